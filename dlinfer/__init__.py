@@ -30,7 +30,7 @@ __all__ = [
 _FUNCTIONS = {
     "bundle": "dlinfer.runtime.artifact.bundle",
     "compile": "dlinfer.runtime.aot",
-    "explain": "dlinfer.graph.explain.explanation",
+    "explain": "dlinfer.explanation.explanation",
     "load": "dlinfer.runtime.session.session",
     "refresh": "dlinfer.graph.engine_kit.held_weights",
 }

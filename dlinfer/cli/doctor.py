@@ -21,8 +21,8 @@ from dlinfer.cli import autoload
 from dlinfer.errors import DlinferError
 from dlinfer.framework.lmdeploy_ext import selfcheck
 from dlinfer.graph.engine import find_engine
-from dlinfer.graph.known_answers.answer import Verdict
-from dlinfer.graph.known_answers.suite import KnownAnswers
+from dlinfer.graph.selftest.answer import Verdict
+from dlinfer.graph.selftest.suite import KnownAnswers
 from dlinfer.ops import registry
 from dlinfer.ops.core.kernels import kernel_authors
 from dlinfer.vendor import discovery
@@ -114,7 +114,7 @@ class Report:
         kernel, as the host's for vendors that bring graph engines only. reference: the slow reference answers.
         none: a call is refused, since the vendor fails or the fallback policy is "error".
     defaults: device type -> the vendor that answers there unless another is chosen, or null.
-    known_answers: of each engine that is asked some (docs/known_answers.md).
+    known_answers: of each engine that is asked some (docs/selftest.md).
     unknown_variables: ``DLINFER_*`` variables in the environment that are no setting.
     problems: what makes op calls fail: wrong settings, or a default vendor that fails.
     """

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dlinfer.errors import DlinferError, ExplanationError, ModelFolderError
-from dlinfer.graph.explain.explanation import FORMATS, Explanation, explain
+from dlinfer.explanation.explanation import FORMATS, Explanation, explain
 
 
 def run(arguments: argparse.Namespace) -> int:

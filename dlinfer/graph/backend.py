@@ -20,7 +20,7 @@ from dlinfer.graph.lowering.lower import lower, timed
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.policy import leave_graph
 from dlinfer.graph.report.report import GraphReport, record
-from dlinfer.graph.seam import dynamo
+from dlinfer.graph.torch_private import dynamo
 
 
 def dlinfer_backend(

@@ -18,8 +18,8 @@ from dlinfer.graph.ir.program import Program
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.report import debug
 from dlinfer.graph.report.report import GraphReport, InputReport, reporting
-from dlinfer.graph.seam import guards, symbols
-from dlinfer.graph.seam.fake_mode import storage_id
+from dlinfer.graph.torch_private import guards, symbols
+from dlinfer.graph.torch_private.fake_mode import storage_id
 
 
 def started(report: GraphReport, dynamo_graph: fx.GraphModule) -> None:

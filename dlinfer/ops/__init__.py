@@ -14,8 +14,6 @@ from dlinfer.ops.attention.prefill import prefill_attention
 from dlinfer.ops.attention.quantised_decode import quantised_paged_decode_attention
 from dlinfer.ops.attention.quantised_fill import fill_quantised_kv_cache
 from dlinfer.ops.attention.quantised_prefill import quantised_paged_prefill_attention
-from dlinfer.ops.attention.rotary import apply_rotary_pos_emb
-from dlinfer.ops.attention.rotary_interleaved import apply_rotary_pos_emb_interleaved
 from dlinfer.ops.attention.sparse import lightning_indexer, sparse_flash_attention
 from dlinfer.ops.core import kernels
 from dlinfer.ops.core.spec import OpSpec, Tolerance, registry
@@ -38,6 +36,8 @@ from dlinfer.ops.quantised.linear_w8a8 import linear_w8a8, linear_w8a8_static
 from dlinfer.ops.quantised.weight_quant import weight_quant_matmul
 from dlinfer.ops.recurrent.causal_conv1d import causal_conv1d
 from dlinfer.ops.recurrent.gated_delta_rule import gated_delta_rule
+from dlinfer.ops.rotary.interleaved import apply_rotary_pos_emb_interleaved
+from dlinfer.ops.rotary.rotary import apply_rotary_pos_emb
 
 kernels.install()
 

@@ -18,9 +18,9 @@ from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
 from dlinfer.graph.lowering.lower import improve, place, timed
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import GraphReport, record
-from dlinfer.graph.seam.guards import conditions
-from dlinfer.graph.seam.symbols import symbol_ranges
-from dlinfer.graph.seam.thread_state import is_autocast_enabled, run_plain
+from dlinfer.graph.torch_private.guards import conditions
+from dlinfer.graph.torch_private.symbols import symbol_ranges
+from dlinfer.graph.torch_private.thread_state import is_autocast_enabled, run_plain
 from dlinfer.runtime.artifact.artifact import Artifact
 from dlinfer.runtime.artifact.stored import keep
 

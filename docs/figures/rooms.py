@@ -19,6 +19,7 @@ CELL, LANE = (96, 26), 41  # a room of graph: width and height; from row to row
 # Bands from the top: the big room, what it is about, and the height of its box.
 BANDS = (
     ("cli", "the command dlinfer", 34),
+    ("explanation", "what was compiled, drawn: dlinfer.explain", 34),
     ("conformance", "whether a vendor is right: every op, through every check", 34),
     ("framework", "FOR WHOM: adaptors into serving frameworks", 58),
     ("vendor.*", "WHO answers: kernels and graph engines, one folder a vendor", 58),
@@ -31,7 +32,7 @@ FLOOR = ("vendor", "toolchain", "settings", "errors", "utils")
 FLOOR_WORDS = {"vendor": "vendor: base, discovery"}
 # Rooms of graph: (column, row).
 PLACES = {
-    "seam": (0, 2),
+    "torch_private": (0, 2),
     "ir": (1, 2),
     "passes": (2, 1),
     "capture": (2, 3),
@@ -42,13 +43,11 @@ PLACES = {
     "engine": (4, 1),
     "cache": (4, 2),
     "engine_kit": (7, 0),
-    "whole_numbers": (8, 0),
-    "known_answers": (6, 1),
+    "selftest": (6, 1),
     "lowering": (5, 2),
     "observe": (6, 2),
     "backend": (7, 2),
     "direct": (8, 1),
-    "explain": (8, 3),
 }
 STYLE = """
   .page { fill: #ffffff } .band { fill: #f3f5f8; stroke: #8a94a3 } .room { fill: #ffffff; stroke: #4a6fa5 }

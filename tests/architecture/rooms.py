@@ -12,37 +12,37 @@ ARROWS: dict[str, str] = {
     "dlinfer.toolchain": "errors settings",
     "dlinfer.vendor": "dlinfer errors settings toolchain",  # the noun, what it says of its device, its lazy loading
     "dlinfer.ops": "errors settings utils vendor",
-    "dlinfer.graph.seam": "utils",
-    "dlinfer.graph.ir": "errors graph.seam",
-    "dlinfer.graph.passes": "errors ops graph.seam graph.ir",
+    "dlinfer.graph.torch_private": "utils",
+    "dlinfer.graph.ir": "errors graph.torch_private",
+    "dlinfer.graph.passes": "errors ops graph.torch_private graph.ir",
     "dlinfer.graph.report": "errors settings ops graph.ir graph.passes",
     "dlinfer.graph.options": "errors settings graph.passes",
     "dlinfer.graph.engine": "errors vendor graph.ir graph.passes graph.report graph.options",
     "dlinfer.graph.cache": "dlinfer settings vendor graph.ir graph.report",
-    "dlinfer.graph.capture": "errors utils graph.seam graph.ir",
-    "dlinfer.graph.functional": "errors ops graph.seam graph.ir graph.passes",
-    "dlinfer.graph.onnx": "errors ops graph.seam graph.ir graph.functional",
+    "dlinfer.graph.capture": "errors utils graph.torch_private graph.ir",
+    "dlinfer.graph.functional": "errors ops graph.torch_private graph.ir graph.passes",
+    "dlinfer.graph.onnx": "errors ops graph.torch_private graph.ir graph.functional",
     "dlinfer.graph.lowering": "errors vendor ops graph.ir graph.passes graph.report graph.options graph.engine "
     "graph.cache graph.capture",
-    "dlinfer.graph.known_answers": "errors settings graph.seam graph.report graph.options graph.engine graph.cache "
+    "dlinfer.graph.selftest": "errors settings graph.torch_private graph.report graph.options graph.engine graph.cache "
     "graph.capture graph.lowering",
     # Engines stand on it, and it on what they would stand on without it: functions of values, and ONNX.
-    "dlinfer.graph.engine_kit": "errors ops graph.seam graph.ir graph.passes graph.report graph.options "
-    "graph.engine graph.functional graph.onnx graph.known_answers",
-    "dlinfer.graph.whole_numbers": "graph.ir graph.engine_kit",  # for its sizes that follow from a call's inputs
-    "dlinfer.graph.observe": "graph.seam graph.ir graph.report graph.capture graph.lowering",
-    "dlinfer.graph.backend": "errors graph.seam graph.ir graph.report graph.options graph.engine graph.capture "
+    "dlinfer.graph.engine_kit": "errors ops graph.torch_private graph.ir graph.passes graph.report graph.options "
+    "graph.engine graph.functional graph.onnx graph.selftest",
+    "dlinfer.graph.observe": "graph.torch_private graph.ir graph.report graph.capture graph.lowering",
+    "dlinfer.graph.backend": "errors graph.torch_private graph.ir graph.report graph.options graph.engine "
+    "graph.capture "
     "graph.lowering graph.observe",
-    "dlinfer.graph.direct": "errors settings vendor graph.seam graph.ir graph.report graph.options graph.engine "
-    "graph.cache graph.lowering graph.backend",
-    "dlinfer.graph.explain": "dlinfer errors graph.seam graph.ir graph.report graph.options graph.cache "
+    "dlinfer.graph.direct": "errors settings vendor graph.torch_private graph.ir graph.report graph.options "
+    "graph.engine graph.cache graph.lowering graph.backend",
+    "dlinfer.explanation": "dlinfer errors graph.torch_private graph.ir graph.report graph.options graph.cache "
     "graph.backend",
     "dlinfer.runtime.options": "errors settings",
-    "dlinfer.runtime.artifact": "errors utils ops graph.seam graph.ir graph.report "
+    "dlinfer.runtime.artifact": "errors utils ops graph.torch_private graph.ir graph.report "
     "graph.options graph.engine graph.cache graph.capture graph.lowering graph.direct runtime.options",
-    "dlinfer.runtime.aot": "errors graph.seam graph.ir graph.report graph.options graph.engine graph.capture "
+    "dlinfer.runtime.aot": "errors graph.torch_private graph.ir graph.report graph.options graph.engine graph.capture "
     "graph.lowering graph.direct runtime.artifact",
-    "dlinfer.runtime.session": "errors utils graph.seam graph.ir graph.lowering runtime.options "
+    "dlinfer.runtime.session": "errors utils graph.torch_private graph.ir graph.lowering runtime.options "
     "runtime.artifact",
     "dlinfer.conformance": "dlinfer errors settings utils vendor ops",  # and torch.compile's backend, by name
     "dlinfer.vendor.*": "errors settings utils toolchain vendor ops graph runtime",  # each vendor's folder
@@ -53,8 +53,8 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext.vision": "errors framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.capture": "errors settings vendor graph.report framework.lmdeploy_ext.errors",
-    "dlinfer.framework.lmdeploy_ext.layers": "errors settings utils vendor ops graph.seam graph.report graph.options "
-    "graph.engine graph.direct framework framework.lmdeploy_ext.device framework.lmdeploy_ext.vision "
+    "dlinfer.framework.lmdeploy_ext.layers": "errors settings utils vendor ops graph.torch_private graph.report "
+    "graph.options graph.engine graph.direct framework framework.lmdeploy_ext.device framework.lmdeploy_ext.vision "
     "framework.lmdeploy_ext.capture",
     "dlinfer.framework.lmdeploy_ext.conversion": "settings ops framework framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.sampling": "framework framework.lmdeploy_ext.versions "
@@ -77,7 +77,7 @@ ARROWS: dict[str, str] = {
     "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.refusals",
     "dlinfer.framework.lmdeploy_ext.quantise": "dlinfer errors toolchain framework.lmdeploy_ext.errors "
     "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.refusals",
-    "dlinfer.framework.transformers_ext": "errors settings ops graph.seam graph.ir graph.report graph.options "
+    "dlinfer.framework.transformers_ext": "errors settings ops graph.torch_private graph.ir graph.report graph.options "
     "graph.capture graph.lowering",
     "dlinfer.framework.mindie_ext.errors": "errors",
     "dlinfer.framework.mindie_ext.config": "framework.mindie_ext.errors",
@@ -85,14 +85,14 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.mindie_ext.batch": "errors framework.mindie_ext.errors framework.mindie_ext.sampling",
     "dlinfer.framework.mindie_ext.adapters": "errors ops framework.mindie_ext.errors",
     "dlinfer.framework.mindie_ext.parallel": "errors vendor framework.mindie_ext.errors",
-    "dlinfer.framework.mindie_ext.model": "errors settings vendor ops graph.seam graph.report graph.direct "
+    "dlinfer.framework.mindie_ext.model": "errors settings vendor ops graph.torch_private graph.report graph.direct "
     "framework.transformers_ext framework.mindie_ext.errors framework.mindie_ext.config framework.mindie_ext.adapters "
     "framework.mindie_ext.parallel",
     "dlinfer.framework.mindie_ext.cache": "errors vendor framework.mindie_ext.errors framework.mindie_ext.model",
     "dlinfer.framework.mindie_ext": "framework.mindie_ext.errors framework.mindie_ext.config "
     "framework.mindie_ext.sampling "
     "framework.mindie_ext.batch framework.mindie_ext.parallel framework.mindie_ext.model framework.mindie_ext.cache",
-    "dlinfer.cli": "dlinfer errors settings toolchain vendor ops graph runtime conformance vendor.* "
+    "dlinfer.cli": "dlinfer errors settings toolchain vendor ops graph explanation runtime conformance vendor.* "
     "framework.lmdeploy_ext framework.lmdeploy_ext.contract framework.lmdeploy_ext.preflight "
     "framework.lmdeploy_ext.quantise",
     "dlinfer.__main__": "cli",
@@ -134,7 +134,7 @@ THIRD_PARTY = {
     "dlinfer.vendor.sophgo": TORCH | {"numpy", "onnx", "onnx_ir"},
     "dlinfer.vendor": TORCH,
     "dlinfer.graph.onnx": TORCH | {"numpy", "onnx", "onnx_ir", "onnxscript"},
-    "dlinfer.graph.seam.onnx": TORCH | {"onnx_ir"},
+    "dlinfer.graph.torch_private.onnx": TORCH | {"onnx_ir"},
     "dlinfer.graph": TORCH | {"numpy", "sympy"},  # guards and ranges of symbolic sizes are sympy's
     "dlinfer.runtime.artifact.sealing": TORCH | {"cryptography"},
     "dlinfer.runtime.options": TORCH | {"yaml"},

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 PLANT = """
 from dataclasses import replace
 from dlinfer.graph.engine import find_engine
-from dlinfer.graph.known_answers import store
+from dlinfer.graph.selftest import store
 answers = find_engine("openvino", "cpu").known_answers
 for one in answers.verdicts(ask=False):
     if "paged attention" in one.name and one.precision == "float32":

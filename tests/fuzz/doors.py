@@ -23,8 +23,8 @@ from dlinfer.graph.direct.call import DirectCall, capture_call
 from dlinfer.graph.lowering.apart import SharedMemoryError
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report import report
-from dlinfer.graph.seam import inductor
-from dlinfer.graph.seam.dynamo import mark_unbacked
+from dlinfer.graph.torch_private import inductor
+from dlinfer.graph.torch_private.dynamo import mark_unbacked
 from dlinfer.vendor.cpu.inductor import clusters
 from tests.fuzz import memory
 from tests.fuzz.execute import Forward, flat, plain

@@ -329,7 +329,7 @@ FAULTS: dict[str, tuple[str, Callable[[], None]]] = {
 def plant(name: str) -> None:
     """Put a fault in place; none for an empty name. Known answers, which would find some of them, are not asked."""
     if name:
-        from dlinfer.graph.known_answers.suite import KnownAnswers
+        from dlinfer.graph.selftest.suite import KnownAnswers
 
         KnownAnswers.fault = lambda self, kind, precision: None
         FAULTS[name][1]()

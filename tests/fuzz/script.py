@@ -112,7 +112,7 @@ _DOORS = {
 """,
     "direct": """    from dlinfer.graph.direct.call import capture_call
     from dlinfer.graph.options import CompileOptions
-    from dlinfer.graph.seam.dynamo import mark_unbacked
+    from dlinfer.graph.torch_private.dynamo import mark_unbacked
 
     made = []
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
-from dlinfer.graph.seam import fake_mode
+from dlinfer.graph.torch_private import fake_mode
 
 
 def symbolic(*values: Any, fixed: Collection[int] = ()) -> list[Any]:

@@ -12,7 +12,7 @@ from dlinfer.graph.engine import CompiledRegion, Engine
 from dlinfer.graph.ir.dialect import STATIC
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.seam import fake_mode
+from dlinfer.graph.torch_private import fake_mode
 
 
 def region_of(

@@ -20,7 +20,7 @@ from dlinfer.graph.ir.dialect import STATIC
 from dlinfer.graph.lowering.lower import improve
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import GraphReport
-from dlinfer.graph.seam.fake_mode import fresh_mode, with_symbols
+from dlinfer.graph.torch_private.fake_mode import fresh_mode, with_symbols
 
 RANKS = (2, 3, 4)
 """Dimensions of the tensors that modules are given: tokens, or batch and tokens, and heads for a norm of each head."""

@@ -18,11 +18,11 @@ from dlinfer.graph.ir.global_state import explicit_dtypes
 from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.ir.lazy_bits import lazy_inputs, refuse_shared, resolved
 from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
-from dlinfer.graph.seam.export import export_gives_results_only, export_kinds
-from dlinfer.graph.seam.expressions import to_size
-from dlinfer.graph.seam.fake_mode import mode_of, strict_mode
-from dlinfer.graph.seam.guards import conditions_of
-from dlinfer.graph.seam.symbols import (
+from dlinfer.graph.torch_private.export import export_gives_results_only, export_kinds
+from dlinfer.graph.torch_private.expressions import to_size
+from dlinfer.graph.torch_private.fake_mode import mode_of, strict_mode
+from dlinfer.graph.torch_private.guards import conditions_of
+from dlinfer.graph.torch_private.symbols import (
     declared_range,
     fixed_size,
     new_symbol,

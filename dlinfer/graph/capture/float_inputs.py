@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from dlinfer.graph.ir.device import HOST
-from dlinfer.graph.seam.dynamo import input_sources, recompilation_cause, source_name
-from dlinfer.graph.seam.symbols import free_unbacked_symbols
+from dlinfer.graph.torch_private.dynamo import input_sources, recompilation_cause, source_name
+from dlinfer.graph.torch_private.symbols import free_unbacked_symbols
 
 _Binary = Callable[[Any, Any], Any]
 

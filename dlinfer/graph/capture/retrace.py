@@ -9,7 +9,7 @@ from torch.fx.node import map_arg
 
 from dlinfer.graph.ir.dialect import call_on_fakes, fake
 from dlinfer.graph.ir.program import attribute
-from dlinfer.graph.seam.fake_mode import FakeTensorMode, symbolic
+from dlinfer.graph.torch_private.fake_mode import FakeTensorMode, symbolic
 
 
 class RetraceError(Exception):

@@ -21,8 +21,8 @@ from dlinfer.graph.ir.device import autocast
 from dlinfer.graph.ir.dialect import STATIC, gives_something, is_pure, model_line, op_name
 from dlinfer.graph.ir.lazy_bits import refuse_lazy_constants
 from dlinfer.graph.ir.program import attribute
-from dlinfer.graph.seam.dynamo import is_static_input
-from dlinfer.graph.seam.fake_mode import (
+from dlinfer.graph.torch_private.dynamo import is_static_input
+from dlinfer.graph.torch_private.fake_mode import (
     FakeTensor,
     FakeTensorMode,
     is_traceable_wrapper_subclass,

@@ -31,8 +31,8 @@ from dlinfer.graph.ir.lazy_bits import resolved
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import GraphReport
-from dlinfer.graph.seam import dynamo, guards
-from dlinfer.graph.seam.thread_state import is_autocast_enabled
+from dlinfer.graph.torch_private import dynamo, guards
+from dlinfer.graph.torch_private.thread_state import is_autocast_enabled
 
 
 @dataclass

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dlinfer.errors import ArtifactInputError
 from dlinfer.graph.direct.inputs import evaluate, root, shown
-from dlinfer.graph.seam.dynamo import source_name
+from dlinfer.graph.torch_private.dynamo import source_name
 
 _PLAIN = (bool, int, str, type(None))
 _HOOKS = ("._forward_hooks", "._forward_pre_hooks")

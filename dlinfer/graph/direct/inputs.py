@@ -10,8 +10,8 @@ import torch
 
 from dlinfer.errors import ArtifactInputError
 from dlinfer.graph.ir.lazy_bits import is_lazy, may_be_lazy
-from dlinfer.graph.seam.dynamo import source_name
-from dlinfer.graph.seam.symbols import fixed_size
+from dlinfer.graph.torch_private.dynamo import source_name
+from dlinfer.graph.torch_private.symbols import fixed_size
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dlinfer import ops
 from dlinfer.graph.engine_kit.output_sizes import reader, sizes_of
 from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.ir.dialect import fake, op_name
-from dlinfer.graph.seam.symbols import lowest_size
+from dlinfer.graph.torch_private.symbols import lowest_size
 
 Shapes = Callable[[fx.Node], Iterable[Sequence[Any]]]
 """Of a node: lists of sizes, none of which may be 0."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from dlinfer.graph.seam.expressions import number_tree
-from dlinfer.graph.seam.symbols import fixed_size, plain_symbol
+from dlinfer.graph.torch_private.expressions import number_tree
+from dlinfer.graph.torch_private.symbols import fixed_size, plain_symbol
 
 Size = Any
 """An int or a nested tuple or list as described above."""

@@ -34,11 +34,11 @@ from dlinfer.graph.functional.variants import Twin, twin_of
 from dlinfer.graph.ir.device import HOST
 from dlinfer.graph.ir.dialect import is_compute, tensors_of, written_arguments
 from dlinfer.graph.ir.extract import Subgraph
-from dlinfer.graph.known_answers.answer import kind_of, precision_of
-from dlinfer.graph.known_answers.suite import KnownAnswers
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.seam.dispatcher import HigherOrderOperator
+from dlinfer.graph.selftest.answer import kind_of, precision_of
+from dlinfer.graph.selftest.suite import KnownAnswers
+from dlinfer.graph.torch_private.dispatcher import HigherOrderOperator
 
 Options = TypeVar("Options", bound=EngineOptions)
 

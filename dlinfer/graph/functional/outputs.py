@@ -15,8 +15,8 @@ from dlinfer.errors import NotAFunctionError
 from dlinfer.graph.ir.dialect import fake, storages, written_arguments
 from dlinfer.graph.ir.layout import Order, dense_order, same_place
 from dlinfer.graph.ir.program import attribute
-from dlinfer.graph.seam.expressions import number_node
-from dlinfer.graph.seam.symbols import plain_symbol, symbols_of
+from dlinfer.graph.torch_private.expressions import number_node
+from dlinfer.graph.torch_private.symbols import plain_symbol, symbols_of
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import fx
 
 from dlinfer.errors import NotAFunctionError
 from dlinfer.graph.ir.dialect import arguments, fake, overload
-from dlinfer.graph.seam.symbols import fixed_size
+from dlinfer.graph.torch_private.symbols import fixed_size
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ from torch.autograd.graph import increment_version
 
 from dlinfer.graph.ir.layout import LAYOUT, laid_out
 from dlinfer.graph.ir.result_check import CHECK, check_result
-from dlinfer.graph.seam.dispatcher import HigherOrderOperator
+from dlinfer.graph.torch_private.dispatcher import HigherOrderOperator
 
 COUNT_WRITES = "count_writes"
 """The callee of the step that counts a write in ``tensor._version`` of each tensor in a list. Kernels that are called

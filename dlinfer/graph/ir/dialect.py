@@ -17,9 +17,9 @@ from torch._ops import OpOverload
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from dlinfer.graph.seam.dispatcher import HigherOrderOperator, has_registered_effect
-from dlinfer.graph.seam.fake_mode import storage_id
-from dlinfer.graph.seam.symbols import symbols_of
+from dlinfer.graph.torch_private.dispatcher import HigherOrderOperator, has_registered_effect
+from dlinfer.graph.torch_private.fake_mode import storage_id
+from dlinfer.graph.torch_private.symbols import symbols_of
 
 STATIC = "static_input"
 """Key in a placeholder's meta: the input is a parameter or buffer of a module, the same tensor at each call."""

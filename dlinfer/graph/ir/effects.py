@@ -23,7 +23,7 @@ from dlinfer.graph.ir.dialect import (
     written_arguments,
 )
 from dlinfer.graph.ir.layout import Order, dense_order
-from dlinfer.graph.seam.fake_mode import storage_id
+from dlinfer.graph.torch_private.fake_mode import storage_id
 
 Memory = frozenset[int]
 """Identities of memory, see ``storages``."""

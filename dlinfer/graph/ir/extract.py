@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from dlinfer.errors import CaptureError
 from dlinfer.graph.ir.dialect import STATIC, fake
 from dlinfer.graph.ir.program import attribute
-from dlinfer.graph.seam.symbols import plain_symbol, symbols_of
+from dlinfer.graph.torch_private.symbols import plain_symbol, symbols_of
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from dlinfer.graph.ir.dialect import arguments, fake, overload
-from dlinfer.graph.seam.symbols import example_number
+from dlinfer.graph.torch_private.symbols import example_number
 
 
 def flops_of(node: fx.Node) -> int:

@@ -15,7 +15,7 @@ from torch import fx
 from dlinfer.errors import TorchStateChangedError
 from dlinfer.graph.ir.device import autocast
 from dlinfer.graph.ir.dialect import arguments, overload, tensors_of
-from dlinfer.graph.seam.thread_state import is_autocast_enabled, run_plain
+from dlinfer.graph.torch_private.thread_state import is_autocast_enabled, run_plain
 
 
 @dataclass(frozen=True)

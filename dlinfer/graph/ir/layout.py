@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.seam.symbols import same_expression
+from dlinfer.graph.torch_private.symbols import same_expression
 
 Order = tuple[int, ...]
 """A tensor's dimensions as they lie in memory, outermost first."""

@@ -10,7 +10,7 @@ from torch import fx
 
 from dlinfer.graph.ir.dialect import describe, fake, op_name, overload
 from dlinfer.graph.ir.effects import made_memory
-from dlinfer.graph.seam.symbols import fixed_size, plain_symbol
+from dlinfer.graph.torch_private.symbols import fixed_size, plain_symbol
 
 CHECK = "check"
 """The kind of the step that calls ``check_result``; its callee goes on with the name of the op."""

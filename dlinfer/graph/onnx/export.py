@@ -22,7 +22,7 @@ from dlinfer.graph.onnx.promotion import promote
 from dlinfer.graph.onnx.translations import STANDARD
 from dlinfer.graph.onnx.translations.writing import written_for
 from dlinfer.graph.onnx.unread import refuse_unread
-from dlinfer.graph.seam.onnx import Registry, UntranslatableError
+from dlinfer.graph.torch_private.onnx import Registry, UntranslatableError
 
 OPSET = 18
 """The opset of the standard translations, old enough for vendors' compilers."""

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from dlinfer.graph.ir.dialect import arguments, fake, overload
-from dlinfer.graph.seam.fake_mode import mode_of
+from dlinfer.graph.torch_private.fake_mode import mode_of
 
 _aten = torch.ops.aten
 

@@ -23,8 +23,8 @@ from dlinfer.graph.ir.dialect import (
 )
 from dlinfer.graph.ir.program import attribute
 from dlinfer.graph.onnx.precision import python_float
-from dlinfer.graph.seam.fake_mode import mode_of, trace_decomposed
-from dlinfer.graph.seam.onnx import Registry
+from dlinfer.graph.torch_private.fake_mode import mode_of, trace_decomposed
+from dlinfer.graph.torch_private.onnx import Registry
 
 _ASSERTIONS = frozenset(
     f"aten::{name}"

@@ -29,7 +29,7 @@ from dlinfer.graph.ir.dialect import (
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.onnx.export import OPSET, Table, export
 from dlinfer.graph.onnx.precision import short_numbers
-from dlinfer.graph.seam.onnx import onnx_type
+from dlinfer.graph.torch_private.onnx import onnx_type
 from dlinfer.ops.attention.kv_cache import kv_order
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import fx
 
 from dlinfer.graph.ir.dialect import arguments, overload
-from dlinfer.graph.seam.onnx import Registry, UntranslatableError
+from dlinfer.graph.torch_private.onnx import Registry, UntranslatableError
 
 HARMLESS = frozenset(
     "layout device pin_memory memory_format non_blocking stride implicit path cudnn_enabled cudnn_enable"

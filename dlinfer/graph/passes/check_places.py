@@ -11,7 +11,7 @@ from torch import fx
 from dlinfer.graph.ir.dialect import arguments, fake
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewrite import Edit, Rewriter
-from dlinfer.graph.seam.symbols import free_unbacked_symbols
+from dlinfer.graph.torch_private.symbols import free_unbacked_symbols
 
 _aten = torch.ops.aten
 _PLACED = (_aten.select.int, _aten.select_scatter.default)

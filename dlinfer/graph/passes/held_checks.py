@@ -15,7 +15,7 @@ from torch import fx
 from dlinfer.graph.ir.dialect import fake, model_line
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewrite import Edit
-from dlinfer.graph.seam.symbols import plain_symbol
+from dlinfer.graph.torch_private.symbols import plain_symbol
 
 _aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from dlinfer.graph.ir.dialect import call_on_fakes, fake, model_line
-from dlinfer.graph.seam.fake_mode import FakeTensor, FakeTensorMode, symbolic
+from dlinfer.graph.torch_private.fake_mode import FakeTensor, FakeTensorMode, symbolic
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Attention, rotary embeddings and the paged KV cache."""
+"""Attention and the paged KV cache."""

@@ -25,10 +25,10 @@ from dlinfer.graph.ir.dialect import (
 from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.ir.program import attribute
-from dlinfer.graph.seam.expressions import to_size
-from dlinfer.graph.seam.fake_mode import FakeTensorMode, mode_of, strict_mode
-from dlinfer.graph.seam.guards import conditions_of
-from dlinfer.graph.seam.symbols import declared_range, new_symbol, symbols_of
+from dlinfer.graph.torch_private.expressions import to_size
+from dlinfer.graph.torch_private.fake_mode import FakeTensorMode, mode_of, strict_mode
+from dlinfer.graph.torch_private.guards import conditions_of
+from dlinfer.graph.torch_private.symbols import declared_range, new_symbol, symbols_of
 from dlinfer.ops.core.spec import NAMESPACE, registry
 from dlinfer.runtime.artifact.node_json import (
     GraphTextError,

@@ -26,7 +26,7 @@ from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.lowering.lower import place
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import LOADED, GraphReport, record
-from dlinfer.graph.seam.thread_state import run_plain
+from dlinfer.graph.torch_private.thread_state import run_plain
 from dlinfer.runtime.artifact.files import ReadArtifact, ReadStage
 from dlinfer.runtime.artifact.graph_json import ReadGraph, read_graph
 from dlinfer.runtime.artifact.node_json import GraphTextError, decode, device_of, dtype_of, name_of

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from dlinfer.graph.seam.dispatcher import is_dispatched
+from dlinfer.graph.torch_private.dispatcher import is_dispatched
 
 NAMESPACES = ("aten", "prims", "dlinfer")
 

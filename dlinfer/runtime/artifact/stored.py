@@ -13,8 +13,8 @@ from dlinfer.graph.ir.dialect import fake
 from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.seam.expressions import to_size
-from dlinfer.graph.seam.symbols import symbols_of
+from dlinfer.graph.torch_private.expressions import to_size
+from dlinfer.graph.torch_private.symbols import symbols_of
 from dlinfer.runtime.artifact.graph_json import write_graph
 from dlinfer.runtime.artifact.node_json import GraphTextError
 from dlinfer.utils.size_text import SizeTextError

@@ -41,8 +41,8 @@ def _reason(name: str, dtype: torch.dtype) -> str:
     if missing is not None:
         return _reasons.setdefault((name, dtype), f"the C++ kernels cannot be built: {missing}")
     # Imported late: it takes a third of a second, which callers without a compiler need not spend.
-    from dlinfer.graph.known_answers.answer import name_of
-    from dlinfer.graph.known_answers.suite import asking
+    from dlinfer.graph.selftest.answer import name_of
+    from dlinfer.graph.selftest.suite import asking
     from dlinfer.vendor.cpu.kernel_answers import KERNEL_ANSWERS
 
     _kernels[name] = getattr(torch.ops.dlinfer_cpu, name).default

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dlinfer.graph.known_answers.answer import KnownAnswer, NotTakenError, name_of
-from dlinfer.graph.known_answers.questions import FLOATS, ROUNDED, small_whole
-from dlinfer.graph.known_answers.suite import KnownAnswers
+from dlinfer.graph.selftest.answer import KnownAnswer, NotTakenError, name_of
+from dlinfer.graph.selftest.questions import FLOATS, ROUNDED, small_whole
+from dlinfer.graph.selftest.suite import KnownAnswers
 from dlinfer.ops.quantised.packing import AWQ, MXFP4
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.bf12 import answers as bf12

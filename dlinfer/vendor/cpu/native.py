@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from dlinfer.errors import DlinferError
-from dlinfer.graph.seam import inductor
+from dlinfer.graph.torch_private import inductor
 from dlinfer.vendor.cpu import isa, prebuilt
 
 SOURCES = Path(__file__).with_name("csrc")

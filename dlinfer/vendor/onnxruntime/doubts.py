@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from dlinfer.graph.ir.dialect import fake, overload
-from dlinfer.graph.seam.fake_mode import mode_of
+from dlinfer.graph.torch_private.fake_mode import mode_of
 from dlinfer.vendor.onnxruntime.translations import extremes
 
 _aten = torch.ops.aten

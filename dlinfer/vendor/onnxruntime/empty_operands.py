@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from dlinfer.graph.engine_kit.empty_operands import first_factor, without_elements
 from dlinfer.graph.ir.dialect import arguments, fake, is_view, op_name, overload
-from dlinfer.graph.seam.symbols import fixed_size
+from dlinfer.graph.torch_private.symbols import fixed_size
 
 _RIGHT = frozenset(
     f"aten::{name}"

@@ -11,10 +11,10 @@ from torch import fx
 from dlinfer.graph.engine_kit.value_engine import ValueEngine
 from dlinfer.graph.engine_kit.value_region import Lowered
 from dlinfer.graph.functional.function import Function
-from dlinfer.graph.known_answers.answer import KnownAnswer
-from dlinfer.graph.known_answers.questions import QUESTIONS, put_all
-from dlinfer.graph.known_answers.suite import KnownAnswers
 from dlinfer.graph.onnx.refusal import Refusals, no_type_of_onnx
+from dlinfer.graph.selftest.answer import KnownAnswer
+from dlinfer.graph.selftest.questions import QUESTIONS, put_all
+from dlinfer.graph.selftest.suite import KnownAnswers
 from dlinfer.vendor.onnxruntime import differs, empty_operands, sessions
 from dlinfer.vendor.onnxruntime.options import OrtOptions
 from dlinfer.vendor.onnxruntime.run import OrtLowered

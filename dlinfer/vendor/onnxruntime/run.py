@@ -16,7 +16,7 @@ from dlinfer.graph.engine_kit.value_region import Executable, Lowered
 from dlinfer.graph.functional.function import Function
 from dlinfer.graph.onnx.export import export
 from dlinfer.graph.onnx.indices import refuse_negative
-from dlinfer.graph.seam.onnx import onnx_type
+from dlinfer.graph.torch_private.onnx import onnx_type
 from dlinfer.vendor.onnxruntime import sessions
 from dlinfer.vendor.onnxruntime.doubts import REASON, note_doubts
 from dlinfer.vendor.onnxruntime.empty_operands import shapes

@@ -17,10 +17,10 @@ from torch import Tensor, fx
 from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.ir.dialect import fake
 from dlinfer.graph.ir.program import attribute
-from dlinfer.graph.seam.symbols import fixed_size, lowest_size
-from dlinfer.graph.whole_numbers.kept import range_of
+from dlinfer.graph.torch_private.symbols import fixed_size, lowest_size
 from dlinfer.vendor.openvino import dtypes
 from dlinfer.vendor.openvino.dtypes import KEPT, SHORT
+from dlinfer.vendor.openvino.int_ranges.kept import range_of
 from dlinfer.vendor.openvino.registry import Call, lowering
 from dlinfer.vendor.openvino.written import InPlace, Rows
 

@@ -9,7 +9,7 @@ from openvino import Output
 from openvino.op import Constant
 from torch import Tensor
 
-from dlinfer.graph.whole_numbers.kept import Kept
+from dlinfer.vendor.openvino.int_ranges.kept import Kept
 
 KEPT = Kept("OpenVINO", bits=32, cast=2**24)
 """int64 is 32 bits in the CPU plugin, which casts floats by way of float32: above 2**24 that has no odd numbers."""

@@ -22,8 +22,8 @@ from dlinfer.graph.ir.dialect import (
     overload,
     written_arguments,
 )
-from dlinfer.graph.known_answers.answer import kind_of
 from dlinfer.graph.passes.pipeline import Pass
+from dlinfer.graph.selftest.answer import kind_of
 from dlinfer.vendor.openvino import dtypes, lowerings, registry
 from dlinfer.vendor.openvino.devices import check_device, check_process
 from dlinfer.vendor.openvino.known_answers import known_answers

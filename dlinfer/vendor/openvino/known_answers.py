@@ -14,9 +14,9 @@ from torch import Tensor
 
 from dlinfer.graph.functional.cached_attention import CACHED_ATTENTION
 from dlinfer.graph.functional.variants import twin_op
-from dlinfer.graph.known_answers.answer import KnownAnswer, kind_of
-from dlinfer.graph.known_answers.questions import FLOATS, QUESTIONS, Question, put_all
-from dlinfer.graph.known_answers.suite import KnownAnswers
+from dlinfer.graph.selftest.answer import KnownAnswer, kind_of
+from dlinfer.graph.selftest.questions import FLOATS, QUESTIONS, Question, put_all
+from dlinfer.graph.selftest.suite import KnownAnswers
 from dlinfer.ops.attention.attention import attend
 from dlinfer.vendor.openvino.layout import LAYOUT
 from dlinfer.vendor.openvino.lowerings.paged import foreign_layout

@@ -18,10 +18,10 @@ from dlinfer.graph.engine_kit.output_sizes import reader
 from dlinfer.graph.engine_kit.refused import RefusedError, WrongInputError
 from dlinfer.graph.engine_kit.value_region import Executable, Lowered
 from dlinfer.graph.functional.function import Function
-from dlinfer.graph.whole_numbers.kept import Interval, range_of
 from dlinfer.vendor.openvino.builder import INDEX
 from dlinfer.vendor.openvino.devices import core, properties
 from dlinfer.vendor.openvino.dtypes import KEPT
+from dlinfer.vendor.openvino.int_ranges.kept import Interval, range_of
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 from dlinfer.vendor.openvino.registry import Call, not_empty
 from dlinfer.vendor.openvino.requests import Requests

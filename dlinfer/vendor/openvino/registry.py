@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from dlinfer import ops
 from dlinfer.graph.engine_kit.empty_operands import first_factor, without_elements
 from dlinfer.graph.ir.dialect import arguments, fake, op_name, overload
-from dlinfer.graph.seam.symbols import fixed_size
+from dlinfer.graph.torch_private.symbols import fixed_size
 from dlinfer.vendor.openvino import dtypes
 
 assert ops  # imported for torch.ops.dlinfer, which lowerings name when they register

@@ -17,9 +17,9 @@ from torch import Tensor, fx
 from dlinfer.graph.engine_kit.output_sizes import Size, sizes_of
 from dlinfer.graph.functional.function import Function
 from dlinfer.graph.ir.dialect import STATIC, arguments, fake, tensors_of
-from dlinfer.graph.whole_numbers.ranges import Ranges
 from dlinfer.vendor.openvino import dtypes, lowerings, registry
 from dlinfer.vendor.openvino.builder import Builder, LoweringError
+from dlinfer.vendor.openvino.int_ranges.ranges import Ranges
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 from dlinfer.vendor.openvino.registry import Call
 from dlinfer.vendor.openvino.workarounds.attention import part_attention

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlinfer.graph.report import report
-from dlinfer.graph.seam.dynamo import mark_fixed
+from dlinfer.graph.torch_private.dynamo import mark_fixed
 from tests.graph.compiling import StubEngine, compiled, use_engine
 
 pytestmark = pytest.mark.usefixtures("graph_mode")

@@ -10,7 +10,7 @@ from dlinfer.errors import CaptureError
 from dlinfer.graph.capture.trace import capture, trace
 from dlinfer.graph.ir.dialect import fake, model_line, op_name, written_arguments
 from dlinfer.graph.report import report
-from dlinfer.graph.seam import fake_mode
+from dlinfer.graph.torch_private import fake_mode
 from dlinfer.ops.core import spec
 from dlinfer.ops.core.samples import SampleMaker
 from tests.graph.compiling import StubEngine, compiled, use_engine

@@ -12,7 +12,7 @@ from torch import nn
 from dlinfer.errors import ArtifactInputError
 from dlinfer.graph.direct.call import capture_call
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.seam.dynamo import mark_unbacked
+from dlinfer.graph.torch_private.dynamo import mark_unbacked
 from tests.graph.compiling import StubEngine, use_engine
 
 pytestmark = pytest.mark.usefixtures("graph_mode")

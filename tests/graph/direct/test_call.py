@@ -8,7 +8,7 @@ import torch
 from dlinfer.errors import ArtifactInputError, CaptureError
 from dlinfer.graph.direct.call import capture_call
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.seam.dynamo import mark_fixed, mark_unbacked
+from dlinfer.graph.torch_private.dynamo import mark_fixed, mark_unbacked
 
 pytestmark = pytest.mark.usefixtures("graph_mode")
 

@@ -8,7 +8,7 @@ from dlinfer.errors import ArtifactInputError, CaptureError
 from dlinfer.graph.direct.call import capture_call
 from dlinfer.graph.direct.constants import receiver_of
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.seam.dynamo import mark_fixed
+from dlinfer.graph.torch_private.dynamo import mark_fixed
 from tests.graph.compiling import StubEngine, use_engine
 
 pytestmark = pytest.mark.usefixtures("graph_mode")

@@ -10,14 +10,14 @@ from torch import nn
 
 from dlinfer import settings
 from dlinfer.errors import CaptureError
+from dlinfer.explanation.fields import Facts
+from dlinfer.explanation.text import text_of
 from dlinfer.graph.cache import disk
 from dlinfer.graph.direct import store as direct_store
 from dlinfer.graph.direct.store import CallStore, compile_call
-from dlinfer.graph.explain.fields import Facts
-from dlinfer.graph.explain.text import text_of
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report import report
-from dlinfer.graph.seam import dynamo
+from dlinfer.graph.torch_private import dynamo
 from tests.graph.compiling import StubEngine
 
 pytestmark = pytest.mark.usefixtures("graph_mode")

@@ -13,7 +13,7 @@ from dlinfer.errors import NotAFunctionError
 from dlinfer.graph.capture.trace import trace
 from dlinfer.graph.functional.function import function_of
 from dlinfer.graph.ir.extract import extract
-from dlinfer.graph.seam import fake_mode
+from dlinfer.graph.torch_private import fake_mode
 from dlinfer.ops import fill_kv_cache
 from tests.graph.compiling import (
     ValueEngine,

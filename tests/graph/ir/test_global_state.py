@@ -14,7 +14,7 @@ from dlinfer.graph.ir.global_state import (
     explicit_dtypes,
     reads_default_dtype,
 )
-from dlinfer.graph.seam.fake_mode import fresh_mode
+from dlinfer.graph.torch_private.fake_mode import fresh_mode
 
 
 def graph_of(function, *examples):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from dlinfer.graph.ir.layout import dense_order, is_contiguous, laid_out, same_place
-from dlinfer.graph.seam.fake_mode import fresh_mode
-from dlinfer.graph.seam.symbols import new_symbol
+from dlinfer.graph.torch_private.fake_mode import fresh_mode
+from dlinfer.graph.torch_private.symbols import new_symbol
 
 
 def symbolic(low: int = 2, hint: int | None = 5):

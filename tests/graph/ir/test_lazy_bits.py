@@ -10,8 +10,8 @@ from dlinfer.graph.capture.trace import trace
 from dlinfer.graph.direct.call import capture_call
 from dlinfer.graph.ir.lazy_bits import is_lazy, lazy_inputs, may_be_lazy, resolved, with_resolved
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.seam.dynamo import mark_fixed
-from dlinfer.graph.seam.fake_mode import fresh_mode
+from dlinfer.graph.torch_private.dynamo import mark_fixed
+from dlinfer.graph.torch_private.fake_mode import fresh_mode
 from dlinfer.runtime.artifact.tensor_file import TensorTable
 
 COMPLEX = torch.tensor([1 + 2j, 3 - 4j, -5 + 6j, 0.5 + 0.25j])

@@ -6,7 +6,7 @@ import torch
 from dlinfer.errors import GraphRunError
 from dlinfer.graph.capture.trace import trace
 from dlinfer.graph.ir.result_check import check_result, expected_result, maker_of
-from dlinfer.graph.seam.fake_mode import fresh_mode
+from dlinfer.graph.torch_private.fake_mode import fresh_mode
 from tests.graph.compiling import StubEngine, compiled, use_engine
 
 

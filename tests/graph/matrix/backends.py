@@ -9,7 +9,7 @@ import torch
 from dlinfer.graph.capture.trace import capture
 from dlinfer.graph.passes.pipeline import run_passes
 from dlinfer.graph.passes.registry import passes
-from dlinfer.graph.seam import dynamo
+from dlinfer.graph.torch_private import dynamo
 
 ENGINE_OPTIONS = {"small_regions": "engine", "fallback": "allow"}
 """Every op goes to the engine however small its graph is; what the engine refuses is counted."""

@@ -18,7 +18,7 @@ from dlinfer.errors import NotExportableError
 from dlinfer.graph.capture.trace import trace
 from dlinfer.graph.onnx.export import OnnxGraph, export
 from dlinfer.graph.onnx.translations.writing import Untranslated, opset
-from dlinfer.graph.seam import fake_mode
+from dlinfer.graph.torch_private import fake_mode
 
 X = torch.randn
 

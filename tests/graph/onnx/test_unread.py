@@ -17,7 +17,7 @@ from torch import fx
 from dlinfer.graph.onnx.export import OPSET
 from dlinfer.graph.onnx.refusal import Refusals
 from dlinfer.graph.onnx.unread import HARMLESS, HARMLESS_OF
-from dlinfer.graph.seam.onnx import Registry, _python_function, _torch_table
+from dlinfer.graph.torch_private.onnx import Registry, _python_function, _torch_table
 
 aten = torch.ops.aten
 

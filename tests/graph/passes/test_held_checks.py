@@ -10,7 +10,7 @@ from torch import Tensor
 from dlinfer.graph.passes.clean_up import CLEAN_UP
 from dlinfer.graph.passes.held_checks import HELD_CHECKS
 from dlinfer.graph.passes.pipeline import verify
-from dlinfer.graph.seam.dynamo import mark_unbacked
+from dlinfer.graph.torch_private.dynamo import mark_unbacked
 from tests.graph.compiling import compiled
 from tests.graph.passes.fusion.capturing import CapturedGraph, captured
 

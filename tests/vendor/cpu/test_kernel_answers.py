@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dlinfer import ops, settings
-from dlinfer.graph.known_answers.suite import KnownAnswers
+from dlinfer.graph.selftest.suite import KnownAnswers
 from dlinfer.vendor.cpu import compiled, native
 from dlinfer.vendor.cpu.bf12.matrices import pack, unpack
 from dlinfer.vendor.cpu.inductor.engine import InductorEngine

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from dlinfer.errors import GraphFallbackError
 from dlinfer.graph.report import report
-from dlinfer.graph.seam.dynamo import mark_unbacked
+from dlinfer.graph.torch_private.dynamo import mark_unbacked
 from tests.vendor.onnxruntime.regions import as_in_eager, compiled, refused, subgraph
 
 ALWAYS = {

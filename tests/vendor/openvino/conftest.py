@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dlinfer.errors import GraphFallbackError
-from dlinfer.graph.known_answers.suite import is_fault
+from dlinfer.graph.selftest.suite import is_fault
 from dlinfer.vendor.openvino import VENDOR
 from tests.graph.conftest import artifact_folder, graph_mode
 

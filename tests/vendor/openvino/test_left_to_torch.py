@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from dlinfer.errors import GraphFallbackError, GraphRunError
-from dlinfer.graph.seam.dynamo import mark_unbacked
+from dlinfer.graph.torch_private.dynamo import mark_unbacked
 from dlinfer.vendor.openvino import lowered as openvino_model
 from tests.vendor.openvino.lowering import lowered
 

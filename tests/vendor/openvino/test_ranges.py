@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlinfer.errors import GraphFallbackError
-from tests.graph.whole_numbers.growing import GROWING, everything, positions
+from tests.vendor.openvino.int_ranges.growing import GROWING, everything, positions
 from tests.vendor.openvino.lowering import lowered, same
 
 LARGE = torch.tensor([2**31 - 1, -(2**31), 2_000_000_000, -2_000_000_000, 0, 1, -1, 2**24 + 1])

@@ -30,7 +30,7 @@ from dlinfer.graph.engine import find_engine
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.policy import leave_graph
 from dlinfer.graph.report.report import GraphReport
-from dlinfer.graph.seam.dynamo import mark_fixed, mark_unbacked
+from dlinfer.graph.torch_private.dynamo import mark_fixed, mark_unbacked
 from dlinfer.utils import computing
 
 # Field of the attention metadata -> what each of its sizes counts.

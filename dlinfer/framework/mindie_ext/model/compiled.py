@@ -21,7 +21,7 @@ from dlinfer.framework.transformers_ext import Pages
 from dlinfer.graph.direct.call import DirectCall
 from dlinfer.graph.direct.store import compile_call
 from dlinfer.graph.report.policy import leave_graph
-from dlinfer.graph.seam.dynamo import mark_unbacked
+from dlinfer.graph.torch_private.dynamo import mark_unbacked
 
 _STEADY = ("pages.caches", "pages.block_size", "pages.is_decode")
 """What is the same at each call: a graph may depend on it."""

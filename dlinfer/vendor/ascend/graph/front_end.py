@@ -8,7 +8,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.graph.seam.fake_mode import FakeTensorMode, fresh_mode, mode_of, trace_decomposed
+from dlinfer.graph.torch_private.fake_mode import (
+    FakeTensorMode,
+    fresh_mode,
+    mode_of,
+    trace_decomposed,
+)
 from dlinfer.vendor.ascend import sdk
 from dlinfer.vendor.ascend.graph.lowerings import table
 

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dlinfer.graph.known_answers.answer import KnownAnswer, name_of
-from dlinfer.graph.known_answers.questions import ROUNDED, small_whole
+from dlinfer.graph.selftest.answer import KnownAnswer, name_of
+from dlinfer.graph.selftest.questions import ROUNDED, small_whole
 from dlinfer.ops.quantised import bf12
 
 _NARROW = torch.bfloat16

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from dlinfer.graph.known_answers.answer import KnownAnswer, name_of
-from dlinfer.graph.known_answers.questions import FLOATS, ROUNDED, small_whole
+from dlinfer.graph.selftest.answer import KnownAnswer, name_of
+from dlinfer.graph.selftest.questions import FLOATS, ROUNDED, small_whole
 
 _FP8 = torch.float8_e4m3fn
 _BLOCK = (16, 64)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlinfer.graph.cache.fingerprint import cpu_flags
-from dlinfer.graph.seam.products import int_mm
+from dlinfer.graph.torch_private.products import int_mm
 from dlinfer.ops.core.checks import FLOATS
 from dlinfer.vendor.cpu.compiled import compiled
 

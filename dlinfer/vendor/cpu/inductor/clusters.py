@@ -23,7 +23,7 @@ from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.ir.layout import dense_order, laid_out
 from dlinfer.graph.ir.program import attribute
 from dlinfer.graph.report.report import ClusterReport
-from dlinfer.graph.seam import fake_mode, inductor, symbols
+from dlinfer.graph.torch_private import fake_mode, inductor, symbols
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor.fusible import decompositions
 from dlinfer.vendor.cpu.inductor.small_work import Measure, by_one_thread, measure_of

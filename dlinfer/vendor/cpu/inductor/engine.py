@@ -14,7 +14,6 @@ from torch import fx
 
 from dlinfer.graph.cache.disk import ArtifactCache, MissingEntryError
 from dlinfer.graph.engine import CompiledRegion, no_options
-from dlinfer.graph.engine_kit.kernel_refusal import kernel_refusal
 from dlinfer.graph.ir.callee import COUNT_WRITES
 from dlinfer.graph.ir.dialect import (
     is_compute,
@@ -31,7 +30,7 @@ from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.report.policy import leave_engine
 from dlinfer.graph.report.report import ClusterReport
-from dlinfer.graph.seam import dispatcher
+from dlinfer.graph.torch_private import dispatcher
 from dlinfer.settings import cache_folder
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor import gated_linear, kernels
@@ -39,6 +38,7 @@ from dlinfer.vendor.cpu.inductor.chains import join
 from dlinfer.vendor.cpu.inductor.clusters import ClusterCompiler, code_generator
 from dlinfer.vendor.cpu.inductor.escaping import in_own_memory
 from dlinfer.vendor.cpu.inductor.gated_sum import CALLEE, gated_sum_of
+from dlinfer.vendor.cpu.inductor.kernel_refusal import kernel_refusal
 from dlinfer.vendor.cpu.inductor.known_answers import CLUSTERS, EVERY_DTYPE, known_answers
 from dlinfer.vendor.cpu.inductor.masks import SHARED_MASKS
 from dlinfer.vendor.cpu.inductor.schedule import Cluster, schedule

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from dlinfer import ops
 from dlinfer.graph.ir.dialect import arguments, fake, is_compute, overload, tensors_of
-from dlinfer.graph.seam import fake_mode, inductor, symbols
+from dlinfer.graph.torch_private import fake_mode, inductor, symbols
 from dlinfer.ops.core.spec import registry
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor.twins import twins_of

@@ -12,8 +12,8 @@ from dlinfer import ops
 from dlinfer.graph.ir import callee
 from dlinfer.graph.ir.dialect import arguments, fake, overload, tensors_of
 from dlinfer.graph.ir.layout import same_size
-from dlinfer.graph.known_answers.answer import precision_of
-from dlinfer.graph.seam.inductor import loops_escape
+from dlinfer.graph.selftest.answer import precision_of
+from dlinfer.graph.torch_private.inductor import loops_escape
 from dlinfer.ops.attention.kv_cache import kv_order
 from dlinfer.ops.core.kernels import direct_kernel, kernel_authors
 from dlinfer.ops.core.spec import registry

@@ -11,12 +11,12 @@ from torch.utils import _pytree as pytree
 
 from dlinfer.graph.capture.trace import trace
 from dlinfer.graph.ir.dialect import fake
-from dlinfer.graph.known_answers.answer import KnownAnswer
-from dlinfer.graph.known_answers.questions import FLOATS, special
-from dlinfer.graph.known_answers.suite import KnownAnswers
-from dlinfer.graph.seam import fake_mode
-from dlinfer.graph.seam.inductor import compile_loops
-from dlinfer.graph.seam.symbols import fake_of_any_length
+from dlinfer.graph.selftest.answer import KnownAnswer
+from dlinfer.graph.selftest.questions import FLOATS, special
+from dlinfer.graph.selftest.suite import KnownAnswers
+from dlinfer.graph.torch_private import fake_mode
+from dlinfer.graph.torch_private.inductor import compile_loops
+from dlinfer.graph.torch_private.symbols import fake_of_any_length
 from dlinfer.vendor.cpu import kernel_answers, native
 from dlinfer.vendor.cpu.inductor.fusible import decompositions
 from dlinfer.vendor.cpu.inductor.twins import twins_of

@@ -12,7 +12,7 @@ from dlinfer.graph.ir.dialect import arguments, fake, model_line, overload
 from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewrite import Edit, Rewriter
-from dlinfer.graph.seam.symbols import fixed_size
+from dlinfer.graph.torch_private.symbols import fixed_size
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 

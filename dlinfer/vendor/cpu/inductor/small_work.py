@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from dlinfer.graph.ir.dialect import fake, is_view
-from dlinfer.graph.seam.symbols import fixed_size, multiple_of
+from dlinfer.graph.torch_private.symbols import fixed_size, multiple_of
 
 MOST = 1 << 18
 """Results of elementary loops that one thread computes: about 15 microseconds' work."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.seam import fake_mode, guards, symbols
+from dlinfer.graph.torch_private import fake_mode, guards, symbols
 
 
 @dataclass

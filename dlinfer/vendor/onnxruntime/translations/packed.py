@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from dlinfer.graph.ir.dialect import STATIC, arguments, fake
 from dlinfer.graph.onnx.translations.writing import opset
-from dlinfer.graph.seam.symbols import fixed_size
+from dlinfer.graph.torch_private.symbols import fixed_size
 from dlinfer.ops.quantised.packing import AWQ, Packing
 from dlinfer.vendor.onnxruntime.translations import contrib_ops
 

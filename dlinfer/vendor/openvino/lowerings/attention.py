@@ -16,7 +16,7 @@ import torch
 from openvino import Output
 from torch import Tensor
 
-from dlinfer.graph.seam.symbols import fixed_size
+from dlinfer.graph.torch_private.symbols import fixed_size
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.lowerings.creation import iota
 from dlinfer.vendor.openvino.lowerings.matrix import product

@@ -9,7 +9,7 @@ import torch
 from openvino import Output
 from torch import Tensor
 
-from dlinfer.graph.seam.symbols import fixed_size
+from dlinfer.graph.torch_private.symbols import fixed_size
 from dlinfer.vendor.openvino.builder import Builder, Size
 from dlinfer.vendor.openvino.lowerings import integers
 from dlinfer.vendor.openvino.lowerings.places import inside, inside_dim

@@ -10,7 +10,7 @@ import openvino.opset16 as op
 import torch
 from openvino import Output
 
-from dlinfer.graph.seam.symbols import fixed_size
+from dlinfer.graph.torch_private.symbols import fixed_size
 from dlinfer.ops.quantised.packing import AWQ
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.lowerings.matrix import linear

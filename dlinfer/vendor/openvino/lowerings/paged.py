@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dlinfer.graph.functional.cached_attention import CACHED_ATTENTION
 from dlinfer.graph.functional.variants import twin_op
-from dlinfer.graph.seam.symbols import example_number, fixed_size
+from dlinfer.graph.torch_private.symbols import example_number, fixed_size
 from dlinfer.vendor import discovery
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.devices import has_bfloat16

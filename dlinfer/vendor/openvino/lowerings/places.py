@@ -13,7 +13,7 @@ import openvino as ov
 import openvino.opset16 as op
 from openvino import Output
 
-from dlinfer.graph.seam.symbols import fixed_size
+from dlinfer.graph.torch_private.symbols import fixed_size
 from dlinfer.vendor.openvino.builder import INDEX, Builder, LoweringError
 
 I64 = ov.Type.i64

@@ -8,7 +8,7 @@ import openvino.opset16 as op
 import torch
 from openvino import Output
 
-from dlinfer.graph.seam.symbols import fixed_size, size_range
+from dlinfer.graph.torch_private.symbols import fixed_size, size_range
 from dlinfer.vendor.openvino import dtypes
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.dtypes import SHORT

@@ -8,7 +8,7 @@ import openvino.opset16 as op
 import torch
 from openvino import Output
 
-from dlinfer.graph.seam.symbols import fixed_size
+from dlinfer.graph.torch_private.symbols import fixed_size
 from dlinfer.vendor.openvino.builder import Builder, Size
 from dlinfer.vendor.openvino.lowerings import integers
 from dlinfer.vendor.openvino.lowerings.creation import iota

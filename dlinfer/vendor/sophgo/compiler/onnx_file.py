@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from dlinfer.graph.onnx.export import OnnxGraph
-from dlinfer.graph.onnx.opset17 import to_opset_17
 from dlinfer.graph.onnx.weights import fill
+from dlinfer.vendor.sophgo.compiler.opset17 import to_opset_17
 
 IR_VERSION = 8
 """The newest that the toolchain's onnx package certainly reads."""

@@ -14,7 +14,7 @@ from torch import nn
 from dlinfer.graph.cache import disk
 from dlinfer.graph.cache.disk import ArtifactCache
 from dlinfer.graph.ir.extract import extract
-from dlinfer.graph.seam import inductor
+from dlinfer.graph.torch_private import inductor
 from dlinfer.vendor.cpu.inductor import clusters
 from dlinfer.vendor.cpu.inductor.clusters import ClusterCompiler
 from tests.graph.passes.fusion.capturing import captured

@@ -203,7 +203,7 @@ def test_a_cluster_that_inductor_cannot_compile_obeys_the_policy_wherever_it_is_
     def model(x):
         return (x.sin() + 0.12345).cos()
 
-    monkeypatch.setattr("dlinfer.graph.seam.inductor.compile_loops", fails)
+    monkeypatch.setattr("dlinfer.graph.torch_private.inductor.compile_loops", fails)
     x = torch.randn(3, 7)
     for _ in range(2):  # the second graph meets a cluster that is known
         run = compiled(model, fallback="allow", cache_dir=str(tmp_path))

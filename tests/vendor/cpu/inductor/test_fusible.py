@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from dlinfer.graph.ir.dialect import is_pure, op_name, tensors_of
-from dlinfer.graph.seam.fake_mode import mode_of
+from dlinfer.graph.torch_private.fake_mode import mode_of
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor import fusible
 from dlinfer.vendor.cpu.inductor.fusible import decompositions, loops_of

@@ -7,7 +7,7 @@ import torch
 
 from dlinfer.graph import engine as engines
 from dlinfer.graph.cache.disk import ArtifactCache
-from dlinfer.graph.known_answers import store
+from dlinfer.graph.selftest import store
 from dlinfer.ops.core import fallback
 from dlinfer.vendor.cpu.inductor import known_answers
 from dlinfer.vendor.cpu.inductor.engine import InductorEngine

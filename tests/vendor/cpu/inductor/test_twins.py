@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dlinfer.graph.ir.dialect import fake
-from dlinfer.graph.seam import fake_mode
+from dlinfer.graph.torch_private import fake_mode
 from dlinfer.vendor.cpu.inductor.twins import twins_of
 from tests.graph.passes.fusion.capturing import captured
 

@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from dlinfer.graph.known_answers import store
+from dlinfer.graph.selftest import store
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.openvino.devices import core, has_float16
 

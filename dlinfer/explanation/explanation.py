@@ -1,0 +1,197 @@
+"""``dlinfer.explain``: what dlinfer made of a model, as an object that shows itself as text, JSON and HTML.
+
+An Explanation only gathers what compilations reported (``dlinfer.graph.report``); nothing is compiled for its
+sake that the model's own call would not compile.
+"""
+
+import json
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+import dlinfer
+from dlinfer.errors import ExplanationError
+from dlinfer.explanation.fields import SCHEMA, Facts, GraphBreak
+from dlinfer.explanation.html import page_of
+from dlinfer.explanation.text import summary_of, text_of
+from dlinfer.graph.cache import disk
+from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.report import report
+from dlinfer.graph.report.report import GraphReport
+from dlinfer.graph.torch_private import dynamo
+
+FORMATS = (".txt", ".json", ".html")
+
+
+@dataclass
+class Explanation(Facts):
+    """What compiling something gave: ``str()`` is a summary, ``to_text()`` everything."""
+
+    _compiled: "_Compiled | None" = field(default=None, repr=False, compare=False)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Call what was explained once more, under no_grad; what that compiles is added. Gives its result.
+
+        Raises ExplanationError where there is nothing to call: read from JSON, or made by ``of_process``.
+        """
+        if self._compiled is None:
+            raise ExplanationError(detail="it holds reports only, nothing that could be called")
+        return self._compiled.run(self, args, kwargs)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Explanation":
+        """Return what ``to_json`` wrote. Raises ExplanationError where it is something else."""
+        try:
+            given = json.loads(text)
+            if given["schema"] != SCHEMA:
+                raise ExplanationError(detail=f"the JSON has schema {given['schema']}, not {SCHEMA}")
+            return cls(
+                given["model"],
+                [GraphReport.from_dict(graph) for graph in given["graphs"]],
+                [GraphBreak(**broken) for broken in given["graph_breaks"]],
+                given["seconds"],
+                given["cache"],
+                given["versions"],
+            )
+        except (ValueError, KeyError, TypeError) as cause:
+            detail = f"the JSON is no explanation: {type(cause).__name__}: {cause}"
+            raise ExplanationError(detail=detail) from cause
+
+    def to_json(self) -> str:
+        """As one JSON object."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    def to_text(self) -> str:
+        """Everything, for people."""
+        return text_of(self)
+
+    def to_html(self) -> str:
+        """One page that needs nothing else, with the graphs drawn."""
+        return page_of(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Write it to ``path``, in the form that its suffix names. Raises ExplanationError on another suffix."""
+        target = Path(path)
+        forms = dict(zip(FORMATS, (self.to_text, self.to_json, self.to_html), strict=True))
+        if target.suffix not in forms:
+            raise ExplanationError(detail=f"{target.name!r} ends in none of {', '.join(FORMATS)}")
+        target.write_text(forms[target.suffix](), encoding="utf-8")
+        return target
+
+    def __str__(self) -> str:
+        return summary_of(self)
+
+
+def explain(
+    model_or_function: Callable[..., Any],
+    /,
+    *args: Any,
+    options: Mapping[str, Any] | CompileOptions | None = None,
+    dynamic: bool | None = None,
+    **kwargs: Any,
+) -> Explanation:
+    """Compile a module or function for dlinfer, call it once with these arguments, and say what was made of it.
+
+    options: as for torch.compile(backend="dlinfer"). dynamic: as torch.compile's. The call runs for real, under
+    no_grad, and what it writes (a KV cache) is written. What Dynamo compiled before of the same model is neither used
+    nor replaced; but it does remember which sizes it has seen change, which ``dynamic=None`` goes by.
+
+    Raises CompileOptionError, EngineUnavailableError, GraphFallbackError under fallback ``error``, and whatever the
+    model itself raises.
+    """
+    compiled = _Compiled(model_or_function, CompileOptions.of(options), dynamic)
+    explanation = Explanation(name_of(model_or_function), versions=versions(), _compiled=compiled)
+    explanation.run(*args, **kwargs)
+    return explanation
+
+
+def of_process() -> Explanation:
+    """Return everything that was compiled in this process so far, for example by LMDeploy."""
+    graphs = report.reports()
+    seconds = sum(sum(graph.seconds.values()) for graph in graphs)
+    breaks = _breaks(dynamo.graph_breaks())
+    return Explanation("this process", graphs, breaks, seconds, disk.counts(), versions())
+
+
+def name_of(model_or_function: Any) -> str:
+    """Class of a module, or name of a function, with its own module."""
+    owner = type(model_or_function) if isinstance(model_or_function, torch.nn.Module) else model_or_function
+    name = getattr(owner, "__qualname__", type(owner).__qualname__)
+    return f"{getattr(owner, '__module__', '')}.{name}".lstrip(".")
+
+
+def versions() -> dict[str, str]:
+    """Of what compiles."""
+    return {
+        "dlinfer": dlinfer.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+
+
+class _Compiled:
+    """A function under torch.compile, by a backend that notes which graphs it was given."""
+
+    def __init__(self, function: Callable[..., Any], options: CompileOptions, dynamic: bool | None) -> None:
+        self.options = options
+        self.graphs: list[GraphReport] = []
+        self.function = dynamo.compile_apart(function, self.compile, dynamic)
+
+    def compile(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile as the backend ``dlinfer`` does."""
+        from dlinfer.graph.backend import dlinfer_backend
+
+        before = report.reports()[-1:]
+        run = dlinfer_backend(graph_module, example_inputs, options=self.options)
+        # By number and not by place, as the oldest reports are forgotten; Dynamo compiles one graph at a time.
+        self.graphs += [new for new in report.reports() if not before or new.index > before[0].index]
+        return run
+
+    def run(self, explanation: Explanation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function and add to the explanation what happened meanwhile."""
+        breaks, entries = dynamo.graph_breaks(), disk.counts()
+        start = time.perf_counter()
+        try:
+            with torch.no_grad():
+                return self.function(*args, **kwargs)
+        finally:
+            explanation.seconds += time.perf_counter() - start
+            explanation.graphs += self.graphs
+            self.graphs = []
+            new = _breaks(dynamo.graph_breaks()[len(breaks) :])
+            explanation.graph_breaks = _joined([*explanation.graph_breaks, *new])
+            for kind, count in disk.counts().items():
+                if count > entries.get(kind, 0):
+                    more = count - entries.get(kind, 0)
+                    explanation.cache[kind] = explanation.cache.get(kind, 0) + more
+
+
+# Where Dynamo's words for the commonest break name one of its own functions.
+_REASONS = {"generic_jump": "a branch that depends on the values of a tensor"}
+
+
+def _breaks(found: Sequence[tuple[str, str]]) -> list[GraphBreak]:
+    breaks = []
+    for text, line in found:
+        first, _, rest = text.strip().partition("\n")
+        reason = _REASONS.get(first.partition(" ")[0], first)
+        advice = [
+            item.strip() for item in rest.splitlines() if item.strip().startswith(("Explanation:", "Hint:"))
+        ]
+        breaks.append(GraphBreak(reason, " ".join(advice), line, 1))
+    return _joined(breaks)
+
+
+def _joined(breaks: Sequence[GraphBreak]) -> list[GraphBreak]:
+    """Equal ones as one, with their count."""
+    counts: dict[tuple[str, str, str], int] = {}
+    for item in breaks:
+        key = (item.reason, item.advice, item.line)
+        counts[key] = counts.get(key, 0) + item.count
+    return [GraphBreak(*key, count) for key, count in counts.items()]

@@ -1,0 +1,210 @@
+"""Symbols of symbolic sizes: which a value has, the range and example of each, and new ones."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    free_unbacked_symbols,
+)
+
+from dlinfer.graph.torch_private.dynamo import source_name
+
+__all__ = [
+    "ShapeEnv",
+    "declared_range",
+    "example_number",
+    "fake_of_any_length",
+    "fixed_size",
+    "free_unbacked_symbols",
+    "fresh_symbol",
+    "lowest_size",
+    "multiple_of",
+    "new_symbol",
+    "plain_symbol",
+    "same_expression",
+    "size_range",
+    "sized_symbols",
+    "symbol_ranges",
+    "symbolic_number",
+    "symbols_of",
+]
+
+
+def symbols_of(value: Any) -> list[Any]:
+    """The symbols of a fake tensor's sizes and strides or of a symbolic number, in the order of their mention."""
+    numbers = [*value.shape, *value.stride()] if isinstance(value, torch.Tensor) else [value]
+    return [
+        symbol
+        for number in numbers
+        if isinstance(number, torch.SymInt)
+        for symbol in sorted(number.node.expr.free_symbols, key=str)
+    ]
+
+
+def plain_symbol(value: Any) -> Any:
+    """The symbol that a symbolic number is, where it is nothing but one; else None."""
+    if isinstance(value, torch.SymInt) and value.node.expr.is_symbol:
+        return value.node.expr
+    return None
+
+
+def same_expression(one: Any, other: Any) -> bool:
+    """Whether two sizes or strides are equal for every value of their symbols. Adds no guard."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    if str(one) == str(other):
+        return True
+    terms: list[Any] = [
+        value.node.expr if isinstance(value, torch.SymInt) else value for value in (one, other)
+    ]
+    # Two products of one another's factors may be written differently: 8*(n + 1) is 8*n + 8.
+    return (terms[0] - terms[1]).expand() == 0
+
+
+def multiple_of(size: Any, other: Any) -> float | None:
+    """How many times ``other`` a size is, where that is the same for every value of their symbols. Adds no guard."""
+    import sympy
+
+    terms: list[Any] = [
+        value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(value)
+        for value in (size, other)
+    ]
+    quotient = terms[0] / terms[1]
+    return float(quotient) if quotient.is_number and quotient.is_finite else None
+
+
+def fresh_symbol(mode: FakeTensorMode, symbol: Any, environment: ShapeEnv, number: int) -> Any:
+    """A symbol of ``mode`` with the range of ``symbol`` and, where it has one, its example value."""
+    hint = environment.backed_var_to_val.get(symbol)
+    return _create(mode, number, environment.var_to_range[symbol], None if hint is None else int(hint))
+
+
+def new_symbol(
+    mode: FakeTensorMode, number: int, low: int, high: int | None, hint: int | None
+) -> torch.SymInt:
+    """A symbolic size. Where it may be 0 or 1 nothing is assumed of it, not even that it is not 1."""
+    from torch.utils._sympy.numbers import int_oo
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    hint = None if low < 2 else hint
+    symbol = _create(mode, number, ValueRanges(low, int_oo if high is None else high), hint)
+    assert mode.shape_env is not None
+    made: Any = mode.shape_env.create_symintnode(symbol, hint=hint)
+    return made
+
+
+def _create(mode: FakeTensorMode, number: int, limits: Any, hint: int | None) -> Any:
+    """A new symbol in a range; without an example nothing is assumed of it."""
+    from torch._dynamo.source import LocalSource
+
+    env = mode.shape_env
+    assert env is not None
+    if hint is None:
+        with env.ignore_fresh_unbacked_symbols():  # it comes from an input, not from a node
+            made = env.create_unbacked_symint().node.expr
+    else:
+        made = env.create_symbol(
+            hint,
+            LocalSource(f"n{number}"),
+            DimDynamic.DYNAMIC,
+            positive=bool(limits.lower > 0) or None,
+            do_not_specialize_zero_one=bool(limits.lower < 2),
+        )
+    ranges: dict[Any, Any] = env.var_to_range
+    ranges[made] = limits
+    return made
+
+
+def symbolic_number(mode: FakeTensorMode, value: torch.SymInt, fresh: dict[Any, Any]) -> Any:
+    """``value`` over the fresh symbols."""
+    assert mode.shape_env is not None
+    expression = value.node.expr.xreplace(fresh)
+    return mode.shape_env.create_symintnode(expression, hint=value.node.hint)
+
+
+def fake_of_any_length(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """A fake of a tensor whose first size is a symbol, one for equal sizes; 0 and 1 stay what they are."""
+    kinds = [DimDynamic.STATIC if dim else DimDynamic.DUCK for dim in range(tensor.dim())]
+    return mode.from_tensor(tensor, symbolic_context=StatelessSymbolicContext(kinds))
+
+
+def fixed_size(size: Any) -> int | None:
+    """A size that is a number, or a symbol that became one; None for one that may vary."""
+    if isinstance(size, torch.SymInt):
+        return int(size.node.expr) if size.node.expr.is_number else None
+    return size
+
+
+def example_number(number: int | torch.SymInt, unknown: int = 0) -> int:
+    """The value that a symbolic number had in the call that was captured; ``unknown`` where it had none."""
+    if not isinstance(number, torch.SymInt):
+        return number
+    return int(number.node.hint) if number.node.has_hint() else unknown
+
+
+def size_range(size: Any) -> int | tuple[int, int | None]:
+    """A size, or the range that a symbolic one may have: sympy has no bounds of some quotients."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    limits = size.node.shape_env.bound_sympy(size.node.expr)
+    low, high = limits.lower, limits.upper
+    return int(low) if low.is_Integer else 0, int(high) if high.is_Integer else None
+
+
+def lowest_size(size: Any) -> int:
+    """The smallest that a size may be."""
+    found = size_range(size)
+    return found if isinstance(found, int) else found[0]
+
+
+def declared_range(
+    symbol: Any, mode: FakeTensorMode, declared: Mapping[Any, Any]
+) -> tuple[int, int | None, int | None]:
+    """(lowest, highest or None, example or None) of a symbol; what torch.export was told goes before what it found.
+
+    torch.export takes every size for 2 or more while it looks, and widens the range to what it was told afterwards.
+    """
+    env = mode.shape_env
+    assert env is not None
+    limits = declared.get(symbol, env.var_to_range[symbol])
+    high = int(limits.upper) if limits.upper.is_Integer else None
+    hint = env.backed_var_to_val.get(symbol)
+    return max(0, int(limits.lower)), high, None if hint is None else int(hint)
+
+
+def symbol_ranges(fakes: Sequence[Any]) -> dict[str, str]:
+    """The range that each symbol in the inputs' sizes may take, as text."""
+    ranges: dict[str, str] = {}
+    for value in fakes:
+        numbers = [*value.shape, *value.stride()] if isinstance(value, torch.Tensor) else [value]
+        for number in numbers:
+            if isinstance(number, torch.SymInt):
+                for symbol in number.node.expr.free_symbols:
+                    limits = number.node.shape_env.var_to_range.get(symbol)
+                    ranges[str(symbol)] = str(limits)
+    return ranges
+
+
+def sized_symbols(mode: FakeTensorMode) -> dict[str, str]:
+    """Each symbolic integer that comes in: the values it may take and where it is read from."""
+    from torch.utils._sympy.numbers import int_oo
+
+    environment = mode.shape_env
+    assert environment is not None
+    found = {}
+    for symbol, sources in environment.var_to_sources.items():
+        limits = environment.var_to_range.get(symbol)
+        if limits is None or not sources or not symbol.is_integer:
+            continue
+        values = f"{limits.lower} to {limits.upper}"
+        if limits.lower == limits.upper:
+            values = str(limits.lower)
+        elif limits.upper == int_oo:
+            values = "any" if limits.lower == -int_oo else f"{limits.lower} and more"
+        found[str(symbol)] = f"{values}, {source_name(sources[0].name)}"
+    return found

@@ -1,0 +1,257 @@
+"""How large the whole numbers of a region can get at one call, for an engine that keeps fewer bits than torch.
+
+Each value gets the interval that follows from those of its inputs. When a graph is lowered only the order of ops is
+looked at; the intervals are those of a call's own inputs and sizes, so that a model whose numbers stay small, as token
+ids and positions do, is never left to torch for what they might be. Inputs are rounded up to powers of two first: what
+holds for those holds for all calls up to them and is remembered, so that most calls compare a few numbers.
+
+An op that is not known gives any number of its dtype.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, fx
+
+from dlinfer.graph.engine_kit.output_sizes import Size, reader, sizes_of
+from dlinfer.graph.ir.dialect import arguments, fake, op_name, overload
+from dlinfer.graph.ir.program import attribute
+from dlinfer.vendor.openvino.int_ranges.kept import Interval, Kept, range_of
+from dlinfer.vendor.openvino.int_ranges.rules import (
+    ARITHMETIC,
+    KEEPS,
+    NUMBERS,
+    ORDERS,
+    PLACES,
+    hull,
+    many,
+)
+
+
+class Ranges:
+    """Callable with a call's inputs: why their whole numbers may leave what the engine keeps, or None.
+
+    Threads may call it at once. inputs: indices of those whose ranges it wants.
+    """
+
+    def __init__(self, graph: fx.Graph, kept: Kept) -> None:
+        """Raises UnknownSizeError for a size that does not follow from the inputs."""
+        placeholders = graph.find_nodes(op="placeholder")
+        self._kept = kept
+        self._sizes: list[Size] = []
+        self._values = [fake(node) for node in placeholders]
+        needed = _needed(graph, kept)
+        self._steps = [
+            self._step(node)
+            for node in graph.nodes
+            if node in needed and node.op in ("call_function", "get_attr")
+        ]
+        self.inputs = [
+            index for index, node in enumerate(placeholders) if node in needed and _is_whole(fake(node))
+        ]
+        self._nodes = [placeholders[index] for index in self.inputs]
+        self._numbers = reader([self._sizes])
+        self._fit: set[tuple[Any, ...]] = set()
+
+    def __call__(self, inputs: Sequence[Any], ranges: Mapping[int, Interval]) -> str | None:
+        """ranges: of the tensors among ``inputs`` whose indices are in ``self.inputs``."""
+        if not self._steps:
+            return None
+        (numbers,) = self._numbers(inputs)
+        exact = [ranges[index] for index in self.inputs]
+        wide = tuple(map(_rounded, exact)), tuple(_rounded((value, value)) for value in numbers)
+        if wide in self._fit:
+            return None
+        if self._walk(*wide) is None:
+            if len(self._fit) < 1024:
+                self._fit.add(wide)
+            return None
+        return self._walk(exact, [(value, value) for value in numbers])
+
+    def _walk(self, ranges: Sequence[Interval], numbers: Sequence[Interval]) -> str | None:
+        known: dict[fx.Node, Any] = dict(zip(self._nodes, ranges, strict=True))
+        for step in self._steps:
+            if (reason := step(known, numbers)) is not None:
+                return reason
+        return None
+
+    def _number(self, value: Any) -> int:
+        """The place of a size among the numbers of a call."""
+        (size,) = sizes_of([[value]], self._values)[0]
+        if size not in self._sizes:
+            self._sizes.append(size)
+        return self._sizes.index(size)
+
+    def _elements(self, node: fx.Node) -> list[int]:
+        """Places of sizes, whose sum is as many elements as the call may add up or count."""
+        given = arguments(node) if overload(node) is not None else {}
+        tensors = [value for value in map(fake, node.all_input_nodes) if isinstance(value, Tensor)]
+        dims = given.get("dim")
+        if dims is None or dims == [] or len(tensors) != 1 or not tensors[0].dim():
+            return [self._number(value.numel()) for value in tensors]
+        sizes = [tensors[0].shape[dim] for dim in (dims if isinstance(dims, (list, tuple)) else [dims])]
+        return [self._number(math.prod(sizes))]
+
+    def _step(self, node: fx.Node) -> "Step":
+        value = fake(node)
+        too_large = self._kept.reason(f"{op_name(node)} ({node.name})")
+        if isinstance(value, (int, torch.SymInt)):
+            place = self._number(value)
+            return lambda known, numbers: None if self._kept.holds(numbers[place]) else too_large
+        if node.op == "get_attr":
+            owner = node.graph.owning_module
+            assert owner is not None
+            held = range_of(attribute(owner, str(node.target)))
+            return lambda known, numbers: known.__setitem__(node, held)
+        rule = self._rule(node)
+        limits = self._kept.limits_of(value.dtype) if _is_whole(value) else None
+        cut = _is_whole(value) and self._kept.cuts(value.dtype)
+
+        def step(known: dict[fx.Node, Any], numbers: Sequence[Interval]) -> str | None:
+            made = rule(known, numbers)
+            if limits is not None and (made[0] < limits[0] or made[1] > limits[1]):
+                if cut:
+                    return too_large
+                made = limits  # wrapped around, as in torch
+            known[node] = made
+            return None
+
+        return step
+
+    def _rule(self, node: fx.Node) -> "Step":
+        value = fake(node)
+        if node.target is operator.getitem:
+            whole, index = node.args[0], node.args[1]
+            return lambda known, numbers: known[whole][index]  # pyright: ignore[reportArgumentType]
+        name = _aten_name(node)
+        keeps = name in KEEPS or (name == "index_put" and not arguments(node).get("accumulate"))
+        keeps = keeps or (name in ("scatter", "scatter_reduce") and arguments(node).get("reduce") in _CHOOSES)
+        given = {} if overload(node) is None else self._given(node, keeps)
+        results = len(value) if isinstance(value, (list, tuple)) else 0
+        low, high = self._kept.limits
+        unknown = self._kept.limits_of(value.dtype) if _is_whole(value) else (low, high)
+        if name in ORDERS and (results or len(given) > 0):
+            places = self._elements(node)
+
+            def ordered(known: dict[fx.Node, Any], numbers: Sequence[Interval]) -> Any:
+                every = hull(*_read(given, known, numbers).values()) if given else unknown
+                return [every, (0, max(numbers[place][1] for place in places))] if results else every
+
+            return ordered
+        if _casts(node):
+            places = self._elements(node) if name in ("sum", "cumsum") else []
+            largest = self._kept.cast
+            return lambda known, numbers: many(
+                (-largest, largest), max([1, *(numbers[place][1] for place in places)])
+            )
+        if name == "scatter_reduce" and not keeps and arguments(node)["reduce"] not in ("sum", "mean"):
+            return lambda known, numbers: (low - 1, high + 1)  # a product
+        if name in ARITHMETIC and not keeps:
+            places, function = self._elements(node), ARITHMETIC[name]
+            return lambda known, numbers: function(
+                {**_read(given, known, numbers), "elements": sum(numbers[place][1] for place in places)}
+            )
+        if keeps:
+
+            def kept(known: dict[fx.Node, Any], numbers: Sequence[Interval]) -> Any:
+                every = hull((0, 1), *_read(given, known, numbers).values())
+                return [every] * results if results else every
+
+            return kept
+        return lambda known, numbers: [unknown] * results if results else unknown
+
+    def _given(self, node: fx.Node, keeps: bool) -> dict[str, list[Any]]:
+        """Parameter -> nodes, places of sizes, or intervals: tensors of whole numbers, and numbers.
+
+        keeps: only what may be an element of the result.
+        """
+        found: dict[str, list[Any]] = {}
+        for name, argument in arguments(node).items():
+            every = argument if isinstance(argument, (list, tuple)) else [argument]
+            parts = [part for one in every if (part := self._part(one)) is not None]
+            if keeps and name not in NUMBERS:
+                parts = [part for part in parts if isinstance(part, fx.Node)]
+            if parts and name not in ("dim", "dims") and not (keeps and name in PLACES):
+                found[name] = parts
+        return found
+
+    def _part(self, one: Any) -> Any:
+        if isinstance(one, fx.Node):
+            value = fake(one)
+            if isinstance(value, (int, torch.SymInt)):
+                return self._number(value)
+            return one if _is_whole(value) else None
+        if isinstance(one, (bool, int)):
+            return (int(one), int(one))
+        return (math.floor(one), math.ceil(one)) if isinstance(one, float) and math.isfinite(one) else None
+
+
+Step = Callable[[dict[fx.Node, Any], Sequence[Interval]], Any]
+"""Takes the intervals of nodes so far and of a call's sizes."""
+
+_CHOOSES = (None, "amax", "amin")
+"""Reductions of a scatter that give one of the elements."""
+
+
+def _read(
+    given: Mapping[str, list[Any]], known: Mapping[fx.Node, Any], numbers: Sequence[Interval]
+) -> dict[str, Any]:
+    def interval(part: Any) -> Interval:
+        if isinstance(part, tuple):
+            return part
+        return numbers[part] if isinstance(part, int) else known[part]
+
+    return {name: hull(*map(interval, parts)) for name, parts in given.items()}
+
+
+def _rounded(x: Interval) -> Interval:
+    """An interval of powers of two around one."""
+    low, high = x
+    return -(1 << (-low).bit_length()) if low < 0 else 0, (1 << high.bit_length()) - 1 if high > 0 else 0
+
+
+def _aten_name(node: fx.Node) -> str:
+    """The name of an op of aten without its overload, the whole name of another op; "" for what is no op."""
+    op = overload(node)
+    return "" if op is None else op._schema.name.removeprefix("aten::")
+
+
+def _is_whole(value: Any) -> TypeGuard[Tensor]:
+    """Whether a fake is a tensor of whole numbers or bools."""
+    return isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex()
+
+
+def _casts(node: fx.Node) -> bool:
+    """Whether a float becomes a whole number."""
+    first = next((fake(one) for one in node.all_input_nodes if isinstance(fake(one), Tensor)), None)
+    casts = _aten_name(node) in ("to", "_to_copy", "type_as", "sum", "cumsum")
+    return casts and first is not None and first.is_floating_point()
+
+
+def _has_whole(node: fx.Node) -> bool:
+    value = fake(node)
+    return any(map(_is_whole, value if isinstance(value, (list, tuple)) else [value]))
+
+
+def _needed(graph: fx.Graph, kept: Kept) -> set[fx.Node]:
+    """Nodes whose intervals say whether arithmetic stays within what is kept: that, and what it is made of."""
+    needed: set[fx.Node] = set()
+    waiting = [node for node in graph.nodes if node.op == "call_function" and _checked(node, kept)]
+    while waiting:
+        node = waiting.pop()
+        if node not in needed:
+            needed.add(node)
+            waiting += [one for one in node.all_input_nodes if _has_whole(one)]
+    return needed
+
+
+def _checked(node: fx.Node, kept: Kept) -> bool:
+    value, name = fake(node), _aten_name(node)
+    if isinstance(value, torch.SymInt) and not name:
+        return True  # arithmetic on sizes, of which the engine keeps as many bits
+    if not name or not _is_whole(value) or not kept.cuts(value.dtype):
+        return False
+    return name in ARITHMETIC or name.startswith(("scatter", "index_put"))

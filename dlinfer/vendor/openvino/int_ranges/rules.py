@@ -1,0 +1,126 @@
+"""What each op of aten makes of the intervals that whole numbers lie in (``whole_numbers.ranges``)."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dlinfer.vendor.openvino.int_ranges.kept import Interval
+
+KEEPS = frozenset(
+    """view reshape _unsafe_view _reshape_alias view_as reshape_as flatten unflatten squeeze unsqueeze ravel
+    permute transpose swapaxes swapdims t numpy_T mT adjoint movedim moveaxis expand broadcast_to
+    expand_as cat concat concatenate stack repeat tile repeat_interleave flip roll slice narrow select
+    unbind split_with_sizes split chunk unsafe_chunk tensor_split unfold diagonal index _unsafe_index
+    index_select gather take take_along_dim embedding amax amin aminmax clone contiguous detach alias
+    lift_fresh lift_fresh_copy resolve_conj resolve_neg to _to_copy type_as copy positive floor ceil
+    round trunc fix slice_scatter select_scatter index_copy where masked_fill index_fill pad
+    constant_pad_nd tril triu relu full full_like fill new_full zeros zeros_like zero new_zeros ones
+    ones_like new_ones scalar_tensor maximum minimum clamp clip clamp_min clamp_max""".split()
+)
+"""Ops whose elements are elements of their operands, or 0 or 1."""
+
+PLACES = frozenset("index indices condition mask n elements".split())
+"""Parameters that are no elements of the result."""
+
+NUMBERS = frozenset("self other value fill_value s min max".split())
+"""Parameters of ops of ``KEEPS`` that may be numbers and elements of the result."""
+
+
+def hull(*intervals: Interval) -> Interval:
+    return min(low for low, _ in intervals), max(high for _, high in intervals)
+
+
+def _add(x: Interval, y: Interval) -> Interval:
+    return x[0] + y[0], x[1] + y[1]
+
+
+def _neg(x: Interval) -> Interval:
+    return -x[1], -x[0]
+
+
+def _mul(x: Interval, y: Interval) -> Interval:
+    corners = [one * other for one in x for other in y]
+    return min(corners), max(corners)
+
+
+def many(x: Interval, number: int) -> Interval:
+    """Any sum of at most so many."""
+    return min(0, x[0] * number), max(0, x[1] * number)
+
+
+def _abs(x: Interval) -> Interval:
+    size = max(abs(x[0]), abs(x[1]))
+    return -size, size
+
+
+def _power(x: Interval, exponent: Any) -> Interval:
+    times = exponent[1] if isinstance(exponent, tuple) else int(exponent)
+    return hull((1, 1), *(_product(x, one) for one in range(1, times + 1)))
+
+
+def _product(x: Interval, times: int) -> Interval:
+    made = x
+    for _ in range(times - 1):
+        made = _mul(made, x)
+    return made
+
+
+def _bits(x: Interval, y: Interval) -> Interval:
+    bits = max(one.bit_length() for one in (*x, *y))
+    return (0 if min(x[0], y[0]) >= 0 else -(1 << bits)), (1 << bits) - 1
+
+
+def _and(x: Interval, y: Interval) -> Interval:
+    positive = [one[1] for one in (x, y) if one[0] >= 0]
+    return (0, min(positive)) if positive else _bits(x, y)
+
+
+_ONE: Interval = (1, 1)
+ARITHMETIC: Mapping[str, Callable[[Mapping[str, Any]], Interval]] = {
+    "add": lambda a: _add(a["self"], _mul(a["other"], a.get("alpha", _ONE))),
+    "sub": lambda a: _add(a["self"], _neg(_mul(a["other"], a.get("alpha", _ONE)))),
+    "rsub": lambda a: _add(a["other"], _neg(_mul(a["self"], a.get("alpha", _ONE)))),
+    "mul": lambda a: _mul(a["self"], a["other"]),
+    "neg": lambda a: _neg(a["self"]),
+    "negative": lambda a: _neg(a["self"]),
+    "abs": lambda a: _abs(a["self"]),
+    "absolute": lambda a: _abs(a["self"]),
+    "square": lambda a: _mul(a["self"], a["self"]),
+    "pow": lambda a: _power(a["self"], a["exponent"]),
+    "addcmul": lambda a: _add(a["self"], _mul(a.get("value", _ONE), _mul(a["tensor1"], a["tensor2"]))),
+    "outer": lambda a: _mul(a["self"], a["vec2"]),
+    "ger": lambda a: _mul(a["self"], a["vec2"]),
+    "floor_divide": lambda a: _abs(a["self"]),
+    "div": lambda a: _abs(a["self"]),
+    "remainder": lambda a: _abs(a["other"]) if a["other"][0] <= 0 else (0, a["other"][1] - 1),
+    "fmod": lambda a: _abs(a["self"]),
+    "bitwise_and": lambda a: _and(a["self"], a["other"]),
+    "__and__": lambda a: _and(a["self"], a["other"]),
+    "bitwise_or": lambda a: _bits(a["self"], a["other"]),
+    "__or__": lambda a: _bits(a["self"], a["other"]),
+    "bitwise_xor": lambda a: _bits(a["self"], a["other"]),
+    "__xor__": lambda a: _bits(a["self"], a["other"]),
+    "bitwise_not": lambda a: (~a["self"][1], ~a["self"][0]),
+    "sign": lambda a: (-1, 1),
+    "sgn": lambda a: (-1, 1),
+    "one_hot": lambda a: (0, 1),
+    "eye": lambda a: (0, 1),
+    "arange": lambda a: hull(a.get("start", (0, 0)), a["end"]),
+    "cumsum": lambda a: hull(a["self"], many(a["self"], a["elements"])),
+    "sum": lambda a: many(a["self"], a["elements"]),
+    "diff": lambda a: _mul(_abs(hull(*_tensors(a))), (1 << a["n"][1],) * 2),
+    "index_add": lambda a: _add(a["self"], many(_mul(a["source"], a.get("alpha", _ONE)), a["elements"])),
+    "scatter_add": lambda a: _add(a["self"], many(a["src"], a["elements"])),
+    "index_put": lambda a: _add(a["self"], many(a["values"], a["elements"])),
+    "scatter_reduce": lambda a: _add(a["self"], many(a["src"], a["elements"])),
+    "argmax": lambda a: (0, a["elements"]),
+    "argmin": lambda a: (0, a["elements"]),
+    "argsort": lambda a: (0, a["elements"]),
+    "bucketize": lambda a: (0, a["elements"]),
+}
+"""Op -> interval of its result. ``elements``: a bound of how many the call adds up or counts."""
+
+ORDERS = frozenset(("sort", "topk", "max", "min"))
+
+
+def _tensors(given: Mapping[str, Any]) -> list[Interval]:
+    return [value for name, value in given.items() if name not in PLACES]
