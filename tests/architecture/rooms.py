@@ -35,8 +35,8 @@ ARROWS: dict[str, str] = {
     "graph.lowering graph.observe",
     "dlinfer.graph.direct": "errors settings vendor graph.torch_private graph.ir graph.report graph.options "
     "graph.engine graph.cache graph.lowering graph.backend",
-    "dlinfer.explanation": "dlinfer errors graph.torch_private graph.ir graph.report graph.options graph.cache "
-    "graph.backend",
+    "dlinfer.explanation": "dlinfer errors graph.torch_private graph.ir graph.report graph.options "
+    "graph.cache graph.backend",
     "dlinfer.runtime.options": "errors settings",
     "dlinfer.runtime.artifact": "errors utils ops graph.torch_private graph.ir graph.report "
     "graph.options graph.engine graph.cache graph.capture graph.lowering graph.direct runtime.options",
@@ -49,34 +49,39 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework": "errors",
     "dlinfer.framework.lmdeploy_ext.versions": "",
     "dlinfer.framework.lmdeploy_ext.errors": "errors",
-    "dlinfer.framework.lmdeploy_ext.device": "errors settings vendor framework framework.lmdeploy_ext.versions",
+    "dlinfer.framework.lmdeploy_ext.device": "errors settings vendor framework "
+    "framework.lmdeploy_ext.versions",
     "dlinfer.framework.lmdeploy_ext.vision": "errors framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device",
-    "dlinfer.framework.lmdeploy_ext.capture": "errors settings vendor graph.report framework.lmdeploy_ext.errors",
-    "dlinfer.framework.lmdeploy_ext.layers": "errors settings utils vendor ops graph.torch_private graph.report "
-    "graph.options graph.engine graph.direct framework framework.lmdeploy_ext.device framework.lmdeploy_ext.vision "
-    "framework.lmdeploy_ext.capture",
     "dlinfer.framework.lmdeploy_ext.conversion": "settings ops framework framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.sampling": "framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device",
-    "dlinfer.framework.lmdeploy_ext.refusals": "errors framework framework.lmdeploy_ext.errors "
-    "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.sampling "
-    "framework.lmdeploy_ext.conversion",
-    "dlinfer.framework.lmdeploy_ext.serving": "errors utils framework framework.lmdeploy_ext.versions "
-    "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.sampling "
-    "framework.lmdeploy_ext.refusals",
+    "dlinfer.framework.lmdeploy_ext.layers": "settings vendor ops framework framework.lmdeploy_ext.device",
+    "dlinfer.framework.lmdeploy_ext.running": "errors utils settings vendor graph.torch_private "
+    "graph.report graph.options graph.engine graph.direct framework framework.lmdeploy_ext.errors "
+    "framework.lmdeploy_ext.device framework.lmdeploy_ext.vision framework.lmdeploy_ext.sampling "
+    "framework.lmdeploy_ext.layers",
+    "dlinfer.framework.lmdeploy_ext.checks": "errors framework framework.lmdeploy_ext.versions "
+    "framework.lmdeploy_ext.errors framework.lmdeploy_ext.device framework.lmdeploy_ext.conversion "
+    "framework.lmdeploy_ext.sampling framework.lmdeploy_ext.layers",
+    "dlinfer.framework.lmdeploy_ext.stepping": "utils framework framework.lmdeploy_ext.device "
+    "framework.lmdeploy_ext.sampling framework.lmdeploy_ext.layers",
     "dlinfer.framework.lmdeploy_ext.answers": "errors framework framework.lmdeploy_ext.versions "
-    "framework.lmdeploy_ext.device framework.lmdeploy_ext.refusals",
-    "dlinfer.framework.lmdeploy_ext": "dlinfer errors vendor framework framework.lmdeploy_ext.versions "
-    "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.sampling "
-    "framework.lmdeploy_ext.refusals framework.lmdeploy_ext.serving framework.lmdeploy_ext.answers "
-    "framework.lmdeploy_ext.vision framework.lmdeploy_ext.conversion",
-    "dlinfer.framework.lmdeploy_ext.contract": "dlinfer errors ops framework framework.lmdeploy_ext.versions "
-    "framework.lmdeploy_ext.device framework.lmdeploy_ext.refusals framework.lmdeploy_ext",
+    "framework.lmdeploy_ext.device framework.lmdeploy_ext.checks",
+    "dlinfer.framework.lmdeploy_ext.faults": "errors framework framework.lmdeploy_ext.versions "
+    "framework.lmdeploy_ext.device framework.lmdeploy_ext.checks framework.lmdeploy_ext.answers",
+    "dlinfer.framework.lmdeploy_ext": "dlinfer errors vendor framework "
+    "framework.lmdeploy_ext.versions framework.lmdeploy_ext.device framework.lmdeploy_ext.vision "
+    "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.sampling framework.lmdeploy_ext.layers "
+    "framework.lmdeploy_ext.running framework.lmdeploy_ext.checks framework.lmdeploy_ext.stepping "
+    "framework.lmdeploy_ext.answers framework.lmdeploy_ext.faults",
+    "dlinfer.framework.lmdeploy_ext.contract": "dlinfer errors ops framework "
+    "framework.lmdeploy_ext.versions framework.lmdeploy_ext.device framework.lmdeploy_ext.checks "
+    "framework.lmdeploy_ext",
     "dlinfer.framework.lmdeploy_ext.preflight": "errors vendor ops framework.lmdeploy_ext.device "
-    "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.refusals",
-    "dlinfer.framework.lmdeploy_ext.quantise": "dlinfer errors toolchain framework.lmdeploy_ext.errors "
-    "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.refusals",
+    "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.checks",
+    "dlinfer.framework.lmdeploy_ext.quantise": "dlinfer errors toolchain "
+    "framework.lmdeploy_ext.errors framework.lmdeploy_ext.conversion framework.lmdeploy_ext.checks",
     "dlinfer.framework.transformers_ext": "errors settings ops graph.torch_private graph.ir graph.report graph.options "
     "graph.capture graph.lowering",
     "dlinfer.framework.mindie_ext.errors": "errors",
@@ -114,6 +119,9 @@ TORCH = {"torch"}
 THIRD_PARTY = {
     "dlinfer.framework.lmdeploy_ext.quantise": TORCH
     | {"auto_round", "lmdeploy", "safetensors", "transformers"},
+    "dlinfer.framework.lmdeploy_ext.checks.request": TORCH | {"PIL", "fastapi", "lmdeploy", "xgrammar"},
+    "dlinfer.framework.lmdeploy_ext.faults": TORCH
+    | {"PIL", "fastapi", "lmdeploy", "transformers", "xgrammar"},
     "dlinfer.framework.lmdeploy_ext.answers": TORCH | {"fastapi", "lmdeploy", "shortuuid", "xgrammar"},
     "dlinfer.framework.lmdeploy_ext.vision": TORCH | {"PIL", "lmdeploy", "numpy", "transformers"},
     "dlinfer.framework.lmdeploy_ext": TORCH
@@ -133,6 +141,7 @@ THIRD_PARTY = {
     "dlinfer.vendor.sophgo.llm": TORCH | {"numpy", "transformers"},
     "dlinfer.vendor.sophgo": TORCH | {"numpy", "onnx", "onnx_ir"},
     "dlinfer.vendor": TORCH,
+    "dlinfer.explanation": TORCH,
     "dlinfer.graph.onnx": TORCH | {"numpy", "onnx", "onnx_ir", "onnxscript"},
     "dlinfer.graph.torch_private.onnx": TORCH | {"onnx_ir"},
     "dlinfer.graph": TORCH | {"numpy", "sympy"},  # guards and ranges of symbolic sizes are sympy's

@@ -22,8 +22,8 @@ from pathlib import Path
 import pytest
 
 from dlinfer.errors import ModelFolderError
+from dlinfer.framework.lmdeploy_ext.checks.folder import model_checks
 from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
-from dlinfer.framework.lmdeploy_ext.refusals import model_checks
 from tests.bad_input.broken_models import BROKEN, CORRUPT_TOKENIZER, Broken
 from tests.serve.processes import LMDEPLOY, ProcessTree
 

@@ -323,7 +323,7 @@ def counted_preemptions(scheduler: Any) -> Iterator[list[int]]:
 
 def answer(job: dict, logits: dict[str, np.ndarray]) -> dict[str, object]:
     """Start one engine and let it do its steps."""
-    from dlinfer.framework.lmdeploy_ext.layers import graph_runner
+    from dlinfer.framework.lmdeploy_ext.running import graph_runner
     from dlinfer.ops.core import fallback
 
     speculative = job["engine"].pop("speculative", None)

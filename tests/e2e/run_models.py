@@ -15,8 +15,8 @@ from typing import Any
 from rich.console import Console
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.refusals import vision_support
-from dlinfer.framework.lmdeploy_ext.refusals.model_support import check_support
+from dlinfer.framework.lmdeploy_ext.checks.model import vision_support
+from dlinfer.framework.lmdeploy_ext.checks.model.model_support import check_support
 from examples.tiny_models.build import BUILT
 from examples.tiny_models.families import BRIEF, FAMILIES, REWARD
 from tests.e2e.cell_checks import check

@@ -36,7 +36,7 @@ def answer(model: str, device_type: str, mode: str) -> dict[str, Any]:
 
 def phases() -> list[Any]:
     """(phase, engine) of each graph of the engines that exist now."""
-    from dlinfer.framework.lmdeploy_ext.layers import graph_runner
+    from dlinfer.framework.lmdeploy_ext.running import graph_runner
 
     found = [phase for runner in graph_runner.counts() for phase in runner.phases]
     return [[phase.phase, phase.report and phase.report.engine] for phase in found]

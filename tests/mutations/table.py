@@ -156,7 +156,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a min_p of 2 reaches LMDeploy's assertion",
-        "dlinfer/framework/lmdeploy_ext/refusals/sampling_checks.py",
+        "dlinfer/framework/lmdeploy_ext/checks/request/sampling_checks.py",
         '"min_p": _Number(0, 1, whole=False)',
         '"min_p": _Number(0, 9, whole=False)',
         ("tests/framework/lmdeploy_ext/test_sampling_checks.py",),

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from dlinfer import ops, settings
-from dlinfer.framework.lmdeploy_ext.capture.buffers import StepBuffers
-from dlinfer.framework.lmdeploy_ext.capture.policy import CapturePolicy, compatible_size
-from dlinfer.framework.lmdeploy_ext.capture.runner import CaptureRunner
 from dlinfer.framework.lmdeploy_ext.errors import CapturedStepError, NoDeviceGraphError
 from dlinfer.framework.lmdeploy_ext.layers.attention import StepMetadata
+from dlinfer.framework.lmdeploy_ext.running.capture.buffers import StepBuffers
+from dlinfer.framework.lmdeploy_ext.running.capture.policy import CapturePolicy, compatible_size
+from dlinfer.framework.lmdeploy_ext.running.capture.runner import CaptureRunner
 from dlinfer.ops.core import fallback
 from dlinfer.vendor.device import Device
 from tests.vendor import simulated_graph

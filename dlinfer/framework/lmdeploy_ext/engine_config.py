@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from dlinfer.errors import UnknownVendorError
+from dlinfer.framework.lmdeploy_ext.checks.options import features as refusals
 from dlinfer.framework.lmdeploy_ext.conversion import loading
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks, devices, vendor_devices
 from dlinfer.framework.lmdeploy_ext.device.devices import OWN
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
-from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
 from dlinfer.framework.patching import Patch
 from dlinfer.vendor import discovery
 

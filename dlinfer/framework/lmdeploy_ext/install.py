@@ -6,71 +6,62 @@ LMDeploy's own devices to the original.
 
 from types import ModuleType
 
+from dlinfer.framework.lmdeploy_ext.checks.folder import byte_order_mark
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import byte_order_mark
 from dlinfer.framework.patching import Patch
 
 
 def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext import engine_config
-    from dlinfer.framework.lmdeploy_ext.answers import (
-        completions,
-        left_streams,
-        logprobs,
-        marked_text,
-        parser_names,
+    from dlinfer.framework.lmdeploy_ext.answers import completions, logprobs, rewards, text
+    from dlinfer.framework.lmdeploy_ext.checks.folder import (
+        adapter_checks,
+        model_checks,
+        weight_checks,
+    )
+    from dlinfer.framework.lmdeploy_ext.checks.model import model_build, model_config
+    from dlinfer.framework.lmdeploy_ext.checks.options import features as refusals
+    from dlinfer.framework.lmdeploy_ext.checks.request import (
+        http_errors,
+        media,
+        request_checks,
         request_fields,
-        rewards,
-        stop_sequences,
-        text,
+        sampling_checks,
     )
     from dlinfer.framework.lmdeploy_ext.conversion import loading
     from dlinfer.framework.lmdeploy_ext.device import cache_blocks, cli, kv_memory, ranks
     from dlinfer.framework.lmdeploy_ext.device import patches as device_patches
-    from dlinfer.framework.lmdeploy_ext.layers import (
-        few_logits,
-        model_classes,
-        selection,
-        token_draws,
+    from dlinfer.framework.lmdeploy_ext.faults import (
+        generation,
+        grammars,
+        harmony,
+        left_streams,
+        marked_text,
+        min_new_tokens,
+        parser_names,
+        required_calls,
+        scoring,
+        stop_sequences,
     )
+    from dlinfer.framework.lmdeploy_ext.faults import process as serving
+    from dlinfer.framework.lmdeploy_ext.faults import vision_models as corrections
+    from dlinfer.framework.lmdeploy_ext.layers import model_classes
     from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
     from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model, packed_experts_model
     from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rope_parameters
     from dlinfer.framework.lmdeploy_ext.layers.sparse_attention import indexer_model
-    from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
-    from dlinfer.framework.lmdeploy_ext.refusals import (
-        http_errors,
-        media,
-        model_build,
-        model_checks,
-        model_config,
-        request_checks,
-        sampling_checks,
-        weight_checks,
-    )
-    from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_checks
-    from dlinfer.framework.lmdeploy_ext.sampling import (
-        drafts,
-        grammars,
-        min_new_tokens,
-        penalties,
-        required_calls,
-        steps,
-    )
-    from dlinfer.framework.lmdeploy_ext.serving import (
+    from dlinfer.framework.lmdeploy_ext.running import selection
+    from dlinfer.framework.lmdeploy_ext.sampling import drafts, penalties, steps, token_draws
+    from dlinfer.framework.lmdeploy_ext.sampling import sparse_logit_writes as few_logits
+    from dlinfer.framework.lmdeploy_ext.stepping import (
         chunk_turns,
-        generation,
-        harmony,
         joined_forward,
-        last_rows,
         prompt_turns,
-        scoring,
         step_thread,
     )
-    from dlinfer.framework.lmdeploy_ext.serving import process as serving
+    from dlinfer.framework.lmdeploy_ext.stepping import last_token_rows as last_rows
     from dlinfer.framework.lmdeploy_ext.vision import (
         cogvlm,
-        corrections,
         glm_4v,
         image_files,
         one_position,

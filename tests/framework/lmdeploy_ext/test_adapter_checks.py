@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dlinfer.errors import AdapterFolderError, UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_checks, adapter_files
+from dlinfer.framework.lmdeploy_ext.checks.folder import adapter_checks, adapter_files
 
 LAYERS, IN, HALF, RANK = 2, 8, 6, 3
 SIZES = {"gate_proj": (IN, HALF), "up_proj": (IN, HALF), "down_proj": (HALF, IN)}

@@ -8,7 +8,7 @@ from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
 
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.device import cache_blocks
-from dlinfer.framework.lmdeploy_ext.layers.backend import OpsBackend
+from dlinfer.framework.lmdeploy_ext.running.backend import OpsBackend
 from dlinfer.vendor import KVCacheLayout, discovery
 
 FIXED = """

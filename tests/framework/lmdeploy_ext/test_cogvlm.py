@@ -12,7 +12,7 @@ from lmdeploy.vl.model.cogvlm import CogVLMVisionModel
 from lmdeploy.vl.model.glm4_v import GLM4VisionModel
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.refusals.media import check_one_image
+from dlinfer.framework.lmdeploy_ext.checks.request.media import check_one_image
 from dlinfer.framework.lmdeploy_ext.vision import cogvlm
 from dlinfer.framework.lmdeploy_ext.vision.one_position import of_images
 from dlinfer.framework.lmdeploy_ext.vision.parts import PARTS, of_model

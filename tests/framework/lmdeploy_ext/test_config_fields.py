@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.checks.folder import config_fields
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
-from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import config_fields
 
 # model_type -> LMDeploy's files of its class.
 CLASSES = {

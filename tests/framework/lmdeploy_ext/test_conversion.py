@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.checks.folder.quantisation import W8A8_SERVED
+from dlinfer.framework.lmdeploy_ext.checks.model.model_support import check_support
 from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of
-from dlinfer.framework.lmdeploy_ext.refusals.checkpoints.quantisation import W8A8_SERVED
-from dlinfer.framework.lmdeploy_ext.refusals.model_support import check_support
 from dlinfer.ops.quantised.packing import AWQ
 from tests.framework.lmdeploy_ext.conversion_files import (
     BLOCKS,

@@ -13,9 +13,9 @@ from dlinfer import settings
 from dlinfer.errors import UnknownVendorError
 from dlinfer.framework.lmdeploy_ext import engine_config
 from dlinfer.framework.lmdeploy_ext.device import activation, devices, kv_memory, vendor_devices
-from dlinfer.framework.lmdeploy_ext.layers import backend
-from dlinfer.framework.lmdeploy_ext.layers.backend import OpsBackend
 from dlinfer.framework.lmdeploy_ext.layers.positions import windows
+from dlinfer.framework.lmdeploy_ext.running import backend
+from dlinfer.framework.lmdeploy_ext.running.backend import OpsBackend
 from dlinfer.vendor import DeviceMemory, discovery
 
 pytestmark = pytest.mark.usefixtures("no_makers")

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dlinfer.framework.lmdeploy_ext.checks.folder.written import Written
 from dlinfer.framework.lmdeploy_ext.conversion import loading
 from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
-from dlinfer.framework.lmdeploy_ext.refusals.checkpoints.written import Written
 from examples.tiny_models.build import build
 
 WEIGHTS = "model.safetensors"

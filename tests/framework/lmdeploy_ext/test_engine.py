@@ -69,7 +69,7 @@ def test_weights_in_nn_layout_give_the_same_tokens(model):
     """The setting is looked for in the weights themselves, as the model that ignores it gives the same tokens."""
     script = """
         import sys
-        from dlinfer.framework.lmdeploy_ext.layers import graph_runner
+        from dlinfer.framework.lmdeploy_ext.running import graph_runner
 
         shapes = []
         built = graph_runner.CompiledRunner.__init__
@@ -165,7 +165,7 @@ def test_reports_of_an_engine_end_with_it(model):
         for _ in range(2):
             config = PytorchEngineConfig(device_type="cpu", dtype="float32", session_len=64)
             with pipeline(sys.argv[1], backend_config=config) as pipe:
-                from dlinfer.framework.lmdeploy_ext.layers import graph_runner
+                from dlinfer.framework.lmdeploy_ext.running import graph_runner
 
                 found.append(len(graph_runner.counts()))
             del pipe

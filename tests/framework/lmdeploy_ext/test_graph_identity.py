@@ -23,7 +23,7 @@ from lmdeploy.pytorch.config import (
 from lmdeploy.pytorch.model_inputs import BuildModelContext, SpecModelBuildContext
 from transformers import LlamaConfig, PreTrainedConfig
 
-from dlinfer.framework.lmdeploy_ext.layers.graph_identity import LEFT_OUT, model_identity
+from dlinfer.framework.lmdeploy_ext.running.graph_identity import LEFT_OUT, model_identity
 
 
 def build_context() -> BuildModelContext:

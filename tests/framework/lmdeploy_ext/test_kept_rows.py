@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from dlinfer.framework.lmdeploy_ext.layers.kept_rows import ForwardOfKeptRows, kept_rows
+from dlinfer.framework.lmdeploy_ext.running.graph_output_rows import ForwardOfKeptRows, kept_rows
 
 HIDDEN = torch.randn(1, 6, 4)
 

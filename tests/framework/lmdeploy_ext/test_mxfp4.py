@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dlinfer import ops
 from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.checks.model.model_support import check_support
 from dlinfer.framework.lmdeploy_ext.conversion import mxfp4
 from dlinfer.framework.lmdeploy_ext.conversion.loading import rewrite
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model
@@ -19,7 +20,6 @@ from dlinfer.framework.lmdeploy_ext.layers.moe.mxfp4_experts import (
     powers,
 )
 from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
-from dlinfer.framework.lmdeploy_ext.refusals.model_support import check_support
 from dlinfer.ops.quantised.packing import MXFP4
 from tests.e2e import packed_model
 from tests.framework.lmdeploy_ext import conversion_files

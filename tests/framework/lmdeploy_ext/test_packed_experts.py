@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dlinfer import ops
 from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.checks.model.model_support import check_support
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM
 from dlinfer.framework.lmdeploy_ext.conversion.experts import SERVED, place_of
 from dlinfer.framework.lmdeploy_ext.conversion.loading import Layers
@@ -24,7 +25,6 @@ from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of
 from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts import PackedWeights
 from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts_model import _repack
 from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
-from dlinfer.framework.lmdeploy_ext.refusals.model_support import check_support
 from dlinfer.ops.core.samples import SampleMaker
 from dlinfer.ops.quantised.packing import AWQ
 from tests.e2e import packed_experts_model

@@ -11,8 +11,8 @@ from lmdeploy.pytorch.config import DistConfig
 from lmdeploy.pytorch.engine.executor.mp_executor import NUM_SHARED_BLOCK, Notifier
 
 from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.checks.model import model_config, tensor_parallel
 from dlinfer.framework.lmdeploy_ext.device import ranks
-from dlinfer.framework.lmdeploy_ext.refusals import model_config, tensor_parallel
 from examples.tiny_models.families import FAMILIES
 
 

@@ -13,8 +13,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.layers.backend import OpsBackend
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rope_parameters, rotary
+from dlinfer.framework.lmdeploy_ext.running.backend import OpsBackend
 
 ORIGINAL, LONGEST, HEAD = 64, 1024, 16
 

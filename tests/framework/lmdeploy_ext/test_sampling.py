@@ -2,7 +2,7 @@
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext.layers.sampling import (
+from dlinfer.framework.lmdeploy_ext.sampling.multinomial import (
     SeededMultinomialSampling,
     philox_uniform,
 )

@@ -17,10 +17,10 @@ from lmdeploy.messages import ResponseType
 from lmdeploy.serve.core.async_engine import AsyncEngine
 
 from dlinfer.errors import ModelMemoryError, UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.checks.options import session_length
 from dlinfer.framework.lmdeploy_ext.device import activation, kv_memory
 from dlinfer.framework.lmdeploy_ext.errors import NoCudaError
 from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
-from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import session_length
 from examples.tiny_models.build import build
 
 

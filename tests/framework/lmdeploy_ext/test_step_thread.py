@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.layers import backend
-from dlinfer.framework.lmdeploy_ext.serving import prompt_turns, step_thread
-from dlinfer.framework.lmdeploy_ext.serving.step_thread import StepThread
+from dlinfer.framework.lmdeploy_ext.running import backend
+from dlinfer.framework.lmdeploy_ext.stepping import prompt_turns, step_thread
+from dlinfer.framework.lmdeploy_ext.stepping.step_thread import StepThread
 from dlinfer.utils import computing
 
 SECONDS = 20

@@ -12,7 +12,10 @@ from torch import Tensor
 from dlinfer import settings
 from dlinfer.errors import FallbackError
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.layers.sampling import SeededMultinomialSampling, philox_uniform
+from dlinfer.framework.lmdeploy_ext.sampling.multinomial import (
+    SeededMultinomialSampling,
+    philox_uniform,
+)
 from dlinfer.ops.core import fallback
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.device import CpuDevice

@@ -1,6 +1,6 @@
 """When the runner of graphs says that a step computes: the graph itself does, or the runner in its place."""
 
-from dlinfer.framework.lmdeploy_ext.layers.graph_runner import CompiledRunner
+from dlinfer.framework.lmdeploy_ext.running.graph_runner import CompiledRunner
 from dlinfer.utils import computing
 
 

@@ -18,7 +18,7 @@ from transformers import AutoProcessor, Glm4vConfig, Glm4vVisionConfig
 from transformers.models.auto.video_processing_auto import AutoVideoProcessor
 
 from dlinfer.errors import ModelFolderError, UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.refusals.media import check_messages
+from dlinfer.framework.lmdeploy_ext.checks.request.media import check_messages
 from dlinfer.framework.lmdeploy_ext.vision import parts, processors, towers
 from dlinfer.framework.lmdeploy_ext.vision.transforms import with_transforms
 from examples.tiny_models.build import build

@@ -39,7 +39,7 @@ def main() -> None:
         found["grown"] = [r.token_ids for r in pipe(PROMPTS, gen_config=GROWING, do_preprocess=False)]
         found["blocks"] = [agent.cache_config.block_size, agent.cache_config.kernel_block_size]
         if how:
-            from dlinfer.framework.lmdeploy_ext.capture import runner
+            from dlinfer.framework.lmdeploy_ext.running.capture import runner
 
             found["captured"] = [vars(one) for one in runner.counts()]
     simulation = sys.modules.get("tests.vendor.camb.simulated_mlu.install")

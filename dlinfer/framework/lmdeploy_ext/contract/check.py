@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dlinfer.errors import FrameworkSourceError
 from dlinfer.framework.lmdeploy_ext import install  # noqa: F401 - it hands in the patches
+from dlinfer.framework.lmdeploy_ext.checks.model.model_support import NOT_SERVED
 from dlinfer.framework.lmdeploy_ext.contract import compare_taken, records
 from dlinfer.framework.lmdeploy_ext.contract.compare_calls import Asked
 from dlinfer.framework.lmdeploy_ext.contract.drift import SCHEMA, Drift, Elsewhere, Looked, Report
@@ -16,7 +17,6 @@ from dlinfer.framework.lmdeploy_ext.contract.reach import VENDORS, Reach
 from dlinfer.framework.lmdeploy_ext.contract.source import Tree
 from dlinfer.framework.lmdeploy_ext.contract.specs import all_specs, architectures_of
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.refusals.model_support import NOT_SERVED
 from dlinfer.framework.lmdeploy_ext.versions import describe
 
 

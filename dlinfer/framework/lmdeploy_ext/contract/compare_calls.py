@@ -15,7 +15,7 @@ from dlinfer.framework.lmdeploy_ext.contract.source import Tree
 from dlinfer.ops import OpSpec
 
 OPS = "dlinfer.ops."
-_PROVIDE = "provide the name, or refuse by name what leads to it (framework/lmdeploy_ext/refusals)"
+_PROVIDE = "provide the name, or refuse by name what leads to it (framework/lmdeploy_ext/checks)"
 _BIND = "call the op as LMDeploy does in tests/ops/test_lmdeploy_calls.py and change the op's python_call to take it"
 _LOOK = "read the call, see that it still means what our op does, then record the release"
 

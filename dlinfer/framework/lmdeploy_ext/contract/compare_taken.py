@@ -269,7 +269,7 @@ def compare_specs(
         step = "this release chooses layers another way; it needs a backend of its own"
         used = f"no BuildSpec at all, where {record.version} has {len(record.specs)}"
         yield Drift(
-            "removed BuildSpec", "essential", f"{BACKENDS}.base", used, "layers/backend.py builds specs", step
+            "removed BuildSpec", "essential", f"{BACKENDS}.base", used, "running/backend.py builds specs", step
         )
         return
     for name, spec in specs.items():
@@ -331,5 +331,5 @@ def _new_spec(tree: Tree, reach: Reach, spec: Spec, served: set[str]) -> Drift:
         step = f"see that {builders[0]} of LMDeploy's builds it from what we have, then record the release"
         return Drift("new BuildSpec", "optional", where, used, f"{builders[0]} builds it", step)
     severity = "essential" if models else "optional"
-    step = "write a layer for it (layers/backend.py), or leave it: a model that needs it is refused as it is built"
+    step = "write a layer for it (running/backend.py), or leave it: a model that needs it is refused as it is built"
     return Drift("new BuildSpec", severity, where, used, "nobody builds it on this device", step)

@@ -18,7 +18,7 @@ from dlinfer.framework.lmdeploy_ext.contract.source import (
 from dlinfer.framework.patching import Patch
 
 ROOT = "dlinfer.framework.lmdeploy_ext"
-BACKEND = f"{ROOT}.layers.backend"
+BACKEND = f"{ROOT}.running.backend"
 SPEC = "BuildSpec"
 
 

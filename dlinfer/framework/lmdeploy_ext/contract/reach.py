@@ -1,6 +1,6 @@
 """What of LMDeploy's dlinfer backend a device reaches, from the BuildSpecs that are built there.
 
-A device of ours builds some specs with layers of its own and refuses others by name (``layers/backend.py``); what only
+A device of ours builds some specs with layers of its own and refuses others by name (``running/backend.py``); what only
 those would reach is no part of the contract there.
 """
 

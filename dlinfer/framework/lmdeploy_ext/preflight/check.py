@@ -10,6 +10,10 @@ from typing import Any
 import torch
 
 from dlinfer.errors import DlinferError, ModelMemoryError
+from dlinfer.framework.lmdeploy_ext.checks.folder import weight_checks
+from dlinfer.framework.lmdeploy_ext.checks.folder.model_checks import check_model_folder, in_short
+from dlinfer.framework.lmdeploy_ext.checks.model.model_support import architectures, quantisation_of
+from dlinfer.framework.lmdeploy_ext.checks.options import session_length
 from dlinfer.framework.lmdeploy_ext.conversion import headers
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM
 from dlinfer.framework.lmdeploy_ext.conversion.loading import gives_back, has_other_bytes
@@ -17,10 +21,6 @@ from dlinfer.framework.lmdeploy_ext.device import activation, devices
 from dlinfer.framework.lmdeploy_ext.device.kv_memory import gib
 from dlinfer.framework.lmdeploy_ext.preflight import model
 from dlinfer.framework.lmdeploy_ext.preflight.memory import Plan, logits_bytes, prefill_bytes
-from dlinfer.framework.lmdeploy_ext.refusals import weight_checks
-from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import session_length
-from dlinfer.framework.lmdeploy_ext.refusals.model_checks import check_model_folder, in_short
-from dlinfer.framework.lmdeploy_ext.refusals.model_support import architectures, quantisation_of
 from dlinfer.ops.core.kernels import kernel_authors
 from dlinfer.vendor import activate_default
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from dlinfer.framework.lmdeploy_ext.checks.folder import remote_code
 from dlinfer.framework.lmdeploy_ext.preflight.memory import FLOAT32, Shape, widest
-from dlinfer.framework.lmdeploy_ext.refusals import remote_code
 
 # What computes a layer -> the ops that it calls. Rotary tables, embeddings and sampling are plain torch.
 _OPS = {

@@ -15,9 +15,9 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import dlinfer
+from dlinfer.framework.lmdeploy_ext.checks.folder.model_checks import check_model_folder
 from dlinfer.framework.lmdeploy_ext.errors import LossError
 from dlinfer.framework.lmdeploy_ext.quantise.tokens import tokens_of
-from dlinfer.framework.lmdeploy_ext.refusals.model_checks import check_model_folder
 from dlinfer.toolchain import process
 
 SCHEMA = 1

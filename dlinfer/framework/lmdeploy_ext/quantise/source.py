@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.conversion.formats import Format
-from dlinfer.framework.lmdeploy_ext.conversion.headers import BITS, Stored
-from dlinfer.framework.lmdeploy_ext.errors import QuantisationSourceError
-from dlinfer.framework.lmdeploy_ext.refusals.model_checks import check_model_folder
-from dlinfer.framework.lmdeploy_ext.refusals.model_support import (
+from dlinfer.framework.lmdeploy_ext.checks.folder.model_checks import check_model_folder
+from dlinfer.framework.lmdeploy_ext.checks.model.model_support import (
     architectures,
     check_support,
     quantisation_of,
 )
+from dlinfer.framework.lmdeploy_ext.conversion.formats import Format
+from dlinfer.framework.lmdeploy_ext.conversion.headers import BITS, Stored
+from dlinfer.framework.lmdeploy_ext.errors import QuantisationSourceError
 
 _ATTENTION = tuple(f"self_attn.{one}_proj" for one in "qkvo")
 _GATED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")

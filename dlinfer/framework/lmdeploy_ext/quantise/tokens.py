@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dlinfer.errors import ModelFolderError
-from dlinfer.framework.lmdeploy_ext.refusals.model_checks import in_short
+from dlinfer.framework.lmdeploy_ext.checks.folder.model_checks import in_short
 
 
 def tokens_of(folder: Path, text: str) -> tuple[list[int], list[int]]:

@@ -175,7 +175,7 @@ def test_a_name_that_we_import_and_that_is_gone(plant):
     assert {one.kind for one in report.drifts} == {"missing"}
     room = "dlinfer/framework/lmdeploy_ext"
     assert {(one.severity, one.where.partition(":")[0]) for one in report.drifts} == {
-        ("essential", f"{room}/layers/backend.py"),
+        ("essential", f"{room}/running/backend.py"),
         ("essential", f"{room}/refusals/weight_checks.py"),
         ("optional", f"{room}/preflight/model.py"),  # which serves nothing
     }

@@ -9,8 +9,8 @@ import pytest
 import dlinfer.errors
 from dlinfer.cli import main
 from dlinfer.errors import ModelFolderError
+from dlinfer.framework.lmdeploy_ext.checks.folder.model_checks import check_model_folder
 from dlinfer.framework.lmdeploy_ext.preflight.check import Report, preflight
-from dlinfer.framework.lmdeploy_ext.refusals.model_checks import check_model_folder
 from examples.tiny_models.build import BUILT, ELSEWHERE, build
 from examples.tiny_models.vision_families import VISION_ELSEWHERE
 

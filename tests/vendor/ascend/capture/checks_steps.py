@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dlinfer import settings
 from dlinfer.errors import KernelDeclined
-from dlinfer.framework.lmdeploy_ext.capture.runner import CaptureRunner
 from dlinfer.framework.lmdeploy_ext.errors import CapturedStepError, NoDeviceGraphError
+from dlinfer.framework.lmdeploy_ext.running.capture.runner import CaptureRunner
 from dlinfer.ops.core import fallback
 from dlinfer.vendor.ascend import captured, slots
 from dlinfer.vendor.ascend.captured import CapturedLengths

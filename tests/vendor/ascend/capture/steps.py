@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from dlinfer import ops
-from dlinfer.framework.lmdeploy_ext.capture.policy import CapturePolicy
-from dlinfer.framework.lmdeploy_ext.capture.runner import CaptureRunner
 from dlinfer.framework.lmdeploy_ext.layers.attention import StepMetadata
+from dlinfer.framework.lmdeploy_ext.running.capture.policy import CapturePolicy
+from dlinfer.framework.lmdeploy_ext.running.capture.runner import CaptureRunner
 from dlinfer.vendor.ascend.device import AscendDevice
 from tests.vendor.ascend.simulated_npu.install import NAME
 

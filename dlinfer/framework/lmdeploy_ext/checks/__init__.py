@@ -1,0 +1,1 @@
+"""What is refused before it costs anything: folders, models, options and requests."""

@@ -1,0 +1,1 @@
+"""Checks of a model folder: its configuration, its weights, its adapters."""

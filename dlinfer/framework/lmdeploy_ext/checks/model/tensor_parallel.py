@@ -1,0 +1,46 @@
+"""Which engines and models may lie on several devices: those whose tokens were compared, on devices that serve it."""
+
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.checks.model import model_support
+from dlinfer.framework.lmdeploy_ext.device import ranks
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+
+COMPARED = (
+    "LlamaForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "InternLM2ForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+)
+"""LMDeploy's classes of the families in tests/e2e/devices/test_tensor_parallel.py."""
+
+_ADVICE = "use tp=1"
+
+
+def check_engine_config(config: Any) -> None:
+    """Raise UnsupportedFeatureError for what was not compared on several devices."""
+    if config.tp == 1:
+        return
+    device = config.device_type
+    if not ranks.are_served(device):
+        raise refuse(f"tp={config.tp!r}", _ADVICE, device)
+    if not config.eager_mode:
+        raise refuse(f"tp={config.tp!r} in graph mode", "add eager_mode=True", device)
+    if config.adapters:
+        raise refuse(f"tp={config.tp!r} with adapters", _ADVICE, device)
+
+
+def check_model(config: dict[str, Any], tp: int, spec_method: str | None) -> None:
+    """The same for a model, by its configuration as ``config.json`` has it, and a method of speculative decoding."""
+    if tp == 1:
+        return
+    names = model_support.architectures(config)
+    if not set(names) <= set(COMPARED):
+        raise refuse(f"tp={tp} of {', '.join(names)}", f"{_ADVICE}, or a model of {', '.join(COMPARED)}")
+    if any(model_support.quantisation_of(config)):
+        raise refuse(f"tp={tp} of a quantised model", _ADVICE)
+    if spec_method is not None:
+        raise refuse(f"tp={tp} with speculative decoding", _ADVICE)

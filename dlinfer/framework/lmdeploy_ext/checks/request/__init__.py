@@ -1,0 +1,1 @@
+"""Checks of requests, and the HTTP errors that they become."""

@@ -1,0 +1,1 @@
+"""Faults of LMDeploy that give a wrong answer or end a server: one file each, until a release fixes it."""

@@ -1,0 +1,255 @@
+"""The life of the process that ``lmdeploy serve api_server`` runs its engine in: start, failure, end.
+
+LMDeploy 0.18 publishes the engine's port through a ``multiprocessing.Manager``, a third process. The parent shuts
+that manager down as soon as it sees the port, while the child still waits for the manager's answer, so that a start
+fails whenever the child loses the race. A parent that ends before it is serving (SIGTERM, SIGKILL) leaves manager
+and engine running for ever, and one that is interrupted (SIGINT) waits for the engine for ever. Here a pipe carries
+the port, which also tells each side when the other is gone.
+
+None of this depends on the device, but LMDeploy's own devices keep LMDeploy's own code.
+"""
+
+import asyncio
+import contextlib
+import functools
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, Self
+
+from dlinfer.errors import DlinferError, EngineStartError
+from dlinfer.framework.lmdeploy_ext.checks.folder.model_checks import in_short
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
+from dlinfer.framework.patching import Patch
+
+_SHUTDOWN_SECONDS = 10
+"""How long an engine may take to end when asked to, before it is killed; LMDeploy's own figure."""
+
+
+def _serves(engine_config: Any) -> bool:
+    return engine_config is not None and activation.serves(engine_config.device_type)
+
+
+# --- in the engine's process
+
+
+def run_engine_process(report: Connection, **kwargs: Any) -> None:
+    """Target of the engine's process: LMDeploy's own ``_mp_proc``, reporting through a pipe.
+
+    Sends ``("port", number)`` when the RPC socket is bound, and ``("failed", error or text)`` when the process ends
+    by an exception, which is then raised for the traceback. ``kwargs`` are those of ``ZMQMPEngine._mp_proc``.
+    """
+    from lmdeploy.pytorch.engine.mp_engine.zmq_engine import ZMQMPEngine
+
+    threading.Thread(target=_end_with_parent, name="end_with_parent", daemon=True).start()
+    try:
+        publisher: Any = _PortPublisher(report)
+        ZMQMPEngine._mp_proc(publisher, publisher, **kwargs)
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # the parent stops listening once the engine serves
+            report.send(("failed", error if isinstance(error, DlinferError) else in_short(error)))
+        raise
+
+
+class _PortPublisher:
+    """What ``_mp_proc`` takes for its shared dict and its condition: storing the port sends it."""
+
+    def __init__(self, report: Connection) -> None:
+        self._report = report
+
+    def __setitem__(self, key: str, value: int) -> None:
+        if key == "rpc_server_port":
+            self._report.send(("port", value))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Nothing is locked."""
+
+    def notify(self) -> None:
+        """The reader of a pipe needs no waking."""
+
+
+def _end_with_parent() -> None:
+    """Wait for the parent's death, then end this process: gently first, as if the parent had asked for it."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_SHUTDOWN_SECONDS)
+    os._exit(1)
+
+
+# --- in the parent
+
+
+def _start_mp_proc(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def _start_mp_proc(
+        self: Any, model_path: str, engine_config: Any = None, speculative_config: Any = None, **kwargs: Any
+    ) -> None:
+        if not _serves(engine_config):
+            original(self, model_path, engine_config, speculative_config, **kwargs)
+            return
+        from lmdeploy.pytorch.engine.mp_engine.zmq_engine import logger
+
+        self.mp_ctx = multiprocessing.get_context("spawn")
+        self.start_report, report = self.mp_ctx.Pipe(duplex=False)
+        with report:
+            self.proc = self.mp_ctx.Process(
+                target=run_engine_process,
+                args=(report,),
+                kwargs={
+                    "model_path": model_path,
+                    "engine_config": engine_config,
+                    "log_level": logger.level,
+                    "speculative_config": speculative_config,
+                    **kwargs,
+                },
+                name="mp_engine_proc",
+            )
+            self.proc.start()
+        # With the parent's copy of the child's end closed, the child's death ends the wait.
+        kind, value = _receive(self)
+        if kind != "port":
+            raise _start_error(value)
+        self.port = value
+
+    return _start_mp_proc
+
+
+def _receive(engine: Any) -> tuple[str, Any]:
+    """The next message of the engine's process; a death without a word is ``("failed", how it ended)``."""
+    try:
+        return engine.start_report.recv()
+    except (EOFError, OSError):  # OSError where it died in the middle of a word
+        engine.proc.join(_SHUTDOWN_SECONDS)
+        return "failed", _ending(engine.proc.exitcode)
+
+
+def _ending(exitcode: int | None) -> str:
+    if exitcode is not None and exitcode < 0:
+        hint = " (as the system does when memory runs out)" if -exitcode == signal.SIGKILL else ""
+        return f"it was killed by {signal.Signals(-exitcode).name}{hint}"
+    return f"its exit status is {exitcode}"
+
+
+def _start_error(reason: DlinferError | str) -> DlinferError:
+    return (
+        reason if isinstance(reason, DlinferError) else EngineStartError(framework="LMDeploy", detail=reason)
+    )
+
+
+def _init(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(
+        self: Any,
+        model_path: str,
+        engine_config: Any = None,
+        speculative_config: Any = None,
+        trust_remote_code: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if not _serves(engine_config):
+            original(self, model_path, engine_config, speculative_config, trust_remote_code, **kwargs)
+            return
+        from lmdeploy.pytorch.engine.mp_engine.zmq_rpc import RPCServerDeadError
+
+        try:
+            original(self, model_path, engine_config, speculative_config, trust_remote_code, **kwargs)
+        except RPCServerDeadError:
+            _, reason = _receive(self)  # its last word is still in the pipe
+            _abandon(self)
+            raise _start_error(reason) from None
+        except BaseException:
+            _abandon(self)
+            raise
+        self.start_report.close()
+
+    return __init__
+
+
+def _abandon(engine: Any) -> None:
+    """Free what an engine holds that did not get as far as registering its own ``close``."""
+    if hasattr(engine, "rpc_client"):
+        engine.rpc_client.stop()
+    # Where Ctrl-C cut its start short there is no id: the process then finds what it is to run cut short, and ends.
+    if engine.proc is not None and engine.proc.pid is not None:
+        engine.proc.terminate()
+        engine.proc.join(_SHUTDOWN_SECONDS)
+        if engine.proc.is_alive():
+            engine.proc.kill()
+            engine.proc.join()
+
+
+def _close_sockets(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def close_sockets(self: Any) -> None:
+        if activation.active() is not None:
+            for socket in (self.async_socket, self.sync_socket):
+                if not socket.closed:
+                    socket.linger = 0
+        original(self)
+
+    return close_sockets
+
+
+def _stop_health_monitor(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def stop(self: Any) -> None:
+        if activation.active() is None or self._task is None:
+            await original(self)
+            return
+        while not self._task.done():
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=1)
+        self._task = None
+
+    return stop
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine._start_mp_proc",
+        why="shuts the Manager down while the child still talks to it, so that some starts fail with EOFError; "
+        "a parent killed while it starts leaves Manager and engine behind",
+        signature="(self, model_path, engine_config=None, speculative_config=None, **kwargs)",
+        build=_start_mp_proc,
+        versions=FAULTY,
+        essential=False,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine.__init__",
+        why="an exception or Ctrl-C while the engine loads leaves its process running, and Python then waits for "
+        "it at exit for ever; and the reason of a failed start stays in the child",
+        signature="(self, model_path, engine_config=None, speculative_config=None, trust_remote_code=False, "
+        "**kwargs)",
+        build=_init,
+        versions=FAULTY,
+        essential=False,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.engine.mp_engine.zmq_rpc:AsyncRPCClient.close_sockets",
+        why="context.term() waits for ever for a message that a dead engine can no longer take",
+        signature="(self)",
+        build=_close_sockets,
+        versions=FAULTY,
+        essential=False,
+    ),
+    Patch(
+        target="lmdeploy.serve.core.health:EngineHealthMonitor.stop",
+        why="cancels its task once; before Python 3.12 asyncio.wait_for swallows a cancellation that meets the "
+        "end of a probe (bpo-37658), and the server then waits for ever for a task that never ends",
+        signature="(self)",
+        build=_stop_health_monitor,
+        versions=FAULTY,
+        essential=False,
+    ),
+)

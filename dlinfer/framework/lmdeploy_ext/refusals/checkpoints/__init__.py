@@ -1,1 +1,0 @@
-"""Checkpoints and adapters that LMDeploy would misread, or stop at in words of its own."""

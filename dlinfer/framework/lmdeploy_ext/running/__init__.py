@@ -1,0 +1,1 @@
+"""How LMDeploy's forward runs: through compiled graphs, or a device's captured graphs."""

@@ -1,0 +1,162 @@
+"""LMDeploy's layer backend on our devices: which implementation each of its build specs gets."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from lmdeploy.pytorch.backends.dlinfer.op_backend import DlinferOpsBackend
+from lmdeploy.pytorch.backends.graph_runner import GraphRunner
+from lmdeploy.pytorch.distributed import get_dist_manager
+
+from dlinfer import settings
+from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.layers import attention, lora
+from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta, step_states
+from dlinfer.framework.lmdeploy_ext.layers.moe import experts, router
+from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rotary, windows
+from dlinfer.framework.lmdeploy_ext.layers.quantised import (
+    awq,
+    eight_bit,
+    four_bit_experts,
+    kv_quantisation,
+)
+from dlinfer.framework.lmdeploy_ext.layers.sparse_attention import indexer
+from dlinfer.framework.lmdeploy_ext.running.capture.runner import CaptureRunner
+from dlinfer.framework.lmdeploy_ext.running.graph_runner import CompiledRunner
+from dlinfer.framework.lmdeploy_ext.sampling import multinomial as sampling
+from dlinfer.utils import computing
+from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
+from dlinfer.vendor import activate_default
+
+
+class EagerRunner(GraphRunner):
+    """Runs a model as it is."""
+
+    def __call__(self, **kwargs: Any) -> Any:
+        """One forward. kwargs: as LMDeploy's model takes them."""
+        computing.begins()
+        return super().__call__(**kwargs)
+
+
+logger = logging.getLogger("dlinfer")
+
+_OURS = {
+    "PagedAttention": attention.PagedAttention.from_spec,
+    "NSAIndexFP8": indexer.Indexer.from_spec,
+    "FlashAttention": attention.VarlenAttention.from_spec,
+    "LoRA": lora.Lora.from_spec,
+    "MultinomialSampling": sampling.SeededMultinomialSampling.from_spec,
+    "RotaryEmbedding": rotary.from_spec,
+    "ApplyRotaryEmb": lambda spec: rotary.ApplyRotary(),
+    "RouterNoauxTC": router.BiasedRouter.from_spec,
+    "LinearW4A16": awq.LinearW4A16.from_spec,
+    "RMSNormW8A8": eight_bit.RMSNormW8A8.from_spec,
+    "LinearW8A8": eight_bit.LinearW8A8.from_spec,
+    "LinearBlockedF8": eight_bit.LinearBlockedF8.from_spec,
+    "LinearStaticF8": eight_bit.LinearStaticF8.from_spec,
+    "FusedMoEW8A8": eight_bit.FusedMoEW8A8.from_spec,
+    "FusedMoEBlockedF8": eight_bit.FusedMoEBlockedF8.from_spec,
+    "FusedMoEStaticF8": eight_bit.FusedMoEStaticF8.from_spec,
+    "FusedMoEW4A16": four_bit_experts.FusedMoEW4A16.from_spec,
+    "FusedMoE": experts.Experts.from_spec,
+    "CausalConv1d": lambda spec: gated_delta.Convolution(),
+    "GatedDeltaMeta": lambda spec: step_states.StepStates(),
+    "GatedDeltaRule": lambda spec: gated_delta.DeltaRule(),
+}
+"""Layers that LMDeploy's own dlinfer backend serves wrongly or not at all, by the name of their BuildSpec without that
+word."""
+
+
+class OpsBackend(DlinferOpsBackend):
+    """Layers on the device of ours that LMDeploy runs on, through ``dlinfer.ops``."""
+
+    @staticmethod
+    def get_name() -> str:
+        """Name of the device type."""
+        return _device_type()
+
+    @classmethod
+    def build_op(cls, spec: Any, *, enable_deterministic: bool = False) -> Any:
+        """The implementation of one layer. Raises UnsupportedFeatureError, before any weight is loaded."""
+        name = type(spec).__name__
+        build = _OURS.get(name.removesuffix("BuildSpec"))
+        if build is not None:
+            return build(spec)
+        try:
+            return super().build_op(spec, enable_deterministic=enable_deterministic)
+        except RuntimeError as cause:
+            if "is not supported by" not in str(cause):
+                raise
+            raise refuse(f"a layer of this model ({name})", "use another model") from cause
+
+    @staticmethod
+    def get_k_block_shape(
+        block_size: int, num_heads: int, head_size: int, dtype: torch.dtype
+    ) -> tuple[int, ...]:
+        """Shape of one block of the key cache, in the active vendor's layout."""
+        return cache_blocks.layout(activation.torch_device()).shape(1, block_size, num_heads, head_size)[1:]
+
+    @staticmethod
+    def get_v_block_shape(
+        block_size: int, num_heads: int, head_size: int, dtype: torch.dtype
+    ) -> tuple[int, ...]:
+        """Shape of one block of the value cache, in the active vendor's layout."""
+        return OpsBackend.get_k_block_shape(block_size, num_heads, head_size, dtype)
+
+    @classmethod
+    def update_step_context(cls, step_context: Any) -> Any:
+        """Add the step's attention and MoE metadata and rotary lengths to the context, and return it."""
+        step_context.attn_metadata = attention.step_metadata(step_context)
+        step_context.position_ids = rope_lengths.of_step(step_context)
+        distribution = get_dist_manager().current_context()
+        assert distribution is not None, "LMDeploy sets it before it builds a model"
+        config = distribution.dist_config
+        step_context.moe_metadata = MoeMetadata(
+            dp_size=config.dp, tp_size=config.tp, ep_size=config.ep, moe_comm_type=MoECommType.ALLGATHER
+        )
+        return step_context
+
+    @staticmethod
+    def build_graph_runner(
+        model: torch.nn.Module,
+        model_config: Any,
+        cache_config: Any,
+        backend_config: Any,
+        device: torch.device,
+    ) -> Any:
+        """What runs the model: compiled graphs, or with ``eager_mode=True`` the model itself."""
+        kv_quantisation.check_model(model_config, cache_config)
+        windows.apply(model, model_config.llm_config or model_config.hf_config)
+        runner = EagerRunner if backend_config.eager_mode else _graph_runner(model)
+        return runner(model, model_config, cache_config, backend_config, device)
+
+    @staticmethod
+    def ccl_backend() -> str:
+        """The backend of torch.distributed between processes that have such a device each."""
+        return activation.device().communicator
+
+
+def _device_type() -> str:
+    device_type = activation.active()
+    assert device_type is not None, "LMDeploy gets this backend for devices of ours only"
+    return device_type
+
+
+def _graph_runner(model: torch.nn.Module) -> Callable[..., Any]:
+    """What runs graphs: the vendor's own runner, compiled calls where there is an engine, or graphs that the device
+    captures. A vendor of kernels alone that cannot be captured has nothing to run them with."""
+    device = activation.device()
+    own = device.graph_runner()
+    if own is not None:
+        return own
+    vendor = activate_default(activation.torch_device())
+    has_engine = settings.current().engine or (vendor is not None and vendor.default_engine)
+    if has_engine:
+        return CompiledRunner
+    if device.graph_class is None:
+        logger.warning("device %s has no graphs here, so that each step runs eagerly", _device_type())
+        return EagerRunner
+    return partial(CaptureRunner, device, adapters=lora.has_adapters(model))

@@ -1,0 +1,208 @@
+"""LMDeploy's forward by captured graphs: captures a decoding step once a batch size, and replays it thereafter."""
+
+import contextlib
+import logging
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lmdeploy.pytorch.backends.graph_runner import GraphRunner
+
+from dlinfer import settings
+from dlinfer.errors import DlinferError
+from dlinfer.framework.lmdeploy_ext.errors import CapturedStepError, NoDeviceGraphError
+from dlinfer.framework.lmdeploy_ext.running.capture.buffers import StepBuffers
+from dlinfer.framework.lmdeploy_ext.running.capture.policy import PREFILL, CapturePolicy, places
+from dlinfer.graph.report.policy import leave_graph
+from dlinfer.vendor.device import Device, HostNumbers
+
+logger = logging.getLogger("dlinfer")
+
+
+@dataclass
+class CaptureCounts:
+    """What became of an engine's forwards: captures by rows, replays by rows, and the reasons of eager ones.
+
+    dropped: why graphs were thrown away, each time for all that there were.
+    """
+
+    captures: Counter[int] = field(default_factory=Counter)
+    replays: Counter[int] = field(default_factory=Counter)
+    eager: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+_runners: list[weakref.ref[CaptureCounts]] = []
+
+
+def counts() -> list[CaptureCounts]:
+    """Those of every engine whose steps are captured in this process and that still exists, the oldest first."""
+    found = [reference() for reference in _runners]
+    return [one for one in found if one is not None]
+
+
+@dataclass
+class _Captured:
+    graph: Any
+    buffers: StepBuffers
+    result: Any
+    numbers: HostNumbers | None
+
+
+class CaptureRunner(GraphRunner):
+    """Runs decoding steps as a device's graphs, and all else eagerly.
+
+    graphs_of: the device, whose ``graph_class`` says what captures. policy: what is captured; None takes sizes
+    up to LMDeploy's ``max_batch_size``. Raises NoDeviceGraphError, and when called CapturedStepError under the fallback
+    policy ``error``; under the others a size that cannot be captured runs eagerly, and is not tried again until graphs
+    are dropped.
+    """
+
+    def __init__(
+        self,
+        graphs_of: Device,
+        model: torch.nn.Module,
+        *args: Any,
+        adapters: bool = False,
+        policy: CapturePolicy | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(model, *args, **kwargs)
+        self._graph_class: Callable[[], Any] = _graph_class(graphs_of)
+        self._device = graphs_of
+        self.policy = policy or CapturePolicy(largest=self.cache_config.max_batches, adapters=adapters)
+        self._captured: dict[int, _Captured] = {}
+        self._refused: dict[int, str] = {}
+        self._caches: Any = None
+        self._held: list[Any] = []
+        self._weights: Any = None
+        self.counts = CaptureCounts()
+        _runners.append(weakref.ref(self.counts, _runners.remove))
+
+    def __call__(self, **kwargs: Any) -> Any:
+        """One forward. kwargs: as LMDeploy's model takes them."""
+        reason = self.policy.why_not(kwargs)
+        if reason is not None:
+            return self._run_eagerly(reason, kwargs)
+        self._drop_stale(kwargs["past_key_values"])
+        real = kwargs["input_ids"].shape[1]
+        rows = self.policy.size(real)
+        if rows in self._refused:
+            return self._run_eagerly(self._refused[rows], kwargs)
+        captured = self._captured.get(rows)
+        if captured is None:
+            memory = self._device.memory()
+            reason = self.policy.why_not_another(len(self._captured), memory.available, memory.total)
+            if reason is not None:
+                return self._run_eagerly(reason, kwargs)
+            return _cut(self._capture(rows, kwargs), real)
+        captured.buffers.fill(kwargs)
+        captured.graph.replay()
+        if captured.numbers is not None:
+            captured.numbers.update(_lengths(rows, kwargs))
+        self.counts.replays[rows] += 1
+        return _cut(captured.result, real)
+
+    def reset(self) -> None:
+        """Called when LMDeploy sleeps, wakes or ends: caches and weights go elsewhere, and graphs with them."""
+        super().reset()
+        self._drop("LMDeploy reset its graphs")
+        self._caches, self._held = None, []
+
+    def _run_eagerly(self, reason: str, kwargs: dict[str, Any]) -> Any:
+        if reason not in self.counts.eager and reason != PREFILL:
+            logger.warning("a decoding step runs eagerly, not as a graph: %s", reason)
+        self.counts.eager[reason] += 1
+        return self.model(**kwargs)
+
+    def _drop_stale(self, caches: Any) -> None:
+        """Throw graphs away whose caches or weights lie elsewhere now, or whose weights were written."""
+        tensors = [tensor for layer in caches for tensor in layer]
+        cached = places(tensors)
+        weights = tuple(
+            (one.data_ptr(), 0 if one.is_inference() else one._version) for one in self.model.parameters()
+        )
+        if cached != self._caches:
+            self._drop("caches were allocated anew")
+        elif weights != self._weights:
+            self._drop("weights were updated")
+        self._caches, self._weights = cached, weights
+        self._held = tensors  # so that no other caches get their place, and pass for them
+
+    def _drop(self, reason: str) -> None:
+        if self._captured:
+            self.counts.dropped[reason] += 1
+        self._captured.clear()
+        self._refused.clear()
+
+    def _capture(self, rows: int, kwargs: dict[str, Any]) -> Any:
+        """Run a step once eagerly over its buffers, which is its result, and capture it for those that follow.
+
+        What is made once, such as weights laid out anew, is made in that run. A step that is run twice writes the same
+        numbers to the same slots.
+        """
+        streams = self._device.streams
+        keys = kwargs["past_key_values"][0][0]
+        buffers = StepBuffers(rows, keys.shape[0], kwargs["input_ids"].device, self._device.padding_length)
+        buffers.fill(kwargs)
+        inputs = buffers.inputs(kwargs)
+        outside, inside = streams.current_stream(), streams.Stream()
+        inside.wait_stream(outside)
+        with streams.stream(inside):
+            result = self.model(**inputs)
+            streams.synchronize()
+            graph, numbers = self._graph_class(), self._device.host_numbers()
+            with contextlib.nullcontext() if numbers is None else numbers.recording(_lengths(rows, kwargs)):
+                error, held = self._recorded(graph, rows, inputs)
+        outside.wait_stream(inside)
+        if error is None:
+            self._captured[rows] = _Captured(graph, buffers, held, numbers)
+            self.counts.captures[rows] += 1
+        else:
+            leave_graph("decoding step", error, settings.current().fallback)
+            self._refused[rows] = str(error)
+            self.counts.eager[str(error)] += 1
+        return result
+
+    def _recorded(
+        self, graph: Any, rows: int, inputs: dict[str, Any]
+    ) -> tuple[CapturedStepError | None, Any]:
+        """(why a step is no part of a graph, or None; what it gives in each replay)."""
+        graph.capture_begin()
+        try:
+            held = self.model(**inputs)
+        except BaseException as cause:
+            with contextlib.suppress(Exception):  # a capture that has failed ends in an error too
+                graph.capture_end()
+            if not isinstance(cause, (RuntimeError, DlinferError)):
+                raise
+            error = CapturedStepError(rows=rows, detail=str(cause).strip().partition("\n")[0])
+            error.__cause__ = cause
+            return error, None
+        graph.capture_end()
+        return None, held
+
+
+def _graph_class(device: Device) -> Callable[[], Any]:
+    """What makes graphs. Raises NoDeviceGraphError."""
+    found = getattr(device.streams, device.graph_class or "", None)
+    if found is None:
+        module = getattr(device.streams, "__name__", type(device.streams).__name__)
+        raise NoDeviceGraphError(module=module, name=device.graph_class)
+    return found
+
+
+def _lengths(rows: int, kwargs: dict[str, Any]) -> list[int]:
+    """Of the sequence of each row, on the host, where LMDeploy's step has them."""
+    lengths = kwargs["attn_metadata"].kv_seqlens_cpu.tolist()
+    return lengths + [0] * (rows - len(lengths))
+
+
+def _cut(result: Any, real: int) -> Any:
+    """A result without padding rows, which the next replay does not overwrite: hidden states [1, rows, hidden]."""
+    if isinstance(result, torch.Tensor):
+        return result[:, :real].clone()
+    return result | {"hidden_states": result["hidden_states"][:, :real].clone()}

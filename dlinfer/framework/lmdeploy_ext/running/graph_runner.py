@@ -1,0 +1,307 @@
+"""LMDeploy's forward through the graph backend: one compiled call for prefill, one for decoding, one for logits.
+
+Engines that decode as fast with a graph of prefill get one for both, so that they repack the weights once.
+
+LMDeploy calls the runner with the same keywords at each step; what differs is sizes, and flags that tell the phases
+apart. Sizes are marked as unknown to the compiler before the capture, so that 1 is a size like any other and nothing
+is compiled while requests run: LMDeploy's own warm-up meets each phase once.
+"""
+
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lmdeploy.pytorch.backends.graph_runner import GraphRunner
+
+from dlinfer import settings
+from dlinfer.errors import CaptureError
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.layers import lora
+from dlinfer.framework.lmdeploy_ext.running.graph_identity import model_identity
+from dlinfer.framework.lmdeploy_ext.running.graph_output_rows import ForwardOfKeptRows, kept_rows
+from dlinfer.framework.lmdeploy_ext.vision import parts
+from dlinfer.graph.direct.call import DirectCall
+from dlinfer.graph.direct.store import compile_call
+from dlinfer.graph.engine import find_engine
+from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.report.policy import leave_graph
+from dlinfer.graph.report.report import GraphReport
+from dlinfer.graph.torch_private.dynamo import mark_fixed, mark_unbacked
+from dlinfer.utils import computing
+
+# Field of the attention metadata -> what each of its sizes counts.
+_METADATA_SIZES = {
+    "kv_start_indices": ("tokens",),
+    "q_start_loc": ("sequences",),
+    "q_seqlens": ("sequences",),
+    "kv_seqlens": ("sequences",),
+    "kv_seqlens_cpu": ("sequences",),
+    "fresh": ("sequences",),
+    "cu_seqlens_q": ("ends",),
+    "cu_seqlens_q_cpu": ("ends",),
+    "block_offsets": ("sequences", "blocks"),
+    "adapter_ids": ("tokens",),
+    "kept_rows": ("kept",),
+}
+# What is the same at each step of an engine: a graph may depend on its sizes and numbers.
+_STEADY = (
+    "past_key_values",
+    "attn_metadata.block_size",
+    "hidden_states.size()[2]",
+    "position_ids.size()[0]",  # two rows where rotary frequencies depend on lengths
+    "inputs_embeds.size()[2]",
+    "mrope_position_ids.size()[0]",
+    "target_hidden_states.size()[2]",  # of a draft model's target
+)
+
+
+@dataclass
+class PhaseCounts:
+    """What became of one phase of one engine: ``compiled`` or ``loaded`` from the cache, or ``eager`` and why.
+
+    report: what was compiled, as ``dlinfer.explain`` shows it; None where it runs eagerly.
+    """
+
+    phase: str
+    outcome: str
+    seconds: float
+    reason: str = ""
+    report: GraphReport | None = None
+
+
+@dataclass
+class RunnerCounts:
+    """The compilations of one engine, in order, and how often its model's forward ran."""
+
+    phases: list[PhaseCounts] = field(default_factory=list)
+    steps: int = 0
+
+    @property
+    def compilations(self) -> int:
+        """How many graphs were compiled or loaded so far; it must not grow while requests run."""
+        return len(self.phases)
+
+
+_runners: list[weakref.ref[RunnerCounts]] = []
+
+
+def counts() -> list[RunnerCounts]:
+    """The compilations of every engine that runs graphs in this process and still exists, the oldest first."""
+    found = [reference() for reference in _runners]
+    return [one for one in found if one is not None]
+
+
+class CompiledRunner(GraphRunner):
+    """Runs a model's forward and its logits as compiled graphs.
+
+    last_rows_only: of a step that is no decoding, give the hidden states of each sequence's last token alone, in the
+    sequences' order. Not where the forward has inputs that ForwardOfKeptRows does not take.
+    """
+
+    last_rows_only = False
+
+    def __init__(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        super().__init__(model, *args, **kwargs)
+        self._calls: dict[Any, Callable[..., Any]] = {}
+        self._silent: set[Any] = set()
+        self._forward = self._with_adapters(model, model.forward) if lora.has_adapters(model) else model
+        self._forward_of_kept = ForwardOfKeptRows(self._forward)
+        self._phases_alike = find_engine(
+            CompileOptions().wanted_engine, activation.torch_device()
+        ).phases_alike
+        context: Any = self.ctx_mgr
+        self._identity = model_identity(
+            model,
+            build_context=context.build_ctx,
+            model_config=self.model_config,
+            cache_config=self.cache_config,
+            backend_config=self.backend_config,
+        )
+        self.counts = RunnerCounts()
+        _runners.append(weakref.ref(self.counts, _runners.remove))
+        self._parts = parts.of_model(model)
+        if self._parts is not None:
+            self._take_apart(self._parts)
+
+    def _take_apart(self, found: parts.Parts) -> None:
+        """Let the language part and the vision part of a model run as graphs, each on its own."""
+        language: Any = self.model.get_submodule(found.language)
+        forward = language.forward
+        speech = parts.method(found.speech, language, forward)
+        if lora.has_adapters(language):
+            speech = self._with_adapters(language, speech)
+        of_kept_rows = ForwardOfKeptRows(speech)
+        owner, function = parts.vision_function(self.model, found)
+        tower = parts.method(found.tower, owner, function)
+
+        def compiled_language(*args: Any, **kwargs: Any) -> Any:
+            given = parts.named(forward, args, kwargs)
+            if given.get("inputs_embeds") is None:  # InternVL's own classes leave it to the language part
+                model: Any = self.model
+                given["inputs_embeds"] = model.get_input_embeddings()(given["input_ids"])
+            given["input_ids"] = None
+            return self._step(speech, found.arrange_speech(self.model, given), of_kept_rows)
+
+        def compiled_vision(*args: Any, **kwargs: Any) -> Any:
+            given = found.arrange(self.model, parts.named(function, args, kwargs))
+            return found.restore(self._see(found, tower, given))
+
+        language.forward = compiled_language
+        setattr(owner, found.vision[1], compiled_vision)
+        self._see_example = lambda: compiled_vision(**found.example(self.model))
+
+    def _with_adapters(self, owner: torch.nn.Module, forward: Callable[..., Any]) -> torch.nn.Module:
+        return lora.ForwardWithAdapters(self.ctx_mgr, owner, forward)
+
+    def __call__(self, **kwargs: Any) -> Any:
+        """One forward. kwargs: as LMDeploy's model takes them."""
+        self.counts.steps += 1
+        if self._parts is None:
+            return self._step(self._forward, kwargs, self._forward_of_kept)
+        if (
+            "vision" not in self._calls
+        ):  # LMDeploy's warm-up has no images, so the first of them would compile it
+            with torch.inference_mode():
+                self._see_example()
+        return self.model(**kwargs)
+
+    def _step(
+        self,
+        function: Callable[..., Any],
+        kwargs: dict[str, Any],
+        of_kept_rows: ForwardOfKeptRows,
+    ) -> Any:
+        """One forward of what makes hidden states. of_kept_rows: takes function's place where a step has prompts."""
+        metadata = kwargs["attn_metadata"]
+        # Prefill through the cache serves prompts with and without a cached beginning: one graph, not two.
+        metadata.is_prefill_no_cache = False
+        if self._phases_alike:
+            metadata.is_decoding = (
+                False  # attention through the cache of one new token, as of any other number
+            )
+        if not metadata.is_decoding:
+            taken = of_kept_rows.taken(kwargs)
+            if taken is not None:
+                function, kwargs = of_kept_rows, taken
+                tokens = metadata.kv_start_indices.numel()
+                metadata.kept_rows = kept_rows(metadata, tokens, last_only=self.last_rows_only)
+        key = _phase(kwargs)
+        call = self._calls.get(key)
+        if call is not None:
+            return self._told(key, call, kwargs)
+        _mark_sizes(kwargs)
+        if self._parts is not None:
+            _mark(parts.marks(self._parts.speech_sizes, kwargs))
+        phase = "forward" if self._phases_alike else "decoding" if metadata.is_decoding else "prefill"
+        computing.begins()  # what the step before gave need not wait for the compiler
+        self._calls[key], result = self._compile(phase, function, kwargs)
+        hidden = result.get("hidden_states") if isinstance(result, dict) else result
+        if isinstance(hidden, torch.Tensor) and hidden.dim() == 3:
+            # LMDeploy's warm-up asks for no logits, so the first request would compile them.
+            self.get_logits(hidden[:, -1:])
+        return result
+
+    def _told(self, key: Any, call: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+        """Run a compiled call, and tell that it computes where nothing in it does, as the last time showed."""
+        if key in self._silent:
+            computing.begins()
+        before = computing.told()
+        result = call(**kwargs)
+        if computing.told() == before:
+            self._silent.add(key)
+        return result
+
+    def _see(self, found: parts.Parts, function: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+        """Features of images. kwargs: as ``function`` takes them."""
+        call = self._calls.get("vision")
+        if call is not None:
+            return call(**kwargs)
+        _mark(parts.marks(found.sizes, kwargs))
+        self._calls["vision"], result = self._compile("vision", function, kwargs, found.steady(kwargs))
+        return result
+
+    def get_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """hidden_states [1, rows, hidden] -> logits [1, rows, vocabulary]."""
+        project: Any = getattr(self.model, "get_logits", None)
+        if project is None:
+            return hidden_states
+        call = self._calls.get("logits")
+        if call is not None:
+            return call(hidden_states=hidden_states)
+        hidden_states = hidden_states.clone()
+        mark_unbacked(hidden_states, 1, "rows")
+        kwargs = {"hidden_states": hidden_states}
+        self._calls["logits"], result = self._compile("logits", project, kwargs)
+        return result
+
+    def reset(self) -> None:
+        """Called when LMDeploy sleeps or ends: let go of what the compiled calls hold of the caches."""
+        super().reset()
+        for call in self._calls.values():
+            if isinstance(call, DirectCall):
+                call.unbind()
+
+    def _compile(
+        self, phase: str, function: Callable[..., Any], kwargs: dict[str, Any], same: Sequence[str] = ()
+    ) -> tuple[Callable[..., Any], Any]:
+        """(what runs this phase from now on, the result of its first run). same: arguments that never change."""
+        start = time.perf_counter()
+        there = sorted(name for name, value in kwargs.items() if value is not None)
+        steady = [name for name in _STEADY if name.partition(".")[0] in kwargs] + list(same)
+        try:
+            call, result, stored = compile_call(
+                function, kwargs, identity=f"{self._identity}\n{phase} {there}", steady=steady
+            )
+        except CaptureError as error:
+            return self._run_eagerly(phase, function, kwargs, error)
+        seconds = time.perf_counter() - start
+        outcome = "loaded" if stored else "compiled"
+        self.counts.phases.append(PhaseCounts(phase, outcome, seconds, report=call.report))
+        _say(f"{phase} {outcome} in {seconds:.1f} s")
+        return call, result
+
+    def _run_eagerly(
+        self, phase: str, function: Callable[..., Any], kwargs: dict[str, Any], error: CaptureError
+    ) -> tuple[Callable[..., Any], Any]:
+        leave_graph(phase, error, settings.current().fallback)
+        self.counts.phases.append(PhaseCounts(phase, "eager", 0.0, str(error)))
+        return function, function(**kwargs)
+
+
+def _say(text: str) -> None:
+    print(f"dlinfer: graph mode: {text}", file=sys.stderr, flush=True)
+
+
+def _phase(kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells one graph from another: the phase, and which optional inputs there are."""
+    there = tuple(name for name, value in kwargs.items() if value is not None)
+    return kwargs["attn_metadata"].is_decoding, there
+
+
+def _mark(sizes: Iterable[tuple[torch.Tensor, int, str | None]]) -> None:
+    for tensor, dim, counted in sizes:
+        if counted is None:
+            mark_fixed(tensor, dim)
+        else:
+            mark_unbacked(tensor, dim, counted)
+
+
+def _mark_sizes(kwargs: dict[str, Any]) -> None:
+    """Tell Dynamo which sizes change from step to step, and which of them are the same."""
+    metadata = kwargs["attn_metadata"]
+    # A decoding step has one token of each sequence.
+    tokens = "sequences" if metadata.is_decoding else "tokens"
+    for name in ("input_ids", "position_ids", "inputs_embeds", "mrope_position_ids", "target_hidden_states"):
+        if isinstance(kwargs.get(name), torch.Tensor):
+            mark_unbacked(kwargs[name], 1, tokens)
+    if isinstance(kwargs.get("state_ids"), torch.Tensor):
+        mark_unbacked(kwargs["state_ids"], 0, "sequences")
+    for name, dims in _METADATA_SIZES.items():
+        value = getattr(metadata, name)
+        if isinstance(value, torch.Tensor):
+            for dim, counted in enumerate(dims):
+                mark_unbacked(value, dim, tokens if counted == "tokens" else counted)

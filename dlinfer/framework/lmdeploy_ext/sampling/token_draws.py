@@ -1,0 +1,61 @@
+"""Takes the next tokens by the device's own sampler, where its vendor brings one.
+
+LMDeploy sorts a vocabulary to draw from it, and finds the largest logit by torch, on one thread of a CPU. The numbers
+that decide are the same (``sampling.py``), and so are the tokens, but where rounding decides: LMDeploy rounds
+probabilities and their sums to the logits' dtype.
+
+This file loads before LMDeploy's modules do, since it patches them.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.patching import Patch
+
+
+def _by_sampler(inputs: Any, logits: Tensor) -> Tensor | None:
+    """Tokens, int64 [B], of logits [B, V] under LMDeploy's SamplingInputs; None where LMDeploy has to take them."""
+    if activation.active() is None or logits.device.type != activation.torch_device():
+        return None
+    sampler = activation.device().sampler()
+    if sampler is None:
+        return None
+    if inputs.max_top_k == 1:
+        return sampler.largest(logits)
+    from dlinfer.framework.lmdeploy_ext.sampling.multinomial import philox_uniform
+
+    numbers = philox_uniform(inputs.random_seeds, inputs.random_offsets).to(logits.device)
+    return sampler.draw(logits, numbers, _top_k(inputs, logits), inputs.top_p, inputs.min_p)
+
+
+def _top_k(inputs: Any, logits: Tensor) -> Tensor | None:
+    """How many of each row may be drawn: no tensor says it where it is the same for all; 0 is any number."""
+    if inputs.top_k is None and inputs.max_top_k > 0:
+        return torch.full(logits.shape[:1], inputs.max_top_k, device=logits.device)
+    return inputs.top_k
+
+
+def _sampling(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(original)
+    def sampling(self: Any, logits: Tensor) -> Tensor:
+        with torch.inference_mode():
+            tokens = _by_sampler(self.sampling_inputs, logits)
+        return original(self, logits) if tokens is None else tokens
+
+    return sampling
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.pytorch.engine.logits_process:FusedLogitsProcessor.sampling",
+        why="sorts the vocabulary for a draw, and looks for the largest logit on one thread",
+        signature="(self, logits)",
+        build=_sampling,
+        essential=False,
+    ),
+)

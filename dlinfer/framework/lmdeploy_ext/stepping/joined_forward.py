@@ -1,0 +1,282 @@
+"""A decoding step and the portion of prompts behind it, as one forward of the model.
+
+LMDeploy's step is a forward, logits, sampling and bookkeeping. Two steps stay two steps here, in their order; their
+forwards and logits alone are joined: the first step computes the rows of both, and the second finds its own computed.
+"""
+
+import asyncio
+import dataclasses
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.framework.lmdeploy_ext.stepping import last_token_rows as last_rows
+from dlinfer.framework.patching import Patch
+
+_NAME = "dlinfer_joined"  # of the attribute in which an agent has the forward that two of its steps share
+
+Forward = Callable[..., Awaitable[dict[str, Any]]]
+
+
+async def following(agent: Any, seconds: float) -> dict[str, Any] | None:
+    """Take the next step's arguments from the agent's queue as its loop would; None where none come in time."""
+    try:
+        async with asyncio.timeout(
+            seconds
+        ):  # wait_for swallows a cancellation that meets an item, before Python 3.12
+            taken = await agent._in_que.get()
+    except TimeoutError:
+        return None
+    return received(agent, taken)
+
+
+def received(agent: Any, taken: dict[str, Any]) -> dict[str, Any]:
+    """What came from the agent's queue, as the arguments of a step."""
+    agent._keep_h2d_transfer(taken.pop("_h2d_transfer", None))
+    return taken
+
+
+def can_join(agent: Any, first: dict[str, Any], second: dict[str, Any]) -> bool:
+    """Whether a decoding step and the one behind it, by their arguments, have nothing but rows for the model."""
+    prompts = second.get("inputs")
+    if prompts is None or prompts.is_decoding or prompts.is_dummy or agent.spec_agent.is_enabled():
+        return False
+    if getattr(agent, "memdecode_agent", None) is not None:
+        return False
+    own = ("cache_inputs", "kv_connector_metadata", "return_routed_experts")
+    if any(step.get(name) for step in (first, second) for name in own):
+        return False
+    return not (second.get("swap_in_map") or second.get("swap_out_map"))
+
+
+async def joined(
+    agent: Any,
+    first: Callable[[], Awaitable[None]],
+    second: Callable[[], Awaitable[None]],
+    arguments: dict[str, Any],
+) -> None:
+    """Run two steps. first: decodes. arguments: those that second is called with."""
+    expect(agent, arguments)
+    try:
+        await first()
+        await second()
+    finally:
+        setattr(agent, _NAME, None)
+
+
+def expect(agent: Any, second: dict[str, Any]) -> None:
+    """The agent's next forward decodes, and the one after it is of the prompts of a step with these arguments."""
+    prompts = second["inputs"]
+    has_all_logits = bool(second.get("return_logits") or second.get("return_ce_loss"))
+    one_row_each = last_rows.are_enough(prompts, has_all_logits=has_all_logits)
+    setattr(agent, _NAME, _Joined(prompts, agent, one_row_each))
+
+
+class _Joined:
+    """What two forwards share. prompts: the second one's ModelInputs, which its own step may yet give model_metas.
+
+    one_row_each: the second step asks for logits of each prompt's last row alone.
+    """
+
+    def __init__(self, prompts: Any, agent: Any, one_row_each: bool) -> None:
+        self._prompts = prompts
+        self._agent = agent
+        self._one_row_each = one_row_each
+        self._second: dict[str, Any] | None = None
+        self._second_logits: Tensor | None = None
+        self._is_first = True
+
+    async def forward(self, original: Forward, inputs: Any) -> dict[str, Any]:
+        """original: takes ModelInputs. Called twice, with those of the decoding step and of the prompts."""
+        if not self._is_first:
+            return await original(inputs) if self._second is None else self._second
+        self._is_first = False
+        kept = self._kept_rows(inputs)
+        if kept is not None and kept.numel() == 0:
+            return await original(inputs)
+        both = join(inputs if kept is None else _rows_of(inputs, kept), self._prompts)
+        if both is None:
+            return await original(inputs)
+        with last_rows.giving(self._agent, self._one_row_each):
+            output = await original(both)
+        parts = split(output, inputs, self._prompts, kept)
+        if parts is None:  # what it wrote into the cache is written once more, the same
+            return await original(inputs)
+        first, self._second = parts
+        return first
+
+    def logits(self, original: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+        """original: takes hidden states [1, rows, H], gives [1, rows, V]. Called twice, as ``forward`` is."""
+        if self._second_logits is not None:
+            return self._second_logits
+        if self._second is None or not self._one_row_each:
+            return original(hidden)
+        last = self._second["hidden_states"]
+        if last.shape[1] != self._prompts.seq_length.numel():
+            last = last[:, self._prompts.seq_length.cumsum(0) - 1]
+        both = original(torch.cat([hidden, last], 1))
+        self._second_logits = both[:, hidden.shape[1] :]
+        return both[:, : hidden.shape[1]]
+
+    def _kept_rows(self, decoding: Any) -> Tensor | None:
+        """Indices of the rows that still have their blocks; None where all have.
+
+        A sequence that ended while its next step was made ready has lost its blocks to whom they were given since:
+        its row writes where a prompt does. Nobody reads what comes of it, and one forward has no order of writes.
+        """
+        lost = torch.isin(self._slots(decoding), self._slots(self._prompts))
+        return (~lost).nonzero()[:, 0] if lost.any() else None
+
+    def _slots(self, inputs: Any) -> Tensor:
+        from dlinfer.framework.lmdeploy_ext.layers.attention import cache_slots  # which imports LMDeploy's
+
+        ends = inputs.seq_length + inputs.history_lengths
+        if self._agent.cache_config.window_size > 0:
+            ends = ends - inputs.num_ignored_history
+        starts = torch.nn.functional.pad(inputs.seq_length.cumsum(0), (1, 0))
+        size = self._agent.cache_config.kernel_block_size
+        tokens = inputs.input_ids.numel()
+        return cache_slots(inputs.seq_length, ends, starts, inputs.block_offsets, size, tokens)
+
+
+_OF_THE_STEP = (
+    "logits_indices",
+    "seq_logit_length",
+    "is_chunk",
+    "is_first_chunk",
+    "is_last_chunk",
+    "is_chunk_multimodal",
+)
+"""Fields of ModelInputs that say what is done with a step's outputs, after its forward."""
+
+
+def join(decoding: Any, prompts: Any) -> Any | None:
+    """ModelInputs of both, the decoding rows first; None where one of them has more than rows of tokens.
+
+    decoding: [1, B] tokens of B sequences. prompts: [1, N] tokens of sequences of their own.
+    """
+    both = {
+        "input_ids": torch.cat([decoding.input_ids, prompts.input_ids], -1),
+        "block_offsets": _padded(decoding.block_offsets, prompts.block_offsets),
+        "is_decoding": False,
+        "max_q_seqlen": max(decoding.max_q_seqlen, prompts.max_q_seqlen),
+        "max_kv_seqlen": max(decoding.max_kv_seqlen, prompts.max_kv_seqlen),
+        "sum_kv_seqlen": decoding.sum_kv_seqlen + prompts.sum_kv_seqlen,
+    }
+    for name in ("seq_length", "history_lengths", "num_ignored_history"):
+        both[name] = torch.cat([getattr(decoding, name), getattr(prompts, name)])
+    for name, dim in (("local_adapter_ids", 0), ("mrope_pos_ids", 1)):
+        parts = [getattr(inputs, name) for inputs in (decoding, prompts)]
+        if any(part is not None for part in parts):
+            if any(part is None for part in parts):
+                return None
+            both[name] = torch.cat(parts, dim)
+    metas = [meta for inputs in (decoding, prompts) for meta in inputs.model_metas or ()]
+    if any(meta is not None for meta in metas):
+        return None
+    both["model_metas"] = [None] * both["seq_length"].numel()
+    for field in dataclasses.fields(decoding):
+        if field.name in both or field.name in _OF_THE_STEP:
+            continue
+        values = [getattr(inputs, field.name) for inputs in (decoding, prompts)]
+        if any(value is not None and value is not False for value in values):
+            return None
+    return type(decoding)(**both)
+
+
+def split(
+    output: dict[str, Any], decoding: Any, prompts: Any, kept: Tensor | None
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The outputs of both steps' forwards; None where the model gives what is not known to be split by rows.
+
+    kept: int64, the rows of decoding that were computed, all if None; the others' hidden states are 0.
+    """
+    if output.keys() - {"hidden_states", "model_metas", "seq_length", "position_ids"}:
+        return None
+    if any(meta is not None for meta in output.get("model_metas") or ()):
+        return None
+    hidden, positions = output["hidden_states"], output["position_ids"]
+    rows = decoding.input_ids.numel() if kept is None else kept.numel()
+    first = hidden[:, :rows]
+    first_positions = positions[..., :rows]
+    if kept is not None:
+        first = hidden.new_zeros(hidden.shape[0], decoding.input_ids.numel(), hidden.shape[2])
+        first[:, kept] = hidden[:, :rows]
+        first_positions = positions.new_zeros(*positions.shape[:-1], decoding.input_ids.numel())
+        first_positions[..., kept] = positions[..., :rows]
+    return (
+        {
+            "hidden_states": first,
+            "model_metas": None,
+            "seq_length": decoding.seq_length,
+            "position_ids": first_positions,
+        },
+        {
+            "hidden_states": hidden[:, rows:],
+            "model_metas": None,
+            "seq_length": prompts.seq_length,
+            "position_ids": positions[..., rows:],
+        },
+    )
+
+
+def _rows_of(decoding: Any, kept: Tensor) -> Any:
+    """ModelInputs of some of the sequences that decode."""
+    from lmdeploy.pytorch.strategies.ar.model_inputs import index_select_model_inputs
+
+    return index_select_model_inputs(decoding, kept)
+
+
+def _padded(first: Tensor, second: Tensor) -> Tensor:
+    """Block tables below each other, the shorter rows filled up with block 0, which nobody reads there."""
+    width = max(first.shape[1], second.shape[1])
+    pad = torch.nn.functional.pad
+    return torch.cat([pad(table, (0, width - table.shape[1])) for table in (first, second)])
+
+
+def _async_forward(
+    original: Callable[..., Awaitable[dict[str, Any]]],
+) -> Callable[..., Awaitable[dict[str, Any]]]:
+    @functools.wraps(original)
+    async def async_forward(self: Any, inputs: Any, cache_inputs: Any = None) -> dict[str, Any]:
+        shared: _Joined | None = getattr(self, _NAME, None)
+        if shared is None:
+            return await original(self, inputs, cache_inputs=cache_inputs)
+        return await shared.forward(functools.partial(original, self), inputs)
+
+    return async_forward
+
+
+def _get_logits(original: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    @functools.wraps(original)
+    def get_logits(self: Any, hidden_states: Tensor) -> Tensor:
+        shared: _Joined | None = getattr(self, _NAME, None)
+        if shared is None:
+            return original(self, hidden_states)
+        return shared.logits(functools.partial(original, self), hidden_states)
+
+    return get_logits
+
+
+_AGENT = "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent"
+_TWICE = "computes decoding and prompts apart, and so reads the weights twice"
+
+PATCHES = (
+    Patch(
+        target=f"{_AGENT}.async_forward",
+        why=_TWICE,
+        signature="(self, inputs, cache_inputs=None)",
+        build=_async_forward,
+        essential=False,
+    ),
+    Patch(
+        target=f"{_AGENT}.get_logits",
+        why=_TWICE,
+        signature="(self, hidden_states)",
+        build=_get_logits,
+        essential=False,
+    ),
+)

@@ -1,0 +1,132 @@
+"""While some requests decode, waiting prompts are read in small portions, one after each decoding step.
+
+LMDeploy reads all waiting prompts before it goes on decoding, thousands of tokens a step: milliseconds of a GPU,
+seconds of a host, in which every stream stands still. Here decoding and a portion of prompts take turns, and on devices
+of one process both are one forward (joined_forward.py): decoding then costs the step next to nothing, since a product
+reads the weights once for all rows.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths
+from dlinfer.framework.lmdeploy_ext.stepping import ending_sequences as last_tokens
+from dlinfer.framework.patching import Patch
+
+FOLLOWED = "dlinfer_followed"
+"""Key of a decoding step's forward inputs, true where a portion of prompts will be sent right after it."""
+
+
+def _portion(maker: Any, is_ahead: bool) -> int | None:
+    """Tokens of prompts that are read beside the sequences that decode now; None where that is not to be changed.
+
+    is_ahead: whether the step before is still computed.
+    """
+    if activation.active() is None or rope_lengths.governs(maker):
+        return None
+    if not last_tokens.decodes_on(maker, is_ahead):
+        return None
+    beside = activation.device().prefill_tokens_beside_decoding
+    if beside is None:
+        return None
+    return max(beside - len(maker.running_seqs), maker.scheduler.cache_config.block_size)
+
+
+def _set_limits(maker: Any, portion: int | None) -> None:
+    """Between two forwards: the scheduler's admission and the chunks of a long prompt go by the same limit."""
+    most = maker.config.max_prefill_token_num
+    limit = most if portion is None else min(most, portion)
+    chunker = maker.long_context_chunker
+    if limit == chunker.max_prefill_token_num == most:
+        return
+    from lmdeploy.pytorch.long_context import get_long_context_chunk_limit
+
+    maker.scheduler.cache_config.max_prefill_token_num = chunker.max_prefill_token_num = limit
+    if chunker.enabled():
+        chunker.max_prefill_num = get_long_context_chunk_limit(chunker.seq, limit)
+
+
+def _has_prompts(maker: Any) -> bool:
+    """Whether a prompt could be read now: one that is read already, or a waiting one and room for it in the batch."""
+    if maker.long_context_chunker.enabled():
+        return True
+    return maker.scheduler.has_waiting() and len(maker.running_seqs) < maker.config.max_batches
+
+
+def _do_prefill(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    @functools.wraps(original)
+    def do_prefill_default(self: Any) -> bool:
+        if _portion(self, is_ahead=True) is None:
+            return original(self)
+        return self._last_forward_kind == "decode" and _has_prompts(self)
+
+    return do_prefill_default
+
+
+def _make_forward_inputs(
+    original: Callable[..., dict[str, Any] | None],
+) -> Callable[..., dict[str, Any] | None]:
+    @functools.wraps(original)
+    def _make_forward_inputs(self: Any, prefill: bool, enable_empty: bool = False) -> dict[str, Any] | None:
+        if activation.active() is None:
+            return original(self, prefill, enable_empty)
+        is_ahead = enable_empty  # which LMDeploy says of a step that is made while another is computed
+        if is_ahead and not prefill and _would_decode_in_vain(self):
+            last_tokens.note(self, None)
+            return None
+        _set_limits(self, _portion(self, is_ahead))
+        made = original(self, prefill, enable_empty)
+        last_tokens.note(self, made)
+        if made is None or not activation.is_synchronous() or not _is_one_process(self.executor):
+            return made
+        # A step that decodes because no prompt could be admitted is followed by another one.
+        decodes = made["inputs"] is None and made["delta"] is not None
+        takes_turns = decodes and not prefill and _portion(self, is_ahead=True) is not None
+        made[FOLLOWED] = takes_turns and _has_prompts(self)
+        return made
+
+    return _make_forward_inputs
+
+
+def _would_decode_in_vain(maker: Any) -> bool:
+    """Whether the step could only decode, and all that it would decode end with the step before, which is computed.
+
+    A sequence that does not end there, whatever its length says, is decoded by the step that is made then.
+    """
+    if not maker.running_seqs or last_tokens.decodes_on(maker, is_ahead=True):
+        return False
+    return not maker.long_context_chunker.enabled() and not _has_connector(maker.scheduler)
+
+
+def _has_connector(scheduler: Any) -> bool:
+    """Whether each step carries messages about a store of caches elsewhere."""
+    return scheduler.has_kv_connector()
+
+
+def _is_one_process(executor: Any) -> bool:
+    """Ranks of several processes would have to agree on what they compute together."""
+    from lmdeploy.pytorch.engine.executor.uni_executor import UniExecutor
+
+    return isinstance(executor, UniExecutor)
+
+
+_MAKER = "lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync"
+
+PATCHES = (
+    Patch(
+        target=f"{_MAKER}.do_prefill_default",
+        why="reads all waiting prompts before it goes on decoding: on a host every stream stands still for seconds",
+        signature="(self)",
+        build=_do_prefill,
+        essential=False,
+    ),
+    Patch(
+        target=f"{_MAKER}._make_forward_inputs",
+        why="knows one limit of a prefill's tokens, whether others wait for their next token or not",
+        signature="(self, prefill, enable_empty=False)",
+        build=_make_forward_inputs,
+        essential=False,
+    ),
+)

@@ -1,0 +1,261 @@
+"""Steps of the model on a thread of their own, so that the engine's event loop goes on while one runs.
+
+On devices whose calls return before their work is done the loop is free anyway. On the host a step returns when it is
+done: a prefill of a few thousand tokens takes seconds, in which nothing is streamed, admitted or answered. LMDeploy's
+loop is written for the first kind: it makes the next inputs and hands out results while a step is under way.
+"""
+
+import asyncio
+import contextvars
+import functools
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.sampling.steps import texts_of
+from dlinfer.framework.lmdeploy_ext.stepping import joined_forward, prompt_turns
+from dlinfer.framework.patching import Patch
+from dlinfer.utils import computing
+
+_LATEST = 0.005
+"""Seconds for which what a step gave waits for the next one to compute."""
+_FOLLOWS = 0.05
+"""Seconds for which decoding waits for the prompts that it is said to be followed by: ten times what they take."""
+
+_NAME = "dlinfer_steps"  # of the attribute in which an agent has its thread
+
+Step = Callable[[], Awaitable[None]]
+
+
+class StepThread:
+    """Runs coroutines of one model agent, one after the other, on one thread with an event loop of its own.
+
+    idle: held while one runs. Whoever changes what a step reads takes it first.
+    era: counts how often what steps read was taken away; a step that was taken from the queue before never runs.
+
+    What a step gives is handed over when the next one has begun to compute: handling it takes the loop a millisecond or
+    two of Python, for which the next step would have to wait, and which cost nothing beside one that computes. For the
+    same reason a step that lies ready is begun by the thread itself, not by the loop that would have to wake for it.
+    """
+
+    def __init__(self) -> None:
+        self.idle = threading.RLock()
+        self.era = 0
+        self._outputs: deque[Callable[[], None]] = deque()  # of the step before, for the loop to take
+        self._running = False
+        self._steps = asyncio.new_event_loop()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="dlinfer-step")
+        self._host: asyncio.AbstractEventLoop | None = None
+
+    async def run(
+        self, step: Step, following: Callable[[], Step | None] = lambda: None, era: int | None = None
+    ) -> None:
+        """Wait for a step, and for those behind it, without holding up the loop that this is called in.
+
+        following: gives the next step if it lies ready; called on the thread after each step. era: in which the step
+        was taken; now if None.
+        """
+        run = functools.partial(self._run, step, following, self.era if era is None else era)
+        self._host = asyncio.get_running_loop()
+        context = contextvars.copy_context()
+        self._running = True
+        try:
+            await self._host.run_in_executor(self._pool, context.run, run)
+        finally:
+            self._running = False
+            self._host.call_soon(self._take_unless_running)
+            self._host.call_later(_LATEST, self.take_outputs)  # where the next step does not tell
+
+    def _run(self, first: Step, following: Callable[[], Step | None], era: int) -> None:
+        computing.listen(self._computes)
+        step: Step | None = first
+        while step is not None:
+            with self.idle, torch.inference_mode():  # a mode of the thread
+                if self.era != era:
+                    return
+                self._steps.run_until_complete(_awaited(step))
+            with self.idle:  # a sleep, which empties the queue, comes before both or after both
+                step, era = following(), self.era
+
+    def _computes(self) -> None:
+        if self._host is not None and self._outputs:
+            self._host.call_soon_threadsafe(self.take_outputs)
+
+    def _take_unless_running(self) -> None:
+        """In the loop, which by now has begun the next step if there is one."""
+        if not self._running:
+            self.take_outputs()
+
+    def take_outputs(self) -> None:
+        """Make the calls that were handed over; in the loop."""
+        while self._outputs:
+            self._outputs.popleft()()
+
+    def hand_over(self, call: Callable[[], None]) -> None:
+        """Make a call in the loop that waits for the step: asyncio's queues are for threads of their own loop alone."""
+        if self._host is None or asyncio.get_running_loop() is self._host:
+            self.take_outputs()  # which came before
+            call()
+        else:
+            self._outputs.append(call)
+
+    def end_era(self) -> None:
+        """Drop the steps that were taken, and what they gave, which nobody waits for. The caller holds ``idle``."""
+        self.era += 1
+        self._outputs.clear()
+
+    def close(self) -> None:
+        """Wait for the step under way and end the thread."""
+        self._pool.shutdown()
+        self._steps.close()
+
+
+async def _awaited(step: Step) -> None:
+    await step()
+
+
+def _steps_of(agent: Any) -> StepThread | None:
+    """The thread of an agent, made at its first step; None for devices whose calls return at once."""
+    if not activation.is_synchronous():
+        return None
+    found = getattr(agent, _NAME, None)
+    if found is None:
+        found = StepThread()
+        setattr(agent, _NAME, found)
+    return found
+
+
+def _async_step(original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    @functools.wraps(original)
+    async def _async_step(self: Any, *args: Any, **kwargs: Any) -> None:
+        followed = kwargs.pop(prompt_turns.FOLLOWED, False)
+        steps = _steps_of(self)
+        step = functools.partial(original, self, *args, **kwargs)
+        if steps is None:
+            await step()
+            return
+        era = steps.era
+        second = None
+        if followed:
+            steps.take_outputs()  # the engine sends the prompts once it has seen the step before
+            second = await joined_forward.following(self, _FOLLOWS)
+        held: list[dict[str, Any]] = []
+        following = functools.partial(_following, original, self, held)
+        if second is None:
+            await steps.run(step, following, era)
+        elif joined_forward.can_join(self, kwargs, second):
+            second.pop(prompt_turns.FOLLOWED, None)
+            prompts = functools.partial(original, self, **second)
+            await steps.run(
+                functools.partial(joined_forward.joined, self, step, prompts, second), following, era
+            )
+        else:
+            await steps.run(step, era=era)
+            held.append(second)
+        for taken in held:
+            if steps.era == era:
+                await _async_step(self, **taken)
+
+    return _async_step
+
+
+def _following(
+    original: Callable[..., Awaitable[None]], agent: Any, held: list[dict[str, Any]]
+) -> Step | None:
+    """Take the step that lies ready from the agent's queue, if one does; on the steps' thread.
+
+    The loop, which alone waits at that queue, waits for the thread meanwhile. held: gets a step that the loop has to
+    begin, since another one is to be joined to it.
+    """
+    try:
+        taken = joined_forward.received(agent, agent._in_que.get_nowait())
+    except asyncio.QueueEmpty:
+        return None
+    if taken.get(prompt_turns.FOLLOWED):
+        held.append(taken)
+        return None
+    taken.pop(prompt_turns.FOLLOWED, None)
+    return functools.partial(original, agent, **taken)
+
+
+def _push_output(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def _push_output(self: Any, output: Any) -> None:
+        steps = _steps_of(self)
+        if steps is None:
+            original(self, output)
+        else:
+            steps.hand_over(functools.partial(original, self, output))
+
+    return _push_output
+
+
+def _between_steps(original: Callable[..., Any]) -> Callable[..., Any]:
+    """For what changes weights or caches: it waits for the step under way, as it did where that held up the loop."""
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        steps = getattr(self, _NAME, None)
+        if steps is None:
+            return original(self, *args, **kwargs)
+        with steps.idle:
+            return original(self, *args, **kwargs)
+
+    return call
+
+
+def _sleep(original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    @functools.wraps(original)
+    async def sleep(self: Any, level: int = 1) -> None:
+        steps = getattr(self, _NAME, None)
+        if steps is None:
+            texts_of(self).clear()
+            await original(self, level)
+            return
+        with steps.idle:
+            steps.end_era()
+            texts_of(self).clear()  # all sessions end; a step that was dropped may have said so
+            await original(self, level)
+
+    return sleep
+
+
+def _release(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def release(self: Any) -> None:
+        steps = getattr(self, _NAME, None)
+        if steps is not None:
+            steps.close()
+            setattr(self, _NAME, None)
+        original(self)
+
+    return release
+
+
+_AGENT = "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent"
+_MEANWHILE = "would change what a step reads that is under way on the step's thread"
+
+PATCHES = (
+    Patch(
+        target=f"{_AGENT}._async_step",
+        why="computes in the engine's event loop, which stands still until a step on the host is done",
+        signature="(self, inputs, delta=None, swap_in_map=None, swap_out_map=None, sampling_inputs=None, "
+        "stopping_criteria=None, return_logits=False, return_routed_experts=False, return_ce_loss=False, "
+        "extra_inputs=None, cache_inputs=None, kv_connector_metadata=None)",
+        build=_async_step,
+    ),
+    Patch(
+        target=f"{_AGENT}._push_output",
+        why="fills a queue of asyncio's, which only the loop's own thread may",
+        signature="(self, output)",
+        build=_push_output,
+    ),
+    Patch(target=f"{_AGENT}.sleep", why=_MEANWHILE, signature="(self, level=1)", build=_sleep),
+    Patch(target=f"{_AGENT}.wakeup", why=_MEANWHILE, signature="(self, tags=None)", build=_between_steps),
+    Patch(target=f"{_AGENT}.release", why=_MEANWHILE, signature="(self)", build=_release),
+)
