@@ -12,10 +12,10 @@ from torch.utils import _pytree as pytree
 
 from dlinfer import ops, settings, vendor
 from dlinfer.errors import FallbackError, OpArgumentError
-from dlinfer.graph.functional.slot_check import check_slots
 from dlinfer.ops.core import fallback
 from dlinfer.ops.core.samples import SampleMaker
 from dlinfer.vendor import discovery
+from dlinfer.vendor.openvino.passes.slot_check import check_slots
 from tests.ops import cases
 from tests.ops.in_turn import InTurn
 

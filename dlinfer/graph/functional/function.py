@@ -1,9 +1,9 @@
 """A region as a pure function: values in, values out, no writes and no aliases.
 
-Engines whose graphs know values only (OpenVINO, ONNX) are given this. Each write becomes the functional twin of its
-op (``value_twins``), a write through a view the new content of the whole (``value_views``), and what was read of that
-memory before is read anew. New contents of inputs are outputs that an engine binds to the input's own memory, so a
-KV cache is never copied; outputs of the region that are views are made by torch afterwards (``value_results``).
+This is for engines whose graphs have values only (OpenVINO, ONNX). Each write becomes the functional variant of its op
+(``variants``); a write through a view becomes the new content of the whole tensor (``scatter``); later reads of that
+memory read the new content. New contents of inputs are outputs that an engine binds to the input's own memory, so a
+KV cache is never copied. Torch makes those outputs of the region that are views afterwards (``outputs``).
 """
 
 import operator
@@ -20,7 +20,6 @@ from dlinfer.errors import NotAFunctionError
 from dlinfer.graph.functional.outputs import Results, is_same, results_of, viewed
 from dlinfer.graph.functional.overlap import overlapping, reads_in_place
 from dlinfer.graph.functional.scatter import written_through
-from dlinfer.graph.functional.slot_check import CHECK_SLOTS
 from dlinfer.graph.functional.variants import Twin, twin_of
 from dlinfer.graph.ir.dialect import (
     STATIC,
@@ -34,6 +33,7 @@ from dlinfer.graph.ir.dialect import (
     written_arguments,
 )
 from dlinfer.graph.ir.extract import Subgraph
+from dlinfer.graph.ir.own_ops import CHECKS
 from dlinfer.graph.ir.program import attribute
 
 aten = torch.ops.aten
@@ -108,9 +108,6 @@ def function_of(region: Subgraph) -> Function:
     return _Builder(region.graph_module).build()
 
 
-_CHECKS = frozenset({"aten::_assert_async", "aten::_assert_scalar", CHECK_SLOTS._schema.name})
-"""Schema names of ops that give nothing and only raise."""
-
 _METADATA = torch.ops.aten._assert_tensor_metadata.default
 """It asks for the dtype, device and layout of a tensor, which the fakes of a capture have answered."""
 
@@ -118,7 +115,7 @@ _METADATA = torch.ops.aten._assert_tensor_metadata.default
 def is_check(node: fx.Node) -> bool:
     """Whether a node gives nothing and only raises, so that a function's ``check`` may do it."""
     op = overload(node)
-    return op is not None and (op is _METADATA or op._schema.name in _CHECKS)
+    return op is not None and (op is _METADATA or op._schema.name in CHECKS)
 
 
 class _Builder:

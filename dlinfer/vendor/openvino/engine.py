@@ -11,7 +11,6 @@ from torch import fx
 from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.engine_kit.value_engine import ValueEngine
 from dlinfer.graph.engine_kit.value_region import Lowered
-from dlinfer.graph.functional.cached_attention import cached_attention_pass
 from dlinfer.graph.functional.function import Function
 from dlinfer.graph.functional.variants import Twin, twin_of
 from dlinfer.graph.ir.dialect import (
@@ -29,6 +28,7 @@ from dlinfer.vendor.openvino.devices import check_device, check_process
 from dlinfer.vendor.openvino.known_answers import known_answers
 from dlinfer.vendor.openvino.lowered import OpenVINOLowered
 from dlinfer.vendor.openvino.options import OpenVINOOptions
+from dlinfer.vendor.openvino.passes.cached_attention import cached_attention_pass
 from dlinfer.vendor.openvino.registry import Call
 from dlinfer.vendor.openvino.template import template_of
 

@@ -12,7 +12,6 @@ import openvino as ov
 import torch
 from torch import Tensor
 
-from dlinfer.graph.functional.cached_attention import CACHED_ATTENTION
 from dlinfer.graph.functional.variants import twin_op
 from dlinfer.graph.selftest.answer import KnownAnswer, kind_of
 from dlinfer.graph.selftest.questions import FLOATS, QUESTIONS, Question, put_all
@@ -21,6 +20,7 @@ from dlinfer.ops.attention.attention import attend
 from dlinfer.vendor.openvino.layout import LAYOUT
 from dlinfer.vendor.openvino.lowerings.paged import foreign_layout
 from dlinfer.vendor.openvino.options import OpenVINOOptions
+from dlinfer.vendor.openvino.passes.cached_attention import CACHED_ATTENTION
 
 BLOCK, HEADS, KV_HEADS, SIZE = LAYOUT.block_size or 0, 4, 2, 64
 SEQUENCES = ((3, 40), (1, 0), (37, 31))

@@ -17,7 +17,6 @@ from openvino import Output
 from openvino.op import Constant, Parameter
 from torch import Tensor
 
-from dlinfer.graph.functional.cached_attention import CACHED_ATTENTION
 from dlinfer.graph.functional.variants import twin_op
 from dlinfer.graph.torch_private.symbols import example_number, fixed_size
 from dlinfer.vendor import discovery
@@ -25,6 +24,7 @@ from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.devices import has_bfloat16
 from dlinfer.vendor.openvino.layout import LAYOUT
 from dlinfer.vendor.openvino.lowerings.slicing import FURTHEST, cut
+from dlinfer.vendor.openvino.passes.cached_attention import CACHED_ATTENTION
 from dlinfer.vendor.openvino.registry import Call, lowers
 from dlinfer.vendor.openvino.written import InPlace
 

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor, fx
 
 from dlinfer import ops
-from dlinfer.graph.functional.slot_check import CHECK_SLOTS
 from dlinfer.graph.ir.dialect import (
     arguments,
     fake,
@@ -26,6 +25,7 @@ from dlinfer.graph.ir.own_ops import own_op
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewrite import Edit, Rewriter
 from dlinfer.ops.attention.kv_cache import canonical
+from dlinfer.vendor.openvino.passes.slot_check import CHECK_SLOTS
 
 
 def cached_attention(

@@ -72,4 +72,4 @@ def _check_kinds(
     """What can be checked without values has been checked by the ops that were merged."""
 
 
-CHECK_SLOTS = own_op(check_slots, _check_kinds)
+CHECK_SLOTS = own_op(check_slots, _check_kinds, only_raises=True)

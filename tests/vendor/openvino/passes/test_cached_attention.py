@@ -8,9 +8,9 @@ from expecttest import assert_expected_inline
 
 from dlinfer import ops
 from dlinfer.errors import OpArgumentError, PassError
-from dlinfer.graph.functional.cached_attention import CACHED_ATTENTION, cached_attention_pass
-from dlinfer.graph.functional.slot_check import CHECK_SLOTS
 from dlinfer.graph.passes.pipeline import Pass, run_passes
+from dlinfer.vendor.openvino.passes.cached_attention import CACHED_ATTENTION, cached_attention_pass
+from dlinfer.vendor.openvino.passes.slot_check import CHECK_SLOTS
 from tests.graph.compiling import ValueEngine, compiled, use_engine
 from tests.graph.passes.fusion.capturing import captured
 from tests.graph.passes.fusion.fusing import changes, clean, fired, golden
