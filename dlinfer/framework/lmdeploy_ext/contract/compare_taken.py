@@ -269,7 +269,12 @@ def compare_specs(
         step = "this release chooses layers another way; it needs a backend of its own"
         used = f"no BuildSpec at all, where {record.version} has {len(record.specs)}"
         yield Drift(
-            "removed BuildSpec", "essential", f"{BACKENDS}.base", used, "running/backend.py builds specs", step
+            "removed BuildSpec",
+            "essential",
+            f"{BACKENDS}.base",
+            used,
+            "running/backend.py builds specs",
+            step,
         )
         return
     for name, spec in specs.items():
