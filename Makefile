@@ -96,7 +96,7 @@ test-isa: $(STAMP) ## engines and kernels under each ISA level that can be force
 	$(PY) -m tests.isa.run $(ISA_ARGS)
 
 .PHONY: graph-models
-graph-models: $(STAMP) ## transformers' architectures in graph mode; goes on where it stopped, writes docs/graph_models.md
+graph-models: $(STAMP) ## transformers' architectures in graph mode; goes on where it stopped, writes docs/results/graph_models.md
 	$(PY) -m tests.graph.matrix.run_models --write-docs $(GRAPH_ARGS)
 
 .PHONY: models
@@ -104,28 +104,28 @@ models: $(STAMP) ## every model family and class of LMDeploy's on the CPU; goes 
 	$(PY) -m tests.e2e.run_models $(or $(MODEL_ARGS),--write-docs)
 
 .PHONY: device-models
-device-models: $(STAMP) ## the families on vendors' simulated devices; goes on where it stopped, writes docs/models_on_devices.md
+device-models: $(STAMP) ## the families on vendors' simulated devices; goes on where it stopped, writes docs/results/models_on_devices.md
 	$(PY) -m tests.e2e.devices.run $(or $(MODEL_ARGS),--write-docs)
 
 .PHONY: conformance
-conformance: $(STAMP) ## every op and check of each vendor, on simulated devices too; goes on where it stopped, writes docs/conformance.md
+conformance: $(STAMP) ## every op and check of each vendor, on simulated devices too; goes on where it stopped, writes docs/results/conformance.md
 	$(PY) -m tests.conformance.run_all --write-docs $(CONFORMANCE_ARGS)
 
 .PHONY: transformers-models
-transformers-models: $(STAMP) ## the same architectures optimized, eagerly; writes docs/transformers_models.md
+transformers-models: $(STAMP) ## the same architectures optimized, eagerly; writes docs/results/transformers_models.md
 	$(PY) -m tests.framework.transformers_ext.run_models --write-docs
 
 .PHONY: graph-ops
-graph-ops: $(STAMP) ## torch's op database in graph mode; goes on where it stopped, writes docs/graph_ops.md
+graph-ops: $(STAMP) ## torch's op database in graph mode; goes on where it stopped, writes docs/results/graph_ops.md
 	$(PY) -m tests.graph.matrix.run_op_db --write-docs $(GRAPH_ARGS)
 
 .PHONY: figures
-figures: $(STAMP) ## docs/rooms.svg from the code's imports, docs/ops_by_vendor.md from what vendors state
-	$(PY) -m docs.figures.rooms
-	$(PY) -m docs.figures.ops_by_vendor
+figures: $(STAMP) ## docs/internals/rooms.svg from the code's imports, docs/reference/ops_by_vendor.md from what vendors state
+	$(PY) -m docs.generate.rooms
+	$(PY) -m docs.generate.ops_by_vendor
 
 .PHONY: bench
-bench: $(STAMP) ## LMDeploy on the vendor cpu against its peers; writes docs/benchmarks_peers.md
+bench: $(STAMP) ## LMDeploy on the vendor cpu against its peers; writes docs/results/benchmarks_peers.md
 	$(PY) -m benchmarks.peers --write-docs $(BENCH_ARGS)
 
 .PHONY: bench-graph

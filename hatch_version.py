@@ -32,5 +32,5 @@ def sentence() -> str:
         return ""
     return (
         f"DEVICE={device()}: the version gets the label +{device()}, and that is all: dlinfer finds its vendors when "
-        f"they are used. pip install '.[{device()}]' adds what PyPI has for this one (docs/installing.md)"
+        f"they are used. pip install '.[{device()}]' adds what PyPI has for this one (docs/start/install.md)"
     )

@@ -144,8 +144,8 @@ class Settings:
         "",
         "DLINFER_ENGINE_OPTIONS",
         _pairs,
-        "options of the engine that DLINFER_ENGINE names, as name=value with commas between; docs/engines.md lists "
-        "them",
+        "options of the engine that DLINFER_ENGINE names, as name=value with commas between; "
+        "docs/reference/engines.md lists them",
     )
     small_regions: str = _setting(
         "eager",

@@ -8,7 +8,7 @@ import pytest
 from dlinfer import settings
 from dlinfer.errors import SettingError
 
-DOCS = Path(__file__).parents[1] / "docs/settings.md"
+DOCS = Path(__file__).parents[1] / "docs/reference/settings.md"
 VARIABLES = {item.name: item.metadata["variable"] for item in fields(settings.Settings)}
 
 

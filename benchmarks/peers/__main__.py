@@ -7,7 +7,7 @@
 On the shape of Qwen2.5-0.5B; with ``--model-kind moe`` on a small mixture of experts of Qwen3-MoE's, in bf16, which
 llama.cpp takes no part in. Peers are installed into environments of their own at the first run, where llama.cpp is
 compiled. decode-N decodes N sequences behind 512 tokens each. A round beside other load is thrown away. Prints tables
-and JSON; ``--write-docs`` also adds the machine's section to docs/benchmarks_peers.md, with plots.
+and JSON; ``--write-docs`` also adds the machine's section to docs/results/benchmarks_peers.md, with plots.
 """
 
 import argparse

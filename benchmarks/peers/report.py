@@ -1,4 +1,4 @@
-"""docs/benchmarks_peers.md: one section per CPU type and model, from the JSON that each run left beside it."""
+"""docs/results/benchmarks_peers.md: one section per CPU type and model, from the JSON that each run left beside it."""
 
 import json
 import re
@@ -11,8 +11,8 @@ from benchmarks.peers.kinds import KINDS
 from benchmarks.timing import Ratio
 
 DOCS = Path(__file__).parents[2] / "docs"
-DOCUMENT = DOCS / "benchmarks_peers.md"
-FOLDER = DOCS / "benchmarks"
+DOCUMENT = DOCS / "results" / "benchmarks_peers.md"
+FOLDER = DOCS / "results" / "benchmarks"
 
 _INTRODUCTION = """# LMDeploy on a CPU against its peers
 

@@ -30,7 +30,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     text = "show what is installed here, which vendors can run and which cannot, and why"
     doctor = commands.add_parser("doctor", help=text, description=f"{_sentence(text)}.", epilog=_DOCTOR_EXIT)
-    doctor.add_argument("--json", action="store_true", help="print one JSON object (schema: docs/doctor.md)")
+    doctor.add_argument(
+        "--json", action="store_true", help="print one JSON object (schema: docs/guides/doctor.md)"
+    )
     doctor.add_argument(
         "--ask",
         action="store_true",
@@ -87,7 +89,7 @@ def _add_conformance(commands: Any) -> None:
     command = commands.add_parser(
         "conformance",
         help=text,
-        description=f"{_sentence(text)} (docs/conformance.md).",
+        description=f"{_sentence(text)} (docs/results/conformance.md).",
         epilog=conformance.EXIT,
     )
     conformance.add_arguments(command)
@@ -112,7 +114,7 @@ def _add_new_vendor(commands: Any) -> None:
     command = commands.add_parser(
         "new-vendor",
         help=text,
-        description=f"{_sentence(text)} (docs/device_vendor.md).",
+        description=f"{_sentence(text)} (docs/guides/write_a_vendor.md).",
         epilog=new_vendor.EXIT,
     )
     new_vendor.add_arguments(command)
@@ -144,7 +146,7 @@ def _add_quantise(commands: Any) -> None:
 def _add_toolchain(commands: Any) -> None:
     text = "install the compilers and runtimes of vendors whose packages need an older Python"
     toolchain = commands.add_parser(
-        "toolchain", help=text, description=f"{_sentence(text)} (docs/toolchains.md)."
+        "toolchain", help=text, description=f"{_sentence(text)} (docs/vendors/toolchains.md)."
     )
     actions = toolchain.add_subparsers(title="actions", metavar="ACTION", required=True, dest="action")
     actions.add_parser("list", help="show which there are, and which are installed")

@@ -1,4 +1,4 @@
-"""What ``dlinfer doctor`` finds out, as data. The dataclasses are the schema of ``--json`` (docs/doctor.md).
+"""What ``dlinfer doctor`` finds out, as data. The dataclasses are the schema of ``--json`` (docs/guides/doctor.md).
 
 Nothing found here may end the doctor: a broken plugin, a wrong setting or a broken framework is what it is
 asked about. LMDeploy is never imported in this process.
@@ -114,7 +114,7 @@ class Report:
         kernel, as the host's for vendors that bring graph engines only. reference: the slow reference answers.
         none: a call is refused, since the vendor fails or the fallback policy is "error".
     defaults: device type -> the vendor that answers there unless another is chosen, or null.
-    known_answers: of each engine that is asked some (docs/selftest.md).
+    known_answers: of each engine that is asked some (docs/internals/selftest.md).
     unknown_variables: ``DLINFER_*`` variables in the environment that are no setting.
     problems: what makes op calls fail: wrong settings, or a default vendor that fails.
     """

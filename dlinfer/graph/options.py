@@ -25,7 +25,7 @@ class CompileOptions:
     small_regions: what happens to regions that cost more to enter than they save: ``eager`` runs them with eager
         kernels, ``engine`` compiles them all the same; None takes DLINFER_SMALL_REGIONS.
     cache_dir: folder of compiled artifacts; None takes DLINFER_CACHE_DIR.
-    engine_options: what only the chosen engine knows (docs/engines.md), name -> value; added to those of
+    engine_options: what only the chosen engine knows (docs/reference/engines.md), name -> value; added to those of
         DLINFER_ENGINE_OPTIONS where the engine is the one that DLINFER_ENGINE names.
     """
 

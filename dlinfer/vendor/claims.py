@@ -27,7 +27,7 @@ Claims = Mapping[str, Claim]
 
 
 class Proof(StrEnum):
-    """How far a vendor's kernel of an op was proven, the strongest first; docs/ops_by_vendor.md has the table."""
+    """How far a vendor's kernel of an op was proven, strongest first; the table is docs/reference/ops_by_vendor.md."""
 
     RUNTIME = "real runtime"
     """It ran on the vendor's own runtime, and its results met the reference."""

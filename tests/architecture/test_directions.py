@@ -1,4 +1,4 @@
-"""Arrows between rooms run as docs/architecture.md says, and no import closes a circle."""
+"""Arrows between rooms run as docs/internals/architecture.md says, and no import closes a circle."""
 
 import sys
 from pathlib import Path

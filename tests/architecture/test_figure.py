@@ -1,6 +1,6 @@
-"""docs/rooms.svg is what ``make figures`` draws of the code as it is."""
+"""docs/internals/rooms.svg is what ``make figures`` draws of the code as it is."""
 
-from docs.figures import rooms
+from docs.generate import rooms
 
 
 def test_the_figure_is_drawn_from_this_code():

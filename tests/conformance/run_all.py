@@ -27,7 +27,7 @@ from tests.vendor.maca.simulated_card import triton_package
 from tests.workers import ROOT
 
 STATE = ROOT / "build" / "conformance"
-DOCUMENT = ROOT / "docs" / "conformance.md"
+DOCUMENT = ROOT / "docs" / "results" / "conformance.md"
 BEGIN, END = "<!-- made by make conformance; do not edit -->", "<!-- end -->"
 EAGER = tuple(dict.fromkeys(check.name for check in (*plan.CHECKS, *plan.WHOLE) if check.eager))
 

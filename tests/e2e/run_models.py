@@ -1,8 +1,8 @@
 """The table of models: which of LMDeploy's classes generate on the CPU what their oracle does, and which are refused.
 
 ``python -m tests.e2e.run_models [--only FAMILY ...] [--write-docs]``. Each family of tiny models meets LMDeploy eagerly
-and as graphs (docs/models.md says what is asked), each class that is not served the adaptor's refusal. Cells that
-passed with exactly this code are not run again, so an interrupted run goes on. Exit code 0 only if all pass.
+and as graphs (docs/results/models.md says what is asked), each class that is not served the adaptor's refusal.
+Cells that passed with exactly this code are not run again, so an interrupted run goes on. Exit code 0 only if all pass.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from tests.graph.matrix.progress import progress
 
 STATE = ROOT / "build" / "models"
 VERSION = metadata.version("lmdeploy")
-DOCUMENT = ROOT / "docs" / "models.md"
+DOCUMENT = ROOT / "docs" / "results" / "models.md"
 
 
 def asked() -> list[Cell]:
@@ -89,7 +89,7 @@ def document(lab: Lab, entries: dict[str, dict[str, Any]]) -> str:
             f"| {family} | {class_of(lab, family)} | {BUILT[family].exercises} | {' | '.join(texts)} |"
         )
     for name in vision_support.SERVED:
-        served.setdefault(name, []).append("with images, see [vision.md](vision.md)")
+        served.setdefault(name, []).append("with images, see [images](../guides/images.md)")
     for family in REWARD:
         served.setdefault(class_of(lab, family), []).append(f"{family} (`tests/e2e/test_reward.py`)")
     classes = []
@@ -118,9 +118,9 @@ code and transformers 4 give them; transformers 5 passes over those that it chos
 | --- | --- | --- | --- | --- | --- |
 {families}
 
-[vision.md](vision.md) has models of images, [quantised_weights.md](quantised_weights.md) and
-[quantised.md](quantised.md) those of few bits, [kv_cache.md](kv_cache.md) quantised caches,
-[adapters_and_drafts.md](adapters_and_drafts.md) adapters and speculative decoding.
+[images](../guides/images.md) has models of images, [AWQ and GPTQ](../guides/quantised_weights.md) and
+[quantised](../guides/quantised.md) those of few bits, [caches](../guides/kv_cache.md) quantised caches,
+[adapters and drafts](../guides/adapters_and_drafts.md) adapters and speculative decoding.
 
 ## All classes that LMDeploy knows
 
@@ -135,7 +135,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="*", choices=[*FAMILIES, *BRIEF], metavar="FAMILY")
-    parser.add_argument("--write-docs", action="store_true", help="write docs/models.md")
+    parser.add_argument("--write-docs", action="store_true", help="write docs/results/models.md")
     options = parser.parse_args()
     ledger, lab, console = Ledger(STATE / f"lmdeploy-{VERSION}.jsonl"), Lab(STATE), Console(stderr=True)
     chosen = [cell for cell in asked() if not options.only or cell.family in options.only]

@@ -12,7 +12,7 @@ INF, NAN = float("inf"), float("nan")
 
 
 def test_each_limit_is_a_line_of_the_docs():
-    docs = Path(__file__).parents[2] / "docs" / "engines.md"
+    docs = Path(__file__).parents[2] / "docs" / "reference" / "engines.md"
     assert undocumented(docs.read_text()) == []
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from dlinfer.ops import registry
 from dlinfer.vendor.claims import Proof
-from docs.figures import ops_by_vendor
+from docs.generate import ops_by_vendor
 
 
 def test_the_document_is_what_the_command_writes():
     assert ops_by_vendor.DOCUMENT.read_text() == ops_by_vendor.document(), (
-        "python -m docs.figures.ops_by_vendor"
+        "python -m docs.generate.ops_by_vendor"
     )
 
 

@@ -1,4 +1,4 @@
-"""docs/vendor_documents.md has a row for all that the vendors' documents describe, and every test that it names exists.
+"""docs/vendors/vendor_documents.md has a row for all that vendors' documents describe; every test that it names exists.
 
 The names below are those of the documents, typed in from them; the pages of the vendors are checked here too, where
 they list what the code has.
@@ -93,7 +93,7 @@ TOPICS = {
 
 def rows() -> list[list[str]]:
     """The cells of each row of the table."""
-    page = (DOCS / "vendor_documents.md").read_text()
+    page = (DOCS / "vendors" / "vendor_documents.md").read_text()
     lines = page.partition(TABLE_HEAD)[2].splitlines()[2:]
     assert all(line.startswith("| ") for line in lines), "nothing stands behind the table"
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
@@ -144,14 +144,17 @@ def test_every_other_thing_described_has_a_row(document: str) -> None:
 
 def test_the_options_of_a_session_are_listed_as_they_are() -> None:
     listed = (
-        (DOCS / "qaic.md").read_text().partition("| option | takes | stage | meaning |")[2].splitlines()[2:]
+        (DOCS / "vendors" / "qaic.md")
+        .read_text()
+        .partition("| option | takes | stage | meaning |")[2]
+        .splitlines()[2:]
     )
     assert listed == [f"| `{row.name}` | {row.kind.words} | {row.stage} | {row.doc} |" for row in ROWS]
 
 
 def test_what_the_document_leaves_open_is_chosen() -> None:
     chapter = (
-        (DOCS / "sophgo.md")
+        (DOCS / "vendors" / "sophgo.md")
         .read_text()
         .partition("## What the document leaves open")[2]
         .partition("\n## ")[0]
@@ -163,11 +166,11 @@ def test_what_the_document_leaves_open_is_chosen() -> None:
 
 
 def test_sophgos_errors_of_the_table_are_ours() -> None:
-    found = re.findall(r"`(Sophgo\w+Error)`", (DOCS / "sophgo.md").read_text())
+    found = re.findall(r"`(Sophgo\w+Error)`", (DOCS / "vendors" / "sophgo.md").read_text())
     assert found
     assert [name for name in found if not hasattr(errors, name)] == []
 
 
 def test_the_pages_say_what_they_were_not_run_on() -> None:
-    assert "No GPU was used" in (DOCS / "megengine.md").read_text()
-    assert "No Cloud AI card was used" in (DOCS / "qaic.md").read_text()
+    assert "No GPU was used" in (DOCS / "vendors" / "megengine.md").read_text()
+    assert "No Cloud AI card was used" in (DOCS / "vendors" / "qaic.md").read_text()

@@ -1,6 +1,6 @@
 """The MindIE adaptor: ``GeneratorTorch``, which a third-party server drives, on dlinfer's ops.
 
-The names are those of MindIE-LLM's ``mindie_llm.text_generator``. docs/mindie.md says what of it is served.
+The names are those of MindIE-LLM's ``mindie_llm.text_generator``. docs/vendors/mindie.md says what of it is served.
 """
 
 from dlinfer.framework.mindie_ext.batch import (

@@ -7,7 +7,7 @@ class ModelConfigError(DlinferError, ValueError):
     """A generator's model_config has faults. ``faults`` among its fields: (key, what is expected, what was given)."""
 
     message = "the model_config is not valid: {faults}."
-    next_step = "docs/mindie_config.md lists the keys; nothing was loaded."
+    next_step = "docs/vendors/mindie_config.md lists the keys; nothing was loaded."
 
 
 class AdapterError(DlinferError, ValueError):

@@ -20,8 +20,8 @@ from dlinfer.framework.mindie_ext.generator_backend import GeneratorBackend
 class GeneratorTorch(Generation, GeneratorBackend):
     """The interface for third-party serving frameworks on the torch backend: forward and sampling over a KV pool.
 
-    model_config: a mapping of MindIE's keys; docs/mindie_config.md lists them. It is checked as a whole before anything
-        is loaded; then the model is loaded from safetensors and the KV pool allocated.
+    model_config: a mapping of MindIE's keys; docs/vendors/mindie_config.md lists them. It is checked as a whole before
+        anything is loaded; then the model is loaded from safetensors and the KV pool allocated.
 
     cache_pool: the pool of KV blocks; the class has none, an object has its own. tokenizer: None with
     ``load_tokenizer=False``. device: where it computes. rank: of world_size processes, each of which makes its own

@@ -37,7 +37,7 @@ class Artifact:
     stored: Stage | str = "it was not made by dlinfer.compile"
 
     def save(self, path: str | Path, *, key: bytes | None = None) -> None:
-        """Write it to a file that ``dlinfer.load`` opens, anywhere: see docs/artifacts.md.
+        """Write it to a file that ``dlinfer.load`` opens, anywhere: see docs/guides/artifacts.md.
 
         The file appears whole or not at all. key: 32 bytes to encrypt it with, as
         ``dlinfer.runtime.artifact.sealing.new_key()`` makes them. Raises ArtifactStorageError where the graph holds

@@ -5,7 +5,7 @@ own. Members start on multiples of 64 bytes, so that tensors can be used where t
 trusted before it is checked: names from a fixed alphabet, no compression, no member twice, none over another, none
 that is not listed; so no file can make the reader write anywhere or allocate more than the file is long.
 
-Any unzip program opens it. docs/artifacts.md describes what the members are.
+Any unzip program opens it. docs/guides/artifacts.md describes what the members are.
 """
 
 import hashlib

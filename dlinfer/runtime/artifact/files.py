@@ -1,7 +1,7 @@
 """Artifacts as files: what is written of compiled graphs, and what is read back, checked piece by piece.
 
 A file holds graphs in their written form, their weights once, and what engines keep of regions. Reading unpickles
-nothing and runs nothing; docs/artifacts.md describes the format.
+nothing and runs nothing; docs/guides/artifacts.md describes the format.
 """
 
 import contextlib

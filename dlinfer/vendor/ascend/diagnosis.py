@@ -39,7 +39,7 @@ def not_installed() -> Probe:
     return Probe(
         False,
         "torch_npu is not installed",
-        f"install CANN, torch {TESTED} and torch_npu {TESTED}: docs/installing.md",
+        f"install CANN, torch {TESTED} and torch_npu {TESTED}: docs/start/install.md",
     )
 
 

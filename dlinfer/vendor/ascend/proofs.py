@@ -1,4 +1,4 @@
-"""How far each kernel was proven, as data; docs/ascend.md says of each what was leant upon."""
+"""How far each kernel was proven, as data; docs/vendors/ascend.md says of each what was leant upon."""
 
 from dlinfer.vendor.ascend.kernels import KERNELS
 from dlinfer.vendor.claims import Proof, Proofs

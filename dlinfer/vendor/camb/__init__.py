@@ -1,6 +1,6 @@
 """Cambricon MLUs: LMDeploy's ops on the ops of the vendor's torch_mlu_ops, eagerly.
 
-Proven against signatures and documents that are published, on no card: docs/camb.md says of each op how far.
+Proven against signatures and documents that are published, on no card: docs/vendors/camb.md says of each op how far.
 torch_mlu_ops is loaded with the first kernel; torch itself knows the device as "mlu", LMDeploy as "camb".
 """
 

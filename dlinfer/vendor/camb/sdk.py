@@ -44,7 +44,7 @@ def probe() -> Probe:
             return Probe(
                 False,
                 f"{name} is not installed",
-                "install Cambricon's PyTorch, which has torch_mlu and torch_mlu_ops (docs/camb.md)",
+                "install Cambricon's PyTorch, which has torch_mlu and torch_mlu_ops (docs/vendors/camb.md)",
             )
     try:
         count = cards().device_count()

@@ -1,8 +1,8 @@
 """MetaX cards: LMDeploy's ops on MetaX's mcoplib, flash_attn and Triton, eagerly.
 
-Proven against schemas and sources that MetaX publishes, on no card: docs/maca.md says of each op how far. LMDeploy
-knows the device as "maca", torch as "cuda", since MetaX's build is CUDA's to its callers. MetaX's packages are loaded
-with the first kernel.
+Proven against schemas and sources that MetaX publishes, on no card: docs/vendors/maca.md says of each op how far.
+LMDeploy knows the device as "maca", torch as "cuda", since MetaX's build is CUDA's to its callers. MetaX's packages are
+loaded with the first kernel.
 """
 
 from collections.abc import Mapping

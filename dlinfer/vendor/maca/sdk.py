@@ -77,7 +77,7 @@ def probe() -> Probe:
             return Probe(
                 False,
                 f"{package} is not installed",
-                "use MetaX's container with torch, mcoplib and flash_attn for MACA (docs/maca.md)",
+                "use MetaX's container with torch, mcoplib and flash_attn for MACA (docs/vendors/maca.md)",
             )
     try:
         count = cards().device_count() if cards().is_available() else 0

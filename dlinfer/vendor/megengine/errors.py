@@ -7,14 +7,16 @@ class LiteError(DlinferError, RuntimeError):
     """A call of MegEngine Lite's C library failed; ``detail`` is what the library says."""
 
     message = "MegEngine Lite: {call}: {detail}."
-    next_step = "docs/megengine.md says what each call needs."
+    next_step = "docs/vendors/megengine.md says what each call needs."
 
 
 class LiteArgumentError(DlinferError, ValueError):
     """A call of the Lite API got an argument that it does not take; the library was not called."""
 
     message = "MegEngine Lite: {call}: argument {argument}: expected {expected}, given {given}."
-    next_step = "docs/megengine.md lists types and ranges; nothing is converted where a value would change."
+    next_step = (
+        "docs/vendors/megengine.md lists types and ranges; nothing is converted where a value would change."
+    )
 
 
 class LiteModelError(LiteError):
@@ -28,7 +30,7 @@ class LiteLackError(LiteError, NotImplementedError):
     """Something documented that the installed build of the C library does not have."""
 
     message = "MegEngine Lite: {call}: the library itself lacks it: {detail}."
-    next_step = "docs/megengine.md lists what this build lacks, and what to use instead."
+    next_step = "docs/vendors/megengine.md lists what this build lacks, and what to use instead."
 
 
 class LiteCallbackError(LiteError):

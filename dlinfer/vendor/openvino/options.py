@@ -1,4 +1,4 @@
-"""The engine's own options: ``options={"engine_options": {...}}`` or DLINFER_ENGINE_OPTIONS; docs/engines.md."""
+"""The engine's options: ``options={"engine_options": {...}}`` or DLINFER_ENGINE_OPTIONS; docs/reference/engines.md."""
 
 from dataclasses import dataclass
 

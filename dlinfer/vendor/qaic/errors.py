@@ -7,7 +7,7 @@ class QaicOptionError(DlinferError, ValueError):
     """An option or argument of a qaic Session that does not exist or has no such value."""
 
     message = "qaic Session: {option}={given!r} is not valid. Expected {expected}."
-    next_step = "docs/qaic.md lists the options."
+    next_step = "docs/vendors/qaic.md lists the options."
 
 
 class QaicModelError(DlinferError, ValueError):

@@ -1,7 +1,8 @@
 """``Session``: Qualcomm's documented inference API, on a card or, without one, on ONNX Runtime.
 
-The calls, keywords and results are those of "class Session" in Qualcomm's Cloud AI SDK user guide; docs/qaic.md says
-what was decided where the guide contradicts itself, docs/vendor_documents.md which tests show each call.
+The calls, keywords and results are those of "class Session" in Qualcomm's Cloud AI SDK user guide; docs/vendors/qaic.md
+says what was decided where the guide contradicts itself, docs/vendors/vendor_documents.md which tests show each
+call.
 """
 
 import time

@@ -21,7 +21,7 @@ class SophgoCallError(DlinferError, ValueError):
     """A call of the Sophgo runtime or of sail with something it does not take; nothing was changed."""
 
     message = "{call}: {detail}."
-    next_step = "docs/sophgo.md says what each call takes."
+    next_step = "docs/vendors/sophgo.md says what each call takes."
 
 
 class SophgoRuntimeError(DlinferError, RuntimeError):
@@ -51,7 +51,7 @@ class SophgoOptionError(DlinferError, ValueError):
     """An option of Sophgo's compiler or of the engine sophgo that does not exist or has no such value."""
 
     message = "sophgo: {option}={given!r} is not valid. Expected {expected}."
-    next_step = "docs/sophgo_compile.md lists the options."
+    next_step = "docs/vendors/sophgo_compile.md lists the options."
 
 
 class SophgoCompileError(DlinferError, RuntimeError):

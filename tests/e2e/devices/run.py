@@ -24,7 +24,7 @@ from tests.graph.matrix.ledger import ROOT
 from tests.graph.matrix.progress import progress
 
 STATE = ROOT / "build" / "models"
-DOCUMENT = ROOT / "docs" / "models_on_devices.md"
+DOCUMENT = ROOT / "docs" / "results" / "models_on_devices.md"
 MODE_NAMES = {"graph": "default", "eager": "`eager_mode=True`"}
 ASKED = (*FAMILIES, *SIZED)
 EVERY = (*ASKED, *BRIEF)
@@ -96,8 +96,8 @@ the same weights in float32: *equal*. (The weights are such that transformers gi
 neither tokens nor experts are nearly tied: `python -m tests.e2e.devices.seeds FAMILY` prints by how much.) Caches and
 weights have to lie on the device, and no op but those listed below may be answered by its reference, plain torch on the
 device. In the default mode a vendor's default engine would compile the model; none of these has one, so that decoding
-steps are captured into the device's graphs where the vendor has them, and run eagerly elsewhere: [ascend](ascend.md),
-[maca](maca.md), [camb](camb.md). Empty fields were not tried.
+steps are captured into the device's graphs where the vendor has them, and run eagerly elsewhere:
+[ascend](../vendors/ascend.md), [maca](../vendors/maca.md), [camb](../vendors/camb.md). Empty fields were not tried.
 
 | family | {" | ".join(heads)} |
 | --- |{" --- |" * len(heads)}

@@ -165,7 +165,7 @@ def test_models_that_a_policy_cannot_hold(policy: int, given: tuple[int | None, 
 # --- sizes
 
 
-PAGE = (Path(__file__).parents[3] / "docs" / "kv_cache.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "kv_cache.md").read_text()
 BYTES = [tuple(map(int, row)) for row in re.findall(r"^\| (\d+) \| .* \| (\d+) \|$", PAGE, re.MULTILINE)]
 
 
@@ -175,7 +175,7 @@ def test_the_page_has_every_policy():
 
 @pytest.mark.parametrize(("policy", "per_token"), BYTES)
 def test_bytes_of_a_token(policy: int, per_token: int):
-    """Of the shape that docs/kv_cache.md names, as LMDeploy plans them: what our sizing divides the memory by."""
+    """Of the shape of docs/guides/kv_cache.md, as LMDeploy plans them: what our sizing divides the memory by."""
     from lmdeploy.pytorch.config import CacheConfig, ModelConfig
     from lmdeploy.pytorch.engine.cache_engine.plan import build_block_cache_plan
 

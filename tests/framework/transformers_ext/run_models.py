@@ -26,7 +26,7 @@ from tests.graph.matrix.model_job import Answers, error
 from tests.graph.matrix.models import ARCHITECTURES, Architecture, build
 from tests.graph.matrix.progress import progress
 
-DOCUMENT = ROOT / "docs" / "transformers_models.md"
+DOCUMENT = ROOT / "docs" / "results" / "transformers_models.md"
 SIZES = ((1, 5), (2, 8))
 TOLERANCE = 1e-5
 """Of float32 results relative to the largest number of a tensor: sums of some hundred terms in another order give 1e-6
@@ -190,7 +190,7 @@ why there is none.
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", choices=[one.name for one in ARCHITECTURES], metavar="NAME")
-    parser.add_argument("--write-docs", action="store_true", help="write docs/transformers_models.md")
+    parser.add_argument("--write-docs", action="store_true", help="write docs/results/transformers_models.md")
     options = parser.parse_args()
     register_attention()
     ledger, console = Ledger(STATE / "transformers.jsonl", lane()), Console(stderr=True)

@@ -1,4 +1,4 @@
-"""The engine of docs/engine_tutorial.md: the page's own code, installed as a package and run."""
+"""The engine of docs/guides/write_an_engine.md: the page's own code, installed as a package and run."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.graph.compiling import compiled, last_report
 pytest.importorskip("onnxscript", reason="writing ONNX needs onnxscript")
 pytestmark = pytest.mark.usefixtures("graph_mode")
 
-PAGE = Path(__file__).parents[3] / "docs" / "engine_tutorial.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "write_an_engine.md"
 SOURCE = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
 WHOLE: dict[str, Any] = {"engine": "evaluator", "fallback": "error"}
 

@@ -21,7 +21,7 @@ from tests.graph.matrix.processes import run, stop_running
 from tests.graph.matrix.progress import progress
 from tests.graph.matrix.verdict import HEADER, failures, markdown, row
 
-DOCUMENT = ROOT / "docs" / "graph_models.md"
+DOCUMENT = ROOT / "docs" / "results" / "graph_models.md"
 CHOICES = {architecture.name: architecture for architecture in ARCHITECTURES}
 KINDS = sorted({architecture.kind for architecture in ARCHITECTURES})
 

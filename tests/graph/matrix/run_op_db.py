@@ -23,7 +23,7 @@ from tests.graph.matrix.ledger import ENGINE_CODE, ROOT, STATE, Ledger, shard
 from tests.graph.matrix.processes import Worker
 from tests.graph.matrix.progress import progress
 
-DOCUMENT = ROOT / "docs" / "graph_ops.md"
+DOCUMENT = ROOT / "docs" / "results" / "graph_ops.md"
 
 
 def run_missing(

@@ -280,7 +280,7 @@ def test_lookup_physic_ptr_is_lacking(lacking):
 
 
 def test_whatever_is_said_to_be_lacking_fails_on_the_raw_library(lacking):
-    """The list is that of docs/megengine.md."""
+    """The list is that of docs/vendors/megengine.md."""
     assert sorted(lacking) == [
         "clear_memory_pair",
         "enable_nhwcd4=1",

@@ -27,7 +27,7 @@ from dlinfer.vendor import activate_default
 SCHEMA = 1
 
 RUNNING = 60 << 20
-"""Bytes that a running engine takes beyond what is imported, as threads and tokenizer. Measured: docs/preflight.md."""
+"""Bytes of a running engine beyond its imports: threads, tokenizer. Measured: docs/guides/preflight.md."""
 
 GRAPHS = 70 << 20
 """Bytes that compiling graphs takes beyond that, the compiler included; not in eager mode."""

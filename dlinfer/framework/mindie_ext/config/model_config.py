@@ -49,7 +49,7 @@ Name = Annotated[
 class ModelConfig(BaseModel):
     """A checked model_config. Unknown keys are kept and change nothing: servers pass many.
 
-    Memory is in GB (2**30 bytes), lengths in tokens. docs/mindie_config.md says what each key does.
+    Memory is in GB (2**30 bytes), lengths in tokens. docs/vendors/mindie_config.md says what each key does.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=(), hide_input_in_errors=True)

@@ -25,7 +25,7 @@ _RANGES = {
 
 
 class LiteOptions(ctypes.Structure):
-    """How a network is optimised; docs/vendor_documents.md has the test of each option.
+    """How a network is optimised; docs/vendors/vendor_documents.md has the test of each option.
 
     All are integers. Defaults are the library's: var_sanity_check_first_run 1, graph_opt_level 2, async_exec_level 1,
     everything else 0. An option that does not exist, or a value out of range, raises LiteArgumentError.

@@ -77,7 +77,7 @@ def combine(bmodels: Sequence[Path], to: Path, timeout: float = 3600.0) -> None:
     """Write one bmodel of several of one chip; nets of one name become stages of one net.
 
     Nets stand in the order of their first file. Of a net's stages the one that works in the most memory is the first:
-    BMRuntime may run a smaller one that comes earlier in memory that it has given back (docs/sophgo.md).
+    BMRuntime may run a smaller one that comes earlier in memory that it has given back (docs/vendors/sophgo.md).
 
     ``to`` appears whole or not at all. Raises SophgoModelError for a file that is no bmodel, ToolchainMissingError,
     SophgoCompileError and OSError.

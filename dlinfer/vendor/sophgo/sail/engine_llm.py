@@ -1,7 +1,7 @@
 """sail.EngineLLM: the networks of a bmodel, for one or several devices, run by name.
 
-The calls are those of sophon-sail's document "sail.EngineLLM"; docs/vendor_documents.md names their tests, and
-docs/sophgo.md says what was chosen where the document leaves a choice.
+The calls are those of sophon-sail's document "sail.EngineLLM"; docs/vendors/vendor_documents.md names their tests, and
+docs/vendors/sophgo.md says what was chosen where the document leaves a choice.
 """
 
 import logging

@@ -23,7 +23,7 @@ from dlinfer.framework.lmdeploy_ext.versions import TESTED, describe
 from dlinfer.framework.patching import bare_signature
 
 KERNELS = "pytorch/kernels/dlinfer"
-DOCS = Path(__file__).parents[4] / "docs/contract.md"
+DOCS = Path(__file__).parents[4] / "docs/internals/contract.md"
 
 
 @pytest.fixture(scope="module")

@@ -307,10 +307,10 @@ def test_a_config_cannot_be_changed(folder: Path) -> None:
 
 
 def test_the_document_has_each_key() -> None:
-    text = (ROOT / "docs" / "mindie_config.md").read_text().partition("## Refused by name")[0]
+    text = (ROOT / "docs" / "vendors" / "mindie_config.md").read_text().partition("## Refused by name")[0]
     rows = {match[1]: match[2] for match in re.finditer(r"^\| `(\w+)` \| ([^|]+) \|", text, re.MULTILINE)}
     for key, field in ModelConfig.model_fields.items():
-        assert key in rows, f"{key} is missing in docs/mindie_config.md"
+        assert key in rows, f"{key} is missing in docs/vendors/mindie_config.md"
         default = "required" if field.is_required() else f"`{field.default!r}`"
         assert rows[key].strip() == default, key
         assert field.description, key

@@ -1,4 +1,4 @@
-"""The figure of the rooms, docs/rooms.svg, drawn from the package's own imports: ``make figures`` writes it.
+"""The figure of the rooms, docs/internals/rooms.svg, drawn from the package's own imports: ``make figures`` writes it.
 
 An arrow leads from a room to a room that it imports. An import that follows a chain of other arrows is left out. Big
 rooms lie in bands, the lowest at the bottom, and the rooms of ``graph`` in columns, the lowest at the left. They are
@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 from tests.architecture.imports import PACKAGE, REPOSITORY, import_graph, within
 from tests.architecture.rooms import AUTOLOAD, ROOMS, room
 
-FIGURE = REPOSITORY / "docs" / "rooms.svg"
+FIGURE = REPOSITORY / "docs" / "internals" / "rooms.svg"
 WIDTH, MARGIN, GAP, INDENT = 1040, 20, 26, 112
 CELL, LANE = (96, 26), 41  # a room of graph: width and height; from row to row
 

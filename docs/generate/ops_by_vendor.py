@@ -1,6 +1,6 @@
-"""The table of ops by vendors with how far each kernel was proven, written into docs/ops_by_vendor.md.
+"""The table of ops by vendors with how far each kernel was proven, written into docs/reference/ops_by_vendor.md.
 
-python -m docs.figures.ops_by_vendor
+python -m docs.generate.ops_by_vendor
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ from dlinfer.vendor import discovery
 from dlinfer.vendor.base import Vendor
 from dlinfer.vendor.claims import Proof
 
-DOCUMENT = Path(__file__).parents[1] / "ops_by_vendor.md"
+DOCUMENT = Path(__file__).parents[1] / "reference" / "ops_by_vendor.md"
 MEANINGS = {
     Proof.RUNTIME: "it ran on the vendor's own runtime, and its results met the reference in float64",
     Proof.DOCUMENTS: "the vendor's binaries declare what it calls, and its results met the reference on a simulation "
@@ -51,8 +51,8 @@ bring graph engines only are in [engines.md](engines.md). `dlinfer doctor` shows
 | --- | --- |
 {levels}
 
-Which calls of an op a kernel refuses by name, the page of its vendor says: [ascend.md](ascend.md),
-[camb.md](camb.md), [maca.md](maca.md).
+Which calls of an op a kernel refuses by name, the page of its vendor says: [ascend.md](../vendors/ascend.md),
+[camb.md](../vendors/camb.md), [maca.md](../vendors/maca.md).
 """
 
 
