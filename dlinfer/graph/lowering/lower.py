@@ -32,6 +32,7 @@ from dlinfer.graph.passes.registry import passes
 from dlinfer.graph.report import debug
 from dlinfer.graph.report.policy import leave_engine
 from dlinfer.graph.report.report import GraphReport, NodeReport, RegionReport, reporting
+from dlinfer.graph.torch_private.thread_state import run_plain
 
 
 def lower(captured: Captured, engine: Engine, options: CompileOptions, report: GraphReport) -> CompiledGraph:
@@ -139,10 +140,11 @@ def _assemble(
 def _compiled(
     engine: Engine, region: Subgraph, options: CompileOptions, payload: memoryview | None
 ) -> CompiledRegion:
+    # The graph's casts are nodes, so the torch ops that an engine calls while it compiles run without autocast.
     if payload is None:
-        return engine.compile(region, options)
+        return run_plain(engine.compile, (region, options))
     assert isinstance(engine, PayloadEngine), "whoever hands a payload over has asked"
-    return engine.restore_region(region, payload, options)
+    return run_plain(engine.restore_region, (region, payload, options))
 
 
 def _region_report(name: str, engine: Engine, nodes: int, compiled: CompiledRegion) -> RegionReport:

@@ -167,6 +167,13 @@ class Builder:
         value = value != 0 if kind == ov.Type.boolean else value
         return Constant(kind, ov.Shape([]), [value]).output(0)
 
+    def full(self, number: Any, sizes: Any) -> Output:
+        """One number everywhere, in a tensor of the call's dtype.
+
+        OpenVINO moves a sum or product through any other broadcast, and then takes the larger of sizes 0 and 1.
+        """
+        return op.broadcast(self.cast(number, self.kind), sizes, self.axes([]), "EXPLICIT").output(0)
+
     def axes(self, values: Sequence[int]) -> Output:
         """A list of fixed whole numbers."""
         return Constant(ov.Type.i64, ov.Shape([len(values)]), list(values)).output(0)

@@ -276,3 +276,14 @@ def test_an_argument_that_is_written_is_a_weights_memory_at_some_calls():
             torch.testing.assert_close(run(given), theirs(expected))
             torch.testing.assert_close(ours.weight, theirs.weight)
     assert sum(fallback.counts().values()) == 2
+
+
+def test_autocast_does_not_reach_what_runs_while_compiling():
+    def write(x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        x[row] = 7
+        return x
+
+    run = compiled(write, engine="openvino", fallback="error", small_regions="engine")
+    x = torch.full((5, 3), 2.0, dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.float16):  # with bfloat16 beside it some torch ops raise
+        torch.testing.assert_close(run(x.clone(), torch.tensor(4)), write(x.clone(), torch.tensor(4)))

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.graph.compiling import compiled
 from tests.vendor.openvino.lowering import TOLERANCE, lowered, same
 
 x = torch.randn(3, 5, 8)
@@ -145,3 +146,20 @@ def test_arithmetic_on_sizes():
         return [a.new_ones(()) * row for row in rows]
 
     same(sizes, torch.randn(4, 6), 3, others=[(torch.randn(9, 7), 5)])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.ones_like(x) * 2,
+        lambda x: torch.full((x.shape[0], 2), 1.0) + 1.5,
+        lambda x: x**0 * 2,
+        lambda x: x.clone().copy_(torch.ones(2)[0]) + 2,
+    ],
+    ids=["ones", "full", "power", "copy"],
+)
+def test_filled_tensors_without_rows_keep_their_sizes(function):
+    run = compiled(function, engine="openvino", fallback="error", small_regions="engine", dynamic=True)
+    for rows in (0, 3, 1):
+        x = torch.zeros(rows, 2)
+        torch.testing.assert_close(run(x), function(x))

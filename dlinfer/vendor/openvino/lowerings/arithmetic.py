@@ -161,7 +161,7 @@ def _product(b: Builder, x: Any, times: int = 2) -> Output:
     kind = integers.computed_in(b.kind)
     x = b.cast(x, kind)
     if times == 0:
-        return op.broadcast(b.scalar(1, b.kind), op.shape_of(x)).output(0)
+        return b.full(1, op.shape_of(x))
     made = x if times % 2 else None
     if times >= 2:
         square = op.multiply(x, x).output(0)

@@ -21,7 +21,7 @@ def filled(
 ) -> Output:
     """One number everywhere, in a tensor of this size, or of the size of ``self``."""
     sizes = b.numbers(size) if size is not None else op.shape_of(self, "i64")
-    return op.broadcast(b.cast(value if fill_value is None else fill_value, b.kind), sizes).output(0)
+    return b.full(value if fill_value is None else fill_value, sizes)
 
 
 @lowers(aten.zeros.default, aten.new_zeros.default, aten.zeros_like.default, aten.zero.default)

@@ -9,6 +9,7 @@ import torch
 from openvino import Output
 
 from dlinfer.vendor.openvino.builder import Builder
+from dlinfer.vendor.openvino.lowerings.shapes import rank
 from dlinfer.vendor.openvino.registry import lowers
 
 aten = torch.ops.aten
@@ -47,7 +48,8 @@ def same(b: Builder, x: Output, *_: Any) -> Output:
 
 @lowers(aten.copy.default)
 def copy(b: Builder, x: Output, source: Output, non_blocking: bool = False) -> Output:
-    return op.broadcast(b.cast(_plain_nan(b, source), b.kind), op.shape_of(x, "i64")).output(0)
+    values, sizes = b.cast(_plain_nan(b, source), b.kind), op.shape_of(x, "i64")
+    return op.broadcast(values, sizes).output(0) if rank(source) else b.full(values, sizes)
 
 
 def _plain_nan(b: Builder, x: Any) -> Any:
