@@ -296,7 +296,9 @@ def _with_calls(program: Program, draft: Draft) -> Program:
         change = {
             name: draft.choose(0.25, 1.75, 3.0, 0.7) for name in made[number].numbers if draft.chance(0.7)
         }
-        alone = door == "compile" and not threads  # two threads share the model, and one would read what the other writes
+        alone = (
+            door == "compile" and not threads
+        )  # two threads share the model, and one would read what the other writes
         written = draft.random.choice(writable) if writable and alone and draft.chance(0.2) else ""
         made[number] = replace(made[number], numbers=made[number].numbers | change, data=written)
     apart = {one.name: {"alias": []} for one in program.of_role("argument") if one.alias[1:] == ("bytes",)}
