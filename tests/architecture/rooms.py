@@ -22,8 +22,8 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.capture": "errors utils graph.torch_private graph.ir",
     "dlinfer.graph.functional": "errors graph.torch_private graph.ir",
     "dlinfer.graph.onnx": "errors ops graph.torch_private graph.ir graph.functional",
-    "dlinfer.graph.lowering": "errors vendor ops graph.ir graph.passes graph.report graph.options graph.engine "
-    "graph.cache graph.capture",
+    "dlinfer.graph.lowering": "errors vendor ops graph.torch_private graph.ir graph.passes "
+    "graph.report graph.options graph.engine graph.cache graph.capture",
     "dlinfer.graph.selftest": "errors settings graph.torch_private graph.report graph.options graph.engine graph.cache "
     "graph.capture graph.lowering",
     # Engines stand on it, and it on what they would stand on without it: functions of values, and ONNX.
