@@ -4,6 +4,7 @@ A record is checked against the library it meets before it is applied, can be re
 that other modules made by ``from module import name``.
 """
 
+import functools
 import inspect
 import logging
 import sys
@@ -19,25 +20,29 @@ from dlinfer.errors import PatchError
 logger = logging.getLogger("dlinfer")
 
 
+Original = Callable[..., Any]
+"""The function that a replacement gets as its first argument."""
+
+
 @dataclass(frozen=True)
 class Patch:
     """One replacement.
 
     target: ``"package.module:Class.function"``.
     why: what is wrong or missing in the original, for the reader and for reports.
+    build: takes the original, returns the replacement. ``replaces`` makes it from a function.
     signature: the original's parameters and defaults without annotations, as the replacement was written for them:
         ``"(self, path, config=None, **kwargs)"``.
-    build: takes the original, gives the replacement.
     versions: the range of the package's versions that need it (PEP 440, ``">=1.2,<1.3"``), for patches on a fault that
-        a later release may mend; outside it the original stays. Empty: every version that the signature fits.
-    essential: False where the package without the patch gives the same answers, if in other words or with less comfort;
-        then one that does not fit is told of and does without.
+        a later release may fix. Outside it the original stays. Empty: every version that the signature fits.
+    essential: False where the package without the patch gives the same answers, with other words or less comfort.
+        A misfit is then logged, and the package runs without the patch.
     """
 
     target: str
     why: str
     signature: str
-    build: Callable[[Any], Any]
+    build: Callable[[Original], Any]
     versions: str = ""
     essential: bool = True
 
@@ -50,6 +55,60 @@ class Patch:
     def path(self) -> list[str]:
         """Attribute path of the target inside its module."""
         return self.target.partition(":")[2].split(".")
+
+    @property
+    def home(self) -> str:
+        """Name of the module that holds the replacement."""
+        return self.build.__module__
+
+
+def replaces(
+    target: str,
+    *,
+    why: str,
+    when: Callable[[], bool] | None = None,
+    signature: str = "",
+    versions: str = "",
+    essential: bool = True,
+) -> Callable[[Callable[..., Any]], Patch]:
+    """Decorator: turn a function that takes the original, then the original's arguments, into a Patch.
+
+    when: asked at each call. False: the call goes to the original. None: the patch is always in force.
+    signature: empty for that of the function behind its first parameter. The other arguments are Patch's.
+    """
+
+    def record(replace: Callable[..., Any]) -> Patch:
+        @functools.wraps(replace)
+        def build(original: Original) -> Callable[..., Any]:
+            return _guarded(original, replace, when)
+
+        return Patch(target, why, signature or bare_signature(replace, skip=1), build, versions, essential)
+
+    return record
+
+
+def _guarded(
+    original: Original, replace: Callable[..., Any], when: Callable[[], bool] | None
+) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if when is None or when():
+            return replace(original, *args, **kwargs)
+        return original(*args, **kwargs)
+
+    async def call_async(*args: Any, **kwargs: Any) -> Any:
+        return await call(*args, **kwargs)
+
+    # Callers look at the function: FastAPI reads its signature, and whether it is a coroutine function.
+    return functools.wraps(original)(call_async if inspect.iscoroutinefunction(original) else call)
+
+
+def patches_of(module: ModuleType, package: str) -> list[Patch]:
+    """The patches on a package that a module defines, in order, and those of its tuple ``PATCHES``."""
+    defined = [value for value in vars(module).values() if isinstance(value, Patch)]
+    patches = [patch for patch in defined if patch.home == module.__name__] + [
+        *getattr(module, "PATCHES", ())
+    ]
+    return [patch for patch in patches if patch.target.startswith(f"{package}.")]
 
 
 @dataclass
@@ -134,9 +193,9 @@ class PatchSet:
             return True
         owner, name, raw = found
         original = raw.__func__ if isinstance(raw, staticmethod | classmethod) else raw
-        given = bare_signature(original)
-        if given != patch.signature:
-            self._refuse(patch, f"its signature is {given}, not {patch.signature}")
+        signature = bare_signature(original)
+        if signature != patch.signature:
+            self._refuse(patch, f"its signature is {signature}, not {patch.signature}")
             return True
         replacement = patch.build(original)
         setattr(owner, name, type(raw)(replacement) if original is not raw else replacement)
@@ -185,8 +244,8 @@ def _resolve(module: ModuleType, path: list[str]) -> tuple[Any, str, Any] | None
     return None if raw is missing else (owner, path[-1], raw)
 
 
-def bare_signature(function: Callable[..., Any]) -> str:
-    """Parameters and defaults of a function, without annotations."""
+def bare_signature(function: Callable[..., Any], skip: int = 0) -> str:
+    """Parameters and defaults of a function without annotations, and without the first ``skip`` parameters."""
     signature = inspect.signature(function)
-    bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()][skip:]
     return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))

@@ -1,6 +1,8 @@
 """Patches as records: applied when they fit, refused by name when they don't, reverted without a trace."""
 
+import asyncio
 import importlib
+import inspect
 import sys
 import textwrap
 import threading
@@ -8,7 +10,7 @@ import threading
 import pytest
 
 from dlinfer.errors import PatchError
-from dlinfer.framework.patching import Patch, PatchSet, bare_signature
+from dlinfer.framework.patching import Patch, PatchSet, bare_signature, patches_of, replaces
 
 LIBRARY = {
     "__init__": "",
@@ -16,6 +18,9 @@ LIBRARY = {
     "core": """
         def size(device: str = 'cuda') -> int:
             return 1
+
+        async def pause(seconds):
+            return seconds
 
         class Engine:
             def start(self, path: str, *, retries=3):
@@ -158,3 +163,51 @@ def test_signatures_are_compared_without_annotations():
     def function(a: int, *rest: str, b: float = 1.0, **others: object) -> None: ...
 
     assert bare_signature(function) == "(a, *rest, b=1.0, **others)"
+
+
+def test_a_decorated_replacement_is_in_force_while_its_condition_holds(victim):
+    core, is_on = victim("core"), [False]
+
+    @replaces("victim.core:Engine.start", why="for the test", when=lambda: is_on[0])
+    def start(original, self, path, *, retries=3):
+        return f"{path} {retries} not {original(self, path)}"
+
+    assert isinstance(start, Patch) and start.signature == "(self, path, *, retries=3)"
+    assert start.home == __name__
+    patches = PatchSet("victim", [start])
+    patches.apply_loaded()
+    patches.require_essential()
+    engine = core.Engine()
+    assert engine.start("p", retries=1) == "original"
+    is_on[0] = True
+    assert engine.start("p", retries=1) == "p 1 not original"
+    assert bare_signature(core.Engine.start) == start.signature
+
+
+def test_a_replaced_coroutine_function_is_still_one(victim):
+    @replaces("victim.core:pause", why="for the test", when=lambda: True, signature="(seconds)")
+    async def pause(original, *args):
+        return await original(*args) + 1
+
+    core = victim("core")
+    PatchSet("victim", [pause]).apply_loaded()
+    assert inspect.iscoroutinefunction(core.pause)
+    assert asyncio.run(core.pause(1)) == 2
+
+
+def test_the_patches_of_a_module_come_in_order_and_without_foreign_ones(victim):
+    def record(target, home):
+        def replacement(original): ...
+
+        replacement.__module__ = home
+        return replaces(target, why="for the test")(replacement)
+
+    module = victim("core")
+    module.first, module.foreign = (
+        record("victim.core:size", "victim.core"),
+        record("victim.core:b", "victim.user"),
+    )
+    module.elsewhere = record("other.core:size", "victim.core")
+    module.PATCHES = tuple(record(f"victim.core:Engine.{name}", "victim.core") for name in ("start", "pick"))
+    targets = [patch.target for patch in patches_of(module, "victim")]
+    assert targets == ["victim.core:size", "victim.core:Engine.start", "victim.core:Engine.pick"]

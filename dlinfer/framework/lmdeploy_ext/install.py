@@ -8,7 +8,7 @@ from types import ModuleType
 
 from dlinfer.framework.lmdeploy_ext.checks.folder import byte_order_mark
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Patch, patches_of
 
 
 def _records() -> list[Patch]:
@@ -127,7 +127,7 @@ def _records() -> list[Patch]:
         image_files,
         processors,
     )
-    return [patch for module in modules for patch in module.PATCHES]
+    return [patch for module in modules for patch in patches_of(module, "lmdeploy")]
 
 
 activation.provide(_records)

@@ -64,7 +64,7 @@ class Adaptor:
         """essential, unless every patch that a file of ours holds can be done without, or it only looks ahead."""
         if within(module.name, f"{ROOT}.preflight"):
             return "optional"
-        held = [patch.essential for patch in self.patches if patch.build.__module__ == module.name]
+        held = [patch.essential for patch in self.patches if patch.home == module.name]
         return "optional" if held and not any(held) else "essential"
 
     def where(self, module: Module, line: int) -> str:

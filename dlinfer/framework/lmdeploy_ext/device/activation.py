@@ -51,6 +51,11 @@ def active() -> str | None:
     return _active
 
 
+def is_on() -> bool:
+    """Whether LMDeploy runs on a device of ours in this process: the condition of most patches."""
+    return _active is not None
+
+
 def serves(device_type: str) -> bool:
     """Whether a device_type is one of this adaptor's."""
     return device_type == _active or devices.serves(device_type)
