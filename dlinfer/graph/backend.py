@@ -11,9 +11,9 @@ from dlinfer.errors import CaptureError, DlinferError, InferenceOnlyError
 from dlinfer.graph import observe
 from dlinfer.graph.capture.trace import capture
 from dlinfer.graph.engine import check_options, find_engine
+from dlinfer.graph.ir.conj_neg import lazy_inputs, refuse_shared, with_resolved
 from dlinfer.graph.ir.device import graph_device
 from dlinfer.graph.ir.dialect import STATIC
-from dlinfer.graph.ir.lazy_bits import lazy_inputs, refuse_shared, with_resolved
 from dlinfer.graph.lowering.apart import SharedMemoryError
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.lowering.lower import lower, timed

@@ -13,7 +13,7 @@ from dlinfer.errors import CaptureError
 from dlinfer.graph.capture.export import Exported, from_one_on, input_names, read_export
 from dlinfer.graph.direct.inputs import Assumption, root
 from dlinfer.graph.engine import check_options, find_engine
-from dlinfer.graph.ir.lazy_bits import resolved
+from dlinfer.graph.ir.conj_neg import resolved
 from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
 from dlinfer.graph.lowering.lower import improve, place, timed
 from dlinfer.graph.options import CompileOptions

@@ -101,7 +101,7 @@ dlinfer explain: tests.explanation.test_explanation.Model
 --- guards
   Eq(s27, 8)  return self.weight * wide.to(x.dtype)  # test_explanation.py:N in forward
 --- passes
-  normalise: 4 edits in TIME, 31 nodes after it
+  remove_noops: 4 edits in TIME, 31 nodes after it
     drop aten.to.dtype: to -> l_x_
       test_explanation.py:N, in forward
     drop aten.to.dtype: to_1 -> mul

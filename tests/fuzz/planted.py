@@ -239,10 +239,10 @@ def writes_uncounted() -> None:
 
 def bits_unresolved() -> None:
     """Every engine: an input that torch holds lazily negated is read as it lies in memory."""
-    from dlinfer.graph.ir import lazy_bits
+    from dlinfer.graph.ir import conj_neg
 
-    _everywhere(lazy_bits.lazy_inputs, lambda values: ())
-    _everywhere(lazy_bits.is_lazy, lambda value: False)
+    _everywhere(conj_neg.lazy_inputs, lambda values: ())
+    _everywhere(conj_neg.is_lazy, lambda value: False)
 
 
 def bools_apart() -> None:
@@ -257,9 +257,9 @@ def data_reassigned() -> None:
     from dlinfer.graph.ir import dialect
 
     dialect._EXCHANGES_MEMORY = frozenset()
-    from dlinfer.graph.passes.fusion import private_writes
+    from dlinfer.graph.passes import functionalize_writes
 
-    private_writes._Seen.is_private = _private_by_result
+    functionalize_writes._Seen.is_private = _private_by_result
 
 
 def _private_by_result(self: Any, write: Any) -> bool:

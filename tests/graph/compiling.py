@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from dlinfer.graph.engine import CompiledRegion, no_options
-from dlinfer.graph.functional.function import Function, function_of, refusal
+from dlinfer.graph.functional.functionalize import Function, function_of, refusal
 from dlinfer.graph.ir import callee
 from dlinfer.graph.ir.dialect import is_compute, op_name
 from dlinfer.graph.ir.extract import Subgraph

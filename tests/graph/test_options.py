@@ -23,9 +23,9 @@ BAD = [
     ({"precision": "fp8"}, ["'fp8'", "'model'"]),
     ({"small_regions": True}, ["True", "'eager'", "'engine'"]),
     ({"engine": 3}, ["3", "the name of an engine"]),
-    ({"passes": ["clean_up"]}, ["passes", "a dict of name to bool"]),
-    ({"passes": {"clean": False}}, ["'clean'", "clean_up", "normalise"]),
-    ({"passes": {"clean_up": 0}}, ["passes['clean_up']", "True or False"]),
+    ({"passes": ["cse"]}, ["passes", "a dict of name to bool"]),
+    ({"passes": {"clean": False}}, ["'clean'", "cse", "remove_noops"]),
+    ({"passes": {"cse": 0}}, ["passes['cse']", "True or False"]),
     ({"engine_options": "device=CPU"}, ["engine_options", "a dict of name to value"]),
 ]
 
@@ -74,9 +74,9 @@ def test_defaults_come_from_the_settings():
 
 
 def test_options_are_taken_as_they_are():
-    chosen = CompileOptions.of({"cache_dir": "/tmp/x", "passes": {"clean_up": False, "normalise": True}})
+    chosen = CompileOptions.of({"cache_dir": "/tmp/x", "passes": {"cse": False, "remove_noops": True}})
     assert chosen.cache_dir == Path("/tmp/x")
-    assert chosen.disabled_passes == {"clean_up"}
+    assert chosen.disabled_passes == {"cse"}
     assert CompileOptions.of(chosen) is chosen
 
 
@@ -93,9 +93,9 @@ def test_every_pass_can_be_left_out(name, monkeypatch):
 
 
 def test_a_check_that_results_depend_on_cannot_be_left_out():
-    assert "check_places" in {item.name for item in passes() if item.always}
-    with pytest.raises(CompileOptionError, match="check_places"):
-        CompileOptions.of({"passes": {"check_places": False}})
+    assert "select_bounds" in {item.name for item in passes() if item.always}
+    with pytest.raises(CompileOptionError, match="select_bounds"):
+        CompileOptions.of({"passes": {"select_bounds": False}})
 
 
 class OwnOptions(StubEngine):

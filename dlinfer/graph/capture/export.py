@@ -10,13 +10,13 @@ from torch.utils import _pytree as pytree
 
 from dlinfer.errors import CaptureError
 from dlinfer.graph.capture.retrace import RetraceError, retrace
-from dlinfer.graph.capture.small_sizes import Reference, Trial
 from dlinfer.graph.capture.trace import Captured
+from dlinfer.graph.capture.zero_one_specialization import Reference, Trial
+from dlinfer.graph.ir.conj_neg import lazy_inputs, refuse_shared, resolved
 from dlinfer.graph.ir.device import graph_device
 from dlinfer.graph.ir.dialect import STATIC, placed_memory, storages
 from dlinfer.graph.ir.global_state import explicit_dtypes
 from dlinfer.graph.ir.layout import is_contiguous
-from dlinfer.graph.ir.lazy_bits import lazy_inputs, refuse_shared, resolved
 from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
 from dlinfer.graph.torch_private.export import export_gives_results_only, export_kinds
 from dlinfer.graph.torch_private.expressions import to_size

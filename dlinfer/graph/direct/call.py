@@ -26,8 +26,8 @@ from dlinfer.graph.direct.constants import (
     receiver_of,
 )
 from dlinfer.graph.direct.inputs import Assumption, InputSpec, evaluate, is_steady, root
+from dlinfer.graph.ir.conj_neg import resolved
 from dlinfer.graph.ir.device import autocast
-from dlinfer.graph.ir.lazy_bits import resolved
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import GraphReport

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dlinfer.errors import ArtifactInputError
-from dlinfer.graph.ir.lazy_bits import is_lazy, may_be_lazy
+from dlinfer.graph.ir.conj_neg import is_lazy, may_be_lazy
 from dlinfer.graph.torch_private.dynamo import source_name
 from dlinfer.graph.torch_private.symbols import fixed_size
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from dlinfer.graph.functional.function import Function
-from dlinfer.graph.functional.overlap import overlapping
+from dlinfer.graph.functional.aliasing import overlapping
+from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.ir.dialect import fake
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dlinfer.errors import EngineResultError
 from dlinfer.graph.engine_kit.output_sizes import reader, sizes_of
-from dlinfer.graph.functional.function import Function
+from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.ir.dialect import fake
 
 

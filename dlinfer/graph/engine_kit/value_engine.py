@@ -29,8 +29,8 @@ from dlinfer.graph.engine_kit.output_sizes import UnknownSizeError
 from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.engine_kit.torch_steps import TorchSteps
 from dlinfer.graph.engine_kit.value_region import Lowered, ValueRegion, Views
-from dlinfer.graph.functional.function import Function, function_of, is_check, refusal
-from dlinfer.graph.functional.variants import Twin, twin_of
+from dlinfer.graph.functional.functional_ops import Twin, twin_of
+from dlinfer.graph.functional.functionalize import Function, function_of, is_check, refusal
 from dlinfer.graph.ir.device import HOST
 from dlinfer.graph.ir.dialect import is_compute, tensors_of, written_arguments
 from dlinfer.graph.ir.extract import Subgraph

@@ -13,7 +13,7 @@ from dlinfer.graph.engine_kit.held_weights import HeldWeights
 from dlinfer.graph.engine_kit.input_overlap import InputOverlap
 from dlinfer.graph.engine_kit.output_specs import OutputSpecs
 from dlinfer.graph.engine_kit.refused import RefusedError, WrongInputError
-from dlinfer.graph.functional.function import Function
+from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.ir.extract import Subgraph
 
 Executable = Callable[..., Sequence[Tensor]]

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.ir.lazy_bits import is_lazy
+from dlinfer.graph.ir.conj_neg import is_lazy
 
 
 def is_plain(value: torch.Tensor) -> bool:

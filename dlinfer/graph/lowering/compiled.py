@@ -8,8 +8,8 @@ from typing import Any
 from dlinfer.graph.cache.program_json import NotStorableError, parts_of, to_json
 from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.ir import callee
+from dlinfer.graph.ir.conj_neg import with_resolved
 from dlinfer.graph.ir.global_state import Requirement
-from dlinfer.graph.ir.lazy_bits import with_resolved
 from dlinfer.graph.ir.program import Program
 from dlinfer.graph.lowering.apart import Apart, check_apart
 from dlinfer.graph.lowering.kv_layouts import check_kv_layouts

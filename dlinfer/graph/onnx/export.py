@@ -16,12 +16,12 @@ from torch._ops import OpOverload
 from dlinfer.errors import NotExportableError
 from dlinfer.graph.ir.device import graph_device
 from dlinfer.graph.ir.dialect import fake, op_name
-from dlinfer.graph.onnx.guards import guards
-from dlinfer.graph.onnx.known_ops import in_known_ops
+from dlinfer.graph.onnx.decompose import in_known_ops
+from dlinfer.graph.onnx.exporter_faults import guards
+from dlinfer.graph.onnx.ignored_arguments import refuse_unread
 from dlinfer.graph.onnx.promotion import promote
 from dlinfer.graph.onnx.translations import STANDARD
 from dlinfer.graph.onnx.translations.writing import written_for
-from dlinfer.graph.onnx.unread import refuse_unread
 from dlinfer.graph.torch_private.onnx import Registry, UntranslatableError
 
 OPSET = 18

@@ -9,7 +9,7 @@ from torch import fx
 
 from dlinfer.errors import PassError
 from dlinfer.graph.ir.dialect import gives_something, has_hidden_effects, op_name, written_arguments
-from dlinfer.graph.passes.rewrite import Edit
+from dlinfer.graph.passes.rewriter import Edit
 
 StandsFor = Callable[[fx.Node], Sequence[Any] | None]
 """The ops that write, in their order, that a node stands for; None where it stands for itself."""

@@ -2,13 +2,14 @@
 
 import functools
 
-from dlinfer.graph.passes.check_places import CHECK_PLACES
-from dlinfer.graph.passes.chosen_rows import CHOSEN_ROWS
-from dlinfer.graph.passes.clean_up import CLEAN_UP
+from dlinfer.graph.passes.cse import CSE
+from dlinfer.graph.passes.dce import DCE
 from dlinfer.graph.passes.fusion.rule import FusionRule, apply_rule
-from dlinfer.graph.passes.held_checks import HELD_CHECKS
-from dlinfer.graph.passes.normalise import NORMALISE
+from dlinfer.graph.passes.hoist_row_selection import HOIST_ROW_SELECTION
 from dlinfer.graph.passes.pipeline import Pass
+from dlinfer.graph.passes.redundant_asserts import REDUNDANT_ASSERTS
+from dlinfer.graph.passes.remove_noops import REMOVE_NOOPS
+from dlinfer.graph.passes.select_bounds import SELECT_BOUNDS
 
 
 @functools.cache
@@ -17,7 +18,7 @@ def passes() -> tuple[Pass, ...]:
     from dlinfer.graph.passes.fusion.rules import RULES
 
     fusion = tuple(item if isinstance(item, Pass) else _as_pass(item) for item in RULES)
-    return (CHECK_PLACES, NORMALISE, CLEAN_UP, HELD_CHECKS, *fusion, CHOSEN_ROWS, CLEAN_UP)
+    return (SELECT_BOUNDS, REMOVE_NOOPS, CSE, DCE, REDUNDANT_ASSERTS, *fusion, HOIST_ROW_SELECTION, CSE, DCE)
 
 
 def _as_pass(rule: FusionRule) -> Pass:

@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dlinfer.errors import DlinferError
-from dlinfer.graph.passes.clean_up import CLEAN_UP
-from dlinfer.graph.passes.normalise import NORMALISE
+from dlinfer.graph.passes.cse import CSE
+from dlinfer.graph.passes.dce import DCE
 from dlinfer.graph.passes.pipeline import PassReport
-from dlinfer.graph.passes.rewrite import Edit
+from dlinfer.graph.passes.remove_noops import REMOVE_NOOPS
+from dlinfer.graph.passes.rewriter import Edit
 
 FIRST_CALL = "first call"
 """The cause of a compilation that no earlier one preceded."""
@@ -170,7 +171,7 @@ class GraphReport:
 
     def rules(self) -> dict[str, int]:
         """Fusion rule -> how often it fired, without those that never did."""
-        plain = (NORMALISE.name, CLEAN_UP.name)
+        plain = (REMOVE_NOOPS.name, CSE.name, DCE.name)
         return {item.name: len(item.edits) for item in self.passes if item.edits and item.name not in plain}
 
     def kernels(self) -> dict[str, int]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dlinfer.errors import ArtifactInputError
-from dlinfer.graph.ir.lazy_bits import is_lazy
+from dlinfer.graph.ir.conj_neg import is_lazy
 from dlinfer.graph.ir.specs import is_plain
 from dlinfer.utils.size_text import Size
 

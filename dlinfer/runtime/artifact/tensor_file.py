@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dlinfer.errors import ArtifactCorruptError, ArtifactStorageError
-from dlinfer.graph.ir.lazy_bits import is_lazy
+from dlinfer.graph.ir.conj_neg import is_lazy
 from dlinfer.runtime.artifact.container import ALIGNMENT, Container
 from dlinfer.runtime.artifact.graph_json import Layout
 

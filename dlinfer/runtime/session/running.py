@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dlinfer.errors import ArtifactInputError, SessionCallError
-from dlinfer.graph.ir.lazy_bits import resolved
+from dlinfer.graph.ir.conj_neg import resolved
 from dlinfer.graph.ir.specs import is_plain
 from dlinfer.runtime.artifact.loading import LoadedStage
 from dlinfer.runtime.artifact.signature import Port, shown

@@ -11,7 +11,7 @@ from dlinfer.graph.engine_kit.options import EngineOptions, option, whole
 from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.engine_kit.value_engine import ValueEngine
 from dlinfer.graph.engine_kit.value_region import Lowered
-from dlinfer.graph.functional.function import Function
+from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.ir.dialect import is_size
 from dlinfer.vendor.megengine import translations
 from dlinfer.vendor.megengine.building import model_of

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dlinfer.graph.engine_kit.refused import WrongInputError
-from dlinfer.graph.functional.function import Function
+from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.ir.dialect import fake
 from dlinfer.vendor.megengine import lite
 from dlinfer.vendor.megengine.nodes import NodeList

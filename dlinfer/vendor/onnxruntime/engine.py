@@ -10,8 +10,8 @@ from torch import fx
 
 from dlinfer.graph.engine_kit.value_engine import ValueEngine
 from dlinfer.graph.engine_kit.value_region import Lowered
-from dlinfer.graph.functional.function import Function
-from dlinfer.graph.onnx.refusal import Refusals, no_type_of_onnx
+from dlinfer.graph.functional.functionalize import Function
+from dlinfer.graph.onnx.support import Refusals, no_type_of_onnx
 from dlinfer.graph.selftest.answer import KnownAnswer
 from dlinfer.graph.selftest.questions import QUESTIONS, put_all
 from dlinfer.graph.selftest.suite import KnownAnswers

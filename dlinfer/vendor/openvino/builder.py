@@ -1,4 +1,4 @@
-"""From a function of values (``dlinfer.graph.functional.function``) to an OpenVINO model: one lowering after the other.
+"""From a pure function (``graph.functional``) to an OpenVINO model: one lowering after the other.
 
 Every value has OpenVINO's type of its torch dtype and its rank; that is checked behind each lowering, so that a fault
 in one shows as a refused region and not as a wrong number. Sizes are i64 scalars, or Python numbers where known.

@@ -11,8 +11,8 @@ from torch import fx
 from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.engine_kit.value_engine import ValueEngine
 from dlinfer.graph.engine_kit.value_region import Lowered
-from dlinfer.graph.functional.function import Function
-from dlinfer.graph.functional.variants import Twin, twin_of
+from dlinfer.graph.functional.functional_ops import Twin, twin_of
+from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.ir.dialect import (
     arguments,
     fake,

@@ -12,7 +12,7 @@ import openvino as ov
 import torch
 from torch import Tensor
 
-from dlinfer.graph.functional.variants import twin_op
+from dlinfer.graph.functional.functional_ops import twin_op
 from dlinfer.graph.selftest.answer import KnownAnswer, kind_of
 from dlinfer.graph.selftest.questions import FLOATS, QUESTIONS, Question, put_all
 from dlinfer.graph.selftest.suite import KnownAnswers

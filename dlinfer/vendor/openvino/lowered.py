@@ -17,7 +17,7 @@ from dlinfer.graph.engine_kit.empty_operands import EmptyOperands
 from dlinfer.graph.engine_kit.output_sizes import reader
 from dlinfer.graph.engine_kit.refused import RefusedError, WrongInputError
 from dlinfer.graph.engine_kit.value_region import Executable, Lowered
-from dlinfer.graph.functional.function import Function
+from dlinfer.graph.functional.functionalize import Function
 from dlinfer.vendor.openvino.builder import INDEX
 from dlinfer.vendor.openvino.devices import core, properties
 from dlinfer.vendor.openvino.dtypes import KEPT

@@ -15,7 +15,7 @@ from openvino import Output
 from torch import Tensor, fx
 
 from dlinfer.graph.engine_kit.output_sizes import Size, sizes_of
-from dlinfer.graph.functional.function import Function
+from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.ir.dialect import STATIC, arguments, fake, tensors_of
 from dlinfer.vendor.openvino import dtypes, lowerings, registry
 from dlinfer.vendor.openvino.builder import Builder, LoweringError

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from dlinfer.graph.engine_kit.options import EngineOptions
 from dlinfer.graph.engine_kit.value_engine import ValueEngine
 from dlinfer.graph.engine_kit.value_region import Executable, Lowered
-from dlinfer.graph.functional.function import Function
+from dlinfer.graph.functional.functionalize import Function
 from fake_accel.torch_device import NAME
 
 

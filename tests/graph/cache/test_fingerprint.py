@@ -71,9 +71,9 @@ def test_code_that_was_edited_after_it_was_loaded_is_neither_the_old_nor_the_new
     shutil.copytree(
         Path(dlinfer.__file__).parent, tmp_path / "dlinfer", ignore=shutil.ignore_patterns("__pycache__")
     )
-    edited = tmp_path / "dlinfer" / "graph" / "passes" / "clean_up.py"
+    edited = tmp_path / "dlinfer" / "graph" / "passes" / "cse.py"
     edits = (
-        "import dlinfer.graph.passes.clean_up as loaded\n"
+        "import dlinfer.graph.passes.cse as loaded\n"
         "assert loaded.__file__.startswith(sys.path[0])\n"
         "open(loaded.__file__, 'a').write('# edited')\n"
     )

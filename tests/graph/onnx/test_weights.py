@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("onnxscript", reason="writing ONNX needs onnxscript")
 
-from dlinfer.graph.functional.function import function_of
+from dlinfer.graph.functional.functionalize import function_of
 from dlinfer.graph.onnx.export import export
 from dlinfer.graph.onnx.weights import OnnxModel
 from tests.vendor.regions import region_of

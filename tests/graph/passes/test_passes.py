@@ -7,11 +7,12 @@ from torch import fx
 
 from dlinfer.errors import PassError
 from dlinfer.graph.ir.dialect import op_name
-from dlinfer.graph.passes.clean_up import CLEAN_UP
-from dlinfer.graph.passes.normalise import NORMALISE
+from dlinfer.graph.passes.cse import CSE
+from dlinfer.graph.passes.dce import DCE
 from dlinfer.graph.passes.pipeline import Pass, run_passes, verify
 from dlinfer.graph.passes.registry import pass_names, passes
-from dlinfer.graph.passes.rewrite import Edit
+from dlinfer.graph.passes.remove_noops import REMOVE_NOOPS
+from dlinfer.graph.passes.rewriter import Edit
 from tests.graph.passes.fusion.capturing import CapturedGraph, captured
 
 pytestmark = pytest.mark.usefixtures("graph_mode")
@@ -109,7 +110,7 @@ def numbers(x):
 def test_merging_equal_nodes(function, args, merged, monkeypatch):
     torch.manual_seed(0)
     monkeypatch.setattr(CapturedGraph, "run", _seeded(CapturedGraph.run))
-    _, edits = after(CLEAN_UP, function, *args, dynamic=False)
+    _, edits = after(CSE, function, *args, dynamic=False)
     assert [edit.what for edit in edits].count("merge equal nodes") == merged
 
 
@@ -131,7 +132,7 @@ def test_dropping_keeps_effects():
         y.view(-1).add_(1)  # only the write is wanted
         return y
 
-    left, edits = after(CLEAN_UP, model, x, torch.zeros(6), torch.ones(6))
+    left, edits = after(DCE, model, x, torch.zeros(6), torch.ones(6))
     assert {"rand", "batch_norm", "_assert_async", "add_"} <= set(left)
     assert not {"mul", "sin"} & set(left)
     assert all(edit.line for edit in edits)
@@ -163,10 +164,10 @@ def test_dropping_keeps_effects():
         (lambda x: [y := x[:1, 0] * 2, y.reshape(-1), y.float().squeeze_()][1] * 2, 0),
     ],
 )
-def test_normalise_drops_what_changes_nothing_and_nothing_else(function, dropped):
+def test_remove_noops_drops_what_changes_nothing_and_nothing_else(function, dropped):
     one = captured(function, x, dynamic=False)
     count = sum(n.op == "call_function" for n in one.graph_module.graph.nodes)
-    left, edits = after(NORMALISE, function, x, dynamic=False)
+    left, edits = after(REMOVE_NOOPS, function, x, dynamic=False)
     assert len(edits) == dropped == count - len(left)
 
 
@@ -174,7 +175,7 @@ def test_sizes_are_compared_as_expressions_without_guards():
     def model(x, y):
         return x.view(x.shape[0], x.shape[1]) * 2, x.view(y.shape[0], y.shape[1]) * 3
 
-    _, edits = after(NORMALISE, model, x, x + 1)
+    _, edits = after(REMOVE_NOOPS, model, x, x + 1)
     assert len(edits) == 2, "Dynamo gave both inputs the same symbols"
 
 
@@ -243,14 +244,14 @@ def test_a_broken_pass_can_be_left_out_and_passes_report_what_they_did():
     reports = run_passes(
         graph_with_a_write(),
         [broken(has_no_fake), *passes()],
-        disabled={"broken", "normalise"},
+        disabled={"broken", "remove_noops"},
         show=lambda report, graph_module: shown.append(report.name),
     )
-    names = [item.name for item in passes() if item.name != "normalise"]
+    names = [item.name for item in passes() if item.name != "remove_noops"]
     assert [report.name for report in reports] == shown == names
     assert all(report.why and report.nodes and report.seconds >= 0 for report in reports)
 
 
 def test_names_of_passes_are_distinct():
     assert len(set(pass_names())) == len(pass_names())
-    assert {"normalise", "clean_up"} <= set(pass_names())
+    assert {"remove_noops", "cse", "dce"} <= set(pass_names())

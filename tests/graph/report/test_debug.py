@@ -33,7 +33,7 @@ def printed(capfd, tmp_path):
 def test_topics_print_what_they_name(printed):
     assert printed("") == ""
     assert "x: float32[2, 3] = input" in printed("graph").replace("l_x_", "x")
-    assert "normalise, 1 edits" in printed("passes")
+    assert "remove_noops, 1 edits" in printed("passes")
     placement = printed("placement")
     assert "mm: aten.mm float32[2, 2]: kernel" in placement
     assert "view" not in placement.replace(".view(-1)", "")

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from dlinfer.graph.passes.pipeline import PassReport
-from dlinfer.graph.passes.rewrite import Edit
+from dlinfer.graph.passes.rewriter import Edit
 from dlinfer.graph.report import report
 from dlinfer.graph.report.report import (
     ClusterReport,
@@ -31,7 +31,7 @@ def whole() -> GraphReport:
         engine="inductor",
         variant=("x[0]",),
         passes=[
-            PassReport("normalise", "why", [Edit("drop aten.to", ("to",), (), "")], 0.1, 9),
+            PassReport("remove_noops", "why", [Edit("drop aten.to", ("to",), (), "")], 0.1, 9),
             PassReport("rms_norm", "why", [edit, edit], 0.1, 7),
             PassReport("rotary", "why"),
         ],

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dlinfer.graph.engine import Engine
-from dlinfer.graph.onnx.refusal import Refusals, kind
+from dlinfer.graph.onnx.support import Refusals, kind
 from tests.vendor.onnxruntime.regions import ENGINE, refused, subgraph
 
 X = torch.randn

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from dlinfer.graph.functional.function import function_of
+from dlinfer.graph.functional.functionalize import function_of
 from dlinfer.graph.onnx.export import export
 from dlinfer.ops import fill_kv_cache
 from dlinfer.vendor import KVCacheLayout, Probe, Vendor, discovery

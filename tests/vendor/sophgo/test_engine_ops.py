@@ -114,7 +114,7 @@ def test_every_case_gives_what_torch_gives(toolchain):
 def test_the_cases_are_all_ops_of_the_table():
     import onnx
 
-    from dlinfer.graph.functional.function import function_of
+    from dlinfer.graph.functional.functionalize import function_of
     from dlinfer.graph.onnx.export import export
     from dlinfer.vendor.sophgo.compiler.translations import table
 

@@ -1,6 +1,6 @@
 """A forward for graphs that gives the hidden states which somebody reads: of a prompt mostly its last token's.
 
-The choice stands at the graph's end, from where ``dlinfer.graph.passes.chosen_rows`` moves it in front of the last
+The choice stands at the graph's end, from where ``passes/hoist_row_selection`` moves it in front of the last
 layer's products.
 """
 

@@ -16,7 +16,7 @@ from dlinfer.graph.onnx.translations.writing import (
 
 def table() -> dict[Any, Any]:
     """Translations by op."""
-    from dlinfer.graph.functional.variants import twin_op
+    from dlinfer.graph.functional.functional_ops import twin_op
 
     return {twin_op(torch.ops.dlinfer.fill_kv_cache.default): fill_kv_cache}
 

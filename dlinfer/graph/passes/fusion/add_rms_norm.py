@@ -10,7 +10,7 @@ from dlinfer.graph.ir.dialect import fake
 from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.passes.fusion.match import aten, dtype_of, is_tensor, operands, same_shape
 from dlinfer.graph.passes.fusion.rule import FusionRule, Match
-from dlinfer.graph.passes.rewrite import Rewriter
+from dlinfer.graph.passes.rewriter import Rewriter
 
 
 def _match(anchor: fx.Node) -> Match | None:

@@ -10,11 +10,11 @@ from torch._ops import OpOverload
 from dlinfer import ops
 from dlinfer.graph.ir.dialect import arguments
 from dlinfer.graph.ir.layout import is_contiguous, same_sizes
-from dlinfer.graph.passes.fusion.geometry import halves, shown, tensor, views_between
 from dlinfer.graph.passes.fusion.match import calls, operands
 from dlinfer.graph.passes.fusion.replacement import call_like
 from dlinfer.graph.passes.fusion.rule import FusionRule, Match
-from dlinfer.graph.passes.rewrite import Rewriter
+from dlinfer.graph.passes.fusion.views import halves, shown, tensor, views_between
+from dlinfer.graph.passes.rewriter import Rewriter
 
 _aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from torch import fx
 from dlinfer.graph.ir.dialect import fake
 from dlinfer.graph.ir.layout import is_dense
 from dlinfer.graph.passes.fusion.match import aten, calls, is_tensor
-from dlinfer.graph.passes.rewrite import Rewriter
+from dlinfer.graph.passes.rewriter import Rewriter
 
 Swap = tuple[int, int] | None
 """Two dimensions to exchange; None for none."""

@@ -15,10 +15,10 @@ from dlinfer import ops
 from dlinfer.graph.ir.dialect import arguments, op_name
 from dlinfer.graph.ir.effects import Effects, effects_of
 from dlinfer.graph.ir.layout import same_sizes
-from dlinfer.graph.passes.fusion.geometry import shown
 from dlinfer.graph.passes.fusion.replacement import call_like
+from dlinfer.graph.passes.fusion.views import shown
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.passes.rewrite import Edit, Rewriter
+from dlinfer.graph.passes.rewriter import Edit, Rewriter
 
 _LINEAR = (torch.ops.aten.linear.default, ops.linear.overload)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # what the op takes

@@ -17,17 +17,17 @@ from torch import fx
 from dlinfer import ops
 from dlinfer.graph.ir.dialect import arguments, op_name, tensors_of
 from dlinfer.graph.ir.layout import is_contiguous, same_size, same_sizes
-from dlinfer.graph.passes.fusion.geometry import (
+from dlinfer.graph.passes.fusion.match import CASTS, calls, only_user, operands, widened_from
+from dlinfer.graph.passes.fusion.replacement import call_like
+from dlinfer.graph.passes.fusion.rule import FusionRule, Match
+from dlinfer.graph.passes.fusion.views import (
     are_transposed,
     halves,
     seen_through,
     shown,
     views_between,
 )
-from dlinfer.graph.passes.fusion.match import CASTS, calls, only_user, operands, widened_from
-from dlinfer.graph.passes.fusion.replacement import call_like
-from dlinfer.graph.passes.fusion.rule import FusionRule, Match
-from dlinfer.graph.passes.rewrite import Rewriter
+from dlinfer.graph.passes.rewriter import Rewriter
 
 _aten = torch.ops.aten
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # what the ops take

@@ -6,7 +6,7 @@ from typing import Any
 from torch import fx
 
 from dlinfer.graph.ir.dialect import fake
-from dlinfer.graph.passes.rewrite import Rewriter
+from dlinfer.graph.passes.rewriter import Rewriter
 
 
 def call_like(

@@ -39,7 +39,7 @@ from dlinfer.graph.passes.fusion.match import (
     widened_from,
 )
 from dlinfer.graph.passes.fusion.rule import FusionRule, Match
-from dlinfer.graph.passes.rewrite import Rewriter
+from dlinfer.graph.passes.rewriter import Rewriter
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 

@@ -34,7 +34,7 @@ from dlinfer.graph.passes.fusion.match import (
     widened_from,
 )
 from dlinfer.graph.passes.fusion.rule import FusionRule, Match
-from dlinfer.graph.passes.rewrite import Rewriter
+from dlinfer.graph.passes.rewriter import Rewriter
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import fx
 
 from dlinfer.graph.ir.dialect import is_pure, storages
 from dlinfer.graph.ir.effects import Effects, effects_of
-from dlinfer.graph.passes.rewrite import Edit, Rewriter
+from dlinfer.graph.passes.rewriter import Edit, Rewriter
 
 
 @dataclass(frozen=True)

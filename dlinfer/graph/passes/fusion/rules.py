@@ -1,10 +1,10 @@
 """All fusion rules in the order in which they are applied."""
 
+from dlinfer.graph.passes.functionalize_writes import FUNCTIONALIZE_WRITES
 from dlinfer.graph.passes.fusion.add_rms_norm import ADD_RMS_NORM
 from dlinfer.graph.passes.fusion.gated_activation import GATED_GELU, GATED_SILU
 from dlinfer.graph.passes.fusion.merged_linears import MERGED_LINEARS
 from dlinfer.graph.passes.fusion.moe import MOE_EXPERTS, MOE_GATING
-from dlinfer.graph.passes.fusion.private_writes import PRIVATE_WRITES
 from dlinfer.graph.passes.fusion.rms_norm import RMS_NORM
 from dlinfer.graph.passes.fusion.rotary import ROTARY
 from dlinfer.graph.passes.fusion.rotary_interleaved import ROTARY_INTERLEAVED
@@ -15,7 +15,7 @@ from dlinfer.graph.passes.fusion.sdpa_gqa import (
 )
 
 RULES = (
-    PRIVATE_WRITES,
+    FUNCTIONALIZE_WRITES,
     RMS_NORM,
     ADD_RMS_NORM,
     ROTARY,

@@ -14,13 +14,6 @@ from torch import fx
 
 from dlinfer.graph.ir.dialect import arguments
 from dlinfer.graph.ir.layout import is_contiguous, same_size, same_sizes
-from dlinfer.graph.passes.fusion.geometry import (
-    are_transposed,
-    seen_through,
-    shown,
-    tensor,
-    views_between,
-)
 from dlinfer.graph.passes.fusion.match import (
     CASTS,
     calls,
@@ -31,7 +24,14 @@ from dlinfer.graph.passes.fusion.match import (
 )
 from dlinfer.graph.passes.fusion.replacement import call_like
 from dlinfer.graph.passes.fusion.rule import FusionRule, Match
-from dlinfer.graph.passes.rewrite import Rewriter
+from dlinfer.graph.passes.fusion.views import (
+    are_transposed,
+    seen_through,
+    shown,
+    tensor,
+    views_between,
+)
+from dlinfer.graph.passes.rewriter import Rewriter
 
 _aten = torch.ops.aten
 _SDPA = _aten.scaled_dot_product_attention.default

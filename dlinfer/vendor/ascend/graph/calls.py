@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from dlinfer.graph.engine_kit.refused import RefusedError
-from dlinfer.graph.functional.variants import twin_op
+from dlinfer.graph.functional.functional_ops import twin_op
 from dlinfer.ops.attention.kv_cache import check_slots
 
 Check = Callable[[Sequence[Any]], None]

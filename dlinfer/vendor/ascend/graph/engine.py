@@ -9,8 +9,8 @@ from torch.fx.node import map_arg
 from dlinfer.graph.engine_kit.options import EngineOptions
 from dlinfer.graph.engine_kit.value_engine import ValueEngine
 from dlinfer.graph.engine_kit.value_region import Lowered
-from dlinfer.graph.functional.function import Function
-from dlinfer.graph.functional.variants import Twin, twin_of
+from dlinfer.graph.functional.functional_ops import Twin, twin_of
+from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.ir.dialect import (
     arguments,
     describe,

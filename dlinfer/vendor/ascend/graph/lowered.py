@@ -7,7 +7,7 @@ from torch import Tensor, fx
 
 from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.engine_kit.value_region import Executable, Lowered
-from dlinfer.graph.functional.function import Function
+from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.ir.dialect import fake
 from dlinfer.vendor.ascend.graph import calls, front_end
 from dlinfer.vendor.ascend.graph.text import text_of

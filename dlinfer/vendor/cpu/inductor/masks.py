@@ -11,7 +11,7 @@ from torch import fx
 from dlinfer.graph.ir.dialect import arguments, fake, model_line, overload
 from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.passes.rewrite import Edit, Rewriter
+from dlinfer.graph.passes.rewriter import Edit, Rewriter
 from dlinfer.graph.torch_private.symbols import fixed_size
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default

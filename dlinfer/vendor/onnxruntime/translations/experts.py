@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from dlinfer.graph.ir.dialect import arguments, fake
-from dlinfer.graph.onnx.indices import BEHIND
+from dlinfer.graph.onnx.negative_indices import BEHIND
 from dlinfer.graph.onnx.translations.moe import token_weights
 from dlinfer.graph.onnx.translations.writing import number, opset, shape_of, sizes
 from dlinfer.vendor.onnxruntime.translations.logistic import silu_mul

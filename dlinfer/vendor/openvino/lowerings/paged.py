@@ -17,7 +17,7 @@ from openvino import Output
 from openvino.op import Constant, Parameter
 from torch import Tensor
 
-from dlinfer.graph.functional.variants import twin_op
+from dlinfer.graph.functional.functional_ops import twin_op
 from dlinfer.graph.torch_private.symbols import example_number, fixed_size
 from dlinfer.vendor import discovery
 from dlinfer.vendor.openvino.builder import Builder

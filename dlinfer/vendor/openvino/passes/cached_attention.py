@@ -23,7 +23,7 @@ from dlinfer.graph.ir.dialect import (
 from dlinfer.graph.ir.effects import Effects, Memory, effects_of, memory_read
 from dlinfer.graph.ir.own_ops import own_op
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.passes.rewrite import Edit, Rewriter
+from dlinfer.graph.passes.rewriter import Edit, Rewriter
 from dlinfer.ops.attention.kv_cache import canonical
 from dlinfer.vendor.openvino.passes.slot_check import CHECK_SLOTS
 

@@ -13,7 +13,7 @@ from dlinfer.graph.engine_kit.onnx_engine import OnnxEngine, OnnxLowered, OnnxMo
 from dlinfer.graph.engine_kit.onnx_engine import Session as KitSession
 from dlinfer.graph.engine_kit.options import EngineOptions, refuse
 from dlinfer.graph.engine_kit.refused import RefusedError
-from dlinfer.graph.functional.function import Function
+from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.ir.dialect import fake
 from dlinfer.vendor.qaic import sdk
 from dlinfer.vendor.qaic.errors import QaicCompileError, QaicOptionError, QaicUnavailableError

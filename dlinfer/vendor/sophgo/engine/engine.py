@@ -9,9 +9,9 @@ from torch import fx
 from dlinfer.errors import EngineUnavailableError
 from dlinfer.graph.engine_kit.value_engine import ValueEngine
 from dlinfer.graph.engine_kit.value_region import Lowered
-from dlinfer.graph.functional.function import Function
+from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.ir.flops import flops_of
-from dlinfer.graph.onnx.refusal import Refusals, no_type_of_onnx
+from dlinfer.graph.onnx.support import Refusals, no_type_of_onnx
 from dlinfer.vendor.sophgo.compiler import packages
 from dlinfer.vendor.sophgo.compiler.process import compiler_version
 from dlinfer.vendor.sophgo.compiler.translations import table

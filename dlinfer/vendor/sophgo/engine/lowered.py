@@ -14,7 +14,7 @@ from dlinfer.errors import NotExportableError
 from dlinfer.graph.engine_kit.output_sizes import reader, sizes_of
 from dlinfer.graph.engine_kit.refused import RefusedError, WrongInputError
 from dlinfer.graph.engine_kit.value_region import Lowered
-from dlinfer.graph.functional.function import Function
+from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.ir.dialect import fake
 from dlinfer.graph.onnx.export import OPSET, OnnxGraph, export
 from dlinfer.vendor.sophgo.compiler.compile import compile_onnx

@@ -20,7 +20,7 @@ from dlinfer.graph.capture.trace import capture
 from dlinfer.graph.ir.dialect import STATIC, fake, is_pure, is_size, op_name
 from dlinfer.graph.passes.fusion.rule import FusionRule, apply_rule
 from dlinfer.graph.passes.pipeline import verify
-from dlinfer.graph.passes.rewrite import Edit
+from dlinfer.graph.passes.rewriter import Edit
 from dlinfer.graph.torch_private import dynamo
 
 

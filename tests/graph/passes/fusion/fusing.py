@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from dlinfer.graph.passes.clean_up import CLEAN_UP
+from dlinfer.graph.passes.cse import CSE
+from dlinfer.graph.passes.dce import DCE
 from dlinfer.graph.passes.fusion.rule import FusionRule, apply_rule
 from dlinfer.graph.passes.fusion.rules import RULES
-from dlinfer.graph.passes.normalise import NORMALISE
 from dlinfer.graph.passes.pipeline import Pass, verify
+from dlinfer.graph.passes.remove_noops import REMOVE_NOOPS
 from tests.graph.passes.fusion.capturing import CapturedGraph, captured, graph_text
 
 Step = FusionRule | Pass
@@ -32,7 +33,7 @@ _SIZES: dict[str, Any] = {
 def clean(function: Callable[..., Any], *args: Any, **kwargs: Any) -> CapturedGraph:
     """A captured graph as rules meet it."""
     one = captured(function, *args, **kwargs)
-    apply(one, NORMALISE, CLEAN_UP)
+    apply(one, REMOVE_NOOPS, CSE, DCE)
     return one
 
 
@@ -57,7 +58,7 @@ def fired(
 def golden(one: CapturedGraph, *steps: Step) -> str:
     """The graph before and after, as text."""
     before = graph_text(one.graph_module)
-    apply(one, *steps, CLEAN_UP)
+    apply(one, *steps, CSE, DCE)
     return f"{before}\n--->\n{graph_text(one.graph_module)}\n"
 
 
@@ -66,7 +67,7 @@ def changes(
 ) -> tuple[dict[str, int], list[torch.Tensor], list[torch.Tensor]]:
     """What fired, and the results before and after."""
     want, strides = one.run(), one.strides()
-    count = apply(one, *steps, CLEAN_UP)
+    count = apply(one, *steps, CSE, DCE)
     assert one.strides() == strides
     return count, one.run(), want
 

@@ -14,11 +14,11 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
+from dlinfer.graph.passes.functionalize_writes import FUNCTIONALIZE_WRITES
 from dlinfer.graph.passes.fusion.moe import MOE_EXPERTS, MOE_GATING
-from dlinfer.graph.passes.fusion.private_writes import PRIVATE_WRITES
 from tests.graph.passes.fusion.fusing import changes, clean, filled, fired, golden, tiny
 
-STEPS = (PRIVATE_WRITES, MOE_GATING, MOE_EXPERTS)
+STEPS = (FUNCTIONALIZE_WRITES, MOE_GATING, MOE_EXPERTS)
 SIZES: dict[str, Any] = {
     "num_local_experts": 4,
     "num_experts": 4,

@@ -9,12 +9,13 @@ import pytest
 import torch
 import transformers
 
-from dlinfer.graph.passes.clean_up import CLEAN_UP
+from dlinfer.graph.passes.cse import CSE
+from dlinfer.graph.passes.dce import DCE
 from dlinfer.graph.passes.fusion.add_rms_norm import ADD_RMS_NORM
 from dlinfer.graph.passes.fusion.rms_norm import RMS_NORM
 from dlinfer.graph.passes.fusion.rotary import ROTARY
 from dlinfer.graph.passes.fusion.rotary_interleaved import ROTARY_INTERLEAVED
-from dlinfer.graph.passes.normalise import NORMALISE
+from dlinfer.graph.passes.remove_noops import REMOVE_NOOPS
 from tests.graph.passes.fusion.capturing import CapturedGraph, captured
 
 pytestmark = pytest.mark.slow
@@ -76,8 +77,9 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[int, int, int, int]]] = {
 
 
 def fired(one: CapturedGraph) -> tuple[int, ...]:
-    NORMALISE.run(one.graph_module)
-    CLEAN_UP.run(one.graph_module)
+    REMOVE_NOOPS.run(one.graph_module)
+    CSE.run(one.graph_module)
+    DCE.run(one.graph_module)
     return tuple(one.fuse(rule) for rule in RULES)
 
 

@@ -9,9 +9,10 @@ from expecttest import assert_expected_inline
 from torch import nn
 
 from dlinfer.graph.ir.dialect import is_view
-from dlinfer.graph.passes.clean_up import CLEAN_UP
+from dlinfer.graph.passes.cse import CSE
+from dlinfer.graph.passes.dce import DCE
 from dlinfer.graph.passes.fusion.rms_norm import RMS_NORM
-from dlinfer.graph.passes.normalise import NORMALISE
+from dlinfer.graph.passes.remove_noops import REMOVE_NOOPS
 from tests.graph.passes.fusion.capturing import captured, fused_text
 
 HIDDEN = 64
@@ -180,8 +181,9 @@ def build(family, name, dtype):
 def test_transformers_class(family, name, dtype, cleaned):
     one = captured(build(family, name, dtype), inputs(dtype)[0])
     if cleaned:
-        NORMALISE.run(one.graph_module)
-        CLEAN_UP.run(one.graph_module)
+        REMOVE_NOOPS.run(one.graph_module)
+        CSE.run(one.graph_module)
+        DCE.run(one.graph_module)
     want, strides = one.run(), one.strides()
     assert one.fuse(RMS_NORM) == 1
     assert one.count("dlinfer.rms_norm") == 1

@@ -4,9 +4,10 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 
-from dlinfer.graph.passes.clean_up import CLEAN_UP
+from dlinfer.graph.passes.cse import CSE
+from dlinfer.graph.passes.dce import DCE
 from dlinfer.graph.passes.fusion.rotary import ROTARY
-from dlinfer.graph.passes.normalise import NORMALISE
+from dlinfer.graph.passes.remove_noops import REMOVE_NOOPS
 from tests.graph.passes.fusion.capturing import captured, fused_text
 from tests.graph.passes.fusion.rotating import SIZE, Heads, fuses_to_equal_bits, inputs, rotation
 
@@ -170,8 +171,9 @@ def test_transformers_function(family, dtype):
 
 def test_after_the_clean_up():
     one = captured(Heads(llama), *inputs())
-    NORMALISE.run(one.graph_module)
-    CLEAN_UP.run(one.graph_module)
+    REMOVE_NOOPS.run(one.graph_module)
+    CSE.run(one.graph_module)
+    DCE.run(one.graph_module)
     fuses_to_equal_bits(one, ROTARY)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from dlinfer.graph.functional.variants import twin_op
+from dlinfer.graph.functional.functional_ops import twin_op
 from dlinfer.ops.core.spec import NAMESPACE
 from dlinfer.vendor.ascend.graph.lowerings import (
     caches,

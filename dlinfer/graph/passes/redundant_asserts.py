@@ -14,7 +14,7 @@ from torch import fx
 
 from dlinfer.graph.ir.dialect import fake, model_line
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.passes.rewrite import Edit
+from dlinfer.graph.passes.rewriter import Edit
 from dlinfer.graph.torch_private.symbols import plain_symbol
 
 _aten = torch.ops.aten
@@ -58,4 +58,4 @@ def _is_size(node: fx.Node, sizes: set[Any]) -> bool:
     return node.op == "placeholder" and plain_symbol(fake(node)) in sizes
 
 
-HELD_CHECKS = Pass("held_checks", "a size is checked for what every size is, at each call", _run)
+REDUNDANT_ASSERTS = Pass("redundant_asserts", "a size is checked for what every size is, at each call", _run)

@@ -15,8 +15,8 @@ pytest.importorskip("onnxscript", reason="writing ONNX needs onnxscript")
 from torch import fx
 
 from dlinfer.graph.onnx.export import OPSET
-from dlinfer.graph.onnx.refusal import Refusals
-from dlinfer.graph.onnx.unread import HARMLESS, HARMLESS_OF
+from dlinfer.graph.onnx.ignored_arguments import HARMLESS, HARMLESS_OF
+from dlinfer.graph.onnx.support import Refusals
 from dlinfer.graph.torch_private.onnx import Registry, _python_function, _torch_table
 
 aten = torch.ops.aten

@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from dlinfer.errors import NotAFunctionError, NotExportableError
-from dlinfer.graph.functional.function import function_of
+from dlinfer.graph.functional.functionalize import function_of
 from dlinfer.graph.ir.dialect import (
     STATIC,
     arguments,

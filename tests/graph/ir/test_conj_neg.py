@@ -8,7 +8,7 @@ import dlinfer
 from dlinfer.errors import ArtifactInputError, ArtifactStorageError, CaptureError
 from dlinfer.graph.capture.trace import trace
 from dlinfer.graph.direct.call import capture_call
-from dlinfer.graph.ir.lazy_bits import is_lazy, lazy_inputs, may_be_lazy, resolved, with_resolved
+from dlinfer.graph.ir.conj_neg import is_lazy, lazy_inputs, may_be_lazy, resolved, with_resolved
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.torch_private.dynamo import mark_fixed
 from dlinfer.graph.torch_private.fake_mode import fresh_mode

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dlinfer.graph.passes.clean_up import CLEAN_UP
-from dlinfer.graph.passes.held_checks import HELD_CHECKS
+from dlinfer.graph.passes.cse import CSE
+from dlinfer.graph.passes.dce import DCE
 from dlinfer.graph.passes.pipeline import verify
+from dlinfer.graph.passes.redundant_asserts import REDUNDANT_ASSERTS
 from dlinfer.graph.torch_private.dynamo import mark_unbacked
 from tests.graph.compiling import compiled
 from tests.graph.passes.fusion.capturing import CapturedGraph, captured
@@ -25,10 +26,11 @@ def checks(graph: CapturedGraph) -> list[str]:
 
 def cleaned(function: Callable[..., Any], *given: Any) -> CapturedGraph:
     graph = captured(function, *given, dynamic=True)
-    CLEAN_UP.run(graph.graph_module)
+    CSE.run(graph.graph_module)
+    DCE.run(graph.graph_module)
     before = graph.run()
-    edits = HELD_CHECKS.run(graph.graph_module)
-    verify(graph.graph_module, "held_checks", None)
+    edits = REDUNDANT_ASSERTS.run(graph.graph_module)
+    verify(graph.graph_module, "redundant_asserts", None)
     assert {edit.what for edit in edits} <= {"drop check that holds"}
     graph.edits += edits
     torch.testing.assert_close(graph.run(), before)

@@ -8,7 +8,7 @@ pytest.importorskip("onnxscript", reason="writing ONNX needs onnxscript")
 
 from torch import fx
 
-from dlinfer.graph.onnx.refusal import Refusals, kind, no_type_of_onnx
+from dlinfer.graph.onnx.support import Refusals, kind, no_type_of_onnx
 
 refusal = Refusals().of
 

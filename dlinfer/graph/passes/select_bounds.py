@@ -10,7 +10,7 @@ from torch import fx
 
 from dlinfer.graph.ir.dialect import arguments, fake
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.passes.rewrite import Edit, Rewriter
+from dlinfer.graph.passes.rewriter import Edit, Rewriter
 from dlinfer.graph.torch_private.symbols import free_unbacked_symbols
 
 _aten = torch.ops.aten
@@ -45,4 +45,6 @@ def _check(rewriter: Rewriter, at: fx.Node, index: fx.Node, source: fx.Node, dim
     rewriter.check(said, rewriter.call(at, _aten._assert_scalar.default, inside, said))
 
 
-CHECK_PLACES = Pass("check_places", "engines compute the place of a view without looking", _run, always=True)
+SELECT_BOUNDS = Pass(
+    "select_bounds", "engines compute the place of a view without looking", _run, always=True
+)

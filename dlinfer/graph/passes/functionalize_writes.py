@@ -16,9 +16,9 @@ from dlinfer.graph.ir.dialect import (
 )
 from dlinfer.graph.ir.effects import Memory
 from dlinfer.graph.ir.layout import same_place
-from dlinfer.graph.passes.fusion.geometry import tensor
+from dlinfer.graph.passes.fusion.views import tensor
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.passes.rewrite import Edit, Rewriter
+from dlinfer.graph.passes.rewriter import Edit, Rewriter
 
 
 def _run(graph_module: fx.GraphModule) -> list[Edit]:
@@ -85,8 +85,8 @@ class _Seen:
         )
 
 
-PRIVATE_WRITES = Pass(
-    name="private_writes",
+FUNCTIONALIZE_WRITES = Pass(
+    name="functionalize_writes",
     why="A write into a tensor that only its result is seen of hides patterns, and forbids reordering for nothing.",
     run=_run,
 )

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from dlinfer.graph.functional import variants
-from dlinfer.graph.functional.variants import twin_op
+from dlinfer.graph.functional import functional_ops as variants
+from dlinfer.graph.functional.functional_ops import twin_op
 from tests.graph.threads import together
 
 

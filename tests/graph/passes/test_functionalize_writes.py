@@ -5,8 +5,8 @@ import torch
 from expecttest import assert_expected_inline
 from torch.nn import functional
 
-from dlinfer.graph.passes.fusion import private_writes
-from dlinfer.graph.passes.fusion.private_writes import PRIVATE_WRITES
+from dlinfer.graph.passes import functionalize_writes
+from dlinfer.graph.passes.functionalize_writes import FUNCTIONALIZE_WRITES
 from dlinfer.graph.passes.fusion.sdpa_gqa import WRITTEN_OUT_ATTENTION
 from tests.graph.passes.fusion.fusing import changes, clean, fired, golden
 
@@ -21,7 +21,7 @@ def renormalised(x):
 
 def test_a_write_to_what_was_just_made():
     assert_expected_inline(
-        golden(clean(renormalised, X), PRIVATE_WRITES),
+        golden(clean(renormalised, X), FUNCTIONALIZE_WRITES),
         """\
 l_x_: f32[s0, s1]
 mul = aten.mul.Tensor(l_x_, 2) -> f32[s0, s1]
@@ -65,8 +65,8 @@ def reshaped_later(x):
     [(renormalised, 1), (inverse_permutation, 1), (two_in_a_row, 3), (reshaped_later, 2)],
 )
 def test_private(code, count):
-    fired, got, want = changes(clean(code, X), PRIVATE_WRITES)
-    assert fired == {"private_writes": count}
+    fired, got, want = changes(clean(code, X), FUNCTIONALIZE_WRITES)
+    assert fired == {"functionalize_writes": count}
     torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
@@ -134,13 +134,13 @@ NO_MATCH = [
 def test_no_match(code):
     one = clean(code, X.clone())
     want = one.run()
-    assert fired(code, X.clone(), steps=(PRIVATE_WRITES,)) == {}
+    assert fired(code, X.clone(), steps=(FUNCTIONALIZE_WRITES,)) == {}
     torch.testing.assert_close(one.run(), want, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("code", [result_unused, through_a_list])
 def test_results_stay(code):
-    _, got, want = changes(clean(code, X), PRIVATE_WRITES)
+    _, got, want = changes(clean(code, X), FUNCTIONALIZE_WRITES)
     torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
@@ -153,8 +153,8 @@ def test_patterns_show_through():
 
     q, k, v = (torch.randn(2, 4, 5, 8) for _ in range(3))
     one = clean(attention, q, k, v, torch.zeros(2, 1, 5, 5))
-    count, got, want = changes(one, PRIVATE_WRITES, WRITTEN_OUT_ATTENTION)
-    assert count == {"private_writes": 2, "written_out_attention": 1}
+    count, got, want = changes(one, FUNCTIONALIZE_WRITES, WRITTEN_OUT_ATTENTION)
+    assert count == {"functionalize_writes": 2, "written_out_attention": 1}
     torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-6)  # float32 sums in another order
 
 
@@ -172,9 +172,9 @@ def many_writes(count):
 def test_each_node_is_looked_at_a_few_times(monkeypatch):
     """Not all nodes for each write."""
     asked = []
-    storages = private_writes.storages
-    monkeypatch.setattr(private_writes, "storages", lambda node: asked.append(node) or storages(node))
+    storages = functionalize_writes.storages
+    monkeypatch.setattr(functionalize_writes, "storages", lambda node: asked.append(node) or storages(node))
     one = clean(many_writes(50), X)
     nodes = len(one.graph_module.graph.nodes)
-    assert len(PRIVATE_WRITES.run(one.graph_module)) == 150
+    assert len(FUNCTIONALIZE_WRITES.run(one.graph_module)) == 150
     assert len(asked) < 5 * nodes

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dlinfer.graph.ir.dialect import fake, model_line, op_name
-from dlinfer.graph.passes.rewrite import Rewriter
+from dlinfer.graph.passes.rewriter import Rewriter
 from tests.graph.passes.fusion.capturing import captured
 
 pytestmark = pytest.mark.usefixtures("graph_mode")

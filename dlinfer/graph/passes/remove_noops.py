@@ -10,7 +10,7 @@ from dlinfer.graph.ir.dialect import arguments, fake, is_pure, overload, storage
 from dlinfer.graph.ir.effects import reshaped_memory
 from dlinfer.graph.ir.layout import same_place
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.passes.rewrite import Edit, Rewriter
+from dlinfer.graph.passes.rewriter import Edit, Rewriter
 
 _aten = torch.ops.aten
 
@@ -73,4 +73,6 @@ def _alike(first: object, second: object) -> bool:
     return isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor) and same_place(first, second)
 
 
-NORMALISE = Pass("normalise", "calls that give their input back hide patterns and cost a call each", _run)
+REMOVE_NOOPS = Pass(
+    "remove_noops", "calls that give their input back hide patterns and cost a call each", _run
+)

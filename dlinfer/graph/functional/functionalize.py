@@ -17,10 +17,10 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from dlinfer.errors import NotAFunctionError
+from dlinfer.graph.functional.aliasing import overlapping, reads_in_place
+from dlinfer.graph.functional.functional_ops import Twin, twin_of
 from dlinfer.graph.functional.outputs import Results, is_same, results_of, viewed
-from dlinfer.graph.functional.overlap import overlapping, reads_in_place
-from dlinfer.graph.functional.scatter import written_through
-from dlinfer.graph.functional.variants import Twin, twin_of
+from dlinfer.graph.functional.view_inverses import written_through
 from dlinfer.graph.ir.dialect import (
     STATIC,
     brings_symbol,

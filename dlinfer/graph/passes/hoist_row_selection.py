@@ -17,7 +17,7 @@ from dlinfer.graph.ir.effects import Effects, effects_of
 from dlinfer.graph.ir.flops import flops_of
 from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.passes.rewrite import Edit, Rewriter
+from dlinfer.graph.passes.rewriter import Edit, Rewriter
 from dlinfer.graph.passes.row_wise import Rows, reshapes_rows, rows_of_arguments
 
 _SLICE, _SELECT = torch.ops.aten.slice.Tensor, torch.ops.aten.index_select.default
@@ -55,7 +55,7 @@ def _move_up(rewriter: Rewriter, choice: fx.Node) -> None:
     new = computed[source]
     if choice.target is _SELECT and not (is_contiguous(fake(new)) and is_contiguous(fake(choice))):
         return  # whoever is given the result reads it by its strides; what was added is dropped as unused
-    rewriter.replace(CHOSEN_ROWS.name, [choice], [new], spared)
+    rewriter.replace(HOIST_ROW_SELECTION.name, [choice], [new], spared)
 
 
 def _spared(choice: fx.Node, source: fx.Node, dim: int, effects: Effects) -> Rows:
@@ -112,8 +112,8 @@ def _of_chosen_rows(
     return rewriter.call(node, node.target, *args, **kwargs)
 
 
-CHOSEN_ROWS = Pass(
-    name="chosen_rows",
+HOIST_ROW_SELECTION = Pass(
+    name="hoist_row_selection",
     why="only the last token of a prompt says what follows: the layers behind the last attention compute no others.",
     run=choose_rows_early,
 )

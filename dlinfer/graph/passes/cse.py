@@ -1,8 +1,7 @@
-"""Merge equal computations and drop unused ones, never across a write.
+"""CSE: replace a call by an earlier one with the same op, arguments and memory contents.
 
-Two nodes are equal when they call one op with equal arguments, and no memory that it reads was written in between.
-A result whose memory is written later, or given to the caller who may write it, stays its own: merging would let
-the write show through the other.
+Must not merge across a write to memory that the call reads, nor results that somebody may write: the graph later, or
+the caller who receives them. A merge would let that write show through the other result.
 """
 
 from typing import Any
@@ -13,14 +12,11 @@ from torch import fx
 from dlinfer.graph.ir.dialect import brings_symbol, is_pure, is_view, model_line, storages
 from dlinfer.graph.ir.effects import effects_of, reshaped_memory
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.passes.rewrite import Edit
+from dlinfer.graph.passes.rewriter import Edit
 
 
 def _run(graph_module: fx.GraphModule) -> list[Edit]:
-    return _merge_equal(graph_module.graph) + _drop_unused(graph_module.graph)
-
-
-def _merge_equal(graph: fx.Graph) -> list[Edit]:
+    graph = graph_module.graph
     effects = effects_of(graph)
     reshaped = reshaped_memory(graph.nodes)
     returned = set(graph.output_node().all_input_nodes)
@@ -45,17 +41,6 @@ def _merge_equal(graph: fx.Graph) -> list[Edit]:
     return edits
 
 
-def _drop_unused(graph: fx.Graph) -> list[Edit]:
-    edits = []
-    for node in reversed(list(graph.nodes)):
-        if node.op in ("placeholder", "output") or node.users or not is_pure(node):
-            continue
-        edits.append(Edit("drop unused node", (node.name,), (), model_line(node)))
-        graph.erase_node(node)
-    edits.reverse()
-    return edits
-
-
 def _frozen(value: Any) -> Any:
     """An argument as a key that tells 1 from 1.0 from True."""
     if isinstance(value, (list, tuple)):
@@ -75,6 +60,4 @@ def _frozen(value: Any) -> Any:
     return (type(value), value)
 
 
-CLEAN_UP = Pass(
-    "clean_up", "a model computes the same thing in every layer, and some things for nobody", _run
-)
+CSE = Pass("cse", "a model computes the same thing in every layer", _run)

@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from dlinfer.errors import NotAFunctionError
 from dlinfer.graph.capture.trace import trace
-from dlinfer.graph.functional.function import function_of
+from dlinfer.graph.functional.functionalize import function_of
 from dlinfer.graph.ir.extract import extract
 from dlinfer.graph.torch_private import fake_mode
 from dlinfer.ops import fill_kv_cache

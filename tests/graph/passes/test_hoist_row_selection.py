@@ -9,8 +9,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from dlinfer import ops
 from dlinfer.graph.ir.dialect import op_name, tensors_of
-from dlinfer.graph.passes.chosen_rows import CHOSEN_ROWS
 from dlinfer.graph.passes.fusion.rules import RULES
+from dlinfer.graph.passes.hoist_row_selection import HOIST_ROW_SELECTION
 from tests.graph.passes.fusion.fusing import changes, clean, filled, fired, golden, tiny
 
 X = torch.randn(2, 5, 8)
@@ -41,7 +41,7 @@ def select_last(x, rows):
 
 def test_a_layer():
     assert_expected_inline(
-        golden(clean(select_last, X, ROWS), CHOSEN_ROWS),
+        golden(clean(select_last, X, ROWS), HOIST_ROW_SELECTION),
         """\
 g_layer_modules_into_parameters_weight_: f32[8, 8] static
 g_layer_modules_into_parameters_bias_: f32[8] static
@@ -93,9 +93,9 @@ return [add_tensor]
 
 def spares(function, *args, dynamic: bool = True) -> int:
     """How many choices move up, after a check that results stay what they are."""
-    count, now, before = changes(clean(function, *args, dynamic=dynamic), CHOSEN_ROWS)
+    count, now, before = changes(clean(function, *args, dynamic=dynamic), HOIST_ROW_SELECTION)
     torch.testing.assert_close(now, before)
-    return count.get("chosen_rows", 0)
+    return count.get("hoist_row_selection", 0)
 
 
 @pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
@@ -193,7 +193,7 @@ class TestWhatStays:
         def drawn(x, rows):
             return functional.dropout(LAYER.into(x), 0.5, training=True).index_select(1, rows)
 
-        assert fired(drawn, X, ROWS, steps=(CHOSEN_ROWS,)) == {}
+        assert fired(drawn, X, ROWS, steps=(HOIST_ROW_SELECTION,)) == {}
 
     def test_nothing_to_spare(self):
         assert spares(lambda x, rows: (x * 2).index_select(1, rows), X, ROWS) == 0
@@ -223,9 +223,9 @@ def test_models_of_transformers(family, config, sizes):
     model = filled(family(tiny(config, num_hidden_layers=2, **sizes)))
     ids = torch.randint(0, 64, (1, 7))
     one = clean(lambda ids: model(ids, logits_to_keep=1, use_cache=False).logits, ids)
-    count, now, before = changes(one, *RULES, CHOSEN_ROWS)
+    count, now, before = changes(one, *RULES, HOIST_ROW_SELECTION)
     torch.testing.assert_close(now, before)
-    assert count["chosen_rows"] == 1
+    assert count["hoist_row_selection"] == 1
     products = ("aten.linear", "dlinfer.linears", "dlinfer.fused_moe")
     nodes = [node for node in one.graph_module.graph.nodes if op_name(node) in products]
     assert [rows_of(node) == 1 for node in nodes[-5:]] == [False, True, True, True, True]
