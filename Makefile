@@ -124,6 +124,15 @@ figures: $(STAMP) ## docs/internals/rooms.svg from the code's imports, docs/refe
 	$(PY) -m docs.generate.rooms
 	$(PY) -m docs.generate.ops_by_vendor
 
+.venv/.docs: $(STAMP) requirements/docs.txt
+	@$(PY) -m pip --disable-pip-version-check install --quiet --no-deps --requirement requirements/docs.txt
+	@touch $@
+
+.PHONY: docs
+docs: .venv/.docs ## the site in build/site, to be opened from the disk; fails on a broken link or anchor
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
+	@echo "open build/site/index.html"
+
 .PHONY: bench
 bench: $(STAMP) ## LMDeploy on the vendor cpu against its peers; writes docs/results/benchmarks_peers.md
 	$(PY) -m benchmarks.peers --write-docs $(BENCH_ARGS)
