@@ -20,10 +20,11 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.engine": "errors vendor graph.ir graph.passes graph.report graph.options",
     "dlinfer.graph.cache": "dlinfer settings vendor graph.ir graph.report",
     "dlinfer.graph.capture": "errors utils graph.torch_private graph.ir",
+    "dlinfer.graph.codec": "utils ops graph.torch_private graph.ir graph.capture",
     "dlinfer.graph.functional": "errors graph.torch_private graph.ir",
     "dlinfer.graph.onnx": "errors ops graph.torch_private graph.ir graph.functional",
     "dlinfer.graph.lowering": "errors vendor ops graph.torch_private graph.ir graph.passes "
-    "graph.report graph.options graph.engine graph.cache graph.capture",
+    "graph.report graph.options graph.engine graph.capture graph.codec",
     "dlinfer.graph.selftest": "errors settings graph.torch_private graph.report graph.options graph.engine graph.cache "
     "graph.capture graph.lowering",
     # Engines stand on it, and it on what they would stand on without it: functions of values, and ONNX.
@@ -38,12 +39,12 @@ ARROWS: dict[str, str] = {
     "dlinfer.explanation": "dlinfer errors graph.torch_private graph.ir graph.report graph.options "
     "graph.cache graph.backend",
     "dlinfer.runtime.options": "errors settings",
-    "dlinfer.runtime.artifact": "errors utils ops graph.torch_private graph.ir graph.report "
-    "graph.options graph.engine graph.cache graph.capture graph.lowering graph.direct runtime.options",
+    "dlinfer.runtime.artifact": "errors utils graph.torch_private graph.ir graph.report graph.options "
+    "graph.engine graph.cache graph.capture graph.codec graph.lowering graph.direct runtime.options",
     "dlinfer.runtime.aot": "errors graph.torch_private graph.ir graph.report graph.options graph.engine graph.capture "
     "graph.lowering graph.direct runtime.artifact",
-    "dlinfer.runtime.session": "errors utils graph.torch_private graph.ir graph.lowering runtime.options "
-    "runtime.artifact",
+    "dlinfer.runtime.session": "errors utils graph.torch_private graph.ir graph.codec graph.lowering "
+    "runtime.options runtime.artifact",
     "dlinfer.conformance": "dlinfer errors settings utils vendor ops",  # and torch.compile's backend, by name
     "dlinfer.vendor.*": "errors settings utils toolchain vendor ops graph runtime",  # each vendor's folder
     "dlinfer.framework": "errors",

@@ -291,17 +291,17 @@ def floats_folded() -> None:
 def plain_results_refused() -> None:
     """Every engine: a saved artifact with a result that is None or a number is called damaged."""
     from dlinfer.errors import ArtifactCorruptError
-    from dlinfer.runtime.artifact import graph_json
+    from dlinfer.graph.codec import graph
 
-    sound = graph_json.decode
+    sound = graph.decode
 
-    def decode(item: Any, nodes: Any) -> Any:
-        found = sound(item, nodes)
+    def decode(item: Any, references: Any) -> Any:
+        found = sound(item, references)
         if found is None and sys._getframe(1).f_code.co_name == "<genexpr>":
             raise ArtifactCorruptError(path="program.dlinfer", detail="an output that is no node")
         return found
 
-    graph_json.decode = decode
+    graph.decode = decode
 
 
 FAULTS: dict[str, tuple[str, Callable[[], None]]] = {

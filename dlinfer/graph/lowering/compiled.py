@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlinfer.graph.cache.program_json import NotStorableError, parts_of, to_json
+from dlinfer.graph.codec.arguments import CodecError
+from dlinfer.graph.codec.program import read_program, write_program
 from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.ir import callee
 from dlinfer.graph.ir.conj_neg import with_resolved
@@ -55,15 +56,13 @@ class CompiledGraph:
                 run.unbind()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it. Raises NotStorableError or AttributeError where a part cannot be stored."""
+        """As JSON takes it. Raises CodecError or AttributeError where a part cannot be stored."""
         for name, run in self.regions.items():
             if not self.engine.keeps({step.callee for step in run.steps}):
-                raise NotStorableError(
-                    f"a part of {name} that engine {self.engine.name!r} does not keep on disk"
-                )
-        regions = {name: to_json(run) for name, run in self.regions.items()}
+                raise CodecError(f"a part of {name} that engine {self.engine.name!r} does not keep on disk")
+        regions = {name: write_program(run) for name, run in self.regions.items()}
         return {
-            "program": to_json(self.program),
+            "program": write_program(self.program),
             "requirement": self.requirement.to_dict(),
             "regions": regions,
             "kv_layouts": self.kv_layouts,
@@ -78,14 +77,16 @@ class CompiledGraph:
         Raises where the data is not sound, the engine lacks a part of it, or KV caches are laid out otherwise now.
         """
         check_kv_layouts(data["kv_layouts"])
-        regions: dict[str, Any] = {}
-        for name, stored in data["regions"].items():
-            parts = parts_of(stored)
-            engine.restore({step.callee for step in parts["steps"]}, cache_dir)
-            regions[name] = Program(**parts, resolve=engine.resolve, join=getattr(engine, "join", None))
+        join = getattr(engine, "join", None)
+        regions = {
+            name: read_program(
+                stored, engine.resolve, join, lambda callees: engine.restore(callees, cache_dir)
+            )
+            for name, stored in data["regions"].items()
+        }
         return cls(
             engine,
-            Program(**parts_of(data["program"]), resolve=resolver(regions)),
+            read_program(data["program"], resolver(regions)),
             Requirement.from_dict(data["requirement"]),
             regions,
             {},

@@ -20,12 +20,12 @@ from dlinfer.errors import (
 )
 from dlinfer.graph.cache.fingerprint import cpu_flags, environment
 from dlinfer.graph.cache.key import canonical_text
+from dlinfer.graph.codec.arguments import CodecError, device_of, dtype_of
+from dlinfer.graph.codec.graph import Layout, other_op_versions
 from dlinfer.graph.engine import PayloadEngine
 from dlinfer.graph.ir.global_state import Requirement
 from dlinfer.runtime.artifact import sealing
 from dlinfer.runtime.artifact.container import Container, Writer, open_container, written_whole
-from dlinfer.runtime.artifact.graph_json import Layout, strangers
-from dlinfer.runtime.artifact.node_json import GraphTextError, device_of, dtype_of
 from dlinfer.runtime.artifact.stored import Stage, Storable, payloads_of
 from dlinfer.runtime.artifact.tensor_file import PLAIN_DTYPES, TensorFile, TensorTable
 
@@ -173,7 +173,7 @@ def read(
     except (KeyError, TypeError, ValueError, AttributeError) as cause:
         if isinstance(cause, (ArtifactCorruptError, ArtifactCpuError)):
             raise
-        detail = str(cause) if isinstance(cause, GraphTextError) else f"{type(cause).__name__}: {cause}"
+        detail = str(cause) if isinstance(cause, CodecError) else f"{type(cause).__name__}: {cause}"
         raise ArtifactCorruptError(source=source, detail=f"its manifest is not one: {detail}") from cause
 
 
@@ -202,7 +202,7 @@ def _read(container: Container) -> ReadArtifact:
         stage = _stage(item, container, len(tensors.layouts))
         stages[stage.entry] = (*stages.get(stage.entry, ()), stage)
     if not stages:
-        raise GraphTextError("it has no entry")
+        raise CodecError("it has no entry")
     return ReadArtifact(container.source, stages, tensors, container)
 
 
@@ -213,10 +213,10 @@ def _layouts(items: Any) -> list[tuple[Layout, int]]:
         if len(item["sizes"]) != len(item["strides"]) or not all(
             type(number) is int and 0 <= number < 1 << 62 for number in numbers
         ):
-            raise GraphTextError("a tensor whose sizes are not numbers")
+            raise CodecError("a tensor whose sizes are not numbers")
         dtype = dtype_of(item["dtype"])
         if dtype not in PLAIN_DTYPES:
-            raise GraphTextError(f"a tensor of {dtype}")
+            raise CodecError(f"a tensor of {dtype}")
         layout = Layout(dtype, tuple(item["sizes"]), tuple(item["strides"]), device_of(item["device"]))
         found.append((layout, item["offset"]))
     return found
@@ -225,7 +225,7 @@ def _layouts(items: Any) -> list[tuple[Layout, int]]:
 def _stage(item: Any, container: Container, tensors: int) -> ReadStage:
     numbers = tuple(item["tensors"])
     if not all(type(number) is int and 0 <= number < tensors for number in numbers):
-        raise GraphTextError("a stage with a tensor that is not there")
+        raise CodecError("a stage with a tensor that is not there")
     payloads = {}
     for region, said in item["payloads"].items():
         missing = sorted(set(said["cpu"]) - set(cpu_flags().split()))
@@ -234,9 +234,9 @@ def _stage(item: Any, container: Container, tensors: int) -> ReadStage:
         payloads[region] = container.member(said["member"])
     texts = [item[name] for name in ("entry", "model", "engine", "engine_version")]
     if not all(isinstance(text, str) for text in texts):
-        raise GraphTextError("a stage whose names are not texts")
+        raise CodecError("a stage whose names are not texts")
     graph, outputs = container.json(item["graph"]), list(item["outputs"])
-    for op, wanted, here in strangers(graph):
+    for op, wanted, here in other_op_versions(graph):
         what = f"dlinfer's op {op!r} of version"
         raise ArtifactVersionError(
             source=container.source, what=what, wanted=wanted, here=here or "no such op"

@@ -12,6 +12,8 @@ from dlinfer.errors import (
     ArtifactVersionError,
     DlinferError,
 )
+from dlinfer.graph.codec.arguments import CodecError, decode, device_of, dtype_of, name_of
+from dlinfer.graph.codec.graph import ReadGraph, read_graph
 from dlinfer.graph.engine import (
     Engine,
     PayloadEngine,
@@ -28,8 +30,6 @@ from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import LOADED, GraphReport, record
 from dlinfer.graph.torch_private.thread_state import run_plain
 from dlinfer.runtime.artifact.files import ReadArtifact, ReadStage
-from dlinfer.runtime.artifact.graph_json import ReadGraph, read_graph
-from dlinfer.runtime.artifact.node_json import GraphTextError, decode, device_of, dtype_of, name_of
 from dlinfer.runtime.artifact.signature import Bounds, Port, Signature
 from dlinfer.runtime.options import SessionOptions
 from dlinfer.utils.size_text import Size, SizeTextError, parse_condition, parse_size
@@ -84,7 +84,7 @@ def plan_of(artifact: ReadArtifact, stage: ReadStage) -> Plan:
 
 
 def _said(cause: Exception) -> str:
-    ours = isinstance(cause, (GraphTextError, SizeTextError))
+    ours = isinstance(cause, (CodecError, SizeTextError))
     return str(cause) if ours else f"{type(cause).__name__}: {cause}"
 
 
@@ -109,13 +109,13 @@ def _plan(stage: ReadStage) -> Plan:
     results_named = tuple(None if item is None else name_of(item["name"]) for item in stage.outputs)
     for names in ([port.name for port in inputs], list(filter(None, results_named))):
         if len(set(names)) < len(names):
-            raise GraphTextError("two inputs or outputs of one name")
+            raise CodecError("two inputs or outputs of one name")
     plain = {size.symbol for port in inputs for size in port.sizes if size is not None}
     if not set(symbols) <= plain:
-        raise GraphTextError(f"no input has the size {min(set(symbols) - plain)} itself")
+        raise CodecError(f"no input has the size {min(set(symbols) - plain)} itself")
     conditions = tuple(map(parse_condition, stage.graph["conditions"]))
     if not all(name in symbols for one in conditions for name in one.symbols()):
-        raise GraphTextError("a condition on an unknown size")
+        raise CodecError("a condition on an unknown size")
     numbers = iter(range(len(outputs)))
     results = tuple(next(numbers) if is_tensor else None for is_tensor in tensors)
     examples = {item["name"]: item["hint"] for item in stage.graph["symbols"] if type(item["hint"]) is int}
@@ -126,7 +126,7 @@ def _plan(stage: ReadStage) -> Plan:
 def _range(item: Any) -> Bounds:
     low, high = item["low"], item["high"]
     if type(low) is not int or not (high is None or type(high) is int):
-        raise GraphTextError("a range that is not of integers")
+        raise CodecError("a range that is not of integers")
     return low, high
 
 
@@ -240,7 +240,7 @@ def read_stage(artifact: ReadArtifact, stage: ReadStage, options: SessionOptions
     try:
         read = run_plain(read_graph, (stage.graph, artifact.layouts(stage), constants, options.allow_ops))
         _check(read, weights, len(stage.outputs))
-    except GraphTextError as cause:
+    except CodecError as cause:
         detail = f"the graph of entry {stage.entry!r}: {cause}"
         raise ArtifactCorruptError(source=artifact.source, detail=detail) from cause
     return read
@@ -250,11 +250,11 @@ def _check(read: ReadGraph, weights: int, outputs: int) -> None:
     """A graph is called with its weights in order, before all else, and gives what the stage says."""
     order = [item.get("weight") for item in read.inputs]
     if order != [*range(weights), *[None] * (len(order) - weights)]:
-        raise GraphTextError("its weights are not in their order")
+        raise CodecError("its weights are not in their order")
     if any(number >= weights for number in read.writes):
-        raise GraphTextError("it writes a constant")
+        raise CodecError("it writes a constant")
     if len(read.captured.graph_module.graph.output_node().args[0]) != outputs:  # pyright: ignore[reportArgumentType]
-        raise GraphTextError(f"it does not give {outputs} results")
+        raise CodecError(f"it does not give {outputs} results")
 
 
 def _told(plan: Plan, read: ReadGraph) -> Plan:

@@ -8,6 +8,8 @@ import torch
 
 from dlinfer.graph.capture.export import Exported
 from dlinfer.graph.capture.trace import Captured
+from dlinfer.graph.codec.arguments import CodecError
+from dlinfer.graph.codec.graph import write_graph
 from dlinfer.graph.engine import Engine, Payload, PayloadEngine
 from dlinfer.graph.ir.dialect import fake
 from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
@@ -15,8 +17,6 @@ from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.torch_private.expressions import to_size
 from dlinfer.graph.torch_private.symbols import symbols_of
-from dlinfer.runtime.artifact.graph_json import write_graph
-from dlinfer.runtime.artifact.node_json import GraphTextError
 from dlinfer.utils.size_text import SizeTextError
 
 
@@ -52,7 +52,7 @@ def keep(exported: Exported, engine: Engine, options: CompileOptions, model: str
         return "a weight is of a class of its own"
     try:
         file = write_graph(graph_module, len(exported.weights), exported.ranges)
-    except GraphTextError as cause:
+    except CodecError as cause:
         return str(cause)
     outputs = _outputs(exported.captured, exported.names)
     _name_inputs(file.data["inputs"], exported.inputs)

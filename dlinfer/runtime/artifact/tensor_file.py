@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from dlinfer.errors import ArtifactCorruptError, ArtifactStorageError
+from dlinfer.graph.codec.graph import Layout
 from dlinfer.graph.ir.conj_neg import is_lazy
 from dlinfer.runtime.artifact.container import ALIGNMENT, Container
-from dlinfer.runtime.artifact.graph_json import Layout
 
 PLAIN_DTYPES = frozenset(
     getattr(torch, name)

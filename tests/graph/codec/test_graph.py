@@ -14,15 +14,10 @@ from torch import nn
 from torch.export import Dim
 
 from dlinfer.graph.capture.export import Exported, from_one_on, read_export
+from dlinfer.graph.codec.arguments import CodecError, decode, encode
+from dlinfer.graph.codec.calls import call_text, resolve_call
+from dlinfer.graph.codec.graph import Layout, ReadGraph, read_graph, write_graph
 from dlinfer.graph.report import debug
-from dlinfer.runtime.artifact.graph_json import Layout, ReadGraph, read_graph, write_graph
-from dlinfer.runtime.artifact.node_json import (
-    GraphTextError,
-    call_text,
-    decode,
-    encode,
-    resolve_call,
-)
 
 aten = torch.ops.aten
 ROWS = Dim("rows", min=2, max=16)
@@ -132,7 +127,7 @@ def test_what_reading_assumes_of_a_size_is_a_condition():
 
 def test_lines_of_the_model_stay_without_the_folders_above_them(many, data):
     lines = [item["line"] for item in data["nodes"] if "line" in item]
-    assert any("test_graph_json.py:" in line and "in forward" in line for line in lines)
+    assert any("test_graph.py:" in line and "in forward" in line for line in lines)
     assert not any(line.startswith("/") or line.count("/") > 2 for line in lines)
 
 
@@ -181,7 +176,7 @@ def test_sizes_of_one_may_be_read_as_unknown():
     ],
 )
 def test_what_is_no_op_for_graphs_cannot_be_named(text):
-    with pytest.raises(GraphTextError):
+    with pytest.raises(CodecError):
         resolve_call(text)
 
 
@@ -189,9 +184,7 @@ def test_ops_of_other_packages_are_taken_only_when_they_are_trusted():
     with torch.library._scoped_library("testpackage", "FRAGMENT") as library:
         library.define("twice(Tensor x) -> Tensor")
         library.impl("twice", lambda x: x * 2, "CompositeImplicitAutograd")
-        with pytest.raises(
-            GraphTextError, match="testpackage::twice belongs to neither of aten, prims, dlinfer"
-        ):
+        with pytest.raises(CodecError, match="testpackage::twice belongs to neither of aten, prims, dlinfer"):
             resolve_call("testpackage::twice")
         assert resolve_call("testpackage::twice", ["testpackage::twice"])(torch.ones(1)).item() == 2
 
@@ -200,7 +193,7 @@ def test_ops_of_other_packages_are_taken_only_when_they_are_trusted():
     "target", [exec, print, torch.add, torch.ops.higher_order.cond, os.system, operator.pow]
 )
 def test_what_has_no_written_form_is_not_written(target):
-    with pytest.raises(GraphTextError, match="no written form"):
+    with pytest.raises(CodecError, match="no written form"):
         call_text(target)
 
 
@@ -217,7 +210,7 @@ def test_what_another_memory_or_other_sizes_would_change_is_not_written(function
         def forward(self, x):
             return function(x)
 
-    with pytest.raises(GraphTextError, match=why):
+    with pytest.raises(CodecError, match=why):
         written(exported(Module(), torch.ones(1, 3)))
 
 
@@ -254,7 +247,7 @@ def with_node(data: dict[str, Any], **node: Any) -> dict[str, Any]:
     ],
 )
 def test_nodes_that_no_graph_has_are_refused(many, data, node, why):
-    with pytest.raises(GraphTextError, match=why):
+    with pytest.raises(CodecError, match=why):
         again(many, with_node(data, **node))
 
 
@@ -283,7 +276,7 @@ def test_nodes_that_no_graph_has_are_refused(many, data, node, why):
 def test_an_invalid_graph_is_refused(many, data, change, why):
     changed = copy.deepcopy(data)
     change(changed)
-    with pytest.raises(GraphTextError, match=why):
+    with pytest.raises(CodecError, match=why):
         again(many, changed)
 
 
@@ -292,7 +285,7 @@ def test_a_graph_cannot_lie_about_sizes_inside(many, data):
     assert not any("val" in item or "sizes" in item for item in data["nodes"])
     layouts = [Layout.of(tensor) for tensor in many.weights]
     layouts[0] = Layout(torch.float32, (8, 9), (9, 1), torch.device("cpu"))  # the file's own tensor decides
-    with pytest.raises(GraphTextError, match="linear"):
+    with pytest.raises(CodecError, match="linear"):
         read_graph(data, layouts, {})
 
 
@@ -361,6 +354,6 @@ def test_any_other_data_is_refused_with_our_error_or_is_a_graph(many, data, choi
             del owner[last]
     try:
         read = again(many, changed)
-    except GraphTextError:
+    except CodecError:
         return
     read.captured.graph_module.graph.lint()

@@ -1,0 +1,123 @@
+"""Arguments of calls as JSON: plain values, containers, torch's dtypes and devices, and earlier results by name."""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import fx
+
+from dlinfer.graph.ir.program import Constant, Value
+
+Json = Any
+"""JSON as it was parsed, of any form: nobody has checked it yet."""
+
+T = TypeVar("T")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}", re.ASCII)
+_TORCH_NAMES = (torch.dtype, torch.layout, torch.memory_format)
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
+
+
+class CodecError(ValueError):
+    """Something cannot be written, or the data is not a graph or program. The text says what is wrong."""
+
+
+@contextmanager
+def refuse_malformed() -> Iterator[None]:
+    """Raise CodecError where the block reads data of another form, or an op's own check refuses it."""
+    try:
+        yield
+    except CodecError:
+        raise
+    except _MALFORMED as cause:
+        raise CodecError(first_line(cause)) from cause
+
+
+def first_line(cause: Exception) -> str:
+    """The first line of an error's text, with its class where the text alone may not say enough."""
+    text = (str(cause).strip().splitlines() or [""])[0][:300]
+    return text if text and isinstance(cause, ValueError) else f"{type(cause).__name__}: {text}"
+
+
+def encode(value: object) -> Json:
+    """Return an argument as JSON. Raises CodecError."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, (fx.Node, Value)):
+        return {"node": value.name}
+    if isinstance(value, Constant):
+        return {"constant": value.name}
+    if isinstance(value, (tuple, list)):
+        items = [encode(item) for item in value]
+        return {"tuple": items} if isinstance(value, tuple) else items
+    if isinstance(value, slice):
+        return {"slice": [encode(item) for item in (value.start, value.stop, value.step)]}
+    if isinstance(value, _TORCH_NAMES):
+        return {"torch": short_name(value)}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    raise CodecError(f"an argument of type {type(value).__name__} has no written form")
+
+
+def decode(data: Json, references: Mapping[str, Callable[[str], object]]) -> Any:
+    """Return the argument that ``encode`` wrote.
+
+    references: for ``node`` and ``constant``, what returns the object of a name; a kind that is absent is refused.
+    Raises CodecError, and what ``references`` raise.
+    """
+    if data is None or isinstance(data, (bool, int, float, str)):
+        return data
+    if isinstance(data, list):
+        return [decode(item, references) for item in data]
+    if not isinstance(data, dict) or len(data) != 1:
+        raise CodecError("an argument of no known kind")
+    ((kind, content),) = data.items()
+    if kind in references and isinstance(content, str):
+        return references[kind](content)
+    if kind == "tuple" and isinstance(content, list):
+        return tuple(decode(item, references) for item in content)
+    if kind == "slice" and isinstance(content, list) and len(content) == 3:
+        return slice(*(decode(item, references) for item in content))
+    if kind == "float" and content in ("inf", "-inf", "nan"):
+        return float(content)
+    if kind == "torch":
+        return _torch_object(content, *_TORCH_NAMES)
+    if kind == "device":
+        return device_of(content)
+    raise CodecError(f"an argument of unknown kind {str(kind)[:40]!r}")
+
+
+def short_name(value: object) -> str:
+    """The name of a dtype, layout or memory format of torch: ``float32``."""
+    return str(value).removeprefix("torch.")
+
+
+def name_of(value: Json) -> str:
+    """Return a node's name, which becomes a name in code that is generated from the graph. Raises CodecError."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise CodecError(f"{value!r} is no name of a node")
+    return value
+
+
+def dtype_of(content: Json) -> torch.dtype:
+    """Return the dtype of a name. Raises CodecError."""
+    return _torch_object(content, torch.dtype)
+
+
+def device_of(content: Json) -> torch.device:
+    """Return the device of a name. Raises CodecError."""
+    try:
+        return torch.device(content if isinstance(content, str) else "")
+    except RuntimeError:
+        raise CodecError(f"{str(content)[:40]!r} is no device") from None
+
+
+def _torch_object(content: Json, *kinds: type[T]) -> T:
+    value = getattr(torch, content, None) if isinstance(content, str) and _NAME.fullmatch(content) else None
+    if not isinstance(value, kinds):
+        raise CodecError(f"{str(content)[:40]!r} is no {' or '.join(kind.__name__ for kind in kinds)}")
+    return value

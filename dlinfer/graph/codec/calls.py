@@ -1,0 +1,91 @@
+"""The calls that a graph in a file may make, by name. They come from a closed list, in writing and in reading.
+
+A file can name ops of torch's dispatcher in three namespaces and arithmetic on sizes. It has no way to name another
+function, an attribute or a piece of Python.
+"""
+
+import math
+import operator
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+from dlinfer.graph.codec.arguments import CodecError, Json
+from dlinfer.graph.torch_private.dispatcher import is_dispatched
+
+NAMESPACES = ("aten", "prims", "dlinfer")
+
+# They read files, print, or are torch's own tests.
+_REFUSED = ("aten::from_file", "aten::_print", "aten::_test_")
+
+_OP = re.compile(r"([A-Za-z0-9_]+)::([A-Za-z0-9_]+)(?:\.([A-Za-z0-9_]+))?", re.ASCII)
+
+_OPERATORS = "add sub mul floordiv mod truediv neg pos abs eq ne lt le gt ge and_ or_ not_ xor getitem"
+_ON_SYMBOLS = "sym_float sym_int sym_max sym_min sym_not sym_ite sym_sum"
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    **{f"operator.{name}": getattr(operator, name) for name in _OPERATORS.split()},
+    **{f"torch.{name}": getattr(torch, name) for name in _ON_SYMBOLS.split()},
+    **{f"math.{name}": getattr(math, name) for name in ("ceil", "floor", "trunc")},
+    "round": round,
+}
+_NAMES = {function: name for name, function in _ARITHMETIC.items()}
+_NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def call_text(target: object) -> str:
+    """``aten::add.Tensor`` or ``operator.mul``. Raises CodecError for any other function."""
+    if isinstance(target, OpOverload):
+        return target.name()
+    if callable(target) and target in _NAMES:
+        return _NAMES[target]
+    raise CodecError(f"{target} has no written form")
+
+
+def resolve_call(text: Json, allowed: Collection[str] = ()) -> Callable[..., Any]:
+    """Return the op or arithmetic that a text names. ``allowed``: trusted ops of other namespaces.
+
+    Raises CodecError for everything else, and for an op that this process does not have.
+    """
+    if not isinstance(text, str):
+        raise CodecError(f"a call of {type(text).__name__}")
+    if text in _ARITHMETIC:
+        return _ARITHMETIC[text]
+    parts = _OP.fullmatch(text)
+    if parts is None:
+        raise CodecError(f"{text[:80]!r} is no op")
+    namespace, name, overload = parts.groups("default")
+    if namespace not in NAMESPACES and text not in allowed:
+        raise CodecError(f"op {text} belongs to neither of {', '.join(NAMESPACES)}")
+    if text.startswith(_REFUSED):
+        raise CodecError(f"op {text} is not for graphs")
+    if namespace == "dlinfer":
+        import dlinfer.ops  # noqa: F401 - registers them
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    if (
+        not isinstance(packet, OpOverloadPacket)
+        or overload not in packet.overloads()
+        or not is_dispatched(text)
+    ):
+        raise CodecError(f"this process has no op {text}")
+    return getattr(packet, overload)
+
+
+def check_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise CodecError where arithmetic is asked of anything but sizes, or an op has no such keyword."""
+    if isinstance(function, OpOverload):
+        unknown = set(kwargs) - {argument.name for argument in function._schema.arguments}
+        if unknown:
+            raise CodecError(f"{function} takes no {sorted(unknown)}")
+        return
+    if kwargs:
+        raise CodecError(f"{_NAMES[function]} takes no keywords")
+    if function is operator.getitem:
+        if len(args) != 2 or not isinstance(args[0], (tuple, list)) or type(args[1]) is not int:
+            raise CodecError("operator.getitem is for results of several tensors")
+        return
+    numbers = args[0] if function is torch.sym_sum and args else args
+    if not all(isinstance(value, _NUMBERS) for value in numbers):
+        raise CodecError(f"{_NAMES[function]} is for sizes")
