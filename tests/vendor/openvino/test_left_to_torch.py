@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from dlinfer.errors import GraphFallbackError, GraphRunError
 from dlinfer.graph.torch_private.dynamo import mark_unbacked
 from dlinfer.vendor.openvino import lowered as openvino_model
+from tests.graph.compiling import compiled
 from tests.vendor.openvino.lowering import lowered
 
 
@@ -108,3 +109,13 @@ def test_extremes_of_nothing(extreme):
     mark_unbacked(empty, 0, "rows")
     with pytest.raises(GraphRunError, match=r"non-zero size|non-zero numel|numel"):
         run(empty)
+
+
+def test_a_size_that_is_always_0_beside_one_that_varies():
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.unsqueeze(-3).sign()
+
+    x = torch.empty(3, 1, 0, 2)
+    torch._dynamo.mark_dynamic(x, 0)
+    run = compiled(function, engine="openvino", fallback="allow", small_regions="engine")
+    assert run(x).shape == function(x).shape
