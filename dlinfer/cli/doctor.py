@@ -186,10 +186,8 @@ def _known_answers(states: list[VendorState], ask: bool) -> list[EngineAnswers]:
             continue
         for name in discovery.get(state.name).engines:
             try:
-                answers: KnownAnswers | None = getattr(
-                    find_engine(name, state.device_type), "known_answers", None
-                )
-                verdicts = answers.verdicts(ask) if answers is not None else []
+                answers = find_engine(name, state.device_type).known_answers
+                verdicts = answers.verdicts(ask) if isinstance(answers, KnownAnswers) else []
             except Exception as error:  # noqa: BLE001 - loading an engine runs a plugin's code; its failure is the finding
                 found.append(EngineAnswers(name, state.name, 0, 0, [], f"{type(error).__name__}: {error}"))
                 continue

@@ -1,14 +1,15 @@
-"""The protocols between graphs and the engines that run them, and how an engine is found by name.
+"""The interface between graphs and the engines that run them, and the search for an engine by name.
 
-An engine says of each node whether it takes it, and turns a region of taken nodes into a callable. It lives in its
-vendor's folder; the vendor names it in ``Vendor.engines``.
+An engine says of each node whether it takes it, and compiles a region of taken nodes. Its class lives in its vendor's
+folder; the vendor names it in ``Vendor.engines``.
 """
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol
 
 from torch import fx
 
@@ -19,143 +20,147 @@ from dlinfer.errors import (
     VendorClashError,
     VendorLoadError,
 )
+from dlinfer.graph.ir.callee import resolve
 from dlinfer.graph.ir.extract import Subgraph
+from dlinfer.graph.ir.program import Function, RegionRun, Step
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.report.report import ClusterReport
 from dlinfer.vendor import discovery
+from dlinfer.vendor.base import Vendor
 
 
 @dataclass
 class CompiledRegion:
-    """What an engine made of a region.
+    """A compiled region, and what reports say of it.
 
-    run: takes the region's inputs in order, gives the tuple of its outputs; writes go to its inputs in place.
-        Engines that run steps give a Program; others a callable with a ``source`` to show.
-    placement: how each node of the region runs, by name: ``kernel: ...`` or ``cluster: ...``, for reports.
-    refused: why nodes that the engine took run one by one after all, by name.
-    notes: what else is to be known of it, one sentence each; the engine may add to the list while it runs.
+    run: a Program for engines that run steps, another RegionRun for others.
+    placement: node name -> how it runs: ``kernel ...`` or ``cluster ...``.
+    refused: node name -> why it runs eagerly although the engine took it.
+    notes: anything else to report, one sentence each; the engine may add to the list while it runs.
     """
 
-    run: Any
-    placement: dict[str, str] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-    clusters: list[ClusterReport] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-class Engine(Protocol):
-    """A graph engine. One object serves the whole process.
-
-    passes: what only this engine's graphs go through, after the common passes; named ``engine.pass``.
-    phases_alike: whether a graph of prefill decodes as fast as one of decoding would. Adaptors then compile the model
-        once, and weights that the engine repacks are held once.
-    stored_options: names of the engine's options that an artifact keeps for whoever loads it: those that change
-        results. Never one that leads to a file, since the artifact may come from anybody.
-    """
-
-    name: str
-    passes: Sequence[Pass]
-    phases_alike: bool
-    stored_options: Collection[str]
-
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Raise CompileOptionError for an option that this engine does not have, naming those it has, or a value
-        that it does not take."""
-        ...
-
-    def refuses(self, node: fx.Node) -> str | None:
-        """Why this engine does not take a node; None when it does."""
-        ...
-
-    def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
-        """Why a region is too small to be worth entering this engine; None when it is worth it."""
-        ...
-
-    def compile(self, region: Subgraph, options: CompileOptions) -> CompiledRegion:
-        """Compile a region of nodes that were not refused."""
-        ...
-
-    def resolve(self, callee: str) -> Callable[..., Any]:
-        """The function behind a callee of this engine's programs."""
-        ...
-
-    def restore(self, callees: Collection[str], cache_dir: Path) -> None:
-        """Make callees of a stored program resolvable from the disk cache.
-
-        Raises MissingEntryError where one is not there.
-        """
-        ...
-
-    def keeps(self, callees: Collection[str]) -> bool:
-        """Whether ``restore`` in another process can do what these callees need."""
-        ...
-
-    def identity(self, cache_dir: Path) -> str | Mapping[str, Any]:
-        """What this engine's stored programs depend on besides the environment (cache/fingerprint.py): a text, or by
-        name."""
-        ...
-
-
-def check_options(engine: Engine, options: CompileOptions) -> None:
-    """Raise CompileOptionError for what ``options`` ask of this engine and it does not have."""
-    engine.check_options(options.wanted_engine_options)
-    own = [item.name for item in engine.passes]
-    for name in options.passes:
-        if "." in name and name not in own:
-            expected = f"one that engine {engine.name!r} has ({', '.join(own) or 'none of its own'})"
-            raise CompileOptionError(option="passes", given=name, expected=expected)
-
-
-def no_options(engine: str, options: Mapping[str, Any]) -> None:
-    """``check_options`` of an engine that has none."""
-    for name, value in options.items():
-        raise CompileOptionError(
-            option=f"engine_options[{name!r}]",
-            given=value,
-            expected=f"none: engine {engine!r} has no options",
-        )
+    run: RegionRun
+    placement: dict[str, str] = field(default_factory=dict[str, str])
+    refused: dict[str, str] = field(default_factory=dict[str, str])
+    clusters: list[ClusterReport] = field(default_factory=list[ClusterReport])
+    notes: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True)
 class Payload:
-    """What an engine keeps of a compiled region in an artifact, so that loading need not compile it.
+    """The form in which an artifact keeps a compiled region, so that loading need not compile it.
 
-    cpu: flags of the CPU (as Linux lists them) that it cannot do without.
+    cpu: CPU flags, as Linux lists them, that it needs.
     """
 
     data: bytes | bytearray | memoryview
     cpu: tuple[str, ...] = ()
 
 
-@runtime_checkable
-class PayloadEngine(Protocol):
-    """What an engine offers besides, whose compiled regions have a form that can be kept in an artifact.
+class SelfTest(Protocol):
+    """What an engine computes wrongly on this CPU (``dlinfer.graph.selftest``)."""
 
-    Others lower the stored graph again when an artifact is loaded.
+    def fault(self, kind: str, precision: str) -> str | None:
+        """Why a kind of op is not trusted in a precision; None where it is."""
+        ...
+
+
+class Engine(ABC):
+    """The one interface that a vendor implements for graphs. One object serves the whole process, from any thread.
+
+    ``refuses`` and ``compile`` are the vendor's; everything else has a default.
+
+    name: unique among installed vendors.
+    passes: run on this engine's graphs after the common passes; named ``engine.pass``.
+    phases_alike: a graph of prefill decodes as fast as a graph of decoding. Adaptors then compile the model once, and
+        weights that the engine repacks are held once.
+    stored_options: names of the engine's options that change results; an artifact keeps their values. Never name an
+        option that leads to a file, since an artifact may come from anybody.
+    concurrent: threads may call a compiled region at once.
+    known_answers: the engine's self-test; None where it has none.
     """
 
-    def version(self) -> str:
-        """What its payloads depend on: one that was made under another version is refused."""
-        ...
+    name: str
+    passes: Sequence[Pass] = ()
+    phases_alike: bool = False
+    stored_options: Collection[str] = ()
+    concurrent: bool = False
+    known_answers: SelfTest | None = None
+
+    # --- compiling
+
+    @abstractmethod
+    def refuses(self, node: fx.Node) -> str | None:
+        """Return why this engine does not take a node; None when it does."""
+
+    @abstractmethod
+    def compile(self, region: Subgraph, options: CompileOptions) -> CompiledRegion:
+        """Compile a region of nodes that were not refused."""
+
+    def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
+        """Return why a region is too small to be worth entering this engine; None when it is worth it."""
+        return None
+
+    def check_options(self, options: Mapping[str, object]) -> None:
+        """Raise CompileOptionError for an unknown option, naming the known ones, or for a value that is not taken."""
+        for name, value in options.items():
+            expected = f"none: engine {self.name!r} has no options"
+            raise CompileOptionError(option=f"engine_options[{name!r}]", given=value, expected=expected)
+
+    # --- programs of steps, in memory and in the disk cache
+
+    def resolve(self, callee: str) -> Function:
+        """Return the function behind a callee of this engine's programs: by default one of torch or dlinfer."""
+        return resolve(callee)
+
+    def join(
+        self, steps: Sequence[Step], outputs: Iterable[str]
+    ) -> tuple[Sequence[Step], Mapping[str, Function]]:
+        """Join steps into fewer calls; return (the steps, what the joined ones call)."""
+        return steps, {}
+
+    def restore(self, callees: Collection[str], cache_dir: Path) -> None:
+        """Load callees of a stored program from the disk cache. Raises MissingEntryError where one is not there."""
+        for callee in callees:
+            self.resolve(callee)
+
+    def keeps(self, callees: Collection[str]) -> bool:
+        """Return whether ``restore`` in another process can load these callees."""
+        return True
+
+    def identity(self, cache_dir: Path) -> str | Mapping[str, object]:
+        """Return what stored programs depend on besides the environment (cache/fingerprint.py): a text, or by name."""
+        return ""
+
+    # --- artifacts
+
+    def payload_version(self) -> str:
+        """Return the version that payloads depend on; empty for an engine that lowers the stored graph again."""
+        return ""
 
     def payload(self, compiled: CompiledRegion) -> Payload | None:
-        """What to keep of a region that it compiled; None where it is to be compiled again."""
-        ...
+        """Return what an artifact keeps of a compiled region; None where loading compiles it again."""
+        return None
 
     def restore_region(
         self, region: Subgraph, payload: memoryview, options: CompileOptions
     ) -> CompiledRegion:
-        """The region that ``payload`` was made of, without compiling.
+        """Return the region that ``payload`` was made of, without compiling it.
 
-        Raises any error where the payload is not sound; whoever loads makes it an ArtifactCorruptError.
+        Any error says that the payload is damaged; the loader raises it as ArtifactCorruptError.
         """
-        ...
+        raise NotImplementedError(f"engine {self.name!r} keeps no compiled regions")
 
 
-def runs_concurrently(engine: Any) -> bool:
-    """Whether threads may run what an engine compiled at once: it says so by ``concurrent = True``."""
-    return bool(getattr(engine, "concurrent", False))
+def check_options(engine: Engine, options: CompileOptions) -> None:
+    """Raise CompileOptionError for an engine option or an engine's pass that ``engine`` does not have."""
+    engine.check_options(options.wanted_engine_options)
+    own = [item.name for item in engine.passes]
+    for name in options.passes:
+        if "." in name and name not in own:
+            expected = f"one that engine {engine.name!r} has ({', '.join(own) or 'none of its own'})"
+            raise CompileOptionError(option="passes", given=name, expected=expected)
 
 
 def find_engine(name: str | None, device_type: str) -> Engine:
@@ -177,9 +182,9 @@ def find_engine(name: str | None, device_type: str) -> Engine:
         raise EngineUnavailableError(
             engine=name, reason="no installed vendor provides it", available=", ".join(_names()) or "none"
         )
-    vendor, *others = providers
-    if others:
-        first, second = (f"vendor {one.name!r}" for one in (vendor, others[0]))
+    vendor = providers[0]
+    if len(providers) > 1:
+        first, second = (f"vendor {one.name!r}" for one in providers[:2])
         raise VendorClashError(what=f"the graph engine {name!r}", first=first, second=second)
     probe = discovery.probe(vendor)
     if not probe.available:
@@ -194,25 +199,30 @@ def provider_of(engine: str) -> str | None:
     return next((vendor.name for vendor in discovery.loadable() if engine in vendor.engines), None)
 
 
-_engines: dict[
-    tuple[str, str], Engine
-] = {}  # by the vendor's name and their own: others may have an engine so named
+_engines: dict[tuple[str, str], Engine] = {}  # (vendor, engine): two vendors may use one engine name
 _lock = threading.RLock()
 
 
-def _loaded(vendor: Any, name: str) -> Engine:
-    with _lock:  # an engine is one, whoever asks for it first: it holds devices and what it compiled
+def _loaded(vendor: Vendor, name: str) -> Engine:
+    with _lock:  # one engine object a process: it holds devices and compiled regions
         if (vendor.name, name) not in _engines:
-            try:
-                _engines[vendor.name, name] = vendor.load_engine(name)
-            except DlinferError:
-                raise
-            except Exception as cause:  # a plugin's code may fail in any way
-                detail = f"{type(cause).__name__}: {cause}"
-                raise VendorLoadError(
-                    vendor=vendor.name, source=f"its engine {name!r}", detail=detail
-                ) from cause
+            _engines[vendor.name, name] = _load(vendor, name)
         return _engines[vendor.name, name]
+
+
+def _load(vendor: Vendor, name: str) -> Engine:
+    source = f"its engine {name!r}"
+    try:
+        engine = vendor.load_engine(name) if vendor.load_engine is not None else None
+    except DlinferError:
+        raise
+    except Exception as cause:  # a plugin's code may fail in any way
+        detail = f"{type(cause).__name__}: {cause}"
+        raise VendorLoadError(vendor=vendor.name, source=source, detail=detail) from cause
+    if not isinstance(engine, Engine):
+        detail = f"load_engine gave {type(engine).__name__}, no dlinfer.graph.engine.Engine"
+        raise VendorLoadError(vendor=vendor.name, source=source, detail=detail)
+    return engine
 
 
 def _names() -> list[str]:

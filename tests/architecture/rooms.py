@@ -28,7 +28,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.selftest": "errors settings graph.torch_private graph.report graph.options graph.engine graph.cache "
     "graph.capture graph.lowering",
     # Engines stand on it, and it on what they would stand on without it: functions of values, and ONNX.
-    "dlinfer.graph.engine_kit": "errors ops graph.torch_private graph.ir graph.passes graph.report graph.options "
+    "dlinfer.graph.engine_kit": "errors ops graph.torch_private graph.ir graph.report graph.options "
     "graph.engine graph.functional graph.onnx graph.selftest",
     "dlinfer.graph.observe": "graph.torch_private graph.ir graph.report graph.capture graph.lowering",
     "dlinfer.graph.backend": "errors graph.torch_private graph.ir graph.report graph.options graph.engine "

@@ -5,7 +5,7 @@ without its code generator: what schedules, cuts and shares runs for real, in mi
 """
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +14,27 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from dlinfer.graph.engine import CompiledRegion, no_options
+from dlinfer.graph.engine import CompiledRegion, Engine
 from dlinfer.graph.functional.functionalize import Function, function_of, refusal
 from dlinfer.graph.ir import callee
 from dlinfer.graph.ir.dialect import is_compute, op_name
 from dlinfer.graph.ir.extract import Subgraph
-from dlinfer.graph.ir.program import Program, Step, constants_of, refer
+from dlinfer.graph.ir.program import Program, RegionRun, Step, constants_of, refer
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.report import report
 from dlinfer.vendor.cpu.inductor import clusters
 from dlinfer.vendor.cpu.inductor.engine import InductorEngine
 
 
-class StubEngine:
+class StubEngine(Engine):
     """Runs nodes by torch. ``refused``: names of ops it does not take. ``smallest``: nodes that a region needs."""
 
     name = "stub"
-    passes: Sequence[Pass] = ()
-    phases_alike = False
-    stored_options: Collection[str] = ()
 
     def __init__(self, refused: Collection[str] = (), smallest: int = 0) -> None:
         self.refused = refused
         self.smallest = smallest
         self.regions: list[list[str]] = []
-
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        no_options(self.name, options)
 
     def refuses(self, node: fx.Node) -> str | None:
         return f"the stub has no {op_name(node)}" if op_name(node) in self.refused else None
@@ -60,16 +53,6 @@ class StubEngine:
         name = region.graph_module._get_name()
         program = Program(name, inputs, steps, output, self.resolve, constants_of(region.graph_module))
         return CompiledRegion(program)
-
-    def resolve(self, reference: str) -> Callable[..., Any]:
-        return callee.resolve(reference)
-
-    def restore(self, callees: Collection[str], cache_dir: Path) -> None:
-        for reference in callees:
-            self.resolve(reference)
-
-    def keeps(self, callees: Collection[str]) -> bool:
-        return True
 
     def identity(self, cache_dir: Path) -> str:
         return "stub"
@@ -91,7 +74,7 @@ class ValueEngine(StubEngine):
         return CompiledRegion(ValueRun(function))
 
 
-class ValueRun:
+class ValueRun(RegionRun):
     """Runs a function as an engine does: fresh contiguous results, new contents into the inputs' memory."""
 
     source = "by torch"
@@ -129,7 +112,7 @@ def interpreted_engine(monkeypatch: pytest.MonkeyPatch) -> InductorEngine:
     return InductorEngine()
 
 
-def use_engine(monkeypatch: pytest.MonkeyPatch, engine: Any) -> None:
+def use_engine(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
     """Let every compilation of this test find ``engine``."""
     monkeypatch.setattr("dlinfer.graph.backend.find_engine", lambda name, device: engine)
 

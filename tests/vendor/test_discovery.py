@@ -430,3 +430,10 @@ def test_an_engine_that_cannot_be_loaded_names_its_vendor(plugins):
     plugins("acme", healthy("acme", "cpu", engines=("fast",)))  # and no load_engine
     with pytest.raises(VendorLoadError, match=r"'acme'.*its engine 'fast'"):
         find_engine("fast", "cpu")
+
+
+def test_an_engine_of_another_interface_names_its_vendor(plugins):
+    source = healthy("acme", "cpu", engines=("fast",))
+    plugins("acme", source.replace("engines=", "load_engine=lambda name: object(), engines="))
+    with pytest.raises(VendorLoadError, match=r"'acme'.*gave object, no dlinfer.graph.engine.Engine"):
+        find_engine("fast", "cpu")

@@ -13,21 +13,19 @@ under the fallback policy, with the vendor's reason in the report.
 """
 
 import operator
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, fx
 
 from dlinfer.errors import NotAFunctionError, NotExportableError
-from dlinfer.graph.engine import CompiledRegion
+from dlinfer.graph.engine import CompiledRegion, Engine
 from dlinfer.graph.engine_kit.eager_region import eager_region
 from dlinfer.graph.engine_kit.options import EngineOptions
 from dlinfer.graph.engine_kit.output_sizes import UnknownSizeError
 from dlinfer.graph.engine_kit.refused import RefusedError
-from dlinfer.graph.engine_kit.torch_steps import TorchSteps
 from dlinfer.graph.engine_kit.value_region import Lowered, ValueRegion, Views
 from dlinfer.graph.functional.functional_ops import Twin, twin_of
 from dlinfer.graph.functional.functionalize import Function, function_of, is_check, refusal
@@ -35,35 +33,28 @@ from dlinfer.graph.ir.device import HOST
 from dlinfer.graph.ir.dialect import is_compute, tensors_of, written_arguments
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.selftest.answer import kind_of, precision_of
-from dlinfer.graph.selftest.suite import KnownAnswers
 from dlinfer.graph.torch_private.dispatcher import HigherOrderOperator
 
 Options = TypeVar("Options", bound=EngineOptions)
 
 
-class ValueEngine(TorchSteps, ABC, Generic[Options]):
+class ValueEngine(Engine, Generic[Options]):
     """The engine without its vendor. One object serves the whole process, from any thread.
 
-    name, passes, phases_alike, stored_options, concurrent: as ``dlinfer.graph.engine.Engine`` has them.
+    Its only programs are those of regions that it gives back to torch (``eager_region``), so a stored program has only
+    steps of torch in it.
+
     options_type: the engine's own options.
     device_type: of the tensors that it reads; the host where it does not say.
     refuses_writes: why nodes that write are not taken; None where they are, as new contents of what they write.
     smallest: nodes that compute which a region needs to be worth entering.
-    known_answers: what the vendor must compute rightly on this CPU before it gets an op; None where nothing is asked.
     """
 
-    name: str
     options_type: type[Options]
-    passes: Sequence[Pass] = ()
-    phases_alike = False
-    stored_options: Collection[str] = ()
-    concurrent = False
-    device_type = HOST
+    device_type: str = HOST
     refuses_writes: str | None = None
-    smallest = 1
-    known_answers: KnownAnswers | None = None
+    smallest: int = 1
 
     # --- what a vendor says
 
@@ -89,10 +80,6 @@ class ValueEngine(TorchSteps, ABC, Generic[Options]):
     def read_options(self, given: Mapping[str, Any]) -> Options:
         """Options from names and values. Raises CompileOptionError."""
         return self.options_type.of(given)
-
-    def identity(self, cache_dir: Path) -> str:
-        """Nothing that is stored depends on the vendor, where it does not say otherwise."""
-        return ""
 
     # --- what an engine is
 

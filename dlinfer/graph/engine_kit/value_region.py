@@ -15,6 +15,7 @@ from dlinfer.graph.engine_kit.output_specs import OutputSpecs
 from dlinfer.graph.engine_kit.refused import RefusedError, WrongInputError
 from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.ir.extract import Subgraph
+from dlinfer.graph.ir.program import RegionRun
 
 Executable = Callable[..., Sequence[Tensor]]
 """Called with a function's inputs, gives its outputs: fresh tensors, or for an output that is the new content of an
@@ -61,7 +62,7 @@ class Views(Lowered):
         return lambda *inputs: []
 
 
-class ValueRegion:
+class ValueRegion(RegionRun):
     """Callable with a region's inputs, gives the tuple of its outputs; threads may call it as the executable allows.
 
     engine, policy: the engine's name and the fallback policy, for calls that torch runs.

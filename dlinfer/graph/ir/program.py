@@ -10,6 +10,7 @@ import itertools
 import linecache
 import re
 import weakref
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,7 +120,10 @@ def refusal_in(text: str) -> OpArgumentError | None:
     )
 
 
-Join = Callable[[Sequence[Step], Iterable[str]], tuple[Sequence[Step], Mapping[str, Callable[..., Any]]]]
+Function = Callable[..., Any]
+"""What a step calls."""
+
+Join = Callable[[Sequence[Step], Iterable[str]], tuple[Sequence[Step], Mapping[str, Function]]]
 """Gives (the same steps with some joined, what the joined ones call); the names are of values read after the last."""
 
 
@@ -151,8 +155,26 @@ def values_in(argument: Any) -> Iterator[str]:
         yield from values_in([argument.start, argument.stop, argument.step])
 
 
+class RegionRun(ABC):
+    """What an engine compiles a region to.
+
+    It is called with the region's inputs in order, writes into them in place, and returns the tuple of its outputs.
+
+    source: what runs, as text for reports.
+    """
+
+    source: str = ""
+
+    @abstractmethod
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        """Run the region once."""
+
+    def unbind(self) -> None:  # noqa: B027 - most runs hold nothing between two calls
+        """Release inputs of earlier calls, weights above all; the next call binds anew."""
+
+
 @dataclass
-class Program:
+class Program(RegionRun):
     """Callable with the graph's inputs, gives the tuple of its outputs. Threads may call it at once.
 
     resolve: gives the function behind a step's callee; asked once, when the program is made.
@@ -163,7 +185,7 @@ class Program:
     inputs: Sequence[str]
     steps: Sequence[Step]
     output: Any
-    resolve: Callable[[str], Callable[..., Any]]
+    resolve: Callable[[str], Function]
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     join: Join | None = None
 

@@ -1,17 +1,17 @@
 """A compiled graph: the program that joins an engine's regions, with what is needed to store and restore it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dlinfer.graph.codec.arguments import CodecError
 from dlinfer.graph.codec.program import read_program, write_program
-from dlinfer.graph.engine import CompiledRegion
+from dlinfer.graph.engine import CompiledRegion, Engine
 from dlinfer.graph.ir import callee
 from dlinfer.graph.ir.conj_neg import with_resolved
 from dlinfer.graph.ir.global_state import Requirement
-from dlinfer.graph.ir.program import Program
+from dlinfer.graph.ir.program import Function, Program, RegionRun
 from dlinfer.graph.lowering.apart import Apart, check_apart
 from dlinfer.graph.lowering.kv_layouts import check_kv_layouts
 
@@ -22,19 +22,18 @@ class CompiledGraph:
     gradients, whatever the caller has on.
 
     requirement: what it needs of torch's settings for the process.
-    regions: ``region_0`` -> what the engine made of it, a Program for engines that run steps. One that keeps hold of
-        inputs between two calls, weights above all, has a method ``unbind``.
+    regions: ``region_0`` -> what the engine compiled it to.
     parts: the same with what else the engine said; empty for a graph from the disk cache.
     kv_layouts: see ``kv_layouts_of``.
     resolved: which inputs torch holds lazily conjugated or negated, so that each call resolves them.
     apart: inputs that are assumed to share no memory, see ``apart_of``.
     """
 
-    engine: Any
+    engine: Engine
     program: Program
     requirement: Requirement
-    regions: dict[str, Any] = field(default_factory=dict)
-    parts: dict[str, CompiledRegion] = field(default_factory=dict)
+    regions: Mapping[str, RegionRun] = field(default_factory=dict[str, RegionRun])
+    parts: dict[str, CompiledRegion] = field(default_factory=dict[str, CompiledRegion])
     kv_layouts: dict[str, str] = field(default_factory=dict)
     resolved: tuple[int, ...] = ()
     apart: Apart = field(default_factory=list)
@@ -52,15 +51,15 @@ class CompiledGraph:
     def unbind(self) -> None:
         """Let go of the inputs of earlier calls: memory that its owner frees is free. The next call binds anew."""
         for run in self.regions.values():
-            if hasattr(run, "unbind"):
-                run.unbind()
+            run.unbind()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it. Raises CodecError or AttributeError where a part cannot be stored."""
+        """As JSON takes it. Raises CodecError where a part cannot be stored."""
+        regions: dict[str, Any] = {}
         for name, run in self.regions.items():
-            if not self.engine.keeps({step.callee for step in run.steps}):
+            if not isinstance(run, Program) or not self.engine.keeps({step.callee for step in run.steps}):
                 raise CodecError(f"a part of {name} that engine {self.engine.name!r} does not keep on disk")
-        regions = {name: write_program(run) for name, run in self.regions.items()}
+            regions[name] = write_program(run)
         return {
             "program": write_program(self.program),
             "requirement": self.requirement.to_dict(),
@@ -71,16 +70,15 @@ class CompiledGraph:
         }
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any], engine: Any, cache_dir: Path) -> "CompiledGraph":
+    def from_dict(cls, data: dict[str, Any], engine: Engine, cache_dir: Path) -> "CompiledGraph":
         """What ``to_dict`` gave.
 
         Raises where the data is not sound, the engine lacks a part of it, or KV caches are laid out otherwise now.
         """
         check_kv_layouts(data["kv_layouts"])
-        join = getattr(engine, "join", None)
-        regions = {
+        regions: dict[str, RegionRun] = {
             name: read_program(
-                stored, engine.resolve, join, lambda callees: engine.restore(callees, cache_dir)
+                stored, engine.resolve, engine.join, lambda callees: engine.restore(callees, cache_dir)
             )
             for name, stored in data["regions"].items()
         }
@@ -96,10 +94,10 @@ class CompiledGraph:
         )
 
 
-def resolver(regions: dict[str, Any]) -> Callable[[str], Callable[..., Any]]:
+def resolver(regions: Mapping[str, RegionRun]) -> Callable[[str], Function]:
     """What resolves the callees of a program that joins regions."""
 
-    def resolve(reference: str) -> Callable[..., Any]:
+    def resolve(reference: str) -> Function:
         kind, _, name = reference.partition(" ")
         return regions[name] if kind == "region" else callee.resolve(reference)
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from torch import fx
 
 from dlinfer.graph.capture.trace import Captured
-from dlinfer.graph.engine import CompiledRegion, Engine, PayloadEngine
+from dlinfer.graph.engine import CompiledRegion, Engine
 from dlinfer.graph.ir import callee
 from dlinfer.graph.ir.dialect import (
     describe,
@@ -143,7 +143,6 @@ def _compiled(
     # The graph's casts are nodes, so the torch ops that an engine calls while it compiles run without autocast.
     if payload is None:
         return run_plain(engine.compile, (region, options))
-    assert isinstance(engine, PayloadEngine), "whoever hands a payload over has asked"
     return run_plain(engine.restore_region, (region, payload, options))
 
 

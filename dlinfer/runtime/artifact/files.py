@@ -22,7 +22,6 @@ from dlinfer.graph.cache.fingerprint import cpu_flags, environment
 from dlinfer.graph.cache.key import canonical_text
 from dlinfer.graph.codec.arguments import CodecError, device_of, dtype_of
 from dlinfer.graph.codec.graph import Layout, other_op_versions
-from dlinfer.graph.engine import PayloadEngine
 from dlinfer.graph.ir.global_state import Requirement
 from dlinfer.runtime.artifact import sealing
 from dlinfer.runtime.artifact.container import Container, Writer, open_container, written_whole
@@ -88,7 +87,7 @@ def _described(
         "number": number,
         "model": stage.model,
         "engine": stage.engine,
-        "engine_version": engine.version() if isinstance(engine, PayloadEngine) else "",
+        "engine_version": engine.payload_version(),
         "engine_options": stage.engine_options,
         "small_regions": stage.small_regions,
         "graph": f"{place}/graph.json",

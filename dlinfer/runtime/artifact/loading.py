@@ -16,10 +16,8 @@ from dlinfer.graph.codec.arguments import CodecError, decode, device_of, dtype_o
 from dlinfer.graph.codec.graph import ReadGraph, read_graph
 from dlinfer.graph.engine import (
     Engine,
-    PayloadEngine,
     check_options,
     find_engine,
-    runs_concurrently,
 )
 from dlinfer.graph.ir.device import HOST
 from dlinfer.graph.ir.dialect import STATIC
@@ -199,7 +197,7 @@ def _load_stage(artifact: ReadArtifact, stage: ReadStage, plan: Plan, options: S
     if stage.payloads and stage.requirement is not None:
         run.requirement = stage.requirement  # what the engine kept was compiled under these settings
     written = frozenset(stage.tensors[number] for number in read.writes)
-    concurrent = runs_concurrently(engine) and not written
+    concurrent = engine.concurrent and not written
     weights = sum("weight" in item for item in stage.graph["inputs"])
     return LoadedStage(plan, engine, run, stage.tensors[:weights], written, report, concurrent)
 
@@ -272,13 +270,14 @@ def _told(plan: Plan, read: ReadGraph) -> Plan:
 
 
 def _check_version(artifact: ReadArtifact, stage: ReadStage, engine: Engine) -> None:
-    if not isinstance(engine, PayloadEngine):
+    here = engine.payload_version()
+    if not here:
         wanted = f"an engine {engine.name!r} that keeps compiled regions"
         raise ArtifactEngineError(source=artifact.source, wanted=wanted, given="one that does not")
-    if engine.version() != stage.engine_version:
+    if here != stage.engine_version:
         raise ArtifactVersionError(
             source=artifact.source,
             what=f"engine {engine.name!r}",
             wanted=stage.engine_version,
-            here=engine.version(),
+            here=here,
         )

@@ -10,7 +10,7 @@ from dlinfer.graph.capture.export import Exported
 from dlinfer.graph.capture.trace import Captured
 from dlinfer.graph.codec.arguments import CodecError
 from dlinfer.graph.codec.graph import write_graph
-from dlinfer.graph.engine import Engine, Payload, PayloadEngine
+from dlinfer.graph.engine import Engine, Payload
 from dlinfer.graph.ir.dialect import fake
 from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
 from dlinfer.graph.lowering.compiled import CompiledGraph
@@ -98,8 +98,6 @@ def _size(size: int | torch.SymInt, known: Mapping[Any, str]) -> int | str | Non
 
 
 def payloads_of(compiled: CompiledGraph) -> dict[str, Payload]:
-    """Return what the engine keeps of a graph's regions, by their names; empty for an engine that compiles again."""
-    if not isinstance(compiled.engine, PayloadEngine):
-        return {}
+    """Return what the engine keeps of a graph's regions, by their names."""
     found = {name: compiled.engine.payload(part) for name, part in compiled.parts.items()}
     return {name: payload for name, payload in found.items() if payload is not None}

@@ -57,13 +57,6 @@ class RunningStage:
         leaves = (leaf.constant if leaf.port is None else values[leaf.port] for leaf in self._leaves)
         return self.loaded.run, (*self.weights, *leaves)
 
-    def close(self) -> None:
-        """Let engines that hold more than Python's memory give it back."""
-        for run in self.loaded.run.regions.values():
-            close = getattr(run, "close", None)
-            if close is not None:
-                close()
-
 
 class Weights:
     """The weights of an artifact as its stages use them: read where they lie in the file, or own where written.

@@ -156,9 +156,6 @@ class Session(Introspection):
         """
         self.wait()
         with self._setting_up:
-            for stages in self._running.values():
-                for stage in stages:
-                    stage.close()
             self._running, self._io = {}, None
             if not self._shared_memory:
                 self._memory.release()

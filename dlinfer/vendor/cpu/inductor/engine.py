@@ -5,15 +5,14 @@ steps of their own and stay in place, so no cache is cloned; the pointwise work 
 are one cluster. Weights are inputs: they are neither copied nor frozen, and an artifact on disk holds none.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from torch import fx
 
 from dlinfer.graph.cache.disk import ArtifactCache, MissingEntryError
-from dlinfer.graph.engine import CompiledRegion, no_options
+from dlinfer.graph.engine import CompiledRegion, Engine
 from dlinfer.graph.ir.callee import COUNT_WRITES
 from dlinfer.graph.ir.dialect import (
     is_compute,
@@ -25,7 +24,7 @@ from dlinfer.graph.ir.dialect import (
 )
 from dlinfer.graph.ir.extract import Subgraph, extract_with_outputs
 from dlinfer.graph.ir.layout import is_contiguous
-from dlinfer.graph.ir.program import Program, Step, constants_of, refer
+from dlinfer.graph.ir.program import Function, Program, Step, constants_of, refer
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.report.policy import leave_engine
@@ -44,23 +43,25 @@ from dlinfer.vendor.cpu.inductor.masks import SHARED_MASKS
 from dlinfer.vendor.cpu.inductor.schedule import Cluster, schedule
 
 
-class InductorEngine:
+@dataclass
+class _Notes:
+    """What is noted of a region while it is compiled, as CompiledRegion has it."""
+
+    placement: dict[str, str] = field(default_factory=dict[str, str])
+    refused: dict[str, str] = field(default_factory=dict[str, str])
+    clusters: list[ClusterReport] = field(default_factory=list[ClusterReport])
+
+
+class InductorEngine(Engine):
     """Graphs on CPU through torch's own code generator."""
 
     name = "inductor"
     passes: Sequence[Pass] = (SHARED_MASKS,)
-    stored_options = ()
-    phases_alike = False  # the vendor has a kernel for each
-    join = staticmethod(join)  # of the steps of its programs
     concurrent = True  # programs, clusters and kernels keep nothing between calls
 
     def __init__(self) -> None:
         self._clusters = ClusterCompiler()
-        self.known_answers = known_answers()
-
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """It has no options of its own."""
-        no_options(self.name, options)
+        self.known_answers = self._answers = known_answers()
 
     def refuses(self, node: fx.Node) -> str | None:
         """Higher-order ops and other devices are not taken; every other op has a kernel."""
@@ -72,14 +73,10 @@ class InductorEngine:
                     return f"a tensor on device {tensor.device.type!r}"
         return None
 
-    def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
-        """Entering costs nothing: kernels are called as they would be eagerly."""
-        return None
-
     def compile(self, region: Subgraph, options: CompileOptions) -> CompiledRegion:
         """The region as a program."""
         owner = region.graph_module
-        result = CompiledRegion(run=None)
+        result = _Notes()
         folder = options.cache_dir or cache_folder()
         cache = ArtifactCache(folder, "inductor")
         native.load(folder / "native")  # before the clusters, which use its memory
@@ -121,12 +118,12 @@ class InductorEngine:
             first.insert(0, Step((), "size", COUNT_WRITES, (refer(written),), {}, ""))
         steps = first + in_own_memory(owner.graph, steps)
         output = refer(owner.graph.output_node().args[0])
-        result.run = Program(
+        program = Program(
             owner._get_name(), inputs, steps, output, self.resolve, constants_of(owner), self.join
         )
-        return result
+        return CompiledRegion(program, result.placement, result.refused, result.clusters)
 
-    def _kernel(self, node: fx.Node, folder: Path, result: CompiledRegion, options: CompileOptions) -> str:
+    def _kernel(self, node: fx.Node, folder: Path, result: _Notes, options: CompileOptions) -> str:
         """The reference to what runs a node. Under the policy it is torch's kernel where there is no C++ compiler, and
         where the C++ kernel is wrong on this CPU, and the op's reference where the vendor's does not take the call."""
         reference = kernels.callee_of(node)
@@ -147,7 +144,7 @@ class InductorEngine:
         missing = native.why_not(folder / "native")
         if missing is not None:
             return f"the C++ kernels cannot be built: {missing}"
-        return self.known_answers.fault(reference, kernels.precision_of_call(node))
+        return self._answers.fault(reference, kernels.precision_of_call(node))
 
     def _known_cluster(self, cluster: Cluster, folder: Path) -> Step | None:
         """The kernel in C++ that computes a cluster; None where there is none, or it is not to be used here."""
@@ -157,11 +154,17 @@ class InductorEngine:
             return None
         return Step(total.name, "kernel", CALLEE, refer(given), {}, model_line(total))
 
-    def identity(self, cache_dir: Path) -> Mapping[str, Any]:
+    def identity(self, cache_dir: Path) -> Mapping[str, object]:
         """Whether stored programs may call the C++ kernels, and what compiles their clusters."""
         return {"native_kernels": native.why_not(cache_dir / "native") is None} | code_generator()
 
-    def resolve(self, callee: str) -> Callable[..., Any]:
+    def join(
+        self, steps: Sequence[Step], outputs: Iterable[str]
+    ) -> tuple[Sequence[Step], Mapping[str, Function]]:
+        """Join runs of steps into chains, which one call of C++ runs."""
+        return join(steps, outputs)
+
+    def resolve(self, callee: str) -> Function:
         """The function that a step of this engine's programs names."""
         kind, _, name = callee.partition(" ")
         return self._clusters.run(name) if kind == "cluster" else kernels.resolve(callee)
@@ -185,10 +188,10 @@ class InductorEngine:
         cluster: Cluster,
         subgraph: Subgraph,
         cache: ArtifactCache,
-        result: CompiledRegion,
+        result: _Notes,
         options: CompileOptions,
     ) -> Step:
-        run, report = self._clusters.compile(subgraph, cache, self.known_answers.fault(CLUSTERS, EVERY_DTYPE))
+        run, report = self._clusters.compile(subgraph, cache, self._answers.fault(CLUSTERS, EVERY_DTYPE))
         use = _merge(result.clusters, report)
         for node in cluster.members:
             if report.origin == "eager":
