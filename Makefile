@@ -120,9 +120,9 @@ graph-ops: $(STAMP) ## torch's op database in graph mode; goes on where it stopp
 	$(PY) -m tests.graph.matrix.run_op_db --write-docs $(GRAPH_ARGS)
 
 .PHONY: figures
-figures: $(STAMP) ## docs/internals/rooms.svg from the code's imports, docs/reference/ops_by_vendor.md from what vendors state
+figures: $(STAMP) ## docs/internals/rooms.svg from the code's imports, and docs/reference from the code
 	$(PY) -m docs.generate.rooms
-	$(PY) -m docs.generate.ops_by_vendor
+	$(PY) -m docs.generate.reference
 
 .venv/.docs: $(STAMP) requirements/docs.txt
 	@$(PY) -m pip --disable-pip-version-check install --quiet --no-deps --requirement requirements/docs.txt

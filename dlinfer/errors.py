@@ -10,7 +10,7 @@ from typing import Any
 
 
 class DlinferError(Exception):
-    """Base of every error that dlinfer raises on purpose."""
+    """Base of every error that dlinfer raises on purpose. Tracebacks end with its entry in the docs."""
 
     message = "{detail}"
     next_step = ""
@@ -20,6 +20,8 @@ class DlinferError(Exception):
         self.explanation = self.message.format(**fields)
         self.step = self.next_step.format(**fields)
         super().__init__(f"{self.explanation} Next step: {self.step}" if self.step else self.explanation)
+        if type(self).__module__.startswith("dlinfer."):
+            self.add_note(f"See docs/reference/errors.md#{type(self).__name__.lower()}")
 
     def again(self) -> "DlinferError":
         """A new error that says the same, to be raised in place of one that is kept: Python writes the way of each
@@ -245,9 +247,7 @@ class DeviceUnknownError(DlinferError, RuntimeError):
         "no vendor says what a serving framework needs of device {device!r} (memory, streams, ...); "
         "installed: {vendors}."
     )
-    next_step = (
-        "install or repair the vendor's package (`dlinfer doctor` lists why a vendor is not available)."
-    )
+    next_step = "install or repair the vendor's package; `dlinfer doctor` says why it is not available."
 
 
 class ModelFolderError(DlinferError, ValueError):

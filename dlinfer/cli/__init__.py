@@ -13,18 +13,19 @@ from dlinfer.cli import autoload
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; ``argv`` is ``sys.argv[1:]`` when left out."""
     try:
-        parser = _parser()
+        command_line = parser_of_all()
     except RuntimeError as error:
         given = list(sys.argv[1:] if argv is None else argv)
         failed = autoload.reason(error)
         if failed is None or given[:1] != ["doctor"]:
             raise
         return autoload.run_without(given, failed)
-    arguments = parser.parse_args(argv)
+    arguments = command_line.parse_args(argv)
     return arguments.run(arguments)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser_of_all() -> argparse.ArgumentParser:
+    """The parser of every command; docs/reference/cli.md is written from it."""
     parser = argparse.ArgumentParser(prog="dlinfer", description="LLM serving on any accelerator.")
     parser.add_argument("--version", action="version", version=f"dlinfer {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

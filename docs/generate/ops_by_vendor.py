@@ -1,16 +1,12 @@
-"""The table of ops by vendors with how far each kernel was proven, written into docs/reference/ops_by_vendor.md.
-
-python -m docs.generate.ops_by_vendor
-"""
-
-from pathlib import Path
+"""The table of ops by vendors with how far each kernel was proven, docs/reference/ops_by_vendor.md."""
 
 from dlinfer.ops import registry
 from dlinfer.vendor import discovery
 from dlinfer.vendor.base import Vendor
 from dlinfer.vendor.claims import Proof
+from docs.generate.text import MARK
 
-DOCUMENT = Path(__file__).parents[1] / "reference" / "ops_by_vendor.md"
+NAME = "ops_by_vendor.md"
 MEANINGS = {
     Proof.RUNTIME: "it ran on the vendor's own runtime, and its results met the reference in float64",
     Proof.DOCUMENTS: "the vendor's binaries declare what it calls, and its results met the reference on a simulation "
@@ -39,9 +35,13 @@ def document() -> str:
     levels = "\n".join(f"| {level} | {MEANINGS[level]} |" for level in Proof)
     return f"""# Ops by vendor
 
-Made by `make figures` from what the vendors state (`Vendor.proofs`); do not edit. An empty field has no kernel: the
-reference in plain torch answers, said and counted, or with `DLINFER_FALLBACK=error` the call is refused. Vendors that
-bring graph engines only are in [engines.md](engines.md). `dlinfer doctor` shows which kernels can run here.
+{MARK}
+
+For everybody who chooses a device: which vendor has a kernel for which op, and how far that kernel was proven.
+
+An empty field has no kernel: the reference in plain torch answers, and the call is counted. With
+`DLINFER_FALLBACK=error` such a call is refused. Vendors that bring graph engines only are in [Engines](engines.md).
+`dlinfer doctor` shows which kernels can run on your machine.
 
 | op | {heads} |
 | --- |{" --- |" * len(columns)}
@@ -51,11 +51,6 @@ bring graph engines only are in [engines.md](engines.md). `dlinfer doctor` shows
 | --- | --- |
 {levels}
 
-Which calls of an op a kernel refuses by name, the page of its vendor says: [ascend.md](../vendors/ascend.md),
-[camb.md](../vendors/camb.md), [maca.md](../vendors/maca.md).
+The pages of [Ascend](../vendors/ascend.md), [Cambricon](../vendors/camb.md) and [MetaX](../vendors/maca.md) list the
+calls that a kernel refuses by name.
 """
-
-
-if __name__ == "__main__":
-    DOCUMENT.write_text(document())
-    print(f"{DOCUMENT.name}: {len(registry())} ops, {len(vendors())} vendors")

@@ -1,7 +1,7 @@
 """Mixture of experts: every expert computes every token, and its weight of the others' is zero.
 
 OpenVINO has no grouped product. Computing all experts costs experts / topk times the products, but reads the weights
-once, which is what counts for many tokens; docs/reference/engines.md says so.
+once, which is what counts for many tokens; docs/vendors/openvino.md says so.
 """
 
 import openvino as ov

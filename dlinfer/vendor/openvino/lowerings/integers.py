@@ -1,6 +1,6 @@
 """Exact arithmetic of whole numbers, where OpenVINO's CPU plugin computes in float32.
 
-The plugin keeps i64 as 32 bits (docs/reference/engines.md) and takes division, remainders, comparisons, sums and maxima
+The plugin keeps i64 as 32 bits (docs/vendors/openvino.md) and takes division, remainders, comparisons, sums and maxima
 of whole numbers through float32, which is exact to 2**24 only. Addition, products, shifts, bits, minima, maxima of two,
 cumulative sums and sorting are exact; what follows is made of those.
 """
