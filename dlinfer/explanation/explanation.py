@@ -72,7 +72,7 @@ class Explanation(Facts):
         return text_of(self)
 
     def to_html(self) -> str:
-        """One page that needs nothing else, with the graphs drawn."""
+        """One page that needs nothing else, with an outline of what runs."""
         return page_of(self)
 
     def save(self, path: str | Path) -> Path:

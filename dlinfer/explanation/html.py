@@ -1,11 +1,11 @@
-"""An explanation as one HTML page that needs nothing else: figures, the graphs drawn, and tables."""
+"""An explanation as one HTML page that needs nothing else: figures, an outline of what runs, and tables."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
 
 from dlinfer.explanation.fields import Facts
-from dlinfer.explanation.svg import svg_of
+from dlinfer.explanation.outline import html_of, outline_of
 from dlinfer.explanation.text import amount, duration, headline, short_cause, short_line
 from dlinfer.graph.report.report import FIRST_CALL, LOADED, GraphReport
 
@@ -14,7 +14,6 @@ _LEGEND = (
     ("kernel", "kernel"),
     ("eager", "eager, outside the engine"),
     ("view", "view"),
-    ("input", "input, output"),
 )
 
 
@@ -60,21 +59,15 @@ def _graph(number: int, graph: GraphReport, kind: str) -> str:
         parts.append(
             _notice(f"<b>Not in the engine</b>: {escape(op)}, {len(nodes)} ×: {escape(reason)}{lines}")
         )
-    parts += [_figure(graph), *_tables(graph)]
+    parts += [_outline(graph), *_tables(graph)]
     return "<section>" + "\n".join(parts) + "</section>"
 
 
-def _figure(graph: GraphReport) -> str:
-    drawn = svg_of(graph)
-    if not drawn:
+def _outline(graph: GraphReport) -> str:
+    if not graph.nodes:
         return ""
-    legend = "".join(f'<span><i class="{kind}"></i>{text}</span>' for kind, text in _LEGEND)
-    return (
-        f'<div class="figure"><div class="canvas">{drawn}</div><aside class="side">'
-        f'<div class="legend">{legend}</div>'
-        "<pre>Point at a row to see its node, what it reads and the model's line. A click holds it.</pre>"
-        '<button type="button">whole graph / full size</button></aside></div>'
-    )
+    legend = "".join(f'<span class="{kind}">{text}</span>' for kind, text in _LEGEND)
+    return f'<div class="legend">{legend}</div><div class="outline">{html_of(outline_of(graph))}</div>'
 
 
 def _tables(graph: GraphReport) -> Iterable[str]:

@@ -19,7 +19,7 @@ CELL, LANE = (96, 26), 41  # a room of graph: width and height; from row to row
 # Bands from the top: the big room, what it is about, and the height of its box.
 BANDS = (
     ("cli", "the command dlinfer", 34),
-    ("explanation", "what was compiled, drawn: dlinfer.explain", 34),
+    ("explanation", "what was compiled: dlinfer.explain", 34),
     ("conformance", "whether a vendor is right: every op, through every check", 34),
     ("framework", "FOR WHOM: adaptors into serving frameworks", 58),
     ("vendor.*", "WHO answers: kernels and graph engines, one folder a vendor", 58),

@@ -263,8 +263,6 @@ def test_save_goes_by_the_suffix(explained, tmp_path):
 class Page(HTMLParser):
     """Checks that elements nest, and collects tags, attributes and text."""
 
-    VOID = frozenset({"meta", "rect", "path"})  # in SVG these are written as <rect ... />
-
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
@@ -293,13 +291,13 @@ def assert_stands_alone(text: str) -> Page:
         assert not any(name.startswith("on") for name in attributes)
     for word in ("url(", "@import", "fetch(", "import(", "XMLHttpRequest"):
         assert word not in text
-    assert set(re.findall(r"https?://[^\"'\s<]+", text)) <= {"http://www.w3.org/2000/svg"}
+    assert "://" not in text
     return page
 
 
 def test_the_page_is_well_formed_and_stands_alone(explained):
     page = assert_stands_alone(explained.to_html())
-    assert sum(tag == "svg" for tag, _ in page.tags) == 1
+    assert [attributes for tag, attributes in page.tags if tag == "ol"] == [{"class": "blocks"}] * 2
     assert sum(tag == "table" for tag, _ in page.tags) >= 6
     for word in ("rms_norm", "layers.0", "x.size()[0]", "in forward"):
         assert word in explained.to_html()
@@ -322,7 +320,7 @@ def test_the_page_escapes_whatever_comes_from_a_model():
             NASTY, [graph], [GraphBreak(NASTY, NASTY, NASTY, 2)], 1.0, {NASTY: 1}, {NASTY: "1"}
         ).to_html()
     )
-    assert sum(tag == "script" for tag, _ in page.tags) == 1
+    assert sum(tag == "script" for tag, _ in page.tags) == 0
     assert [attributes for tag, attributes in page.tags if tag == "b" and attributes] == []
 
 

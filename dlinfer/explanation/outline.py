@@ -1,0 +1,155 @@
+"""A compiled graph as an outline: what runs, in order, by layer. A repeated layer appears once.
+
+A kernel is a block; a use of a cluster is a block with a row for each op; a view is a row of the block whose result it
+views. Weights and arithmetic on sizes are left out. Layers are found by the paths of the modules.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from html import escape
+from itertools import groupby
+
+from dlinfer.explanation.text import short_line
+from dlinfer.graph.report.report import GraphReport, NodeReport
+
+COLLAPSE_FROM = 3
+"""How many equal layers in a row appear as one."""
+
+Place = tuple[str, int]
+"""(path of a list of modules, index in it)."""
+
+
+@dataclass
+class Block:
+    """One thing that runs. kind: ``kernel``, ``cluster``, ``eager`` or ``view``."""
+
+    kind: str
+    title: str
+    rows: list[NodeReport] = field(default_factory=list[NodeReport])
+
+    def shape(self) -> tuple[object, ...]:
+        """Return what it has in common with the same block of another layer."""
+        return self.kind, self.title.partition(" #")[0], [(row.op, row.result) for row in self.rows]
+
+
+@dataclass
+class Layer:
+    """Blocks of one layer; of none where ``place`` is None. often: how many equal layers it stands for."""
+
+    place: Place | None
+    blocks: list[Block]
+    often: int = 1
+
+    @property
+    def title(self) -> str:
+        """``layers.0``, or ``layers.0 … 23`` for many."""
+        if self.place is None:
+            return "outside of layers"
+        container, index = self.place
+        last = f" … {index + self.often - 1}" if self.often > 1 else ""
+        return f"{container}.{index}{last}"
+
+
+def outline_of(graph: GraphReport) -> list[Layer]:
+    """Layers in the order in which they first run."""
+    blocks = _blocks(graph)
+    indexed = [set(_indexed(_module(block))) for block in blocks]
+    lengths = Counter(container for container, _ in set[Place]().union(*indexed))
+    layers: list[Layer] = []
+    by_place: dict[Place, Layer] = {}
+    for block, places in zip(blocks, indexed, strict=True):
+        listed = [place for place in places if lengths[place[0]] > 1]
+        place = max(listed, key=lambda place: lengths[place[0]], default=None)
+        layer = by_place.get(place) if place is not None else layers[-1] if layers else None
+        if layer is None or layer.place != place:
+            layers.append(layer := Layer(place, []))
+            if place is not None:
+                by_place[place] = layer
+        layer.blocks.append(block)
+    return list(_collapsed(layers))
+
+
+def html_of(layers: Iterable[Layer]) -> str:
+    """The outline as nested lists; each row says on hover what is known of its node."""
+    return "".join(
+        f"<details open><summary>{escape(layer.title)}{f' <b>× {layer.often}</b>' if layer.often > 1 else ''}"
+        f'</summary><ol class="blocks">{"".join(map(_block, layer.blocks))}</ol></details>'
+        for layer in layers
+    )
+
+
+def hover_of(node: NodeReport) -> str:
+    """Everything that is known of a node, a line each."""
+    lines = [f"{node.name}: {node.op}", f"gives {node.result}", f"runs as {node.where}"]
+    lines += [f"in {node.module}"] if node.module else []
+    lines += [f"from {short_line(node.line)}"] if node.line else []
+    lines += [f"reads {', '.join(node.reads)}"] if node.reads else []
+    return "\n".join(lines)
+
+
+def short_op(op: str) -> str:
+    """``aten.linear`` -> ``linear``."""
+    parts = op.split(".")
+    return parts[1] if len(parts) > 1 else op
+
+
+def _block(block: Block) -> str:
+    rows = "".join(
+        f'<li title="{escape(hover_of(row))}"><code>{escape(f"{short_op(row.op)}  {row.result}")}</code></li>'
+        for row in block.rows
+    )
+    return f'<li class="{block.kind}">{escape(block.title)}<ul>{rows}</ul></li>'
+
+
+def _blocks(graph: GraphReport) -> list[Block]:
+    blocks: list[Block] = []
+    of_node: dict[str, Block] = {}
+    clusters: dict[str, Block] = {}
+    for node in graph.nodes:
+        if node.place == "size":
+            continue
+        block = clusters.get(node.how)
+        if block is None and node.place == "view":
+            block = next((of_node[name] for name in node.reads if name in of_node), None)
+        if block is None:
+            kind = node.place if node.place in ("view", "eager") else "kernel"
+            kind, title = (
+                ("cluster", node.how) if node.how.startswith("cluster") else (kind, short_op(node.op))
+            )
+            blocks.append(block := Block(kind, title))
+            if kind == "cluster":
+                clusters[node.how] = block
+        of_node[node.name] = block
+        block.rows.append(node)
+    return blocks
+
+
+def _module(block: Block) -> str:
+    """The last op decides: a residual add that is fused with the next layer's norm belongs to that layer."""
+    computing = (row.module for row in reversed(block.rows) if row.place != "view" and row.module)
+    return next(computing, block.rows[-1].module)
+
+
+def _indexed(path: str) -> Iterator[Place]:
+    """``a.3.b`` -> ("a", 3), for each index in a module's path."""
+    for match in re.finditer(r"(?:^|\.)(\d+)(?=\.|$)", path):
+        yield path[: match.start()], int(match.group(1))
+
+
+def _collapsed(layers: list[Layer]) -> Iterator[Layer]:
+    """Equal neighbours as one, where there are enough of them."""
+
+    def key(pair: tuple[int, Layer]) -> tuple[object, ...]:
+        number, layer = pair
+        if layer.place is None:
+            return (number,)
+        return layer.place[0], layer.place[1] - number, [block.shape() for block in layer.blocks]
+
+    for _, group in groupby(enumerate(layers), key):
+        equal = [layer for _, layer in group]
+        if len(equal) < COLLAPSE_FROM:
+            yield from equal
+        else:
+            yield Layer(equal[0].place, equal[0].blocks, len(equal))
