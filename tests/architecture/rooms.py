@@ -20,7 +20,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.engine": "errors vendor graph.ir graph.passes graph.report graph.options",
     "dlinfer.graph.cache": "dlinfer settings vendor graph.ir graph.report",
     "dlinfer.graph.capture": "errors utils graph.torch_private graph.ir",
-    "dlinfer.graph.codec": "utils ops graph.torch_private graph.ir graph.capture",
+    "dlinfer.graph.codec": "errors utils ops graph.torch_private graph.ir graph.capture",
     "dlinfer.graph.functional": "errors graph.torch_private graph.ir",
     "dlinfer.graph.onnx": "errors ops graph.torch_private graph.ir graph.functional",
     "dlinfer.graph.lowering": "errors vendor ops graph.torch_private graph.ir graph.passes "

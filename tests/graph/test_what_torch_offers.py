@@ -5,6 +5,8 @@ whether its own way will do now.
 """
 
 import importlib.util
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from torch.fx.passes.graph_drawer import FxGraphDrawer
 from dlinfer import ops
 
 BLOCKS = 8
+MEMORY = torch.zeros(8)
 
 
 class Step(nn.Module):
@@ -101,3 +104,69 @@ def test_onnx_export_refuses_ops_of_others_that_write():
         torch.onnx.export(
             Step().eval(), arguments(), dynamo=True, verbose=False, custom_translation_table=table
         )
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(4096.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.weight).view(-1)
+
+
+def pt2_archive(path: Path) -> Path:
+    rows = torch.export.Dim("rows", min=2, max=64)
+    program = torch.export.export(Scaled(), (torch.ones(4, 4096),), dynamic_shapes=({0: rows},))
+    torch.export.save(program, path)
+    return path
+
+
+def test_a_pt2_archive_loads_damaged_weights_in_silence_and_copies_them(tmp_path):
+    path = pt2_archive(tmp_path / "a.pt2")
+    data = bytearray(path.read_bytes())
+    data[data.index(torch.arange(1000.0, 1010.0).numpy().tobytes()) + 3] ^= 0x40
+    path.write_bytes(data)
+    (weight,) = torch.export.load(path).state_dict.values()
+    assert not torch.equal(weight, Scaled().weight)
+    assert str(path) not in Path("/proc/self/maps").read_text()
+
+
+def test_a_pt2_archive_runs_the_python_that_stands_in_its_sizes(tmp_path):
+    """What ``dlinfer.utils.size_text`` parses, torch gives to ``sympy.sympify``."""
+    ran = tmp_path / "ran"
+    forged = tmp_path / "forged.pt2"
+    with zipfile.ZipFile(pt2_archive(tmp_path / "a.pt2")) as sound, zipfile.ZipFile(forged, "w") as target:
+        for name in sound.namelist():
+            contents = sound.read(name)
+            if name.endswith("models/model.json"):
+                assert b"Integer(4096), Symbol(" in contents
+                call = f"+ 0*__import__('pathlib').Path('{ran}').write_text('x')".encode()
+                contents = contents.replace(b"Mul(Integer(4096)", b"Mul(Integer(4096)" + call)
+            target.writestr(name, contents)
+    torch.export.load(forged)
+    assert ran.exists()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "why"),
+    [
+        ({"a": torch.zeros(4, 4).t()}, "non contiguous"),
+        ({"a": MEMORY[:6], "b": MEMORY[2:]}, "share memory"),
+        ({"a": torch.zeros(4, dtype=torch.complex128)}, "complex128"),
+    ],
+)
+def test_safetensors_does_not_hold_every_weight(tensors, why, tmp_path):
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    with pytest.raises((ValueError, RuntimeError, KeyError), match=why):
+        save_file(tensors, tmp_path / "a.safetensors")
+
+
+def test_safetensors_loads_damaged_weights_in_silence(tmp_path):
+    tools = pytest.importorskip("safetensors.torch")
+    path = tmp_path / "a.safetensors"
+    tools.save_file({"weight": Scaled().weight.detach()}, path)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 0x40
+    path.write_bytes(data)
+    assert not torch.equal(tools.load_file(path)["weight"], Scaled().weight)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
+from dlinfer.errors import DlinferError
 from dlinfer.graph.ir.program import Constant, Value
 
 Json = Any
@@ -29,7 +30,7 @@ def refuse_malformed() -> Iterator[None]:
     """Raise CodecError where the block reads data of another form, or an op's own check refuses it."""
     try:
         yield
-    except CodecError:
+    except (CodecError, DlinferError):
         raise
     except _MALFORMED as cause:
         raise CodecError(first_line(cause)) from cause

@@ -4,12 +4,12 @@ A file holds graphs in their written form, their weights once, and what engines 
 nothing and runs nothing; docs/guides/artifacts.md describes the format.
 """
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from dlinfer.errors import (
     ArtifactCorruptError,
@@ -20,16 +20,22 @@ from dlinfer.errors import (
 )
 from dlinfer.graph.cache.fingerprint import cpu_flags, environment
 from dlinfer.graph.cache.key import canonical_text
-from dlinfer.graph.codec.arguments import CodecError, device_of, dtype_of
+from dlinfer.graph.codec.arguments import CodecError, Json, refuse_malformed
 from dlinfer.graph.codec.graph import Layout, other_op_versions
 from dlinfer.graph.ir.global_state import Requirement
-from dlinfer.runtime.artifact import sealing
-from dlinfer.runtime.artifact.container import Container, Writer, open_container, written_whole
+from dlinfer.runtime.artifact.container import (
+    FORMAT,
+    Container,
+    Member,
+    member_of,
+    open_container,
+    write_container,
+    written_whole,
+)
+from dlinfer.runtime.artifact.sealing import SealedWriter
 from dlinfer.runtime.artifact.stored import Stage, Storable, payloads_of
-from dlinfer.runtime.artifact.tensor_file import PLAIN_DTYPES, TensorFile, TensorTable
+from dlinfer.runtime.artifact.tensor_file import TensorFile, TensorTable, read_layouts
 
-FORMAT = 2
-_READ = (1, 2)  # in format 1 no two tensors share memory
 _WEIGHTS = "weights.bin"
 
 
@@ -42,49 +48,39 @@ def save(entries: Mapping[str, Sequence[Storable]], path: str | Path, *, key: by
     Raises ArtifactStorageError and ArtifactNotFoundError.
     """
     table = TensorTable()
-    described: list[dict[str, Any]] = []
-    members: list[tuple[str, Any]] = []
+    described: list[Json] = []
+    members: dict[str, Member] = {}
     for name, stages in entries.items():
-        for number, artifact in enumerate(stages):
+        for artifact in stages:
             stage = artifact.stored
             if isinstance(stage, str):
                 raise ArtifactStorageError(what=f"entry {name!r}", detail=stage)
-            described.append(_described(name, number, artifact, stage, table, members))
-    manifest = {"format": FORMAT, "made_with": _made_with(), "stages": described, "tensors": table.listed()}
+            place = f"stage_{len(described)}"
+            described.append({"entry": name} | _described(artifact, stage, place, table, members))
+    made_with = json.loads(canonical_text(environment()))  # for people who ask
+    manifest = {"format": FORMAT, "made_with": made_with, "stages": described, "tensors": table.listed()}
     target = Path(path)
     try:
-        with written_whole(target) as stream, _sealed(stream, key) as sink:
-            writer = Writer(sink)
-            for name, contents in members:
-                if isinstance(contents, dict):
-                    writer.add_json(name, contents)
-                else:
-                    writer.add(name, [contents])
-            writer.add(_WEIGHTS, table.chunks())
-            writer.finish(manifest)
+        with (
+            written_whole(target) as stream,
+            nullcontext(stream) if key is None else closing(SealedWriter(stream, key)) as sink,
+        ):
+            write_container(sink, manifest, {_WEIGHTS: table.member()} | members)
     except OSError as cause:
         raise ArtifactNotFoundError(source=str(target), detail=cause.strerror or str(cause)) from cause
 
 
 def _described(
-    entry: str,
-    number: int,
-    artifact: Storable,
-    stage: Stage,
-    table: TensorTable,
-    members: list[tuple[str, Any]],
-) -> dict[str, Any]:
+    artifact: Storable, stage: Stage, place: str, table: TensorTable, members: dict[str, Member]
+) -> dict[str, Json]:
     """What the manifest says of one stage; its members are added to ``members``."""
-    place = f"stage_{len(members)}"
-    members.append((f"{place}/graph.json", stage.graph))
-    payloads = {}
+    members[f"{place}/graph.json"] = member_of(stage.graph)
+    payloads: dict[str, Json] = {}
     for region, payload in payloads_of(artifact.run).items():
-        members.append((f"{place}/{region}.bin", payload.data))
         payloads[region] = {"member": f"{place}/{region}.bin", "cpu": list(payload.cpu)}
+        members[f"{place}/{region}.bin"] = member_of(payload.data)
     engine = artifact.run.engine
     return {
-        "entry": entry,
-        "number": number,
         "model": stage.model,
         "engine": stage.engine,
         "engine_version": engine.payload_version(),
@@ -98,21 +94,6 @@ def _described(
     }
 
 
-def _made_with() -> dict[str, Any]:
-    """The environment of a key, as the caches have it, for people who ask what a file was made with."""
-    return json.loads(canonical_text(environment()))
-
-
-@contextlib.contextmanager
-def _sealed(stream: IO[bytes], key: bytes | None) -> Iterator[Any]:
-    if key is None:
-        yield stream
-        return
-    sink = sealing.SealedWriter(stream, key)
-    yield sink
-    sink.close()
-
-
 # --- reading
 
 
@@ -120,7 +101,7 @@ def _sealed(stream: IO[bytes], key: bytes | None) -> Iterator[Any]:
 class ReadStage:
     """One stage of a file. tensors: the numbers of its weights and constants; payloads: by region.
 
-    requirement: what it needs of torch's settings; None in a file that says nothing of them.
+    requirement: what it needs of torch's settings.
     """
 
     entry: str
@@ -129,10 +110,10 @@ class ReadStage:
     engine_version: str
     engine_options: dict[str, Any]
     small_regions: bool
-    graph: Any
+    graph: Json
     tensors: tuple[int, ...]
     outputs: list[dict[str, Any] | None]
-    requirement: Requirement | None
+    requirement: Requirement
     payloads: Mapping[str, memoryview] = field(default_factory=dict)
 
 
@@ -159,43 +140,20 @@ def read(
     Raises ArtifactNotFoundError, ArtifactCorruptError, ArtifactVersionError, ArtifactKeyError, ArtifactCpuError.
     """
     source = str(origin) if isinstance(origin, (str, Path)) else f"of {len(origin)} bytes"
-    data: Any = Path(origin) if isinstance(origin, (str, Path)) else origin
-    if key is not None or sealing.is_sealed(_start(data, source)):
-        whole = data if not isinstance(data, Path) else _bytes(data, source)
-        data = sealing.unsealed(whole, key, source)
-    container = open_container(data, source)
-    version = container.manifest.get("format")
-    if version not in _READ:
-        raise ArtifactVersionError(source=source, what="format", wanted=version, here=FORMAT)
+    container = open_container(Path(origin) if isinstance(origin, str) else origin, source, key)
     try:
-        return _read(container)
-    except (KeyError, TypeError, ValueError, AttributeError) as cause:
-        if isinstance(cause, (ArtifactCorruptError, ArtifactCpuError)):
-            raise
-        detail = str(cause) if isinstance(cause, CodecError) else f"{type(cause).__name__}: {cause}"
-        raise ArtifactCorruptError(source=source, detail=f"its manifest is not one: {detail}") from cause
-
-
-def _start(data: Any, source: str) -> bytes:
-    if not isinstance(data, Path):
-        return bytes(memoryview(data)[:16])
-    try:
-        with open(data, "rb") as stream:
-            return stream.read(16)
-    except OSError as cause:
-        raise ArtifactNotFoundError(source=source, detail=cause.strerror or str(cause)) from cause
-
-
-def _bytes(path: Path, source: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as cause:
-        raise ArtifactNotFoundError(source=source, detail=cause.strerror or str(cause)) from cause
+        with refuse_malformed():
+            return _read(container)
+    except CodecError as cause:
+        raise ArtifactCorruptError(source=source, detail=f"its manifest is malformed: {cause}") from cause
 
 
 def _read(container: Container) -> ReadArtifact:
     manifest = container.manifest
-    tensors = TensorFile(_layouts(manifest["tensors"]), container, _WEIGHTS)
+    if manifest["format"] != FORMAT:
+        wanted = manifest["format"]
+        raise ArtifactVersionError(source=container.source, what="format", wanted=wanted, here=FORMAT)
+    tensors = TensorFile(read_layouts(manifest["tensors"]), container, _WEIGHTS)
     stages: dict[str, tuple[ReadStage, ...]] = {}
     for item in manifest["stages"]:
         stage = _stage(item, container, len(tensors.layouts))
@@ -205,44 +163,35 @@ def _read(container: Container) -> ReadArtifact:
     return ReadArtifact(container.source, stages, tensors, container)
 
 
-def _layouts(items: Any) -> list[tuple[Layout, int]]:
-    found = []
-    for item in items:
-        numbers = [*item["sizes"], *item["strides"], item["offset"]]
-        if len(item["sizes"]) != len(item["strides"]) or not all(
-            type(number) is int and 0 <= number < 1 << 62 for number in numbers
-        ):
-            raise CodecError("a tensor whose sizes are not numbers")
-        dtype = dtype_of(item["dtype"])
-        if dtype not in PLAIN_DTYPES:
-            raise CodecError(f"a tensor of {dtype}")
-        layout = Layout(dtype, tuple(item["sizes"]), tuple(item["strides"]), device_of(item["device"]))
-        found.append((layout, item["offset"]))
-    return found
-
-
-def _stage(item: Any, container: Container, tensors: int) -> ReadStage:
+def _stage(item: Json, container: Container, tensors: int) -> ReadStage:
     numbers = tuple(item["tensors"])
     if not all(type(number) is int and 0 <= number < tensors for number in numbers):
         raise CodecError("a stage with a tensor that is not there")
-    payloads = {}
-    for region, said in item["payloads"].items():
-        missing = sorted(set(said["cpu"]) - set(cpu_flags().split()))
+    payloads: dict[str, memoryview] = {}
+    for region, payload in item["payloads"].items():
+        missing = sorted(set(payload["cpu"]) - set(cpu_flags().split()))
         if missing:
             raise ArtifactCpuError(source=container.source, missing=", ".join(missing))
-        payloads[region] = container.member(said["member"])
-    texts = [item[name] for name in ("entry", "model", "engine", "engine_version")]
-    if not all(isinstance(text, str) for text in texts):
+        payloads[region] = container.member(payload["member"])
+    entry, model, engine, version = (item[name] for name in ("entry", "model", "engine", "engine_version"))
+    if not all(isinstance(text, str) for text in (entry, model, engine, version)):
         raise CodecError("a stage whose names are not texts")
-    graph, outputs = container.json(item["graph"]), list(item["outputs"])
+    graph = container.json(item["graph"])
     for op, wanted, here in other_op_versions(graph):
         what = f"dlinfer's op {op!r} of version"
         raise ArtifactVersionError(
             source=container.source, what=what, wanted=wanted, here=here or "no such op"
         )
-    entry, model, engine, version = texts
-    told, small = dict(item["engine_options"]), bool(item["small_regions"])
-    requirement = None if item.get("requirement") is None else Requirement.from_dict(item["requirement"])
     return ReadStage(
-        entry, model, engine, version, told, small, graph, numbers, outputs, requirement, payloads
+        entry,
+        model,
+        engine,
+        version,
+        dict(item["engine_options"]),
+        bool(item["small_regions"]),
+        graph,
+        numbers,
+        list(item["outputs"]),
+        Requirement.from_dict(item["requirement"]),
+        payloads,
     )

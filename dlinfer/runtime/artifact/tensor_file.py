@@ -2,16 +2,18 @@
 
 import ctypes
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
 import torch
 
 from dlinfer.errors import ArtifactCorruptError, ArtifactStorageError
+from dlinfer.graph.codec.arguments import CodecError, Json, device_of, dtype_of, short_name
 from dlinfer.graph.codec.graph import Layout
 from dlinfer.graph.ir.conj_neg import is_lazy
-from dlinfer.runtime.artifact.container import ALIGNMENT, Container
+from dlinfer.runtime.artifact.container import ALIGNMENT, Buffer, Container, Member
 
 PLAIN_DTYPES = frozenset(
     getattr(torch, name)
@@ -49,12 +51,12 @@ class TensorTable:
         self.tensors.append(tensor)
         return number
 
-    def listed(self) -> list[dict[str, Any]]:
-        """For the manifest: what each tensor is and where it begins."""
+    def listed(self) -> Json:
+        """For the manifest: the layout of each tensor and where it begins."""
         offsets = dict(offset for block in self._blocks() for offset in block)
         return [
             {
-                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "dtype": short_name(tensor.dtype),
                 "sizes": list(tensor.shape),
                 "strides": list(tensor.stride()),
                 "device": str(tensor.device),
@@ -63,17 +65,17 @@ class TensorTable:
             for number, tensor in enumerate(self.tensors)
         ]
 
-    def chunks(self) -> Iterator[memoryview]:
-        """Return the contents of the member, a few mebibytes at a time."""
-        end = 0
-        for block in self._blocks():
-            for number, offset in block:
-                tensor = self.tensors[number]
-                size = _span(Layout.of(tensor))
-                if offset + size > end:
-                    yield memoryview(bytes(max(0, offset - end)))
-                    yield from _pieces(tensor, max(0, end - offset), size)
-                    end = offset + size
+    def member(self) -> Member:
+        """The member that holds the tensors, read from their devices a few mebibytes at a time."""
+        blocks = [
+            [
+                (self.tensors[number], offset, _span(Layout.of(self.tensors[number])))
+                for number, offset in block
+            ]
+            for block in self._blocks()
+        ]
+        size = max((offset + span for block in blocks for _, offset, span in block), default=0)
+        return Member(size, _chunks(blocks))
 
     def _blocks(self) -> list[list[tuple[int, int]]]:
         """For each memory, (number, offset) of the tensors in it, in the order of their addresses."""
@@ -116,25 +118,48 @@ def _span(layout: Layout) -> int:
     return (steps + 1) * layout.dtype.itemsize
 
 
-def _pieces(tensor: torch.Tensor, start: int, size: int) -> Iterator[memoryview]:
-    """The memory that a tensor spans, from byte ``start`` to ``size``."""
-    elements = size // tensor.dtype.itemsize
-    flat = tensor.detach().as_strided((elements,), (1,)).view(torch.uint8)
-    for begin in range(start, size, _CHUNK):
-        yield flat[begin : begin + _CHUNK].cpu().numpy().data
+def _chunks(blocks: Iterable[Iterable[tuple[torch.Tensor, int, int]]]) -> Iterator[Buffer]:
+    """The contents of the file for blocks of (tensor, offset, bytes that it spans)."""
+    end = 0
+    for block in blocks:
+        for tensor, offset, span in block:
+            yield bytes(max(0, offset - end))
+            flat = tensor.detach().as_strided((span // tensor.dtype.itemsize,), (1,)).view(torch.uint8)
+            for begin in range(max(0, end - offset), span, _CHUNK):
+                yield flat[begin : begin + _CHUNK].cpu().numpy().data
+            end = max(end, offset + span)
+
+
+def read_layouts(items: Json) -> list[tuple[Layout, int]]:
+    """Return (layout, offset) of each tensor that ``TensorTable.listed`` wrote. Raises CodecError."""
+    layouts: list[tuple[Layout, int]] = []
+    for item in items:
+        sizes, strides, offset, dtype = (
+            item["sizes"],
+            item["strides"],
+            item["offset"],
+            dtype_of(item["dtype"]),
+        )
+        numbers = [*sizes, *strides, offset]
+        if len(sizes) != len(strides) or not all(type(n) is int and 0 <= n < 1 << 62 for n in numbers):
+            raise CodecError("a tensor whose sizes are not numbers")
+        if dtype not in PLAIN_DTYPES:
+            raise CodecError(f"a tensor of {dtype}")
+        layouts.append((Layout(dtype, tuple(sizes), tuple(strides), device_of(item["device"])), offset))
+    return layouts
 
 
 class TensorFile:
-    """The tensors of an artifact that was read. Each is made when first asked for and lies in the file's memory."""
+    """The tensors of an artifact that was read. Each lies in the file's memory, or in a device's copy of it."""
 
     def __init__(self, listed: Sequence[tuple[Layout, int]], container: Container, member: str) -> None:
         """Raises ArtifactCorruptError where a tensor lies beyond the member."""
         self.layouts = [layout for layout, _ in listed]
-        self._offsets = [offset for _, offset in listed]
-        self._memory = container.member(member)
         self.container = container
-        self._made: dict[int, torch.Tensor] = {}
         self.digest = container.digests[member]
+        self._offsets = [offset for _, offset in listed]
+        self._memory = _writable(container.member(member))
+        self._tensors: dict[int, torch.Tensor] = {}
         for number, (layout, offset) in enumerate(listed):
             if offset % layout.dtype.itemsize or offset + _span(layout) > len(self._memory):
                 detail = f"tensor {number} lies beyond the end of {member}"
@@ -142,55 +167,47 @@ class TensorFile:
         self._blocks = overlapping([(offset, _span(layout), str(layout.device)) for layout, offset in listed])
 
     def tensor(self, number: int) -> torch.Tensor:
-        """Return a tensor. It is not to be written; ``own`` gives one that may be."""
-        if number not in self._made:
-            layout = self.layouts[number]
-            start, size = self._offsets[number], _span(layout)
-            self._made[number] = _tensor(self._memory[start : start + size], layout, self.container.memory)
-        return self._made[number]
+        """Return a tensor. Nobody may write into it; ``own`` returns one that may be written."""
+        if number not in self._tensors:
+            layout, start = self.layouts[number], self._offsets[number]
+            memory = _as_bytes(self._memory[start : start + _span(layout)])
+            self._tensors[number] = _laid_out(memory, layout).to(layout.device)
+        return self._tensors[number]
 
     def own(self, written: Collection[int]) -> dict[int, torch.Tensor]:
-        """Copies that may be written of these tensors and of those that share memory with them, each memory once."""
-        made: dict[int, torch.Tensor] = {}
+        """Return copies of these tensors, and of those that share memory with them, that share a copy of it."""
+        copies: dict[int, torch.Tensor] = {}
         for numbers in self._blocks:
-            if not frozenset(written).isdisjoint(numbers):
-                made |= self._copies(numbers)
-        return made
-
-    def _copies(self, numbers: Sequence[int]) -> dict[int, torch.Tensor]:
-        """The tensors of one memory in a copy of it."""
-        ends = [self._offsets[number] + _span(self.layouts[number]) for number in numbers]
-        start = self._offsets[numbers[0]] // ALIGNMENT * ALIGNMENT
-        device = self.layouts[numbers[0]].device
-        memory = torch.empty(max(ends) - start, dtype=torch.uint8, device=device)
-        whole = Layout(torch.uint8, (len(memory),), (1,), device)
-        memory.copy_(_tensor(self._memory[start : max(ends)], whole, self.container.memory))
-        return {number: self._placed(memory, number, start) for number in numbers}
-
-    def _placed(self, memory: torch.Tensor, number: int, start: int) -> torch.Tensor:
-        """A tensor in memory that has the file's bytes from ``start`` on."""
-        layout, begin = self.layouts[number], self._offsets[number] - start
-        flat = memory[begin : begin + _span(layout)].view(layout.dtype)
-        return flat.as_strided(layout.sizes, layout.strides)
+            if frozenset(written).isdisjoint(numbers):
+                continue
+            spans = {number: (self._offsets[number], _span(self.layouts[number])) for number in numbers}
+            start = self._offsets[numbers[0]] // ALIGNMENT * ALIGNMENT
+            end = max(offset + size for offset, size in spans.values())
+            memory = _as_bytes(self._memory[start:end]).to(self.layouts[numbers[0]].device, copy=True)
+            for number, (offset, size) in spans.items():
+                part = memory[offset - start : offset - start + size]
+                copies[number] = _laid_out(part, self.layouts[number])
+        return copies
 
 
-def _tensor(memory: memoryview, layout: Layout, owner: Any) -> torch.Tensor:
-    """A tensor on memory that is not copied, unless its device has other memory."""
-    if not len(memory):
-        return torch.empty_strided(layout.sizes, layout.strides, dtype=layout.dtype, device=layout.device)
-    if memory.readonly:  # torch warns of these at each; nothing writes into a weight, see ``own``
-        memory = _writable(memory, owner)
-    flat = torch.frombuffer(memory, dtype=layout.dtype)
-    return flat.as_strided(layout.sizes, layout.strides).to(layout.device)
+def _as_bytes(memory: memoryview) -> torch.Tensor:
+    """A tensor of bytes on memory that is not copied."""
+    return torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)
 
 
-def _writable(memory: memoryview, owner: Any) -> Any:
-    import numpy
+def _laid_out(memory: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """A tensor on the bytes that it spans."""
+    return memory.view(layout.dtype).as_strided(layout.sizes, layout.strides)
 
-    address = numpy.frombuffer(memory, numpy.uint8).ctypes.data
-    array: Any = (ctypes.c_char * len(memory)).from_address(address)
-    array.owner = owner  # the bytes must live as long as the tensor
-    return array
+
+def _writable(memory: memoryview) -> memoryview:
+    """The same memory without its mark of being read-only, of which torch would warn; see ``TensorFile.tensor``."""
+    if not memory.readonly or not len(memory):
+        return memory
+    array = numpy.frombuffer(memory, numpy.uint8)
+    unmarked: Any = (ctypes.c_char * len(memory)).from_address(array.ctypes.data)
+    unmarked.owner = array  # the bytes must live as long as the tensors
+    return memoryview(unmarked).cast("B")
 
 
 def nbytes(layout: Layout) -> int:

@@ -1,6 +1,7 @@
 """Artifacts for tests: compiled by an engine that compiles nothing, and files altered with or without their digests."""
 
 import copy
+import hashlib
 import json
 import zipfile
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch.export import Dim
 import dlinfer
 from dlinfer.runtime.artifact import container
 from dlinfer.runtime.artifact.artifact import Artifact
-from dlinfer.runtime.artifact.container import Writer, open_container
+from dlinfer.runtime.artifact.container import member_of, open_container, write_container
 from tests.graph.compiling import StubEngine
 
 ROWS = Dim("rows", min=1, max=16)
@@ -93,20 +94,20 @@ def same(given: Any, wanted: Any) -> None:
 # --- altering files
 
 
-def archive(members: dict[str, bytes], manifest: dict[str, Any]) -> bytes:
-    """An archive with right digests, whatever it holds: also numbers that are no JSON, which Writer would refuse."""
+def archive(members: dict[str, bytes], manifest: Any) -> bytes:
+    """A container with right digests, whatever it holds: also numbers that are no JSON."""
     stream = BytesIO()
-    writer = Writer(stream)
-    for name, contents in members.items():
-        writer.add(name, [contents])
     with mock.patch.object(container, "_json", lambda data: json.dumps(data).encode()):
-        writer.finish(manifest)
+        write_container(stream, manifest, {name: member_of(contents) for name, contents in members.items()})
     return stream.getvalue()
 
 
-def unpacked(data: bytes) -> tuple[dict[str, bytes], dict[str, Any]]:
-    container = open_container(data, "a test")
-    return {name: bytes(contents) for name, contents in container.members.items()}, container.manifest
+def unpacked(data: bytes) -> tuple[dict[str, bytes], Any]:
+    """Members and manifest."""
+    opened = open_container(data, "a test")
+    members = {name: bytes(contents) for name, contents in opened.members.items()}
+    del members[container.MANIFEST]
+    return members, opened.manifest
 
 
 def altered(data: bytes, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> bytes:
@@ -119,11 +120,28 @@ def altered(data: bytes, change: Callable[[dict[str, Any], dict[str, Any]], None
     return archive(members | {place: json.dumps(graph).encode()}, manifest)
 
 
-def raw_zip(members: list[tuple[str, bytes]], comment: bytes = b"", **options: Any) -> bytes:
-    """A zip made by Python's own writer, with any names."""
+def forged(members: list[tuple[str, bytes]], header: Callable[[Any], Any] | None = None) -> bytes:
+    """A container with any names and a header that says anything, with right digests of these."""
+    entries: Any = {}
+    offset = 0
+    digested = [b"", *(contents for _, contents in members)]
+    for name, contents in [*members, ("digests.bin", bytes(32 * len(digested)))]:
+        entries[name] = {
+            "dtype": "U8",
+            "shape": [len(contents)],
+            "data_offsets": [offset, offset + len(contents)],
+        }
+        offset += len(contents)
+    digested[0] = json.dumps(entries if header is None else header(entries)).encode()
+    digests = b"".join(hashlib.sha256(part).digest() for part in digested)
+    body = b"".join(digested[1:])
+    return len(digested[0]).to_bytes(8, "little") + digested[0] + body + digests
+
+
+def old_archive(manifest: str = '{"format":2}') -> bytes:
+    """What dlinfer 0.4 wrote begins so: a zip whose comment is the digest of its manifest."""
     stream = BytesIO()
-    with zipfile.ZipFile(stream, "w", **options) as target:
-        for name, contents in members:
-            target.writestr(zipfile.ZipInfo(name), contents, compress_type=options.get("compression"))
-        target.comment = comment
+    with zipfile.ZipFile(stream, "w") as target:
+        target.writestr("manifest.json", manifest)
+        target.comment = f"dlinfer-artifact {hashlib.sha256(manifest.encode()).hexdigest()}".encode()
     return stream.getvalue()
