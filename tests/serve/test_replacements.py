@@ -32,7 +32,7 @@ def test_sockets_close_with_an_unsent_message():
 
 def test_health_monitor_stops_when_its_first_cancellation_is_swallowed(monkeypatch: pytest.MonkeyPatch):
     """What asyncio.wait_for does before Python 3.12 when the cancellation meets the end of a probe (bpo-37658)."""
-    monkeypatch.setattr(activation, "active", lambda: "cpu")
+    monkeypatch.setattr(activation, "_active", "cpu")
 
     async def probe_for_ever() -> None:
         swallowed = False
@@ -50,7 +50,7 @@ def test_health_monitor_stops_when_its_first_cancellation_is_swallowed(monkeypat
     async def start_and_stop() -> object:
         monitor = SimpleNamespace(_task=asyncio.create_task(probe_for_ever()))
         await asyncio.sleep(0)
-        await asyncio.wait_for(serving._stop_health_monitor(original)(monitor), timeout=300)
+        await asyncio.wait_for(serving._stop_health_monitor.build(original)(monitor), timeout=300)
         return monitor._task
 
     assert asyncio.run(start_and_stop()) is None

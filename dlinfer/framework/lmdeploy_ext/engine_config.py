@@ -1,7 +1,5 @@
 """``PytorchEngineConfig`` and what LMDeploy derives from it: device_type, dtype, block sizes, default batch size."""
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,39 +10,40 @@ from dlinfer.framework.lmdeploy_ext.conversion import loading
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks, devices, vendor_devices
 from dlinfer.framework.lmdeploy_ext.device.devices import OWN
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 from dlinfer.vendor import discovery
 
 
-def _post_init(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __post_init__(self: Any) -> None:
-        device_type, dtype = self.device_type, self.dtype
-        if not activation.serves(device_type):
-            if device_type not in OWN:
-                raise UnknownVendorError(name=device_type, available=", ".join(vendor_devices.usable()))
-            vendor_devices.check_vendor(device_type)
-            original(self)
-            return
-        vendor_devices.check_available(device_type)
-        refusals.check_engine_config(self)
-        cache_blocks.choose(self)
-        _choose_prefill(self)
-        # The original asserts a closed list of devices, of dtypes, and of devices that quantise the KV cache; it meets
-        # values from those lists which take no branch of their own there, and all its other checks run as they are.
-        policy = self.quant_policy
-        self.device_type, self.dtype = "maca", "auto" if dtype == "float32" else dtype
+@replaces(
+    "lmdeploy.messages:PytorchEngineConfig.__post_init__",
+    why="asserts that device_type is one of four, that dtype is no float32, and that the KV cache is quantised on "
+    "cuda and ascend alone",
+)
+def _post_init(original: Original, self: Any) -> None:
+    device_type, dtype = self.device_type, self.dtype
+    if not activation.serves(device_type):
+        if device_type not in OWN:
+            raise UnknownVendorError(name=device_type, available=", ".join(vendor_devices.usable()))
+        vendor_devices.check_vendor(device_type)
+        original(self)
+        return
+    vendor_devices.check_available(device_type)
+    refusals.check_engine_config(self)
+    cache_blocks.choose(self)
+    _choose_prefill(self)
+    # The original asserts a closed list of devices, of dtypes, and of devices that quantise the KV cache; it meets
+    # values from those lists which take no branch of their own there, and all its other checks run as they are.
+    policy = self.quant_policy
+    self.device_type, self.dtype = "maca", "auto" if dtype == "float32" else dtype
+    if kv_quantisation.is_served(policy):
+        self.quant_policy = 0
+    try:
+        original(self)
+    finally:
+        self.device_type, self.dtype = device_type, dtype
         if kv_quantisation.is_served(policy):
-            self.quant_policy = 0
-        try:
-            original(self)
-        finally:
-            self.device_type, self.dtype = device_type, dtype
-            if kv_quantisation.is_served(policy):
-                self.quant_policy = type(self.quant_policy)(policy)
-        activation.activate(device_type)
-
-    return __post_init__
+            self.quant_policy = type(self.quant_policy)(policy)
+    activation.activate(device_type)
 
 
 LMDEPLOY_DEFAULT_PREFILL = 8192
@@ -57,93 +56,58 @@ def _choose_prefill(config: Any) -> None:
         config.max_prefill_token_num = chosen
 
 
-def _max_batch_size(original: Callable[[str], int]) -> Callable[[str], int]:
-    @functools.wraps(original)
-    def get_max_batch_size(device_type: str) -> int:
-        if not activation.serves(device_type):
-            return original(device_type)
-        return discovery.device(devices.torch_device(device_type)).max_batch_size
-
-    return get_max_batch_size
-
-
-def _bf16(original: Callable[..., bool]) -> Callable[..., bool]:
-    @functools.wraps(original)
-    def is_bf16_supported(device_type: str = "cuda") -> bool:
-        # "auto" and the default are asked by code that does not know the device; it is ours once one is active.
-        if activation.active() is not None and device_type in ("auto", "cuda"):
-            return True
-        if activation.serves(device_type):
-            return True
-        return original(device_type)
-
-    return is_bf16_supported
-
-
-def _torch_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def _update_torch_dtype(config: Any, dtype: str, device_type: str = "auto") -> Any:
-        if activation.active() is None:
-            return original(config, dtype, device_type)
-        if (
-            dtype == "auto"
-        ):  # asked before the original, which writes float16 into the configuration of AWQ models
-            dtype = loading.stored_dtype(config.hf_config) or dtype
-        config = original(config, "auto" if dtype == "float32" else dtype, device_type)
-        stored = getattr(config.hf_config, "dtype", None) or getattr(
-            getattr(config.hf_config, "text_config", None), "dtype", None
-        )
-        if dtype == "float32" or (dtype == "auto" and stored in (torch.float32, "float32")):
-            config.dtype = torch.float32
-        elif dtype == "bfloat16":
-            config.dtype = torch.bfloat16
-        return config
-
-    return _update_torch_dtype
-
-
-def _import_deeplink(original: Callable[[str], None]) -> Callable[[str], None]:
-    @functools.wraps(original)
-    def try_import_deeplink(device_type: str) -> None:
-        if activation.serves(device_type):
-            activation.activate(device_type)
-        else:
-            vendor_devices.check_vendor(device_type)
-            original(device_type)
-
-    return try_import_deeplink
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.messages:PytorchEngineConfig.__post_init__",
-        why="asserts that device_type is one of four, that dtype is no float32, and that the KV cache is quantised on "
-        "cuda and ascend alone",
-        signature="(self)",
-        build=_post_init,
-    ),
-    Patch(
-        target="lmdeploy.utils:get_max_batch_size",
-        why="asserts that device_type is one of four",
-        signature="(device_type)",
-        build=_max_batch_size,
-    ),
-    Patch(
-        target="lmdeploy.utils:is_bf16_supported",
-        why="says no for devices it does not know and asks torch.cuda where none was named",
-        signature="(device_type='cuda')",
-        build=_bf16,
-    ),
-    Patch(
-        target="lmdeploy.utils:try_import_deeplink",
-        why="workers call it to load the device's package; it knows three device types",
-        signature="(device_type)",
-        build=_import_deeplink,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.config:_update_torch_dtype",
-        why="turns float32 into float16 in silence, and of AWQ models whatever is asked for; what is asked for stays",
-        signature="(config, dtype, device_type='auto')",
-        build=_torch_dtype,
-    ),
+@replaces(
+    "lmdeploy.utils:get_max_batch_size",
+    why="asserts that device_type is one of four",
 )
+def _max_batch_size(original: Original, device_type: str) -> int:
+    if not activation.serves(device_type):
+        return original(device_type)
+    return discovery.device(devices.torch_device(device_type)).max_batch_size
+
+
+@replaces(
+    "lmdeploy.utils:is_bf16_supported",
+    why="says no for devices it does not know and asks torch.cuda where none was named",
+    when=activation.is_on,
+)
+def _bf16(original: Original, device_type: str = "cuda") -> bool:
+    # "auto" and the default are asked by code that does not know the device; it is ours once one is active.
+    if device_type in ("auto", "cuda"):
+        return True
+    if activation.serves(device_type):
+        return True
+    return original(device_type)
+
+
+@replaces(
+    "lmdeploy.pytorch.config:_update_torch_dtype",
+    why="turns float32 into float16 in silence, and of AWQ models whatever is asked for; what is asked for stays",
+    when=activation.is_on,
+)
+def _torch_dtype(original: Original, config: Any, dtype: str, device_type: str = "auto") -> Any:
+    if (
+        dtype == "auto"
+    ):  # asked before the original, which writes float16 into the configuration of AWQ models
+        dtype = loading.stored_dtype(config.hf_config) or dtype
+    config = original(config, "auto" if dtype == "float32" else dtype, device_type)
+    stored = getattr(config.hf_config, "dtype", None) or getattr(
+        getattr(config.hf_config, "text_config", None), "dtype", None
+    )
+    if dtype == "float32" or (dtype == "auto" and stored in (torch.float32, "float32")):
+        config.dtype = torch.float32
+    elif dtype == "bfloat16":
+        config.dtype = torch.bfloat16
+    return config
+
+
+@replaces(
+    "lmdeploy.utils:try_import_deeplink",
+    why="workers call it to load the device's package; it knows three device types",
+)
+def _import_deeplink(original: Original, device_type: str) -> None:
+    if activation.serves(device_type):
+        activation.activate(device_type)
+    else:
+        vendor_devices.check_vendor(device_type)
+        original(device_type)

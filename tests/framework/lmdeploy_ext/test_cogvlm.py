@@ -114,7 +114,7 @@ def test_other_devices_get_the_pixels():
     seen: list[Any] = []
     patched = cogvlm._forward(lambda self, *args: seen.extend(args) or torch.zeros(1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cogvlm.activation, "active", lambda: None)
+        patch.setattr(cogvlm.activation, "_active", None)
         patched(None, *range(8))
     assert seen == list(range(8))
 

@@ -53,8 +53,8 @@ def test_a_checkpoint_of_transformers_computes_what_transformers_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     theirs, parts = of_transformers(), Parts()
-    monkeypatch.setattr(experts_model.activation, "active", lambda: "cpu")
-    load = experts_model._load_gpt_oss_experts(lambda *_: None)
+    monkeypatch.setattr(experts_model.activation, "_active", "cpu")
+    load = experts_model._load_gpt_oss_experts.build(lambda *_: None)
     for name, weight in theirs.state_dict().items():
         load(None, f"model.layers.0.mlp.experts.{name}", weight, parts.params)
     gate_up, gate_up_bias, down, down_bias = parts.params.values()

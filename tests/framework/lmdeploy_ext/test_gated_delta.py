@@ -55,7 +55,7 @@ def test_layers_are_counted_by_their_types(
     """transformers 5 drops full_attention_interval, and checkpoints need not have one."""
     from lmdeploy.pytorch.configurations.qwen3_next import Qwen3NextModelConfigBuilder
 
-    monkeypatch.setattr(gated_delta_model.activation, "active", lambda: "cpu")
+    monkeypatch.setattr(gated_delta_model.activation, "_active", "cpu")
     names = {"l": "linear_attention", "f": "full_attention"}
     config = Qwen3NextConfig(
         num_hidden_layers=len(types),
@@ -64,7 +64,7 @@ def test_layers_are_counted_by_their_types(
         eos_token_id=2,
     )
     assert not hasattr(config, "full_attention_interval")
-    build = gated_delta_model._build_config(Qwen3NextModelConfigBuilder.build.__func__)
+    build = gated_delta_model._build_config.build(Qwen3NextModelConfigBuilder.build.__func__)
     built = build(Qwen3NextModelConfigBuilder, config)
     assert built.num_layers == attention
     assert [shape[0] for shape, _ in built.states_shapes] == [linear, linear]

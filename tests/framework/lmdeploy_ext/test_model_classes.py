@@ -148,7 +148,8 @@ def test_a_text_of_phimoe_that_outgrows_the_original_length_is_computed_anew() -
 @pytest.mark.parametrize(("made", "rotated"), [(phimoe_longrope, HEAD), (MINICPM3["as released"], HEAD)])
 def test_the_class_sees_a_configuration_without_scaling(made: Any, rotated: int) -> None:
     seen: list[Any] = []
-    build = model_classes._model(lambda config: rotated)(lambda self, config, *rest: seen.append(config))
+    patch = model_classes._rotary("module:Class.__init__", lambda config: rotated)
+    build = patch.build(lambda self, config, *rest: seen.append(config))
     model, config = SimpleNamespace(), made()
     build(model, config)
     assert seen[0].hidden_size == config.hidden_size
@@ -170,7 +171,7 @@ def test_lmdeploy_chooses_and_weighs_experts_as_transformers_does_when_it_does_n
 def made_by(patch: Any, *given: Any, **fields: Any) -> SimpleNamespace:
     """An object whose class has only this ``__init__``, which gives it these fields."""
     made = SimpleNamespace()
-    patch(lambda self, *_: vars(self).update(fields))(made, *given)
+    patch.build(lambda self, *_: vars(self).update(fields))(made, *given)
     return made
 
 
@@ -201,7 +202,7 @@ def test_minicpm3_makes_logits_of_the_tokens_that_are_asked_for(monkeypatch: pyt
     head = nn.Linear(8, 5, bias=False)
     made = made_by(model_classes._with_logits, config, None, config=config, lm_head=head)
     made.model = lambda ids, *rest: torch.ones(1, ids.shape[1], 8)
-    forward = model_classes._hidden_states(lambda *_, **__: torch.zeros(1))
+    forward = model_classes._hidden_states.build(lambda *_, **__: torch.zeros(1))
     step: Any = (torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, 3), [])
     hidden = forward(made, *step, inputs_embeds=None)
     assert hidden.shape == (1, 3, 8)

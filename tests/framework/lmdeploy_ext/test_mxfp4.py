@@ -53,8 +53,8 @@ def test_every_number_of_every_scale():
 
 
 def test_a_checkpoint_is_loaded_whole_with_gate_before_up(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(experts_model.activation, "active", lambda: "cpu")
-    load = experts_model._load_gpt_oss_experts(lambda *_: None)
+    monkeypatch.setattr(experts_model.activation, "_active", "cpu")
+    load = experts_model._load_gpt_oss_experts.build(lambda *_: None)
     gate_up, down = weights(3, 64, 2 * 96, True), weights(3, 96, 64)
     parts = {"gate_up": gate_up, "down": down}
     where = "model.layers.0.mlp.experts"

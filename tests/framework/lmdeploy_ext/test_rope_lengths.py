@@ -124,7 +124,7 @@ def test_a_cache_of_shorter_days_is_released_before_the_prefill():
     stale, fresh = prefilled(60, 64, 65), sequence(0, 30, 30)
     stale.state = SimpleNamespace(release_paging_resources=lambda: released.append(stale))
     scheduler = Scheduler(RopeLengths(64, computed_anew=True), [stale, fresh])
-    schedule = rope_lengths._schedule(lambda self, *rest: rest)
+    schedule = rope_lengths._schedule.build(lambda self, *rest: rest)
     assert schedule(scheduler, True, 1) == (True, 1, True, False)
     assert released == [stale]
 
@@ -132,7 +132,7 @@ def test_a_cache_of_shorter_days_is_released_before_the_prefill():
 def test_running_sequences_are_given_up_when_they_outgrow_their_cache():
     running = [prefilled(60, 63, 64), prefilled(65, 70, 71), prefilled(5, 10, 11)]
     scheduler = Scheduler(RopeLengths(64, computed_anew=True), [])
-    schedule_running = rope_lengths._schedule_running(lambda self, seqs, *rest: [True, True, False])
+    schedule_running = rope_lengths._schedule_running.build(lambda self, seqs, *rest: [True, True, False])
     assert schedule_running(scheduler, running) == [False, True, False]
     assert schedule_running(Scheduler(None, []), running) == [True, True, False]
 
@@ -140,7 +140,7 @@ def test_running_sequences_are_given_up_when_they_outgrow_their_cache():
 @pytest.mark.parametrize(("length", "shared"), [(63, True), (64, False), (600, False)])
 def test_blocks_are_shared_up_to_the_original_length(length, shared):
     met = []
-    match = rope_lengths._shared_blocks(lambda self, seq: met.append(seq))
+    match = rope_lengths.PATCHES[0].build(lambda self, seq: met.append(seq))
     match(Scheduler(RopeLengths(64, computed_anew=False), []), sequence(0, length, length))
     assert bool(met) == shared
 
@@ -155,7 +155,7 @@ def test_phi3_is_computed_anew_at_once(config, limit, monkeypatch):
         cache_config=SimpleNamespace(max_prefill_token_num=32),
         scheduler=SimpleNamespace(block_trie=SimpleNamespace()),
     )
-    maker = rope_lengths._inputs_maker(lambda engine: SimpleNamespace())(engine)
+    maker = rope_lengths._inputs_maker.build(lambda engine: SimpleNamespace())(engine)
     assert engine.cache_config.max_prefill_token_num == limit
     for owner in (maker, engine.scheduler, engine.scheduler.block_trie):
         assert rope_lengths._lengths(owner) == rope_lengths.of_model(config)
@@ -164,5 +164,5 @@ def test_phi3_is_computed_anew_at_once(config, limit, monkeypatch):
 def test_lmdeploys_own_devices_are_left_alone(monkeypatch):
     monkeypatch.setattr(activation, "_active", None)
     engine = SimpleNamespace(model_config=SimpleNamespace(llm_config=DYNAMIC, hf_config=None))
-    maker = rope_lengths._inputs_maker(lambda engine: SimpleNamespace())(engine)
+    maker = rope_lengths._inputs_maker.build(lambda engine: SimpleNamespace())(engine)
     assert not vars(maker)

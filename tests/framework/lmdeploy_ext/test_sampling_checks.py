@@ -94,7 +94,7 @@ def test_a_value_that_means_something_is_taken(field: str, value: Any):
 
 
 def test_without_a_device_of_ours_lmdeploy_checks_as_ever(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(activation, "active", lambda: None)
+    monkeypatch.setattr(activation, "_active", None)
     with pytest.raises(AssertionError):
         GenerationConfig(min_p=2)
     assert GenerationConfig(repetition_penalty=-1).repetition_penalty == -1

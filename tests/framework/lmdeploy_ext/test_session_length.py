@@ -89,7 +89,7 @@ def engine(asked: int | None, device_type: str = "cpu") -> Any:
 def test_a_cache_that_holds_less_than_session_len_is_told_of(asked, said, caplog, monkeypatch):
     monkeypatch.setattr(kv_memory, "_longest_session", None)
     with caplog.at_level(logging.WARNING, "dlinfer"):
-        assert kv_memory._session_len(lambda engine: 960)(engine(asked)) == 960
+        assert kv_memory._session_len.build(lambda engine: 960)(engine(asked)) == 960
     assert ("the longest session is 960 tokens, not the 2048 of session_len" in caplog.text) == said
     assert kv_memory.longest_session() == (960 if said else None)
 

@@ -51,8 +51,8 @@ class Agent:
 class Patched:
     """The wrappers around the methods above."""
 
-    step: Any = staticmethod(step_thread._async_step(Agent.step))
-    push: Any = staticmethod(step_thread._push_output(Agent.put))
+    step: Any = staticmethod(step_thread._async_step.build(Agent.step))
+    push: Any = staticmethod(step_thread._push_output.build(Agent.put))
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_steps_that_lie_ready_follow_without_the_loop(agent):
         begun.append(value)
         await Agent.step(self, value)
 
-    patched = step_thread._async_step(step)
+    patched = step_thread._async_step.build(step)
 
     async def main() -> None:
         agent.loop_thread = threading.get_ident()
@@ -188,8 +188,8 @@ def test_what_changes_weights_waits_for_the_step(agent):
         while not agent.begun.is_set():
             await asyncio.sleep(0.001)
         threading.Timer(0.05, lambda: (order.append("let go"), agent.go.set())).start()
-        step_thread._between_steps(change)(agent)
-        await step_thread._sleep(fall_asleep)(agent)
+        step_thread._between_steps.build(change)(agent)
+        await step_thread._sleep.build(fall_asleep)(agent)
         await step
         assert order == ["let go", "changed", "asleep"]
 
@@ -238,7 +238,7 @@ def test_steps_that_were_taken_before_a_sleep_never_run_and_give_nothing(agent, 
         agent.go.set()
         while not agent._in_que.empty():
             time.sleep(0.001)  # the loop stands still, as one that is about to sleep
-        await step_thread._sleep(empty_the_queue)(agent)
+        await step_thread._sleep.build(empty_the_queue)(agent)
         asleep.set()
         await step
         await Patched.step(agent, value="after")
@@ -262,7 +262,7 @@ def test_a_step_that_comes_behind_a_sleep_runs_though_the_thread_saw_none_of_it(
         agent.go.set()
         while not agent.seen:
             time.sleep(0.001)
-        await step_thread._sleep(empty_the_queue)(agent)
+        await step_thread._sleep.build(empty_the_queue)(agent)
         agent._in_que.put_nowait({"value": "after"})
         awake.set()
         await step
@@ -279,7 +279,7 @@ def test_release_ends_the_thread_and_comes_after_the_step(agent):
         agent.go.set()
         await Patched.step(agent, 1)
         thread = next(one for one in threading.enumerate() if one.name.startswith("dlinfer-step"))
-        step_thread._release(lambda self: order.append("released"))(agent)
+        step_thread._release.build(lambda self: order.append("released"))(agent)
         assert order == ["released"] and not thread.is_alive() and agent.dlinfer_steps is None
 
     run(main())

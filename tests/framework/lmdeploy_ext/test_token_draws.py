@@ -156,7 +156,7 @@ def not_to_be_called(*_: object) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "value"),
     [
-        pytest.param(activation, "active", lambda: None, id="no device of ours"),
+        pytest.param(activation, "_active", None, id="no device of ours"),
         pytest.param(activation, "torch_device", lambda: "npu", id="another device's tensors"),
         pytest.param(CpuDevice, "sampler", lambda self: None, id="a device without a sampler"),
     ],

@@ -6,10 +6,9 @@ log-probabilities, and drops ``echo``.
 
 import asyncio
 import codecs
-import functools
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +16,7 @@ from dlinfer.framework.lmdeploy_ext.answers.token_text import text_of
 from dlinfer.framework.lmdeploy_ext.checks.request.request_checks import refusal
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 
 @dataclass
@@ -233,45 +232,44 @@ class _Completion:
         return said
 
 
-def _register(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def register(router: Any, server_context: Any) -> None:
-        if activation.active() is None:
-            original(router, server_context)
-            return
-        from fastapi import Depends, Request
-        from lmdeploy.serve.core.exceptions import RequestError
-        from lmdeploy.serve.openai.endpoints.common import validate_request
-        from lmdeploy.serve.openai.endpoints.completions import check_request
-        from lmdeploy.serve.openai.errors import create_request_error_response
-        from lmdeploy.serve.openai.protocol import CompletionRequest
-        from lmdeploy.serve.utils.server_utils import validate_json_request
-        from lmdeploy.serve.utils.streaming_response import ManagedStreamingResponse
+@replaces(
+    "lmdeploy.serve.openai.endpoints.completions:register",
+    why="one choice, no log-probabilities, no echo, and the index 0 for every prompt of a streamed list",
+    when=activation.is_on,
+    versions=FAULTY,
+)
+def _register(original: Original, router: Any, server_context: Any) -> None:
+    from fastapi import Depends, Request
+    from lmdeploy.serve.core.exceptions import RequestError
+    from lmdeploy.serve.openai.endpoints.common import validate_request
+    from lmdeploy.serve.openai.endpoints.completions import check_request
+    from lmdeploy.serve.openai.errors import create_request_error_response
+    from lmdeploy.serve.openai.protocol import CompletionRequest
+    from lmdeploy.serve.utils.server_utils import validate_json_request
+    from lmdeploy.serve.utils.streaming_response import ManagedStreamingResponse
 
-        @router.post("/v1/completions", dependencies=[Depends(validate_json_request)])
-        async def completions_v1(request: CompletionRequest, raw_request: Request) -> Any:
-            """Continue prompts, as OpenAI's completions API does."""
-            refused = validate_request(request, server_context, check_request)
-            if refused is not None:
-                return refused
-            completion = _Completion(request, await raw_request.json(), server_context)
-            try:
-                await completion.prepare()
-            except RequestError as error:
-                return create_request_error_response(error)
-            if request.stream:
-                events = _events(completion)
-                return ManagedStreamingResponse(
-                    events, cleanup_callbacks=[completion.close], media_type="text/event-stream"
-                )
-            try:
-                return await _whole(completion, raw_request)
-            except RequestError as error:
-                return create_request_error_response(error)
-            finally:
-                await asyncio.shield(asyncio.ensure_future(completion.close()))
-
-    return register
+    @router.post("/v1/completions", dependencies=[Depends(validate_json_request)])
+    async def completions_v1(request: CompletionRequest, raw_request: Request) -> Any:
+        """Continue prompts, as OpenAI's completions API does."""
+        refused = validate_request(request, server_context, check_request)
+        if refused is not None:
+            return refused
+        completion = _Completion(request, await raw_request.json(), server_context)
+        try:
+            await completion.prepare()
+        except RequestError as error:
+            return create_request_error_response(error)
+        if request.stream:
+            events = _events(completion)
+            return ManagedStreamingResponse(
+                events, cleanup_callbacks=[completion.close], media_type="text/event-stream"
+            )
+        try:
+            return await _whole(completion, raw_request)
+        except RequestError as error:
+            return create_request_error_response(error)
+        finally:
+            await asyncio.shield(asyncio.ensure_future(completion.close()))
 
 
 async def _all(work: Iterable[Awaitable[None]]) -> None:
@@ -384,14 +382,3 @@ def _usage(completion: _Completion, last: dict[int, _Piece]) -> Any:
         completion_tokens=sum(piece.generated for piece in last.values()),
         cached_tokens=sum(last[choice.index].cached for choice in firsts if choice.index in last),
     )
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.serve.openai.endpoints.completions:register",
-        why="one choice, no log-probabilities, no echo, and the index 0 for every prompt of a streamed list",
-        signature="(router, server_context)",
-        build=_register,
-        versions=FAULTY,
-    ),
-)

@@ -4,13 +4,12 @@ LMDeploy 0.18 leaves the chosen token out of ``top_logprobs`` (20 become 19), wr
 spells them (``Ġthe``), and gives the bytes of that spelling.
 """
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.answers.token_text import text_of
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 
 class Ranked(dict[int, float]):
@@ -31,78 +30,60 @@ def ranked(row: dict[int, float], chosen: int, count: int) -> Ranked:
     return kept
 
 
-def _chat_logprobs(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def _create_chat_completion_logprobs(
-        tokenizer: Any, token_ids: Sequence[int] | None = None, logprobs: Sequence[Any] | None = None
-    ) -> Any:
-        if token_ids is None or not logprobs or not isinstance(logprobs[0], Ranked):
-            return original(tokenizer, token_ids, logprobs)
-        from lmdeploy.serve.openai.protocol import ChatCompletionTokenLogprob, ChoiceLogprobs, TopLogprob
-
-        content = []
-        for token, row in zip(token_ids, logprobs, strict=True):
-            text, raw = text_of(tokenizer, token)
-            top = []
-            for other, value in row.top():
-                other_text, other_raw = text_of(tokenizer, other)
-                top.append(TopLogprob(token=other_text, bytes=list(other_raw), logprob=value))
-            content.append(
-                ChatCompletionTokenLogprob(token=text, bytes=list(raw), logprob=row[token], top_logprobs=top)
-            )
-        return ChoiceLogprobs(content=content)
-
-    return _create_chat_completion_logprobs
-
-
-def _top_logprobs(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def _create_top_logprobs(
-        token_ids: Sequence[int] | None = None,
-        logprobs: Sequence[Any] | None = None,
-        top_logprobs_num: int = 0,
-    ) -> Any:
-        if token_ids is None or not logprobs or not isinstance(logprobs[0], Ranked):
-            return original(token_ids, logprobs, top_logprobs_num)
-        return [[(value, token) for token, value in row.top()] for row in logprobs]
-
-    return _create_top_logprobs
-
-
-def _runner_kwargs(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def _normalize_runner_gen_config_kwargs(request: Any, gen_config_kwargs: dict[str, Any]) -> Any:
-        kwargs = original(request, gen_config_kwargs)
-        if request.logprobs and not request.top_logprobs and "logprobs" not in gen_config_kwargs:
-            kwargs["logprobs"] = 0  # the chosen token's alone
-        return kwargs
-
-    return _normalize_runner_gen_config_kwargs
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.serve.openai.chat_completions.logprobs:_create_chat_completion_logprobs",
-        why="leaves the chosen token out of the most likely ones, and spells tokens as the vocabulary does",
-        signature="(tokenizer, token_ids=None, logprobs=None)",
-        build=_chat_logprobs,
-        versions=FAULTY,
-        essential=False,
-    ),
-    Patch(
-        target="lmdeploy.serve.openai.endpoints.generate:_create_top_logprobs",
-        why="drops the chosen token where more are known than were asked for",
-        signature="(token_ids=None, logprobs=None, top_logprobs_num=0)",
-        build=_top_logprobs,
-        versions=FAULTY,
-        essential=False,
-    ),
-    Patch(
-        target="lmdeploy.serve.core.chat_runner:_normalize_runner_gen_config_kwargs",
-        why="takes no top_logprobs for one",
-        signature="(request, gen_config_kwargs)",
-        build=_runner_kwargs,
-        versions=FAULTY,
-        essential=False,
-    ),
+@replaces(
+    "lmdeploy.serve.openai.chat_completions.logprobs:_create_chat_completion_logprobs",
+    why="leaves the chosen token out of the most likely ones, and spells tokens as the vocabulary does",
+    versions=FAULTY,
+    essential=False,
 )
+def _chat_logprobs(
+    original: Original,
+    tokenizer: Any,
+    token_ids: Sequence[int] | None = None,
+    logprobs: Sequence[Any] | None = None,
+) -> Any:
+    if token_ids is None or not logprobs or not isinstance(logprobs[0], Ranked):
+        return original(tokenizer, token_ids, logprobs)
+    from lmdeploy.serve.openai.protocol import ChatCompletionTokenLogprob, ChoiceLogprobs, TopLogprob
+
+    content = []
+    for token, row in zip(token_ids, logprobs, strict=True):
+        text, raw = text_of(tokenizer, token)
+        top = []
+        for other, value in row.top():
+            other_text, other_raw = text_of(tokenizer, other)
+            top.append(TopLogprob(token=other_text, bytes=list(other_raw), logprob=value))
+        content.append(
+            ChatCompletionTokenLogprob(token=text, bytes=list(raw), logprob=row[token], top_logprobs=top)
+        )
+    return ChoiceLogprobs(content=content)
+
+
+@replaces(
+    "lmdeploy.serve.openai.endpoints.generate:_create_top_logprobs",
+    why="drops the chosen token where more are known than were asked for",
+    versions=FAULTY,
+    essential=False,
+)
+def _top_logprobs(
+    original: Original,
+    token_ids: Sequence[int] | None = None,
+    logprobs: Sequence[Any] | None = None,
+    top_logprobs_num: int = 0,
+) -> Any:
+    if token_ids is None or not logprobs or not isinstance(logprobs[0], Ranked):
+        return original(token_ids, logprobs, top_logprobs_num)
+    return [[(value, token) for token, value in row.top()] for row in logprobs]
+
+
+@replaces(
+    "lmdeploy.serve.core.chat_runner:_normalize_runner_gen_config_kwargs",
+    why="takes no top_logprobs for one",
+    versions=FAULTY,
+    essential=False,
+)
+def _runner_kwargs(original: Original, request: Any, gen_config_kwargs: dict[str, Any]) -> Any:
+    kwargs = original(request, gen_config_kwargs)
+    if request.logprobs and not request.top_logprobs and "logprobs" not in gen_config_kwargs:
+        kwargs["logprobs"] = 0  # the chosen token's alone
+    return kwargs

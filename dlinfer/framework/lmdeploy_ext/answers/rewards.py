@@ -4,8 +4,7 @@ LMDeploy 0.18 fails on one token, and inside the engine on an empty text, on ids
 that is too long: a 500 each.
 """
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dlinfer.errors import GenerationOptionError
@@ -13,25 +12,26 @@ from dlinfer.framework.lmdeploy_ext.checks.request.request_checks import cache_r
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 _MODELS = ("InternLM2ForRewardModel", "Qwen2ForRewardModel")
 
 
-def _reward_score(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    async def async_get_reward_score(self: Any, input_ids: Sequence[Any]) -> Any:
-        if activation.active() is None:
-            return await original(self, input_ids)
-        if self.arch not in _MODELS:
-            raise refuse(f"a reward score of {self.arch}", "use a reward model")
-        texts = [input_ids] if input_ids and isinstance(input_ids[0], int) else list(input_ids)
-        for ids in texts:
-            _check(self, ids)
-        logits = await self.async_get_logits(input_ids=texts)
-        return [rows.reshape(-1)[-1].item() for rows in logits]
-
-    return async_get_reward_score
+@replaces(
+    "lmdeploy.serve.core.async_engine:AsyncEngine.async_get_reward_score",
+    why="/pooling is a 500 on a model without rewards, on one token, and on what the engine refuses",
+    when=activation.is_on,
+    versions=FAULTY,
+    essential=False,
+)
+async def _reward_score(original: Original, self: Any, input_ids: Sequence[Any]) -> Any:
+    if self.arch not in _MODELS:
+        raise refuse(f"a reward score of {self.arch}", "use a reward model")
+    texts = [input_ids] if input_ids and isinstance(input_ids[0], int) else list(input_ids)
+    for ids in texts:
+        _check(self, ids)
+    logits = await self.async_get_logits(input_ids=texts)
+    return [rows.reshape(-1)[-1].item() for rows in logits]
 
 
 def _check(async_engine: Any, ids: Any) -> None:
@@ -49,31 +49,12 @@ def _check(async_engine: Any, ids: Any) -> None:
         raise GenerationOptionError(field="input", given=repr(ids)[:80], expected=f"another text. {reason}")
 
 
-def _pipeline_score(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def get_reward_score(self: Any, input_ids: list[Any]) -> list[float]:
-        if activation.active() is None:
-            return original(self, input_ids)
-        return self._run(coro=self.async_engine.async_get_reward_score(input_ids)).result()
-
-    return get_reward_score
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.serve.core.async_engine:AsyncEngine.async_get_reward_score",
-        why="/pooling is a 500 on a model without rewards, on one token, and on what the engine refuses",
-        signature="(self, input_ids)",
-        build=_reward_score,
-        versions=FAULTY,
-        essential=False,
-    ),
-    Patch(
-        target="lmdeploy.pipeline:Pipeline.get_reward_score",
-        why="fails on one token, and without a word on what the engine refuses",
-        signature="(self, input_ids)",
-        build=_pipeline_score,
-        versions=FAULTY,
-        essential=False,
-    ),
+@replaces(
+    "lmdeploy.pipeline:Pipeline.get_reward_score",
+    why="fails on one token, and without a word on what the engine refuses",
+    when=activation.is_on,
+    versions=FAULTY,
+    essential=False,
 )
+def _pipeline_score(original: Original, self: Any, input_ids: list[Any]) -> list[float]:
+    return self._run(coro=self.async_engine.async_get_reward_score(input_ids)).result()

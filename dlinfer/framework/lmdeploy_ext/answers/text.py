@@ -6,8 +6,7 @@ with a warning. Here each token is detokenised alone, and stop strings are found
 """
 
 import dataclasses
-import functools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,7 +16,7 @@ from dlinfer.framework.lmdeploy_ext.answers.logprobs import ranked
 from dlinfer.framework.lmdeploy_ext.answers.stop_text import StopText
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 
 @dataclasses.dataclass
@@ -39,18 +38,21 @@ _PROGRESS = "_dlinfer_progress"
 # --- below LMDeploy's generate: engine outputs, one token each
 
 
-def _safe_run(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    @asynccontextmanager
-    async def safe_run(self: Any, handle: Any, session: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        async with original(self, handle, session, **kwargs) as outputs:
-            progress = vars(session).pop(_PROGRESS, None)
-            if progress is None:  # a request for scores or logits reads no text
-                yield outputs
-            else:
-                yield _one_by_one(outputs, progress, handle, session.session_id)
-
-    return safe_run
+@replaces(
+    "lmdeploy.serve.core.async_engine:AsyncEngine.safe_run",
+    why="hands on the tokens of several steps as one output, whose text depends on how many those were",
+    versions=FAULTY,
+)
+@asynccontextmanager
+async def _safe_run(
+    original: Original, self: Any, handle: Any, session: Any, **kwargs: Any
+) -> AsyncIterator[Any]:
+    async with original(self, handle, session, **kwargs) as outputs:
+        progress = vars(session).pop(_PROGRESS, None)
+        if progress is None:  # a request for scores or logits reads no text
+            yield outputs
+        else:
+            yield _one_by_one(outputs, progress, handle, session.session_id)
 
 
 async def _one_by_one(outputs: Any, progress: _Progress, handle: Any, session_id: int) -> AsyncIterator[Any]:
@@ -101,28 +103,32 @@ def _split(output: Any) -> Iterator[Any]:
 # --- above it: text, tokens and log-probabilities together
 
 
-def _generate(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    async def generate(self: Any, request: Any, stream_response: bool = True) -> AsyncIterator[Any]:
-        answers: Any = original(self, request, stream_response)
-        if activation.active() is not None and getattr(request, "consumed", True) is False:
-            progress = _Progress()
-            setattr(request.session, _PROGRESS, progress)
-            config = request.gen_config
-            count = config.logprobs
-            if count == 0:
-                config.logprobs = 1  # LMDeploy's engine takes 0 for none
-            if count is not None and config.logprob_start_len < 0:
-                answers = _ranked(answers, count)
-            stops = bool(config.stop_words)
-            answers = _stopping(answers, progress, config) if stops else _joined(answers, progress)
-        try:
-            async for answer in answers:
-                yield answer
-        finally:
-            await answers.aclose()
-
-    return generate
+@replaces(
+    "lmdeploy.serve.core.async_engine:AsyncEngine.generate",
+    why="stops at the ids of single tokens, and takes longer stop strings for none",
+    when=activation.is_on,
+    versions=FAULTY,
+)
+async def _generate(
+    original: Original, self: Any, request: Any, stream_response: bool = True
+) -> AsyncIterator[Any]:
+    answers: Any = original(self, request, stream_response)
+    if getattr(request, "consumed", True) is False:
+        progress = _Progress()
+        setattr(request.session, _PROGRESS, progress)
+        config = request.gen_config
+        count = config.logprobs
+        if count == 0:
+            config.logprobs = 1  # LMDeploy's engine takes 0 for none
+        if count is not None and config.logprob_start_len < 0:
+            answers = _ranked(answers, count)
+        stops = bool(config.stop_words)
+        answers = _stopping(answers, progress, config) if stops else _joined(answers, progress)
+    try:
+        async for answer in answers:
+            yield answer
+    finally:
+        await answers.aclose()
 
 
 async def _ranked(answers: Any, count: int) -> AsyncIterator[Any]:
@@ -210,26 +216,23 @@ def _holding(answer: Any, text: StopText, released: list[Any]) -> Any:
 # --- which stop and bad words are token ids
 
 
-def _convert(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def convert_stop_bad_words_to_ids(self: Any, tokenizer: Any) -> None:
-        if activation.active() is None:
-            original(self, tokenizer)
-            return
-        special = _special_tokens(tokenizer) if self.stop_words or self.bad_words else {}
-        for words, ids in (("stop_words", "stop_token_ids"), ("bad_words", "bad_token_ids")):
-            if "" in (getattr(self, words) or ()):
-                raise GenerationOptionError(
-                    field=words, given=getattr(self, words), expected="non-empty strings"
-                )
-            tokens = {special[word] for word in getattr(self, words) or () if word in special}
-            tokens.update(getattr(self, ids) or ())
-            setattr(self, ids, sorted(tokens) or None)
-        texts = [forbid(word, tokenizer, self.skip_special_tokens) for word in self.bad_words or ()]
-        if texts:
-            self.logits_processors = [*(self.logits_processors or []), *texts]
-
-    return convert_stop_bad_words_to_ids
+@replaces(
+    "lmdeploy.messages:GenerationConfig.convert_stop_bad_words_to_ids",
+    why="drops words of several tokens with a warning, and takes others for all tokens that contain them",
+    when=activation.is_on,
+    versions=FAULTY,
+)
+def _convert(original: Original, self: Any, tokenizer: Any) -> None:
+    special = _special_tokens(tokenizer) if self.stop_words or self.bad_words else {}
+    for words, ids in (("stop_words", "stop_token_ids"), ("bad_words", "bad_token_ids")):
+        if "" in (getattr(self, words) or ()):
+            raise GenerationOptionError(field=words, given=getattr(self, words), expected="non-empty strings")
+        tokens = {special[word] for word in getattr(self, words) or () if word in special}
+        tokens.update(getattr(self, ids) or ())
+        setattr(self, ids, sorted(tokens) or None)
+    texts = [forbid(word, tokenizer, self.skip_special_tokens) for word in self.bad_words or ()]
+    if texts:
+        self.logits_processors = [*(self.logits_processors or []), *texts]
 
 
 def _special_tokens(tokenizer: Any) -> dict[str, int]:
@@ -238,28 +241,3 @@ def _special_tokens(tokenizer: Any) -> dict[str, int]:
     special = dict(plain.get_added_vocab())
     special.update(zip(plain.all_special_tokens, plain.all_special_ids, strict=True))
     return special
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.serve.core.async_engine:AsyncEngine.safe_run",
-        why="hands on the tokens of several steps as one output, whose text depends on how many those were",
-        signature="(self, handle, session, **kwargs)",
-        build=_safe_run,
-        versions=FAULTY,
-    ),
-    Patch(
-        target="lmdeploy.serve.core.async_engine:AsyncEngine.generate",
-        why="stops at the ids of single tokens, and takes longer stop strings for none",
-        signature="(self, request, stream_response=True)",
-        build=_generate,
-        versions=FAULTY,
-    ),
-    Patch(
-        target="lmdeploy.messages:GenerationConfig.convert_stop_bad_words_to_ids",
-        why="drops words of several tokens with a warning, and takes others for all tokens that contain them",
-        signature="(self, tokenizer)",
-        build=_convert,
-        versions=FAULTY,
-    ),
-)

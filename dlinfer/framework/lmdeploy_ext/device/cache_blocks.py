@@ -4,14 +4,12 @@ LMDeploy schedules in blocks of ``block_size`` tokens, each of which may be seve
 the kernels. A vendor whose graph engine knows one size only gets that as the second, so the first may be any multiple.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.devices import torch_device
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 from dlinfer.vendor import KVCacheLayout, activate_default
 
 NOT_CHOSEN = -1
@@ -50,26 +48,17 @@ def _refuse(config: Any, feature: str, advice: str) -> UnsupportedFeatureError:
     return UnsupportedFeatureError(feature=feature, where=f"vendor {vendor.name!r}", advice=advice)
 
 
-def _adjust_block_size(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    @functools.wraps(original)
-    def adjust(self: Any) -> None:
-        original(self)
-        needed = None if activation.active() is None else layout(activation.torch_device()).block_size
-        if needed is not None and self.cache_config.kernel_block_size != needed:
-            self.cache_config.kernel_block_size = needed
-            self.cache_config.block_size = max(self.cache_config.block_size, needed)
-            self.model_config.block_size = self.cache_config.block_size
-
-    return adjust
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.pytorch.engine.executor.base:ExecutorBase._adjust_block_size",
-        why="takes blocks of 32 for keys of 512 numbers and more, as its CUDA kernels want; a vendor that states a "
-        "size takes no other",
-        signature="(self)",
-        build=_adjust_block_size,
-        essential=False,  # the vendor's kernels refuse other blocks by name
-    ),
+@replaces(
+    "lmdeploy.pytorch.engine.executor.base:ExecutorBase._adjust_block_size",
+    why="takes blocks of 32 for keys of 512 numbers and more, as its CUDA kernels want; a vendor that states a "
+    "size takes no other",
+    when=activation.is_on,
+    essential=False,
 )
+def _adjust_block_size(original: Original, self: Any) -> None:
+    original(self)
+    needed = layout(activation.torch_device()).block_size
+    if needed is not None and self.cache_config.kernel_block_size != needed:
+        self.cache_config.kernel_block_size = needed
+        self.cache_config.block_size = max(self.cache_config.block_size, needed)
+        self.model_config.block_size = self.cache_config.block_size

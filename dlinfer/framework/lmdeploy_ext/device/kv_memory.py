@@ -14,15 +14,13 @@ On every device of ours:
 - ``num_gpu_blocks`` is taken as it is, if it fits.
 """
 
-import functools
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from dlinfer import settings
 from dlinfer.errors import MemoryPlanError
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 logger = logging.getLogger("dlinfer")
 
@@ -63,26 +61,25 @@ def plan_blocks(
     return blocks
 
 
-def _device_memory(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def get_gpu_memory(device_id: int | None = None) -> tuple[int, int]:
-        if activation.active() is None:
-            return original(device_id)
-        memory = activation.device().memory()
-        return memory.available, memory.total
+@replaces(
+    "lmdeploy.pytorch.utils:get_gpu_memory",
+    why="asks torch.cuda; what is free on a device of ours its vendor says",
+    when=activation.is_on,
+)
+def _device_memory(original: Original, device_id: int | None = None) -> tuple[int, int]:
+    memory = activation.device().memory()
+    return memory.available, memory.total
 
-    return get_gpu_memory
 
-
-def _cache_config(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    @functools.wraps(original)
-    def build_cache_config(engine_config: Any) -> Any:
-        cache_config = original(engine_config)
-        if activation.serves(engine_config.device_type):
-            cache_config.dlinfer_session_len = engine_config.session_len
-        return cache_config
-
-    return build_cache_config
+@replaces(
+    "lmdeploy.pytorch.engine.config_builder:ConfigBuilder.build_cache_config",
+    why="the cache config does not carry session_len, which bounds the cache that can ever be used",
+)
+def _cache_config(original: Original, engine_config: Any) -> Any:
+    cache_config = original(engine_config)
+    if activation.serves(engine_config.device_type):
+        cache_config.dlinfer_session_len = engine_config.session_len
+    return cache_config
 
 
 def _useful_blocks(cache_config: Any) -> int | None:
@@ -100,70 +97,70 @@ def _of_first_rank(executor: Any, sizes: Any) -> int:
     return executor._get_rank_cache_block_sizes(sizes)[0]
 
 
-def _update_num_gpu_blocks(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def _update_num_gpu_blocks(
-        self: Any, free_mems: list[int], cache_block_sizes: Any, spec_cache_config: Any
-    ) -> None:
-        if not activation.serves(self.device_type):
-            original(self, free_mems, cache_block_sizes, spec_cache_config)
-            return
-        config = self.cache_config
+@replaces(
+    "lmdeploy.pytorch.engine.executor.base:ExecutorBase._update_num_gpu_blocks",
+    why="takes a fraction of the whole memory, and an explicit block count without looking whether it fits",
+)
+def _update_num_gpu_blocks(
+    original: Original, self: Any, free_mems: list[int], cache_block_sizes: Any, spec_cache_config: Any
+) -> None:
+    if not activation.serves(self.device_type):
+        original(self, free_mems, cache_block_sizes, spec_cache_config)
+        return
+    config = self.cache_config
+    block_bytes = _of_first_rank(self, cache_block_sizes)
+    free = free_mems[0]
+    shared = activation.device().memory().shared
+    given = config.num_gpu_blocks
+    blocks = given or plan_blocks(
+        free=free,
+        block_bytes=block_bytes,
+        fraction=config.cache_max_entry_count,
+        default_bytes=int(settings.current().cpu_kv_cache_gib * _GIB) if shared else None,
+        useful_blocks=_useful_blocks(config),
+    )
+    if blocks < _SMALLEST or blocks * block_bytes > free:
+        asked = (
+            f"num_gpu_blocks={given} ({gib(blocks * block_bytes)})"
+            if given
+            else f"cache_max_entry_count={config.cache_max_entry_count} "
+            f"({gib(blocks * block_bytes)}; at least {_SMALLEST} blocks are needed)"
+        )
+        raise _too_large(asked, blocks, block_bytes, free)
+    config.num_gpu_blocks = blocks
+    if spec_cache_config is not None:  # a draft model's cache has a place for each of the target's
+        spec_cache_config.num_gpu_blocks = blocks
+    logger.info(
+        "KV cache: %d blocks of %d tokens = %s of %s that this process may still use. To change it: "
+        "cache_max_entry_count (a fraction, now %s%s) or num_gpu_blocks in PytorchEngineConfig%s.",
+        blocks,
+        config.block_size,
+        gib(blocks * block_bytes),
+        gib(free),
+        config.cache_max_entry_count,
+        f"; {LMDEPLOY_DEFAULT_FRACTION} counts as not chosen" if shared else "",
+        ", or DLINFER_CPU_KV_CACHE_GIB" if shared else "",
+    )
+
+
+@replaces(
+    "lmdeploy.pytorch.engine.executor.base:ExecutorBase._reserve_runtime_mem",
+    why="says 'No enough gpu memory' without a number",
+)
+def _reserve_runtime_mem(
+    original: Original, self: Any, free_mems: list[int], cache_block_sizes: Any, spec_cache_config: Any
+) -> list[int]:
+    try:
+        return original(self, free_mems, cache_block_sizes, spec_cache_config)
+    except RuntimeError as cause:
+        if not activation.serves(self.device_type) or "No enough gpu memory" not in str(cause):
+            raise
         block_bytes = _of_first_rank(self, cache_block_sizes)
-        free = free_mems[0]
-        shared = activation.device().memory().shared
-        given = config.num_gpu_blocks
-        blocks = given or plan_blocks(
-            free=free,
-            block_bytes=block_bytes,
-            fraction=config.cache_max_entry_count,
-            default_bytes=int(settings.current().cpu_kv_cache_gib * _GIB) if shared else None,
-            useful_blocks=_useful_blocks(config),
+        asked = (
+            f"cache_max_entry_count={self.cache_config.cache_max_entry_count} leaves no room for the smallest "
+            f"cache beside the buffers of one prefill; that"
         )
-        if blocks < _SMALLEST or blocks * block_bytes > free:
-            asked = (
-                f"num_gpu_blocks={given} ({gib(blocks * block_bytes)})"
-                if given
-                else f"cache_max_entry_count={config.cache_max_entry_count} "
-                f"({gib(blocks * block_bytes)}; at least {_SMALLEST} blocks are needed)"
-            )
-            raise _too_large(asked, blocks, block_bytes, free)
-        config.num_gpu_blocks = blocks
-        if spec_cache_config is not None:  # a draft model's cache has a place for each of the target's
-            spec_cache_config.num_gpu_blocks = blocks
-        logger.info(
-            "KV cache: %d blocks of %d tokens = %s of %s that this process may still use. To change it: "
-            "cache_max_entry_count (a fraction, now %s%s) or num_gpu_blocks in PytorchEngineConfig%s.",
-            blocks,
-            config.block_size,
-            gib(blocks * block_bytes),
-            gib(free),
-            config.cache_max_entry_count,
-            f"; {LMDEPLOY_DEFAULT_FRACTION} counts as not chosen" if shared else "",
-            ", or DLINFER_CPU_KV_CACHE_GIB" if shared else "",
-        )
-
-    return _update_num_gpu_blocks
-
-
-def _reserve_runtime_mem(original: Callable[..., list[int]]) -> Callable[..., list[int]]:
-    @functools.wraps(original)
-    def _reserve_runtime_mem(
-        self: Any, free_mems: list[int], cache_block_sizes: Any, spec_cache_config: Any
-    ) -> list[int]:
-        try:
-            return original(self, free_mems, cache_block_sizes, spec_cache_config)
-        except RuntimeError as cause:
-            if not activation.serves(self.device_type) or "No enough gpu memory" not in str(cause):
-                raise
-            block_bytes = _of_first_rank(self, cache_block_sizes)
-            asked = (
-                f"cache_max_entry_count={self.cache_config.cache_max_entry_count} leaves no room for the smallest "
-                f"cache beside the buffers of one prefill; that"
-            )
-            raise _too_large(asked, _SMALLEST, block_bytes, free_mems[0]) from cause
-
-    return _reserve_runtime_mem
+        raise _too_large(asked, _SMALLEST, block_bytes, free_mems[0]) from cause
 
 
 _longest_session: int | None = None
@@ -174,26 +171,27 @@ def longest_session() -> int | None:
     return _longest_session
 
 
-def _session_len(original: Callable[[Any], int]) -> Callable[[Any], int]:
-    @functools.wraps(original)
-    def _get_max_session_len(self: Any) -> int:
-        global _longest_session
-        longest, asked = original(self), self.scheduler_config.max_session_len
-        is_shorter = asked is not None and longest < asked
-        if not activation.serves(self.engine_config.device_type):
-            return longest
-        _longest_session = longest if is_shorter else None
-        if is_shorter:
-            logger.warning(
-                "the longest session is %d tokens, not the %d of session_len: the KV cache holds no more. For longer "
-                "ones raise num_gpu_blocks or cache_max_entry_count in PytorchEngineConfig%s.",
-                longest,
-                asked,
-                ", or DLINFER_CPU_KV_CACHE_GIB" if activation.device().memory().shared else "",
-            )
+@replaces(
+    "lmdeploy.pytorch.engine.engine:Engine._get_max_session_len",
+    why="lowers session_len to what the KV cache holds, without a word",
+    essential=False,
+)
+def _session_len(original: Original, self: Any) -> int:
+    global _longest_session
+    longest, asked = original(self), self.scheduler_config.max_session_len
+    is_shorter = asked is not None and longest < asked
+    if not activation.serves(self.engine_config.device_type):
         return longest
-
-    return _get_max_session_len
+    _longest_session = longest if is_shorter else None
+    if is_shorter:
+        logger.warning(
+            "the longest session is %d tokens, not the %d of session_len: the KV cache holds no more. For longer "
+            "ones raise num_gpu_blocks or cache_max_entry_count in PytorchEngineConfig%s.",
+            longest,
+            asked,
+            ", or DLINFER_CPU_KV_CACHE_GIB" if activation.device().memory().shared else "",
+        )
+    return longest
 
 
 def _too_large(asked: str, blocks: int, block_bytes: int, free: int) -> MemoryPlanError:
@@ -205,38 +203,3 @@ def _too_large(asked: str, blocks: int, block_bytes: int, free: int) -> MemoryPl
         limit=activation.device().memory().source,
         advice=_ADVICE,
     )
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.pytorch.utils:get_gpu_memory",
-        why="asks torch.cuda; what is free on a device of ours its vendor says",
-        signature="(device_id=None)",
-        build=_device_memory,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.engine.config_builder:ConfigBuilder.build_cache_config",
-        why="the cache config does not carry session_len, which bounds the cache that can ever be used",
-        signature="(engine_config)",
-        build=_cache_config,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.engine.engine:Engine._get_max_session_len",
-        why="lowers session_len to what the KV cache holds, without a word",
-        signature="(self)",
-        build=_session_len,
-        essential=False,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.engine.executor.base:ExecutorBase._update_num_gpu_blocks",
-        why="takes a fraction of the whole memory, and an explicit block count without looking whether it fits",
-        signature="(self, free_mems, cache_block_sizes, spec_cache_config)",
-        build=_update_num_gpu_blocks,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.engine.executor.base:ExecutorBase._reserve_runtime_mem",
-        why="says 'No enough gpu memory' without a number",
-        signature="(self, free_mems, cache_block_sizes, spec_cache_config)",
-        build=_reserve_runtime_mem,
-    ),
-)

@@ -4,34 +4,31 @@ LMDeploy 0.18 drops ``request_output_len=256`` in silence. It becomes ``max_new_
 """
 
 import copy
-import functools
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 logger = logging.getLogger("dlinfer")
 
 
-def _request_generator(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def _request_generator(
-        self: Any, prompts: Any, sessions: Any = None, gen_config: Any = None, **kwargs: Any
-    ) -> Any:
-        if activation.active() is None:
-            return original(self, prompts, sessions=sessions, gen_config=gen_config, **kwargs)
-        if "request_output_len" in kwargs:
-            length = kwargs.pop("request_output_len")
-            logger.info(
-                "request_output_len=%s is taken as GenerationConfig(max_new_tokens=%s)", length, length
-            )
-            gen_config = _with_max_new_tokens(gen_config, length)
-        # Made here, since a generator would raise in the engine's thread, and the caller wait for ever.
-        return iter(list(original(self, prompts, sessions=sessions, gen_config=gen_config, **kwargs)))
-
-    return _request_generator
+@replaces(
+    "lmdeploy.pipeline:Pipeline._request_generator",
+    why="drops request_output_len in silence, so that a documented limit has no effect; a list of another length "
+    "than the prompts' is an error in another thread, for which the caller waits for ever",
+    when=activation.is_on,
+    essential=False,
+)
+def _request_generator(
+    original: Original, self: Any, prompts: Any, sessions: Any = None, gen_config: Any = None, **kwargs: Any
+) -> Any:
+    if "request_output_len" in kwargs:
+        length = kwargs.pop("request_output_len")
+        logger.info("request_output_len=%s is taken as GenerationConfig(max_new_tokens=%s)", length, length)
+        gen_config = _with_max_new_tokens(gen_config, length)
+    # Made here, since a generator would raise in the engine's thread, and the caller wait for ever.
+    return iter(list(original(self, prompts, sessions=sessions, gen_config=gen_config, **kwargs)))
 
 
 def _with_max_new_tokens(gen_config: Any, length: int) -> Any:
@@ -44,15 +41,3 @@ def _with_max_new_tokens(gen_config: Any, length: int) -> Any:
     changed = copy.deepcopy(gen_config)
     changed.max_new_tokens = length
     return changed
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.pipeline:Pipeline._request_generator",
-        why="drops request_output_len in silence, so that a documented limit has no effect; a list of another length "
-        "than the prompts' is an error in another thread, for which the caller waits for ever",
-        signature="(self, prompts, sessions=None, gen_config=None, **kwargs)",
-        build=_request_generator,
-        essential=False,
-    ),
-)

@@ -10,12 +10,11 @@ a grammar whose text xgrammar cannot read.
 
 import functools
 import re
-from collections.abc import Callable
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 _LITERALS = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]')
 """Strings and classes of characters. Both are matched, so that a string that looks like a class is left alone."""
@@ -38,38 +37,27 @@ def mended(grammar: str, is_json: bool) -> str:
     return _LITERALS.sub(functools.partial(_mended_literal, is_json=is_json), grammar)
 
 
-def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def compile_response_format(compiler: Any, response_format: dict[str, Any]) -> Any:
-        if activation.active() is None:
-            return original(compiler, response_format)
-        from lmdeploy._guided_decoding import _grammar_source
-        from xgrammar import Grammar
-
-        kind, source = _grammar_source(response_format)
-        read = {
-            "json_schema": Grammar.from_json_schema,
-            "regex_schema": Grammar.from_regex,
-            "structural_tag": Grammar.from_structural_tag,
-        }.get(kind)
-        if read is None:
-            return original(compiler, response_format)
-        try:
-            grammar = Grammar.from_ebnf(mended(str(read(source)), is_json=kind != "regex_schema"))
-        except RuntimeError:
-            # xgrammar cannot read back the text of some formats of tokens, or refuses the format itself.
-            return original(compiler, response_format)
-        return compiler.compile_grammar(grammar)
-
-    return compile_response_format
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy._guided_decoding:compile_response_format",
-        why="lets an answer hold halves of surrogate pairs, and strings of bounded length raw control characters",
-        signature="(compiler, response_format)",
-        build=_compile,
-        versions=FAULTY,
-    ),
+@replaces(
+    "lmdeploy._guided_decoding:compile_response_format",
+    why="lets an answer hold halves of surrogate pairs, and strings of bounded length raw control characters",
+    when=activation.is_on,
+    versions=FAULTY,
 )
+def _compile(original: Original, compiler: Any, response_format: dict[str, Any]) -> Any:
+    from lmdeploy._guided_decoding import _grammar_source
+    from xgrammar import Grammar
+
+    kind, source = _grammar_source(response_format)
+    read = {
+        "json_schema": Grammar.from_json_schema,
+        "regex_schema": Grammar.from_regex,
+        "structural_tag": Grammar.from_structural_tag,
+    }.get(kind)
+    if read is None:
+        return original(compiler, response_format)
+    try:
+        grammar = Grammar.from_ebnf(mended(str(read(source)), is_json=kind != "regex_schema"))
+    except RuntimeError:
+        # xgrammar cannot read back the text of some formats of tokens, or refuses the format itself.
+        return original(compiler, response_format)
+    return compiler.compile_grammar(grammar)

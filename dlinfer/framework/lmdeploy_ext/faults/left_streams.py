@@ -5,32 +5,21 @@ task then publishes to a mailbox that is closed, which is logged as a failure, w
 """
 
 import asyncio
-import functools
-from collections.abc import Callable
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 
-def _publish(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def publish(self: Any, output: Any) -> None:
-        if activation.active() is not None and self.done:
-            raise asyncio.CancelledError("the client has left")
-        original(self, output)
-
-    return publish
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.pytorch.engine.mp_engine.base_worker:StreamMailbox.publish",
-        why="takes a client that has left for a failure of the engine",
-        signature="(self, output)",
-        build=_publish,
-        versions=FAULTY,
-        essential=False,
-    ),
+@replaces(
+    "lmdeploy.pytorch.engine.mp_engine.base_worker:StreamMailbox.publish",
+    why="takes a client that has left for a failure of the engine",
+    when=activation.is_on,
+    versions=FAULTY,
+    essential=False,
 )
+def _publish(original: Original, self: Any, output: Any) -> None:
+    if self.done:
+        raise asyncio.CancelledError("the client has left")
+    original(self, output)

@@ -6,14 +6,13 @@ text was held back for a stop string. Then a marker becomes a part of arguments 
 together again, and each reaches the parser as a piece of its own, in streams and whole texts alike.
 """
 
-import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 _PIECES = "_dlinfer_pieces"
 """Attribute of LMDeploy's response parser that holds its Pieces."""
@@ -71,35 +70,28 @@ def _markers(parser: Any) -> list[str]:
     return markers
 
 
-def _stream_chunk(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def stream_chunk(self: Any, delta_text: str, delta_token_ids: list[int], **kwargs: Any) -> Any:
-        if activation.active() is None or (self.tool_parser is None and self.reasoning_parser is None):
-            return original(self, delta_text, delta_token_ids, **kwargs)
-        pieces = getattr(self, _PIECES, None)
-        if pieces is None:
-            pieces = Pieces(_markers(self))
-            setattr(self, _PIECES, pieces)
-        final = bool(kwargs.pop("final", False))
-        *texts, last = list(pieces.feed(delta_text, final)) or [""]
-        deltas: list[Any] = []
-        for text in texts:
-            deltas += original(self, text, [], final=False, **kwargs)
-        if not last and not final and (delta_text or delta_token_ids):
-            # LMDeploy's own ends the search for a call behind a call at a piece without text.
-            self._update_reasoning_tokens(delta_token_ids)
-            return deltas
-        return deltas + original(self, last, delta_token_ids, final=final, **kwargs)
-
-    return stream_chunk
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.serve.parsers.response_parser:BaseResponseParser.stream_chunk",
-        why="takes a marker that comes in two pieces for text",
-        signature="(self, delta_text, delta_token_ids, **kwargs)",
-        build=_stream_chunk,
-        versions=FAULTY,
-    ),
+@replaces(
+    "lmdeploy.serve.parsers.response_parser:BaseResponseParser.stream_chunk",
+    why="takes a marker that comes in two pieces for text",
+    when=activation.is_on,
+    versions=FAULTY,
 )
+def _stream_chunk(
+    original: Original, self: Any, delta_text: str, delta_token_ids: list[int], **kwargs: Any
+) -> Any:
+    if self.tool_parser is None and self.reasoning_parser is None:
+        return original(self, delta_text, delta_token_ids, **kwargs)
+    pieces = getattr(self, _PIECES, None)
+    if pieces is None:
+        pieces = Pieces(_markers(self))
+        setattr(self, _PIECES, pieces)
+    final = bool(kwargs.pop("final", False))
+    *texts, last = list(pieces.feed(delta_text, final)) or [""]
+    deltas: list[Any] = []
+    for text in texts:
+        deltas += original(self, text, [], final=False, **kwargs)
+    if not last and not final and (delta_text or delta_token_ids):
+        # LMDeploy's own ends the search for a call behind a call at a piece without text.
+        self._update_reasoning_tokens(delta_token_ids)
+        return deltas
+    return deltas + original(self, last, delta_token_ids, final=final, **kwargs)

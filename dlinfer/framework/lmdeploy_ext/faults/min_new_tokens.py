@@ -4,8 +4,6 @@ LMDeploy forbids stop words twice until then. One count is right; the other adds
 sequence has fewer than N tokens, when it is one token behind.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 
 def _padded(words: list[list[int]]) -> tuple[Tensor | None, Tensor | None]:
@@ -25,26 +23,15 @@ def _padded(words: list[list[int]]) -> tuple[Tensor | None, Tensor | None]:
     return tokens, tokens >= 0
 
 
-def _make_sampling_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def make_sampling_inputs(self: Any, seqs: list[Any]) -> Any:
-        inputs = original(self, seqs)
-        if activation.active() is None:
-            return inputs
-        params = [seq.sampling_param for seq in seqs]
-        if any(param.min_new_tokens > 0 and not param.ignore_eos for param in params):
-            inputs.bad_words, inputs.bad_mask = _padded([param.bad_words for param in params])
-        return inputs
-
-    return make_sampling_inputs
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.pytorch.strategies.ar.sampling:ARSamplingStrategy.make_sampling_inputs",
-        why="forbids stop words for one token more than min_new_tokens",
-        signature="(self, seqs)",
-        build=_make_sampling_inputs,
-        versions=FAULTY,
-    ),
+@replaces(
+    "lmdeploy.pytorch.strategies.ar.sampling:ARSamplingStrategy.make_sampling_inputs",
+    why="forbids stop words for one token more than min_new_tokens",
+    when=activation.is_on,
+    versions=FAULTY,
 )
+def _make_sampling_inputs(original: Original, self: Any, seqs: list[Any]) -> Any:
+    inputs = original(self, seqs)
+    params = [seq.sampling_param for seq in seqs]
+    if any(param.min_new_tokens > 0 and not param.ignore_eos for param in params):
+        inputs.bad_words, inputs.bad_mask = _padded([param.bad_words for param in params])
+    return inputs

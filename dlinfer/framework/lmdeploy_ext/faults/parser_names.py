@@ -4,32 +4,32 @@ LMDeploy 0.18 keeps its parsers in registries of mmengine's, which take what sta
 registry, and give None.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 
-def _validate(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def validate_parser_names(
-        reasoning_parser_name: str | None = None,
-        tool_parser_name: str | None = None,
-        *,
-        warn_legacy: bool = True,
-    ) -> tuple[str | None, str | None]:
-        from lmdeploy.serve.parsers.reasoning_parser import ReasoningParserManager
-        from lmdeploy.serve.parsers.tool_parser import ToolParserManager
+@replaces(
+    "lmdeploy.serve.parsers.response_parser:validate_parser_names",
+    why="takes a name with a dot, for which the registry has nothing",
+    when=activation.is_on,
+    versions=FAULTY,
+    essential=False,
+)
+def _validate(
+    original: Original,
+    reasoning_parser_name: str | None = None,
+    tool_parser_name: str | None = None,
+    *,
+    warn_legacy: bool = True,
+) -> tuple[str | None, str | None]:
+    from lmdeploy.serve.parsers.reasoning_parser import ReasoningParserManager
+    from lmdeploy.serve.parsers.tool_parser import ToolParserManager
 
-        names = original(reasoning_parser_name, tool_parser_name, warn_legacy=warn_legacy)
-        if activation.active() is None:
-            return names
-        return _found(ReasoningParserManager, names[0]), _found(ToolParserManager, names[1])
-
-    return validate_parser_names
+    names = original(reasoning_parser_name, tool_parser_name, warn_legacy=warn_legacy)
+    return _found(ReasoningParserManager, names[0]), _found(ToolParserManager, names[1])
 
 
 def _found(registry: Any, name: str | None) -> str | None:
@@ -38,15 +38,3 @@ def _found(registry: Any, name: str | None) -> str | None:
         return name
     parser = registry.module_dict[name]
     return next(other for other, each in registry.module_dict.items() if each is parser and "." not in other)
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.serve.parsers.response_parser:validate_parser_names",
-        why="takes a name with a dot, for which the registry has nothing",
-        signature="(reasoning_parser_name=None, tool_parser_name=None, *, warn_legacy=True)",
-        build=_validate,
-        versions=FAULTY,
-        essential=False,
-    ),
-)

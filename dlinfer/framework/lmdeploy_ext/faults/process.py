@@ -11,13 +11,11 @@ None of this depends on the device, but LMDeploy's own devices keep LMDeploy's o
 
 import asyncio
 import contextlib
-import functools
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
@@ -25,7 +23,7 @@ from dlinfer.errors import DlinferError, EngineStartError
 from dlinfer.framework.lmdeploy_ext.checks.folder.model_checks import in_short
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 _SHUTDOWN_SECONDS = 10
 """How long an engine may take to end when asked to, before it is killed; LMDeploy's own figure."""
@@ -90,39 +88,47 @@ def _end_with_parent() -> None:
 # --- in the parent
 
 
-def _start_mp_proc(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def _start_mp_proc(
-        self: Any, model_path: str, engine_config: Any = None, speculative_config: Any = None, **kwargs: Any
-    ) -> None:
-        if not _serves(engine_config):
-            original(self, model_path, engine_config, speculative_config, **kwargs)
-            return
-        from lmdeploy.pytorch.engine.mp_engine.zmq_engine import logger
+@replaces(
+    "lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine._start_mp_proc",
+    why="shuts the Manager down while the child still talks to it, so that some starts fail with EOFError; "
+    "a parent killed while it starts leaves Manager and engine behind",
+    versions=FAULTY,
+    essential=False,
+)
+def _start_mp_proc(
+    original: Original,
+    self: Any,
+    model_path: str,
+    engine_config: Any = None,
+    speculative_config: Any = None,
+    **kwargs: Any,
+) -> None:
+    if not _serves(engine_config):
+        original(self, model_path, engine_config, speculative_config, **kwargs)
+        return
+    from lmdeploy.pytorch.engine.mp_engine.zmq_engine import logger
 
-        self.mp_ctx = multiprocessing.get_context("spawn")
-        self.start_report, report = self.mp_ctx.Pipe(duplex=False)
-        with report:
-            self.proc = self.mp_ctx.Process(
-                target=run_engine_process,
-                args=(report,),
-                kwargs={
-                    "model_path": model_path,
-                    "engine_config": engine_config,
-                    "log_level": logger.level,
-                    "speculative_config": speculative_config,
-                    **kwargs,
-                },
-                name="mp_engine_proc",
-            )
-            self.proc.start()
-        # With the parent's copy of the child's end closed, the child's death ends the wait.
-        kind, value = _receive(self)
-        if kind != "port":
-            raise _start_error(value)
-        self.port = value
-
-    return _start_mp_proc
+    self.mp_ctx = multiprocessing.get_context("spawn")
+    self.start_report, report = self.mp_ctx.Pipe(duplex=False)
+    with report:
+        self.proc = self.mp_ctx.Process(
+            target=run_engine_process,
+            args=(report,),
+            kwargs={
+                "model_path": model_path,
+                "engine_config": engine_config,
+                "log_level": logger.level,
+                "speculative_config": speculative_config,
+                **kwargs,
+            },
+            name="mp_engine_proc",
+        )
+        self.proc.start()
+    # With the parent's copy of the child's end closed, the child's death ends the wait.
+    kind, value = _receive(self)
+    if kind != "port":
+        raise _start_error(value)
+    self.port = value
 
 
 def _receive(engine: Any) -> tuple[str, Any]:
@@ -147,33 +153,37 @@ def _start_error(reason: DlinferError | str) -> DlinferError:
     )
 
 
-def _init(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __init__(
-        self: Any,
-        model_path: str,
-        engine_config: Any = None,
-        speculative_config: Any = None,
-        trust_remote_code: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        if not _serves(engine_config):
-            original(self, model_path, engine_config, speculative_config, trust_remote_code, **kwargs)
-            return
-        from lmdeploy.pytorch.engine.mp_engine.zmq_rpc import RPCServerDeadError
+@replaces(
+    "lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine.__init__",
+    why="an exception or Ctrl-C while the engine loads leaves its process running, and Python then waits for "
+    "it at exit for ever; and the reason of a failed start stays in the child",
+    versions=FAULTY,
+    essential=False,
+)
+def _init(
+    original: Original,
+    self: Any,
+    model_path: str,
+    engine_config: Any = None,
+    speculative_config: Any = None,
+    trust_remote_code: bool = False,
+    **kwargs: Any,
+) -> None:
+    if not _serves(engine_config):
+        original(self, model_path, engine_config, speculative_config, trust_remote_code, **kwargs)
+        return
+    from lmdeploy.pytorch.engine.mp_engine.zmq_rpc import RPCServerDeadError
 
-        try:
-            original(self, model_path, engine_config, speculative_config, trust_remote_code, **kwargs)
-        except RPCServerDeadError:
-            _, reason = _receive(self)  # its last word is still in the pipe
-            _abandon(self)
-            raise _start_error(reason) from None
-        except BaseException:
-            _abandon(self)
-            raise
-        self.start_report.close()
-
-    return __init__
+    try:
+        original(self, model_path, engine_config, speculative_config, trust_remote_code, **kwargs)
+    except RPCServerDeadError:
+        _, reason = _receive(self)  # its last word is still in the pipe
+        _abandon(self)
+        raise _start_error(reason) from None
+    except BaseException:
+        _abandon(self)
+        raise
+    self.start_report.close()
 
 
 def _abandon(engine: Any) -> None:
@@ -189,67 +199,33 @@ def _abandon(engine: Any) -> None:
             engine.proc.join()
 
 
-def _close_sockets(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def close_sockets(self: Any) -> None:
-        if activation.active() is not None:
-            for socket in (self.async_socket, self.sync_socket):
-                if not socket.closed:
-                    socket.linger = 0
-        original(self)
-
-    return close_sockets
-
-
-def _stop_health_monitor(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    async def stop(self: Any) -> None:
-        if activation.active() is None or self._task is None:
-            await original(self)
-            return
-        while not self._task.done():
-            self._task.cancel()
-            await asyncio.wait({self._task}, timeout=1)
-        self._task = None
-
-    return stop
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine._start_mp_proc",
-        why="shuts the Manager down while the child still talks to it, so that some starts fail with EOFError; "
-        "a parent killed while it starts leaves Manager and engine behind",
-        signature="(self, model_path, engine_config=None, speculative_config=None, **kwargs)",
-        build=_start_mp_proc,
-        versions=FAULTY,
-        essential=False,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine.__init__",
-        why="an exception or Ctrl-C while the engine loads leaves its process running, and Python then waits for "
-        "it at exit for ever; and the reason of a failed start stays in the child",
-        signature="(self, model_path, engine_config=None, speculative_config=None, trust_remote_code=False, "
-        "**kwargs)",
-        build=_init,
-        versions=FAULTY,
-        essential=False,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.engine.mp_engine.zmq_rpc:AsyncRPCClient.close_sockets",
-        why="context.term() waits for ever for a message that a dead engine can no longer take",
-        signature="(self)",
-        build=_close_sockets,
-        versions=FAULTY,
-        essential=False,
-    ),
-    Patch(
-        target="lmdeploy.serve.core.health:EngineHealthMonitor.stop",
-        why="cancels its task once; before Python 3.12 asyncio.wait_for swallows a cancellation that meets the "
-        "end of a probe (bpo-37658), and the server then waits for ever for a task that never ends",
-        signature="(self)",
-        build=_stop_health_monitor,
-        versions=FAULTY,
-        essential=False,
-    ),
+@replaces(
+    "lmdeploy.pytorch.engine.mp_engine.zmq_rpc:AsyncRPCClient.close_sockets",
+    why="context.term() waits for ever for a message that a dead engine can no longer take",
+    when=activation.is_on,
+    versions=FAULTY,
+    essential=False,
 )
+def _close_sockets(original: Original, self: Any) -> None:
+    for socket in (self.async_socket, self.sync_socket):
+        if not socket.closed:
+            socket.linger = 0
+    original(self)
+
+
+@replaces(
+    "lmdeploy.serve.core.health:EngineHealthMonitor.stop",
+    why="cancels its task once; before Python 3.12 asyncio.wait_for swallows a cancellation that meets the "
+    "end of a probe (bpo-37658), and the server then waits for ever for a task that never ends",
+    when=activation.is_on,
+    versions=FAULTY,
+    essential=False,
+)
+async def _stop_health_monitor(original: Original, self: Any) -> None:
+    if self._task is None:
+        await original(self)
+        return
+    while not self._task.done():
+        self._task.cancel()
+        await asyncio.wait({self._task}, timeout=1)
+    self._task = None

@@ -5,13 +5,12 @@ LMDeploy follows ``tool_choice="required"`` and takes a named function, or ``all
 between the parts of JSON until the answer is cut off.
 """
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 _BLANKS = 2
 """At most so many blanks in a row between the parts of a call's arguments."""
@@ -72,32 +71,23 @@ def _with_parameters(tool: Any) -> Any:
     )
 
 
-def _init(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __init__(self: Any, request: Any) -> None:
-        required = None if activation.active() is None else callable_tools(request)
-        if required is not None and not required[0]:
-            raise ValueError("`tool_choice` requires a call of a tool, and the request has no such tool.")
-        original(self, request)
-        if required is None:
-            return
-        if self.tool_parser is None:
-            raise ValueError("`tool_choice` requires a configured tool-call parser.")
-        only_one = required[1] or request.parallel_tool_calls is False
-        tools = [_with_parameters(tool) for tool in required[0]]
-        style = self.tool_parser.build_required_response_format(tools, reasoning=self.reasoning_enabled)
-        update = {"response_format": bounded(style, only_one=only_one)}
-        self.request = self.request.model_copy(update=update)
-
-    return __init__
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.serve.parsers.response_parser:BaseResponseParser.__init__",
-        why="takes a tool_choice that names a function for 'auto', and lets a required call be blanks without end",
-        signature="(self, request)",
-        build=_init,
-        versions=FAULTY,
-    ),
+@replaces(
+    "lmdeploy.serve.parsers.response_parser:BaseResponseParser.__init__",
+    why="takes a tool_choice that names a function for 'auto', and lets a required call be blanks without end",
+    when=activation.is_on,
+    versions=FAULTY,
 )
+def _init(original: Original, self: Any, request: Any) -> None:
+    required = callable_tools(request)
+    if required is not None and not required[0]:
+        raise ValueError("`tool_choice` requires a call of a tool, and the request has no such tool.")
+    original(self, request)
+    if required is None:
+        return
+    if self.tool_parser is None:
+        raise ValueError("`tool_choice` requires a configured tool-call parser.")
+    only_one = required[1] or request.parallel_tool_calls is False
+    tools = [_with_parameters(tool) for tool in required[0]]
+    style = self.tool_parser.build_required_response_format(tools, reasoning=self.reasoning_enabled)
+    update = {"response_format": bounded(style, only_one=only_one)}
+    self.request = self.request.model_copy(update=update)

@@ -11,29 +11,35 @@ from typing import Any
 from dlinfer.framework.lmdeploy_ext.answers.stop_text import StopReason
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 _sequence: ContextVar[str | None] = ContextVar("stop_sequence", default=None)
 """The stop of the answer whose reason was asked for last, in this task."""
 
 
-def _map_finish_reason(original: Callable[..., str]) -> Callable[..., str]:
-    @functools.wraps(original)
-    def map_finish_reason(reason: str | None) -> str:
-        ended = isinstance(reason, StopReason)
-        _sequence.set(reason.sequence if isinstance(reason, StopReason) else None)
-        return "stop_sequence" if ended else original(reason)
+@replaces(
+    "lmdeploy.serve.anthropic.adapter:map_finish_reason",
+    why="knows no stop sequence",
+    versions=FAULTY,
+    essential=False,
+)
+def _map_finish_reason(original: Original, reason: str | None) -> str:
+    ended = isinstance(reason, StopReason)
+    _sequence.set(reason.sequence if isinstance(reason, StopReason) else None)
+    return "stop_sequence" if ended else original(reason)
 
-    return map_finish_reason
 
-
-def _register(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def register(router: Any, server_context: Any, *, merge_inline_system: bool = False) -> None:
-        ours = activation.active() is not None
-        original(_Naming(router) if ours else router, server_context, merge_inline_system=merge_inline_system)
-
-    return register
+@replaces(
+    "lmdeploy.serve.anthropic.endpoints.messages:register",
+    why="gives None for the stop sequence in every case",
+    when=activation.is_on,
+    versions=FAULTY,
+    essential=False,
+)
+def _register(
+    original: Original, router: Any, server_context: Any, *, merge_inline_system: bool = False
+) -> None:
+    original(_Naming(router), server_context, merge_inline_system=merge_inline_system)
 
 
 class _Naming:
@@ -58,41 +64,15 @@ class _Naming:
         return decorate
 
 
-def _format_sse(original: Callable[..., str]) -> Callable[..., str]:
-    @functools.wraps(original)
-    def _format_sse(data: Any) -> str:
-        delta = getattr(data, "delta", None)
-        if getattr(delta, "stop_reason", None) == "stop_sequence":
-            assert delta is not None
-            delta.stop_sequence = _sequence.get()
-        return original(data)
-
-    return _format_sse
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.serve.anthropic.adapter:map_finish_reason",
-        why="knows no stop sequence",
-        signature="(reason)",
-        build=_map_finish_reason,
-        versions=FAULTY,
-        essential=False,
-    ),
-    Patch(
-        target="lmdeploy.serve.anthropic.endpoints.messages:register",
-        why="gives None for the stop sequence in every case",
-        signature="(router, server_context, *, merge_inline_system=False)",
-        build=_register,
-        versions=FAULTY,
-        essential=False,
-    ),
-    Patch(
-        target="lmdeploy.serve.anthropic.streaming:_format_sse",
-        why="is given None for the stop sequence in every case",
-        signature="(data)",
-        build=_format_sse,
-        versions=FAULTY,
-        essential=False,
-    ),
+@replaces(
+    "lmdeploy.serve.anthropic.streaming:_format_sse",
+    why="is given None for the stop sequence in every case",
+    versions=FAULTY,
+    essential=False,
 )
+def _format_sse(original: Original, data: Any) -> str:
+    delta = getattr(data, "delta", None)
+    if getattr(delta, "stop_reason", None) == "stop_sequence":
+        assert delta is not None
+        delta.stop_sequence = _sequence.get()
+    return original(data)

@@ -1,46 +1,50 @@
 """What LMDeploy's vision models compute otherwise than transformers, put right."""
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 
-def _quick_gelu(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __init__(self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
-        original(self, config, dtype, device)
-        if activation.active() is not None:
-            from transformers.activations import ACT2FN
+@replaces(
+    "lmdeploy.pytorch.models.qwen2_vl:VisionMlp.__init__",
+    why="computes GELU where the configuration says quick_gelu, as Qwen2-VL's does: x sigmoid(1.702 x)",
+    when=activation.is_on,
+    versions=FAULTY,
+)
+def _quick_gelu(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
+    original(self, config, dtype, device)
+    from transformers.activations import ACT2FN
 
-            self.act = ACT2FN[config.hidden_act]
-
-    return __init__
-
-
-def _dtype_of_the_whole(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def build(cls: Any, hf_config: Any, model_path: str | None = None, **kwargs: Any) -> Any:
-        inside = getattr(hf_config, "text_config", None)
-        if activation.active() is not None and inside is not None and inside.dtype is None:
-            inside.dtype = hf_config.dtype
-        return original(cls, hf_config, model_path, **kwargs)
-
-    return build
+    self.act = ACT2FN[config.hidden_act]
 
 
-def _image_token(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def build_preprocessor(self: Any, trust_remote_code: bool = False) -> None:
-        original(self, trust_remote_code)
-        if activation.active() is not None:
-            self.image_token_id = self.hf_config.image_token_index
+@replaces(
+    "lmdeploy.pytorch.configurations.qwen3_vl:Qwen3VLModelConfigBuilder.build",
+    why="where the dtype stands beside text_config, as transformers 5 saves it, takes it for none, hence float16",
+    when=activation.is_on,
+    versions=FAULTY,
+)
+def _dtype_of_the_whole(
+    original: Original, cls: Any, hf_config: Any, model_path: str | None = None, **kwargs: Any
+) -> Any:
+    inside = getattr(hf_config, "text_config", None)
+    if inside is not None and inside.dtype is None:
+        inside.dtype = hf_config.dtype
+    return original(cls, hf_config, model_path, **kwargs)
 
-    return build_preprocessor
+
+@replaces(
+    "lmdeploy.vl.model.llava_hf:LlavaHfVisionModel.build_preprocessor",
+    why="lets padding tokens stand for images, and takes every other one in the text for a piece of an image",
+    when=activation.is_on,
+    versions=FAULTY,
+)
+def _image_token(original: Original, self: Any, trust_remote_code: bool = False) -> None:
+    original(self, trust_remote_code)
+    self.image_token_id = self.hf_config.image_token_index
 
 
 _LANGUAGE_FIELDS = (
@@ -59,73 +63,37 @@ _LANGUAGE_FIELDS = (
 _SECTIONS = [8, 12, 12]  # what transformers takes where the configuration is silent
 
 
-def _language_at_the_top(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def build(cls: Any, hf_config: Any, model_path: str | None = None, **kwargs: Any) -> Any:
-        if activation.active() is None:
-            return original(cls, hf_config, model_path, **kwargs)
-        inside = hf_config.text_config
-        if not hasattr(inside, "eos_token_id"):
-            inside.eos_token_id = getattr(hf_config, "eos_token_id", None)
-        made = original(cls, hf_config, model_path, **kwargs)
-        for name in _LANGUAGE_FIELDS:
-            if hasattr(inside, name):
-                setattr(hf_config, name, getattr(inside, name))
-        rotated = inside.rope_parameters.get("partial_rotary_factor", 1.0)
-        if rotated != 0.5:  # as LMDeploy's layers have it, whatever the configuration says
-            raise refuse(f"GLM-4.1V with rotary positions on {rotated} of each head", "use a model with 0.5")
-        hf_config.rope_parameters = {"mrope_section": _SECTIONS} | inside.rope_parameters
-        hf_config.attention_bias = True  # q, k and v have biases whatever the configuration says
-        return made
-
-    return build
-
-
-def _no_bias(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __init__(self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
-        original(self, config, dtype, device)
-        if activation.active() is not None:
-            self.proj.bias = None
-
-    return __init__
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.pytorch.configurations.glm4_1v:Glm4vModelConfigBuilder.build",
-        why="the model looks for the language model's fields at the top of the configuration, where transformers 5 "
-        "has none",
-        signature="(cls, hf_config, model_path=None, **kwargs)",
-        build=_language_at_the_top,
-        versions=FAULTY,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.glm4_1v:Glm4vVisionAttention.__init__",
-        why="adds a bias that no checkpoint has to attention's output, from uninitialised memory",
-        signature="(self, config, dtype=None, device=None)",
-        build=_no_bias,
-        versions=FAULTY,
-    ),
-    Patch(
-        target="lmdeploy.vl.model.llava_hf:LlavaHfVisionModel.build_preprocessor",
-        why="lets padding tokens stand for images, and takes every other one in the text for a piece of an image",
-        signature="(self, trust_remote_code=False)",
-        build=_image_token,
-        versions=FAULTY,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.configurations.qwen3_vl:Qwen3VLModelConfigBuilder.build",
-        why="where the dtype stands beside text_config, as transformers 5 saves it, takes it for none, hence float16",
-        signature="(cls, hf_config, model_path=None, **kwargs)",
-        build=_dtype_of_the_whole,
-        versions=FAULTY,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.qwen2_vl:VisionMlp.__init__",
-        why="computes GELU where the configuration says quick_gelu, as Qwen2-VL's does: x sigmoid(1.702 x)",
-        signature="(self, config, dtype=None, device=None)",
-        build=_quick_gelu,
-        versions=FAULTY,
-    ),
+@replaces(
+    "lmdeploy.pytorch.configurations.glm4_1v:Glm4vModelConfigBuilder.build",
+    why="the model looks for the language model's fields at the top of the configuration, where transformers 5 "
+    "has none",
+    when=activation.is_on,
+    versions=FAULTY,
 )
+def _language_at_the_top(
+    original: Original, cls: Any, hf_config: Any, model_path: str | None = None, **kwargs: Any
+) -> Any:
+    inside = hf_config.text_config
+    if not hasattr(inside, "eos_token_id"):
+        inside.eos_token_id = getattr(hf_config, "eos_token_id", None)
+    made = original(cls, hf_config, model_path, **kwargs)
+    for name in _LANGUAGE_FIELDS:
+        if hasattr(inside, name):
+            setattr(hf_config, name, getattr(inside, name))
+    rotated = inside.rope_parameters.get("partial_rotary_factor", 1.0)
+    if rotated != 0.5:  # as LMDeploy's layers have it, whatever the configuration says
+        raise refuse(f"GLM-4.1V with rotary positions on {rotated} of each head", "use a model with 0.5")
+    hf_config.rope_parameters = {"mrope_section": _SECTIONS} | inside.rope_parameters
+    hf_config.attention_bias = True  # q, k and v have biases whatever the configuration says
+    return made
+
+
+@replaces(
+    "lmdeploy.pytorch.models.glm4_1v:Glm4vVisionAttention.__init__",
+    why="adds a bias that no checkpoint has to attention's output, from uninitialised memory",
+    when=activation.is_on,
+    versions=FAULTY,
+)
+def _no_bias(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
+    original(self, config, dtype, device)
+    self.proj.bias = None

@@ -4,7 +4,6 @@ Both read their rope parameters themselves, as transformers 4 had them. This fil
 since it patches them.
 """
 
-import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, Patch, replaces
 
 # --- the model's configuration
 
@@ -58,15 +57,14 @@ SAVED_AS = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
 """A class of transformers 5's -> LMDeploy's name of the same model, which checkpoints of before have."""
 
 
-def _with_saved_names(original: Callable[..., dict[str, str]]) -> Callable[..., dict[str, str]]:
-    @functools.wraps(original)
-    def _get_module_map() -> dict[str, str]:
-        classes = original()
-        if activation.active() is None:
-            return classes
-        return {saved: classes[name] for saved, name in SAVED_AS.items()} | classes
-
-    return _get_module_map
+@replaces(
+    "lmdeploy.pytorch.models.patch:_get_module_map",
+    why="knows Phi-3.5-MoE by the name of its remote code, and not by the one that transformers 5 saves",
+    when=activation.is_on,
+)
+def _with_saved_names(original: Original) -> dict[str, str]:
+    classes = original()
+    return {saved: classes[name] for saved, name in SAVED_AS.items()} | classes
 
 
 # --- rotary tables
@@ -97,57 +95,71 @@ def _tables(config: Any, dim: int) -> nn.Module:
     return rotary_embedding.build_rotary_embedding(dim, config.max_position_embeddings, base, **params)
 
 
-def _model(rotated: Callable[[Any], int]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """For the classes' models; ``rotated`` tells from a configuration how many features of a head are rotated."""
+def _rotary(target: str, rotated: Callable[[Any], int]) -> Patch:
+    """For a class's model. rotated: how many features of a head are rotated, from a configuration."""
 
-    def build(original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def __init__(self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
-            if activation.active() is None:
-                original(self, config, dtype, device)
-                return
-            original(self, _Unscaled(config), dtype, device)
-            self.rotary_emb = _tables(config, rotated(config))
+    @replaces(
+        target,
+        why="looks for rope_parameters['type'], which transformers 5 does not write, and serves longrope alone",
+        when=activation.is_on,
+    )
+    def init(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
+        original(self, _Unscaled(config), dtype, device)
+        self.rotary_emb = _tables(config, rotated(config))
 
-        return __init__
+    return init
 
-    return build
+
+PATCHES = (
+    _rotary(
+        "lmdeploy.pytorch.models.phi3_moe:PhiMoEModel.__init__",
+        lambda config: config.hidden_size // config.num_attention_heads,
+    ),
+    _rotary(
+        "lmdeploy.pytorch.models.minicpm3:MiniCPM3Model.__init__", lambda config: config.qk_rope_head_dim
+    ),
+)
 
 
 # --- Phi-3.5-MoE's layers
 
 
-def _without_jitter(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __init__(self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
-        original(self, config, dtype, device)
-        if activation.active() is not None:
-            self.input_jitter_noise = 0.0
+@replaces(
+    "lmdeploy.pytorch.models.phi3_moe:PhiMoESparseMoeBlock.__init__",
+    why="multiplies the experts' input by random numbers, which is meant for training",
+    when=activation.is_on,
+)
+def _without_jitter(
+    original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None
+) -> None:
+    original(self, config, dtype, device)
+    self.input_jitter_noise = 0.0
 
-    return __init__
 
-
-def _tied(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __init__(self: Any, config: Any, ctx_mgr: Any, dtype: Any = None, device: Any = None) -> None:
-        original(self, config, ctx_mgr, dtype, device)
-        if activation.active() is not None and config.tie_word_embeddings:
-            self.lm_head.weight = self.model.embed_tokens.weight
-
-    return __init__
+@replaces(
+    "lmdeploy.pytorch.models.phi3_moe:PhiMoEForCausalLM.__init__",
+    why="leaves the head of a model with tied embeddings uninitialised",
+    when=activation.is_on,
+)
+def _tied(
+    original: Original, self: Any, config: Any, ctx_mgr: Any, dtype: Any = None, device: Any = None
+) -> None:
+    original(self, config, ctx_mgr, dtype, device)
+    if config.tie_word_embeddings:
+        self.lm_head.weight = self.model.embed_tokens.weight
 
 
 # --- MiniCPM3's layers
 
 
-def _head_sizes(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __init__(self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
-        original(self, config, dtype, device)
-        if activation.active() is not None:
-            self.attn_fwd.impl.head_size = self.attn_fwd.impl.v_head_size = self.q_head_dim
-
-    return __init__
+@replaces(
+    "lmdeploy.pytorch.models.minicpm3:MiniCPMAttention.__init__",
+    why="tells attention that a head has as many elements as the latent and the rotated part together",
+    when=activation.is_on,
+)
+def _head_sizes(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
+    original(self, config, dtype, device)
+    self.attn_fwd.impl.head_size = self.attn_fwd.impl.v_head_size = self.q_head_dim
 
 
 def _logits(self: Any, hidden_states: Tensor) -> Tensor:
@@ -155,83 +167,33 @@ def _logits(self: Any, hidden_states: Tensor) -> Tensor:
     return self.lm_head(hidden_states / (self.config.hidden_size / self.config.dim_model_base))
 
 
-def _with_logits(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __init__(self: Any, config: Any, ctx_mgr: Any, dtype: Any = None, device: Any = None) -> None:
-        original(self, config, ctx_mgr, dtype, device)
-        if activation.active() is not None:
-            self.get_logits = types.MethodType(_logits, self)
-
-    return __init__
-
-
-def _hidden_states(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    @functools.wraps(original)
-    def forward(
-        self: Any,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        past_key_values: list[list[Tensor]],
-        attn_metadata: Any = None,
-        inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        """Hidden states [1, N, hidden] of the N tokens input_ids [1, N], for ``get_logits``."""
-        step = (input_ids, position_ids, past_key_values, attn_metadata, inputs_embeds)
-        return original(self, *step, **kwargs) if activation.active() is None else self.model(*step)
-
-    return forward
-
-
-_ROPE = "looks for rope_parameters['type'], which transformers 5 does not write, and serves longrope alone"
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.pytorch.models.patch:_get_module_map",
-        why="knows Phi-3.5-MoE by the name of its remote code, and not by the one that transformers 5 saves",
-        signature="()",
-        build=_with_saved_names,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.phi3_moe:PhiMoEModel.__init__",
-        why=_ROPE,
-        signature="(self, config, dtype=None, device=None)",
-        build=_model(lambda config: config.hidden_size // config.num_attention_heads),
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.phi3_moe:PhiMoESparseMoeBlock.__init__",
-        why="multiplies the experts' input by random numbers, which is meant for training",
-        signature="(self, config, dtype=None, device=None)",
-        build=_without_jitter,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.phi3_moe:PhiMoEForCausalLM.__init__",
-        why="leaves the head of a model with tied embeddings uninitialised",
-        signature="(self, config, ctx_mgr, dtype=None, device=None)",
-        build=_tied,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.minicpm3:MiniCPM3Model.__init__",
-        why=_ROPE,
-        signature="(self, config, dtype=None, device=None)",
-        build=_model(lambda config: config.qk_rope_head_dim),
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.minicpm3:MiniCPMAttention.__init__",
-        why="tells attention that a head has as many elements as the latent and the rotated part together",
-        signature="(self, config, dtype=None, device=None)",
-        build=_head_sizes,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.minicpm3:MiniCPM3ForCausalLM.__init__",
-        why="has no get_logits, by which LMDeploy asks for those of the tokens that it needs",
-        signature="(self, config, ctx_mgr, dtype=None, device=None)",
-        build=_with_logits,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.minicpm3:MiniCPM3ForCausalLM.forward",
-        why="computes the logits of all tokens of a prompt, where one is wanted",
-        signature="(self, input_ids, position_ids, past_key_values, attn_metadata=None, inputs_embeds=None, **kwargs)",
-        build=_hidden_states,
-    ),
+@replaces(
+    "lmdeploy.pytorch.models.minicpm3:MiniCPM3ForCausalLM.__init__",
+    why="has no get_logits, by which LMDeploy asks for those of the tokens that it needs",
+    when=activation.is_on,
 )
+def _with_logits(
+    original: Original, self: Any, config: Any, ctx_mgr: Any, dtype: Any = None, device: Any = None
+) -> None:
+    original(self, config, ctx_mgr, dtype, device)
+    self.get_logits = types.MethodType(_logits, self)
+
+
+@replaces(
+    "lmdeploy.pytorch.models.minicpm3:MiniCPM3ForCausalLM.forward",
+    why="computes the logits of all tokens of a prompt, where one is wanted",
+    when=activation.is_on,
+)
+def _hidden_states(
+    original: Original,
+    self: Any,
+    input_ids: Tensor,
+    position_ids: Tensor,
+    past_key_values: list[list[Tensor]],
+    attn_metadata: Any = None,
+    inputs_embeds: Tensor | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    """Hidden states [1, N, hidden] of the N tokens input_ids [1, N], for ``get_logits``."""
+    step = (input_ids, position_ids, past_key_values, attn_metadata, inputs_embeds)
+    return self.model(*step)

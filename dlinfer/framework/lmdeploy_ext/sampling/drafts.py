@@ -6,8 +6,7 @@ both accept it with the target's probability of it. LMDeploy also counts one tok
 a seed's place, though a step may add several.
 """
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch import Tensor
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.sampling.texts import Text
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 
 def count(inputs: Any, rows: Sequence[tuple[int, Text, Sequence[int]]]) -> None:
@@ -33,33 +32,25 @@ def count(inputs: Any, rows: Sequence[tuple[int, Text, Sequence[int]]]) -> None:
         inputs.random_offsets[row] = text.prompt_length + length
 
 
-def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def forward(
-        self: Any,
-        target_logits: Tensor,
-        draft_token_ids: Tensor,
-        expanded_sampling_inputs: Any,
-        draft_probs: Tensor | None = None,
-    ) -> Any:
-        """target_logits: [B, drafts + 1, V], processed. draft_token_ids: [B, drafts]."""
-        if activation.active() is None or draft_probs is not None:
-            return original(self, target_logits, draft_token_ids, expanded_sampling_inputs, draft_probs)
-        from lmdeploy.pytorch.engine.logits_process import FusedLogitsProcessor
-
-        logits = target_logits.flatten(0, 1)
-        drawn = FusedLogitsProcessor(expanded_sampling_inputs).sampling(logits)
-        return self._impl.forward_greedy(drawn.view(target_logits.shape[:2]), draft_token_ids)
-
-    return forward
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.pytorch.spec_decode.reject_sampler:RejectionSampler.forward",
-        why="accepts drafts by numbers that have no seed",
-        signature="(self, target_logits, draft_token_ids, expanded_sampling_inputs, draft_probs=None)",
-        build=_forward,
-        versions=FAULTY,
-    ),
+@replaces(
+    "lmdeploy.pytorch.spec_decode.reject_sampler:RejectionSampler.forward",
+    why="accepts drafts by numbers that have no seed",
+    when=activation.is_on,
+    versions=FAULTY,
 )
+def _forward(
+    original: Original,
+    self: Any,
+    target_logits: Tensor,
+    draft_token_ids: Tensor,
+    expanded_sampling_inputs: Any,
+    draft_probs: Tensor | None = None,
+) -> Any:
+    """target_logits: [B, drafts + 1, V], processed. draft_token_ids: [B, drafts]."""
+    if draft_probs is not None:
+        return original(self, target_logits, draft_token_ids, expanded_sampling_inputs, draft_probs)
+    from lmdeploy.pytorch.engine.logits_process import FusedLogitsProcessor
+
+    logits = target_logits.flatten(0, 1)
+    drawn = FusedLogitsProcessor(expanded_sampling_inputs).sampling(logits)
+    return self._impl.forward_greedy(drawn.view(target_logits.shape[:2]), draft_token_ids)

@@ -8,8 +8,7 @@ the newest token or does not, by what else runs, and drops the two penalties of 
 lacks tokens of accepted drafts.
 """
 
-import functools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.sampling import drafts, texts
 from dlinfer.framework.lmdeploy_ext.sampling.texts import Text
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 OPENAI = ("presence_penalty", "frequency_penalty")
 """Penalties of OpenAI's protocol: attributes that a GenerationConfig and a SamplingParam may have."""
@@ -85,51 +84,66 @@ def end_repeating(scores: Tensor, rows: Sequence[Row], inputs: Any, window: int)
     return scores
 
 
-def _call(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    @functools.wraps(original)
-    async def __call__(self: Any, scores: Tensor) -> Any:
-        inputs = self.sampling_inputs
-        if activation.active() is None:
-            return await original(self, scores)
-        inputs.repetition_penalty, inputs.max_repetition_ngram_size = None, 0  # done below
-        rows = list(texts.of_rows(inputs.session_ctx))
-        if not rows:
-            return await original(self, scores)
-        drafts.count(inputs, rows)
-        if any(inputs.logits_processors):
-            inputs.all_ids = {
-                row: torch.from_numpy(text.all_tokens(drafted)).to(scores.device)
-                for row, text, drafted in rows
-                if text.rules.has_processors
-            }
-        scores, logprobs = await original(self, scores)
-        with torch.inference_mode():
-            from lmdeploy.pytorch import envs
+@replaces(
+    "lmdeploy.pytorch.engine.logits_process:FusedLogitsProcessor.__call__",
+    why="penalises by a list of tokens that lacks the newest one, unless another request's prefill came between; "
+    "takes the padding of an empty text for a repetition of n-grams; gives logits processors a padded text",
+    when=activation.is_on,
+    versions=FAULTY,
+)
+async def _call(original: Original, self: Any, scores: Tensor) -> Any:
+    inputs = self.sampling_inputs
+    inputs.repetition_penalty, inputs.max_repetition_ngram_size = None, 0  # done below
+    rows = list(texts.of_rows(inputs.session_ctx))
+    if not rows:
+        return await original(self, scores)
+    drafts.count(inputs, rows)
+    if any(inputs.logits_processors):
+        inputs.all_ids = {
+            row: torch.from_numpy(text.all_tokens(drafted)).to(scores.device)
+            for row, text, drafted in rows
+            if text.rules.has_processors
+        }
+    scores, logprobs = await original(self, scores)
+    with torch.inference_mode():
+        from lmdeploy.pytorch import envs
 
-            apply(scores, rows, inputs.temperature)
-            end_repeating(scores, rows, inputs, envs.repetition_window_size)
-        return scores, logprobs
-
-    return __call__
-
-
-def _no_list(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def gather(pad_id: int, seqs: list[Any], sampling_inputs: Any) -> Any:
-        return original(pad_id, seqs, sampling_inputs) if activation.active() is None else None
-
-    return gather
+        apply(scores, rows, inputs.temperature)
+        end_repeating(scores, rows, inputs, envs.repetition_window_size)
+    return scores, logprobs
 
 
-def _from_gen_config(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def from_gen_config(cls: type, gen_config: Any) -> Any:
-        param = original(cls, gen_config)
-        for name in OPENAI:
-            setattr(param, name, getattr(gen_config, name, 0.0))
-        return param
+def _no_list(original: Original, pad_id: int, seqs: list[Any], sampling_inputs: Any) -> None:
+    return None
 
-    return from_gen_config
+
+PATCHES = tuple(
+    replaces(
+        f"lmdeploy.pytorch.strategies.ar.sampling:{name}", why=why, when=activation.is_on, versions=FAULTY
+    )(_no_list)
+    for name, why in (
+        (
+            "_gather_generated_ids",
+            "copies all generated tokens at each step, for penalties that are counted elsewhere",
+        ),
+        (
+            "_gather_all_ids",
+            "copies all tokens at each step, for logits processors that read the rows' texts here",
+        ),
+    )
+)
+
+
+@replaces(
+    "lmdeploy.pytorch.messages:SamplingParam.from_gen_config",
+    why="knows neither presence_penalty nor frequency_penalty",
+    versions=FAULTY,
+)
+def _from_gen_config(original: Original, cls: type, gen_config: Any) -> Any:
+    param = original(cls, gen_config)
+    for name in OPENAI:
+        setattr(param, name, getattr(gen_config, name, 0.0))
+    return param
 
 
 def take(config: Any, request: Any) -> None:
@@ -138,36 +152,3 @@ def take(config: Any, request: Any) -> None:
         penalty = getattr(request, name, None)
         if penalty:
             setattr(config, name, penalty)
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.pytorch.engine.logits_process:FusedLogitsProcessor.__call__",
-        why="penalises by a list of tokens that lacks the newest one, unless another request's prefill came between; "
-        "takes the padding of an empty text for a repetition of n-grams; gives logits processors a padded text",
-        signature="(self, scores)",
-        build=_call,
-        versions=FAULTY,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.strategies.ar.sampling:_gather_generated_ids",
-        why="copies all generated tokens of a batch at each step, for penalties that are counted elsewhere here",
-        signature="(pad_id, seqs, sampling_inputs)",
-        build=_no_list,
-        versions=FAULTY,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.strategies.ar.sampling:_gather_all_ids",
-        why="copies all tokens of a batch at each step, for logits processors that read the rows' texts here",
-        signature="(pad_id, seqs, sampling_inputs)",
-        build=_no_list,
-        versions=FAULTY,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.messages:SamplingParam.from_gen_config",
-        why="knows neither presence_penalty nor frequency_penalty",
-        signature="(cls, gen_config)",
-        build=_from_gen_config,
-        versions=FAULTY,
-    ),
-)

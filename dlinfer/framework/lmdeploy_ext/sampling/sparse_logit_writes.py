@@ -8,34 +8,22 @@ forbids more tokens.
 This file loads before LMDeploy's modules do, since it patches them.
 """
 
-import functools
-from collections.abc import Callable
-
 from torch import Tensor
 
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 
-def _bad_words(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    @functools.wraps(original)
-    def process_bad_words(
-        scores: Tensor, bad_words: Tensor, mask: Tensor, filter_value: float = -float("inf")
-    ) -> Tensor:
-        if not scores.is_cpu:
-            return original(scores, bad_words, mask, filter_value)
-        row, column = mask.nonzero(as_tuple=True)
-        scores.index_put_((row, bad_words[row, column]), scores.new_tensor(filter_value))
-        return scores
-
-    return process_bad_words
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.pytorch.engine.logits_process:_process_bad_words_",
-        why="puts back the logit of a forbidden token 0 where a row is padded; scatters a few 16-bit logits, for which "
-        "torch goes through the whole vocabulary on a CPU",
-        signature="(scores, bad_words, mask, filter_value=-inf)",
-        build=_bad_words,
-    ),
+@replaces(
+    "lmdeploy.pytorch.engine.logits_process:_process_bad_words_",
+    why="puts back the logit of a forbidden token 0 where a row is padded; scatters a few 16-bit logits, for which "
+    "torch goes through the whole vocabulary on a CPU",
+    signature="(scores, bad_words, mask, filter_value=-inf)",
 )
+def _bad_words(
+    original: Original, scores: Tensor, bad_words: Tensor, mask: Tensor, filter_value: float = -float("inf")
+) -> Tensor:
+    if not scores.is_cpu:
+        return original(scores, bad_words, mask, filter_value)
+    row, column = mask.nonzero(as_tuple=True)
+    scores.index_put_((row, bad_words[row, column]), scores.new_tensor(filter_value))
+    return scores

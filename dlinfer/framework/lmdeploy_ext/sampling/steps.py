@@ -5,14 +5,12 @@ token is the answer's. It also leaves a preempted sequence's grammar one token a
 dropped, and drawn again after the prefill that re-reads the text.
 """
 
-import functools
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.sampling.texts import START, Start, Texts
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 _NAME = "dlinfer_texts"  # the attribute of an agent that holds its Texts
 
@@ -31,19 +29,22 @@ def _is_unfinished(inputs: Any) -> bool:
     return inputs.is_chunk and not inputs.is_last_chunk
 
 
-def _build_payload(original: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    @functools.wraps(original)
-    def _build_payload(self: Any) -> dict[str, Any]:
-        payload = original(self)
-        inputs = payload["inputs"]
-        if activation.active() is None or inputs is None or inputs.is_decoding or _is_unfinished(inputs):
-            return payload
-        contexts = payload["sampling_inputs"].session_ctx
-        for seq, context in zip(payload["running"], contexts, strict=True):
-            context[START] = Start.of(seq, has_drafts=self.maker.spec_decoding)
+@replaces(
+    "lmdeploy.pytorch.engine.inputs_maker:_ForwardInputsTask._build_payload",
+    why="a step's inputs are made while the step before computes, so their lists of generated tokens lack the "
+    "newest one; a prefill's are complete, and say where each text starts",
+    when=activation.is_on,
+    versions=FAULTY,
+)
+def _build_payload(original: Original, self: Any) -> dict[str, Any]:
+    payload = original(self)
+    inputs = payload["inputs"]
+    if inputs is None or inputs.is_decoding or _is_unfinished(inputs):
         return payload
-
-    return _build_payload
+    contexts = payload["sampling_inputs"].session_ctx
+    for seq, context in zip(payload["running"], contexts, strict=True):
+        context[START] = Start.of(seq, has_drafts=self.maker.spec_decoding)
+    return payload
 
 
 def _restart_grammar(manager: Any, inputs: Any, row: int, start: Start) -> None:
@@ -58,50 +59,33 @@ def _restart_grammar(manager: Any, inputs: Any, row: int, start: Start) -> None:
         manager.accept_token(matcher, token)
 
 
-def _async_sampling_logits(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    @functools.wraps(original)
-    async def async_sampling_logits(
-        self: Any, logits: Any, inputs: Any, extra_inputs: Any, sampling_inputs: Any
-    ) -> Any:
-        if activation.active() is None or inputs.is_dummy:
-            return await original(self, logits, inputs, extra_inputs, sampling_inputs)
-        has_drafts = self.spec_agent.is_enabled()
-        drafted = None
-        if has_drafts and inputs.is_decoding:
-            drafted = extra_inputs.output_draft_token_ids.tolist()
-        texts, manager = texts_of(self), self.guided_decoding_manager
-        starts = texts.begin(sampling_inputs, drafted)
-        if manager is not None:
-            for session in sampling_inputs.session_to_cleanup or ():
-                manager.remove_processor(session)
-            for row, start in starts:
-                _restart_grammar(manager, sampling_inputs, row, start)
-        if _is_unfinished(inputs) and not has_drafts:  # with drafts LMDeploy itself draws nothing here
-            nothing = inputs.seq_length.new_zeros(inputs.seq_length.numel())
-            return nothing, None, nothing, extra_inputs
-        drawn = await original(self, logits, inputs, extra_inputs, sampling_inputs)
-        if not _is_unfinished(inputs):
-            texts.add(sampling_inputs, drawn[2])
-        return drawn
-
-    return async_sampling_logits
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.pytorch.engine.inputs_maker:_ForwardInputsTask._build_payload",
-        why="a step's inputs are made while the step before computes, so their lists of generated tokens lack the "
-        "newest one; a prefill's are complete, and say where each text starts",
-        signature="(self)",
-        build=_build_payload,
-        versions=FAULTY,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent.async_sampling_logits",
-        why="draws a token after each unfinished chunk and gives it to the request's grammar; a preempted request's "
-        "grammar keeps the token that the preemption dropped: answers end in 'stop' and do not follow their schema",
-        signature="(self, logits, inputs, extra_inputs, sampling_inputs)",
-        build=_async_sampling_logits,
-        versions=FAULTY,
-    ),
+@replaces(
+    "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent.async_sampling_logits",
+    why="draws a token after each unfinished chunk and gives it to the request's grammar; a preempted request's "
+    "grammar keeps the token that the preemption dropped: answers end in 'stop' and do not follow their schema",
+    when=activation.is_on,
+    versions=FAULTY,
 )
+async def _async_sampling_logits(
+    original: Original, self: Any, logits: Any, inputs: Any, extra_inputs: Any, sampling_inputs: Any
+) -> Any:
+    if inputs.is_dummy:
+        return await original(self, logits, inputs, extra_inputs, sampling_inputs)
+    has_drafts = self.spec_agent.is_enabled()
+    drafted = None
+    if has_drafts and inputs.is_decoding:
+        drafted = extra_inputs.output_draft_token_ids.tolist()
+    texts, manager = texts_of(self), self.guided_decoding_manager
+    starts = texts.begin(sampling_inputs, drafted)
+    if manager is not None:
+        for session in sampling_inputs.session_to_cleanup or ():
+            manager.remove_processor(session)
+        for row, start in starts:
+            _restart_grammar(manager, sampling_inputs, row, start)
+    if _is_unfinished(inputs) and not has_drafts:  # with drafts LMDeploy itself draws nothing here
+        nothing = inputs.seq_length.new_zeros(inputs.seq_length.numel())
+        return nothing, None, nothing, extra_inputs
+    drawn = await original(self, logits, inputs, extra_inputs, sampling_inputs)
+    if not _is_unfinished(inputs):
+        texts.add(sampling_inputs, drawn[2])
+    return drawn

@@ -7,20 +7,18 @@ probabilities and their sums to the logits' dtype.
 This file loads before LMDeploy's modules do, since it patches them.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 
 def _by_sampler(inputs: Any, logits: Tensor) -> Tensor | None:
     """Tokens, int64 [B], of logits [B, V] under LMDeploy's SamplingInputs; None where LMDeploy has to take them."""
-    if activation.active() is None or logits.device.type != activation.torch_device():
+    if logits.device.type != activation.torch_device():
         return None
     sampler = activation.device().sampler()
     if sampler is None:
@@ -40,22 +38,13 @@ def _top_k(inputs: Any, logits: Tensor) -> Tensor | None:
     return inputs.top_k
 
 
-def _sampling(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    @functools.wraps(original)
-    def sampling(self: Any, logits: Tensor) -> Tensor:
-        with torch.inference_mode():
-            tokens = _by_sampler(self.sampling_inputs, logits)
-        return original(self, logits) if tokens is None else tokens
-
-    return sampling
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.pytorch.engine.logits_process:FusedLogitsProcessor.sampling",
-        why="sorts the vocabulary for a draw, and looks for the largest logit on one thread",
-        signature="(self, logits)",
-        build=_sampling,
-        essential=False,
-    ),
+@replaces(
+    "lmdeploy.pytorch.engine.logits_process:FusedLogitsProcessor.sampling",
+    why="sorts the vocabulary for a draw, and looks for the largest logit on one thread",
+    when=activation.is_on,
+    essential=False,
 )
+def _sampling(original: Original, self: Any, logits: Tensor) -> Tensor:
+    with torch.inference_mode():
+        tokens = _by_sampler(self.sampling_inputs, logits)
+    return original(self, logits) if tokens is None else tokens

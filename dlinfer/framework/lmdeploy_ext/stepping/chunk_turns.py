@@ -5,41 +5,30 @@ free to prefill, and a chunk right after short prompts. On a host a chunk takes 
 still for two of them.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 
-def _should_defer(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    @functools.wraps(original)
-    def _should_defer_active_chunk(self: Any) -> bool:
-        if original(self):
-            return True
-        if activation.active() is None:
-            return False
-        from lmdeploy.pytorch.disagg.config import EngineRole
-
-        maker = self.maker
-        return (
-            maker.config.role != EngineRole.Prefill
-            and maker.long_context_chunker.enabled()
-            and len(maker.running_seqs) > 0
-            and maker._last_forward_kind != "decode"
-        )
-
-    return _should_defer_active_chunk
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.pytorch.engine.inputs_maker:_ForwardInputsTask._should_defer_active_chunk",
-        why="computes the last two chunks of a prompt in a row, while others wait for their next token",
-        signature="(self)",
-        build=_should_defer,
-        essential=False,
-    ),
+@replaces(
+    "lmdeploy.pytorch.engine.inputs_maker:_ForwardInputsTask._should_defer_active_chunk",
+    why="computes the last two chunks of a prompt in a row, while others wait for their next token",
+    when=activation.is_on,
+    essential=False,
 )
+def _should_defer(original: Original, self: Any) -> bool:
+    if original(self):
+        return True
+    from lmdeploy.pytorch.disagg.config import EngineRole
+
+    maker = self.maker
+    return (
+        maker.config.role != EngineRole.Prefill
+        and maker.long_context_chunker.enabled()
+        and len(maker.running_seqs) > 0
+        and maker._last_forward_kind != "decode"
+    )
+
+
 """After a decoding step the last chunk is sent by LMDeploy's own rule, so it waits for one step at most."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.stepping import last_token_rows as last_rows
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 _NAME = "dlinfer_joined"  # of the attribute in which an agent has the forward that two of its steps share
 
@@ -237,46 +237,31 @@ def _padded(first: Tensor, second: Tensor) -> Tensor:
     return torch.cat([pad(table, (0, width - table.shape[1])) for table in (first, second)])
 
 
-def _async_forward(
-    original: Callable[..., Awaitable[dict[str, Any]]],
-) -> Callable[..., Awaitable[dict[str, Any]]]:
-    @functools.wraps(original)
-    async def async_forward(self: Any, inputs: Any, cache_inputs: Any = None) -> dict[str, Any]:
-        shared: _Joined | None = getattr(self, _NAME, None)
-        if shared is None:
-            return await original(self, inputs, cache_inputs=cache_inputs)
-        return await shared.forward(functools.partial(original, self), inputs)
-
-    return async_forward
-
-
-def _get_logits(original: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
-    @functools.wraps(original)
-    def get_logits(self: Any, hidden_states: Tensor) -> Tensor:
-        shared: _Joined | None = getattr(self, _NAME, None)
-        if shared is None:
-            return original(self, hidden_states)
-        return shared.logits(functools.partial(original, self), hidden_states)
-
-    return get_logits
-
-
 _AGENT = "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent"
 _TWICE = "computes decoding and prompts apart, and so reads the weights twice"
 
-PATCHES = (
-    Patch(
-        target=f"{_AGENT}.async_forward",
-        why=_TWICE,
-        signature="(self, inputs, cache_inputs=None)",
-        build=_async_forward,
-        essential=False,
-    ),
-    Patch(
-        target=f"{_AGENT}.get_logits",
-        why=_TWICE,
-        signature="(self, hidden_states)",
-        build=_get_logits,
-        essential=False,
-    ),
+
+@replaces(
+    f"{_AGENT}.async_forward",
+    why=_TWICE,
+    essential=False,
 )
+async def _async_forward(
+    original: Original, self: Any, inputs: Any, cache_inputs: Any = None
+) -> dict[str, Any]:
+    shared: _Joined | None = getattr(self, _NAME, None)
+    if shared is None:
+        return await original(self, inputs, cache_inputs=cache_inputs)
+    return await shared.forward(functools.partial(original, self), inputs)
+
+
+@replaces(
+    f"{_AGENT}.get_logits",
+    why=_TWICE,
+    essential=False,
+)
+def _get_logits(original: Original, self: Any, hidden_states: Tensor) -> Tensor:
+    shared: _Joined | None = getattr(self, _NAME, None)
+    if shared is None:
+        return original(self, hidden_states)
+    return shared.logits(functools.partial(original, self), hidden_states)

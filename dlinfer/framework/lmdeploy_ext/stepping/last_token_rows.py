@@ -4,12 +4,11 @@ LMDeploy takes the last rows out of all when the forward has given them, and tak
 """
 
 import contextlib
-import functools
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 
 @contextlib.contextmanager
@@ -35,28 +34,17 @@ def are_enough(inputs: Any, *, has_all_logits: bool) -> bool:
     return not has_all_logits and inputs.logits_indices is None
 
 
-def _async_model_forward(
-    original: Callable[..., Awaitable[dict[str, Any]]],
-) -> Callable[..., Awaitable[dict[str, Any]]]:
-    @functools.wraps(original)
-    async def _async_model_forward(
-        self: Any, inputs: Any, return_logits: bool, cache_inputs: Any = None
-    ) -> dict[str, Any]:
-        # A draft model reads the hidden states of all tokens.
-        others_read = self.spec_agent.is_enabled() or getattr(self, "memdecode_agent", None) is not None
-        last_only = not others_read and are_enough(inputs, has_all_logits=return_logits)
-        with giving(self, last_only and activation.active() is not None):
-            return await original(self, inputs, return_logits, cache_inputs)
-
-    return _async_model_forward
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent._async_model_forward",
-        why="computes a prompt's last layer for all its tokens, of which the last one is read",
-        signature="(self, inputs, return_logits, cache_inputs=None)",
-        build=_async_model_forward,
-        essential=False,
-    ),
+@replaces(
+    "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent._async_model_forward",
+    why="computes a prompt's last layer for all its tokens, of which the last one is read",
+    when=activation.is_on,
+    essential=False,
 )
+async def _async_model_forward(
+    original: Original, self: Any, inputs: Any, return_logits: bool, cache_inputs: Any = None
+) -> dict[str, Any]:
+    # A draft model reads the hidden states of all tokens.
+    others_read = self.spec_agent.is_enabled() or getattr(self, "memdecode_agent", None) is not None
+    last_only = not others_read and are_enough(inputs, has_all_logits=return_logits)
+    with giving(self, last_only):
+        return await original(self, inputs, return_logits, cache_inputs)

@@ -6,14 +6,12 @@ of one process both are one forward (joined_forward.py): decoding then costs the
 reads the weights once for all rows.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths
 from dlinfer.framework.lmdeploy_ext.stepping import ending_sequences as last_tokens
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 FOLLOWED = "dlinfer_followed"
 """Key of a decoding step's forward inputs, true where a portion of prompts will be sent right after it."""
@@ -24,7 +22,7 @@ def _portion(maker: Any, is_ahead: bool) -> int | None:
 
     is_ahead: whether the step before is still computed.
     """
-    if activation.active() is None or rope_lengths.governs(maker):
+    if rope_lengths.governs(maker):
         return None
     if not last_tokens.decodes_on(maker, is_ahead):
         return None
@@ -55,39 +53,44 @@ def _has_prompts(maker: Any) -> bool:
     return maker.scheduler.has_waiting() and len(maker.running_seqs) < maker.config.max_batches
 
 
-def _do_prefill(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    @functools.wraps(original)
-    def do_prefill_default(self: Any) -> bool:
-        if _portion(self, is_ahead=True) is None:
-            return original(self)
-        return self._last_forward_kind == "decode" and _has_prompts(self)
-
-    return do_prefill_default
+_MAKER = "lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync"
 
 
+@replaces(
+    f"{_MAKER}.do_prefill_default",
+    why="reads all waiting prompts before it goes on decoding: on a host every stream stands still for seconds",
+    when=activation.is_on,
+    essential=False,
+)
+def _do_prefill(original: Original, self: Any) -> bool:
+    if _portion(self, is_ahead=True) is None:
+        return original(self)
+    return self._last_forward_kind == "decode" and _has_prompts(self)
+
+
+@replaces(
+    f"{_MAKER}._make_forward_inputs",
+    why="knows one limit of a prefill's tokens, whether others wait for their next token or not",
+    when=activation.is_on,
+    essential=False,
+)
 def _make_forward_inputs(
-    original: Callable[..., dict[str, Any] | None],
-) -> Callable[..., dict[str, Any] | None]:
-    @functools.wraps(original)
-    def _make_forward_inputs(self: Any, prefill: bool, enable_empty: bool = False) -> dict[str, Any] | None:
-        if activation.active() is None:
-            return original(self, prefill, enable_empty)
-        is_ahead = enable_empty  # which LMDeploy says of a step that is made while another is computed
-        if is_ahead and not prefill and _would_decode_in_vain(self):
-            last_tokens.note(self, None)
-            return None
-        _set_limits(self, _portion(self, is_ahead))
-        made = original(self, prefill, enable_empty)
-        last_tokens.note(self, made)
-        if made is None or not activation.is_synchronous() or not _is_one_process(self.executor):
-            return made
-        # A step that decodes because no prompt could be admitted is followed by another one.
-        decodes = made["inputs"] is None and made["delta"] is not None
-        takes_turns = decodes and not prefill and _portion(self, is_ahead=True) is not None
-        made[FOLLOWED] = takes_turns and _has_prompts(self)
+    original: Original, self: Any, prefill: bool, enable_empty: bool = False
+) -> dict[str, Any] | None:
+    is_ahead = enable_empty  # which LMDeploy says of a step that is made while another is computed
+    if is_ahead and not prefill and _would_decode_in_vain(self):
+        last_tokens.note(self, None)
+        return None
+    _set_limits(self, _portion(self, is_ahead))
+    made = original(self, prefill, enable_empty)
+    last_tokens.note(self, made)
+    if made is None or not activation.is_synchronous() or not _is_one_process(self.executor):
         return made
-
-    return _make_forward_inputs
+    # A step that decodes because no prompt could be admitted is followed by another one.
+    decodes = made["inputs"] is None and made["delta"] is not None
+    takes_turns = decodes and not prefill and _portion(self, is_ahead=True) is not None
+    made[FOLLOWED] = takes_turns and _has_prompts(self)
+    return made
 
 
 def _would_decode_in_vain(maker: Any) -> bool:
@@ -110,23 +113,3 @@ def _is_one_process(executor: Any) -> bool:
     from lmdeploy.pytorch.engine.executor.uni_executor import UniExecutor
 
     return isinstance(executor, UniExecutor)
-
-
-_MAKER = "lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync"
-
-PATCHES = (
-    Patch(
-        target=f"{_MAKER}.do_prefill_default",
-        why="reads all waiting prompts before it goes on decoding: on a host every stream stands still for seconds",
-        signature="(self)",
-        build=_do_prefill,
-        essential=False,
-    ),
-    Patch(
-        target=f"{_MAKER}._make_forward_inputs",
-        why="knows one limit of a prefill's tokens, whether others wait for their next token or not",
-        signature="(self, prefill, enable_empty=False)",
-        build=_make_forward_inputs,
-        essential=False,
-    ),
-)

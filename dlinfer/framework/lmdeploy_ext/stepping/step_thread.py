@@ -19,7 +19,7 @@ import torch
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.sampling.steps import texts_of
 from dlinfer.framework.lmdeploy_ext.stepping import joined_forward, prompt_turns
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 from dlinfer.utils import computing
 
 _LATEST = 0.005
@@ -130,38 +130,32 @@ def _steps_of(agent: Any) -> StepThread | None:
     return found
 
 
-def _async_step(original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    @functools.wraps(original)
-    async def _async_step(self: Any, *args: Any, **kwargs: Any) -> None:
-        followed = kwargs.pop(prompt_turns.FOLLOWED, False)
-        steps = _steps_of(self)
-        step = functools.partial(original, self, *args, **kwargs)
-        if steps is None:
-            await step()
-            return
-        era = steps.era
-        second = None
-        if followed:
-            steps.take_outputs()  # the engine sends the prompts once it has seen the step before
-            second = await joined_forward.following(self, _FOLLOWS)
-        held: list[dict[str, Any]] = []
-        following = functools.partial(_following, original, self, held)
-        if second is None:
-            await steps.run(step, following, era)
-        elif joined_forward.can_join(self, kwargs, second):
-            second.pop(prompt_turns.FOLLOWED, None)
-            prompts = functools.partial(original, self, **second)
-            await steps.run(
-                functools.partial(joined_forward.joined, self, step, prompts, second), following, era
-            )
-        else:
-            await steps.run(step, era=era)
-            held.append(second)
-        for taken in held:
-            if steps.era == era:
-                await _async_step(self, **taken)
-
-    return _async_step
+async def _step(original: Original, self: Any, *args: Any, **kwargs: Any) -> None:
+    followed = kwargs.pop(prompt_turns.FOLLOWED, False)
+    steps = _steps_of(self)
+    step = functools.partial(original, self, *args, **kwargs)
+    if steps is None:
+        await step()
+        return
+    era = steps.era
+    second = None
+    if followed:
+        steps.take_outputs()  # the engine sends the prompts once it has seen the step before
+        second = await joined_forward.following(self, _FOLLOWS)
+    held: list[dict[str, Any]] = []
+    following = functools.partial(_following, original, self, held)
+    if second is None:
+        await steps.run(step, following, era)
+    elif joined_forward.can_join(self, kwargs, second):
+        second.pop(prompt_turns.FOLLOWED, None)
+        prompts = functools.partial(original, self, **second)
+        await steps.run(functools.partial(joined_forward.joined, self, step, prompts, second), following, era)
+    else:
+        await steps.run(step, era=era)
+        held.append(second)
+    for taken in held:
+        if steps.era == era:
+            await _step(original, self, **taken)
 
 
 def _following(
@@ -183,79 +177,67 @@ def _following(
     return functools.partial(original, agent, **taken)
 
 
-def _push_output(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def _push_output(self: Any, output: Any) -> None:
-        steps = _steps_of(self)
-        if steps is None:
-            original(self, output)
-        else:
-            steps.hand_over(functools.partial(original, self, output))
-
-    return _push_output
-
-
-def _between_steps(original: Callable[..., Any]) -> Callable[..., Any]:
-    """For what changes weights or caches: it waits for the step under way, as it did where that held up the loop."""
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        steps = getattr(self, _NAME, None)
-        if steps is None:
-            return original(self, *args, **kwargs)
-        with steps.idle:
-            return original(self, *args, **kwargs)
-
-    return call
-
-
-def _sleep(original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    @functools.wraps(original)
-    async def sleep(self: Any, level: int = 1) -> None:
-        steps = getattr(self, _NAME, None)
-        if steps is None:
-            texts_of(self).clear()
-            await original(self, level)
-            return
-        with steps.idle:
-            steps.end_era()
-            texts_of(self).clear()  # all sessions end; a step that was dropped may have said so
-            await original(self, level)
-
-    return sleep
-
-
-def _release(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def release(self: Any) -> None:
-        steps = getattr(self, _NAME, None)
-        if steps is not None:
-            steps.close()
-            setattr(self, _NAME, None)
-        original(self)
-
-    return release
-
-
 _AGENT = "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent"
 _MEANWHILE = "would change what a step reads that is under way on the step's thread"
 
-PATCHES = (
-    Patch(
-        target=f"{_AGENT}._async_step",
-        why="computes in the engine's event loop, which stands still until a step on the host is done",
-        signature="(self, inputs, delta=None, swap_in_map=None, swap_out_map=None, sampling_inputs=None, "
-        "stopping_criteria=None, return_logits=False, return_routed_experts=False, return_ce_loss=False, "
-        "extra_inputs=None, cache_inputs=None, kv_connector_metadata=None)",
-        build=_async_step,
-    ),
-    Patch(
-        target=f"{_AGENT}._push_output",
-        why="fills a queue of asyncio's, which only the loop's own thread may",
-        signature="(self, output)",
-        build=_push_output,
-    ),
-    Patch(target=f"{_AGENT}.sleep", why=_MEANWHILE, signature="(self, level=1)", build=_sleep),
-    Patch(target=f"{_AGENT}.wakeup", why=_MEANWHILE, signature="(self, tags=None)", build=_between_steps),
-    Patch(target=f"{_AGENT}.release", why=_MEANWHILE, signature="(self)", build=_release),
+_async_step = replaces(
+    f"{_AGENT}._async_step",
+    why="computes in the engine's event loop, which stands still until a step on the host is done",
+    signature="(self, inputs, delta=None, swap_in_map=None, swap_out_map=None, sampling_inputs=None, "
+    "stopping_criteria=None, return_logits=False, return_routed_experts=False, return_ce_loss=False, "
+    "extra_inputs=None, cache_inputs=None, kv_connector_metadata=None)",
+)(_step)
+
+
+@replaces(
+    f"{_AGENT}._push_output",
+    why="fills a queue of asyncio's, which only the loop's own thread may",
 )
+def _push_output(original: Original, self: Any, output: Any) -> None:
+    steps = _steps_of(self)
+    if steps is None:
+        original(self, output)
+    else:
+        steps.hand_over(functools.partial(original, self, output))
+
+
+@replaces(
+    f"{_AGENT}.wakeup",
+    why=_MEANWHILE,
+    signature="(self, tags=None)",
+)
+def _between_steps(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """For what changes weights or caches: it waits for the step under way, as it did where that held up the loop."""
+    steps = getattr(self, _NAME, None)
+    if steps is None:
+        return original(self, *args, **kwargs)
+    with steps.idle:
+        return original(self, *args, **kwargs)
+
+
+@replaces(
+    f"{_AGENT}.sleep",
+    why=_MEANWHILE,
+)
+async def _sleep(original: Original, self: Any, level: int = 1) -> None:
+    steps = getattr(self, _NAME, None)
+    if steps is None:
+        texts_of(self).clear()
+        await original(self, level)
+        return
+    with steps.idle:
+        steps.end_era()
+        texts_of(self).clear()  # all sessions end; a step that was dropped may have said so
+        await original(self, level)
+
+
+@replaces(
+    f"{_AGENT}.release",
+    why=_MEANWHILE,
+)
+def _release(original: Original, self: Any) -> None:
+    steps = getattr(self, _NAME, None)
+    if steps is not None:
+        steps.close()
+        setattr(self, _NAME, None)
+    original(self)

@@ -41,7 +41,7 @@ def test_publishing_to_nobody_ends_the_stream_quietly(caplog: pytest.LogCaptureF
 def test_elsewhere_it_is_an_error_as_before(monkeypatch: pytest.MonkeyPatch):
     from dlinfer.framework.lmdeploy_ext.device import activation
 
-    monkeypatch.setattr(activation, "active", lambda: None)
+    monkeypatch.setattr(activation, "_active", None)
     mailbox = StreamMailbox()
     mailbox.finish()
     with pytest.raises(RuntimeError, match="after stream completion"):

@@ -93,7 +93,7 @@ def test_a_text_that_repeats_itself_ends_if_it_can(dtype: torch.dtype):
 
 def test_processors_read_each_rows_own_text(monkeypatch: pytest.MonkeyPatch):
     """LMDeploy pads texts of other lengths in the middle, and counts one token for a step of several."""
-    monkeypatch.setattr(penalties.activation, "active", lambda: "cpu")
+    monkeypatch.setattr(penalties.activation, "_active", "cpu")
     processors = [lambda tokens, logits: logits]
     rules = Rules(has_processors=True)
     contexts: list[dict[str, Any]] = [{"session_id": number, "seq_id": 0} for number in range(3)]
@@ -116,7 +116,7 @@ def test_processors_read_each_rows_own_text(monkeypatch: pytest.MonkeyPatch):
         temperature=None,
         stop_words=None,
     )
-    call = penalties._call(lmdeploys)
+    call = penalties._call.build(lmdeploys)
     asyncio.run(call(SimpleNamespace(sampling_inputs=inputs), torch.zeros(9, VOCABULARY)))  # type: ignore[arg-type]
     first = [9, 9, 9, 9]
     assert seen == {0: first, 1: [*first, 5], 2: [*first, 5, 6], 3: [1], 4: [1, 7], 5: [1, 7, 8]}

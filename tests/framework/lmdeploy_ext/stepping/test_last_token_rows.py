@@ -19,10 +19,10 @@ class Agent:
         vars(self).update(more)
 
     def ask(self, inputs: Any = None, *, return_logits: bool = False) -> bool | None:
-        async def forward(agent: Any, inputs: Any, return_logits: bool, cache_inputs: Any) -> Any:
+        async def forward(agent: Any, inputs: Any, return_logits: bool, cache_inputs: Any = None) -> Any:
             return getattr(agent.patched_model, "last_rows_only", None)
 
-        step = last_rows._async_model_forward(forward)
+        step = last_rows._async_model_forward.build(forward)
 
         async def run() -> Any:
             return await step(self, inputs or SimpleNamespace(logits_indices=None), return_logits)
@@ -34,7 +34,7 @@ class Agent:
 
 @pytest.fixture(autouse=True)
 def on_a_device(monkeypatch):
-    monkeypatch.setattr(activation, "active", lambda: "cpu")
+    monkeypatch.setattr(activation, "_active", "cpu")
 
 
 def test_a_step_of_next_tokens():
@@ -56,7 +56,7 @@ def test_who_reads_the_other_rows(agent, asked):
 
 
 def test_other_devices_are_left_alone(monkeypatch):
-    monkeypatch.setattr(activation, "active", lambda: None)
+    monkeypatch.setattr(activation, "_active", None)
     assert Agent().ask() is False
 
 

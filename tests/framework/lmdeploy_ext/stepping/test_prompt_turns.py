@@ -51,17 +51,17 @@ class Maker:
 
         ahead: whether the step before is still computed.
         """
-        return prompt_turns._make_forward_inputs(lambda *_: payload or None)(self, prefill, ahead)
+        return prompt_turns._make_forward_inputs.build(lambda *_: payload or None)(self, prefill, ahead)
 
 
-do_prefill = prompt_turns._do_prefill(lambda maker: True)
+do_prefill = prompt_turns._do_prefill.build(lambda maker: True)
 DECODES = {"inputs": None, "delta": object()}
 
 
 @pytest.fixture
 def on_host(monkeypatch: pytest.MonkeyPatch) -> None:
     device = SimpleNamespace(prefill_tokens_beside_decoding=BESIDE)
-    monkeypatch.setattr(activation, "active", lambda: "cpu")
+    monkeypatch.setattr(activation, "_active", "cpu")
     monkeypatch.setattr(activation, "device", lambda: device)
     monkeypatch.setattr(activation, "is_synchronous", lambda: True)
     monkeypatch.setattr(prompt_turns, "_is_one_process", lambda executor: True)
@@ -86,7 +86,7 @@ class TestTurns:
         assert do_prefill(Maker(running=0, last="prefill"))
 
     def test_other_devices_keep_the_order_of_lmdeploy(self, monkeypatch):
-        monkeypatch.setattr(activation, "active", lambda: None)
+        monkeypatch.setattr(activation, "_active", None)
         assert do_prefill(Maker(running=2, last="prefill"))
 
 

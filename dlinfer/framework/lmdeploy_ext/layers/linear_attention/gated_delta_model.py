@@ -3,8 +3,6 @@
 The layers are in ``gated_delta.py``. This file loads before LMDeploy's modules do, since it patches them.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +10,7 @@ from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 # --- the model's configuration
 
@@ -28,108 +26,79 @@ def check(model_config: Any) -> None:
     model_config.states_shapes = [(convolution, model_config.dtype), (rule, torch.float32)]
 
 
-def _build_config(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def build(cls: Any, hf_config: Any, model_path: Any = None, tp: int = 1, **kwargs: Any) -> Any:
-        if activation.active() is None:
-            return original(cls, hf_config, model_path, tp, **kwargs)
-        types = list(hf_config.layer_types)
-        linear = types.count("linear_attention")
-        if not linear or linear == len(types):
-            raise refuse("a Qwen3-Next with layers of one type alone", "use a model with both")
-        if not hasattr(hf_config, "full_attention_interval"):
-            hf_config.full_attention_interval = types.index("full_attention") + 1
-        config = original(cls, hf_config, model_path, tp, **kwargs)
-        config.num_layers = len(types) - linear
-        config.states_shapes = [((linear, *shape[1:]), dtype) for shape, dtype in config.states_shapes]
-        return config
-
-    return build
+@replaces(
+    "lmdeploy.pytorch.configurations.qwen3_next:Qwen3NextModelConfigBuilder.build",
+    why="reads full_attention_interval, which transformers 5 turns into layer_types, and counts layers by it",
+    when=activation.is_on,
+)
+def _build_config(
+    original: Original, cls: Any, hf_config: Any, model_path: Any = None, tp: int = 1, **kwargs: Any
+) -> Any:
+    types = list(hf_config.layer_types)
+    linear = types.count("linear_attention")
+    if not linear or linear == len(types):
+        raise refuse("a Qwen3-Next with layers of one type alone", "use a model with both")
+    if not hasattr(hf_config, "full_attention_interval"):
+        hf_config.full_attention_interval = types.index("full_attention") + 1
+    config = original(cls, hf_config, model_path, tp, **kwargs)
+    config.num_layers = len(types) - linear
+    config.states_shapes = [((linear, *shape[1:]), dtype) for shape, dtype in config.states_shapes]
+    return config
 
 
 # --- what LMDeploy's models put together themselves
 
 
-def _meta_init(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __init__(
-        self: Any, num_tokens: int, conv_kernel_size: int, state_ids: Tensor, attn_metadata: Any
-    ) -> None:
-        if activation.active() is None:
-            original(self, num_tokens, conv_kernel_size, state_ids, attn_metadata)
-            return
-        self.is_decoding = attn_metadata.is_decoding
-        self.state_ids = state_ids
-        self.q_ends = attn_metadata.cu_seqlens_q_cpu[1:]
-        self.fresh = attn_metadata.fresh
-
-    return __init__
-
-
-def _build_norm(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def build_rmsnorm_gated(hidden_size: int, eps: float = 1e-6, **kwargs: Any) -> Any:
-        if activation.active() is None:
-            return original(hidden_size, eps, **kwargs)
-        from dlinfer.framework.lmdeploy_ext.layers.linear_attention.gated_delta import GatedRMSNorm
-
-        return GatedRMSNorm(hidden_size, eps, **kwargs)
-
-    return build_rmsnorm_gated
-
-
-def _decay_rate(original: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
-    @functools.wraps(original)
-    def decay_rate(self: Any) -> Tensor:
-        return original(self) if activation.active() is None else -self.A_log.float().exp()
-
-    return decay_rate
-
-
-def _split_projections(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def split_projections(self: Any, mixed_qkvz: Tensor, mixed_ba: Tensor) -> tuple[Tensor, ...]:
-        """Of each key head: q, k, v and z, then b and a -> q, k and v side by side, z by value heads, b, a."""
-        if activation.active() is None:
-            return original(self, mixed_qkvz, mixed_ba)
-        size, group = self.head_k_dim, self.kv_ratio * self.head_v_dim
-        heads = mixed_qkvz.unflatten(-1, (-1, 2 * size + 2 * group))
-        parts = [part.flatten(-2) for part in heads.split((size, size, group, group), dim=-1)]
-        b, a = mixed_ba.unflatten(-1, (-1, 2 * self.kv_ratio)).chunk(2, dim=-1)
-        return torch.cat(parts[:3], dim=-1), parts[3].unflatten(-1, (-1, self.head_v_dim)), b, a
-
-    return split_projections
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.pytorch.backends.gated_delta_rule:GatedDeltaMeta.__init__",
-        why="prepares indices for CUDA kernels at each step; ours need the ends, the slots and which sequences begin",
-        signature="(self, num_tokens, conv_kernel_size, state_ids, attn_metadata)",
-        build=_meta_init,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.configurations.qwen3_next:Qwen3NextModelConfigBuilder.build",
-        why="reads full_attention_interval, which transformers 5 turns into layer_types, and counts layers by it",
-        signature="(cls, hf_config, model_path=None, tp=1, **kwargs)",
-        build=_build_config,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.nn.gated_delta:build_rmsnorm_gated",
-        why="takes the gated norm from flash-linear-attention, which needs Triton",
-        signature="(hidden_size, eps=1e-06, **kwargs)",
-        build=_build_norm,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.qwen3_next:Qwen3NextGatedDeltaNet.get_A_log_exp",
-        why="keeps the first value it computes, which a graph cannot, and which would outlive an update of weights",
-        signature="(self)",
-        build=_decay_rate,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.qwen3_next:Qwen3NextGatedDeltaNet.fix_query_key_value_ordering",
-        why="leaves a size to be worked out from the number of tokens, which a graph for every number cannot",
-        signature="(self, mixed_qkvz, mixed_ba)",
-        build=_split_projections,
-    ),
+@replaces(
+    "lmdeploy.pytorch.backends.gated_delta_rule:GatedDeltaMeta.__init__",
+    why="prepares indices for CUDA kernels at each step; ours need the ends, the slots and which sequences begin",
+    when=activation.is_on,
 )
+def _meta_init(
+    original: Original,
+    self: Any,
+    num_tokens: int,
+    conv_kernel_size: int,
+    state_ids: Tensor,
+    attn_metadata: Any,
+) -> None:
+    self.is_decoding = attn_metadata.is_decoding
+    self.state_ids = state_ids
+    self.q_ends = attn_metadata.cu_seqlens_q_cpu[1:]
+    self.fresh = attn_metadata.fresh
+
+
+@replaces(
+    "lmdeploy.pytorch.nn.gated_delta:build_rmsnorm_gated",
+    why="takes the gated norm from flash-linear-attention, which needs Triton",
+    when=activation.is_on,
+)
+def _build_norm(original: Original, hidden_size: int, eps: float = 1e-06, **kwargs: Any) -> Any:
+    from dlinfer.framework.lmdeploy_ext.layers.linear_attention.gated_delta import GatedRMSNorm
+
+    return GatedRMSNorm(hidden_size, eps, **kwargs)
+
+
+@replaces(
+    "lmdeploy.pytorch.models.qwen3_next:Qwen3NextGatedDeltaNet.get_A_log_exp",
+    why="keeps the first value it computes, which a graph cannot, and which would outlive an update of weights",
+    when=activation.is_on,
+)
+def _decay_rate(original: Original, self: Any) -> Tensor:
+    return -self.A_log.float().exp()
+
+
+@replaces(
+    "lmdeploy.pytorch.models.qwen3_next:Qwen3NextGatedDeltaNet.fix_query_key_value_ordering",
+    why="leaves a size to be worked out from the number of tokens, which a graph for every number cannot",
+    when=activation.is_on,
+)
+def _split_projections(
+    original: Original, self: Any, mixed_qkvz: Tensor, mixed_ba: Tensor
+) -> tuple[Tensor, ...]:
+    """Of each key head: q, k, v and z, then b and a -> q, k and v side by side, z by value heads, b, a."""
+    size, group = self.head_k_dim, self.kv_ratio * self.head_v_dim
+    heads = mixed_qkvz.unflatten(-1, (-1, 2 * size + 2 * group))
+    parts = [part.flatten(-2) for part in heads.split((size, size, group, group), dim=-1)]
+    b, a = mixed_ba.unflatten(-1, (-1, 2 * self.kv_ratio)).chunk(2, dim=-1)
+    return torch.cat(parts[:3], dim=-1), parts[3].unflatten(-1, (-1, self.head_v_dim)), b, a

@@ -3,8 +3,6 @@
 This file loads before LMDeploy's modules do, since it patches them. The layer is in ``experts.py``.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +10,7 @@ from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 # LMDeploy's GPT-OSS has these as constants.
 _GPT_OSS = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
@@ -28,33 +26,32 @@ def check(config: Any) -> None:
             raise refuse(f"{name}={given} of GPT-OSS", f"use a model with {name}={value}")
 
 
-def _load_gpt_oss_experts(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def load(self: Any, name: str, loaded_weight: Tensor, params_dict: dict[str, Any]) -> None:
-        """A checkpoint has weights [experts, in, out], in gate_up with gate and up in turn; biases [experts, out].
+@replaces(
+    "lmdeploy.pytorch.models.gpt_oss:GptOssForCausalLM._load_weight_experts",
+    why="moves the weights of all experts to CUDA before it cuts them up",
+    when=activation.is_on,
+)
+def _load_gpt_oss_experts(
+    original: Original, self: Any, name: str, loaded_weight: Tensor, params_dict: dict[str, Any]
+) -> None:
+    """A checkpoint has weights [experts, in, out], in gate_up with gate and up in turn; biases [experts, out].
+    Those in MXFP4 have blocks and scales, which our layer takes whole.
+    """
+    from lmdeploy.pytorch.weight_loader.model_weight_loader import load_weight
 
-        Those in MXFP4 have blocks and scales, which our layer takes whole.
-        """
-        if activation.active() is None:
-            original(self, name, loaded_weight, params_dict)
+    part = "gate_up" if "gate_up" in name else "down"
+    for kind in ("blocks", "scales"):
+        if name.endswith(f"{part}_proj_{kind}"):
+            to = name.replace(f"experts.{part}_proj_{kind}", f"experts.experts.{part}.{kind}")
+            load_weight(params_dict[to], loaded_weight)
             return
-        from lmdeploy.pytorch.weight_loader.model_weight_loader import load_weight
-
-        part = "gate_up" if "gate_up" in name else "down"
-        for kind in ("blocks", "scales"):
-            if name.endswith(f"{part}_proj_{kind}"):
-                to = name.replace(f"experts.{part}_proj_{kind}", f"experts.experts.{part}.{kind}")
-                load_weight(params_dict[to], loaded_weight)
-                return
-        kind, stored = ("bias", f"{part}_proj_bias") if name.endswith("_bias") else ("weight", f"{part}_proj")
-        param = params_dict[name.replace(f"experts.{stored}", f"experts.experts.{part}.{kind}")]
-        rows = loaded_weight.transpose(1, 2) if kind == "weight" else loaded_weight
-        for expert, own in enumerate(rows):
-            shards = {"gate": own[::2], "up": own[1::2]} if part == "gate_up" else {"down": own}
-            for shard, values in shards.items():
-                load_weight(param, values, expert_id=expert, shard_id=shard)
-
-    return load
+    kind, stored = ("bias", f"{part}_proj_bias") if name.endswith("_bias") else ("weight", f"{part}_proj")
+    param = params_dict[name.replace(f"experts.{stored}", f"experts.experts.{part}.{kind}")]
+    rows = loaded_weight.transpose(1, 2) if kind == "weight" else loaded_weight
+    for expert, own in enumerate(rows):
+        shards = {"gate": own[::2], "up": own[1::2]} if part == "gate_up" else {"down": own}
+        for shard, values in shards.items():
+            load_weight(param, values, expert_id=expert, shard_id=shard)
 
 
 class SigmoidRouter:
@@ -80,28 +77,14 @@ class SigmoidRouter:
         return scores.gather(-1, ids), ids
 
 
-def _glm4_moe(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __init__(self: Any, config: Any, layer_idx: int, dtype: Any = None, device: Any = None) -> None:
-        original(self, config, layer_idx, dtype, device)
-        if activation.active() is not None:
-            del self.softmax_topk
-            self.softmax_topk = SigmoidRouter(self.gate, self.top_k, config.n_group, config.topk_group)
-
-    return __init__
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.pytorch.models.glm4_moe:Glm4MoE.__init__",
-        why="routes by a softmax and reads neither the correction nor the groups, where the model has sigmoids",
-        signature="(self, config, layer_idx, dtype=None, device=None)",
-        build=_glm4_moe,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.gpt_oss:GptOssForCausalLM._load_weight_experts",
-        why="moves the weights of all experts to CUDA before it cuts them up",
-        signature="(self, name, loaded_weight, params_dict)",
-        build=_load_gpt_oss_experts,
-    ),
+@replaces(
+    "lmdeploy.pytorch.models.glm4_moe:Glm4MoE.__init__",
+    why="routes by a softmax and reads neither the correction nor the groups, where the model has sigmoids",
+    when=activation.is_on,
 )
+def _glm4_moe(
+    original: Original, self: Any, config: Any, layer_idx: int, dtype: Any = None, device: Any = None
+) -> None:
+    original(self, config, layer_idx, dtype, device)
+    del self.softmax_topk
+    self.softmax_topk = SigmoidRouter(self.gate, self.top_k, config.n_group, config.topk_group)

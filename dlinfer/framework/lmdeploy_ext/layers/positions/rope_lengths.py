@@ -12,9 +12,7 @@ such a sequence between its chunks, so that a prefill takes at least as many tok
 Blocks of the prefix cache are shared only up to the original length, where frequencies are the same for everybody.
 """
 
-import functools
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +21,7 @@ from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 logger = logging.getLogger("dlinfer")
 
@@ -113,20 +111,22 @@ def governs(maker: Any) -> bool:
     return _lengths(maker) is not None
 
 
-def _inputs_maker(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    @functools.wraps(original)
-    def build_inputs_maker(engine: Any) -> Any:
-        if activation.active() is None:
-            return original(engine)
-        lengths = of_model(engine.model_config.llm_config or engine.model_config.hf_config)
-        if lengths is not None and lengths.computed_anew:
-            _raise_limit(engine.cache_config, lengths.original + 1)
-        maker = original(engine)
-        for owner in (maker, engine.scheduler, engine.scheduler.block_trie):
-            setattr(owner, _ATTRIBUTE, lengths)
-        return maker
+_MODULE = "lmdeploy.pytorch.engine.inputs_maker"
 
-    return build_inputs_maker
+
+@replaces(
+    f"{_MODULE}:build_inputs_maker",
+    why="scheduling does not know the model's rotary embedding",
+    when=activation.is_on,
+)
+def _inputs_maker(original: Original, engine: Any) -> Any:
+    lengths = of_model(engine.model_config.llm_config or engine.model_config.hf_config)
+    if lengths is not None and lengths.computed_anew:
+        _raise_limit(engine.cache_config, lengths.original + 1)
+    maker = original(engine)
+    for owner in (maker, engine.scheduler, engine.scheduler.block_trie):
+        setattr(owner, _ATTRIBUTE, lengths)
+    return maker
 
 
 def _raise_limit(cache_config: Any, tokens: int) -> None:
@@ -140,126 +140,75 @@ def _raise_limit(cache_config: Any, tokens: int) -> None:
         cache_config.max_prefill_token_num = tokens
 
 
-def _model_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def create_model_inputs(self: Any, messages: list[Any], is_prefill: bool) -> Any:
-        inputs = original(self, messages, is_prefill)
-        lengths = _lengths(self)
-        if is_prefill and lengths is not None:
-            lengths.govern(inputs, messages)
-        return inputs
-
-    return create_model_inputs
-
-
-def _chunk_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def create_model_inputs_long_context(
-        self: Any, seq: Any, chunk_size: int, multimodals: Any = None
-    ) -> Any:
-        inputs = original(self, seq, chunk_size, multimodals)
-        lengths = _lengths(self)
-        if lengths is not None:
-            lengths.govern(inputs, [seq])
-        return inputs
-
-    return create_model_inputs_long_context
-
-
-def _schedule_running(original: Callable[..., list[bool]]) -> Callable[..., list[bool]]:
-    @functools.wraps(original)
-    def schedule_running(
-        self: Any, running: list[Any], num_required_tokens: int = 1, prealloc_size: int = 1
-    ) -> list[bool]:
-        valid = original(self, running, num_required_tokens, prealloc_size)
-        lengths = _lengths(self)
-        if lengths is None:
-            return valid
-        # What is not valid is preempted once its last token is known, and then prefilled again.
-        return [
-            fits and not lengths.outgrown_by(sequence) for sequence, fits in zip(running, valid, strict=True)
-        ]
-
-    return schedule_running
-
-
-def _schedule(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def schedule(
-        self: Any,
-        is_prefill: bool,
-        prealloc_size: int = 0,
-        allow_long_prefill: bool = True,
-        prefer_long_prefill: bool = False,
-    ) -> Any:
-        lengths = _lengths(self)
-        if is_prefill and lengths is not None:
-            for sequence in self.waiting:
-                if lengths.invalidates(sequence):
-                    sequence.state.release_paging_resources()
-        return original(self, is_prefill, prealloc_size, allow_long_prefill, prefer_long_prefill)
-
-    return schedule
-
-
-def _shared_blocks(original: Callable[..., None]) -> Callable[..., None]:
-    """For the prefix tree's ``match`` and ``allocate``."""
-
-    @functools.wraps(original)
-    def match_or_allocate(self: Any, seq: Any) -> None:
-        lengths = _lengths(self)
-        if lengths is None or seq.num_all_ids < lengths.original:
-            original(self, seq)
-
-    return match_or_allocate
-
-
-_MODULE = "lmdeploy.pytorch.engine.inputs_maker"
-_FREQUENCIES = (
-    "keys beyond the original length have frequencies of their own text, so their blocks are not shared"
+@replaces(
+    f"{_MODULE}:InputsMakerAsync.create_model_inputs",
+    why="dynamic and longrope frequencies depend on the prompt's length, which the model is not told",
 )
+def _model_inputs(original: Original, self: Any, messages: list[Any], is_prefill: bool) -> Any:
+    inputs = original(self, messages, is_prefill)
+    lengths = _lengths(self)
+    if is_prefill and lengths is not None:
+        lengths.govern(inputs, messages)
+    return inputs
 
-PATCHES = (
-    Patch(
-        target=f"{_MODULE}:build_inputs_maker",
-        why="scheduling does not know the model's rotary embedding",
-        signature="(engine)",
-        build=_inputs_maker,
-    ),
-    Patch(
-        target=f"{_MODULE}:InputsMakerAsync.create_model_inputs",
-        why="dynamic and longrope frequencies depend on the prompt's length, which the model is not told",
-        signature="(self, messages, is_prefill)",
-        build=_model_inputs,
-    ),
-    Patch(
-        target=f"{_MODULE}:InputsMakerAsync.create_model_inputs_long_context",
-        why="a chunk of a prompt must have the frequencies of the whole",
-        signature="(self, seq, chunk_size, multimodals=None)",
-        build=_chunk_inputs,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.paging.scheduler:Scheduler.schedule_running",
-        why="transformers computes Phi-3's cache anew when a text outgrows the original length",
-        signature="(self, running, num_required_tokens=1, prealloc_size=1)",
-        build=_schedule_running,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.paging.scheduler:Scheduler.schedule",
-        why="a preempted sequence keeps its blocks while there is room, and Phi-3's are of other frequencies then",
-        signature="(self, is_prefill, prealloc_size=0, allow_long_prefill=True, prefer_long_prefill=False)",
-        build=_schedule,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.paging.block_trie.trie:BlockTrie.match",
-        why=_FREQUENCIES,
-        signature="(self, seq)",
-        build=_shared_blocks,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.paging.block_trie.trie:BlockTrie.allocate",
-        why=_FREQUENCIES,
-        signature="(self, seq)",
-        build=_shared_blocks,
-    ),
+
+@replaces(
+    f"{_MODULE}:InputsMakerAsync.create_model_inputs_long_context",
+    why="a chunk of a prompt must have the frequencies of the whole",
+)
+def _chunk_inputs(original: Original, self: Any, seq: Any, chunk_size: int, multimodals: Any = None) -> Any:
+    inputs = original(self, seq, chunk_size, multimodals)
+    lengths = _lengths(self)
+    if lengths is not None:
+        lengths.govern(inputs, [seq])
+    return inputs
+
+
+@replaces(
+    "lmdeploy.pytorch.paging.scheduler:Scheduler.schedule_running",
+    why="transformers computes Phi-3's cache anew when a text outgrows the original length",
+)
+def _schedule_running(
+    original: Original, self: Any, running: list[Any], num_required_tokens: int = 1, prealloc_size: int = 1
+) -> list[bool]:
+    valid = original(self, running, num_required_tokens, prealloc_size)
+    lengths = _lengths(self)
+    if lengths is None:
+        return valid
+    # What is not valid is preempted once its last token is known, and then prefilled again.
+    return [fits and not lengths.outgrown_by(sequence) for sequence, fits in zip(running, valid, strict=True)]
+
+
+@replaces(
+    "lmdeploy.pytorch.paging.scheduler:Scheduler.schedule",
+    why="a preempted sequence keeps its blocks while there is room, and Phi-3's are of other frequencies then",
+)
+def _schedule(
+    original: Original,
+    self: Any,
+    is_prefill: bool,
+    prealloc_size: int = 0,
+    allow_long_prefill: bool = True,
+    prefer_long_prefill: bool = False,
+) -> Any:
+    lengths = _lengths(self)
+    if is_prefill and lengths is not None:
+        for sequence in self.waiting:
+            if lengths.invalidates(sequence):
+                sequence.state.release_paging_resources()
+    return original(self, is_prefill, prealloc_size, allow_long_prefill, prefer_long_prefill)
+
+
+def _shared_blocks(original: Original, self: Any, seq: Any) -> None:
+    lengths = _lengths(self)
+    if lengths is None or seq.num_all_ids < lengths.original:
+        original(self, seq)
+
+
+PATCHES = tuple(
+    replaces(
+        f"lmdeploy.pytorch.paging.block_trie.trie:BlockTrie.{method}",
+        why="keys beyond the original length have the frequencies of their own text: their blocks cannot be shared",
+    )(_shared_blocks)
+    for method in ("match", "allocate")
 )

@@ -5,15 +5,14 @@ reading drops longrope's ``attention_factor`` and ``factor`` and takes other def
 in the parameters that it hands to the tables.
 """
 
-import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 SERVED_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su", "mrope")
 
@@ -125,15 +124,15 @@ def longrope_scale(factor: float, original_length: int) -> float:
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_length))
 
 
-def _build_rotary_params(original: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    @functools.wraps(original)
-    def build_rotary_params(config: Any) -> dict[str, Any]:
-        params = original(config)
-        if activation.active() is not None:
-            _read_as_transformers_does(config, params)
-        return params
-
-    return build_rotary_params
+@replaces(
+    "lmdeploy.pytorch.nn.rotary_embedding:build_rotary_params",
+    why="drops longrope's attention_factor and factor; computes yarn's attention_factor from other defaults",
+    when=activation.is_on,
+)
+def _build_rotary_params(original: Original, config: Any) -> dict[str, Any]:
+    params = original(config)
+    _read_as_transformers_does(config, params)
+    return params
 
 
 def _read_as_transformers_does(config: Any, params: dict[str, Any]) -> None:
@@ -156,13 +155,3 @@ def _read_as_transformers_does(config: Any, params: dict[str, Any]) -> None:
             factor = given.get("factor") or config.max_position_embeddings / original
             scale = longrope_scale(factor, original)
         longrope.short_mscale = longrope.long_mscale = scale
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.pytorch.nn.rotary_embedding:build_rotary_params",
-        why="drops longrope's attention_factor and factor; computes yarn's attention_factor from other defaults",
-        signature="(config)",
-        build=_build_rotary_params,
-    ),
-)

@@ -4,8 +4,7 @@ The layers are in ``indexer.py`` and ``attention.py``. This file loads before LM
 them.
 """
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,25 +13,32 @@ from torch import Tensor
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 # --- the model's configuration
 
 
-def _build_config(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def build(cls: Any, hf_config: Any, model_path: Any = None, **kwargs: Any) -> Any:
-        """As the original, without FlashMLA, and with a cache of the model's dtype."""
-        if activation.active() is None:
-            return original(cls, hf_config, model_path, **kwargs)
-        from lmdeploy.pytorch.configurations.deepseek_v2 import DeepseekV2ModelConfigBuilder
+_NO_CONTEXT = (
+    "reads the indexer's cache from the step's context, which is no argument of the model that a graph has"
+)
+_CHOSEN = (
+    "copies each choice into a buffer that grows, where a graph of every number of tokens hands the tensor on"
+)
 
-        _read_as_transformers_does(hf_config)
-        config = DeepseekV2ModelConfigBuilder.build(hf_config, model_path=model_path, **kwargs)
-        config.mla_index_topk = hf_config.index_topk
-        return config
 
-    return build
+@replaces(
+    "lmdeploy.pytorch.configurations.deepseek_v32:DeepseekV32ModelConfigBuilder.build",
+    why="demands FlashMLA, of CUDA, and caches latents in bfloat16 whatever the model's dtype is",
+    when=activation.is_on,
+)
+def _build_config(original: Original, cls: Any, hf_config: Any, model_path: Any = None, **kwargs: Any) -> Any:
+    """As the original, without FlashMLA, and with a cache of the model's dtype."""
+    from lmdeploy.pytorch.configurations.deepseek_v2 import DeepseekV2ModelConfigBuilder
+
+    _read_as_transformers_does(hf_config)
+    config = DeepseekV2ModelConfigBuilder.build(hf_config, model_path=model_path, **kwargs)
+    config.mla_index_topk = hf_config.index_topk
+    return config
 
 
 def _read_as_transformers_does(config: Any) -> None:
@@ -46,111 +52,103 @@ def _read_as_transformers_does(config: Any) -> None:
     config.indexer_rope_interleave = True
 
 
-def _cache_policy(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def _finalize_sparse_mla_cache_policy(model_configs: Sequence[Any], cache_config: Any) -> None:
-        if activation.active() is None:
-            original(model_configs, cache_config)
-            return
-        for model_config in model_configs:
-            kv_quantisation.check_model(model_config, cache_config)
-
-    return _finalize_sparse_mla_cache_policy
+@replaces(
+    "lmdeploy.pytorch.engine.executor:_finalize_sparse_mla_cache_policy",
+    why="turns quant_policy=16 into CUDA's packed FP8 cache of latents without a word",
+    when=activation.is_on,
+)
+def _cache_policy(original: Original, model_configs: Sequence[Any], cache_config: Any) -> None:
+    for model_config in model_configs:
+        kv_quantisation.check_model(model_config, cache_config)
 
 
-def _score_workspace(original: Callable[[Any], int]) -> Callable[[Any], int]:
-    @functools.wraps(original)
-    def _get_dsa_score_workspace_size(self: Any) -> int:
-        return 0 if activation.serves(self.device_type) else original(self)
-
-    return _get_dsa_score_workspace_size
+@replaces(
+    "lmdeploy.pytorch.engine.executor.base:ExecutorBase._get_dsa_score_workspace_size",
+    why="sets 512 MiB aside for scores, which our op computes a few megabytes at a time",
+    essential=False,
+)
+def _score_workspace(original: Original, self: Any) -> int:
+    return 0 if activation.serves(self.device_type) else original(self)
 
 
 # --- what the model builds
 
 
-def _model_init(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __init__(self: Any, config: Any, ctx_mgr: Any, dtype: Any = None, device: Any = None) -> None:
-        original(self, config, ctx_mgr, dtype, device)
-        if activation.active() is None:
-            return
-        from lmdeploy.pytorch.nn import RMSNorm
+@replaces(
+    "lmdeploy.pytorch.models.deepseek_v32:DeepseekV32ForCausalLM.__init__",
+    why="keeps the weights of RMS norms in float32, where transformers has the model's dtype, and so have our ops",
+    when=activation.is_on,
+)
+def _model_init(
+    original: Original, self: Any, config: Any, ctx_mgr: Any, dtype: Any = None, device: Any = None
+) -> None:
+    original(self, config, ctx_mgr, dtype, device)
+    from lmdeploy.pytorch.nn import RMSNorm
 
-        norms: list[Any] = [one for one in self.modules() if isinstance(one, RMSNorm)]
-        for norm in norms:
-            norm.weight.data = norm.weight.data.to(dtype)
-
-    return __init__
-
-
-def _indexer_init(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __init__(
-        self: Any,
-        config: Any,
-        layer_idx: int,
-        dtype: Any = None,
-        device: Any = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        original(self, config, layer_idx, dtype, device, *args, **kwargs)
-        if activation.active() is None:
-            return
-        self.indexer_topk.index_impl.dtype = dtype
-        if self.use_fusion and dtype is not torch.bfloat16:
-            from lmdeploy.pytorch.nn.linear import build_colwise_linear
-
-            rows = self.head_dim + self.n_heads
-            self.wk_weights_proj = build_colwise_linear(
-                self.dim, rows, bias=False, dtype=dtype, device=device, is_tp=False
-            )
-
-    return __init__
+    norms: list[Any] = [one for one in self.modules() if isinstance(one, RMSNorm)]
+    for norm in norms:
+        norm.weight.data = norm.weight.data.to(dtype)
 
 
-def _rotate_activation(original: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    @functools.wraps(original)
-    def rotate_activation(x: Tensor) -> Tensor:
-        # An orthogonal turn of both q and k, which leaves their products as they are: see ``Indexer.forward_fused``.
-        return original(x) if activation.active() is None else x
+def _indexer_init(
+    original: Original,
+    self: Any,
+    config: Any,
+    layer_idx: int,
+    dtype: Any = None,
+    device: Any = None,
+    **kwargs: Any,
+) -> None:
+    original(self, config, layer_idx, dtype, device, **kwargs)
+    self.indexer_topk.index_impl.dtype = dtype
+    if self.use_fusion and dtype is not torch.bfloat16:
+        from lmdeploy.pytorch.nn.linear import build_colwise_linear
 
-    return rotate_activation
-
-
-def _rotate_glm(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def _apply_rotary_pos_emb(
-        self: Any, q_pe: Tensor, k_pe: Tensor, freqs_cis: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """q_pe [1, N, heads, R], k_pe [1, N, R], cos and sin [N, R]. Returns [1, N, heads, R] and [1, N, 1, R]."""
-        if activation.active() is None:
-            return original(self, q_pe, k_pe, freqs_cis)
-        from dlinfer.framework.lmdeploy_ext.layers.sparse_attention.indexer import rotated
-
-        q, k = (
-            rotated(x.float(), *freqs_cis, self.rope_interleave).to(x.dtype)
-            for x in (q_pe[0], k_pe[0, :, None])
+        rows = self.head_dim + self.n_heads
+        self.wk_weights_proj = build_colwise_linear(
+            self.dim, rows, bias=False, dtype=dtype, device=device, is_tp=False
         )
-        return q[None], k[None]
 
-    return _apply_rotary_pos_emb
+
+@replaces(
+    "lmdeploy.pytorch.models.deepseek_v32:rotate_activation",
+    why="needs bfloat16 and a CUDA package, for a turn that matters to FP8 rounding alone",
+    when=activation.is_on,
+)
+def _rotate_activation(original: Original, x: Tensor) -> Tensor:
+    return x
+
+
+@replaces(
+    "lmdeploy.pytorch.models.glm_moe_dsa:GlmMoeDsaIndexer._apply_rotary_pos_emb",
+    why="halves the tables before LMDeploy's own dlinfer layer, which needs them whole",
+    when=activation.is_on,
+)
+def _rotate_glm(
+    original: Original, self: Any, q_pe: Tensor, k_pe: Tensor, freqs_cis: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """q_pe [1, N, heads, R], k_pe [1, N, R], cos and sin [N, R]. Returns [1, N, heads, R] and [1, N, 1, R]."""
+    from dlinfer.framework.lmdeploy_ext.layers.sparse_attention.indexer import rotated
+
+    q, k = (
+        rotated(x.float(), *freqs_cis, self.rope_interleave).to(x.dtype) for x in (q_pe[0], k_pe[0, :, None])
+    )
+    return q[None], k[None]
 
 
 # --- the indexer's cache: part of what the model is called with, since a graph sees nothing else of a step
 
 
-def _inputs(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def prepare_inputs_for_generation(
-        self: Any, past_key_values: Any, inputs_embeds: Any = None, context: Any = None
-    ) -> Any:
-        if activation.active() is not None:
-            past_key_values = _with_indexers(self, past_key_values, context.block_caches)
-        return original(self, past_key_values, inputs_embeds, context)
-
-    return prepare_inputs_for_generation
+@replaces(
+    "lmdeploy.pytorch.models.deepseek_v32:DeepseekV32ForCausalLM.prepare_inputs_for_generation",
+    why=_NO_CONTEXT,
+    when=activation.is_on,
+)
+def _inputs(
+    original: Original, self: Any, past_key_values: Any, inputs_embeds: Any = None, context: Any = None
+) -> Any:
+    past_key_values = _with_indexers(self, past_key_values, context.block_caches)
+    return original(self, past_key_values, inputs_embeds, context)
 
 
 def _with_indexers(model: Any, layers: Sequence[Any], view: Any) -> Sequence[Any]:
@@ -174,170 +172,85 @@ def _row(view: Any, indexer: Any) -> Tensor:
     return view.row(binding.cache_name, binding.consumer_row)
 
 
-def _attention_forward(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    @functools.wraps(original)
-    def forward(
-        self: Any,
-        hidden_states: Tensor,
-        rotary_pos_emb: Any,
-        past_key_value: Any = None,
-        attn_metadata: Any = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Tensor:
-        rest = (attn_metadata, *args)
-        if activation.active() is None or self.indexer is None:
-            return original(self, hidden_states, rotary_pos_emb, past_key_value, *rest, **kwargs)
-        self.indexer.indexer_topk.dlinfer_cache = past_key_value[1]
-        result = original(self, hidden_states, rotary_pos_emb, past_key_value, *rest, **kwargs)
-        self.indexer.indexer_topk.dlinfer_cache = (
-            None  # whoever keeps a cache keeps its memory while LMDeploy sleeps
-        )
-        return result
-
-    return forward
+def _attention_forward(
+    original: Original,
+    self: Any,
+    hidden_states: Tensor,
+    rotary_pos_emb: Any,
+    past_key_value: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    if self.indexer is None:
+        return original(self, hidden_states, rotary_pos_emb, past_key_value, *args, **kwargs)
+    self.indexer.indexer_topk.dlinfer_cache = past_key_value[1]
+    result = original(self, hidden_states, rotary_pos_emb, past_key_value, *args, **kwargs)
+    # A kept cache would keep its memory while LMDeploy sleeps.
+    self.indexer.indexer_topk.dlinfer_cache = None
+    return result
 
 
-def _block_cache(original: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
-    @functools.wraps(original)
-    def _get_block_cache(self: Any) -> Tensor:
-        return original(self) if activation.active() is None else self.dlinfer_cache
-
-    return _get_block_cache
+@replaces(
+    "lmdeploy.pytorch.nn.nsa:IndexerTopKFP8._get_block_cache",
+    why=_NO_CONTEXT,
+    when=activation.is_on,
+)
+def _block_cache(original: Original, self: Any) -> Tensor:
+    return self.dlinfer_cache
 
 
 # --- GLM-5: layers that take over the choice of the one before
 
 
-def _write_indices(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def write(self: Any, topk_indices: Tensor | None) -> Tensor | None:
-        if activation.active() is None:
-            return original(self, topk_indices)
-        self.dlinfer_chosen = topk_indices
-        return topk_indices
-
-    return write
-
-
-def _read_indices(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def read(self: Any, num_tokens: int, device: torch.device) -> Tensor | None:
-        return original(self, num_tokens, device) if activation.active() is None else self.dlinfer_chosen
-
-    return read
-
-
-def _glm_forward(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    @functools.wraps(original)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Tensor:
-        result = original(self, *args, **kwargs)
-        if activation.active() is not None:
-            self.topk_indices_buffer.dlinfer_chosen = None
-        return result
-
-    return forward
-
-
-_NO_CONTEXT = (
-    "reads the indexer's cache from the step's context, which is no argument of the model that a graph has"
+@replaces(
+    "lmdeploy.pytorch.models.glm_moe_dsa:DSATopKIndicesBuffer.write",
+    why=_CHOSEN,
+    when=activation.is_on,
 )
-_CHOSEN = (
-    "copies each choice into a buffer that grows, where a graph of every number of tokens hands the tensor on"
-)
+def _write_indices(original: Original, self: Any, topk_indices: Tensor | None) -> Tensor | None:
+    self.dlinfer_chosen = topk_indices
+    return topk_indices
 
-PATCHES = (
-    Patch(
-        target="lmdeploy.pytorch.configurations.deepseek_v32:DeepseekV32ModelConfigBuilder.build",
-        why="demands FlashMLA, of CUDA, and caches latents in bfloat16 whatever the model's dtype is",
-        signature="(cls, hf_config, model_path=None, **kwargs)",
-        build=_build_config,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.engine.executor:_finalize_sparse_mla_cache_policy",
-        why="turns quant_policy=16 into CUDA's packed FP8 cache of latents without a word",
-        signature="(model_configs, cache_config)",
-        build=_cache_policy,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.engine.executor.base:ExecutorBase._get_dsa_score_workspace_size",
-        why="sets 512 MiB aside for scores, which our op computes a few megabytes at a time",
-        signature="(self)",
-        build=_score_workspace,
-        essential=False,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.deepseek_v32:DeepseekV32ForCausalLM.__init__",
-        why="keeps the weights of RMS norms in float32, where transformers has the model's dtype, and so have our ops",
-        signature="(self, config, ctx_mgr, dtype=None, device=None)",
-        build=_model_init,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.deepseek_v32:Indexer.__init__",
-        why="builds the joint projection in bfloat16 whatever the model's dtype is, and tells the layer none",
-        signature="(self, config, layer_idx, dtype=None, device=None)",
-        build=_indexer_init,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.glm_moe_dsa:GlmMoeDsaIndexer.__init__",
-        why="builds the joint projection in bfloat16 whatever the model's dtype is, and tells the layer none",
-        signature="(self, config, layer_idx, dtype=None, device=None, prefix='')",
-        build=_indexer_init,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.deepseek_v32:rotate_activation",
-        why="needs bfloat16 and a CUDA package, for a turn that matters to FP8 rounding alone",
-        signature="(x)",
-        build=_rotate_activation,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.glm_moe_dsa:GlmMoeDsaIndexer._apply_rotary_pos_emb",
-        why="halves the tables before LMDeploy's own dlinfer layer, which needs them whole",
-        signature="(self, q_pe, k_pe, freqs_cis)",
-        build=_rotate_glm,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.deepseek_v32:DeepseekV32ForCausalLM.prepare_inputs_for_generation",
-        why=_NO_CONTEXT,
-        signature="(self, past_key_values, inputs_embeds=None, context=None)",
-        build=_inputs,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.deepseek_v32:DeepseekV32Attention.forward",
-        why=_NO_CONTEXT,
-        signature="(self, hidden_states, rotary_pos_emb, past_key_value=None, attn_metadata=None)",
-        build=_attention_forward,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.glm_moe_dsa:GlmMoeDsaAttention.forward",
-        why=_NO_CONTEXT,
-        signature="(self, hidden_states, rotary_pos_emb, past_key_value=None, attn_metadata=None, "
-        "topk_indices_buffer=None, skip_topk=False)",
-        build=_attention_forward,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.nn.nsa:IndexerTopKFP8._get_block_cache",
-        why=_NO_CONTEXT,
-        signature="(self)",
-        build=_block_cache,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.glm_moe_dsa:DSATopKIndicesBuffer.write",
-        why=_CHOSEN,
-        signature="(self, topk_indices)",
-        build=_write_indices,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.glm_moe_dsa:DSATopKIndicesBuffer.read",
-        why=_CHOSEN,
-        signature="(self, num_tokens, device)",
-        build=_read_indices,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.glm_moe_dsa:GlmMoeDsaModel.forward",
-        why=_CHOSEN,
-        signature="(self, input_ids=None, position_ids=None, past_key_values=None, attn_metadata=None, "
-        "inputs_embeds=None, all_routed_experts=None)",
-        build=_glm_forward,
-    ),
+
+@replaces(
+    "lmdeploy.pytorch.models.glm_moe_dsa:DSATopKIndicesBuffer.read",
+    why=_CHOSEN,
+    when=activation.is_on,
+)
+def _read_indices(original: Original, self: Any, num_tokens: int, device: torch.device) -> Tensor | None:
+    return self.dlinfer_chosen
+
+
+@replaces(
+    "lmdeploy.pytorch.models.glm_moe_dsa:GlmMoeDsaModel.forward",
+    why=_CHOSEN,
+    when=activation.is_on,
+    signature="(self, input_ids=None, position_ids=None, past_key_values=None, attn_metadata=None, "
+    "inputs_embeds=None, all_routed_experts=None)",
+)
+def _glm_forward(original: Original, self: Any, *args: Any, **kwargs: Any) -> Tensor:
+    result = original(self, *args, **kwargs)
+    self.topk_indices_buffer.dlinfer_chosen = None
+    return result
+
+
+_JOINT = "builds the joint projection in bfloat16 whatever the model's dtype is, and does not tell the layer its dtype"
+_INIT = "self, config, layer_idx, dtype=None, device=None"
+_FORWARD = "self, hidden_states, rotary_pos_emb, past_key_value=None, attn_metadata=None"
+
+PATCHES = tuple(
+    replaces(f"lmdeploy.pytorch.models.{target}", why=why, when=activation.is_on, signature=f"({signature})")(
+        replace
+    )
+    for target, why, signature, replace in (
+        ("deepseek_v32:Indexer.__init__", _JOINT, _INIT, _indexer_init),
+        ("glm_moe_dsa:GlmMoeDsaIndexer.__init__", _JOINT, f"{_INIT}, prefix=''", _indexer_init),
+        ("deepseek_v32:DeepseekV32Attention.forward", _NO_CONTEXT, _FORWARD, _attention_forward),
+        (
+            "glm_moe_dsa:GlmMoeDsaAttention.forward",
+            _NO_CONTEXT,
+            f"{_FORWARD}, topk_indices_buffer=None, skip_topk=False",
+            _attention_forward,
+        ),
+    )
 )
