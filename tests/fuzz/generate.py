@@ -327,8 +327,14 @@ def _attends(program: Program) -> bool:
     return any("attention" in step.features for step in program.steps)
 
 
+def _may_hide(program: Program) -> set[str]:
+    """The values of attention. Where a hidden one is infinity or NaN, a kernel may give NaN, as torch's do, or not."""
+    return {step.uses[2] for step in program.steps if "F.scaled_dot_product_attention" in step.text}
+
+
 def _changes(program: Program, draft: Draft) -> dict[str, dict[str, Any]]:
     changes: dict[str, dict[str, Any]] = {}
+    hidden = _may_hide(program)
     for one in program.of_role("argument"):
         change: dict[str, Any] = {}
         if draft.chance(0.2):
@@ -339,7 +345,7 @@ def _changes(program: Program, draft: Draft) -> dict[str, dict[str, Any]]:
         if draft.chance(0.1) and one.content == "index":
             change["content"] = "beyond"
         if draft.chance(0.15) and one.content == "normal" and getattr(torch, one.dtype).is_floating_point:
-            change["content"] = draft.choose("special", "extreme", "same")
+            change["content"] = draft.choose("same" if one.name in hidden else "special", "extreme", "same")
         if change:
             changes[one.name] = change
     return changes

@@ -106,8 +106,7 @@ def _hidden(result: torch.Tensor, scores: Scores) -> torch.Tensor:
 
 
 def _shown_keys(result: torch.Tensor, scores: Scores) -> torch.Tensor:
-    values = ~scores.value.isfinite().all(-1)[..., None, :]
-    lost = (scores.unmasked.isnan() | (scores.unmasked == torch.inf) | values) & ~scores.shown
+    lost = (scores.unmasked.isnan() | (scores.unmasked == torch.inf)) & ~scores.shown
     shares = scores.masked.softmax(-1).masked_fill(~scores.shown, 0)
     terms = shares[..., None] * scores.value.double()[..., None, :, :]
     sums = terms.masked_fill(~scores.shown[..., None], 0).sum(-2)
@@ -152,7 +151,7 @@ _NO_SCORE_OF_ALL = (
 _NAN_SCORE = (
     "A query whose scores are all -infinity or NaN gives NaN where one is NaN. torch's kernel gives 0"
 )
-_SHOWN_KEYS = "A key that the mask hides counts for nothing, even where its score or value is infinity or NaN"
+_SHOWN_KEYS = "A key that the mask hides counts for nothing, even where its score is infinity or NaN"
 _SHOWN_BY_BOOLS = (
     "A key that a mask of bools or `is_causal` hides counts for nothing, even where its score is infinity"
 )
