@@ -18,6 +18,7 @@ from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
 from dlinfer.graph.lowering.lower import improve, place, timed
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import GraphReport, record
+from dlinfer.graph.torch_private.expressions import SizeTextError
 from dlinfer.graph.torch_private.guards import conditions
 from dlinfer.graph.torch_private.symbols import symbol_ranges
 from dlinfer.graph.torch_private.thread_state import is_autocast_enabled, run_plain
@@ -137,7 +138,10 @@ def _assumptions(exported: Exported, program: ExportedProgram) -> list[Assumptio
     placeholders = exported.captured.graph_module.graph.find_nodes(op="placeholder")
     called = input_names(placeholders, program)
     sources = [(f"L['{called[node]}']", node.meta["val"]) for node in placeholders if called[node] in names]
-    found = [Assumption(*one) for one in conditions(exported.captured.mode, sources)]
+    try:
+        found = [Assumption(*one) for one in conditions(exported.captured.mode, sources)]
+    except SizeTextError as cause:
+        raise CaptureError(reason=f"a guard on a size: {cause}", line="torch.export") from cause
     for assumption in found:
         if not {root(source) for source in assumption.sources} <= names:
             raise CaptureError(reason=f"it holds only while {assumption}", line="torch.export")

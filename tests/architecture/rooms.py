@@ -12,15 +12,15 @@ ARROWS: dict[str, str] = {
     "dlinfer.toolchain": "errors settings",
     "dlinfer.vendor": "dlinfer errors settings toolchain",  # the noun, what it says of its device, its lazy loading
     "dlinfer.ops": "errors settings utils vendor",
-    "dlinfer.graph.torch_private": "utils",
+    "dlinfer.graph.torch_private": "",
     "dlinfer.graph.ir": "errors graph.torch_private",
     "dlinfer.graph.passes": "errors ops graph.torch_private graph.ir",
     "dlinfer.graph.report": "errors settings ops graph.ir graph.passes",
     "dlinfer.graph.options": "errors settings graph.passes",
     "dlinfer.graph.engine": "errors vendor graph.ir graph.passes graph.report graph.options",
     "dlinfer.graph.cache": "dlinfer settings vendor graph.ir graph.report",
-    "dlinfer.graph.capture": "errors utils graph.torch_private graph.ir",
-    "dlinfer.graph.codec": "errors utils ops graph.torch_private graph.ir graph.capture",
+    "dlinfer.graph.capture": "errors graph.torch_private graph.ir",
+    "dlinfer.graph.codec": "errors ops graph.torch_private graph.ir graph.capture",
     "dlinfer.graph.functional": "errors graph.torch_private graph.ir",
     "dlinfer.graph.onnx": "errors ops graph.torch_private graph.ir graph.functional",
     "dlinfer.graph.lowering": "errors vendor ops graph.torch_private graph.ir graph.passes "
@@ -34,16 +34,16 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.backend": "errors graph.torch_private graph.ir graph.report graph.options graph.engine "
     "graph.capture "
     "graph.lowering graph.observe",
-    "dlinfer.graph.direct": "errors settings vendor graph.torch_private graph.ir graph.report graph.options "
-    "graph.engine graph.cache graph.lowering graph.backend",
+    "dlinfer.graph.direct": "errors settings vendor graph.torch_private graph.ir graph.report "
+    "graph.options graph.engine graph.cache graph.lowering graph.backend",
     "dlinfer.explanation": "dlinfer errors graph.torch_private graph.ir graph.report graph.options "
     "graph.cache graph.backend",
     "dlinfer.runtime.options": "errors settings",
-    "dlinfer.runtime.artifact": "errors utils graph.torch_private graph.ir graph.report graph.options "
+    "dlinfer.runtime.artifact": "errors graph.torch_private graph.ir graph.report graph.options "
     "graph.engine graph.cache graph.capture graph.codec graph.lowering graph.direct runtime.options",
-    "dlinfer.runtime.aot": "errors graph.torch_private graph.ir graph.report graph.options graph.engine graph.capture "
-    "graph.lowering graph.direct runtime.artifact",
-    "dlinfer.runtime.session": "errors utils graph.torch_private graph.ir graph.codec graph.lowering "
+    "dlinfer.runtime.aot": "errors graph.torch_private graph.ir graph.report graph.options "
+    "graph.engine graph.capture graph.lowering graph.direct runtime.artifact",
+    "dlinfer.runtime.session": "errors graph.torch_private graph.ir graph.codec graph.lowering "
     "runtime.options runtime.artifact",
     "dlinfer.conformance": "dlinfer errors settings utils vendor ops",  # and torch.compile's backend, by name
     "dlinfer.vendor.*": "errors settings utils toolchain vendor ops graph runtime",  # each vendor's folder

@@ -19,7 +19,7 @@ from dlinfer.graph.ir.global_state import explicit_dtypes
 from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
 from dlinfer.graph.torch_private.export import export_gives_results_only, export_kinds
-from dlinfer.graph.torch_private.expressions import to_size
+from dlinfer.graph.torch_private.expressions import SizeTextError, to_size
 from dlinfer.graph.torch_private.fake_mode import mode_of, strict_mode
 from dlinfer.graph.torch_private.guards import conditions_of
 from dlinfer.graph.torch_private.symbols import (
@@ -29,7 +29,6 @@ from dlinfer.graph.torch_private.symbols import (
     size_range,
     symbols_of,
 )
-from dlinfer.utils.size_text import SizeTextError
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from torch import fx
 
 from dlinfer.graph.ir.dialect import STATIC, fake, is_random
 from dlinfer.graph.ir.effects import effects_of
-from dlinfer.graph.torch_private.expressions import to_size
+from dlinfer.graph.torch_private.expressions import Size, SizeTextError, to_size
 from dlinfer.graph.torch_private.symbols import symbols_of
-from dlinfer.utils.size_text import Size, SizeTextError
 
 Reference = Callable[[Sequence[torch.Tensor], Sequence[Any]], Sequence[Any]]
 """The module's own outputs for these weights (some of them copies that it may write) and inputs."""

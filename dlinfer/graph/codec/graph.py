@@ -31,12 +31,11 @@ from dlinfer.graph.ir.dialect import STATIC, fake, model_line, placed_memory, re
 from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.ir.program import attribute
-from dlinfer.graph.torch_private.expressions import to_size
+from dlinfer.graph.torch_private.expressions import Size, SizeTextError, parse_condition, parse_size, to_size
 from dlinfer.graph.torch_private.fake_mode import FakeTensorMode, mode_of, strict_mode
 from dlinfer.graph.torch_private.guards import conditions_of
 from dlinfer.graph.torch_private.symbols import declared_range, new_symbol, symbols_of
 from dlinfer.ops.core.spec import NAMESPACE, registry
-from dlinfer.utils.size_text import Size, SizeTextError, parse_condition, parse_size
 
 _MOST_NODES = 1_000_000
 _FUSED = f"{NAMESPACE}::"

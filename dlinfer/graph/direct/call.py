@@ -32,6 +32,7 @@ from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import GraphReport
 from dlinfer.graph.torch_private import dynamo, guards
+from dlinfer.graph.torch_private.expressions import SizeTextError
 from dlinfer.graph.torch_private.thread_state import is_autocast_enabled
 
 
@@ -251,7 +252,10 @@ class _Collector:
         )
         mode = dynamo.dynamo_fake_mode()
         assert mode is not None, "Dynamo calls its backends inside a tracing context"
-        self.assumptions = [Assumption(*one) for one in guards.conditions(mode, self.inputs)]
+        try:
+            self.assumptions = [Assumption(*one) for one in guards.conditions(mode, self.inputs)]
+        except SizeTextError as cause:
+            raise CaptureError(reason=f"a guard on a size: {cause}", line="the call") from cause
         self._twice = [
             (self._renamed(one), self._renamed(other)) for one, other in dynamo.inputs_given_twice()
         ]

@@ -1,6 +1,5 @@
 """What a compiled call reads from its arguments, what it needs them to be, and what its capture assumed of them."""
 
-import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import torch
 from dlinfer.errors import ArtifactInputError
 from dlinfer.graph.ir.conj_neg import is_lazy, may_be_lazy
 from dlinfer.graph.torch_private.dynamo import source_name
+from dlinfer.graph.torch_private.expressions import Size
 from dlinfer.graph.torch_private.symbols import fixed_size
 
 
@@ -111,15 +111,15 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class Assumption:
-    """A condition on sizes and numbers that a graph holds under: Python text over v0, v1, ..., read by ``sources``."""
+    """A condition on sizes and numbers that a graph holds under, over v0, v1, ..., which are read by ``sources``."""
 
-    text: str
+    condition: Size
     sources: tuple[str, ...]
 
     def check(self, given: Mapping[str, Any]) -> None:
         """Raises ArtifactInputError where it is not true of the arguments."""
         values = {f"v{index}": evaluate(source, given) for index, source in enumerate(self.sources)}
-        if not eval(self.text, dict(_PRINTED), values):  # text that torch's printer of sympy made
+        if not self.condition.evaluate(values):
             numbers = ", ".join(str(number) for number in values.values())
             raise ArtifactInputError(
                 name=", ".join(map(source_name, self.sources)), expected=str(self), given=numbers
@@ -130,12 +130,8 @@ class Assumption:
         return [source_name(source) for source in self.sources if not is_steady(source, steady)]
 
     def __str__(self) -> str:
-        return re.sub(r"\bv(\d+)\b", lambda found: source_name(self.sources[int(found.group(1))]), self.text)
-
-
-_PRINTED = {"__builtins__": {}, "math": math, "torch": torch} | {
-    function.__name__: function for function in (min, max, abs, round, int, float)
-}
+        names = {f"v{index}": source_name(source) for index, source in enumerate(self.sources)}
+        return str(self.condition.renamed({name: names[name] for name in self.condition.symbols}))
 
 
 def shown(value: Any) -> str:

@@ -26,6 +26,7 @@ from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report import debug
 from dlinfer.graph.report.report import LOADED, GraphReport, record
+from dlinfer.graph.torch_private.expressions import parse_condition
 from dlinfer.settings import cache_folder
 from dlinfer.vendor import discovery
 
@@ -126,7 +127,9 @@ class CallStore:
     def _read(self, path: str) -> DirectCall:
         data = json.loads(Path(path).read_text())
         inputs = [_spec(**item) for item in data["inputs"]]
-        assumptions = [Assumption(text, tuple(sources)) for text, sources in data["assumptions"]]
+        assumptions = [
+            Assumption(parse_condition(text), tuple(sources)) for text, sources in data["assumptions"]
+        ]
         program = CompiledGraph.from_dict(data["graph"], self.engine, self.folder)
         report = GraphReport.from_dict(data["report"])
         report.cause, report.not_loaded = LOADED, ""
@@ -141,7 +144,7 @@ def _spec(sizes: list[int | None], strides: list[int] | None, **fields: Any) -> 
 def _write(call: DirectCall, path: str) -> None:
     data = {
         "inputs": [asdict(spec) for spec in call.inputs],
-        "assumptions": [astuple(assumption) for assumption in call.assumptions],
+        "assumptions": [(str(one.condition), one.sources) for one in call.assumptions],
         "constants": [astuple(constant) for constant in call.constants],
         "graph": call.program.to_dict(),
         "report": call.report.to_dict(),

@@ -8,9 +8,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dlinfer.graph.torch_private.dynamo import source_name
-from dlinfer.graph.torch_private.expressions import _conjuncts, _translated
+from dlinfer.graph.torch_private.expressions import Size, conjuncts, named, parse_condition
 from dlinfer.graph.torch_private.symbols import plain_symbol
-from dlinfer.utils.size_text import Size
 
 
 def guards_of(mode: FakeTensorMode) -> list[str]:
@@ -57,24 +56,18 @@ def shape_guards(mode: FakeTensorMode) -> list[str]:
     return found
 
 
-def conditions(mode: FakeTensorMode, inputs: Sequence[tuple[str, Any]]) -> list[tuple[str, tuple[str, ...]]]:
-    """What a compilation assumed about sizes and integers, as (Python text over v0, v1, ..., where to read those).
+def conditions(mode: FakeTensorMode, inputs: Sequence[tuple[str, Any]]) -> list[tuple[Size, tuple[str, ...]]]:
+    """What a compilation assumed about sizes and integers: conditions over v0, v1, ..., and where to read those.
 
     inputs: an expression and the fake of each input of the graph. Guards, and sizes that were equal when the graph
     was captured or are computed from others; sizes marked as unknown are equal only where that was said. Guards on
-    floats are left out: a float is a constant of the graph.
+    floats are left out: a float is a constant of the graph. Raises SizeTextError for a guard without a written form.
     """
-    import sympy
-    from torch.utils._sympy.printers import PythonPrinter
-
     environment = mode.shape_env
     assert environment is not None
 
-    def text(expression: Any, symbols: Sequence[Any], start: int) -> str:
-        numbered = {
-            symbol: sympy.Symbol(f"v{index}", integer=True) for index, symbol in enumerate(symbols, start)
-        }
-        return PythonPrinter().doprint(expression.xreplace(numbered))
+    def numbered(expression: Any, symbols: Sequence[Any], start: int = 0) -> Size:
+        return named(expression, {symbol: f"v{index}" for index, symbol in enumerate(symbols, start)})
 
     places: dict[Any, str] = {}
     for source, example in inputs:
@@ -86,23 +79,22 @@ def conditions(mode: FakeTensorMode, inputs: Sequence[tuple[str, Any]]) -> list[
         for dim, size in enumerate(example.shape if isinstance(example, torch.Tensor) else ())
         if isinstance(size, torch.SymInt)
     ]
-    found = []
+    found: list[tuple[Size, tuple[str, ...]]] = []
     for place, expression in sizes:
         is_first = not expression.is_symbol or places.setdefault(expression, place) == place
         if not is_first and expression in environment.backed_var_to_val:
-            found.append(("v0 == v1", (places[expression], place)))
+            found.append((parse_condition("v0 == v1"), (places[expression], place)))
     for place, expression in sizes:
         symbols = sorted(expression.free_symbols, key=str)
         if not expression.is_symbol and symbols and all(symbol in places for symbol in symbols):
-            found.append(
-                (f"v0 == {text(expression, symbols, 1)}", (place, *map(places.__getitem__, symbols)))
-            )
+            computed = numbered(expression, symbols, 1)
+            found.append((parse_condition(f"v0 == {computed}"), (place, *map(places.__getitem__, symbols))))
     origin: dict[Any, Any] = environment.var_to_sources
     for guard in environment.guards:
         symbols = sorted(guard.expr.free_symbols, key=str)
         if all(symbol.is_integer for symbol in symbols):
-            read = (places.get(symbol) or origin[symbol][0].name for symbol in symbols)
-            found.append((text(guard.expr, symbols, 0), tuple(read)))
+            read = tuple(places.get(symbol) or origin[symbol][0].name for symbol in symbols)
+            found += [(numbered(part, symbols), read) for part in conjuncts(guard.expr)]
     return found
 
 
@@ -115,12 +107,12 @@ def conditions_of(mode: FakeTensorMode, names: Mapping[Any, str]) -> list[Size]:
     assert env is not None
     left = [assertion.expr for found in env.deferred_runtime_asserts.values() for assertion in found]
     assumed = [guard.expr for guard in env.guards if all(s.is_integer for s in guard.expr.free_symbols)]
-    conditions: dict[str, Size] = {}
+    found: dict[str, Size] = {}
     for expression in (*assumed, *(one for one in left if one.free_symbols <= set(names))):
         # A symbol that turned out equal to another, or to a number, stands in no size that is asked for later: it has
         # no name. One that has a name is read somewhere, so that what was assumed of it stays a condition.
-        named = expression.free_symbols <= set(names)
-        for part in _conjuncts(expression if named else env.simplify(expression)):
-            found = _translated(part, names)
-            conditions[str(found)] = found
-    return list(conditions.values())
+        is_named = expression.free_symbols <= set(names)
+        for part in conjuncts(expression if is_named else env.simplify(expression)):
+            condition = named(part, names)
+            found[str(condition)] = condition
+    return list(found.values())

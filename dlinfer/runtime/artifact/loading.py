@@ -26,11 +26,11 @@ from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.lowering.lower import place
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import LOADED, GraphReport, record
+from dlinfer.graph.torch_private.expressions import Size, SizeTextError, parse_condition, parse_size
 from dlinfer.graph.torch_private.thread_state import run_plain
 from dlinfer.runtime.artifact.files import ReadArtifact, ReadStage
 from dlinfer.runtime.artifact.signature import Bounds, Port, Signature
 from dlinfer.runtime.options import SessionOptions
-from dlinfer.utils.size_text import Size, SizeTextError, parse_condition, parse_size
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _plan(stage: ReadStage) -> Plan:
     if not set(symbols) <= plain:
         raise CodecError(f"no input has the size {min(set(symbols) - plain)} itself")
     conditions = tuple(map(parse_condition, stage.graph["conditions"]))
-    if not all(name in symbols for one in conditions for name in one.symbols()):
+    if not all(name in symbols for one in conditions for name in one.symbols):
         raise CodecError("a condition on an unknown size")
     numbers = iter(range(len(outputs)))
     results = tuple(next(numbers) if is_tensor else None for is_tensor in tensors)

@@ -9,7 +9,7 @@ import torch
 from dlinfer.errors import ArtifactInputError
 from dlinfer.graph.ir.conj_neg import is_lazy
 from dlinfer.graph.ir.specs import is_plain
-from dlinfer.utils.size_text import Size
+from dlinfer.graph.torch_private.expressions import Size
 
 Bounds = tuple[int, int | None]
 """The lowest and the highest that a size may be; None where there is no highest."""
@@ -41,8 +41,7 @@ class Port:
         if self.number:
             return ()
         return tuple(
-            "?" if size is None else size.what if isinstance(size.what, int) else str(size)
-            for size in self.sizes
+            "?" if size is None else str(size) if size.fixed is None else size.fixed for size in self.sizes
         )
 
     @property
@@ -105,10 +104,12 @@ class Signature:
                 if size < low or (high is not None and size > high):
                     raise ArtifactInputError(name=port.name, expected=port, given=shown(value))
                 assert want is not None
-                if want.parts:
+                if want.fixed is not None:
+                    continue
+                if want.symbol is None:
                     later.append((port, want, size))
-                elif isinstance(want.what, str) and symbols.setdefault(want.what, size) != size:
-                    expected = f"{port}, where {want} is {symbols[want.what]}"
+                elif symbols.setdefault(want.symbol, size) != size:
+                    expected = f"{port}, where {want} is {symbols[want.symbol]}"
                     raise ArtifactInputError(name=port.name, expected=expected, given=shown(value))
         for port, want, size in later:
             if want.evaluate(symbols) != size:
@@ -129,7 +130,7 @@ def _hold(condition: Size, symbols: Mapping[str, int]) -> None:
     except ZeroDivisionError:
         true = False
     if not true:
-        given = ", ".join(f"{name} = {symbols[name]}" for name in dict.fromkeys(condition.symbols()))
+        given = ", ".join(f"{name} = {symbols[name]}" for name in condition.symbols)
         raise ArtifactInputError(name="sizes", expected=condition, given=given)
 
 

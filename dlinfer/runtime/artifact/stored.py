@@ -15,9 +15,8 @@ from dlinfer.graph.ir.dialect import fake
 from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.torch_private.expressions import to_size
+from dlinfer.graph.torch_private.expressions import SizeTextError, to_size
 from dlinfer.graph.torch_private.symbols import symbols_of
-from dlinfer.utils.size_text import SizeTextError
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,11 @@ from torch.utils import _pytree as pytree
 from dlinfer.graph.codec.graph import Layout, ReadGraph
 from dlinfer.graph.ir.dialect import fake, is_size, storages
 from dlinfer.graph.ir.effects import effects_of
-from dlinfer.graph.torch_private.expressions import to_size
+from dlinfer.graph.torch_private.expressions import SizeTextError, to_size
 from dlinfer.graph.torch_private.fake_mode import storage_id
 from dlinfer.graph.torch_private.symbols import symbols_of
 from dlinfer.runtime.artifact.signature import Port, Signature
 from dlinfer.runtime.artifact.tensor_file import nbytes
-from dlinfer.utils.size_text import SizeTextError
 
 
 def stage_plan(read: ReadGraph, signature: Signature, weights: Sequence[Layout]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from openvino import Output
 from torch import Tensor, fx
 
-from dlinfer.graph.engine_kit.output_sizes import Size, sizes_of
+from dlinfer.graph.engine_kit.output_sizes import SizeText, input_size, sizes_of
 from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.ir.dialect import STATIC, arguments, fake, tensors_of
 from dlinfer.vendor.openvino import dtypes, lowerings, registry
@@ -73,9 +73,9 @@ class Template:
     numbers: tuple[int, ...]
     held: tuple[int, ...]
     results: tuple[Result, ...]
-    sizes: list[list[Size]]
+    sizes: list[list[SizeText]]
     int64_inputs: tuple[int, ...]
-    limits: Sequence[tuple[int, Size, bool]]
+    limits: Sequence[tuple[int, SizeText, bool]]
     faults: tuple[str, ...]
     ranges: Ranges
     precision: str
@@ -144,7 +144,7 @@ def template_of(function: Function, name: str) -> Template:
         sizes=sizes_of(sizes, values),
         int64_inputs=tuple(index for index in tensors if read[index] and values[index].dtype is torch.int64),
         limits=[
-            (places[index], size if isinstance(size, int) else ("size", places[size[0]], size[1]), negative)
+            (places[index], size if isinstance(size, int) else input_size(places[size[0]], size[1]), negative)
             for (index, _, negative), size in builder.limits.items()
         ],
         faults=tuple(faults),

@@ -1,13 +1,21 @@
 """The private parts of torch about symbolic sizes, each on a small case."""
 
-import operator
+import math
 
 import pytest
+import sympy
 import torch
 from torch import fx
 
 from dlinfer.graph.torch_private import fake_mode, symbols
-from dlinfer.graph.torch_private.expressions import number_node, number_tree
+from dlinfer.graph.torch_private.expressions import (
+    SizeTextError,
+    conjuncts,
+    named,
+    number_node,
+    parse_size,
+    to_size,
+)
 
 EXPRESSIONS = {
     "sum": lambda a, b: a + b + 1,
@@ -33,23 +41,37 @@ def test_a_number_is_written_over_its_symbols(name):
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
-def test_a_number_as_plain_data(name):
+def test_a_number_as_text(name):
     a, b = fake_mode.fresh_mode().from_tensor(torch.ones(7, 3)).shape
-    tree = number_tree(EXPRESSIONS[name](a, b), {symbols.plain_symbol(a): "a", symbols.plain_symbol(b): "b"})
+    size = to_size(EXPRESSIONS[name](a, b), {symbols.plain_symbol(a): "a", symbols.plain_symbol(b): "b"})
     for given in ((7, 3), (12, 5), (2, 9)):
-        assert evaluated(tree, dict(zip("ab", given, strict=True))) == EXPRESSIONS[name](*given)
+        for one in (size, parse_size(str(size))):
+            assert one.evaluate(dict(zip("ab", given, strict=True))) == EXPRESSIONS[name](*given)
 
 
-def evaluated(tree, given):
-    """What plain data means, by operations of Python."""
-    if isinstance(tree, (int, str)):
-        return given.get(tree, tree)
-    kind, one, other = tree
-    function = {"min": min, "max": max}.get(kind) or getattr(operator, kind)
-    return function(evaluated(one, given), evaluated(other, given))
-
-
-def test_a_symbol_that_is_not_given_has_no_place_in_plain_data():
+def test_a_symbol_that_is_not_given_has_no_name():
     (a,) = fake_mode.fresh_mode().from_tensor(torch.ones(7)).shape
-    with pytest.raises(KeyError):
-        number_tree(a + 1, {})
+    with pytest.raises(SizeTextError, match="size of no input"):
+        to_size(a + 1, {})
+
+
+@pytest.mark.parametrize(
+    "text", ["trunc(2.5*(s0 + 1))", "floor(s0 / 4)", "ceil(0.3*s0 + s1)", "trunc(s0*1.0e-05)"]
+)
+def test_floats_are_rounded_as_python_does(text):
+    size = parse_size(text)
+    scope = {"trunc": math.trunc, "floor": math.floor, "ceil": math.ceil}
+    for s0, s1 in ((3, 4), (7, 1), (123457, 9)):
+        given = {"s0": s0, "s1": s1}
+        expected = eval(text, scope, given)
+        assert size.evaluate(given) == parse_size(str(size)).evaluate(given) == expected
+        wide = fake_mode.fresh_mode().from_tensor(torch.ones(2, 3), static_shapes=False).shape
+        assert isinstance(size.evaluate(dict(zip(("s0", "s1"), wide, strict=True))), torch.SymInt)
+
+
+def test_a_condition_is_taken_apart():
+    a, b = fake_mode.fresh_mode().from_tensor(torch.ones(7, 3)).shape
+    both = sympy.And((a > 4).node.expr, (b != a).node.expr)
+    names = {symbols.plain_symbol(a): "a", symbols.plain_symbol(b): "b"}
+    assert sorted(str(named(part, names)) for part in conjuncts(both)) == ["a > 4", "b != a"]
+    assert not conjuncts(sympy.true)

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from dlinfer.graph.torch_private import dynamo, guards, symbols
-from dlinfer.graph.torch_private.expressions import to_size
+from dlinfer.graph.torch_private.expressions import SizeTextError, parse_size, to_size
 from dlinfer.graph.torch_private.fake_mode import strict_mode
 from dlinfer.graph.torch_private.guards import conditions_of
 from dlinfer.graph.torch_private.symbols import new_symbol
-from dlinfer.utils.size_text import SizeTextError, parse_size
 from tests.graph.torch_private.asking import asked_in_backend, dynamo_mode, tall
 
 
@@ -47,7 +46,7 @@ def test_conditions_say_what_holds_and_where_to_read_it():
         return x.view(-1, 7) * 2 + y.sum() if x.shape[1] == 7 and x.shape[0] > 3 else x
 
     dynamo.compile_apart(function, backend, True)(torch.ones(5, 7), torch.ones(5))
-    found, sizes = seen
+    found, sizes = [(str(condition), read) for condition, read in seen[0]], seen[1]
     assert ("v0 == v1", ("L['x'].size()[0]", "L['y'].size()[0]")) in found
     assert ("v0 > 3", ("L['x'].size()[0]",)) in found
     assert ("v0 == 7", ("L['x'].size()[1]",)) in found
@@ -63,7 +62,7 @@ def test_sizes_and_conditions_are_translated():
         for one, other in ((6, 8), (13, 9)):
             given = {"a": one, "b": other}
             assert size.evaluate(given) == parse_size(text).evaluate(given)
-    assert to_size(5, names).what == 5
+    assert to_size(5, names).fixed == 5
     with pytest.raises(SizeTextError, match="size of no input"):
         to_size(a, {})
     assert bool(a < b)

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, fx
 
-from dlinfer.graph.engine_kit.output_sizes import Size, reader, sizes_of
+from dlinfer.graph.engine_kit.output_sizes import SizeText, reader, sizes_of
 from dlinfer.graph.ir.dialect import arguments, fake, op_name, overload
 from dlinfer.graph.ir.program import attribute
 from dlinfer.vendor.openvino.int_ranges.kept import Interval, Kept, range_of
@@ -41,7 +41,7 @@ class Ranges:
         """Raises UnknownSizeError for a size that does not follow from the inputs."""
         placeholders = graph.find_nodes(op="placeholder")
         self._kept = kept
-        self._sizes: list[Size] = []
+        self._sizes: list[SizeText] = []
         self._values = [fake(node) for node in placeholders]
         needed = _needed(graph, kept)
         self._steps = [
