@@ -18,7 +18,7 @@ from lmdeploy.pytorch.weight_loader import model_weight_loader as loader
 from torch import Tensor, nn
 
 from dlinfer import settings
-from dlinfer.framework.lmdeploy_ext.conversion import headers
+from dlinfer.framework.lmdeploy_ext.conversion import model_files
 from dlinfer.framework.lmdeploy_ext.device import weight_memory
 from dlinfer.framework.lmdeploy_ext.layers.quantised import bf12_packing
 from dlinfer.framework.lmdeploy_ext.layers.quantised.bf12 import EmbeddingBF12, HeadBF12, LinearBF12
@@ -218,9 +218,9 @@ def test_preflight_and_the_engine_count_packed_bytes(tmp_path, tied):
     there = {one.data_ptr(): one.nbytes for one in made(tmp_path / "m").parameters()}
     exceptions = report.memory.weights - sum(there.values())
     assert -0.01 * report.memory.weights < exceptions <= 0
-    stored = headers.read(tmp_path / "m")
+    stored = model_files.read(tmp_path / "m")
     largest = 2 * 2 * folders.INNER * folders.HIDDEN  # gate and up, whole until they are packed
-    assert report.memory.mapped == headers.largest_tensor(stored) + largest
+    assert report.memory.mapped == model_files.largest_tensor(stored) + largest
     model = made(tmp_path / "m", device="meta")
     saved = model.bf12_packing.saved_bytes
     in_floats = {one.data_ptr(): one.nbytes for one in plain(tmp_path / "m").parameters()}

@@ -11,8 +11,8 @@ from torch import Tensor
 from dlinfer import ops
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.model.model_support import check_support
-from dlinfer.framework.lmdeploy_ext.conversion import mxfp4
 from dlinfer.framework.lmdeploy_ext.conversion.loading import rewrite
+from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model
 from dlinfer.framework.lmdeploy_ext.layers.moe.mxfp4_experts import (
     FusedMoEMxfp4,
@@ -67,7 +67,7 @@ def test_a_checkpoint_is_loaded_whole_with_gate_before_up(monkeypatch: pytest.Mo
         numbers, blocks, scales = conversion_files.mxfp4(torch.randn(3, out, into))
         bias = torch.randn(3, out)
         for kind, given in (("blocks", blocks), ("scales", scales), ("bias", bias)):
-            (made,) = mxfp4.plan(CONFIG, MODEL).convert(f"{where}.{name}_proj_{kind}", given, None)
+            (made,) = plan_of(CONFIG, MODEL).convert(f"{where}.{name}_proj_{kind}", given, None)
             assert made[1] is given
             load(None, *made, params)
         rows = torch.cat([torch.arange(0, out, 2), torch.arange(1, out, 2)])

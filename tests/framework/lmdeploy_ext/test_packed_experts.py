@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from dlinfer import ops
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.model.model_support import check_support
-from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM
-from dlinfer.framework.lmdeploy_ext.conversion.experts import SERVED, place_of
-from dlinfer.framework.lmdeploy_ext.conversion.loading import Layers
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, SERVED
+from dlinfer.framework.lmdeploy_ext.conversion.loading import Layers, place_of
 from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of
 from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts import PackedWeights
 from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts_model import _repack

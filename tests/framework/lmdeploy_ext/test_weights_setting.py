@@ -19,7 +19,11 @@ from torch import nn
 
 from dlinfer import settings
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.conversion import floats, head, headers, loading, mapped
+from dlinfer.framework.lmdeploy_ext.conversion import (
+    floats,
+    loading,
+    model_files,
+)
 from dlinfer.framework.lmdeploy_ext.conversion.formats import W8A8, AwqInt4
 from dlinfer.framework.lmdeploy_ext.layers.quantised import head as packed_head
 from dlinfer.framework.lmdeploy_ext.layers.quantised.head import PackedEmbedding, PackedHead
@@ -39,7 +43,7 @@ def packed_as(folder: Path, bits: str) -> dict[str, torch.Tensor]:
     plan = floats.plan(bits, json.loads((folder / "config.json").read_text()))
     found: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("model*.safetensors")):
-        for name, tensor in mapped.tensors(file):
+        for name, tensor in model_files.tensors(file):
             found |= {one: made.clone() for one, made in plan.convert(name, tensor, None)}
     return found
 
@@ -144,9 +148,9 @@ def test_mapped_tensors_are_those_of_the_file_and_may_be_kept(tmp_path):
         "flags": torch.tensor([True, False]),
         "scalar": torch.tensor(2.5),
     }
-    want |= {name: torch.ones(5).to(dtype) for name, dtype in mapped._DTYPES.items()}
+    want |= {name: torch.ones(5).to(dtype) for name, dtype in model_files.DTYPES.items()}
     save_file(want, tmp_path / "model.safetensors", {"format": "pt"})
-    got = dict(mapped.tensors(tmp_path / "model.safetensors", "x."))
+    got = dict(model_files.tensors(tmp_path / "model.safetensors", "x."))
     assert got.keys() == {f"x.{name}" for name in want}
     for name, tensor in want.items():
         found = got[f"x.{name}"]
@@ -161,12 +165,7 @@ def test_a_dtype_that_is_not_mapped_is_refused_by_name(tmp_path):
     weights = {"w": torch.ones(2), "odd": torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)}
     save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(UnsupportedFeatureError, match=r"F4 of tensor 'odd' in .*unset DLINFER_CPU_WEIGHTS"):
-        next(mapped.tensors(tmp_path / "model.safetensors"))
-
-
-def test_the_plan_of_memory_knows_the_size_of_every_mapped_dtype():
-    sizes = {name: dtype.itemsize * 8 for name, dtype in mapped._DTYPES.items()}
-    assert sizes == headers.BITS
+        next(model_files.tensors(tmp_path / "model.safetensors"))
 
 
 class Tiny(nn.Module):
@@ -186,7 +185,7 @@ class Tiny(nn.Module):
 def test_a_table_is_packed_once_and_looked_up(tied):
     model: Any = Tiny(tied)
     stored = {"model.embed_tokens.weight": torch.randn(40, 16), "lm_head.weight": torch.randn(40, 16)}
-    loaded = dict(head.packed(stored.items(), model))
+    loaded = dict(floats.packed_head(stored.items(), model))
     for name, parameter in model.named_parameters():
         parameter.data.copy_(loaded.pop(name))
     assert loaded.keys() == (set() if tied else {"model.embed_tokens.weight"})

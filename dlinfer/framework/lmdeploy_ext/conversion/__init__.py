@@ -1,6 +1,6 @@
-"""Quantised checkpoints in formats that LMDeploy's layers do not read, as they become one that they do.
+"""Converts quantised checkpoints to formats that LMDeploy's layers read, and packs checkpoints in floats.
 
-In comes ``quantization_config`` and, while weights load, tensor by tensor of the files; out goes the configuration of
-AWQ, ``smooth_quant`` or ``fp8`` and tensors as those have them. Called by the checks of checkpoints, by the reading of
-a model's configuration, and by LMDeploy's loader of weights.
+Takes a ``quantization_config`` and the checkpoint's tensors one by one; returns a configuration and tensors in the
+layout of AWQ, ``smooth_quant`` or ``fp8``. The checks of folders, the reading of a model's configuration and LMDeploy's
+loader of weights call it.
 """

@@ -1,10 +1,10 @@
-"""Checkpoints of compressed-tensors, as llm-compressor writes them (github.com/neuralmagic/compressed-tensors).
+"""Plans checkpoints of compressed-tensors, as llm-compressor writes them (github.com/neuralmagic/compressed-tensors).
 
-Of each linear layer, with w the weight [out, in]:
+Each linear layer, with a weight [out, in], has
 
-- ``pack-quantized``: ``weight_packed`` int32 [out, in / 8] of w's numbers and 8, ``weight_scale`` [out, groups],
-  ``weight_shape``, and where it is not symmetric ``weight_zero_point`` int32 [out / 8, groups];
-- ``int-quantized``, ``float-quantized`` and ``naive-quantized``, which is either: ``weight`` in 8 bits [out, in],
+- in ``pack-quantized``: ``weight_packed`` int32 [out, in / 8] of the weight's numbers plus 8, ``weight_scale`` [out,
+  groups], ``weight_shape``, and where it is not symmetric ``weight_zero_point`` int32 [out / 8, groups];
+- in ``int-quantized``, ``float-quantized`` and ``naive-quantized`` (either of the two): ``weight`` in 8 bits [out, in],
   ``weight_scale`` [out, 1], [1], or for each block, and with fixed scales ``input_scale`` [1].
 """
 
@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext.conversion import four_bits, packed_experts
+from dlinfer.framework.lmdeploy_ext.conversion import packed_experts
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import Checkpoint, Convert, Plan
+from dlinfer.framework.lmdeploy_ext.conversion.four_bits import FourBits, stored_group
 from dlinfer.ops.quantised.packing import GPTQ
 
 _WORDS = replace(GPTQ, zero_bias=0)
-"""How ``weight_packed``, transposed, lies."""
+"""The layout of ``weight_packed``, transposed."""
 
 # Layers that no checkpoint packs and no class of LMDeploy's expects packed; a rule may leave them out.
 _NEVER_PACKED = ("lm_head", "embed_tokens", "norm", "gate", "shared_expert_gate")
@@ -33,6 +34,21 @@ _LAYERS = (
 )
 _PLAIN = {"kv_cache_scheme": "a quantised KV cache", "transform_config": "transforms"}
 _TOKEN = {"strategy": "token", "dynamic": True, "symmetric": True}
+_SHOWN = "num_bits type strategy group_size block_structure symmetric dynamic actorder".split()
+
+
+class _Scheme(dict[str, Any]):
+    """How weights or inputs are quantised, with defaults; empty where they are not."""
+
+    def __init__(self, stored: Mapping[str, Any] | None) -> None:
+        super().__init__({"symmetric": True, "dynamic": False, "type": "int", **stored} if stored else {})
+
+    def has(self, **expected: Any) -> bool:
+        """Whether the scheme has these values."""
+        return all(self.get(key) == value for key, value in expected.items())
+
+    def __str__(self) -> str:
+        return ", ".join(f"{key}={self[key]}" for key in _SHOWN if self.get(key) is not None) or "none"
 
 
 def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
@@ -40,10 +56,10 @@ def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
     layout = str(config.get("format") or "without a format")
     checkpoint = Checkpoint(f"compressed-tensors {layout}", config, model)
     checkpoint.require(layout in _FORMATS, "")
-    status = config.get("quantization_status")  # a tensor that is in floats all the same is met as it is read
+    status = config.get("quantization_status")  # a tensor in floats in spite of it is refused when it is read
     checkpoint.require(status in ("compressed", "frozen"), f"with quantization_status {status}")
-    for key, what in _PLAIN.items():
-        checkpoint.require(not config.get(key), f"with {what}")
+    for key, detail in _PLAIN.items():
+        checkpoint.require(not config.get(key), f"with {detail}")
     sparsity = (config.get("sparsity_config") or {}).get("format", "dense")
     checkpoint.require(sparsity == "dense", f"with sparse weights ({sparsity})")
     groups = config.get("config_groups") or {}
@@ -54,32 +70,29 @@ def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
     checkpoint.require(not group.get("output_activations"), "with outputs quantised")
     _check_ignored(config.get("ignore") or [], checkpoint)
     checkpoint.require_plain()
-    weights, inputs = (_scheme(group.get(part)) for part in ("weights", "input_activations"))
+    weights, inputs = _Scheme(group.get("weights")), _Scheme(group.get("input_activations"))
     return _FORMATS[layout](weights, inputs, checkpoint)
 
 
-def _scheme(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """How weights or inputs are quantised, with what may be left out; empty where they are not."""
-    return {"symmetric": True, "dynamic": False, "type": "int", **given} if given else {}
-
-
 def _check_ignored(rules: list[str], checkpoint: Checkpoint) -> None:
-    """Refuse rules by which some of a decoder's layers stay as they are, or by which lm_head does not.
+    """Refuse rules that leave some of a decoder's layers in floats, or that quantise lm_head.
 
-    All but experts may: see ``_experts_alone``.
+    Rules may leave all layers but experts in floats: see ``_experts_alone``.
     """
-    packed = _names(checkpoint)
-    left = next((name for name in packed if _ignores(rules, name)), "")
-    if _experts_alone(rules, checkpoint):
-        left = ""
-    named = (rule for rule in rules if not rule.startswith("re:") and rule not in packed)
+    layers = _decoder_layers(checkpoint)
+    left = (
+        ""
+        if _experts_alone(rules, checkpoint)
+        else next((name for name in layers if _ignores(rules, name)), "")
+    )
+    named = (rule for rule in rules if not rule.startswith("re:") and rule not in layers)
     other = next((rule for rule in named if rule.rpartition(".")[2] not in _NEVER_PACKED), "")
     checkpoint.require_packed(not (left or other), left or other)
     checkpoint.require(_ignores(rules, "lm_head"), "with lm_head quantised")
 
 
-def _names(checkpoint: Checkpoint) -> list[str]:
-    """A decoder's linear layers as checkpoints name them, whichever of them the model has."""
+def _decoder_layers(checkpoint: Checkpoint) -> list[str]:
+    """The names that checkpoints give to a decoder's linear layers, whether the model has them or not."""
     layers = checkpoint.model.get("num_hidden_layers") or 1
     return [f"model.layers.{layer}.{name}" for layer in range(layers) for name in _LAYERS]
 
@@ -89,12 +102,12 @@ def _ignores(rules: list[str], name: str) -> bool:
 
 
 def _experts_alone(rules: list[str], checkpoint: Checkpoint) -> bool:
-    """Whether rules leave all of a decoder's linear layers as they are but its experts, which are of 4 bits."""
+    """Whether rules leave all of a decoder's linear layers in floats except experts, which have 4 bits."""
     model = checkpoint.model
     if not checkpoint.has_experts or checkpoint.config.get("format") != "pack-quantized":
         return False
     has_dense = bool(model.get("mlp_only_layers")) or (model.get("decoder_sparse_step") or 1) > 1
-    for name in _names(checkpoint):
+    for name in _decoder_layers(checkpoint):
         is_expert = ".experts." in name
         exists = "self_attn" in name or is_expert or (has_dense and name.rpartition(".")[0].endswith("mlp"))
         if exists and _ignores(rules, name) == is_expert:
@@ -102,149 +115,82 @@ def _experts_alone(rules: list[str], checkpoint: Checkpoint) -> bool:
     return True
 
 
-def _has(given: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
-    return all(given.get(key) == value for key, value in expected.items())
-
-
-def _shown(given: Mapping[str, Any]) -> str:
-    """What of a scheme decides, for a refusal."""
-    keys = (
-        "num_bits",
-        "type",
-        "strategy",
-        "group_size",
-        "block_structure",
-        "symmetric",
-        "dynamic",
-        "actorder",
-    )
-    return ", ".join(f"{key}={given[key]}" for key in keys if given.get(key) is not None) or "none"
-
-
 # --- weights of 4 bits
 
 
-def _packed(weights: Mapping[str, Any], inputs: Mapping[str, Any], checkpoint: Checkpoint) -> Plan:
+def _packed(weights: _Scheme, inputs: _Scheme, checkpoint: Checkpoint) -> Plan:
     checkpoint.require_served_experts()
-    strategy = weights.get("strategy")
-    served = _has(weights, {"num_bits": 4, "type": "int", "dynamic": False})
-    checkpoint.require(served and strategy in ("group", "channel"), f"with weights {_shown(weights)}")
-    checkpoint.require(not inputs, f"with inputs {_shown(inputs)}")
-    order = weights.get("actorder") or "static"
-    checkpoint.require(
-        order in ("static", "weight"), f"with actorder {order}: inputs are grouped in another order"
-    )
-    stored = four_bits.stored_group(weights.get("group_size") if strategy == "group" else -1, checkpoint)
+    strategy, order = weights.get("strategy"), weights.get("actorder") or "static"
+    is_served = weights.has(num_bits=4, type="int", dynamic=False) and strategy in ("group", "channel")
+    checkpoint.require(is_served, f"with weights {weights}")
+    checkpoint.require(not inputs, f"with inputs {inputs}")
+    in_order = order in ("static", "weight")
+    checkpoint.require(in_order, f"with actorder {order}: inputs are grouped in another order")
+    stored = stored_group(weights.get("group_size") if strategy == "group" else -1, checkpoint)
     symmetric = weights["symmetric"]
     if _experts_alone(checkpoint.config.get("ignore") or [], checkpoint):
         return packed_experts.plan(stored, symmetric, checkpoint)
-
-    def convert(name: str, tensor: Tensor, layer: Any) -> Iterable[tuple[str, Tensor]]:
-        owner, _, part = name.rpartition(".")
-        if part in ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx"):
-            checkpoint.require_floats_apart(layer, owner)
-        if part == "weight_packed":
-            yield four_bits.weight(owner, tensor.t(), _WORDS)
-        elif part == "weight_scale":
-            given = tensor.t()
-            yield four_bits.scales(owner, given, stored, layer, checkpoint)
-            if symmetric:
-                middle = torch.full(given.shape, _WORDS.middle, dtype=torch.int32)
-                yield four_bits.zeros(owner, middle, stored, layer, checkpoint)
-        elif part == "weight_zero_point":
-            if not symmetric:
-                yield four_bits.zeros(owner, _WORDS.unpack_zeros(tensor.t()), stored, layer, checkpoint)
-        elif part == "weight_g_idx":
-            four_bits.require_order(owner, tensor, stored, checkpoint)
-        elif part != "weight_shape":
-            checkpoint.require_packed(part != "weight" or not hasattr(layer, "group_size"), owner)
-            yield name, tensor
-
-    return Plan(four_bits.awq_config(stored, checkpoint), convert)
+    return FourBits(checkpoint, stored, _WORDS, transposed=True, symmetric=symmetric).plan()
 
 
 # --- weights and activations of 8 bits
 
 
-def _int8(weights: Mapping[str, Any], inputs: Mapping[str, Any], checkpoint: Checkpoint) -> Plan:
-    of_rows = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
-    checkpoint.require(_has(weights, of_rows), f"with weights {_shown(weights)}")
-    checkpoint.require(_has(inputs, {"num_bits": 8, "type": "int"} | _TOKEN), f"with inputs {_shown(inputs)}")
+def _int8(weights: _Scheme, inputs: _Scheme, checkpoint: Checkpoint) -> Plan:
+    by_row = weights.has(num_bits=8, type="int", strategy="channel", symmetric=True)
+    checkpoint.require(by_row, f"with weights {weights}")
+    checkpoint.require(inputs.has(num_bits=8, type="int", **_TOKEN), f"with inputs {inputs}")
     config = checkpoint.named({"quant_method": "smooth_quant", "quant_dtype": "int8"})
-    return Plan(config, _renamed("scale", checkpoint))
+    return Plan(config, _converter(checkpoint, "scale"))
 
 
-def _float8(weights: Mapping[str, Any], inputs: Mapping[str, Any], checkpoint: Checkpoint) -> Plan:
-    of_eight = {"num_bits": 8, "type": "float", "symmetric": True}
+def _float8(weights: _Scheme, inputs: _Scheme, checkpoint: Checkpoint) -> Plan:
+    for part, scheme in (("weights", weights), ("inputs", inputs)):
+        checkpoint.require(scheme.has(num_bits=8, type="float", symmetric=True), f"with {part} {scheme}")
     strategy, block = weights.get("strategy"), weights.get("block_structure")
-    checkpoint.require(_has(weights, of_eight), f"with weights {_shown(weights)}")
-    checkpoint.require(_has(inputs, of_eight), f"with inputs {_shown(inputs)}")
-    if strategy == "channel" and _has(inputs, _TOKEN):
+    if strategy == "channel" and inputs.has(**_TOKEN):
         config = checkpoint.named({"quant_method": "smooth_quant", "quant_dtype": "float8_e4m3fn"})
-        return Plan(config, _renamed("scale", checkpoint))
+        return Plan(config, _converter(checkpoint, "scale"))
     fp8 = checkpoint.named({"quant_method": "fp8", "fmt": "e4m3"})
     if strategy in ("tensor", "channel") and inputs.get("strategy") == "tensor" and not inputs.get("dynamic"):
-        if strategy == "channel":
-            checkpoint.require_dense()
-        return Plan(fp8 | {"activation_scheme": "static"}, _with_fixed_inputs(checkpoint))
-    of_blocks = _has(inputs, {"strategy": "group", "group_size": 128, "dynamic": True})
-    schemes = f"weights {_shown(weights)}, and inputs {_shown(inputs)}"
-    checkpoint.require(
-        strategy == "block" and block and list(block) == [128, 128] and of_blocks, f"with {schemes}"
-    )
-    return Plan(fp8 | {"weight_block_size": [128, 128]}, _renamed("weight_scale_inv", checkpoint))
+        checkpoint.require(strategy == "tensor" or not checkpoint.has_experts, "with experts")
+        return Plan(fp8 | {"activation_scheme": "static"}, _converter(checkpoint))
+    by_block = strategy == "block" and list(block or ()) == [128, 128]
+    by_group = inputs.has(strategy="group", group_size=128, dynamic=True)
+    checkpoint.require(by_block and by_group, f"with weights {weights}, and inputs {inputs}")
+    return Plan(fp8 | {"weight_block_size": [128, 128]}, _converter(checkpoint, "weight_scale_inv"))
 
 
-def _renamed(scale: str, checkpoint: Checkpoint) -> Convert:
-    """Scales get the name that LMDeploy's parameter has; all else stays."""
+def _converter(checkpoint: Checkpoint, scale: str | None = None) -> Convert:
+    """Convert tensors of 8 bits. scale: the name of the scales in LMDeploy's layers, which make them float32.
+
+    None is for scales that keep their name, beside fixed scales of the inputs.
+    """
+    input_scales: dict[int, Tensor] = {}  # identity of a layer -> the scale of its input
 
     def convert(name: str, tensor: Tensor, layer: Any) -> Iterable[tuple[str, Tensor]]:
         owner, _, part = name.rpartition(".")
-        _check_eight_bits(name, tensor, layer, checkpoint)
-        if part == "weight_scale":
+        # LMDeploy would round the floats of a router in 8 bits, and fails on a layer in floats that it has in 8 bits.
+        is_router = part == "weight_scale" and owner.rpartition(".")[2] in _NEVER_PACKED
+        checkpoint.require(not is_router, f"with {owner} quantised")
+        if part == "weight" and layer is not None:
+            checkpoint.require_packed(layer.weight.dtype.itemsize > 1 or tensor.dtype.itemsize == 1, owner)
+        if part in ("weight_zero_point", "input_zero_point"):  # early releases store zeros
+            checkpoint.require(not tensor.float().any(), f"with zero points, {name}")
+        elif scale is not None and part == "weight_scale":
             yield f"{owner}.{scale}", tensor.float()
-        elif not _is_zero_point(name, tensor, checkpoint):
+        else:
+            if scale is None and part == "input_scale" and layer is not None:
+                before = input_scales.setdefault(id(layer), tensor)
+                is_shared = torch.equal(before.reshape(-1), tensor.reshape(-1))
+                detail = f"with scales of their own for the input that {name} and its neighbours share"
+                checkpoint.require(is_shared, detail)
             yield name, tensor
 
     return convert
 
 
-def _is_zero_point(name: str, tensor: Tensor, checkpoint: Checkpoint) -> bool:
-    """Whether a tensor is one of zero points, which early releases store where all of them are 0."""
-    found = name.endswith(("weight_zero_point", "input_zero_point"))
-    checkpoint.require(not found or not tensor.float().any(), f"with zero points, {name}")
-    return found
-
-
-def _check_eight_bits(name: str, tensor: Tensor, layer: Any, checkpoint: Checkpoint) -> None:
-    """Refuse a router in 8 bits, which LMDeploy has in floats, and a layer in floats, which it has in 8 bits.
-
-    LMDeploy would round the floats of the one to whole numbers, and stops at the other in words of its own.
-    """
-    owner, _, part = name.rpartition(".")
-    is_left = owner.rpartition(".")[2] in _NEVER_PACKED
-    checkpoint.require(part != "weight_scale" or not is_left, f"with {owner} quantised")
-    if part == "weight" and layer is not None:
-        checkpoint.require_packed(layer.weight.dtype.itemsize > 1 or tensor.dtype.itemsize == 1, owner)
-
-
-def _with_fixed_inputs(checkpoint: Checkpoint) -> Convert:
-    """All stays, but that layers which LMDeploy joins must have one scale for their one input."""
-    seen: dict[int, Tensor] = {}  # identity of a layer -> the scale of its input
-
-    def convert(name: str, tensor: Tensor, layer: Any) -> Iterable[tuple[str, Tensor]]:
-        _check_eight_bits(name, tensor, layer, checkpoint)
-        if name.endswith(".input_scale") and layer is not None:
-            before = seen.setdefault(id(layer), tensor)
-            what = f"with scales of their own for the input that {name} and its neighbours share"
-            checkpoint.require(torch.equal(before.reshape(-1), tensor.reshape(-1)), what)
-        if not _is_zero_point(name, tensor, checkpoint):
-            yield name, tensor
-
-    return convert
-
-
-def _naive(weights: Mapping[str, Any], inputs: Mapping[str, Any], checkpoint: Checkpoint) -> Plan:
+def _naive(weights: _Scheme, inputs: _Scheme, checkpoint: Checkpoint) -> Plan:
     return (_float8 if weights.get("type") == "float" else _int8)(weights, inputs, checkpoint)
 
 
@@ -252,5 +198,5 @@ _FORMATS = {
     "pack-quantized": _packed,
     "int-quantized": _int8,
     "float-quantized": _float8,
-    "naive-quantized": _naive,  # as early releases call the two before
+    "naive-quantized": _naive,  # the name in early releases of the two before
 }

@@ -1,41 +1,39 @@
-"""A checkpoint in floats that is quantised while it loads, as DLINFER_CPU_WEIGHTS asks.
+"""Quantises a checkpoint in floats while it loads, as DLINFER_CPU_WEIGHTS and DLINFER_CPU_HEAD ask.
 
-It becomes what ``dlinfer quantise`` would have written of it, number for number: AWQ for int4, W8A8 for int8. Each
-weight is packed as it is read, some rows after the other, so that of one weight at a time there is more than its packed
-numbers.
+The numbers are those that ``dlinfer quantise`` would have written: AWQ for int4, W8A8 for int8. Each weight is packed
+as it is read, some rows at a time, so that at most one weight is in memory in floats.
 """
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext.conversion import four_bits
-from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, Plan
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, SERVED, Plan, linear_sizes
 from dlinfer.framework.lmdeploy_ext.conversion.formats import ROWS, W8A8, AwqInt4, Format
+from dlinfer.framework.lmdeploy_ext.conversion.model_files import DTYPES
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.ops.quantised.packing import AWQ
 
 _DENSE = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 ADMITTED: Mapping[str, tuple[str, ...]] = {
     "int8": (*_DENSE, "MixtralForCausalLM"),  # LMDeploy's Qwen2-MoE and Qwen3-MoE have such experts in floats
-    "int4": (*_DENSE, "MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"),
+    "int4": (*_DENSE, *SERVED),
 }
-"""Value of the setting -> the classes whose weights are packed: those of ``dlinfer quantise``, and with experts those
+"""Value of the setting -> the classes whose weights are packed: those of ``dlinfer quantise``, and those with experts
 whose tokens were compared in the format."""
 
 SETTING = "DLINFER_CPU_WEIGHTS"
 _FLOATS = "floats"
-_DTYPES = {"I8": torch.int8, "I32": torch.int32, "F16": torch.float16, "F32": torch.float32}
 
 GROUP = 128
-"""Inputs that share a scale in int4, or the largest number below that divides all sizes of a model."""
+"""The most inputs that share a scale in int4; a model whose sizes it does not divide gets smaller groups."""
 
 _PIECE = 1 << 18
-"""Numbers that are packed at once, at most, or ``ROWS`` rows: what is computed of them takes 64 bits a number."""
+"""The most numbers that are packed at once, unless ``ROWS`` rows have more: packing takes 64 bits a number."""
 
 _PACKED = re.compile(
     r"model\.layers\.\d+\.(?:self_attn\.[qkvo]_proj"
@@ -70,49 +68,70 @@ def plan(bits: str, model: Mapping[str, Any]) -> Plan:
 
 
 def _other(bits: str, name: str) -> str:
-    """The other value of the setting, where that serves a class, in words."""
-    return next((f" or set {one}" for one in ADMITTED if one != bits and name in ADMITTED[one]), "")
+    """The other value of the setting, in words, where it serves a class."""
+    return next((f" or set {other}" for other in ADMITTED if other != bits and name in ADMITTED[other]), "")
 
 
 def _group(model: Mapping[str, Any]) -> int:
     """The group size of int4. Raises UnsupportedFeatureError where no multiple of 8 divides all sizes."""
-    given = four_bits.linear_sizes(model)
-    group = math.gcd(GROUP, *given.values()) if given else 0
+    sizes = linear_sizes(model)
+    group = math.gcd(GROUP, *sizes.values()) if sizes else 0
     if not group or group % AWQ.per_word:
-        sizes = ", ".join(f"{name} = {size}" for name, size in given.items())
-        what = f"{SETTING}=int4 for sizes that no multiple of {AWQ.per_word} divides ({sizes})"
-        raise refuse(what, "set int8, which takes any size")
+        shown = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+        feature = f"{SETTING}=int4 for sizes that no multiple of {AWQ.per_word} divides ({shown})"
+        raise refuse(feature, "set int8, which takes any size")
     return group
 
 
 def is_packed(config: Mapping[str, Any]) -> bool:
-    """Whether a ``quantization_config`` was made here."""
+    """Whether ``plan`` wrote a ``quantization_config``."""
     return str(config.get(CONVERTED_FROM, "")).startswith(_FLOATS)
 
 
 def packed(setting: str, form: Format, name: str, weight: Tensor) -> dict[str, Tensor]:
-    """The tensors of a weight [out, in], in the format. setting: which asks for it, and its value.
+    """The tensors of a weight [out, in] in the format. setting: the setting that asks for it, and its value.
 
     Raises UnsupportedFeatureError for a tensor that is no matrix of floats, is not finite, or outgrows the format.
     """
-    what, unset = f"{setting} for {name}", "unset it, and load the checkpoint as it is"
+    feature = f"{setting} for {name}"
     if weight.ndim != 2 or not weight.is_floating_point() or weight.dtype.itemsize == 1:
-        raise refuse(f"{what}, of {weight.dtype} and shape {list(weight.shape)}", unset)
+        advice = "unset it, and load the checkpoint as it is"
+        raise refuse(f"{feature}, of {weight.dtype} and shape {list(weight.shape)}", advice)
     if fault := form.fault(*weight.shape):
-        raise refuse(f"{what}: {fault}", "set int8, which takes any size")
-    made = {
-        part: torch.empty(shape, dtype=_DTYPES[dtype])
-        for part, (dtype, shape) in form.parts(*weight.shape).items()
-    }
+        raise refuse(f"{feature}: {fault}", "set int8, which takes any size")
+    layout = form.parts(*weight.shape).items()
+    parts = {part: torch.empty(shape, dtype=DTYPES[dtype]) for part, (dtype, shape) in layout}
     step = max(_PIECE // max(weight.shape[1], 1) // ROWS, 1) * ROWS
     for first in range(0, weight.shape[0], step):
         rows = weight[first : first + step]
         if not rows.isfinite().all():
-            raise refuse(f"{what}, which has numbers that are not finite", "use a checkpoint that is sound")
+            raise refuse(
+                f"{feature}, which has numbers that are not finite", "use a checkpoint that is sound"
+            )
         for part, numbers in form.quantise(rows).items():
             if numbers.is_floating_point() and not numbers.isfinite().all():
-                raise refuse(f"{what}, whose numbers are too large for its scales", "set int8")
-            into, size = made[part], numbers.shape[form.joined]
-            begin = first * into.shape[form.joined] // weight.shape[0]
-            into.narrow(form.joined, begin, size).copy_(numbers)
-    return made
+                raise refuse(f"{feature}, whose numbers are too large for its scales", "set int8")
+            whole = parts[part]
+            begin = first * whole.shape[form.joined] // weight.shape[0]
+            whole.narrow(form.joined, begin, numbers.shape[form.joined]).copy_(numbers)
+    return parts
+
+
+def packed_head(
+    weights: Iterable[tuple[str, Tensor]], model: torch.nn.Module
+) -> Iterator[tuple[str, Tensor]]:
+    """A file's tensors, with the output projection and a tied embedding in int8 where the model has such layers.
+
+    A stored projection of a model that ties them is left out. Raises UnsupportedFeatureError for numbers that are not
+    finite.
+    """
+    parameters = {name for name, _ in model.named_parameters()}
+    tables = [name for name in ("model.embed_tokens", "lm_head") if f"{name}.numbers" in parameters]
+    for name, tensor in weights:
+        owner = name.removesuffix(".weight")
+        if owner in tables and owner != name:
+            parts = packed("DLINFER_CPU_HEAD=int8", W8A8(), name, tensor)
+            yield f"{owner}.numbers", parts["weight"]
+            yield f"{owner}.scales", parts["scale"]
+        elif name != "lm_head.weight" or not tables:
+            yield name, tensor

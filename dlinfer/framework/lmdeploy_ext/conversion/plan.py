@@ -1,10 +1,17 @@
-"""Which checkpoints are converted, and how: a plan, made of a configuration alone."""
+"""Decides from a configuration alone which checkpoints are converted, and how."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from torch import Tensor
+
 from dlinfer import settings
-from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, Plan
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import (
+    CONVERTED_FROM,
+    Checkpoint,
+    Plan,
+    language_configs,
+)
 from dlinfer.framework.lmdeploy_ext.device import activation
 
 _BF12 = "bf12"
@@ -14,62 +21,79 @@ QUANTISED_FORMATS = ("awq", *_CONVERTED)
 
 
 def plan_of(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan | None:
-    """How a checkpoint is converted, or None for a method that is not: LMDeploy reads it, or nothing does.
+    """How a checkpoint is converted; None for a method that is not: LMDeploy reads it, or nothing does.
 
     config: its ``quantization_config``. model: its whole configuration. Raises UnsupportedFeatureError.
     """
     method = config.get("quant_method")
-    if method not in _CONVERTED or CONVERTED_FROM in config:  # one that was made here has nothing left to do
+    if method not in _CONVERTED or CONVERTED_FROM in config:
         return None
-    # They know packings, and with them the ops, which are not loaded for all who import LMDeploy.
-    from dlinfer.framework.lmdeploy_ext.conversion import compressed_tensors, gptq, mxfp4
+    if method == "mxfp4":
+        return _mxfp4(config, model)
+    # These import the ops, which must not load for everybody who imports LMDeploy.
+    from dlinfer.framework.lmdeploy_ext.conversion import compressed_tensors, gptq
 
-    return {"gptq": gptq, "compressed-tensors": compressed_tensors, "mxfp4": mxfp4}[method].plan(
-        config, model
-    )
+    return (gptq if method == "gptq" else compressed_tensors).plan(config, model)
+
+
+def _mxfp4(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
+    """The plan of gpt-oss with experts in 4-bit floats. Raises UnsupportedFeatureError for another model.
+
+    Format: OCP Microscaling Formats specification 1.0. Each projection of the experts has ``..._blocks`` uint8
+    [experts, out, in / 32, 16], two numbers E2M1 in a byte with the first in the lower half, and ``..._scales`` uint8
+    [experts, out, in / 32], powers of two in E8M0. All else is in 16 bits. LMDeploy does not know the method: it loads
+    a model in floats, in which the layer of ``layers/moe`` takes those tensors as they are.
+    """
+    checkpoint = Checkpoint("mxfp4", config, model)
+    checkpoint.require(model.get("model_type") == "gpt_oss", "in another model than gpt-oss")
+
+    def kept(name: str, tensor: Tensor, layer: Any) -> Iterable[tuple[str, Tensor]]:
+        yield name, tensor
+
+    return Plan(None, kept)
 
 
 def asked_bits() -> str:
-    """What DLINFER_CPU_WEIGHTS says, on a device whose weights lie in the host's memory; empty for floats."""
+    """The value of DLINFER_CPU_WEIGHTS on a device whose weights lie in the host's memory; empty for floats."""
     bits = settings.current().cpu_weights
     return bits if bits and activation.active() is not None and activation.device().memory().shared else ""
 
 
 def packs_bf12(hf_config: Any) -> bool:
-    """Whether DLINFER_CPU_WEIGHTS asks for a model's weights in 12 bits, and its checkpoint is not quantised already.
+    """Whether DLINFER_CPU_WEIGHTS asks for a model's weights in 12 bits, and its checkpoint is in floats.
 
-    It changes no number, so that LMDeploy is given no ``quantization_config``: its layers stay what they are.
+    Packing in 12 bits changes no number, so LMDeploy gets no ``quantization_config`` and its layers stay.
     """
-    return asked_bits() == _BF12 and not _is_quantised(hf_config)
-
-
-def _is_quantised(hf_config: Any) -> bool:
-    """Whether a configuration, or one of a language model inside it, says how its checkpoint is quantised."""
-    parts = (hf_config, *(getattr(hf_config, name, None) for name in ("llm_config", "text_config")))
-    # A conversion that leaves LMDeploy no configuration says so by the second.
+    # ``rewrite`` leaves the second where LMDeploy gets no configuration for a quantised checkpoint.
     names = ("quantization_config", "experts_packed_as")
-    return any(getattr(part, name, None) is not None for part in parts for name in names)
+    quantised = (getattr(part, name, None) for part in language_configs(hf_config) for name in names)
+    return asked_bits() == _BF12 and all(found is None for found in quantised)
 
 
 def packs_head(config: Any) -> bool:
-    """Whether the output projection is packed to int8: DLINFER_CPU_HEAD says so, or leaves it to the other weights.
+    """Whether the output projection is packed to int8: DLINFER_CPU_HEAD decides, or else the other weights.
 
-    config: a model's ``quantization_config`` as LMDeploy has it, or None.
+    config: a model's ``quantization_config`` in LMDeploy, or None.
     """
     asked = settings.current().cpu_head
     if activation.active() is None or not activation.device().memory().shared or asked == "kept":
         return False
-    if asked or not isinstance(config, Mapping):
-        return bool(asked)
+    return bool(asked) or is_packed_as_it_loads(config)
+
+
+def is_packed_as_it_loads(config: Any) -> bool:
+    """Whether a model's ``quantization_config`` stands for DLINFER_CPU_WEIGHTS, while its files are in floats."""
+    if not isinstance(config, Mapping) or CONVERTED_FROM not in config:
+        return False
     from dlinfer.framework.lmdeploy_ext.conversion import floats  # see ``plan_of``
 
     return floats.is_packed(config)
 
 
 def asked_plan(model: Mapping[str, Any]) -> Plan | None:
-    """How DLINFER_CPU_WEIGHTS packs a checkpoint in floats; None where it does not, on another device among them.
+    """How DLINFER_CPU_WEIGHTS packs a checkpoint in floats; None where it does not, or for another device.
 
-    model: its whole configuration, with no ``quantization_config``. Raises UnsupportedFeatureError.
+    model: its whole configuration, without a ``quantization_config``. Raises UnsupportedFeatureError.
     """
     bits = asked_bits()
     if not bits or bits == _BF12:

@@ -1,4 +1,4 @@
-"""What serving a model folder would take and whether it would be refused, told before any weight is loaded.
+"""Reports how much memory a model folder would take to serve, and why an engine would refuse it; loads no weight.
 
-In come a folder and the options of an engine, out comes a report: LMDeploy's class, dtype, ops, and a plan of memory.
+Takes a folder and an engine's options; returns LMDeploy's class, its dtype, its ops, and a plan of memory.
 """

@@ -1,22 +1,19 @@
-"""The whole preflight of one folder."""
+"""Runs the preflight of one model folder."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from dlinfer.errors import DlinferError, ModelMemoryError
 from dlinfer.framework.lmdeploy_ext.checks.folder import weight_checks
 from dlinfer.framework.lmdeploy_ext.checks.folder.model_checks import check_model_folder, in_short
 from dlinfer.framework.lmdeploy_ext.checks.model.model_support import architectures, quantisation_of
 from dlinfer.framework.lmdeploy_ext.checks.options import session_length
-from dlinfer.framework.lmdeploy_ext.conversion import headers
+from dlinfer.framework.lmdeploy_ext.conversion import model_files
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM
-from dlinfer.framework.lmdeploy_ext.conversion.loading import gives_back, has_other_bytes
+from dlinfer.framework.lmdeploy_ext.conversion.loading import plan_of_folder
 from dlinfer.framework.lmdeploy_ext.device import activation, devices
 from dlinfer.framework.lmdeploy_ext.device.kv_memory import gib
 from dlinfer.framework.lmdeploy_ext.preflight import model
@@ -30,12 +27,12 @@ RUNNING = 60 << 20
 """Bytes of a running engine beyond its imports: threads, tokenizer. Measured: docs/guides/preflight.md."""
 
 GRAPHS = 70 << 20
-"""Bytes that compiling graphs takes beyond that, the compiler included; not in eager mode."""
+"""Bytes that compiling graphs takes, the compiler included; none in eager mode."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Something that would be refused. error: the class of the error. text: what it says. next_step: what to do."""
+    """A reason why an engine would not start. error: the class of the error. text, next_step: its two sentences."""
 
     error: str
     text: str
@@ -44,7 +41,8 @@ class Refusal:
 
 @dataclass(frozen=True)
 class OpServed:
-    """An op that the model's layers call. vendor: whose kernel answers it; ``reference`` where none does, and why."""
+    """An op that the model's layers call. vendor: the author of its kernel; ``reference`` where there is none, for a
+    ``reason``."""
 
     op: str
     vendor: str
@@ -53,12 +51,12 @@ class OpServed:
 
 @dataclass(frozen=True)
 class Memory:
-    """The plan, in bytes, but for blocks and tokens.
+    """The memory that an engine would take, in bytes, and the sizes behind it.
 
     process, graphs, weights, mapped, kv_cache, activations, logits: see ``memory.Plan``. peak: the most at once.
-    needed: what has to be free for it, beyond this process. free, source: what is, and who says so.
-    stored: bytes of the weights in their files. kv_token: of one token over all layers. kv_blocks, block_size: of the
-        cache. prefill_tokens: of one prefill.
+    needed: bytes that must be free, beyond this process. free, source: bytes that are free, and who reports them.
+    stored: bytes of the weights in their files. kv_token: bytes of one token over all layers. kv_blocks, block_size:
+    blocks of the cache, and tokens of a block. prefill_tokens: tokens of one prefill.
     """
 
     process: int
@@ -81,10 +79,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Report:
-    """All that preflight says. What could not be found out, since the folder is refused before, is empty or null.
+    """The findings. A field that a refusal kept preflight from finding out is empty or null.
 
-    fits: nothing is refused. architectures: of config.json. model_class: LMDeploy's. dtype: that of loaded weights.
-    quantisation: the method, or empty. plain: what computes layers in plain torch.
+    fits: nothing is refused. architectures: of config.json. model_class: LMDeploy's. dtype: of loaded weights.
+    quantisation: the method, or empty. plain: names of the code that computes layers in plain torch.
     """
 
     schema: int
@@ -102,9 +100,9 @@ class Report:
 
 
 def preflight(folder: Path, device: str, trust_remote_code: bool = False, **options: Any) -> Report:
-    """Look at a folder as an engine with these options of PytorchEngineConfig would. Loads LMDeploy, and no weight.
+    """Check a folder as an engine with these options of PytorchEngineConfig would. Loads LMDeploy, but no weight.
 
-    trust_remote_code: as LMDeploy's; whether a configuration's code in the folder may be run.
+    trust_remote_code: whether code in the folder may run, as in LMDeploy.
     """
     refusals: list[Refusal] = []
     built, plan = None, None
@@ -117,26 +115,34 @@ def preflight(folder: Path, device: str, trust_remote_code: bool = False, **opti
     if built is not None:
         with _noted(refusals):
             plan = _memory(folder, built)
-    config = _config(folder)
-    return Report(
+    config = model_files.readable_config(folder)
+    report = Report(
         schema=SCHEMA,
         folder=str(folder),
         device=device,
         fits=not refusals,
         architectures=list(dict.fromkeys(architectures(config))),
-        model_class=_class_name(built.module) if built is not None else "",
-        dtype=str(built.config.dtype).removeprefix("torch.") if built is not None else "",
-        quantisation=_method(config) or (_packed_as(built.config) if built is not None else ""),
+        model_class="",
+        dtype="",
+        quantisation=_method(config),
         refusals=refusals,
-        ops=list(_served(built.ops, device)) if built is not None else [],
-        plain=built.plain if built is not None else [],
         memory=plan,
+    )
+    if built is None:
+        return report
+    return replace(
+        report,
+        model_class=f"{type(built.module).__module__}.{type(built.module).__name__}",
+        dtype=str(built.config.dtype).removeprefix("torch."),
+        quantisation=report.quantisation or _packed_as(built.config),
+        ops=list(_served(built.ops, device)),
+        plain=built.plain,
     )
 
 
 @contextmanager
 def _noted(refusals: list[Refusal]) -> Iterator[None]:
-    """Note an error instead of raising it: ours as it is, LMDeploy's and transformers' in short."""
+    """Note an error instead of raising it: ours in full, LMDeploy's and transformers' in short."""
     try:
         yield
     except DlinferError as error:
@@ -146,93 +152,59 @@ def _noted(refusals: list[Refusal]) -> Iterator[None]:
         refusals.append(Refusal(type(error).__name__, text, "repair the configuration, or use another model"))
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError):
-        return {}  # refused already
-    return found if isinstance(found, dict) else {}
-
-
-def _class_name(module: torch.nn.Module) -> str:
-    return f"{type(module).__module__}.{type(module).__name__}"
-
-
 def _served(ops: list[str], device: str) -> Iterator[OpServed]:
     vendor = activate_default(devices.torch_device(device))
     authors = kernel_authors(vendor) if vendor is not None else {}
+    missing = "no vendor serves it" if vendor is None else f"vendor {vendor.name!r} has no kernel for it"
     for op in ops:
-        if op in authors:
-            yield OpServed(op, authors[op], "")
-        else:
-            reason = (
-                f"vendor {vendor.name!r} has no kernel for it"
-                if vendor is not None
-                else "no vendor serves it"
-            )
-            yield OpServed(op, "reference", reason)
+        yield OpServed(op, authors[op], "") if op in authors else OpServed(op, "reference", missing)
 
 
 def _memory(folder: Path, built: model.Built) -> Memory:
-    """Raises MemoryPlanError, by the adaptor's own planner, and InsufficientMemoryError."""
+    """Raises MemoryPlanError, by the adaptor's own planner, and ModelMemoryError."""
     available = activation.device().memory()
-    process, free = resident() + RUNNING, available.available
-    tensors = headers.read(folder)
-    tied = bool(built.config.tie_word_embeddings)
-    stored = (
-        0
-        if built.packs_head or has_other_bytes(folder)
-        else headers.loaded_bytes(tensors, built.config.dtype.itemsize, tied)
-    )
-    packing = built.bf12_packing
-    weights = (stored or built.weight_bytes) - (packing.saved_bytes if packing is not None else 0)
+    free, source = available.available, available.source
+    tensors, converted = model_files.read(folder), plan_of_folder(folder)
+    weights, packing = built.weight_bytes, built.bf12_packing
+    if tensors and not built.packs_head and not (converted is not None and converted.changes_bytes):
+        tied = bool(built.config.tie_word_embeddings)
+        weights = model_files.loaded_bytes(tensors, built.config.dtype.itemsize, tied)
+    gives_back = converted is not None and converted.packs
+    if packing is not None:
+        weights -= packing.saved_bytes
+        gives_back = gives_back or packing.gives_back
+    # A weight is whole before it is packed; the pages of its file go back tensor by tensor, or stay until it closes.
+    mapped = model_files.largest_tensor(tensors) if gives_back else model_files.largest_file(folder)
+    mapped += packing.largest_weight if packing is not None else 0
     graphs = 0 if built.engine.eager_mode else GRAPHS
     beside = weights + RUNNING + graphs
     if beside > free:
-        raise _too_large(weights, free, available.source)
+        raise ModelMemoryError(needed=gib(weights), free=gib(free), source=source)
     blocks, tokens = model.kv_blocks(built, free - beside)
-    shape, rows = built.shape, built.cache.max_batches
     plan = Plan(
-        process=process,
+        process=resident() + RUNNING,
         graphs=graphs,
         weights=weights,
-        mapped=_mapped(folder, tensors, packing),
+        mapped=mapped,
         kv_cache=blocks * built.block_bytes,
-        activations=prefill_bytes(shape, tokens),
-        logits=logits_bytes(shape, rows),
+        activations=prefill_bytes(built.shape, tokens),
+        logits=logits_bytes(built.shape, built.cache.max_batches),
     )
     needed = plan.needed - resident()
     if needed > free:
-        raise _too_large(needed, free, available.source)
+        raise ModelMemoryError(needed=gib(needed), free=gib(free), source=source)
     return Memory(
-        process=plan.process,
-        graphs=plan.graphs,
-        weights=plan.weights,
-        mapped=plan.mapped,
-        kv_cache=plan.kv_cache,
-        activations=plan.activations,
-        logits=plan.logits,
+        **vars(plan),
         peak=plan.peak,
         needed=needed,
         free=free,
-        source=available.source,
+        source=source,
         stored=sum(one.nbytes for one in tensors),
         kv_token=built.block_bytes // built.cache.block_size,
         kv_blocks=blocks,
         block_size=built.cache.block_size,
         prefill_tokens=tokens,
     )
-
-
-def _mapped(folder: Path, tensors: list[headers.Stored], packing: Any) -> int:
-    """Bytes beside the weights while they load: of files, and of a weight that is whole before it becomes BF12."""
-    is_given_back = gives_back(folder) or (packing is not None and packing.gives_back)
-    files = headers.largest_tensor(tensors) if is_given_back else headers.largest_file(folder)
-    return files + (packing.largest_weight if packing is not None else 0)
-
-
-def _too_large(needed: int, free: int, source: str) -> DlinferError:
-    return ModelMemoryError(needed=gib(needed), free=gib(free), source=source)
 
 
 def resident() -> int:
@@ -244,18 +216,13 @@ def resident() -> int:
 
 
 def _packed_as(config: Any) -> str:
-    """How weights in floats are packed while they load, as LMDeploy and the setting say; empty where they are not."""
+    """The method by which weights in floats are packed while they load, and the setting that asks; or empty."""
     found = getattr(config.hf_config, "quantization_config", None) or {}
     return f"{found['quant_method']} (of {found[CONVERTED_FROM]})" if CONVERTED_FROM in found else ""
 
 
 def _method(config: dict[str, Any]) -> str:
-    """How the weights are quantised; empty where they are not."""
-    found = next((one for _, one in quantisation_of(config)), None)
-    return (
-        ""
-        if found is None
-        else str(found.get("quant_method", "unknown"))
-        if isinstance(found, dict)
-        else "unknown"
-    )
+    """The method by which a checkpoint is quantised, or empty."""
+    for _, found in quantisation_of(config):
+        return str(found.get("quant_method", "unknown")) if isinstance(found, dict) else "unknown"
+    return ""

@@ -1,15 +1,15 @@
-"""How much memory an engine takes, as arithmetic on sizes that are known before weights load."""
+"""Computes the memory that an engine takes from sizes that are known before weights load."""
 
 from dataclasses import dataclass
 
 FLOAT32 = 4
 KEPT = 2
-"""How often the buffers of one layer are resident: the allocator keeps those of the layer before, of other sizes."""
+"""Buffers of this many layers are resident: the allocator keeps those of the layer before, which have other sizes."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What of a model the buffers of a forward depend on.
+    """The sizes of a model that decide about the buffers of a forward.
 
     hidden: width. widest: elements that one token has in the buffers of a layer. vocabulary: logits of one row.
     itemsize: bytes of one number.
@@ -38,8 +38,7 @@ def prefill_bytes(shape: Shape, tokens: int) -> int:
 
 
 def logits_bytes(shape: Shape, rows: int) -> int:
-    """Logits of so many rows, and what sampling makes of them: float32 logits, sorted ones, their indices (8 bytes) and
-    probabilities."""
+    """Logits of so many rows, and sampling's float32 logits, sorted logits, indices (8 bytes) and probabilities."""
     return rows * shape.vocabulary * (shape.itemsize + 3 * FLOAT32 + 8)
 
 
@@ -47,10 +46,10 @@ def logits_bytes(shape: Shape, rows: int) -> int:
 class Plan:
     """Bytes that an engine takes on top of each other.
 
-    process: Python, torch, LMDeploy and its threads, with no model. graphs: what compiling takes. weights: at the dtype
-    that is loaded, tied ones once. mapped: the largest weight file, whose pages count as the process's while it is
-    copied. kv_cache: allocated as a whole and zeroed at the start. activations: of the largest prefill. logits: of a
-    full batch.
+    process: Python, torch, LMDeploy and its threads, with no model. graphs: compiling. weights: in the dtype that is
+    loaded, tied ones once. mapped: the largest weight file, whose pages count as the process's while it is copied.
+    kv_cache: allocated as a whole and zeroed at the start. activations: of the largest prefill. logits: of a full
+    batch.
     """
 
     process: int
@@ -78,5 +77,5 @@ class Plan:
 
     @property
     def needed(self) -> int:
-        """What has to be free: mapped pages of files can be dropped, so they do not count."""
+        """Bytes that must be free. Mapped pages of files can be dropped, so they do not count."""
         return self.while_serving

@@ -1,11 +1,9 @@
-"""LMDeploy's own reading of a model folder: its configuration, and its class built without memory.
+"""Builds LMDeploy's model of a folder without memory.
 
-The class is built by LMDeploy on torch's device ``meta`` with the backend of the chosen device, so that what is told of
-layers is what an engine will have, and a layer that is refused is refused here.
+LMDeploy builds the class on torch's device ``meta`` with the backend of the chosen device: its layers are those that an
+engine would have, and a layer that an engine would refuse is refused here.
 """
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,9 +12,10 @@ from typing import Any
 import torch
 
 from dlinfer.framework.lmdeploy_ext.checks.folder import remote_code
+from dlinfer.framework.lmdeploy_ext.conversion import model_files
 from dlinfer.framework.lmdeploy_ext.preflight.memory import FLOAT32, Shape, widest
 
-# What computes a layer -> the ops that it calls. Rotary tables, embeddings and sampling are plain torch.
+# The class that computes a layer -> the ops that it calls. Rotary tables, embeddings and sampling are plain torch.
 _OPS = {
     "PagedAttention": (
         "fill_kv_cache",
@@ -61,50 +60,49 @@ class Built:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all parameters, shared ones once; a tied projection is the embedding, once weights are loaded."""
+        """Bytes of all parameters, shared ones once; a tied projection becomes the embedding once weights load."""
         named = self.module.named_parameters()
         left_out = "lm_head.weight" if self.config.tie_word_embeddings else ""
         return sum(one.numel() * one.element_size() for name, one in named if name != left_out)
 
     @property
     def packs_head(self) -> bool:
-        """Whether the output projection is packed while it loads, and so takes other bytes than in the files."""
+        """Whether the output projection is packed while it loads, into fewer bytes than in the files."""
         return hasattr(getattr(self.module, "lm_head", None), "numbers")
 
     @property
     def bf12_packing(self) -> Any:
-        """What is known of weights that become BF12 as they load (``layers.quantised.bf12_packing``), or None."""
+        """The packing of weights that become BF12 while they load (``layers.quantised.bf12_packing``), or None."""
         return getattr(self.module, "bf12_packing", None)
 
     @property
     def ops(self) -> list[str]:
-        """Names of the ops that its layers call, each once, in the order of the layers."""
+        """Names of the ops that the layers call, each once, in the order of the layers."""
         called = [op for name in self.implementations for op in _OPS.get(name, ())]
         called += self.bf12_packing.ops if self.bf12_packing is not None else ()
         return list(dict.fromkeys(called))
 
     @property
     def plain(self) -> list[str]:
-        """What computes its other layers: plain torch, by LMDeploy or by us."""
+        """Names of the classes that compute the other layers in plain torch."""
         return [name for name in self.implementations if name not in _OPS]
 
     @property
     def implementations(self) -> list[str]:
-        """Names of what computes its layers, each once."""
-        found = (type(impl).__name__ for impl in _implementations(self.module))
-        return list(dict.fromkeys(found))
+        """Names of the classes that compute the layers, each once."""
+        attributes = ("impl", "rotary_impl", "index_impl")
+        found = (getattr(module, name, None) for module in self.module.modules() for name in attributes)
+        return list(dict.fromkeys(type(impl).__name__ for impl in found if impl is not None))
 
     @property
     def shape(self) -> Shape:
-        """What the buffers of a forward depend on."""
+        """The sizes that decide about the buffers of a forward."""
         config, text = self.config, self.config.llm_config or self.config.hf_config
         attention = config.num_attention_heads * config.k_head_dim
         attention += config.num_key_value_heads * (config.k_head_dim + config.v_head_dim)
         experts = getattr(text, "num_experts_per_tok", 0) or 0
         chosen = 0
-        if (
-            config.mla_index_topk is not None
-        ):  # an indexer's queries and keys, and the positions, of 4 bytes each
+        if config.mla_index_topk is not None:  # an indexer's queries and keys, and positions of 4 bytes each
             attention += (text.index_n_heads + 1) * text.index_head_dim
             chosen = config.mla_index_topk * FLOAT32 // config.dtype.itemsize
         inner = getattr(text, "moe_intermediate_size", 0) if experts else 0
@@ -117,16 +115,8 @@ class Built:
         )
 
 
-def _implementations(module: torch.nn.Module) -> Iterator[Any]:
-    for one in module.modules():
-        for name in ("impl", "rotary_impl", "index_impl"):
-            impl = getattr(one, name, None)
-            if impl is not None:
-                yield impl
-
-
 def engine_config(device: str, **options: Any) -> Any:
-    """LMDeploy's PytorchEngineConfig, as an engine makes it ready. Raises what the adaptor refuses of options."""
+    """LMDeploy's PytorchEngineConfig as an engine completes it. Raises the adaptor's errors about options."""
     from lmdeploy import PytorchEngineConfig
     from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
 
@@ -137,13 +127,13 @@ def engine_config(device: str, **options: Any) -> Any:
 def build(folder: Path, engine: Any, trust_remote_code: bool = False) -> Built:
     """Read the configuration and build the class.
 
-    Raises UnsupportedFeatureError, ModelFolderError for a configuration whose code would have to run or fails, and what
-    LMDeploy raises.
+    Raises UnsupportedFeatureError, ModelFolderError for a configuration whose code must run or fails, and LMDeploy's
+    own errors.
     """
     try:
         return _build(folder, engine, trust_remote_code)
     except AttributeError as error:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8-sig"))
+        config = model_files.readable_config(folder)
         refused = remote_code.unreadable(folder, config, trust_remote_code, error)
         if refused is None:
             raise
@@ -192,9 +182,9 @@ def _block_bytes(config: Any, cache: Any, module: torch.nn.Module) -> int:
 
 
 def kv_blocks(built: Built, free: int) -> tuple[int, int]:
-    """(blocks of the KV cache, tokens of one prefill) that the engine chooses where so many bytes are free.
+    """(blocks of the KV cache, tokens of one prefill) that an engine chooses where so many bytes are free.
 
-    By LMDeploy's own planner with the adaptor's patches. Raises MemoryPlanError for what does not fit.
+    LMDeploy's own planner decides, with the adaptor's patches. Raises MemoryPlanError where something does not fit.
     """
     from lmdeploy.pytorch.engine.executor import base
 

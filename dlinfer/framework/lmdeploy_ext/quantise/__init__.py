@@ -1,4 +1,5 @@
-"""A checkpoint in floats becomes a quantised one that LMDeploy reads, by rounding each number to the nearest.
+"""Quantises a checkpoint in floats to one that LMDeploy reads, by rounding each number to the nearest.
 
-In come a folder as Hugging Face saves it and a format, out come a folder and a report. No data, and no model is built.
+Takes a folder in Hugging Face format and a format; writes a folder and returns a report. It needs no data and builds no
+model, except for calibration and for measuring the loss.
 """

@@ -1,7 +1,6 @@
-"""The process in which auto-round runs: of a folder's job.json and tokens.pt it makes answer.json."""
+"""The process in which auto-round runs. The folder holds tokens.pt: the samples, and those held out."""
 
 import importlib.util
-import json
 import math
 import sys
 import types
@@ -14,20 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from dlinfer.framework.lmdeploy_ext.conversion.formats import ROWS, AwqInt4
+from dlinfer.framework.lmdeploy_ext.quantise.job import answer
 
 _PIECE = 1 << 22  # numbers of a weight that are wide at a time
 
 
-def main(folder: Path) -> None:
-    """Calibrate, and measure the model in floats, rounded to the nearest, and as it was written."""
-    job = json.loads((folder / "job.json").read_text())
+def main(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
+    """Calibrate, and measure the model in floats, rounded to the nearest, and as auto-round wrote it."""
     tokens = torch.load(folder / "tokens.pt", weights_only=True)
     form = AwqInt4(job["group_size"])
     written = _calibrated(job, tokens["samples"], form, folder / "written")
     model = _model(job)
-    found = {"floats": _perplexity(model, tokens["held_out"])}
+    perplexity = {"floats": _perplexity(model, tokens["held_out"])}
     _replace(model, job["names"], lambda name, weight: form.dequantise(form.quantise(weight)))
-    found["nearest"] = _perplexity(model, tokens["held_out"])
+    perplexity["nearest"] = _perplexity(model, tokens["held_out"])
     stored = _stored(written)
 
     def as_written(name: str, weight: Tensor) -> Tensor:
@@ -35,12 +34,12 @@ def main(folder: Path) -> None:
         return form.dequantise({part: stored(f"{layer}{part}") for part in form.parts(*weight.shape)})
 
     _replace(model, job["names"], as_written, whole=True)
-    found["calibrated"] = _perplexity(model, tokens["held_out"])
-    (folder / "answer.json").write_text(json.dumps({"written": str(written), "perplexity": found}))
+    perplexity["calibrated"] = _perplexity(model, tokens["held_out"])
+    return {"written": str(written), "perplexity": perplexity}
 
 
 def _calibrated(job: Any, samples: Tensor, form: AwqInt4, out: Path) -> Path:
-    """Let auto-round write the model; gives the folder that it chose inside ``out``."""
+    """Let auto-round write the model; returns the folder that it chose inside ``out``."""
     _stand_in_for_datasets()
     from auto_round import AutoRound
     from transformers import AutoTokenizer
@@ -65,7 +64,7 @@ def _calibrated(job: Any, samples: Tensor, form: AwqInt4, out: Path) -> Path:
 
 
 def _stand_in_for_datasets() -> None:
-    """auto-round imports ``datasets`` to download text with, which takes pandas and pyarrow; here text is given."""
+    """auto-round imports ``datasets``, with pandas and pyarrow, to download text. Here the user gives a text."""
     if importlib.util.find_spec("datasets") is not None:
         return
     module = types.ModuleType("datasets")
@@ -94,15 +93,15 @@ def _stored(folder: Path) -> Callable[[str], Tensor]:
 
 @torch.no_grad()
 def _replace(
-    model: nn.Module, names: list[str], made: Callable[[str, Tensor], Tensor], whole: bool = False
+    model: nn.Module, names: list[str], change: Callable[[str, Tensor], Tensor], whole: bool = False
 ) -> None:
-    """Write into each weight what ``made`` gives for it, a piece of rows at a time unless it is taken ``whole``."""
+    """Write ``change`` of each weight into it, a piece of rows at a time unless ``whole``."""
     parameters = dict(model.named_parameters())
     for name in names:
         weight = parameters[name]
         rows = len(weight) if whole else max(_PIECE // weight.shape[1] // ROWS, 1) * ROWS
         for piece in weight.split(rows):
-            piece.copy_(made(name, piece))
+            piece.copy_(change(name, piece))
 
 
 @torch.no_grad()
@@ -115,4 +114,4 @@ def _perplexity(model: Any, samples: Tensor) -> float:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    answer(main)

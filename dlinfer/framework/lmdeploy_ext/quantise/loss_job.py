@@ -1,24 +1,23 @@
-"""The process in which LMDeploy serves a model for ``loss``: of a folder's job.json it makes answer.json.
+"""The process in which LMDeploy serves a model for ``loss``.
 
-The first writes its logits into the folder; the others compare theirs with them, a window at a time.
+The first job writes its logits into the folder; the others compare theirs with them, a window at a time.
 """
 
-import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dlinfer.framework.lmdeploy_ext.quantise.job import answer
 
-def main(folder: Path) -> None:
+
+def main(folder: Path, job: dict[str, Any]) -> dict[str, float]:
     """Serve the job's model, and measure."""
     from lmdeploy import PytorchEngineConfig
     from lmdeploy.api import pipeline
 
-    job = json.loads((folder / "job.json").read_text())
     windows: list[list[int]] = job["windows"]
     longest = max(map(len, windows))
     config = PytorchEngineConfig(
@@ -38,8 +37,8 @@ def main(folder: Path) -> None:
                 torch.save(logits, kept)
             else:
                 sums.add(torch.load(kept, weights_only=True), logits)
-    answer = {"perplexity": math.exp(loss / sum(len(window) - 1 for window in windows))}
-    (folder / "answer.json").write_text(json.dumps(answer | ({} if job["is_first"] else sums.means())))
+    perplexity = math.exp(loss / sum(len(window) - 1 for window in windows))
+    return {"perplexity": perplexity} | ({} if job["is_first"] else sums.means())
 
 
 def _logits(pipe: Any, window: list[int]) -> Tensor:
@@ -49,7 +48,7 @@ def _logits(pipe: Any, window: list[int]) -> Tensor:
 
 
 class Sums:
-    """What is added up over rows of logits."""
+    """Sums over rows of logits."""
 
     def __init__(self) -> None:
         self.rows, self.same, self.worst = 0, 0, 0.0
@@ -57,15 +56,15 @@ class Sums:
 
     def add(self, want: Tensor, got: Tensor) -> None:
         """Compare rows [tokens, vocabulary], float32."""
-        for row, its in zip(want, got, strict=True):  # a row at a time: vocabularies are large
-            one, other = row.double(), its.double()
-            centred, apart = one - one.mean(), other - one
+        for rows in zip(want, got, strict=True):  # a row at a time: vocabularies are large
+            row, other = (each.double() for each in rows)
+            centred, apart = row - row.mean(), other - row
             self.rows += 1
-            self.same += int(one.argmax() == other.argmax())
+            self.same += int(row.argmax() == other.argmax())
             self.worst = max(self.worst, float(apart.abs().max()))
             self.norm += float(centred.square().sum())
             self.error += float((apart - apart.mean()).square().sum())
-            first, second = one.log_softmax(0), other.log_softmax(0)
+            first, second = row.log_softmax(0), other.log_softmax(0)
             self.divergence += float((first.exp() * (first - second)).sum())
 
     def means(self) -> dict[str, float]:
@@ -79,4 +78,4 @@ class Sums:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    answer(main)

@@ -1,4 +1,4 @@
-"""One folder quantised into another, tensor by tensor, whole or not at all."""
+"""Quantises one folder into another, tensor by tensor, whole or not at all."""
 
 import json
 import math
@@ -6,21 +6,17 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.conversion.formats import (
-    FORMATS,
-    GROUP_SIZES,
-    ROWS,
-    AwqInt4,
-    Format,
-)
-from dlinfer.framework.lmdeploy_ext.errors import QuantisationOutputError, QuantisationSourceError
+from dlinfer.framework.lmdeploy_ext.conversion.formats import FORMATS, GROUP_SIZES, ROWS, AwqInt4, Format
+from dlinfer.framework.lmdeploy_ext.errors import QuantisationOutputError
 from dlinfer.framework.lmdeploy_ext.quantise import calibration as calibrations
 from dlinfer.framework.lmdeploy_ext.quantise import source as sources
 from dlinfer.framework.lmdeploy_ext.quantise import writer
@@ -30,23 +26,23 @@ from dlinfer.framework.lmdeploy_ext.quantise.source import Source
 SCHEMA = 1
 
 PIECE = 1 << 22
-"""Numbers that are quantised at once: what is computed of them in float64 and int64 takes some 200 MiB."""
+"""Numbers that are quantised at once. Their copies in float64 and int64 take some 200 MiB."""
 
 Progress = Callable[[int, int, str], None]
-"""Called with the bytes that are done, those of all weights, and the name of the tensor that comes next."""
+"""Called with the bytes that are done, the bytes of all weights, and the name of the next tensor."""
 
 Parts = Callable[[str], dict[str, Tensor]]
-"""Gives the tensors of a weight by its name, where they are not made here."""
+"""Weight's name -> its calibrated tensors."""
 
 
 @dataclass(frozen=True)
 class Report:
     """What was written.
 
-    format, group: the format, and which numbers share a scale. quantised, kept: tensors that were, and those that are
-    as they were. weights_before, weights_after: bytes of the quantised tensors. bytes_before, bytes_after: of all.
-    worst_error: the largest error of a weight as a whole, the norm of the difference over the norm of the weight.
-    worst_tensor: whose it is. perplexity: where it was calibrated, of text that it did not see.
+    format, group: the format, and the numbers that share a scale. quantised, kept: how many tensors were quantised, and
+    how many copied. weights_before, weights_after: bytes of the quantised tensors. bytes_before, bytes_after: of all.
+    worst_error: the largest error of a weight, the norm of the difference over the norm of the weight. worst_tensor:
+    the name of that weight. perplexity: of a calibrated model, on text that was held out.
     """
 
     schema: int
@@ -66,7 +62,7 @@ class Report:
 
 
 def format_of(name: str, group_size: int | None = None) -> Format:
-    """The format of a name; group_size: of awq-int4, 128 where none is given. Raises UnsupportedFeatureError."""
+    """The format of a name. group_size: of awq-int4, default 128. Raises UnsupportedFeatureError."""
     if name == "awq-int4":
         if group_size is not None and group_size not in GROUP_SIZES:
             sizes = ", ".join(map(str, GROUP_SIZES))
@@ -86,11 +82,12 @@ def quantise(
     progress: Progress = lambda done, total, name: None,
     calibration: Calibration | None = None,
 ) -> Report:
-    """Write ``out``, the model of ``folder`` quantised: each number alone, or with a look at ``calibration``.
+    """Write the model of ``folder``, quantised, to ``out``, which appears whole or not at all.
 
-    Everything that can be known before is checked before anything is written, and ``out`` appears whole or not at all.
-    Raises what ``source.read`` raises, QuantisationSourceError also for numbers that are not finite or outgrow the
-    format, QuantisationOutputError where ``out`` exists or cannot be written, and CalibrationError.
+    Whatever can be known before is checked before anything is written. calibration: the data to round by; None rounds
+    each number to the nearest. Raises the errors of ``source.read``, QuantisationSourceError also for numbers that are
+    not finite or outgrow the format, QuantisationOutputError where ``out`` exists or cannot be written, and
+    CalibrationError.
     """
     _check_out(out)
     if calibration is not None:
@@ -98,29 +95,45 @@ def quantise(
     source = sources.read(folder, form)
     layouts = {shard: _layout(source, form, shard) for shard in source.shards}
     _check_room(out, source, layouts, copies=1 if calibration is None else 2)
-    perplexity = None
+    calibrated: Any = nullcontext((None, None))
+    if calibration is not None:
+        total = source.nbytes
+        calibrated = calibrations.calibrated(
+            source, form, calibration, out.resolve().parent, lambda text: progress(0, total, text)
+        )
+    temporary = None
     try:
         temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.resolve().parent))
-    except OSError as error:
-        raise _unwritable(out, str(error)) from error
-    try:
-        if calibration is None:
-            worst_error, worst_tensor = _write(source, form, layouts, temporary, progress)
-        else:
-            total = sum(one.nbytes for one in source.tensors.values())
-            beside = out.resolve().parent
-            with calibrations.calibrated(
-                source, form, calibration, beside, lambda text: progress(0, total, text)
-            ) as (parts, perplexity):
-                worst_error, worst_tensor = _write(source, form, layouts, temporary, progress, parts)
+        with calibrated as (parts, perplexity):
+            worst_error, worst_tensor = _write(source, form, layouts, temporary, progress, parts)
         temporary.chmod(0o755)  # mkdtemp's 0700 would hide the model from other users
         _check_out(out)  # once more: it took a while
         temporary.rename(out)
+    except QuantisationOutputError:
+        raise
     except OSError as error:
-        raise error if isinstance(error, QuantisationOutputError) else _unwritable(out, str(error)) from error
+        raise _unwritable(out, str(error)) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return _report(source, form, layouts, out, worst_error, worst_tensor, perplexity)
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+    after = sum(map(_bytes, layouts.values()))
+    kept = source.nbytes - source.quantised_nbytes
+    return Report(
+        schema=SCHEMA,
+        folder=str(folder),
+        out=str(out),
+        format=form.name,
+        group=form.group,
+        quantised=len(source.quantised),
+        kept=len(source.tensors) - len(source.quantised),
+        weights_before=source.quantised_nbytes,
+        weights_after=after - kept,
+        bytes_before=source.nbytes,
+        bytes_after=after,
+        worst_error=worst_error,
+        worst_tensor=worst_tensor,
+        perplexity=perplexity,
+    )
 
 
 def _unsupported(feature: str, advice: str) -> UnsupportedFeatureError:
@@ -147,21 +160,19 @@ def _check_out(out: Path) -> None:
 
 
 def _layout(source: Source, form: Format, shard: str) -> writer.Layout:
-    """What the file that is written in a shard's place holds."""
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    """The tensors of the file that replaces a shard."""
+    layout: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, one in source.tensors.items():
-        if one.file != shard:
-            continue
-        if name in source.quantised:
-            layer = name.removesuffix("weight")
-            found |= {f"{layer}{part}": planned for part, planned in form.parts(*one.shape).items()}
-        else:
-            found[name] = one.dtype, one.shape
-    return found
+        if one.file == shard and name in source.quantised:
+            owner = name.removesuffix("weight")
+            layout |= {f"{owner}{part}": planned for part, planned in form.parts(*one.shape).items()}
+        elif one.file == shard:
+            layout[name] = one.dtype, one.shape
+    return layout
 
 
 def _bytes(layout: writer.Layout) -> int:
-    return sum(math.prod(shape) * writer.BITS[dtype] // 8 for dtype, shape in layout.values())
+    return sum(writer.nbytes(*planned) for planned in layout.values())
 
 
 def _check_room(out: Path, source: Source, layouts: dict[str, writer.Layout], copies: int) -> None:
@@ -180,66 +191,58 @@ def _write(
     source: Source,
     form: Format,
     layouts: dict[str, writer.Layout],
-    into: Path,
+    folder: Path,
     progress: Progress,
-    given: Parts | None = None,
+    calibrated: Parts | None,
 ) -> tuple[float, str]:
-    """Write all files. Gives the largest error of a weight, and whose it is."""
+    """Write all files. Returns the largest error of a weight, and the name of that weight."""
     from safetensors import safe_open
 
-    total, done = sum(one.nbytes for one in source.tensors.values()), 0
-    worst = -1.0, ""
+    done, worst = 0, (-1.0, "")
     for shard, layout in layouts.items():
         with (
             safe_open(source.folder / shard, framework="pt") as file,
-            writer.ShardWriter(into / shard, layout) as out,
+            writer.ShardWriter(folder / shard, layout) as out,
         ):
             for name in sorted(name for name, one in source.tensors.items() if one.file == shard):
-                progress(done, total, name)
-                tensor = file.get_tensor(name)
+                progress(done, source.nbytes, name)
+                tensors, owner = {name: file.get_tensor(name)}, name.removesuffix("weight")
                 if name in source.quantised:
-                    parts, error = _quantised(tensor, name, source, form, given and given(name))
-                    layer = name.removesuffix("weight")
-                    for part, numbers in parts.items():
-                        out.write(f"{layer}{part}", numbers)
+                    rounded = calibrated and calibrated(name)
+                    parts, error = _quantised(tensors[name], name, source, form, rounded)
+                    tensors = {f"{owner}{part}": numbers for part, numbers in parts.items()}
                     worst = max(worst, (error, name))
-                else:
-                    out.write(name, tensor)
+                for written, numbers in tensors.items():
+                    out.write(written, numbers)
                 done += source.tensors[name].nbytes
-    progress(done, total, "")
+    progress(done, source.nbytes, "")
     if source.sharded:
-        _write_json(into / sources.INDEX, _index(layouts))
-    _write_json(into / "config.json", sources.written_config(source.config, form))
+        weight_map = {name: shard for shard, layout in layouts.items() for name in layout}
+        size = {"total_size": sum(map(_bytes, layouts.values()))}
+        index = {"metadata": size, "weight_map": dict(sorted(weight_map.items()))}
+        _write_json(folder / sources.INDEX, index)
+    _write_json(folder / "config.json", sources.written_config(source.config, form))
     for path in source.files:
-        shutil.copyfile(path, into / path.name)
+        shutil.copyfile(path, folder / path.name)
     return worst
 
 
 def _quantised(
-    weight: Tensor, name: str, source: Source, form: Format, given: dict[str, Tensor] | None
+    weight: Tensor, name: str, source: Source, form: Format, calibrated: dict[str, Tensor] | None
 ) -> tuple[dict[str, Tensor], float]:
-    """The tensors of a weight, and its error: norm of the difference over the norm of the weight.
-
-    given: the tensors, where they are not made here.
-    """
-
-    def refuse(detail: str, advice: str) -> QuantisationSourceError:
-        return QuantisationSourceError(
-            path=str(source.folder), form=form.name, detail=f"{name} {detail}", advice=advice
-        )
-
+    """A weight's tensors, the calibrated ones where there are, and its error: see ``Report``."""
     rows = max(PIECE // weight.shape[1] // ROWS, 1) * ROWS
-    if given is not None:
-        rows = max(len(weight), 1)
     pieces: list[dict[str, Tensor]] = []
     difference, norm = 0.0, 0.0
-    for piece in weight.split(rows):
+    for piece in weight.split(rows if calibrated is None else len(weight)):
         if not piece.isfinite().all():
-            raise refuse("has numbers that are not finite", "give a checkpoint that is sound")
-        parts = form.quantise(piece) if given is None else given
+            detail = f"{name} has numbers that are not finite"
+            raise sources.refusal(source.folder, form, detail, "give a checkpoint that is sound")
+        parts = form.quantise(piece) if calibrated is None else calibrated
         again = form.dequantise(parts)
         if not again.isfinite().all():
-            raise refuse("has numbers too large for the format's scales", "use w8a8 or fp8")
+            detail = f"{name} has numbers too large for the format's scales"
+            raise sources.refusal(source.folder, form, detail, "use w8a8 or fp8")
         difference += float((again.double() - piece.double()).square().sum())
         norm += float(piece.double().square().sum())
         pieces.append(parts)
@@ -247,41 +250,5 @@ def _quantised(
     return joined, math.sqrt(difference / norm) if norm else 0.0
 
 
-def _index(layouts: dict[str, writer.Layout]) -> dict[str, object]:
-    weight_map = {name: shard for shard, layout in layouts.items() for name in layout}
-    total = sum(map(_bytes, layouts.values()))
-    return {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-
-
 def _write_json(path: Path, content: dict[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _report(
-    source: Source,
-    form: Format,
-    layouts: dict[str, writer.Layout],
-    out: Path,
-    error: float,
-    tensor: str,
-    perplexity: Perplexity | None,
-) -> Report:
-    kept = sum(one.nbytes for name, one in source.tensors.items() if name not in source.quantised)
-    before = sum(one.nbytes for one in source.tensors.values())
-    after = sum(map(_bytes, layouts.values()))
-    return Report(
-        schema=SCHEMA,
-        folder=str(source.folder),
-        out=str(out),
-        format=form.name,
-        group=form.group,
-        quantised=len(source.quantised),
-        kept=len(source.tensors) - len(source.quantised),
-        weights_before=before - kept,
-        weights_after=after - kept,
-        bytes_before=before,
-        bytes_after=after,
-        worst_error=error,
-        worst_tensor=tensor,
-        perplexity=perplexity,
-    )

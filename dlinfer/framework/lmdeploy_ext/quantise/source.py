@@ -1,7 +1,5 @@
-"""What a folder holds, and what of it is quantised: told from its configuration and headers, and no weight is read."""
+"""Reads the configuration and headers of a folder, and decides which weights are quantised."""
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,24 +11,21 @@ from dlinfer.framework.lmdeploy_ext.checks.model.model_support import (
     check_support,
     quantisation_of,
 )
+from dlinfer.framework.lmdeploy_ext.conversion import model_files
 from dlinfer.framework.lmdeploy_ext.conversion.formats import Format
-from dlinfer.framework.lmdeploy_ext.conversion.headers import BITS, Stored
+from dlinfer.framework.lmdeploy_ext.conversion.model_files import DTYPES, FLOATING, Stored
 from dlinfer.framework.lmdeploy_ext.errors import QuantisationSourceError
 
-_ATTENTION = tuple(f"self_attn.{one}_proj" for one in "qkvo")
-_GATED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+_ATTENTION = tuple(f"self_attn.{part}_proj" for part in "qkvo")
+LAYERS = (*_ATTENTION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+"""The linear layers in each of a decoder's layers, which are quantised. Everything else is kept."""
 
-ADMITTED: Mapping[str, tuple[str, ...]] = {
-    "LlamaForCausalLM": (*_ATTENTION, *_GATED),
-    "Qwen2ForCausalLM": (*_ATTENTION, *_GATED),
-    "Qwen3ForCausalLM": (*_ATTENTION, *_GATED),
-    "MistralForCausalLM": (*_ATTENTION, *_GATED),
-}
-"""Class -> the linear layers of each of its decoder's layers, which are quantised. Everything else is kept."""
+ADMITTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
+"""LMDeploy's classes that are quantised."""
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_FLOATING = ("F64", "F32", "F16", "BF16")
-# Other forms of the same weights, which the folder that is written must not have beside its own.
+INDEX = "model.safetensors.index.json"
+_IN_FLOATS = "give the checkpoint in floats that it came from"
+# Other forms of the same weights, which must not lie beside the quantised weights.
 _WEIGHTS = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 
 
@@ -50,95 +45,93 @@ class Source:
     sharded: bool
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(one.nbytes for one in self.tensors.values())
+
+    @property
+    def quantised_nbytes(self) -> int:
+        """Bytes of the weights that are quantised."""
+        return sum(self.tensors[name].nbytes for name in self.quantised)
+
+    @property
     def shards(self) -> list[str]:
         """Names of the weight files."""
         return sorted({one.file for one in self.tensors.values()})
 
 
 def read(folder: Path, form: Format) -> Source:
-    """Look at a folder. Reads no weight.
+    """Check a folder. Reads no weight.
 
     Raises ModelFolderError for a folder that is not whole, UnsupportedFeatureError for a class that is not admitted and
-    for what LMDeploy would not read, and QuantisationSourceError for weights that the format cannot take.
+    for a result that LMDeploy would not read, and QuantisationSourceError for weights that the format cannot take.
     """
 
-    def refuse(detail: str, advice: str) -> QuantisationSourceError:
-        return QuantisationSourceError(path=str(folder), form=form.name, detail=detail, advice=advice)
+    def require(is_fit: Any, detail: str, advice: str) -> None:
+        if not is_fit:
+            raise refusal(folder, form, detail, advice)
 
-    config = _config(folder)
+    config = model_files.readable_config(folder)
     for _, found in quantisation_of(config):
         method = found.get("quant_method", "unknown") if isinstance(found, dict) else "unknown"
-        raise refuse(
-            f"it is quantised already ({method})", "give the checkpoint in floats that it was made of"
-        )
+        require(False, f"it is quantised already ({method})", _IN_FLOATS)
     names = architectures(config)
     _check_class(names)
     check_model_folder(folder)
-    if not names:
-        raise refuse("its config.json names no architecture", "name the class in architectures")
-    sharded = not (folder / SINGLE).is_file()
-    if sharded and not (folder / INDEX).is_file():
-        raise refuse("its weights are pickled", "save the model again with transformers, as safetensors")
-    tensors = _tensors(folder, sharded)
-    for shard in {one.file for one in tensors.values()}:  # it names a file that is written, too
-        if Path(shard).name != shard or not shard.endswith(".safetensors"):
-            raise refuse(f"its index names a file {shard!r}", "save the model again with transformers")
-
-    strange = next((one for one in tensors.values() if one.dtype not in BITS), None)
-    if strange is not None:
-        raise refuse(f"{strange.name} has dtype {strange.dtype}", "save the model in bfloat16")
-    expected = [
-        f"model.layers.{layer}.{part}.weight"
-        for layer in range(int(config.get("num_hidden_layers") or 0))
-        for part in ADMITTED[names[0]]
-    ]
-    missing = [name for name in expected if name not in tensors]
-    if missing or not expected:
-        what = (
-            f"it has no {missing[0]} ({len(missing)} such)" if missing else "num_hidden_layers is not there"
+    require(names, "its config.json names no architecture", "name the class in architectures")
+    weights = model_files.index_or_file(folder) or ""
+    again = "save the model again with transformers"
+    require("safetensors" in weights, "its weights are pickled", f"{again}, as safetensors")
+    for path in model_files.weight_files(folder):  # names of files in the result, too
+        shard = str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+        require(
+            "/" not in shard and path.suffix == ".safetensors", f"its index names a file {shard!r}", again
         )
-        raise refuse(
-            what, "give a whole checkpoint of the language model, without adapters, its layers unmerged"
-        )
-    of_layers = {name.removesuffix(".weight") for name in expected}
+    tensors = {one.name: one for one in model_files.read(folder)}
+    for one in tensors.values():
+        require(one.dtype in DTYPES, f"{one.name} has dtype {one.dtype}", "save the model in bfloat16")
+    layers = range(int(config.get("num_hidden_layers") or 0))
+    quantised = [f"model.layers.{layer}.{part}.weight" for layer in layers for part in LAYERS]
+    missing = [name for name in quantised if name not in tensors]
+    detail = f"it has no {missing[0]} ({len(missing)} such)" if missing else "num_hidden_layers is not there"
+    whole = "give a whole checkpoint of the language model, without adapters, its layers unmerged"
+    require(quantised and not missing, detail, whole)
+    owners = {name.removesuffix(".weight") for name in quantised}
     for name in tensors:
-        layer, _, part = name.rpartition(".")
-        if layer in of_layers and part not in (
-            "weight",
-            "bias",
-        ):  # scales of a weight that is quantised, mostly
-            raise refuse(
-                f"it has {name} beside a weight", "give the checkpoint in floats that it was made of"
-            )
-    _check_weights({name: tensors[name] for name in expected}, form, refuse)
+        owner, _, part = name.rpartition(".")  # a quantised weight has scales beside it
+        require(
+            owner not in owners or part in ("weight", "bias"), f"it has {name} beside a weight", _IN_FLOATS
+        )
+    smaller = "a smaller --group-size, or w8a8" if form.name == "awq-int4" else "awq-int4 or w8a8"
+    for one in (tensors[name] for name in quantised):
+        is_float = one.dtype in FLOATING
+        require(is_float, f"it is quantised already: {one.name} has dtype {one.dtype}", _IN_FLOATS)
+        is_matrix = len(one.shape) == 2 and one.elements
+        shape = f"{one.name} has the shape {list(one.shape)}"
+        require(is_matrix, shape, "give the checkpoint as it was saved")
+        fault = form.fault(*one.shape)
+        require(not fault, f"{one.name}: {fault}", f"use {smaller}")
     check_support(written_config(config, form))
-    others = tuple(
-        path
-        for path in sorted(folder.iterdir())
-        if path.is_file()
-        and not path.name.startswith(".")
-        and path.name != "config.json"
-        and not path.name.endswith(_WEIGHTS)
-    )
-    return Source(folder, config, tensors, frozenset(expected), others, sharded)
+    others = (path for path in sorted(folder.iterdir()) if path.is_file() and _is_copied(path.name))
+    return Source(folder, config, tensors, frozenset(quantised), tuple(others), weights == INDEX)
+
+
+def refusal(folder: Path, form: Format, detail: str, advice: str) -> QuantisationSourceError:
+    """The error for weights that a format cannot take."""
+    return QuantisationSourceError(path=str(folder), form=form.name, detail=detail, advice=advice)
+
+
+def _is_copied(name: str) -> bool:
+    return not name.startswith(".") and name != "config.json" and not name.endswith(_WEIGHTS)
 
 
 def written_config(config: dict[str, Any], form: Format) -> dict[str, Any]:
     """The config.json of the quantised model."""
     written = config | {"quantization_config": form.config()}
     if form.dtype is not None:
-        name = "torch_dtype" if "torch_dtype" in config else "dtype"  # as transformers before 5 called it
+        name = "torch_dtype" if "torch_dtype" in config else "dtype"  # the first is of transformers before 5
         written[name] = form.dtype
     return written
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    """The configuration, or nothing where ``check_model_folder`` will say what is wrong with it."""
-    try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _check_class(names: list[str]) -> None:
@@ -149,37 +142,3 @@ def _check_class(names: list[str]) -> None:
                 where="dlinfer quantise",
                 advice="use a checkpoint that is quantised already, or another tool: docs/guides/quantised_weights.md",
             )
-
-
-def _tensors(folder: Path, sharded: bool) -> dict[str, Stored]:
-    """Every tensor that LMDeploy would load, from the headers of files that are known to be whole."""
-    from safetensors import safe_open
-
-    if sharded:
-        weight_map = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-    else:
-        with safe_open(folder / SINGLE, framework="pt") as file:
-            weight_map = dict.fromkeys(file.keys(), SINGLE)
-    found: dict[str, Stored] = {}
-    for shard in sorted(set(weight_map.values())):
-        with safe_open(folder / shard, framework="pt") as file:
-            for name in (name for name, where in weight_map.items() if where == shard):
-                header = file.get_slice(name)
-                found[name] = Stored(name, shard, header.get_dtype(), tuple(header.get_shape()))
-    return found
-
-
-def _check_weights(weights: dict[str, Stored], form: Format, refuse: Any) -> None:
-    for one in weights.values():
-        if one.dtype not in _FLOATING:
-            advice = "give the checkpoint in floats that it was made of"
-            raise refuse(f"it is quantised already: {one.name} has dtype {one.dtype}", advice)
-        if len(one.shape) != 2 or not one.elements:
-            raise refuse(f"{one.name} has the shape {list(one.shape)}", "give the checkpoint as it was saved")
-        fault = form.fault(*one.shape)
-        if fault:
-            raise refuse(f"{one.name}: {fault}", f"use {_takes_it(form)}")
-
-
-def _takes_it(form: Format) -> str:
-    return "a smaller --group-size, or w8a8" if form.name == "awq-int4" else "awq-int4 or w8a8"

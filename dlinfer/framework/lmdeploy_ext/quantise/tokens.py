@@ -1,16 +1,25 @@
-"""A text as a model's own tokenizer reads it."""
+"""Reads a text, and splits it by a model's own tokenizer."""
 
 from pathlib import Path
 from typing import Any
 
-from dlinfer.errors import ModelFolderError
+from dlinfer.errors import DlinferError, ModelFolderError
 from dlinfer.framework.lmdeploy_ext.checks.folder.model_checks import in_short
 
 
-def tokens_of(folder: Path, text: str) -> tuple[list[int], list[int]]:
-    """(the token that begins every text, or nothing where there is none; those of ``text``, without it).
+def read_text(path: Path, folder: Path, error: type[DlinferError]) -> str:
+    """A file of text. Raises ``error`` about the model in ``folder`` where it cannot be read as UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as reason:
+        detail = f"the text cannot be read: {reason}"
+        raise error(path=str(folder), detail=detail, advice="give a file in UTF-8") from reason
 
-    folder: a model's. No code in it is run. Raises ModelFolderError where its tokenizer cannot be loaded.
+
+def tokens_of(folder: Path, text: str) -> tuple[list[int], list[int]]:
+    """(the token that begins every text, or none; the tokens of ``text`` after it).
+
+    folder: the model's; no code in it runs. Raises ModelFolderError where its tokenizer cannot be loaded.
     """
     from transformers import AutoTokenizer
 

@@ -1,7 +1,6 @@
-"""A safetensors file that is written tensor by tensor, in any order, so that one tensor at a time is in memory.
+"""Writes a safetensors file tensor by tensor, in any order, so that one tensor at a time is in memory.
 
-Format: 8 bytes of length, little-endian, then as much JSON: name -> dtype, shape and offsets; then the numbers
-(https://github.com/huggingface/safetensors, "Format").
+``conversion.model_files`` has the format; safetensors' own writer needs all tensors of a file at once.
 """
 
 import json
@@ -10,28 +9,31 @@ import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 import torch
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext.conversion.headers import BITS
+from dlinfer.framework.lmdeploy_ext.conversion.model_files import DTYPES
 
 Layout = Mapping[str, tuple[str, tuple[int, ...]]]
 """Name of a tensor -> safetensors' name of its dtype, and its shape."""
 
 
+def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor of a layout."""
+    return math.prod(shape) * DTYPES[dtype].itemsize
+
+
 def header(layout: Layout) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """The start of a file of these tensors, and where each lies in it: (first byte, bytes).
+    """The start of a file of these tensors, and the place of each in it: (first byte, bytes).
 
     Numbers of more bytes come first, which keeps all of them aligned, as safetensors' own writer does.
     """
-    order = sorted(layout, key=lambda name: (-BITS[layout[name][0]], name))
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     places, end = {}, 0
-    for name in order:
+    for name in sorted(layout, key=lambda name: (-DTYPES[layout[name][0]].itemsize, name)):
         dtype, shape = layout[name]
-        begin, end = end, end + math.prod(shape) * BITS[dtype] // 8
+        begin, end = end, end + nbytes(dtype, shape)
         entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
         places[name] = begin, end - begin
     text = json.dumps(entries, separators=(",", ":")).encode()
@@ -52,20 +54,16 @@ class ShardWriter:
         """Write a tensor of the layout, once."""
         begin, size = self._places.pop(name)
         numbers = tensor.contiguous().flatten().view(torch.uint8).numpy()
-        if numbers.nbytes != size:
-            raise AssertionError(f"{name} has {numbers.nbytes} bytes and was planned with {size}")
+        assert numbers.nbytes == size, f"{name} has {numbers.nbytes} bytes and was planned with {size}"
         self._file.seek(begin)
         self._file.write(numbers.data)
 
     def __enter__(self) -> "ShardWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._file:
             if kind is None:
-                if self._places:
-                    raise AssertionError(f"never written: {sorted(self._places)}")
+                assert not self._places, f"never written: {sorted(self._places)}"
                 self._file.flush()
                 os.fsync(self._file.fileno())

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from dlinfer.cli import main
-from dlinfer.framework.lmdeploy_ext.conversion import headers
+from dlinfer.framework.lmdeploy_ext.conversion import model_files
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.preflight import check, memory
 from dlinfer.framework.lmdeploy_ext.preflight.check import Report, preflight
@@ -57,12 +57,12 @@ def test_headers_count_what_is_loaded_and_tied_weights_once(tmp_path):
         "table": torch.zeros(3, dtype=torch.int64),
     }
     save_file(tensors, tmp_path / "model.safetensors")
-    found = headers.read(tmp_path)
+    found = model_files.read(tmp_path)
     assert sum(one.nbytes for one in found) == 40 * 4 * 2 + 8 + 24
-    assert headers.loaded_bytes(found, 2, tied=False) == 40 * 2 * 2 + 8 + 24
-    assert headers.loaded_bytes(found, 2, tied=True) == 40 * 2 + 8 + 24
-    assert headers.loaded_bytes(found, 4, tied=True) == 40 * 4 + 16 + 24
-    assert headers.largest_file(tmp_path) == (tmp_path / "model.safetensors").stat().st_size
+    assert model_files.loaded_bytes(found, 2, tied=False) == 40 * 2 * 2 + 8 + 24
+    assert model_files.loaded_bytes(found, 2, tied=True) == 40 * 2 + 8 + 24
+    assert model_files.loaded_bytes(found, 4, tied=True) == 40 * 4 + 16 + 24
+    assert model_files.largest_file(tmp_path) == (tmp_path / "model.safetensors").stat().st_size
 
 
 def test_headers_are_those_of_the_files_that_are_loaded(tmp_path):
@@ -72,10 +72,10 @@ def test_headers_are_those_of_the_files_that_are_loaded(tmp_path):
     save_file({"first.again": torch.zeros(40)}, tmp_path / "consolidated.safetensors")
     index = {"weight_map": {name: f"{name}.safetensors" for name in ("first", "second")}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert [one.name for one in headers.read(tmp_path)] == ["first", "second"]
-    assert headers.largest_file(tmp_path) == (tmp_path / "second.safetensors").stat().st_size
+    assert [one.name for one in model_files.read(tmp_path)] == ["first", "second"]
+    assert model_files.largest_file(tmp_path) == (tmp_path / "second.safetensors").stat().st_size
     save_file({"whole": torch.zeros(2)}, tmp_path / "model.safetensors")  # LMDeploy looks for it first
-    assert [one.name for one in headers.read(tmp_path)] == ["whole"]
+    assert [one.name for one in model_files.read(tmp_path)] == ["whole"]
 
 
 def test_a_prefill_has_a_buffer_for_each_part_of_a_layer():
@@ -115,9 +115,9 @@ def test_what_is_planned_is_what_lmdeploy_would_make(family, folders):
     # two sequences of 256 tokens in blocks of 64, two blocks more each, and one that is reserved
     assert (plan.kv_blocks, plan.block_size) == (max(16, 2 * (4 + 2) + 1), 64)
     assert plan.kv_cache == plan.kv_blocks * 64 * plan.kv_token
-    stored = sum(one.elements for one in headers.read(folders / family))
+    stored = sum(one.elements for one in model_files.read(folders / family))
     tied = config.get("tie_word_embeddings") and any(
-        one.name == "lm_head.weight" for one in headers.read(folders / family)
+        one.name == "lm_head.weight" for one in model_files.read(folders / family)
     )
     assert plan.weights == 2 * stored - (2 * config["vocab_size"] * config["hidden_size"] if tied else 0)
     assert plan.needed < plan.peak

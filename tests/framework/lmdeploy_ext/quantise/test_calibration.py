@@ -14,8 +14,8 @@ from dlinfer.cli import main
 from dlinfer.errors import ModelFolderError, UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.conversion.formats import AwqInt4
 from dlinfer.framework.lmdeploy_ext.errors import CalibrationError, QuantisationOutputError
-from dlinfer.framework.lmdeploy_ext.quantise import calibration
-from dlinfer.framework.lmdeploy_ext.quantise.calibration import Calibration
+from dlinfer.framework.lmdeploy_ext.quantise import job
+from dlinfer.framework.lmdeploy_ext.quantise.calibration import PACKAGE, Calibration
 from dlinfer.framework.lmdeploy_ext.quantise.run import format_of, quantise
 from dlinfer.ops.quantised.packing import AWQ
 from examples.tiny_models.build import build
@@ -25,7 +25,7 @@ from tests.framework.lmdeploy_ext.quantise import folders
 TEXT = REPOSITORY / "README.md"
 SMALL = Calibration(TEXT, samples=24, length=48, steps=24)
 FORM = AwqInt4(32)
-RUN = calibration.process.run
+RUN = job.process.run
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +128,7 @@ def test_formats_of_8_bits_are_not_calibrated(model, tmp_path, name):
 
 def test_without_auto_round(model, tmp_path, monkeypatch, capsys):
     find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: (name != calibration.PACKAGE and find(name)) or None
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: (name != PACKAGE and find(name)) or None)
     arguments = ["--format", "awq-int4", "--group-size", "32", "--calibrate", str(TEXT)]
     assert main(["quantise", str(model), *arguments, "-o", str(tmp_path / "out")]) == 1
     assert (
@@ -147,7 +145,7 @@ def run_in_place_of_auto_round(monkeypatch: pytest.MonkeyPatch, code: str) -> No
     def instead(command, **given):
         return RUN([command[0], "-c", code, command[-1]], **given)
 
-    monkeypatch.setattr(calibration.process, "run", instead)
+    monkeypatch.setattr(job.process, "run", instead)
 
 
 def test_a_process_that_dies_leaves_nothing(model, tmp_path, monkeypatch):

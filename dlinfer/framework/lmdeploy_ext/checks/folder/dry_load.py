@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dlinfer.errors import DlinferError, ModelFolderError
 from dlinfer.framework.lmdeploy_ext.checks.folder.written import Written
-from dlinfer.framework.lmdeploy_ext.conversion import headers, loading
+from dlinfer.framework.lmdeploy_ext.conversion import loading, model_files
 
 _SHOWN = 3
 _ADVICE = "copy or download the model again, whole; or see that config.json belongs to these weights"
@@ -69,12 +69,12 @@ class _Load:
         from lmdeploy.pytorch.weight_loader.model_weight_loader import ModelWeightLoader
 
         dummies = [f"{name}." for name, one in self.model.named_modules() if getattr(one, "_is_dummy_mod", 0)]
-        plan = loading.stored_plan(self._folder)
+        plan = loading.plan_of_folder(self._folder)
         layers = loading.Layers(self.model)
         with torch.inference_mode(), self.written:
-            for path in headers.weight_files(self._folder):
+            for path in model_files.weight_files(self._folder):
                 tensors = self._tensors(path)
-                if plan is not None:
+                if plan is not None and not plan.packs:
                     tensors = loading.converted(tensors, plan, layers)
                 tensors = ModelWeightLoader._rename_weights_iterator(tensors, self.model)
                 self.model.load_weights(ModelWeightLoader._skip_dummy_iterator(tensors, dummies))
@@ -82,9 +82,9 @@ class _Load:
             self._finish()
 
     def _tensors(self, path: Path) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in headers.empty_tensors(path):
+        for name, tensor in model_files.empty_tensors(path):
             self.name, self.shape = name, tensor.shape
-            yield name, headers.tensor(path, name) if self._read.intersection(_patterns(name)) else tensor
+            yield name, model_files.tensor(path, name) if self._read.intersection(_patterns(name)) else tensor
 
     def _finish(self) -> None:
         for one in self.model.modules():

@@ -24,7 +24,7 @@ from dlinfer.framework.lmdeploy_ext.checks.model.model_support import (
     quantisation_of,
 )
 from dlinfer.framework.lmdeploy_ext.checks.options import session_length
-from dlinfer.framework.lmdeploy_ext.conversion import headers
+from dlinfer.framework.lmdeploy_ext.conversion import model_files
 from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
 from dlinfer.framework.lmdeploy_ext.errors import NoCudaError
 from dlinfer.framework.lmdeploy_ext.layers.model_classes import SAVED_AS
@@ -151,9 +151,11 @@ def _check_tokenizer(folder: Path) -> None:
 
 def _check_weights(folder: Path) -> set[str]:
     """The names of the tensors."""
-    found = headers.found(folder)
+    found = model_files.index_or_file(folder)
     if found is None:
-        raise _unusable(folder, "it holds no weights (none of " + ", ".join(headers.NAMES) + ")", _COPY_AGAIN)
+        raise _unusable(
+            folder, "it holds no weights (none of " + ", ".join(model_files.NAMES) + ")", _COPY_AGAIN
+        )
     if not found.endswith(".index.json"):
         return _check_weight_file(folder, found, names=())
     weight_map = _read_json(folder, found).get("weight_map")
@@ -168,7 +170,7 @@ def _check_weight_file(folder: Path, name: str, names: Iterable[str]) -> set[str
     """Return the names of a file's tensors. Raise ModelFolderError if one of ``names`` is missing."""
     if not (folder / name).is_file():
         raise _unusable(folder, f"its index names {name}, which is missing", _COPY_AGAIN)
-    held = (_pickled_names if headers.is_pickled(folder / name) else _safetensors_names)(folder, name)
+    held = (_pickled_names if model_files.is_pickled(folder / name) else _safetensors_names)(folder, name)
     missing = sorted(set(names) - held)
     if missing:
         detail = f"{name} lacks {len(missing)} of the tensors that the index names, {missing[0]} first"
@@ -190,7 +192,7 @@ def _safetensors_names(folder: Path, name: str) -> set[str]:
 
 def _pickled_names(folder: Path, name: str) -> set[str]:
     try:
-        return {tensor for tensor, _ in headers.empty_tensors(folder / name)}
+        return {tensor for tensor, _ in model_files.empty_tensors(folder / name)}
     except OSError:
         raise
     except Exception as error:  # noqa: BLE001 - a pickle that is not whole fails in many ways

@@ -1,13 +1,13 @@
-"""Which quantised checkpoints are served on our devices, told from ``quantization_config``.
+"""Refuses quantised checkpoints that are not served, by their ``quantization_config``.
 
-LMDeploy takes what it does not know for something else: every FP8 model that is not static for one with blocks of 128.
+LMDeploy mistakes what it does not know: it reads every FP8 model that is not static as one with blocks of 128, and
+every AWQ model as one in the layout "gemm".
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.checks.folder.awq import check_awq
-from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, EXPERTS, SERVED, linear_sizes
 from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 
@@ -15,6 +15,11 @@ BLOCK = 128
 """Rows and columns of a block: LMDeploy's classes have no other."""
 
 ADVICE = "use the unquantised model in bfloat16 or float32"
+_AWQ_ADVICE = "use the AWQ model of 4 bits, or the unquantised one in bfloat16 or float32"
+
+# LMDeploy passes the names of a model's linear layers to few of its classes; these it never packs.
+_NEVER_PACKED = ("lm_head", "embed_tokens", "norm")
+_ROUTERS = ("gate", "shared_expert_gate")  # of models with experts, likewise
 
 W8A8_SERVED = (
     "LlamaForCausalLM",
@@ -41,7 +46,6 @@ FLOATS_ALONE = {
 }
 """Classes of LMDeploy's that are served in floats alone -> why."""
 
-
 EXPERTS_ALONE = ("Qwen3MoeForCausalLM",)
 """Classes of LMDeploy's that say which layer they build, so that experts may be packed and other layers in floats."""
 
@@ -49,81 +53,93 @@ EXPERTS_ALONE = ("Qwen3MoeForCausalLM",)
 def check(names: Sequence[str], found: Any, model: Mapping[str, Any], is_inside: bool = False) -> None:
     """Raise UnsupportedFeatureError for a quantisation that is not served.
 
-    names: the architectures of the model. found: its ``quantization_config``. model: its whole configuration, which
-    ``is_inside`` that of another model.
+    names: the model's architectures. found: its ``quantization_config``. model: its whole configuration. is_inside:
+    whether that is nested in another model's.
     """
     config = found if isinstance(found, Mapping) else {}
     method = str(config.get("quant_method", "unknown"))
     plan = plan_of(config, model)
     if plan is not None:
-        if is_inside:
-            raise refuse(f"a quantised model ({method} inside another model)", ADVICE)
+        _require(not is_inside, f"{method} inside another model")
         if plan.config is None:
             return
         config, method = plan.config, str(plan.config["quant_method"])
-    if method not in CHECKS:
-        raise refuse(f"a quantised model ({method})", ADVICE)
+    _require(method in CHECKS, method)
     for name in names:
-        if name in FLOATS_ALONE:
-            raise refuse(f"a quantised {name} ({method}; {FLOATS_ALONE[name]})", ADVICE)
+        _require(name not in FLOATS_ALONE, f"{method}; {FLOATS_ALONE.get(name)}", name)
     CHECKS[method](names, config, model)
+
+
+def _require(is_served: Any, detail: str, name: str = "model", advice: str = ADVICE) -> None:
+    if not is_served:
+        raise refuse(f"a quantised {name} ({detail})", advice)
+
+
+def _require_class(names: Sequence[str], served: Sequence[str], method: str) -> None:
+    for name in names:
+        _require(name in served, f"{method}; served are {', '.join(served)}", name)
 
 
 def _check_smooth_quant(names: Sequence[str], config: Mapping[str, Any], model: Mapping[str, Any]) -> None:
     dtype = config.get("quant_dtype") or "int8"
-    if dtype not in ("int8", "float8_e4m3fn"):
-        raise refuse(f"a quantised model (smooth_quant with quant_dtype {dtype})", ADVICE)
-    for name in names:
-        if name not in W8A8_SERVED:
-            served, method = ", ".join(W8A8_SERVED), config.get(CONVERTED_FROM, "smooth_quant")
-            raise refuse(f"a quantised {name} ({method}; served are {served})", ADVICE)
+    _require(dtype in ("int8", "float8_e4m3fn"), f"smooth_quant with quant_dtype {dtype}")
+    _require_class(names, W8A8_SERVED, config.get(CONVERTED_FROM, "smooth_quant"))
 
 
 def _check_fp8(names: Sequence[str], config: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    fmt, scale_fmt = config.get("fmt", "e4m3"), config.get("scale_fmt")
-    if fmt != "e4m3":
-        raise refuse(f"a quantised model (fp8 with fmt {fmt})", ADVICE)
-    if scale_fmt not in (None, "ue8m0"):
-        raise refuse(f"a quantised model (fp8 with scale_fmt {scale_fmt})", ADVICE)
-    block = config.get("weight_block_size")
-    if block is None and config.get("activation_scheme") != "static":
-        what = "fp8 with scales of whole tensors and activations scaled as they come"
-        raise refuse(f"a quantised model ({what})", ADVICE)
+    fmt, scale_fmt, block = (
+        config.get("fmt", "e4m3"),
+        config.get("scale_fmt"),
+        config.get("weight_block_size"),
+    )
+    _require(fmt == "e4m3", f"fp8 with fmt {fmt}")
+    _require(scale_fmt in (None, "ue8m0"), f"fp8 with scale_fmt {scale_fmt}")
     if block is None:
+        is_static = config.get("activation_scheme") == "static"
+        _require(is_static, "fp8 with scales of whole tensors and activations scaled as they come")
         return
-    if list(block) != [BLOCK, BLOCK]:
-        what = f"fp8 with weight_block_size {list(block)}"
-        raise refuse(f"a quantised model ({what})", f"use blocks of [{BLOCK}, {BLOCK}]")
-    for name, size in _joined_sizes(model):
-        if size % BLOCK:
-            what = f"{config.get(CONVERTED_FROM, 'fp8')} in blocks of {BLOCK}, of which {name} = {size} is no multiple"
-            raise refuse(f"a quantised model ({what})", ADVICE)
+    blocks = [BLOCK, BLOCK]
+    _require(
+        list(block) == blocks, f"fp8 with weight_block_size {list(block)}", advice=f"use blocks of {blocks}"
+    )
+    form = config.get(CONVERTED_FROM, "fp8")
+    for name, size in linear_sizes(model).items():
+        # Of q, k and v, and of gate and up, LMDeploy joins the blocks of rows, which must be whole.
+        is_whole = name == "hidden_size" or size % BLOCK == 0
+        _require(is_whole, f"{form} in blocks of {BLOCK}, of which {name} = {size} is no multiple")
 
 
-def _joined_sizes(model: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Rows of layers that LMDeploy joins, q, k and v, and gate and up: it joins their blocks, which must be whole."""
-    for name in ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"):
-        if model.get(name):
-            yield name, model[name]
-    heads, hidden = model.get("num_attention_heads"), model.get("hidden_size")
-    if heads and hidden and not model.get("kv_lora_rank"):  # latent attention joins nothing
-        size = model.get("head_dim") or hidden // heads
-        yield "num_attention_heads * head_dim", heads * size
-        yield "num_key_value_heads * head_dim", (model.get("num_key_value_heads") or heads) * size
+def _check_awq(names: Sequence[str], config: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    def require(is_served: Any, detail: str) -> None:
+        if not is_served:
+            raise refuse(f"an AWQ model {detail}", _AWQ_ADVICE)
+
+    bits, group_size = config.get("bits", 4), config.get("group_size", 128)
+    layout = str(config.get("version") or config.get("format") or "gemm").lower()
+    require(bits == 4, f"of {bits} bits")
+    require(layout == "gemm", f"in the layout {layout!r}; LMDeploy reads 'gemm'")
+    is_size = isinstance(group_size, int) and group_size > 0
+    require(is_size, f"with group_size={group_size!r}; LMDeploy needs a number of in_features")
+    require(config.get("zero_point", True), "without zero points, which LMDeploy reads all the same")
+    has_experts = any(model.get(name) for name in EXPERTS)
+    in_floats = (*_NEVER_PACKED, *(_ROUTERS if has_experts else ()))
+    listed = config.get("modules_to_not_convert") or []
+    unpacked = [name for name in listed if name.rpartition(".")[2] not in in_floats]
+    require(not unpacked, f"with layers that are not packed ({', '.join(unpacked)})")
+    for name in names if has_experts else ():
+        require(name in SERVED, f"with experts of {name}; served are {', '.join(SERVED)}")
+    for name, size in linear_sizes(model).items():
+        require(size % group_size == 0, f"whose {name}={size} is no multiple of group_size={group_size}")
 
 
 def _check_experts_alone(names: Sequence[str], config: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    for name in names:
-        if name not in EXPERTS_ALONE:
-            served = ", ".join(EXPERTS_ALONE)
-            what = f"{config.get(CONVERTED_FROM)} with experts alone; served are {served}"
-            raise refuse(f"a quantised {name} ({what})", ADVICE)
+    _require_class(names, EXPERTS_ALONE, f"{config.get(CONVERTED_FROM)} with experts alone")
 
 
 CHECKS: dict[str, Callable[[Sequence[str], Mapping[str, Any], Mapping[str, Any]], None]] = {
-    "awq": check_awq,
+    "awq": _check_awq,
     "smooth_quant": _check_smooth_quant,
     "fp8": _check_fp8,
-    "compressed-tensors": _check_experts_alone,  # what others of it become is checked as that
+    "compressed-tensors": _check_experts_alone,  # a checkpoint with other layers packed becomes another method
 }
-"""Method -> what is refused of it. Every other method is refused whole."""
+"""Method -> the check of its details. Every other method is refused whole."""

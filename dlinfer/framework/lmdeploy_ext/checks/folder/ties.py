@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext.conversion import headers
+from dlinfer.framework.lmdeploy_ext.conversion import model_files
 
 logger = logging.getLogger("dlinfer")
 
@@ -35,7 +35,7 @@ def settle(hf_config: Any, folder: Path | None) -> None:
     embeddings = [name for name in files if name.endswith(_EMBEDDINGS)]
     if len(heads) != 1 or len(embeddings) != 1:
         return
-    head, embedding = (headers.tensor(files[name], name) for name in (*heads, *embeddings))
+    head, embedding = (model_files.tensor(files[name], name) for name in (*heads, *embeddings))
     if _are_equal(head, embedding):
         return
     for part in tying:
@@ -49,8 +49,8 @@ def settle(hf_config: Any, folder: Path | None) -> None:
 
 
 def _tables(folder: Path) -> Iterator[tuple[str, Path]]:
-    for path in headers.weight_files(folder):
-        for name, _ in headers.empty_tensors(path):
+    for path in model_files.weight_files(folder):
+        for name, _ in model_files.empty_tensors(path):
             if name.endswith((*_HEADS, *_EMBEDDINGS)):
                 yield name, path
 

@@ -16,7 +16,7 @@ import torch
 from dlinfer.errors import ModelFolderError
 from dlinfer.framework.lmdeploy_ext.checks.folder import dry_load
 from dlinfer.framework.lmdeploy_ext.checks.folder.model_checks import in_short
-from dlinfer.framework.lmdeploy_ext.conversion import loading
+from dlinfer.framework.lmdeploy_ext.conversion.plan import is_packed_as_it_loads
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.patching import Patch
 
@@ -42,7 +42,7 @@ def note_copy(model: Any, build: Callable[..., Any], config: Any, context: Any) 
 
 
 def _copy(build: Callable[..., Any], config: Any, context: Any) -> Any:
-    if loading.is_packed_as_it_loads(config.hf_config):
+    if is_packed_as_it_loads(getattr(config.hf_config, "quantization_config", None)):
         from lmdeploy.pytorch.config import QuantizationConfig
 
         config = copy.copy(config)

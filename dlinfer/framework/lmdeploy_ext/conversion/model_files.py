@@ -1,0 +1,218 @@
+"""Reads a model folder: its JSON files, and the names, sizes and numbers of its tensors.
+
+A safetensors file holds 8 bytes of length, little-endian, then as much JSON (name -> dtype, shape and offsets), then
+the numbers: https://github.com/huggingface/safetensors, "Format".
+"""
+
+import json
+import math
+import mmap
+import struct
+import warnings
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+
+NAMES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+"""Files of weights and of their index, in the order in which LMDeploy's loader looks for them."""
+
+_WIDE = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOATING = tuple(_WIDE)
+"""Names of the dtypes that weights in floats have."""
+
+DTYPES = _WIDE | {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "C64": torch.complex64,
+    "BOOL": torch.bool,
+    **{f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": getattr(torch, f"uint{bits}") for bits in (8, 16, 32, 64)},
+}
+"""safetensors' name of a dtype -> torch's. Dtypes with several numbers in a byte (F4, F6) are left out."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, with or without a byte-order mark. Raises OSError, and ValueError with a reason."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not valid JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} does not hold a JSON object")
+    return content
+
+
+def readable_config(folder: Path) -> dict[str, Any]:
+    """A folder's config.json; empty where it cannot be read, for which ``check_model_folder`` has the error."""
+    try:
+        return read_json(folder / "config.json")
+    except (OSError, ValueError):
+        return {}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor in a safetensors file. dtype: safetensors' name of it. begin: the offset of its first byte."""
+
+    name: str
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int = 0
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self.elements * DTYPES[self.dtype].itemsize
+
+    def loaded(self, itemsize: int) -> int:
+        """Bytes in memory where floating-point tensors become numbers of ``itemsize`` bytes."""
+        return self.elements * itemsize if self.dtype in FLOATING else self.nbytes
+
+
+def index_or_file(folder: Path) -> str | None:
+    """The name of the file, or of the index of files, that LMDeploy reads; None where there is none."""
+    return next((name for name in NAMES if (folder / name).is_file()), None)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that LMDeploy loads: the single one, or else those in the index.
+
+    Other files may lie beside them: ``consolidated.safetensors`` of Mistral's checkpoints has all weights again.
+    """
+    name = index_or_file(folder)
+    if name is None or not name.endswith(".index.json"):
+        return [] if name is None else [folder / name]
+    return [folder / file for file in sorted(set(read_json(folder / name)["weight_map"].values()))]
+
+
+def is_pickled(path: Path) -> bool:
+    """Whether a file of weights is torch's own."""
+    return path.suffix != ".safetensors"
+
+
+# --- headers
+
+
+def header(path: Path) -> dict[str, Stored]:
+    """The tensors of a whole safetensors file by name, in the order in which they lie."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        entries = json.loads(file.read(length))
+    entries.pop("__metadata__", None)
+    found = (
+        Stored(name, path.name, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
+        for name, entry in entries.items()
+    )
+    return {one.name: one for one in sorted(found, key=lambda one: one.begin)}
+
+
+def read(folder: Path) -> list[Stored]:
+    """Every tensor of the safetensors files that LMDeploy loads, each name once. The files must be whole."""
+    stored: dict[str, Stored] = {}
+    for path in weight_files(folder):
+        stored |= {} if is_pickled(path) else header(path)
+    return list(stored.values())
+
+
+def loaded_bytes(tensors: list[Stored], itemsize: int, tied: bool) -> int:
+    """Bytes of all weights in memory. tied: the output projection is the embedding, and a stored one is not loaded."""
+    heads = [one for one in tensors if one.name.endswith("lm_head.weight")]
+    left_out = set(heads) if tied and len(heads) < len(tensors) else set()
+    return sum(one.loaded(itemsize) for one in tensors if one not in left_out)
+
+
+def largest_file(folder: Path) -> int:
+    """Bytes of the largest weight file, which is mapped as a whole while its tensors are copied."""
+    return max((path.stat().st_size for path in weight_files(folder)), default=0)
+
+
+def largest_tensor(tensors: list[Stored]) -> int:
+    """Bytes of the largest tensor in its file: so much of a file is resident where pages are given back."""
+    return max((one.nbytes for one in tensors), default=0)
+
+
+# --- tensors
+
+
+def empty_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor on torch's device ``meta``) of a file; a dtype that torch lacks counts as bytes.
+
+    Raises whatever torch raises for a broken pickled file.
+    """
+    if is_pickled(path):
+        yield from _pickled(path, "meta").items()
+        return
+    for name, stored in header(path).items():
+        dtype = DTYPES.get(stored.dtype, torch.uint8)
+        yield name, torch.empty(stored.shape, dtype=dtype, device="meta")
+
+
+def tensor(path: Path, name: str) -> Tensor:
+    """One tensor of a file, which must not be written to."""
+    return _pickled(path, "cpu")[name] if is_pickled(path) else _view(_mapped(path), header(path)[name])
+
+
+def tensors(path: str | Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """(prefix and name, tensor) of a whole safetensors file, whose pages go back to the system tensor by tensor.
+
+    safetensors maps a file for torch as writable, which Linux refuses where the file is larger than the memory, and its
+    pages stay resident until it is closed: a checkpoint that is packed while it loads would be in memory twice.
+
+    A tensor is a view of the file and must not be written to. It may be kept: later reads come from the file again.
+    Raises UnsupportedFeatureError, before the first tensor, for a dtype that is not in ``DTYPES``.
+    """
+    path = Path(path)
+    stored = header(path)
+    for one in stored.values():
+        if one.dtype not in DTYPES:
+            raise refuse(
+                f"dtype {one.dtype} of tensor {one.name!r} in {path}, while weights are packed as they load,",
+                "unset DLINFER_CPU_WEIGHTS, or give a checkpoint whose weights are all in floats",
+            )
+    mapping = _mapped(path)
+    for one in stored.values():
+        yield f"{prefix}{one.name}", _view(mapping, one)
+        first = one.begin // mmap.PAGESIZE * mmap.PAGESIZE
+        if one.nbytes and hasattr(mmap, "MADV_DONTNEED"):
+            mapping.madvise(mmap.MADV_DONTNEED, first, one.begin + one.nbytes - first)
+
+
+def _pickled(path: Path, device: str) -> dict[str, Tensor]:
+    # torch maps what it has written as a zip file; it reads the older format as a whole.
+    return torch.load(path, map_location=device, weights_only=True, mmap=zipfile.is_zipfile(path))
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _view(mapping: mmap.mmap, stored: Stored) -> Tensor:
+    dtype = DTYPES[stored.dtype]
+    if not stored.elements:
+        return torch.empty(stored.shape, dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        flat = torch.frombuffer(mapping, dtype=dtype, count=stored.elements, offset=stored.begin)
+    return flat.view(stored.shape)
