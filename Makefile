@@ -17,6 +17,9 @@ SEAM_TORCH ?= 2.12.1 2.13.0
 # Read by requirements/setup.sh and requirements/lock.sh, and by examples/demo.py.
 export PYTHON TORCH_INDEX MODEL
 
+# The folders whose prose and names the check reads.
+PROSE := dlinfer/toolchain dlinfer/utils
+
 .PHONY: help
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -147,9 +150,10 @@ wheel: $(STAMP) ## dist/*.whl with the CPU kernels compiled for four levels of i
 	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 .PHONY: lint
-lint: $(STAMP) ## ruff (rules and format) and pyright
+lint: $(STAMP) ## ruff (rules and format), plain English, and pyright
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m tests.architecture.prose $(PROSE)
 	$(PY) -m pyright
 
 .PHONY: format

@@ -68,10 +68,10 @@ def state(toolchain: Toolchain) -> State:
 
 def find(toolchain: Toolchain) -> Environment:
     """Return an installed environment. Raises ToolchainMissingError."""
-    found = state(toolchain)
-    if not found.installed:
+    current = state(toolchain)
+    if not current.installed:
         raise ToolchainMissingError(
-            toolchain=toolchain.name, reason=found.reason, folder=str(folder(toolchain))
+            toolchain=toolchain.name, reason=current.reason, folder=str(folder(toolchain))
         )
     return environment(toolchain)
 

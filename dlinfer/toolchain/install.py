@@ -15,14 +15,14 @@ from dlinfer.toolchain.interpreter import Interpreter, find_interpreter
 from dlinfer.toolchain.recipe import Toolchain
 
 Report = Callable[[str], None]
-"""Told about once a second what is being done, as one line: the same line again while it goes on."""
+"""Called about once a second with one line about the current step; the line repeats while the step goes on."""
 
 _SECONDS = 3 * 3600.0
-"""What one step may take: a download of a gigabyte on a slow line."""
+"""Time limit of one step, enough for a download of a gigabyte on a slow line."""
 
 
 def install(toolchain: Toolchain, report: Report = lambda line: None) -> Environment:
-    """Make an environment, unless this recipe's is there. What another recipe or an interruption left is removed.
+    """Make an environment unless this recipe's is there. Leftovers of other recipes and of interruptions are removed.
 
     Two processes that ask at once make it once: the second waits.
 
@@ -67,64 +67,64 @@ def gigabytes(count: int) -> str:
 
 
 def _make(toolchain: Toolchain, interpreter: Interpreter, report: Report) -> None:
-    made = environment(toolchain)
+    target = environment(toolchain)
 
     def run(line: str, command: list[str]) -> None:
         _run(toolchain, command, lambda: report(line))
 
     line = f"an environment of CPython {interpreter.version} ({interpreter.path})"
-    run(line, [interpreter.path, "-I", "-m", "venv", str(made.folder)])
-    downloads = made.folder / "downloads"  # on the disk that was checked, and gone with half an environment
+    run(line, [interpreter.path, "-I", "-m", "venv", str(target.folder)])
+    downloads = target.folder / "downloads"  # on the disk that was checked, and gone with half an environment
     downloads.mkdir()
     if toolchain.packages:
-        _install_packages(toolchain, made, downloads, report)
+        _install_packages(toolchain, target, downloads, report)
     shutil.rmtree(downloads)
     for pattern in toolchain.remove:
-        for path in made.site_packages.glob(pattern):
+        for path in target.site_packages.glob(pattern):
             path.unlink()
     for name, text in toolchain.files.items():
-        path = made.site_packages / name
+        path = target.site_packages / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     if toolchain.check:
-        run("a look whether it works", [str(made.python), "-I", "-c", toolchain.check])
+        run("a look whether it works", [str(target.python), "-I", "-c", toolchain.check])
     stamp = {
         "recipe": toolchain.digest,
         "version": interpreter.version,
         "interpreter": interpreter.path,
         "packages": toolchain.packages,
     }
-    (made.folder / STAMP).write_text(json.dumps(stamp, indent=1))
+    (target.folder / STAMP).write_text(json.dumps(stamp, indent=1))
 
 
-def _install_packages(toolchain: Toolchain, made: Environment, downloads: Path, report: Report) -> None:
-    """All by one pip, which takes a second to start. What is imported is compiled then, and not all of it now."""
+def _install_packages(toolchain: Toolchain, target: Environment, downloads: Path, report: Report) -> None:
+    """All by one pip, which takes a second to start. Modules are compiled when they are first imported."""
     count = len(toolchain.packages)
     begun = 0
 
-    def told(text: str) -> None:
+    def on_line(text: str) -> None:
         nonlocal begun
         begun += text.startswith("Collecting ")
 
     def beat() -> None:
         report(f"{toolchain.packages[max(begun, 1) - 1]} ({max(begun, 1)} of {count})")
 
-    pip = [str(made.python), "-I", "-m", "pip", "--disable-pip-version-check", "install"]
+    pip = [str(target.python), "-I", "-m", "pip", "--disable-pip-version-check", "install"]
     command = [*pip, "--no-input", "--no-deps", "--no-compile", *toolchain.packages]
-    _run(toolchain, command, beat, told, TMPDIR=str(downloads))
+    _run(toolchain, command, beat, on_line, TMPDIR=str(downloads))
 
 
 def _run(
     toolchain: Toolchain,
     command: list[str],
     beat: Callable[[], None],
-    told: Callable[[str], None] | None = None,
+    on_line: Callable[[str], None] | None = None,
     **variables: str,
 ) -> None:
     """Raise ToolchainInstallError with the last lines of a command that fails. It ends when this does."""
     environment = {**os.environ, **variables}
     try:
-        process.run(command, seconds=_SECONDS, environment=environment, beat=beat, told=told)
+        process.run(command, seconds=_SECONDS, environment=environment, beat=beat, on_line=on_line)
     except process.ProcessFailedError as failed:
         detail = f"{failed}: {' | '.join(map(str.strip, failed.lines))[-1000:]}"
         raise ToolchainInstallError(

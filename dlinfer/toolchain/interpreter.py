@@ -52,15 +52,15 @@ def _candidates(version: str) -> Iterator[str]:
 
 def _on_path(version: str) -> Iterator[str]:
     for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
-        found = shutil.which(f"python{version}", path=folder) if folder else None
-        if found:
-            yield found
+        python = shutil.which(f"python{version}", path=folder) if folder else None
+        if python:
+            yield python
 
 
 def _of_pyenv(version: str) -> Iterator[str]:
     root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
-    found = list(root.glob(f"{version}.*/bin/python{version}"))
-    yield from map(str, sorted(found, key=lambda path: _number(path.parts[-3]), reverse=True))
+    pythons = list(root.glob(f"{version}.*/bin/python{version}"))
+    yield from map(str, sorted(pythons, key=lambda path: _number(path.parts[-3]), reverse=True))
 
 
 def _of_uv(version: str) -> Iterator[str]:

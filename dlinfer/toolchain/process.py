@@ -1,8 +1,8 @@
 """Running a vendor's program: a compiler, a builder, an installer. One way to start it, and one way to end it.
 
-A program runs in a group of processes of its own, so that Ctrl-C is for its caller. It is ended with all that it has
-started at its time limit, when its caller is interrupted, by ``Stop``, and when its caller is gone, however that ended;
-for the last ``supervisor.py`` stands between.
+A program runs in a group of processes of its own, so that Ctrl-C is for its caller. The program and everything
+that it has started end at the time limit, when the caller is interrupted, after ``Stop``, and when the caller ends.
+``supervisor.py`` runs in between and watches for the caller's end.
 """
 
 import contextlib
@@ -47,14 +47,14 @@ def run(
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
     log: Path | None = None,
-    told: Callable[[str], None] | None = None,
+    on_line: Callable[[str], None] | None = None,
     beat: Callable[[], None] | None = None,
     stop: "Stop | None" = None,
 ) -> list[str]:
     """Run a program to its end; gives the last lines of what it printed, standard error among it.
 
-    seconds: after which it is ended. folder, environment: to run it in; the caller's where they are None.
-    log: a file for all that it prints, as it comes. told: is given each line. beat: is called about once a second.
+    seconds: the time limit. folder, environment: to run it in; None means the caller's.
+    log: a file that receives all output as it comes. on_line: called with each line. beat: called about once a second.
     Its standard input is empty. Raises ProcessFailedError, and StoppedError after ``stop``.
     """
     lines: deque[str] = deque(maxlen=_KEPT)
@@ -68,8 +68,8 @@ def run(
                     break
                 kept.write(line)
                 text = line.decode(errors="replace").rstrip()
-                if told is not None:
-                    told(text)
+                if on_line is not None:
+                    on_line(text)
                 if text:
                     lines.append(text[:500])
     finally:

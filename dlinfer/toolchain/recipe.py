@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What an environment is made of. Two recipes that differ in anything make different environments.
+    """The recipe of an environment. Two recipes that differ in anything make different environments.
 
     name: unique among vendors, and the name of its folder. summary: one line for people.
     python: the CPython that the packages exist for, as "3.10".
@@ -33,6 +33,6 @@ class Toolchain:
 
     @property
     def digest(self) -> str:
-        """What the environment depends on, as hexadecimal text."""
+        """A hash of everything that the environment depends on."""
         made_of = [self.python, self.packages, sorted(self.files.items()), self.remove, self.check]
         return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:32]

@@ -59,7 +59,7 @@ def _serve(queue: _Queue) -> None:
 
 
 class _Answer:
-    """What came of a job. No Future: an interrupt may leave one locked for good, and the thread waits to fill it."""
+    """The result of a job. An interrupt may leave a Future locked while the thread waits to fill it."""
 
     def __init__(self) -> None:
         self.process: _Started | None = None

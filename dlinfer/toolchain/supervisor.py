@@ -59,10 +59,10 @@ def _end_as(status: int) -> None:
     os._exit(status)
 
 
-def _at_end_of(parent: int, wanted: signal.Signals) -> None:
+def _at_end_of(parent: int, number: signal.Signals) -> None:
     """Have the kernel send a signal when the parent ends, however it ends: prctl(2)."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(wanted), *map(ctypes.c_ulong, (0, 0, 0))):
+    if libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number), *map(ctypes.c_ulong, (0, 0, 0))):
         error = ctypes.get_errno()
         raise OSError(error, f"PR_SET_PDEATHSIG: {os.strerror(error)}")
     if os.getppid() != parent:  # it has ended before that

@@ -1,7 +1,7 @@
-"""The moment at which a step of a model begins to compute: from then on it leaves the interpreter to other threads.
+"""Signals that a step of a model begins to compute: from then on it leaves the interpreter to other threads.
 
-Told by what computes, on the thread that runs it, to whoever listens on that thread. Another thread that takes the
-interpreter earlier keeps the step waiting for it.
+The code that computes sends the signal on its own thread to the listener of that thread. Another thread that takes
+the interpreter earlier keeps the step waiting for it.
 """
 
 import threading
@@ -10,24 +10,24 @@ from collections.abc import Callable
 
 class _OfThread(threading.local):
     call: Callable[[], None] | None = None
-    told = 0
+    count = 0
 
 
 _own = _OfThread()
 
 
 def listen(call: Callable[[], None]) -> None:
-    """Have a call made whenever a step begins to compute on this thread, in the place of the one before."""
+    """Call a function whenever a step begins to compute on this thread; it replaces the listener before it."""
     _own.call = call
 
 
 def begins() -> None:
     """A step begins to compute on this thread."""
-    _own.told += 1
+    _own.count += 1
     if _own.call is not None:
         _own.call()
 
 
-def told() -> int:
-    """How often it was told on this thread so far."""
-    return _own.told
+def count() -> int:
+    """How many steps have begun on this thread so far."""
+    return _own.count

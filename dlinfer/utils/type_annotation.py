@@ -21,7 +21,7 @@ class MoECommType(Enum):
 
 @dataclass
 class MoeMetadata:
-    """What one step tells the MoE ops about tokens and ranks.
+    """Tokens and ranks of one step, for the MoE ops.
 
     max_tokens_across_dp, pad_size: token counts for exchanges that need equal sizes on all ranks.
     dp_size, tp_size, ep_size, tp_rank, ep_rank, tp_group, ep_group: the parallel layout.

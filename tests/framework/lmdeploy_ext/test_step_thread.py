@@ -324,9 +324,9 @@ def test_a_model_that_runs_eagerly_tells_that_it_computes():
         ctx_mgr = None
 
         def forward(self, x: int) -> tuple[int, int]:
-            return x, computing.told()
+            return x, computing.count()
 
     unused: Any = None
     runner = backend.EagerRunner(Model(), unused, unused, unused, torch.device("cpu"))
-    before = computing.told()
+    before = computing.count()
     assert runner(x=3) == (3, before + 1)

@@ -41,7 +41,7 @@ def run(
     environment = {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", **settings}
     command = [sys.executable, "-m", f"{__package__}.{module}", str(folder)]
     try:
-        process.run(command, seconds=_SECONDS, folder=folder, environment=environment, told=told)
+        process.run(command, seconds=_SECONDS, folder=folder, environment=environment, on_line=told)
     except process.ProcessFailedError as failed:
         raise JobError(failed) from failed
     return json.loads((folder / "answer.json").read_text())

@@ -209,9 +209,9 @@ class CompiledRunner(GraphRunner):
         """Run a compiled call, and tell that it computes where nothing in it does, as the last time showed."""
         if key in self._silent:
             computing.begins()
-        before = computing.told()
+        before = computing.count()
         result = call(**kwargs)
-        if computing.told() == before:
+        if computing.count() == before:
             self._silent.add(key)
         return result
 

@@ -51,7 +51,13 @@ def run(
 
     try:
         process.run(
-            command, seconds=timeout, folder=folder, environment=_environment(), log=log, told=told, stop=stop
+            command,
+            seconds=timeout,
+            folder=folder,
+            environment=_environment(),
+            log=log,
+            on_line=told,
+            stop=stop,
         )
     except ProcessFailedError as failed:
         lines = [line for line in failed.lines if not line.startswith(_STEP)]
