@@ -48,7 +48,9 @@ def test_what_it_prints_is_given_told_and_kept(tmp_path):
     )
     environment = {"A": "ä", "PYTHONIOENCODING": "utf-8"}
     command = [sys.executable, "-S", "-u", "-c", code]
-    lines = run(command, seconds=SECONDS, folder=tmp_path, environment=environment, log=log, on_line=told.append)
+    lines = run(
+        command, seconds=SECONDS, folder=tmp_path, environment=environment, log=log, on_line=told.append
+    )
     assert lines == told == [str(tmp_path), "True", "ä"]
     assert log.read_text() == f"{tmp_path}\nTrue\nä"
 
