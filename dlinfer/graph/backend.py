@@ -7,20 +7,22 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from dlinfer.errors import CaptureError, DlinferError, InferenceOnlyError
+from dlinfer.errors import CaptureError, CompileOptionError, DlinferError, InferenceOnlyError
 from dlinfer.graph import observe
 from dlinfer.graph.capture.trace import capture
-from dlinfer.graph.engine import check_options, find_engine
+from dlinfer.graph.engine import Engine, check_options, find_engine
 from dlinfer.graph.ir.conj_neg import lazy_inputs, refuse_shared, with_resolved
 from dlinfer.graph.ir.device import graph_device
-from dlinfer.graph.ir.dialect import STATIC
 from dlinfer.graph.lowering.apart import SharedMemoryError
 from dlinfer.graph.lowering.compiled import CompiledGraph
-from dlinfer.graph.lowering.lower import lower, timed
+from dlinfer.graph.lowering.lower import lower
 from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.report.collect import collecting, emit, timed
 from dlinfer.graph.report.policy import leave_graph
-from dlinfer.graph.report.report import GraphReport, record
+from dlinfer.graph.report.report import FIRST_CALL, GraphReport, record
 from dlinfer.graph.torch_private import dynamo
+
+_MODES = ("default", "reduce-overhead")
 
 
 def dlinfer_backend(
@@ -32,14 +34,17 @@ def dlinfer_backend(
 ) -> Callable[..., Any]:
     """Compile one graph of Dynamo's.
 
-    options: see ``dlinfer.graph.options.CompileOptions``. mode: torch.compile's name for a set of inductor's options,
-    which callers such as transformers always pass; it has no effect here.
+    options: see ``dlinfer.graph.options.CompileOptions``. mode: ``default``, or ``reduce-overhead``, which transformers
+    always passes and which asks for no more than every graph has: calls that are bound when it is compiled.
 
-    Every refusal is raised by the compiled function, where the caller of the model meets it as what it is and not
-    wrapped by Dynamo: CompileOptionError, InferenceOnlyError, EngineUnavailableError and, under the fallback policy
+    The compiled function raises every refusal, so that the caller of the model meets it as it is and not wrapped by
+    Dynamo: CompileOptionError, InferenceOnlyError, EngineUnavailableError and, under the fallback policy
     ``error``, CaptureError and GraphFallbackError.
     """
     try:
+        if mode not in (None, *_MODES):
+            expected = "'default' or 'reduce-overhead'; set dlinfer's own options by options={...}"
+            raise CompileOptionError(option="mode", given=mode, expected=expected)
         return _compile(graph_module, example_inputs, CompileOptions.of(options))
     except DlinferError as error:
         return _raises(error)
@@ -84,26 +89,36 @@ def compile_graph(
     _refuse_gradients(graph_module, example_inputs)
     engine = find_engine(options.wanted_engine, graph_device(_values(graph_module, example_inputs)).type)
     check_options(engine, options)
-    report = record(GraphReport(model="a function", index=-1, engine=engine.name))
-    observe.started(report, graph_module)
-    report.cause = dynamo.recompilation_cause() or "first call"
+    report = record(GraphReport("a function", -1, engine.name, dynamo.recompilation_cause() or FIRST_CALL))
+    with collecting(report):
+        try:
+            return _lowered(graph_module, example_inputs, engine, options, keep_floats), report
+        except CaptureError as error:
+            report.refused = str(error)
+            raise
+
+
+def _lowered(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    engine: Engine,
+    options: CompileOptions,
+    keep_floats: bool,
+) -> CompiledGraph:
+    emit(lambda report: observe.started(report, graph_module))
     mode = dynamo.dynamo_fake_mode()
     assert mode is not None, "Dynamo calls its backends inside a tracing context"
     lazy = lazy_inputs(example_inputs)
-    try:
-        with timed(report, "capture"):
-            fakes = with_resolved(dynamo.fakes_of_inputs(mode, example_inputs), lazy)
-            captured = capture(graph_module, fakes, mode, keep_floats=keep_floats)
-            if lazy:
-                refuse_shared(captured.graph_module.graph, lazy)
-    except CaptureError as error:
-        report.refused = str(error)
-        raise
-    report.variant = _unit_sizes(captured.graph_module)
-    program = lower(captured, engine, options, report)
-    program.resolved = lazy
-    observe.finished(report, captured, program)
-    return program, report
+    with timed("capture"):
+        fakes = with_resolved(dynamo.fakes_of_inputs(mode, example_inputs), lazy)
+        captured = capture(graph_module, fakes, mode, keep_floats=keep_floats)
+        if lazy:
+            refuse_shared(captured.graph_module.graph, lazy)
+    emit(lambda report: observe.captured(report, captured.graph_module.graph))
+    compiled = lower(captured, engine, options)
+    compiled.resolved = lazy
+    emit(lambda report: observe.finished(report, captured, compiled))
+    return compiled
 
 
 def _refuse_gradients(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
@@ -132,17 +147,6 @@ def _values(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Iter
     """What a graph takes, then what it makes: one without inputs runs where its factories put their tensors."""
     yield from example_inputs
     yield from (node.meta.get("example_value") for node in graph_module.graph.nodes)
-
-
-def _unit_sizes(graph_module: fx.GraphModule) -> tuple[str, ...]:
-    """``input[dim]`` for each size of 1 among the inputs that are no parameters: Dynamo made it a constant."""
-    return tuple(
-        f"{node.name}[{dim}]"
-        for node in graph_module.graph.find_nodes(op="placeholder")
-        if not node.meta.get(STATIC) and isinstance(node.meta.get("val"), torch.Tensor)
-        for dim, size in enumerate(node.meta["val"].shape)
-        if isinstance(size, int) and size == 1
-    )
 
 
 def _raises(error: DlinferError) -> Callable[..., Any]:

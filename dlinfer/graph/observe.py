@@ -1,7 +1,4 @@
-"""What a compilation's report is told about its surroundings: name, guards, modules, memory.
-
-``started`` is called when a graph arrives, ``finished`` when it has become a program.
-"""
+"""What a report says of a compilation's surroundings: name, guards, modules, memory."""
 
 import re
 import resource
@@ -17,25 +14,31 @@ from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.ir.program import Program
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.report import debug
-from dlinfer.graph.report.report import GraphReport, InputReport, reporting
+from dlinfer.graph.report.report import GraphReport, InputReport
 from dlinfer.graph.torch_private import guards, symbols
 from dlinfer.graph.torch_private.fake_mode import storage_id
 
 
 def started(report: GraphReport, dynamo_graph: fx.GraphModule) -> None:
-    """Note whose code is compiled and how much memory the process has needed so far."""
-    with reporting():
-        report.model = _function_of(dynamo_graph.graph) or report.model
-        report.memory["peak before"] = peak_memory()
+    """Report whose code is compiled and how much memory the process has needed so far."""
+    report.model = _function_of(dynamo_graph.graph) or report.model
+    report.memory["peak before"] = peak_memory()
+
+
+def captured(report: GraphReport, graph: fx.Graph) -> None:
+    """Report each size of 1 among the inputs that are no parameters: Dynamo made it a constant."""
+    placeholders = graph.find_nodes(op="placeholder")
+    report.variant = tuple(
+        f"{node.name}[{dim}]"
+        for node in placeholders
+        if not node.meta.get(STATIC)
+        for dim, size in enumerate(_sizes(fake(node)))
+        if size == "1"
+    )
 
 
 def finished(report: GraphReport, captured: Captured, compiled: CompiledGraph) -> None:
-    """Note what is known when all is compiled, and print where everything runs if DLINFER_DEBUG asks for it."""
-    with reporting():
-        _finish(report, captured, compiled)
-
-
-def _finish(report: GraphReport, captured: Captured, compiled: CompiledGraph) -> None:
+    """Report what is known when all is compiled, and print where everything runs if DLINFER_DEBUG asks for it."""
     graph = captured.graph_module.graph
     report.guards = guards.shape_guards(captured.mode)
     report.symbols = symbols.sized_symbols(captured.mode)

@@ -1,4 +1,4 @@
-"""What ``torch.compile(model, backend="dlinfer", options={...})`` and ``dlinfer.compile`` can be told."""
+"""The options of ``torch.compile(model, backend="dlinfer", options={...})`` and of ``dlinfer.compile``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -9,7 +9,6 @@ from dlinfer import settings
 from dlinfer.errors import CompileOptionError
 
 SMALL_REGIONS = ("eager", "engine")
-PRECISIONS = ("model",)
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,6 @@ class CompileOptions:
         counts, ``warn`` also says so once for each reason, ``error`` refuses the model; None takes DLINFER_FALLBACK.
     passes: pass or fusion rule name -> False to leave it out (True, the default, keeps it); a pass that only one
         engine has is named ``engine.pass``.
-    precision: ``model`` computes in the model's own dtypes.
     small_regions: what happens to regions that cost more to enter than they save: ``eager`` runs them with eager
         kernels, ``engine`` compiles them all the same; None takes DLINFER_SMALL_REGIONS.
     cache_dir: folder of compiled artifacts; None takes DLINFER_CACHE_DIR.
@@ -32,14 +30,12 @@ class CompileOptions:
     engine: str | None = None
     fallback: str | None = None
     passes: Mapping[str, bool] = field(default_factory=dict)
-    precision: str = "model"
     small_regions: str | None = None
     cache_dir: Path | None = None
     engine_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _one_of("fallback", self.fallback, (None, *settings.FALLBACK_POLICIES))
-        _one_of("precision", self.precision, PRECISIONS)
         _one_of("small_regions", self.small_regions, (None, *SMALL_REGIONS))
         if self.engine is not None and not isinstance(self.engine, str):
             raise CompileOptionError(option="engine", given=self.engine, expected="the name of an engine")
@@ -70,13 +66,12 @@ class CompileOptions:
 
     @property
     def wanted_engine(self) -> str | None:
-        """The engine that is asked for; None leaves it to the vendor."""
+        """The engine of the options or of the settings; None leaves it to the vendor."""
         return self.engine or settings.current().engine or None
 
     @property
     def wanted_engine_options(self) -> dict[str, Any]:
-        """What the engine is told: the given ones over those of the settings; of the latter as numbers and bools
-        what reads as such."""
+        """The engine's options: the given ones over those of the settings, where text may be a number or bool."""
         chosen = settings.current()
         named_here = self.engine is not None and self.engine != chosen.engine
         text = "" if named_here else chosen.engine_options
@@ -93,14 +88,11 @@ class CompileOptions:
         """Names of passes and fusion rules that are left out."""
         return frozenset(name for name, wanted in self.passes.items() if not wanted)
 
-    def identity(self) -> dict[str, Any]:
-        """What a compiled graph depends on of the options, with the settings that stand in for those not given.
-
-        The engine, what it is told and the passes have fields of their own in a key; ``cache_dir`` changes no graph.
-        """
+    def identity(self) -> dict[str, str | bool]:
+        """Every option but those that a key has fields for and ``cache_dir``, which changes no graph."""
         apart = ("engine", "engine_options", "passes", "cache_dir")
-        told = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in apart}
-        return told | {"fallback": self.policy, "small_regions": self.keeps_small_regions}
+        others = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in apart}
+        return others | {"fallback": self.policy, "small_regions": self.keeps_small_regions}
 
     @classmethod
     def of(cls, given: "Mapping[str, Any] | CompileOptions | None") -> "CompileOptions":
@@ -116,7 +108,7 @@ class CompileOptions:
         return cls(**dict(given or {}))
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> str | bool | int | float:
     """A value of DLINFER_ENGINE_OPTIONS: true, false, a number, else text."""
     if text in ("true", "false"):
         return text == "true"

@@ -15,8 +15,9 @@ from dlinfer.graph.direct.inputs import Assumption, root
 from dlinfer.graph.engine import check_options, find_engine
 from dlinfer.graph.ir.conj_neg import resolved
 from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
-from dlinfer.graph.lowering.lower import improve, place, timed
+from dlinfer.graph.lowering.lower import improve, place
 from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.report.collect import collecting, emit, timed
 from dlinfer.graph.report.report import GraphReport, record
 from dlinfer.graph.torch_private.expressions import SizeTextError
 from dlinfer.graph.torch_private.guards import conditions
@@ -70,24 +71,24 @@ def _compile(
     if engine is not None:
         chosen = replace(chosen, engine=engine)
     report = GraphReport(model=type(module).__name__, index=-1, engine="", cause="dlinfer.compile")
-    with timed(report, "capture"):
-        given = isinstance(module, ExportedProgram)
-        program = module if given else _export(module, args, kwargs, dynamic_shapes)
-        exported = read_export(program, module, args, kwargs)
-    found = find_engine(chosen.wanted_engine, exported.device.type)
-    check_options(found, chosen)
-    report.engine = found.name
-    record(report)
-    assumptions = _assumptions(exported, program)
-    with timed(report, "capture"):
-        exported = from_one_on(exported)
-    captured = exported.captured
-    report.symbols = symbol_ranges(captured.fakes)
-    improve(captured.graph_module, chosen, report)
-    stored = keep(
-        exported, found, chosen, report.model
-    )  # the engine may change the graph while it compiles it
-    run = place(captured.graph_module, found, chosen, report)
+    with collecting(report):
+        with timed("capture"):
+            given = isinstance(module, ExportedProgram)
+            program = module if given else _export(module, args, kwargs, dynamic_shapes)
+            exported = read_export(program, module, args, kwargs)
+        found = find_engine(chosen.wanted_engine, exported.device.type)
+        check_options(found, chosen)
+        report.engine = found.name
+        record(report)
+        assumptions = _assumptions(exported, program)
+        with timed("capture"):
+            exported = from_one_on(exported)
+        captured = exported.captured
+        emit(lambda report: report.symbols.update(symbol_ranges(captured.fakes)))
+        improve(captured.graph_module, chosen)
+        # The engine may change the graph while it compiles it.
+        stored = keep(exported, found, chosen, report.model)
+        run = place(captured.graph_module, found, chosen)
     spec = program.call_spec
     assert spec.in_spec is not None and spec.out_spec is not None
     return Artifact(

@@ -15,7 +15,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.torch_private": "",
     "dlinfer.graph.ir": "errors graph.torch_private",
     "dlinfer.graph.passes": "errors ops graph.torch_private graph.ir",
-    "dlinfer.graph.report": "errors settings ops graph.ir graph.passes",
+    "dlinfer.graph.report": "errors settings ops graph.torch_private graph.ir graph.passes",
     "dlinfer.graph.options": "errors settings graph.passes",
     "dlinfer.graph.engine": "errors vendor graph.ir graph.passes graph.report graph.options",
     "dlinfer.graph.cache": "dlinfer settings vendor graph.ir graph.report",
@@ -25,15 +25,14 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.onnx": "errors ops graph.torch_private graph.ir graph.functional",
     "dlinfer.graph.lowering": "errors vendor ops graph.torch_private graph.ir graph.passes "
     "graph.report graph.options graph.engine graph.capture graph.codec",
-    "dlinfer.graph.selftest": "errors settings graph.torch_private graph.report graph.options graph.engine graph.cache "
-    "graph.capture graph.lowering",
+    "dlinfer.graph.selftest": "errors settings graph.torch_private graph.report graph.options "
+    "graph.engine graph.cache graph.capture graph.lowering",
     # Engines stand on it, and it on what they would stand on without it: functions of values, and ONNX.
     "dlinfer.graph.engine_kit": "errors ops graph.torch_private graph.ir graph.report graph.options "
     "graph.engine graph.functional graph.onnx graph.selftest",
     "dlinfer.graph.observe": "graph.torch_private graph.ir graph.report graph.capture graph.lowering",
-    "dlinfer.graph.backend": "errors graph.torch_private graph.ir graph.report graph.options graph.engine "
-    "graph.capture "
-    "graph.lowering graph.observe",
+    "dlinfer.graph.backend": "errors graph.torch_private graph.ir graph.report graph.options "
+    "graph.engine graph.capture graph.lowering graph.observe",
     "dlinfer.graph.direct": "errors settings vendor graph.torch_private graph.ir graph.report "
     "graph.options graph.engine graph.cache graph.lowering graph.backend",
     "dlinfer.explanation": "dlinfer errors graph.torch_private graph.ir graph.report graph.options "
@@ -83,8 +82,8 @@ ARROWS: dict[str, str] = {
     "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.checks",
     "dlinfer.framework.lmdeploy_ext.quantise": "dlinfer errors toolchain "
     "framework.lmdeploy_ext.errors framework.lmdeploy_ext.conversion framework.lmdeploy_ext.checks",
-    "dlinfer.framework.transformers_ext": "errors settings ops graph.torch_private graph.ir graph.report graph.options "
-    "graph.capture graph.lowering",
+    "dlinfer.framework.transformers_ext": "errors settings ops graph.torch_private graph.ir "
+    "graph.options graph.capture graph.lowering",
     "dlinfer.framework.mindie_ext.errors": "errors",
     "dlinfer.framework.mindie_ext.config": "framework.mindie_ext.errors",
     "dlinfer.framework.mindie_ext.sampling": "errors framework.mindie_ext.errors",

@@ -1,5 +1,7 @@
 """What compilations tell never stops them."""
 
+import json
+
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("graph_mode")
     [
         "dlinfer.graph.observe._function_of",
         "dlinfer.graph.observe.held_bytes",
-        "dlinfer.graph.lowering.lower.debug.text_of",
+        "dlinfer.graph.report.debug.text_of",
         "dlinfer.graph.lowering.lower.flops_of",
     ],
 )
@@ -39,3 +41,21 @@ def test_held_memory_is_counted_once_and_needs_no_pointer():
     program = Program("graph", [], [], (), lambda reference: print, constants)
     requirement = Requirement(GlobalState.now(), reads_default_dtype=False)
     assert observe.held_bytes(CompiledGraph(StubEngine(), program, requirement)) == 8 * 4 + 4 * 4
+
+
+def test_tlparse_shows_the_stages(monkeypatch):
+    logged = {}
+
+    def log(kind, metadata, *, payload_fn):
+        logged[metadata()["name"]] = payload_fn()
+
+    monkeypatch.setattr("dlinfer.graph.torch_private.structured_log.trace_structured", log)
+    use_engine(monkeypatch, StubEngine())
+    with torch.no_grad():
+        compiled(lambda x: x * 2 + 1)(torch.randn(3))
+    report = last_report()
+    assert logged == {
+        "dlinfer_captured": report.captured,
+        "dlinfer_after_passes": report.lowered,
+        "dlinfer_report": json.dumps(report.to_dict(), indent=1),
+    }

@@ -17,10 +17,9 @@ pytestmark = pytest.mark.usefixtures("graph_mode")
 BAD = [
     (
         {"unknown": 1},
-        ["unknown", "engine, fallback, passes, precision, small_regions, cache_dir, engine_options"],
+        ["unknown", "engine, fallback, passes, small_regions, cache_dir, engine_options"],
     ),
     ({"fallback": "never"}, ["'never'", "'allow'", "'warn'", "'error'"]),
-    ({"precision": "fp8"}, ["'fp8'", "'model'"]),
     ({"small_regions": True}, ["True", "'eager'", "'engine'"]),
     ({"engine": 3}, ["3", "the name of an engine"]),
     ({"passes": ["cse"]}, ["passes", "a dict of name to bool"]),
@@ -48,6 +47,15 @@ def test_a_refusal_stays_a_refusal_at_the_next_call():
     for sizes in (2, 2, 3, 4):
         with torch.no_grad(), pytest.raises(CompileOptionError):
             run(torch.ones(sizes))
+
+
+def test_a_mode_of_inductors_is_refused_by_name_with_dlinfers_own_options():
+    run = torch.compile(lambda x: x + 1, backend="dlinfer", mode="max-autotune")
+    with (
+        torch.no_grad(),
+        pytest.raises(CompileOptionError, match=r"option 'mode': 'max-autotune'.*options=\{"),
+    ):
+        run(torch.ones(2))
 
 
 def test_an_unknown_engine_is_refused_with_the_installed_ones():

@@ -19,7 +19,6 @@ from dlinfer.graph.capture.trace import trace
 from dlinfer.graph.ir.dialect import STATIC
 from dlinfer.graph.lowering.lower import improve
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.report.report import GraphReport
 from dlinfer.graph.torch_private.fake_mode import fresh_mode, with_symbols
 
 RANKS = (2, 3, 4)
@@ -121,7 +120,7 @@ def _graph(
         raise NotFused("it gives other than one tensor")
     for node in graph_module.graph.find_nodes(op="placeholder")[1:]:
         node.meta[STATIC] = True
-    improve(graph_module, CompileOptions(), GraphReport(type(module).__name__, 0, ""))
+    improve(graph_module, CompileOptions())
     if not _ops(graph_module):
         raise NotFused(_NOTHING)
     graph_module.recompile()

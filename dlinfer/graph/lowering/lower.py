@@ -1,8 +1,6 @@
 """From a captured graph to what runs: passes, partition, the engine's regions, and the program that joins them."""
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 from torch import fx
 
@@ -27,61 +25,52 @@ from dlinfer.graph.lowering.compiled import CompiledGraph, resolver
 from dlinfer.graph.lowering.kv_layouts import kv_layouts_of
 from dlinfer.graph.lowering.partition import Partition, partition
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.passes.pipeline import run_passes
+from dlinfer.graph.passes.pipeline import Pass, PassReport, run_passes
 from dlinfer.graph.passes.registry import passes
 from dlinfer.graph.report import debug
+from dlinfer.graph.report.collect import emit, timed
 from dlinfer.graph.report.policy import leave_engine
-from dlinfer.graph.report.report import GraphReport, NodeReport, RegionReport, reporting
+from dlinfer.graph.report.report import GraphReport, NodeReport, RegionReport
 from dlinfer.graph.torch_private.thread_state import run_plain
 
 
-def lower(captured: Captured, engine: Engine, options: CompileOptions, report: GraphReport) -> CompiledGraph:
-    """Compile a captured graph for ``engine``, filling in ``report``. Raises GraphFallbackError under ``error``."""
-    improve(captured.graph_module, options, report)
-    return place(captured.graph_module, engine, options, report)
+def lower(captured: Captured, engine: Engine, options: CompileOptions) -> CompiledGraph:
+    """Compile a captured graph for ``engine``. Raises GraphFallbackError under the fallback policy ``error``."""
+    improve(captured.graph_module, options)
+    return place(captured.graph_module, engine, options)
 
 
-def improve(graph_module: fx.GraphModule, options: CompileOptions, report: GraphReport) -> None:
+def improve(graph_module: fx.GraphModule, options: CompileOptions) -> None:
     """Run the common passes that the options leave on; the graph is changed in place."""
-    with reporting():
-        report.captured = debug.text_of(graph_module)
-        debug.show("graph", "captured", report.captured)
-    with timed(report, "passes"):
-        report.passes = run_passes(
-            graph_module, passes(), disabled=options.disabled_passes, show=debug.show_pass
-        )
+    emit(lambda report: debug.show_captured(report, graph_module))
+    _run(graph_module, passes(), options)
 
 
 def place(
     graph_module: fx.GraphModule,
     engine: Engine,
     options: CompileOptions,
-    report: GraphReport,
     payloads: Mapping[str, memoryview] | None = None,
 ) -> CompiledGraph:
     """Compile an improved graph: the engine's parts by the engine, after its own passes, the rest as single steps.
 
-    payloads: what ``engine`` had kept of regions, by their names; those are restored and not compiled.
+    payloads: region name -> payload that ``engine`` stored; these regions are restored and not compiled.
     """
-    with timed(report, "passes"):
-        report.passes += run_passes(
-            graph_module, engine.passes, disabled=options.disabled_passes, show=debug.show_pass
-        )
-    with reporting():
-        report.lowered = debug.text_of(graph_module)
-    with timed(report, "partition"):
+    _run(graph_module, engine.passes, options)
+    emit(lambda report: debug.show_lowered(report, graph_module))
+    with timed("partition"):
         divided = partition(graph_module.graph, engine, keep_small=options.keeps_small_regions)
     _apply_policy(divided, engine, options)
-    with timed(report, "compile"):
-        return _assemble(graph_module, divided, engine, options, report, payloads or {})
+    with timed("compile"):
+        return _assemble(graph_module, divided, engine, options, payloads or {})
 
 
-@contextmanager
-def timed(report: GraphReport, stage: str) -> Iterator[None]:
-    """Add the seconds of a block to a stage of the report."""
-    start = time.perf_counter()
-    yield
-    report.seconds[stage] = report.seconds.get(stage, 0.0) + time.perf_counter() - start
+def _run(graph_module: fx.GraphModule, chosen: Sequence[Pass], options: CompileOptions) -> None:
+    def show(done: PassReport, _: fx.GraphModule) -> None:
+        emit(lambda report: debug.show_pass(report, done))
+
+    with timed("passes"):
+        run_passes(graph_module, chosen, disabled=options.disabled_passes, show=show)
 
 
 def _apply_policy(divided: Partition, engine: Engine, options: CompileOptions) -> None:
@@ -98,7 +87,6 @@ def _assemble(
     divided: Partition,
     engine: Engine,
     options: CompileOptions,
-    report: GraphReport,
     payloads: Mapping[str, memoryview],
 ) -> CompiledGraph:
     first: list[Step] = []
@@ -120,12 +108,7 @@ def _assemble(
         }
         outputs = tuple(node.name for node in region.outputs)
         steps.append(Step(outputs, "region", f"region {name}", refer(region.inputs), {}, ""))
-        report.regions.append(_region_report(name, engine, len(part.nodes), compiled))
-    nodes = graph_module.graph.nodes
-    with reporting():
-        report.nodes = [
-            _node_report(node, divided, placement) for node in nodes if node.op == "call_function"
-        ]
+    emit(lambda report: _fill(report, graph_module.graph, divided, engine, placement, parts))
     output = refer(graph_module.graph.output_node().args[0])
     inputs = [node.name for node in graph_module.graph.find_nodes(op="placeholder")]
     constants = constants_of(graph_module)
@@ -146,8 +129,22 @@ def _compiled(
     return run_plain(engine.restore_region, (region, payload, options))
 
 
-def _region_report(name: str, engine: Engine, nodes: int, compiled: CompiledRegion) -> RegionReport:
-    return RegionReport(name, engine.name, nodes, "", compiled.clusters, compiled.run.source, compiled.notes)
+def _fill(
+    report: GraphReport,
+    graph: fx.Graph,
+    divided: Partition,
+    engine: Engine,
+    placement: dict[str, str],
+    parts: Mapping[str, CompiledRegion],
+) -> None:
+    """Report what runs where."""
+    counts = [len(part.nodes) for part in divided.parts if part.in_engine]
+    report.regions = [
+        RegionReport(name, engine.name, count, "", made.clusters, made.run.source, made.notes)
+        for count, (name, made) in zip(counts, parts.items(), strict=True)
+    ]
+    calls = (node for node in graph.nodes if node.op == "call_function")
+    report.nodes = [_node_report(node, divided, placement) for node in calls]
 
 
 def _node_report(node: fx.Node, divided: Partition, placement: dict[str, str]) -> NodeReport:

@@ -1,5 +1,6 @@
 """What ``DLINFER_DEBUG`` prints while graphs are compiled, and graphs as text."""
 
+import json
 import sys
 
 import torch
@@ -9,6 +10,7 @@ from dlinfer import settings
 from dlinfer.graph.ir.dialect import fake, op_name
 from dlinfer.graph.passes.pipeline import PassReport
 from dlinfer.graph.report.report import GraphReport
+from dlinfer.graph.torch_private.structured_log import log_artifact
 
 
 def wanted(topic: str) -> bool:
@@ -23,19 +25,34 @@ def show(topic: str, title: str, text: str) -> None:
         print(f"dlinfer {topic}: {title}\n{text}", file=sys.stderr)
 
 
-def show_pass(report: PassReport, graph_module: fx.GraphModule) -> None:
-    """Print a pass's edits where it made any."""
-    if not wanted("passes") or not report.edits:
+def show_captured(report: GraphReport, graph_module: fx.GraphModule) -> None:
+    """Report a captured graph as text."""
+    report.captured = text_of(graph_module)
+    show("graph", "captured", report.captured)
+    log_artifact("dlinfer_captured", lambda: report.captured)
+
+
+def show_lowered(report: GraphReport, graph_module: fx.GraphModule) -> None:
+    """Report a graph after the passes as text."""
+    report.lowered = text_of(graph_module)
+    log_artifact("dlinfer_after_passes", lambda: report.lowered)
+
+
+def show_pass(report: GraphReport, done: PassReport) -> None:
+    """Report a pass; print its edits where it made any."""
+    report.passes.append(done)
+    if not wanted("passes") or not done.edits:
         return
     edits = "\n".join(
         f"  {edit.what}: {', '.join(edit.removed)} -> {', '.join(edit.added) or 'nothing'}  {edit.line}"
-        for edit in report.edits
+        for edit in done.edits
     )
-    show("passes", f"{report.name}, {len(report.edits)} edits in {report.seconds * 1e3:.1f} ms", edits)
+    show("passes", f"{done.name}, {len(done.edits)} edits in {done.seconds * 1e3:.1f} ms", edits)
 
 
 def show_placement(report: GraphReport) -> None:
-    """Print where each node that computes runs."""
+    """Print where each node that computes runs, and log the report for tlparse."""
+    log_artifact("dlinfer_report", lambda: json.dumps(report.to_dict(), indent=1))
     if not wanted("placement"):
         return
     nodes = [node for node in report.nodes if node.place in ("engine", "eager")]

@@ -5,14 +5,11 @@ Plain data that turns into JSON. Who compiles fills it; how it is shown stands e
 
 import itertools
 import threading
-import warnings
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dlinfer.errors import DlinferError
 from dlinfer.graph.passes.cse import CSE
 from dlinfer.graph.passes.dce import DCE
 from dlinfer.graph.passes.pipeline import PassReport
@@ -228,18 +225,6 @@ def record(report: GraphReport) -> GraphReport:
         report.index = next(_numbers)
         _reports.append(report)
     return report
-
-
-@contextmanager
-def reporting() -> Iterator[None]:
-    """Fill in a report inside this block: what fails there is warned of, and compiling goes on."""
-    try:
-        yield
-    except DlinferError:  # a setting that is wrong
-        raise
-    except Exception as error:  # noqa: BLE001 - the graph is right without its report
-        text = f"dlinfer: the report of a graph is incomplete: {type(error).__name__}: {error}"
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def reports() -> list[GraphReport]:

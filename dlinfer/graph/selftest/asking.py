@@ -12,6 +12,7 @@ from dlinfer.graph.capture.trace import trace
 from dlinfer.graph.engine import Engine
 from dlinfer.graph.lowering.lower import lower
 from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.report.collect import collecting
 from dlinfer.graph.report.report import GraphReport
 from dlinfer.graph.selftest.answer import NotTakenError
 from dlinfer.graph.torch_private.fake_mode import fresh_mode
@@ -42,7 +43,8 @@ def put_to(
     )
     inputs = [one.clone() for one in given]
     try:
-        compiled = lower(captured, engine, chosen, GraphReport("a known answer", 0, engine.name))
+        with collecting(GraphReport("a known answer", 0, engine.name)):
+            compiled = lower(captured, engine, chosen)
         with torch.no_grad():
             results = compiled(*inputs)
     except GraphFallbackError as refused:

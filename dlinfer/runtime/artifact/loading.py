@@ -25,6 +25,7 @@ from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.lowering.lower import place
 from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.report.collect import collecting
 from dlinfer.graph.report.report import LOADED, GraphReport, record
 from dlinfer.graph.torch_private.expressions import Size, SizeTextError, parse_condition, parse_size
 from dlinfer.graph.torch_private.thread_state import run_plain
@@ -193,7 +194,8 @@ def _load_stage(artifact: ReadArtifact, stage: ReadStage, plan: Plan, options: S
     )
     check_options(engine, compile_options)
     graph_module = read.captured.graph_module
-    run = _placed(artifact, stage, engine, compile_options, report, graph_module)
+    with collecting(report):
+        run = _placed(artifact, stage, engine, compile_options, graph_module)
     if stage.payloads and stage.requirement is not None:
         run.requirement = stage.requirement  # what the engine kept was compiled under these settings
     written = frozenset(stage.tensors[number] for number in read.writes)
@@ -214,13 +216,12 @@ def _placed(
     stage: ReadStage,
     engine: Engine,
     options: CompileOptions,
-    report: GraphReport,
     graph_module: torch.fx.GraphModule,
 ) -> CompiledGraph:
     if not stage.payloads:
-        return place(graph_module, engine, options, report)
+        return place(graph_module, engine, options)
     try:
-        return place(graph_module, engine, options, report, stage.payloads)
+        return place(graph_module, engine, options, stage.payloads)
     except DlinferError:
         raise
     except Exception as cause:  # an engine judges its own payload, by whatever its SDK raises

@@ -11,6 +11,7 @@ from dlinfer.graph.capture.trace import trace
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.lowering.lower import lower
 from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.report.collect import collecting
 from dlinfer.graph.report.report import GraphReport
 from dlinfer.vendor.openvino.engine import OpenVINOEngine
 from tests.graph.symbols import symbolic
@@ -45,7 +46,8 @@ def lowered(
     captured = trace(listed, fakes, mode)
     report = GraphReport("a function", 0, "openvino")
     chosen = CompileOptions(fallback=fallback, small_regions="engine", **options)
-    return lower(captured, ENGINE, chosen, report), report
+    with collecting(report):
+        return lower(captured, ENGINE, chosen), report
 
 
 def same(

@@ -19,7 +19,6 @@ from dlinfer.graph.capture.export import read_export
 from dlinfer.graph.lowering.lower import improve
 from dlinfer.graph.onnx.export import OPSET, export
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.report.report import GraphReport
 from dlinfer.vendor.sophgo.compiler.onnx_file import onnx_bytes_or_file
 from dlinfer.vendor.sophgo.compiler.translations import finite_table
 
@@ -41,7 +40,7 @@ class Part:
         program = _exported(self.module, self.examples)
         exported = read_export(program, self.module, self.examples, None)
         graph_module = exported.captured.graph_module
-        improve(graph_module, CompileOptions(), GraphReport(self.name, -1, "sophgo", "compile_folder"))
+        improve(graph_module, CompileOptions())
         _with_finite_masks(graph_module.graph)
         graph = export(graph_module, opset=OPSET, translations=finite_table)  # layers write nothing
         body = graph.model.graph
