@@ -1,6 +1,6 @@
-"""Who answers the fused ops: installed vendors, and the active one of each device type.
+"""Vendors that answer the fused ops: those installed, and the active one of each device type.
 
-``vendor_name`` is the name LMDeploy reads to learn on whose kernels it runs.
+LMDeploy reads ``vendor_name`` to learn whose kernels it runs on.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """The noun Vendor: who answers the fused ops on one kind of device.
 
-A vendor is small and cheap to make; what is expensive (an SDK, kernels) is loaded when first asked for.
-This file knows neither ops nor graphs, so that ops may ask it who is active without a circle.
+Making a vendor is cheap; its SDK and kernels are loaded on first use. This file imports neither ops nor graphs, so
+ops can ask for the active vendor without an import cycle.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,19 +18,19 @@ HOST = "cpu"
 """torch's name of the device that is this process's own machine."""
 
 INTERFACE = 1
-"""Version of what is asked of a vendor: one more where a vendor that was written for the last no longer fits."""
+"""Version of the vendor interface. It rises when a vendor written for the previous version no longer fits."""
 
 Kernel = Callable[..., object]
 Rule = Callable[..., str | None]
 
 
 def refuses(rule: Rule) -> Callable[[Kernel], Kernel]:
-    """Say of a kernel which calls it does not take, so that it can be asked before anything runs.
+    """Attach a rule to a kernel: which calls it does not take. Callers ask the rule before anything runs.
 
-    rule: takes the op's arguments, of which tensors may be fakes, and gives the reason, or None for a call that the
-        kernel takes. It asks for dtypes, ranks, sizes and devices, never for values. Caches lie as the vendor's do.
+    rule: takes the op's arguments and returns the reason, or None for a call that the kernel takes. Tensors may be
+        fake tensors, so the rule reads dtypes, ranks, sizes and devices, never values. Caches have the vendor's layout.
 
-    A kernel that can tell from values only raises KernelDeclined, before it writes anything.
+    A kernel that decides by values raises KernelDeclined before it writes anything.
     """
 
     def with_rule(kernel: Kernel) -> Kernel:
@@ -41,13 +41,13 @@ def refuses(rule: Rule) -> Callable[[Kernel], Kernel]:
 
 
 def rule_of(kernel: Kernel) -> Rule | None:
-    """What ``refuses`` said of a kernel; None for one that takes every call, or tells at the call."""
+    """The rule that ``refuses`` attached to a kernel. None: it takes every call, or decides during the call."""
     return getattr(kernel, "refuses", None)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What a vendor says of itself on this machine; must be cheap and must not raise."""
+    """Whether a vendor can run on this machine. A probe must be cheap and must not raise."""
 
     available: bool
     reason: str
@@ -81,29 +81,29 @@ class KVCacheLayout:
 
 @dataclass(frozen=True)
 class Vendor:
-    """Who answers: a name, the torch device type it serves, and how to load the rest.
+    """One vendor: a name, the torch device type it serves, and how to load the rest.
 
     name: unique among installed vendors; what users write in ``vendor.use()``.
     device_type: torch's name of the device whose tensors its kernels take ("cpu", "npu", ...), or "any".
     summary: one line for people.
     probe: says whether it can run here, and why not.
-    load_kernels: op name -> kernel; called once, at activation. None for a vendor that brings graph engines only: what
-        stays outside its graphs is computed by the host's kernels where they reach its tensors, and by the reference
-        under the fallback policy elsewhere (``discovery.kernels_of``).
-    load_device: what frameworks need of its device besides (``Device``), so that they can be put on it; called once,
-        when one is. It may initialise the device. None where another vendor says it of the same device.
-    framework_device: what frameworks call that device, as in LMDeploy's ``device_type``; the vendor's name where empty.
+    load_kernels: returns op name -> kernel; called once, at activation. None for a vendor with graph engines only.
+        Ops outside its graphs then run on the host's kernels if these can reach its tensors, else on the reference
+        under the fallback policy (``discovery.kernels_of``).
+    load_device: returns the ``Device`` that serving frameworks need; called once, and may initialise the device. None
+        if another vendor provides it for the same device type.
+    framework_device: the frameworks' name of the device, as in LMDeploy's ``device_type``; default: the vendor's name.
     priority: of several available vendors of one device, the highest is the default, unless DLINFER_VENDOR names
         another or DLINFER_ENGINE an engine that only another provides.
     kv_cache_layout: the layout of the paged KV cache that its kernels expect.
     engines: names of the graph engines it provides, and load_engine: makes one of them by name.
-    default_engine: the engine of graphs on its device where none is named.
-    toolchain: gives the recipe of the environment that it needs beside this one, where it needs one.
-    is_reference: its kernels are the ops' own bodies, so that a "fallback" to them is none.
-    claims: gives what it says that its kernels serve, for ``dlinfer conformance``. None claims every op that it has a
-        kernel for, in part.
-    proofs: gives how far each of its kernels was proven, without loading an SDK. None leaves it out of the table.
-    interface: the ``INTERFACE`` that it was written for, as a number: another than dlinfer's is refused. 0 is none.
+    default_engine: the engine for graphs on its device if the user names none.
+    toolchain: returns the recipe of a second environment, for a vendor that needs one.
+    is_reference: its kernels are the ops' own bodies, so that running them does not count as a fallback.
+    claims: returns the ops and dtypes that its kernels serve, for ``dlinfer conformance``. None claims every op that it
+        has a kernel for, in part.
+    proofs: returns how far each kernel was tested, without loading an SDK. None leaves the vendor out of the table.
+    interface: the ``INTERFACE`` that it was written for; any other number than dlinfer's is refused. 0: not stated.
     """
 
     name: str

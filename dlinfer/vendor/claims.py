@@ -1,4 +1,4 @@
-"""What a vendor says that it serves, which ``dlinfer conformance`` holds it to, and how far that was proven."""
+"""A vendor's claims, which ``dlinfer conformance`` checks, and how far its kernels were tested."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from enum import StrEnum
 import torch
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""Of the numbers that models compute in."""
+"""The dtypes that models compute in."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """That a vendor's own kernel answers an op.
+    """A vendor's claim that its own kernel serves an op.
 
-    dtypes: of the samples that it answers. in_part: calls of these dtypes may be declined, and the reference answers
-    them; otherwise a declined sample breaks the claim.
+    dtypes: of the samples that the kernel serves. in_part: the kernel may decline calls of these dtypes, and the
+    reference runs them; otherwise a declined sample breaks the claim.
     """
 
     dtypes: tuple[torch.dtype, ...] = DTYPES
@@ -23,26 +23,26 @@ class Claim:
 
 
 Claims = Mapping[str, Claim]
-"""Op name -> claim. What is not named is not claimed."""
+"""Op name -> claim. An op that is missing is not claimed."""
 
 
 class Proof(StrEnum):
-    """How far a vendor's kernel of an op was proven, strongest first; the table is docs/reference/ops_by_vendor.md."""
+    """How far a vendor's kernel of an op was tested, strongest first; the table is docs/reference/ops_by_vendor.md."""
 
     RUNTIME = "real runtime"
-    """It ran on the vendor's own runtime, and its results met the reference."""
+    """It ran on the vendor's own runtime, and its results matched the reference."""
     DOCUMENTS = "documents"
-    """The vendor's binaries declare what it calls; its results met the reference on a simulation that computes and
-    refuses what the vendor's documents say."""
+    """The vendor's binaries declare the ops it calls. Its results matched the reference on a simulation that computes
+    and refuses as the vendor's documents say."""
     SCHEMA = "true schema"
-    """The vendor's binaries declare what it calls; what that computes is known from how it is used elsewhere."""
+    """The vendor's binaries declare the ops it calls; their meaning is inferred from other projects that use them."""
     TRANSCRIBED = "transcribed schema"
-    """It calls what the vendor's published sources declare, copied by hand; results are of a simulation."""
+    """The vendor's published sources declare the ops it calls, copied by hand; results come from a simulation."""
     STAND_IN = "stand-in"
-    """It ran against a stand-in alone, whose signatures have no published source."""
+    """It ran only against a stand-in with signatures that have no published source."""
     NONE = "none"
-    """It leans on the vendor's own kernel of a torch op, or nothing of it was run."""
+    """It relies on the vendor's own kernel of a torch op, or nothing of it was run."""
 
 
 Proofs = Mapping[str, Proof]
-"""Op name -> how far its kernel was proven, for every op that the vendor has a kernel of."""
+"""Op name -> how far its kernel was tested, for every op with a kernel of the vendor."""

@@ -1,6 +1,6 @@
-"""What a serving framework needs of a device besides kernels and engines: memory, streams, collectives, a graph runner.
+"""Devices for serving frameworks, beyond kernels and engines: memory, streams, collectives, a graph runner.
 
-A vendor gives one by ``Vendor.load_device``; adaptors ask ``discovery.device(device_type)`` and name no vendor.
+A vendor provides one through ``Vendor.load_device``; adaptors call ``discovery.device(device_type)``.
 """
 
 from abc import ABC, abstractmethod
@@ -16,10 +16,10 @@ from dlinfer.vendor.streams import Streams
 class DeviceMemory(NamedTuple):
     """The memory of a device, in bytes.
 
-    available: what this process may still allocate, never negative. total: the bound itself, or all there is.
-    source: where the numbers come from, for people.
-    shared: whether others than the model live in it, as on a host. A framework then takes little where nothing was
-        chosen; of a card's own memory it takes most.
+    available: bytes that this process may still allocate, never negative. total: the bound, or all memory.
+    source: the origin of the numbers, for people.
+    shared: whether other programs use the memory too, as on a host. By default a framework takes a small part of shared
+        memory and most of a card's own.
     """
 
     available: int
@@ -29,13 +29,13 @@ class DeviceMemory(NamedTuple):
 
 
 class Sampler(Protocol):
-    """The next token of each row of logits [B, V], as int64 [B]; None where a call has to be served otherwise.
+    """Draws the next token of each row of logits [B, V], as int64 [B]. None hands the call back to the framework.
 
-    Nothing is written. Raises FallbackError where the fallback policy refuses what is served otherwise.
+    Nothing is written. Raises FallbackError if the fallback policy forbids handing the call back.
     """
 
     def largest(self, logits: Tensor) -> Tensor | None:
-        """The first of the largest logits of each row, as ``argmax(-1)``: NaN is larger than all."""
+        """The index of each row's largest logit, the first of equals, like ``argmax(-1)``: NaN counts as largest."""
         ...
 
     def draw(
@@ -46,46 +46,48 @@ class Sampler(Protocol):
         top_p: Tensor | None = None,
         min_p: Tensor | None = None,
     ) -> Tensor | None:
-        """The first token, of those sorted by probability, up to which there is the share of it that a number says.
+        """Draw by inverting the cumulative distribution of the tokens, sorted from most to least probable.
 
-        numbers: floating [B], of [0, 1). What may be drawn of a row: top_k, integer [B], so many, where positive; of
-        them, top_p, floating [B], those before which there is at most this share; of all, min_p, floating [B], those
-        with at least this part of the highest probability. A row whose softmax is NaN gives its first token.
+        numbers: floating [B], in [0, 1): a row's token is the first with a cumulative share above its number.
+        top_k: integer [B]; if positive, only so many tokens may be drawn.
+        top_p: floating [B]; of these, only tokens with at most this cumulative share before them.
+        min_p: floating [B]; only tokens with at least this fraction of the highest probability.
+        A row whose softmax is NaN gives its first token.
         """
         ...
 
 
 class HostNumbers(Protocol):
-    """Numbers of the host in one captured graph, which keeps those of its capture until it is told others.
+    """Host numbers inside one captured graph. A replay uses those of the capture until ``update`` replaces them.
 
     kv_seqlens: the length of each row's sequence in the cache, 0 for a padding row.
     """
 
     def recording(self, kv_seqlens: Sequence[int]) -> AbstractContextManager[None]:
-        """A context, in this thread, in which kernels are captured on the current stream."""
+        """A context, for this thread, that records host numbers while the current stream is captured."""
         ...
 
     def update(self, kv_seqlens: Sequence[int]) -> None:
-        """Tell them to the replay that was just put on the current stream, and which waits for it."""
+        """Give new numbers to the replay that was just put on the current stream and waits for them."""
         ...
 
 
 class Device(ABC):
-    """One kind of device, for serving frameworks. One object a vendor, made when a framework first asks.
+    """One kind of device, for serving frameworks. A vendor makes one object, when a framework first asks.
 
-    streams: its streams and events: a module like ``torch.cuda``, or ``HostStreams()`` where calls return when their
+    streams: its streams and events: a module like ``torch.cuda``, or ``HostStreams()`` if calls return when their
         work is done.
-    communicator: the backend of torch.distributed that joins such devices.
-    max_batch_size: how many sequences are decoded together where the user says nothing.
-    max_prefill_tokens: how many tokens of prompts are computed together, likewise; None leaves it to the framework.
-        What decodes beside them waits as long as they take.
-    prefill_tokens_beside_decoding: how many tokens a step has, of prompts and of sequences that decode, where it has
-        both; None leaves that to the framework too.
-    graph_class: the name in ``streams`` of what captures work and replays it, such as "CUDAGraph"; None where the
-        vendor's kernels cannot be captured, as they ask the host for numbers that ``host_numbers`` cannot tell.
-    padding_length: how many keys a padding row of a captured step has: 0, or 1 where kernels document no length of 0;
-        it then reads the first slot of block 0, and writes none.
-    tensor_parallel: whether a model may lie on several of them, a process each, joined by ``communicator``.
+    communicator: the torch.distributed backend that joins such devices.
+    max_batch_size: the default number of sequences decoded together.
+    max_prefill_tokens: the default number of prompt tokens computed together; None leaves it to the framework.
+        Sequences that decode meanwhile wait for the whole chunk.
+    prefill_tokens_beside_decoding: the number of tokens in a step that mixes prompts and decoding; None leaves it to
+        the framework.
+    graph_class: the name of the graph class in ``streams``, such as "CUDAGraph". None if the vendor's kernels cannot be
+        captured because they need host numbers that ``host_numbers`` cannot provide.
+    padding_length: the number of keys of a padding row in a captured step: 0, or 1 if the kernels document no length of
+        0. The row then reads the first slot of block 0 and writes nothing.
+    tensor_parallel: whether a model may span several devices, one process each, joined by ``communicator``.
     """
 
     streams: Streams
@@ -99,32 +101,29 @@ class Device(ABC):
 
     @abstractmethod
     def memory(self) -> DeviceMemory:
-        """What may be allocated now. Asked while an engine starts."""
+        """The memory that is free now. Called while an engine starts."""
 
     def take(self, index: int) -> None:  # noqa: B027 - there is nothing to do where there is one
-        """Have this process work on one of several; called before it allocates. Nothing where there is one."""
+        """Choose the device of this process; called before it allocates. Does nothing if there is only one."""
 
     def graph_runner(self) -> Callable[..., Any] | None:
-        """What runs a model's forward as graphs, where the vendor brings its own: called as LMDeploy's GraphRunner.
+        """The vendor's own graph runner for a model's forward, called as LMDeploy's GraphRunner.
 
-        None leaves it to dlinfer's, which compiles for the engine that is chosen or is the vendor's default.
+        None uses dlinfer's runner, which compiles for the chosen engine or the vendor's default one.
         """
         return None
 
     def host_numbers(self) -> HostNumbers | None:
-        """What tells a graph that is going to be captured the host's numbers of each replay.
+        """Supplies the host numbers of each replay of a graph that is about to be captured.
 
-        None where a graph's kernels read all of them on the device.
+        None if the graph's kernels read all numbers on the device.
         """
         return None
 
     def sampler(self) -> Sampler | None:
-        """What takes tokens from logits, where the vendor brings it. None leaves it to the framework."""
+        """The vendor's sampler. None leaves sampling to the framework."""
         return None
 
     def pack_bf12(self, weight: Tensor) -> Tensor | None:
-        """The bytes of a bfloat16 matrix as ``ops.quantised.bf12.pack`` gives them, where the vendor is quicker at it.
-
-        None leaves it to that function.
-        """
+        """Pack a bfloat16 matrix like ``ops.quantised.bf12.pack``, but faster. None leaves it to that function."""
         return None

@@ -1,11 +1,11 @@
 """Which vendors are installed, and which one is active for each device type.
 
-Vendors come from the entry-point group ``dlinfer.vendors``; dlinfer's own are registered there like others.
-Nothing is loaded before it is asked for. torch's dispatcher knows devices, not vendors, so each device type
-has one active vendor at a time; ``ops`` listens here to rebind its kernels when it changes.
+Vendors come from the entry-point group ``dlinfer.vendors``; dlinfer registers its own there too. Nothing is loaded
+before its first use. torch's dispatcher knows devices, not vendors, so each device type has one active vendor at a
+time; ``ops`` listens for changes and rebinds its kernels.
 
-A faulty plugin is an error for whoever names it. For everybody else it is a warning: a broken package that
-nobody asked for must not take the CPU away.
+A faulty plugin is an error for a user who names it and a warning for everybody else: a broken package that nobody
+asked for must not break the CPU.
 """
 
 import contextvars
@@ -57,8 +57,8 @@ _origins: dict[str, Origin] = {}
 _active: dict[str, Vendor] = {}
 _devices: dict[str, tuple[Vendor, Device]] = {}
 kv_orders: dict[str, str] = {}
-"""Device type -> how its active vendor orders the dimensions of a KV cache. Dynamo guards what traced code reads here,
-so that a model is compiled again for a vendor of another layout; a change replaces the dict."""
+"""Device type -> the active vendor's order of the dimensions of a KV cache. Dynamo guards on values that traced code
+reads here, so a vendor with another layout recompiles the model. A change replaces the dict."""
 _asking = contextvars.ContextVar[frozenset[str]]("_asking", default=frozenset())
 _listeners: list[Callable[[str, Vendor], None]] = []
 
@@ -74,7 +74,7 @@ def get(name: str) -> Vendor:
         if name not in _loaded:
             entry = _entry(name)
             package = entry.module.partition(".")[0]
-            # A package that is there already imported dlinfer, for the noun Vendor, when it was loaded.
+            # A package that is loaded already has imported dlinfer, for the class Vendor.
             loaded_at = dlinfer.LOADED_AT if package in sys.modules else time.time_ns()
             _loaded[name] = _load(entry)
             known = entry.dist
@@ -90,10 +90,10 @@ def origin(name: str) -> Origin | None:
 
 
 def _entry(name: str) -> EntryPoint:
-    found = {entry.value: entry for entry in entry_points(group=GROUP, name=name)}
-    if not found:
+    entries = {entry.value: entry for entry in entry_points(group=GROUP, name=name)}
+    if not entries:
         raise UnknownVendorError(name=name, available=", ".join(names()) or "none")
-    first, *others = found.values()
+    first, *others = entries.values()
     if others:
         raise VendorClashError(
             what=f"the vendor name {name!r}", first=_source(first), second=_source(others[0])
@@ -116,8 +116,8 @@ def _load(entry: EntryPoint) -> Vendor:
         raise VendorLoadError(vendor=entry.name, source=_source(entry), detail=detail)
     if vendor.interface not in (0, INTERFACE):
         detail = (
-            f"it was written for version {vendor.interface} of the interface of vendors, and this dlinfer "
-            f"has version {INTERFACE}: install the release of that package that is for this dlinfer"
+            f"it was written for version {vendor.interface} of the vendor interface, and this dlinfer "
+            f"has version {INTERFACE}: install the release of that package for this dlinfer"
         )
         raise VendorLoadError(vendor=entry.name, source=_source(entry), detail=detail)
     return vendor
@@ -128,7 +128,7 @@ def _load_error(name: str, source: str, cause: Exception) -> VendorLoadError:
 
 
 def probe(vendor: Vendor) -> Probe:
-    """What a vendor says of itself here; a probe that raises, which it must not, counts as a no."""
+    """Run a vendor's probe. A probe that raises counts as "not available"."""
     try:
         return vendor.probe()
     except Exception as cause:  # noqa: BLE001 - a plugin's code; its failure is the answer
@@ -157,8 +157,8 @@ def use(name: str, device_type: str | None = None) -> Vendor:
     with _lock:
         if _active.get(device) is not vendor:
             _announce(device, vendor)
-            # Another dict, so that who asks without the lock finds one vendor or the other. The newest stands last.
-            others = {name: one for name, one in _active.items() if name != device}
+            # A new dict, because readers do not take the lock. The newest vendor comes last.
+            others = {name: other for name, other in _active.items() if name != device}
             _active = {**others, device: vendor}
             kv_orders = {**kv_orders, device: vendor.kv_cache_layout.order}
     return vendor
@@ -203,14 +203,13 @@ def activate_default(device_type: str) -> Vendor | None:
 def default(device_type: str) -> Vendor | None:
     """The vendor that the first op call on a device would make active; activates nothing.
 
-    ``DLINFER_VENDOR`` if it serves the device, else of the available vendors that provide the engine
-    ``DLINFER_ENGINE``, or of all where none does, the one of highest priority, and of equals the first by name: an
-    engine may need the KV cache as its own vendor lays it out. Raises what ``get`` raises when DLINFER_VENDOR names
-    a vendor that cannot be loaded.
+    ``DLINFER_VENDOR`` wins if it serves the device. Next come available vendors that provide ``DLINFER_ENGINE``, as
+    an engine may need its own vendor's KV-cache layout, then all available vendors. Among several the highest priority
+    wins, and among equals the first by name. Raises the errors of ``get`` if DLINFER_VENDOR cannot be loaded.
     """
-    wanted = settings.current().vendor
-    if wanted and get(wanted).serves(device_type):
-        return get(wanted)
+    name = settings.current().vendor
+    if name and get(name).serves(device_type):
+        return get(name)
     fitting = [v for v in loadable() if v.serves(device_type) and probe(v).available]
     engine = settings.current().engine
     providing = [v for v in fitting if engine in v.engines]
@@ -218,7 +217,7 @@ def default(device_type: str) -> Vendor | None:
 
 
 def loadable() -> list[Vendor]:
-    """Every vendor that can be loaded; the others are warned of."""
+    """Every vendor that can be loaded, with a warning for each of the others."""
     vendors = []
     for name in names():
         try:
@@ -229,10 +228,10 @@ def loadable() -> list[Vendor]:
 
 
 def kernels_of(vendor: Vendor) -> Mapping[str, Kernel]:
-    """The kernels that answer while a vendor is active: its own, or the host's where it brings none.
+    """The kernels in use while a vendor is active: its own, or the host's if it brings none.
 
-    The host's kernels follow pointers, so they serve tensors in the host's memory only. A vendor of another device that
-    brings no kernels has none.
+    The host's kernels dereference pointers, so they serve tensors in host memory only. A vendor of another device
+    without kernels of its own has none.
     """
     token = _asking.set(_asking.get() | {vendor.name})
     try:
@@ -244,11 +243,11 @@ def kernels_of(vendor: Vendor) -> Mapping[str, Kernel]:
 
 
 def host(vendor: Vendor) -> Vendor:
-    """Who computes on this host what a vendor without kernels leaves to it.
+    """The vendor whose CPU kernels run the ops of a vendor without kernels.
 
-    Of the other available vendors with kernels for CPU tensors, on KV caches as this one lays them out, the one of
-    highest priority. One whose kernels are being loaded is passed over: two that ask for their hosts would ask each
-    other for ever. Raises VendorUnavailableError where there is none.
+    It is the available vendor of highest priority with kernels for CPU tensors and the same KV-cache layout. A vendor
+    whose kernels are being loaded is skipped, so that two vendors cannot wait for each other. Raises
+    VendorUnavailableError if there is none.
     """
     asking = _asking.get() | {vendor.name}
     hosts = [
@@ -270,24 +269,21 @@ def host(vendor: Vendor) -> Vendor:
 
 
 def device(device_type: str) -> Device:
-    """What serving frameworks need of a device: from its active vendor, or where that says nothing of it, from the one
-    of highest priority that does.
+    """The ``Device`` of a device type: the active vendor's, else that of the vendor of highest priority with one.
 
-    Raises DeviceUnknownError where none does, VendorUnavailableError where the probe of the one that does says no, and
+    Raises DeviceUnknownError if no vendor has one, VendorUnavailableError if that vendor cannot run here, and
     VendorLoadError.
     """
     vendor = active(device_type)
     if vendor is not None and vendor.load_device is not None:
-        return device_of(
-            vendor
-        )  # its probe said yes when it became the active one; steps of a model ask this
+        return device_of(vendor)  # no probe: it passed at activation, and each step of a model calls this
     vendor = vendor or default(device_type)
     if vendor is not None and vendor.load_device is not None:
         return device_of(use(vendor.name, device_type))
-    saying = [v for v in loadable() if v.load_device is not None and v.serves(device_type)]
-    if not saying:
+    providers = [v for v in loadable() if v.load_device is not None and v.serves(device_type)]
+    if not providers:
         raise DeviceUnknownError(device=device_type, vendors=", ".join(names()))
-    vendor = max(saying, key=lambda v: (probe(v).available, v.priority))
+    vendor = max(providers, key=lambda v: (probe(v).available, v.priority))
     answer = probe(vendor)
     if not answer.available:
         raise VendorUnavailableError(vendor=vendor.name, reason=answer.reason, advice=answer.next_step)
@@ -296,8 +292,8 @@ def device(device_type: str) -> Device:
 
 
 def device_of(vendor: Vendor) -> Device:
-    """What a vendor that has ``load_device`` says of its device. Raises VendorLoadError."""
-    assert vendor.load_device is not None, f"vendor {vendor.name!r} says nothing of its device"
+    """The ``Device`` of a vendor that has ``load_device``. Raises VendorLoadError."""
+    assert vendor.load_device is not None, f"vendor {vendor.name!r} has no load_device"
     with _lock:
         if vendor.name not in _devices or _devices[vendor.name][0] is not vendor:
             try:
@@ -310,9 +306,9 @@ def device_of(vendor: Vendor) -> Device:
 
 
 def author(kernel: Kernel, vendor: Vendor) -> str:
-    """Name of the vendor whose package a kernel is defined in: ``vendor``'s own where it is no other's.
+    """Name of the vendor whose package defines a kernel; ``vendor`` itself if no other vendor's package does.
 
-    A kernel that wraps another, and says so as ``functools.wraps`` does, is the other's.
+    A kernel that wraps another with ``functools.wraps`` counts as the other's.
     """
     module = getattr(inspect.unwrap(kernel), "__module__", None) or ""
     for entry in entry_points(group=GROUP):

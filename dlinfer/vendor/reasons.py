@@ -1,4 +1,4 @@
-"""How kernels of device vendors say why they do not take a call: rules by names of arguments, and shared reasons."""
+"""Helpers for a kernel's refusal rule: arguments by name, and reasons that many kernels share."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -25,20 +25,20 @@ def where(rule: Callable[[Any], str | None]) -> Callable[[Kernel], Kernel]:
 
 
 def first(reasons: Iterable[str | None]) -> str | None:
-    """The first reason there is."""
-    return next((one for one in reasons if one), None)
+    """The first reason in a sequence of reasons and Nones."""
+    return next((reason for reason in reasons if reason), None)
 
 
-def dtype(given: torch.dtype, served: Iterable[torch.dtype]) -> str | None:
-    """One of some dtypes."""
+def dtype(actual: torch.dtype, served: Iterable[torch.dtype]) -> str | None:
+    """The reason to refuse a dtype that is not served, or None."""
     served = tuple(served)
-    return None if given in served else f"{', '.join(map(_name, served))} are served, not {_name(given)}"
+    return None if actual in served else f"{', '.join(map(_name, served))} are served, not {_name(actual)}"
 
 
-def eight_bits(given: torch.dtype) -> str | None:
-    """int8, of the two that the ops know."""
-    return None if given is torch.int8 else f"torch.int8 is served, not {given}"
+def eight_bits(actual: torch.dtype) -> str | None:
+    """The reason to refuse any 8-bit dtype but int8, or None."""
+    return None if actual is torch.int8 else f"torch.int8 is served, not {actual}"
 
 
-def _name(given: torch.dtype) -> str:
-    return str(given).removeprefix("torch.")
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,8 +1,8 @@
-"""The streams and events of a device, and those of one whose work is done when a call returns.
+"""Streams and events of a device, and the trivial ones of a device that works synchronously.
 
-``Streams`` is what serving frameworks use of ``torch.cuda``, and what modules such as ``torch.npu`` have under the same
-names, so that a vendor gives its module as it is. On a device without queues (the host) every stream is always idle and
-every event has always happened; only identity matters, since frameworks tell one stream from another.
+``Streams`` is the part of ``torch.cuda`` that serving frameworks use. Modules like ``torch.npu`` have the same names,
+so a vendor can pass its module unchanged. On a device without queues (the host) every stream is idle and every event
+has happened; only identity matters, since frameworks compare streams.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -12,8 +12,8 @@ from typing import Any, Protocol
 class Streams(Protocol):
     """The part of ``torch.cuda`` that is about work in flight.
 
-    Stream, Event: types with torch.cuda's methods. current_stream: the one that work is put on; stream: a context in
-    which it is another one. synchronize: wait for all work. empty_cache: give back memory that no tensor holds.
+    Stream, Event: types with torch.cuda's methods. current_stream: the stream that receives work. stream: a context
+    that makes another stream current. synchronize: waits for all work. empty_cache: frees memory that no tensor holds.
     """
 
     @property
@@ -64,7 +64,7 @@ class HostEvent:
         self.enable_timing = enable_timing
 
     def record(self, stream: HostStream | None = None) -> None:
-        """What precedes it is done already."""
+        """All earlier work is done already."""
 
     def wait(self, stream: HostStream | None = None) -> None:
         """It has happened."""

@@ -108,7 +108,7 @@ def test_two_devices_at_once_are_refused_by_name_and_harm_nobody(tmp_path):
         (
             "interface=1",
             "interface=7",
-            "version 7 of the interface of vendors, and this dlinfer has version 1",
+            "version 7 of the vendor interface, and this dlinfer has version 1",
         ),
         ("    interface=1", "    from_tomorrow=True", "unexpected keyword argument 'from_tomorrow'"),
         (
