@@ -9,7 +9,7 @@ import inspect
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from types import ModuleType
@@ -37,6 +37,8 @@ class Patch:
         a later release may fix. Outside it the original stays. Empty: every version that the signature fits.
     essential: False where the package without the patch gives the same answers, with other words or less comfort.
         A misfit is then logged, and the package runs without the patch.
+    for_models: the model types that need the patch. Empty: every model.
+    for_feature: the feature that needs the patch. Empty: the patch is needed whatever is asked for.
     """
 
     target: str
@@ -45,6 +47,13 @@ class Patch:
     build: Callable[[Original], Any]
     versions: str = ""
     essential: bool = True
+    for_models: tuple[str, ...] = ()
+    for_feature: str = ""
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """The model types and the feature that need the patch. Empty: everybody does."""
+        return (*self.for_models, self.for_feature) if self.for_feature else self.for_models
 
     @property
     def module(self) -> str:
@@ -70,6 +79,8 @@ def replaces(
     signature: str = "",
     versions: str = "",
     essential: bool = True,
+    for_models: tuple[str, ...] = (),
+    for_feature: str = "",
 ) -> Callable[[Callable[..., Any]], Patch]:
     """Decorator: turn a function that takes the original, then the original's arguments, into a Patch.
 
@@ -82,7 +93,8 @@ def replaces(
         def build(original: Original) -> Callable[..., Any]:
             return _guarded(original, replace, when)
 
-        return Patch(target, why, signature or bare_signature(replace, skip=1), build, versions, essential)
+        expected = signature or bare_signature(replace, skip=1)
+        return Patch(target, why, expected, build, versions, essential, for_models, for_feature)
 
     return record
 
@@ -154,21 +166,20 @@ class PatchSet:
                 else:
                     del self._pending[name]
 
-    def require_essential(self) -> None:
-        """Raise the first refusal of an essential patch: what a user meets who asks for the patched behaviour."""
-        for error in self._refusals(essential=True):
-            raise error.again()
+    def require_essential(self, uses: Collection[str] = ()) -> None:
+        """Raise the first misfit of an essential patch that everybody needs, or that one of ``uses`` needs.
 
-    def done_without(self) -> list[PatchError]:
-        """The refusals of patches that are not essential."""
-        return list(self._refusals(essential=False))
+        uses: model types and features in use.
+        """
+        for patch, error in self.misfits():
+            if patch.essential and (not patch.uses or any(use in uses for use in patch.uses)):
+                raise error.again()
 
-    def _refusals(self, essential: bool) -> Iterator[PatchError]:
+    def misfits(self) -> list[tuple[Patch, PatchError]]:
+        """The patches that do not fit, with what a user is told."""
         if not self.refused:
-            return  # a backend asks at each step
-        for patch in self.patches:
-            if patch.essential is essential and patch.target in self.refused:
-                yield self.refused[patch.target]
+            return []  # a backend asks at each step
+        return [(patch, self.refused[patch.target]) for patch in self.patches if patch.target in self.refused]
 
     def revert(self) -> None:
         """Put every original back."""
@@ -183,7 +194,7 @@ class PatchSet:
 
     def _apply(self, module: ModuleType, patch: Patch) -> bool:
         """False when the target does not exist yet in a module that is still being executed."""
-        if not self._needs(patch):
+        if not self.needs(patch):
             return True
         found = _resolve(module, patch.path)
         if found is None:
@@ -203,21 +214,23 @@ class PatchSet:
         self._applied[patch.target] = _Applied(owner, name, raw, aliases)
         return True
 
-    def _needs(self, patch: Patch) -> bool:
+    def needs(self, patch: Patch) -> bool:
+        """Whether the installed version of the package is one that needs a patch."""
         if not patch.versions:
             return True
         from packaging.specifiers import SpecifierSet
 
-        return SpecifierSet(patch.versions).contains(self._version(), prereleases=True)
+        return SpecifierSet(patch.versions).contains(self.version(), prereleases=True)
 
-    def _version(self) -> str:
+    def version(self) -> str:
+        """The installed version of the package."""
         try:
             return metadata.version(self.package)
         except metadata.PackageNotFoundError:  # on the path, but not installed
             return getattr(sys.modules.get(f"{self.package}.version"), "__version__", "0")
 
     def _refuse(self, patch: Patch, detail: str) -> None:
-        error = PatchError(target=patch.target, package=self.package, version=self._version(), detail=detail)
+        error = PatchError(target=patch.target, package=self.package, version=self.version(), detail=detail)
         self.refused[patch.target] = error
         logger.debug("%s", error)
 

@@ -70,14 +70,13 @@ ARROWS: dict[str, str] = {
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.checks",
     "dlinfer.framework.lmdeploy_ext.faults": "errors framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.checks framework.lmdeploy_ext.answers",
+    "dlinfer.framework.lmdeploy_ext.contract": "dlinfer errors ops framework "
+    "framework.lmdeploy_ext.versions framework.lmdeploy_ext.device framework.lmdeploy_ext.checks",
     "dlinfer.framework.lmdeploy_ext": "dlinfer errors vendor framework "
     "framework.lmdeploy_ext.versions framework.lmdeploy_ext.device framework.lmdeploy_ext.vision "
     "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.sampling framework.lmdeploy_ext.layers "
     "framework.lmdeploy_ext.running framework.lmdeploy_ext.checks framework.lmdeploy_ext.stepping "
-    "framework.lmdeploy_ext.answers framework.lmdeploy_ext.faults",
-    "dlinfer.framework.lmdeploy_ext.contract": "dlinfer errors ops framework "
-    "framework.lmdeploy_ext.versions framework.lmdeploy_ext.device framework.lmdeploy_ext.checks "
-    "framework.lmdeploy_ext",
+    "framework.lmdeploy_ext.answers framework.lmdeploy_ext.faults framework.lmdeploy_ext.contract",
     "dlinfer.framework.lmdeploy_ext.preflight": "errors vendor ops framework.lmdeploy_ext.device "
     "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.checks",
     "dlinfer.framework.lmdeploy_ext.quantise": "dlinfer errors toolchain "

@@ -135,7 +135,7 @@ def test_a_patch_that_is_not_essential_is_done_without(victim):
     patches.apply_loaded()
     patches.require_essential()
     assert core.size() == 2
-    assert [error.fields["target"] for error in patches.done_without()] == ["victim.core:gone"]
+    assert [patch.target for patch, _ in patches.misfits()] == ["victim.core:gone"]
 
 
 def test_a_module_that_is_not_loaded_yet_is_patched_when_it_is(victim):
@@ -211,3 +211,26 @@ def test_the_patches_of_a_module_come_in_order_and_without_foreign_ones(victim):
     module.PATCHES = tuple(record(f"victim.core:Engine.{name}", "victim.core") for name in ("start", "pick"))
     targets = [patch.target for patch in patches_of(module, "victim")]
     assert targets == ["victim.core:size", "victim.core:Engine.start", "victim.core:Engine.pick"]
+
+
+@pytest.mark.parametrize(
+    ("scope", "uses", "stops"),
+    [
+        ({}, (), True),
+        ({"for_models": ("llama", "phi3")}, (), False),
+        ({"for_models": ("llama", "phi3")}, ("phi3",), True),
+        ({"for_models": ("llama",)}, ("phi3", "drafts"), False),
+        ({"for_feature": "drafts"}, ("phi3",), False),
+        ({"for_feature": "drafts"}, ("phi3", "drafts"), True),
+    ],
+)
+def test_a_misfit_stops_those_who_need_the_patch(victim, scope, uses, stops):
+    victim("core"), victim("version")
+    patches = PatchSet("victim", [replaces("victim.core:gone", why="for the test", **scope)(lambda _: None)])
+    patches.apply_loaded()
+    assert len(patches.misfits()) == 1
+    if stops:
+        with pytest.raises(PatchError, match=r"victim\.core:gone"):
+            patches.require_essential(uses)
+    else:
+        patches.require_essential(uses)

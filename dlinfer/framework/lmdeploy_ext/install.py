@@ -4,6 +4,7 @@ They are applied whenever LMDeploy is imported, since modules copy each other's 
 LMDeploy's own devices to the original.
 """
 
+from collections.abc import Iterable
 from types import ModuleType
 
 from dlinfer.framework.lmdeploy_ext.checks.folder import byte_order_mark
@@ -130,7 +131,14 @@ def _records() -> list[Patch]:
     return [patch for module in modules for patch in patches_of(module, "lmdeploy")]
 
 
-activation.provide(_records)
+def _changed() -> Iterable[tuple[Patch, str]]:
+    from dlinfer.framework.lmdeploy_ext.contract import bodies
+
+    patches = activation.patches()
+    return bodies.changed(filter(patches.needs, patches.patches), patches.version())
+
+
+activation.provide(_records, _changed)
 
 
 def on_import(module: ModuleType | None) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from lmdeploy import PytorchEngineConfig
+from lmdeploy.pytorch.config import ModelConfig
 from lmdeploy.pytorch.configurations.utils import flash_mla_available
 from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
+from transformers import LlamaConfig, PretrainedConfig
 
 from dlinfer.errors import PatchError
 from dlinfer.framework.lmdeploy_ext import install
@@ -115,6 +117,22 @@ def test_a_misfit_of_comfort_leaves_the_device_on_and_is_told(target, refuse, ca
         config = PytorchEngineConfig(device_type="cpu", max_batch_size=1)
         ConfigBuilder.update_engine_config(config)
     assert caplog.text.count(target) == 1
+
+
+def test_a_misfit_of_one_model_stops_that_model_alone(refuse, caplog):
+    PytorchEngineConfig(device_type="cpu")
+    target = "lmdeploy.pytorch.configurations.deepseek_v32:DeepseekV32ModelConfigBuilder.build"
+    refuse(target)
+    with caplog.at_level(logging.WARNING, "dlinfer"):
+        install.on_import(None)
+    assert f"does not work for deepseek_v32, glm_moe_dsa: the patch on {target}" in caplog.text
+    config = PytorchEngineConfig(device_type="cpu", max_batch_size=1)
+    ConfigBuilder.update_engine_config(config)
+    llama = LlamaConfig(architectures=["LlamaForCausalLM"])
+    ModelConfig.from_hf_config(llama, dtype="float32", device_type="cpu")
+    with pytest.raises(PatchError, match="deepseek_v32"):
+        ModelConfig.from_hf_config(PretrainedConfig(model_type="deepseek_v32"), device_type="cpu")
+    ConfigBuilder.update_engine_config(config)  # another engine, of another model
 
 
 def test_a_misfit_of_what_is_essential_is_an_error_even_when_it_is_met_late(refuse):

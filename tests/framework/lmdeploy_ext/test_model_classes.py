@@ -148,7 +148,7 @@ def test_a_text_of_phimoe_that_outgrows_the_original_length_is_computed_anew() -
 @pytest.mark.parametrize(("made", "rotated"), [(phimoe_longrope, HEAD), (MINICPM3["as released"], HEAD)])
 def test_the_class_sees_a_configuration_without_scaling(made: Any, rotated: int) -> None:
     seen: list[Any] = []
-    patch = model_classes._rotary("module:Class.__init__", lambda config: rotated)
+    patch = model_classes._rotary("module:Class.__init__", "phimoe", lambda config: rotated)
     build = patch.build(lambda self, config, *rest: seen.append(config))
     model, config = SimpleNamespace(), made()
     build(model, config)

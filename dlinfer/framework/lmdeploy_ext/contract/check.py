@@ -1,15 +1,12 @@
 """The whole comparison of one source with this package, and the recording of one."""
 
 import functools
-import importlib.util
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from dlinfer.errors import FrameworkSourceError
-from dlinfer.framework.lmdeploy_ext import install  # noqa: F401 - it hands in the patches
 from dlinfer.framework.lmdeploy_ext.checks.model.model_support import NOT_SERVED
 from dlinfer.framework.lmdeploy_ext.contract import compare_taken, records
+from dlinfer.framework.lmdeploy_ext.contract.bodies import digest, installed_source
 from dlinfer.framework.lmdeploy_ext.contract.compare_calls import Asked
 from dlinfer.framework.lmdeploy_ext.contract.drift import SCHEMA, Drift, Elsewhere, Looked, Report
 from dlinfer.framework.lmdeploy_ext.contract.ours import Adaptor
@@ -18,19 +15,6 @@ from dlinfer.framework.lmdeploy_ext.contract.source import Tree
 from dlinfer.framework.lmdeploy_ext.contract.specs import all_specs, architectures_of
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.versions import describe
-
-
-def installed_source() -> Path:
-    """The folder that the installed LMDeploy lies in. Raises FrameworkSourceError. Nothing of it is imported."""
-    spec = (
-        importlib.util.find_spec("lmdeploy")
-        if "lmdeploy" not in sys.modules
-        else sys.modules["lmdeploy"].__spec__
-    )
-    if spec is None or spec.origin is None:
-        detail = "lmdeploy is not installed here"
-        raise FrameworkSourceError(folder="the environment", detail=detail)
-    return Path(spec.origin).parent
 
 
 def check(device: str, source: Path | None = None, recorded: Path = records.FOLDER) -> Report:
@@ -83,6 +67,7 @@ def record(source: Path | None = None, folder: Path = records.FOLDER) -> Path:
         calls=asked.texts(),
         specs={name: list(spec.fields) for name, spec in all_specs(tree).items()},
         bodies=compare_taken.bodies(tree, adaptor),
+        files={file: digest(tree.root / file) for file in compare_taken.files(tree, adaptor)},
     ).write(folder)
 
 

@@ -59,6 +59,12 @@ def bodies(tree: Tree, adaptor: Adaptor) -> dict[str, str]:
     return found
 
 
+def files(tree: Tree, adaptor: Adaptor) -> list[str]:
+    """The files that hold the functions that we replace, by their place below the package."""
+    originals = [_target(tree, patch) for patch in adaptor.patches]
+    return sorted({str(one.module.path.relative_to(tree.root)) for one in originals if one is not None})
+
+
 # --- patches
 
 

@@ -14,13 +14,14 @@ FOLDER = Path(__file__).parent / "recorded"
 @dataclass(frozen=True)
 class Record:
     """names: of ours that are imported. calls: op -> its calls' arguments. specs: BuildSpec -> fields. bodies: of
-    functions, by ``module:path``, as fingerprints."""
+    functions, by ``module:path``, as fingerprints. files: digests of the files that hold patched functions."""
 
     version: str
     names: list[str] = field(default_factory=list)
     calls: dict[str, list[str]] = field(default_factory=dict)
     specs: dict[str, list[str]] = field(default_factory=dict)
     bodies: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path = FOLDER) -> Path:
         """Write it, and return the file."""

@@ -8,11 +8,10 @@ import logging
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable
-from importlib import metadata
+from collections.abc import Callable, Iterable
 
 from dlinfer import settings
-from dlinfer.errors import DeviceConflictError, PatchError
+from dlinfer.errors import DeviceConflictError
 from dlinfer.framework.lmdeploy_ext.device import devices, view
 from dlinfer.framework.lmdeploy_ext.versions import describe
 from dlinfer.framework.patching import Patch, PatchSet
@@ -26,13 +25,22 @@ _patches: PatchSet | None = None
 _patches_lock = threading.Lock()
 _active: str | None = None
 _torch_device: str | None = None
+_changed: Callable[[], Iterable[tuple[Patch, str]]] | None = None
 _told: set[str] = set()
+_uses: set[str] = set()
+"""Model types and features that the engine of this process uses."""
 
 
-def provide(records: Callable[[], list[Patch]]) -> None:
-    """Say what makes the list of patches. It is called when the first of them is needed."""
-    global _records
-    _records = records
+def provide(
+    records: Callable[[], list[Patch]], changed: Callable[[], Iterable[tuple[Patch, str]]] | None = None
+) -> None:
+    """Hand in two functions, which are called when they are needed.
+
+    records: lists the patches. changed: lists the patches whose original has another body than the one reviewed, with
+    the release that was reviewed.
+    """
+    global _records, _changed
+    _records, _changed = records, changed
 
 
 def patches() -> PatchSet:
@@ -85,17 +93,18 @@ def activate(device_type: str) -> None:
     """
     global _active, _torch_device
     if _active == device_type:
-        patches().require_essential()  # of modules that were imported since
+        require()  # modules were imported since
         return
     if _active is not None:
         raise DeviceConflictError(framework="LMDeploy", active=_active, given=device_type)
     show_notices()
     _tell_of_unknown_settings()
-    inside, line = describe(metadata.version("lmdeploy"))
+    inside, line = describe(patches().version())
     if not inside:
         logger.warning("%s", line)
     patches().apply_loaded()
-    patches().require_essential()
+    require()
+    _tell_of_changed_bodies()
 
     name = devices.torch_device(device_type)
     view.install(name, discovery.device(name))
@@ -110,22 +119,47 @@ def check_device(device_type: str) -> None:
         return
     if device_type != _active:
         raise DeviceConflictError(framework="LMDeploy", active=_active, given=device_type)
-    patches().require_essential()
+    _uses.clear()  # those of the engine before
+    require()
+
+
+def require(*uses: str) -> None:
+    """Say which model types and features the engine uses. Raises PatchError where an essential patch for one of them
+    does not fit. Modules that are imported later are checked for the same uses."""
+    _uses.update(uses)
+    patches().require_essential(_uses)
 
 
 def tell_of_misfits() -> None:
-    """Log what does not fit this LMDeploy, each patch once: essential ones to everybody, others to who does without."""
-    for error in patches().done_without() if _active is not None else ():
-        if error.fields["target"] not in _told:
-            _told.add(error.fields["target"])
-            logger.warning("device_type %s does without a patch: %s", _active, error)
-    try:
-        patches().require_essential()
-    except PatchError as error:
-        if error.fields["target"] not in _told:
-            _told.add(error.fields["target"])
-            _, line = describe(metadata.version("lmdeploy"))
-            logger.warning("%s; device_type %s does not work: %s", line, ", ".join(devices.served()), error)
+    """Log what does not fit this LMDeploy, each patch once: what is needed to everybody, the rest to who uses it."""
+    for patch, error in patches().misfits():
+        if patch.target in _told or (_active is None and not patch.essential):
+            continue
+        _told.add(patch.target)
+        if not patch.essential:
+            logger.warning("device_type %s runs without an optional patch: %s", _active, error)
+            continue
+        _, line = describe(patches().version())
+        only = f" for {', '.join(patch.uses)}" if patch.uses else ""
+        logger.warning(
+            "%s; device_type %s does not work%s: %s", line, ", ".join(devices.served()), only, error
+        )
+
+
+def _tell_of_changed_bodies() -> None:
+    """Warn of patched functions whose code is not the code that was reviewed, though its parameters are."""
+    if multiprocessing.parent_process() is not None or _changed is None:
+        return
+    for patch, reviewed in _changed():
+        logger.warning(
+            "lmdeploy %s: the body of %s is not the one reviewed in %s. A patch replaces it, because the reviewed one "
+            "%s. Next step: run `dlinfer contract`, which shows what changed, or install lmdeploy %s",
+            patches().version(),
+            patch.target,
+            reviewed,
+            patch.why,
+            reviewed,
+        )
 
 
 def show_notices() -> None:

@@ -9,6 +9,8 @@ from dlinfer.framework.lmdeploy_ext.device import activation, devices
 from dlinfer.framework.patching import Original, replaces
 from dlinfer.vendor import discovery
 
+FEATURE = "tensor parallelism"
+
 
 def are_served(device_type: str) -> bool:
     """Whether a model may lie on several of a device, as its vendor says."""
@@ -19,6 +21,7 @@ def are_served(device_type: str) -> bool:
     "lmdeploy.pytorch.engine.executor.dist_utils:init_process_group",
     why="asks the backend of 'cuda' for the communicator, as the device is not yet the process's",
     when=activation.is_on,
+    for_feature=FEATURE,
 )
 def _init_process_group(original: Original, rank: int, world_size: int) -> None:
     from lmdeploy.pytorch.devices import DeviceContext, get_device_manager
@@ -34,6 +37,7 @@ def _init_process_group(original: Original, rank: int, world_size: int) -> None:
     why="waits for the other ranks in the event loop, every 32nd message; a rank whose step has begun meanwhile, "
     "and waits for this one's part of a sum, then waits for ever",
     when=activation.is_on,
+    for_feature=FEATURE,
 )
 @asynccontextmanager
 async def _wait_async(original: Original, self: Any) -> AsyncIterator[None]:

@@ -13,6 +13,7 @@ from dlinfer.framework.patching import Original, replaces
     why="computes GELU where the configuration says quick_gelu, as Qwen2-VL's does: x sigmoid(1.702 x)",
     when=activation.is_on,
     versions=FAULTY,
+    for_models=("qwen2_vl", "qwen2_5_vl"),
 )
 def _quick_gelu(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
     original(self, config, dtype, device)
@@ -26,6 +27,7 @@ def _quick_gelu(original: Original, self: Any, config: Any, dtype: Any = None, d
     why="where the dtype stands beside text_config, as transformers 5 saves it, takes it for none, hence float16",
     when=activation.is_on,
     versions=FAULTY,
+    for_models=("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
 )
 def _dtype_of_the_whole(
     original: Original, cls: Any, hf_config: Any, model_path: str | None = None, **kwargs: Any
@@ -41,6 +43,7 @@ def _dtype_of_the_whole(
     why="lets padding tokens stand for images, and takes every other one in the text for a piece of an image",
     when=activation.is_on,
     versions=FAULTY,
+    for_models=("llava",),
 )
 def _image_token(original: Original, self: Any, trust_remote_code: bool = False) -> None:
     original(self, trust_remote_code)
@@ -69,6 +72,7 @@ _SECTIONS = [8, 12, 12]  # what transformers takes where the configuration is si
     "has none",
     when=activation.is_on,
     versions=FAULTY,
+    for_models=("glm4v",),
 )
 def _language_at_the_top(
     original: Original, cls: Any, hf_config: Any, model_path: str | None = None, **kwargs: Any
@@ -93,6 +97,7 @@ def _language_at_the_top(
     why="adds a bias that no checkpoint has to attention's output, from uninitialised memory",
     when=activation.is_on,
     versions=FAULTY,
+    for_models=("glm4v",),
 )
 def _no_bias(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
     original(self, config, dtype, device)

@@ -61,6 +61,7 @@ SAVED_AS = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
     "lmdeploy.pytorch.models.patch:_get_module_map",
     why="knows Phi-3.5-MoE by the name of its remote code, and not by the one that transformers 5 saves",
     when=activation.is_on,
+    for_models=("phimoe",),
 )
 def _with_saved_names(original: Original) -> dict[str, str]:
     classes = original()
@@ -95,13 +96,14 @@ def _tables(config: Any, dim: int) -> nn.Module:
     return rotary_embedding.build_rotary_embedding(dim, config.max_position_embeddings, base, **params)
 
 
-def _rotary(target: str, rotated: Callable[[Any], int]) -> Patch:
+def _rotary(target: str, model: str, rotated: Callable[[Any], int]) -> Patch:
     """For a class's model. rotated: how many features of a head are rotated, from a configuration."""
 
     @replaces(
         target,
         why="looks for rope_parameters['type'], which transformers 5 does not write, and serves longrope alone",
         when=activation.is_on,
+        for_models=(model,),
     )
     def init(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
         original(self, _Unscaled(config), dtype, device)
@@ -113,10 +115,13 @@ def _rotary(target: str, rotated: Callable[[Any], int]) -> Patch:
 PATCHES = (
     _rotary(
         "lmdeploy.pytorch.models.phi3_moe:PhiMoEModel.__init__",
+        "phimoe",
         lambda config: config.hidden_size // config.num_attention_heads,
     ),
     _rotary(
-        "lmdeploy.pytorch.models.minicpm3:MiniCPM3Model.__init__", lambda config: config.qk_rope_head_dim
+        "lmdeploy.pytorch.models.minicpm3:MiniCPM3Model.__init__",
+        "minicpm3",
+        lambda config: config.qk_rope_head_dim,
     ),
 )
 
@@ -128,6 +133,7 @@ PATCHES = (
     "lmdeploy.pytorch.models.phi3_moe:PhiMoESparseMoeBlock.__init__",
     why="multiplies the experts' input by random numbers, which is meant for training",
     when=activation.is_on,
+    for_models=("phimoe",),
 )
 def _without_jitter(
     original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None
@@ -140,6 +146,7 @@ def _without_jitter(
     "lmdeploy.pytorch.models.phi3_moe:PhiMoEForCausalLM.__init__",
     why="leaves the head of a model with tied embeddings uninitialised",
     when=activation.is_on,
+    for_models=("phimoe",),
 )
 def _tied(
     original: Original, self: Any, config: Any, ctx_mgr: Any, dtype: Any = None, device: Any = None
@@ -156,6 +163,7 @@ def _tied(
     "lmdeploy.pytorch.models.minicpm3:MiniCPMAttention.__init__",
     why="tells attention that a head has as many elements as the latent and the rotated part together",
     when=activation.is_on,
+    for_models=("minicpm3",),
 )
 def _head_sizes(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
     original(self, config, dtype, device)
@@ -171,6 +179,7 @@ def _logits(self: Any, hidden_states: Tensor) -> Tensor:
     "lmdeploy.pytorch.models.minicpm3:MiniCPM3ForCausalLM.__init__",
     why="has no get_logits, by which LMDeploy asks for those of the tokens that it needs",
     when=activation.is_on,
+    for_models=("minicpm3",),
 )
 def _with_logits(
     original: Original, self: Any, config: Any, ctx_mgr: Any, dtype: Any = None, device: Any = None
@@ -183,6 +192,7 @@ def _with_logits(
     "lmdeploy.pytorch.models.minicpm3:MiniCPM3ForCausalLM.forward",
     why="computes the logits of all tokens of a prompt, where one is wanted",
     when=activation.is_on,
+    for_models=("minicpm3",),
 )
 def _hidden_states(
     original: Original,

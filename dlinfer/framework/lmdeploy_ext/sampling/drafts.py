@@ -16,6 +16,8 @@ from dlinfer.framework.lmdeploy_ext.sampling.texts import Text
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Original, replaces
 
+FEATURE = "speculative decoding"
+
 
 def count(inputs: Any, rows: Sequence[tuple[int, Text, Sequence[int]]]) -> None:
     """Give each verified place of a step's SamplingInputs its place in its text. rows: as ``texts.of_rows`` gives."""
@@ -37,6 +39,7 @@ def count(inputs: Any, rows: Sequence[tuple[int, Text, Sequence[int]]]) -> None:
     why="accepts drafts by numbers that have no seed",
     when=activation.is_on,
     versions=FAULTY,
+    for_feature=FEATURE,
 )
 def _forward(
     original: Original,

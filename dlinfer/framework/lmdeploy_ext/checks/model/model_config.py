@@ -15,8 +15,8 @@ from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers import model_classes
 from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
-from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model
-from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters, windows
+from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model, packed_experts_model
+from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rope_parameters, windows
 from dlinfer.framework.patching import Patch
 
 
@@ -30,6 +30,11 @@ def check(model_config: Any, is_draft: bool = False) -> None:
     experts_model.check(config)
     model_classes.check(config)
     config_fields.check(config)
+    if rope_lengths.of_model(config) is not None:
+        activation.require(rope_lengths.FEATURE)
+    hf_config = model_config.hf_config
+    if hasattr(hf_config, "experts_packed_as") or any(model_support.quantisation_of(hf_config.to_dict())):
+        activation.require(packed_experts_model.FEATURE)
 
 
 def _from_hf_config(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,6 +44,7 @@ def _from_hf_config(original: Callable[..., Any]) -> Callable[..., Any]:
         if activation.active() is not None and method is not None:
             (speculation.check_draft if is_draft else speculation.check_target)(hf_config, method)
         if activation.active() is not None:
+            activation.require(hf_config.model_type)
             tensor_parallel.check_model(hf_config.to_dict(), _tp(*args, **kwargs), method)
             ties.settle(hf_config, _folder(*args, **kwargs))
         model_config = original(cls, hf_config, *args, **kwargs)

@@ -8,9 +8,10 @@ from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.folder import adapter_files
 from dlinfer.framework.lmdeploy_ext.checks.model import speculation, tensor_parallel
 from dlinfer.framework.lmdeploy_ext.conversion.plan import QUANTISED_FORMATS
-from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
+from dlinfer.framework.lmdeploy_ext.device import activation, ranks, vendor_devices
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
+from dlinfer.framework.lmdeploy_ext.sampling import drafts
 from dlinfer.framework.patching import Patch
 
 # field of PytorchEngineConfig -> (the value that means "not asked for", what to do instead)
@@ -59,6 +60,8 @@ def _update_engine_config(original: Callable[[Any], Any]) -> Callable[[Any], Any
             check_engine_config(engine_config)  # fields may have changed since the config was made
         vendor_devices.check_vendor(engine_config.device_type)
         activation.check_device(engine_config.device_type)
+        if engine_config.tp > 1 and activation.serves(engine_config.device_type):
+            activation.require(ranks.FEATURE)
         return engine_config
 
     return update_engine_config
@@ -76,6 +79,7 @@ def _specdecode_config(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if speculative_config is not None and activation.serves(engine_config.device_type):
             speculation.check_request(speculative_config, engine_config)
+            activation.require(drafts.FEATURE)
         return original(
             target_model, speculative_config, engine_config, cache_config, dist_config, trust_remote_code
         )

@@ -30,6 +30,7 @@ def check(model_config: Any) -> None:
     "lmdeploy.pytorch.configurations.qwen3_next:Qwen3NextModelConfigBuilder.build",
     why="reads full_attention_interval, which transformers 5 turns into layer_types, and counts layers by it",
     when=activation.is_on,
+    for_models=("qwen3_next",),
 )
 def _build_config(
     original: Original, cls: Any, hf_config: Any, model_path: Any = None, tp: int = 1, **kwargs: Any
@@ -53,6 +54,7 @@ def _build_config(
     "lmdeploy.pytorch.backends.gated_delta_rule:GatedDeltaMeta.__init__",
     why="prepares indices for CUDA kernels at each step; ours need the ends, the slots and which sequences begin",
     when=activation.is_on,
+    for_models=("qwen3_next",),
 )
 def _meta_init(
     original: Original,
@@ -72,6 +74,7 @@ def _meta_init(
     "lmdeploy.pytorch.nn.gated_delta:build_rmsnorm_gated",
     why="takes the gated norm from flash-linear-attention, which needs Triton",
     when=activation.is_on,
+    for_models=("qwen3_next",),
 )
 def _build_norm(original: Original, hidden_size: int, eps: float = 1e-06, **kwargs: Any) -> Any:
     from dlinfer.framework.lmdeploy_ext.layers.linear_attention.gated_delta import GatedRMSNorm
@@ -83,6 +86,7 @@ def _build_norm(original: Original, hidden_size: int, eps: float = 1e-06, **kwar
     "lmdeploy.pytorch.models.qwen3_next:Qwen3NextGatedDeltaNet.get_A_log_exp",
     why="keeps the first value it computes, which a graph cannot, and which would outlive an update of weights",
     when=activation.is_on,
+    for_models=("qwen3_next",),
 )
 def _decay_rate(original: Original, self: Any) -> Tensor:
     return -self.A_log.float().exp()
@@ -92,6 +96,7 @@ def _decay_rate(original: Original, self: Any) -> Tensor:
     "lmdeploy.pytorch.models.qwen3_next:Qwen3NextGatedDeltaNet.fix_query_key_value_ordering",
     why="leaves a size to be worked out from the number of tokens, which a graph for every number cannot",
     when=activation.is_on,
+    for_models=("qwen3_next",),
 )
 def _split_projections(
     original: Original, self: Any, mixed_qkvz: Tensor, mixed_ba: Tensor

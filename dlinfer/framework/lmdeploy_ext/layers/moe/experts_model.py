@@ -30,6 +30,7 @@ def check(config: Any) -> None:
     "lmdeploy.pytorch.models.gpt_oss:GptOssForCausalLM._load_weight_experts",
     why="moves the weights of all experts to CUDA before it cuts them up",
     when=activation.is_on,
+    for_models=("gpt_oss",),
 )
 def _load_gpt_oss_experts(
     original: Original, self: Any, name: str, loaded_weight: Tensor, params_dict: dict[str, Any]
@@ -81,6 +82,7 @@ class SigmoidRouter:
     "lmdeploy.pytorch.models.glm4_moe:Glm4MoE.__init__",
     why="routes by a softmax and reads neither the correction nor the groups, where the model has sigmoids",
     when=activation.is_on,
+    for_models=("glm4_moe",),
 )
 def _glm4_moe(
     original: Original, self: Any, config: Any, layer_idx: int, dtype: Any = None, device: Any = None

@@ -18,6 +18,7 @@ _in_mxfp4: ContextVar[bool] = ContextVar("in_mxfp4", default=False)
 """Whether the layer of experts that is being made is GPT-OSS's, of a checkpoint in MXFP4."""
 
 
+FEATURE = "quantised experts"
 _LAYER = "lmdeploy.pytorch.nn.moe.compressed_tensors:FusedMoEW4A16"
 
 
@@ -25,6 +26,7 @@ _LAYER = "lmdeploy.pytorch.nn.moe.compressed_tensors:FusedMoEW4A16"
     "lmdeploy.pytorch.nn.moe:build_fused_moe",
     why="has no layer of experts for AWQ, which GPTQ and compressed-tensors become",
     when=activation.is_on,
+    for_feature=FEATURE,
 )
 def _build_fused_moe(
     original: Original,
@@ -79,6 +81,7 @@ def _of_checkpoint() -> Any:
 @replaces(
     "lmdeploy.pytorch.models.gpt_oss:GptOssExperts.__init__",
     why="makes experts of floats, whatever the checkpoint has",
+    for_models=("gpt_oss",),
 )
 def _gpt_oss_experts(
     original: Original,
@@ -101,6 +104,7 @@ def _gpt_oss_experts(
     when=activation.is_on,
     signature="(self, hidden_dim, ffn_dim, num_experts, top_k, renormalize=False, dtype=None, device=None, "
     "all_reduce=True, num_bits=4, group_size=32, layer_idx=0)",
+    for_feature=FEATURE,
 )
 def _of_any_dtype(original: Original, self: Any, *args: Any, **options: Any) -> None:
     given = options.get("dtype")
@@ -115,6 +119,7 @@ def _of_any_dtype(original: Original, self: Any, *args: Any, **options: Any) -> 
     f"{_LAYER}.update_weights",
     why="leaves words along in_features, where the op reads words along out_features",
     when=activation.is_on,
+    for_feature=FEATURE,
 )
 def _to_awq(original: Original, self: Any) -> None:
     original(self)

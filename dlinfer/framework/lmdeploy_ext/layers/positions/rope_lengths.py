@@ -25,6 +25,8 @@ from dlinfer.framework.patching import Original, replaces
 
 logger = logging.getLogger("dlinfer")
 
+FEATURE = "rotary frequencies by length"
+
 # transformers' classes that drop their cache when a text outgrows the original length.
 _COMPUTED_ANEW = ("phi3", "phimoe")
 
@@ -118,6 +120,7 @@ _MODULE = "lmdeploy.pytorch.engine.inputs_maker"
     f"{_MODULE}:build_inputs_maker",
     why="scheduling does not know the model's rotary embedding",
     when=activation.is_on,
+    for_feature=FEATURE,
 )
 def _inputs_maker(original: Original, engine: Any) -> Any:
     lengths = of_model(engine.model_config.llm_config or engine.model_config.hf_config)
@@ -143,6 +146,7 @@ def _raise_limit(cache_config: Any, tokens: int) -> None:
 @replaces(
     f"{_MODULE}:InputsMakerAsync.create_model_inputs",
     why="dynamic and longrope frequencies depend on the prompt's length, which the model is not told",
+    for_feature=FEATURE,
 )
 def _model_inputs(original: Original, self: Any, messages: list[Any], is_prefill: bool) -> Any:
     inputs = original(self, messages, is_prefill)
@@ -155,6 +159,7 @@ def _model_inputs(original: Original, self: Any, messages: list[Any], is_prefill
 @replaces(
     f"{_MODULE}:InputsMakerAsync.create_model_inputs_long_context",
     why="a chunk of a prompt must have the frequencies of the whole",
+    for_feature=FEATURE,
 )
 def _chunk_inputs(original: Original, self: Any, seq: Any, chunk_size: int, multimodals: Any = None) -> Any:
     inputs = original(self, seq, chunk_size, multimodals)
@@ -167,6 +172,7 @@ def _chunk_inputs(original: Original, self: Any, seq: Any, chunk_size: int, mult
 @replaces(
     "lmdeploy.pytorch.paging.scheduler:Scheduler.schedule_running",
     why="transformers computes Phi-3's cache anew when a text outgrows the original length",
+    for_feature=FEATURE,
 )
 def _schedule_running(
     original: Original, self: Any, running: list[Any], num_required_tokens: int = 1, prealloc_size: int = 1
@@ -182,6 +188,7 @@ def _schedule_running(
 @replaces(
     "lmdeploy.pytorch.paging.scheduler:Scheduler.schedule",
     why="a preempted sequence keeps its blocks while there is room, and Phi-3's are of other frequencies then",
+    for_feature=FEATURE,
 )
 def _schedule(
     original: Original,
@@ -209,6 +216,7 @@ PATCHES = tuple(
     replaces(
         f"lmdeploy.pytorch.paging.block_trie.trie:BlockTrie.{method}",
         why="keys beyond the original length have the frequencies of their own text: their blocks cannot be shared",
+        for_feature=FEATURE,
     )(_shared_blocks)
     for method in ("match", "allocate")
 )

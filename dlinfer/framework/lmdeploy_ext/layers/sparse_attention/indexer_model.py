@@ -17,7 +17,7 @@ from dlinfer.framework.patching import Original, replaces
 
 # --- the model's configuration
 
-
+_MODELS = ("deepseek_v32", "glm_moe_dsa")
 _NO_CONTEXT = (
     "reads the indexer's cache from the step's context, which is no argument of the model that a graph has"
 )
@@ -30,6 +30,7 @@ _CHOSEN = (
     "lmdeploy.pytorch.configurations.deepseek_v32:DeepseekV32ModelConfigBuilder.build",
     why="demands FlashMLA, of CUDA, and caches latents in bfloat16 whatever the model's dtype is",
     when=activation.is_on,
+    for_models=_MODELS,
 )
 def _build_config(original: Original, cls: Any, hf_config: Any, model_path: Any = None, **kwargs: Any) -> Any:
     """As the original, without FlashMLA, and with a cache of the model's dtype."""
@@ -56,6 +57,7 @@ def _read_as_transformers_does(config: Any) -> None:
     "lmdeploy.pytorch.engine.executor:_finalize_sparse_mla_cache_policy",
     why="turns quant_policy=16 into CUDA's packed FP8 cache of latents without a word",
     when=activation.is_on,
+    for_models=_MODELS,
 )
 def _cache_policy(original: Original, model_configs: Sequence[Any], cache_config: Any) -> None:
     for model_config in model_configs:
@@ -66,6 +68,7 @@ def _cache_policy(original: Original, model_configs: Sequence[Any], cache_config
     "lmdeploy.pytorch.engine.executor.base:ExecutorBase._get_dsa_score_workspace_size",
     why="sets 512 MiB aside for scores, which our op computes a few megabytes at a time",
     essential=False,
+    for_models=_MODELS,
 )
 def _score_workspace(original: Original, self: Any) -> int:
     return 0 if activation.serves(self.device_type) else original(self)
@@ -78,6 +81,7 @@ def _score_workspace(original: Original, self: Any) -> int:
     "lmdeploy.pytorch.models.deepseek_v32:DeepseekV32ForCausalLM.__init__",
     why="keeps the weights of RMS norms in float32, where transformers has the model's dtype, and so have our ops",
     when=activation.is_on,
+    for_models=_MODELS,
 )
 def _model_init(
     original: Original, self: Any, config: Any, ctx_mgr: Any, dtype: Any = None, device: Any = None
@@ -114,6 +118,7 @@ def _indexer_init(
     "lmdeploy.pytorch.models.deepseek_v32:rotate_activation",
     why="needs bfloat16 and a CUDA package, for a turn that matters to FP8 rounding alone",
     when=activation.is_on,
+    for_models=_MODELS,
 )
 def _rotate_activation(original: Original, x: Tensor) -> Tensor:
     return x
@@ -123,6 +128,7 @@ def _rotate_activation(original: Original, x: Tensor) -> Tensor:
     "lmdeploy.pytorch.models.glm_moe_dsa:GlmMoeDsaIndexer._apply_rotary_pos_emb",
     why="halves the tables before LMDeploy's own dlinfer layer, which needs them whole",
     when=activation.is_on,
+    for_models=_MODELS,
 )
 def _rotate_glm(
     original: Original, self: Any, q_pe: Tensor, k_pe: Tensor, freqs_cis: tuple[Tensor, Tensor]
@@ -143,6 +149,7 @@ def _rotate_glm(
     "lmdeploy.pytorch.models.deepseek_v32:DeepseekV32ForCausalLM.prepare_inputs_for_generation",
     why=_NO_CONTEXT,
     when=activation.is_on,
+    for_models=_MODELS,
 )
 def _inputs(
     original: Original, self: Any, past_key_values: Any, inputs_embeds: Any = None, context: Any = None
@@ -194,6 +201,7 @@ def _attention_forward(
     "lmdeploy.pytorch.nn.nsa:IndexerTopKFP8._get_block_cache",
     why=_NO_CONTEXT,
     when=activation.is_on,
+    for_models=_MODELS,
 )
 def _block_cache(original: Original, self: Any) -> Tensor:
     return self.dlinfer_cache
@@ -206,6 +214,7 @@ def _block_cache(original: Original, self: Any) -> Tensor:
     "lmdeploy.pytorch.models.glm_moe_dsa:DSATopKIndicesBuffer.write",
     why=_CHOSEN,
     when=activation.is_on,
+    for_models=_MODELS,
 )
 def _write_indices(original: Original, self: Any, topk_indices: Tensor | None) -> Tensor | None:
     self.dlinfer_chosen = topk_indices
@@ -216,6 +225,7 @@ def _write_indices(original: Original, self: Any, topk_indices: Tensor | None) -
     "lmdeploy.pytorch.models.glm_moe_dsa:DSATopKIndicesBuffer.read",
     why=_CHOSEN,
     when=activation.is_on,
+    for_models=_MODELS,
 )
 def _read_indices(original: Original, self: Any, num_tokens: int, device: torch.device) -> Tensor | None:
     return self.dlinfer_chosen
@@ -227,6 +237,7 @@ def _read_indices(original: Original, self: Any, num_tokens: int, device: torch.
     when=activation.is_on,
     signature="(self, input_ids=None, position_ids=None, past_key_values=None, attn_metadata=None, "
     "inputs_embeds=None, all_routed_experts=None)",
+    for_models=_MODELS,
 )
 def _glm_forward(original: Original, self: Any, *args: Any, **kwargs: Any) -> Tensor:
     result = original(self, *args, **kwargs)
@@ -239,9 +250,13 @@ _INIT = "self, config, layer_idx, dtype=None, device=None"
 _FORWARD = "self, hidden_states, rotary_pos_emb, past_key_value=None, attn_metadata=None"
 
 PATCHES = tuple(
-    replaces(f"lmdeploy.pytorch.models.{target}", why=why, when=activation.is_on, signature=f"({signature})")(
-        replace
-    )
+    replaces(
+        f"lmdeploy.pytorch.models.{target}",
+        why=why,
+        when=activation.is_on,
+        signature=f"({signature})",
+        for_models=_MODELS,
+    )(replace)
     for target, why, signature, replace in (
         ("deepseek_v32:Indexer.__init__", _JOINT, _INIT, _indexer_init),
         ("glm_moe_dsa:GlmMoeDsaIndexer.__init__", _JOINT, f"{_INIT}, prefix=''", _indexer_init),

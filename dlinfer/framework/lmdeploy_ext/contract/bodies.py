@@ -1,0 +1,51 @@
+"""Which patched functions have another body than the one reviewed, asked at every start of a device."""
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from dlinfer.errors import FrameworkSourceError
+from dlinfer.framework.lmdeploy_ext.contract import records
+from dlinfer.framework.patching import Patch
+
+
+def installed_source() -> Path:
+    """The folder that the installed LMDeploy lies in. Raises FrameworkSourceError. Nothing of it is imported."""
+    loaded = sys.modules.get("lmdeploy")
+    spec = importlib.util.find_spec("lmdeploy") if loaded is None else loaded.__spec__
+    if spec is None or spec.origin is None:
+        raise FrameworkSourceError(folder="the environment", detail="lmdeploy is not installed here")
+    return Path(spec.origin).parent
+
+
+def digest(file: Path) -> str:
+    """16 hexadecimal digits of a file; empty where there is none."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
+
+
+def changed(
+    patches: Iterable[Patch],
+    version: str,
+    source: Callable[[], Path] = installed_source,
+    recorded: Path = records.FOLDER,
+) -> Iterator[tuple[Patch, str]]:
+    """The patches whose original has another body than the recorded one, with the release of the record.
+
+    Files that are the recorded ones, byte by byte, are not parsed. So the release that was reviewed costs milliseconds.
+    """
+    record, root = records.nearest(version, recorded), source()
+    others = {file for file, known in record.files.items() if digest(root / file) != known}
+    if not others:
+        return
+    from dlinfer.framework.lmdeploy_ext.contract.signatures import fingerprint
+    from dlinfer.framework.lmdeploy_ext.contract.source import Tree
+
+    tree = Tree(root)
+    for patch in patches:
+        original = tree.find(patch.module, ".".join(patch.path))
+        if original is None or str(original.module.path.relative_to(root)) not in others:
+            continue
+        if patch.target in record.bodies and fingerprint(original.node) != record.bodies[patch.target]:
+            yield patch, record.version
