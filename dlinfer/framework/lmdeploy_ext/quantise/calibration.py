@@ -63,7 +63,7 @@ def check(form: Format, calibration: Calibration, source: Path) -> None:
         if getattr(calibration, name) < least:
             raise _failed(source, f"{name} is {getattr(calibration, name)}", f"give {least} or more")
     if importlib.util.find_spec(PACKAGE) is None:
-        raise _failed(source, "auto-round is not installed", 'run: pip install "dlinfer[quantise]"')
+        raise _failed(source, "auto-round is not installed", 'pip install "dlinfer[quantise]"')
 
 
 @contextmanager
