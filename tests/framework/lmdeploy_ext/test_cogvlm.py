@@ -112,7 +112,7 @@ def test_a_template_that_the_user_chose_is_used():
 def test_other_devices_get_the_pixels():
     """Where dlinfer serves no device, LMDeploy's own forward is called with all that it was given."""
     seen: list[Any] = []
-    patched = cogvlm._forward(lambda self, *args: seen.extend(args) or torch.zeros(1))
+    patched = cogvlm.forward.build(lambda self, *args: seen.extend(args) or torch.zeros(1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cogvlm.activation, "_active", None)
         patched(None, *range(8))

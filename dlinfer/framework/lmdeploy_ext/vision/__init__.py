@@ -1,5 +1,4 @@
-"""Images: how LMDeploy's preprocessing works without torchvision, what its vision models get wrong, and which parts
-of a model are language and which are vision.
+"""Images: preprocessing without torchvision, corrections of LMDeploy's vision models, and their parts as graphs.
 
-In come LMDeploy's functions and models, out come the same with transformers' answers. Layers are in ``layers``.
+Takes LMDeploy's functions and models; returns the same with transformers' answers. Layers are in ``layers``.
 """

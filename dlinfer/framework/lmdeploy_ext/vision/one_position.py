@@ -1,11 +1,10 @@
-"""Models in which all pieces of an image have one position: CogVLM and GLM-4V.
+"""Positions for models in which all pieces of an image have one position: CogVLM and GLM-4V.
 
-Later positions fall behind the number of tokens. Where the images of a sequence end, and by how much, is kept with it
-between its steps: a sequence that was evicted is computed again from its beginning, or from blocks that others share.
+Later positions fall behind the number of tokens. Each sequence keeps between its steps where its images end and by how
+much later positions are less: an evicted sequence is computed again from its beginning, or from shared blocks.
 """
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,17 +12,19 @@ from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 
 def pixels(context: Any) -> Tensor | None:
-    """Pixels of a step's images, [images, 3, side, side]; None where it has none. context: LMDeploy's, of a step."""
-    given = [image for inputs in context.input_multimodals or () for image in (inputs or {}).get("image", [])]
-    return torch.stack([image.data for image in given]) if given else None
+    """Pixels of a step's images [images, 3, side, side], or None. context: LMDeploy's, of a step."""
+    images = [
+        image for inputs in context.input_multimodals or () for image in (inputs or {}).get("image", [])
+    ]
+    return torch.stack([image.data for image in images]) if images else None
 
 
 def of_images(context: Any, closing: bool) -> Tensor:
-    """bool [tokens of the step]: which are an image's. closing: whether the last token of each counts."""
+    """Whether each token of the step belongs to an image: bool [tokens]. closing: whether its last token counts."""
     seen = torch.zeros(context.input_ids.shape[1], dtype=torch.bool)
     for _, _, spans in _spans(context):
         for begin, end in spans:
@@ -35,47 +36,42 @@ def _spans(context: Any) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
     """For each sequence: (place in the step of its first token, tokens before, (begin, end) of images in the step)."""
     starts = context.q_start_loc.tolist()
     histories = (context.kv_seqlens - context.q_seqlens).tolist()
-    given = context.input_multimodals or [None] * len(starts)
-    for start, history, inputs in zip(starts, histories, given, strict=False):
-        images = (inputs or {}).get("image", [])
+    multimodals = context.input_multimodals or [None] * len(starts)
+    for start, history, inputs in zip(starts, histories, multimodals, strict=False):
         move = start - history
+        images = (inputs or {}).get("image", [])
         yield start, history, sorted((image.start + move, image.end + move) for image in images)
 
 
-def _metas(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def update_model_metas(
-        self: Any, past_key_values: Any, inputs_embeds: Tensor | None = None, context: Any = None
-    ) -> list[dict[str, dict[int, int]]]:
-        if activation.active() is None or not hasattr(self.config, "vision_config"):
-            return original(self, past_key_values, inputs_embeds, context)
-        positions = context.position_ids.clone()
-        lengths = context.q_seqlens.tolist()
-        given = context.model_metas or [None] * len(lengths)
-        metas = []
-        for length, meta, (start, history, spans) in zip(lengths, given, _spans(context), strict=False):
-            shared: dict[int, int] = dict((meta or {}).get("images", {}))  # end of an image -> pieces but one
-            positions[0, start : start + length] -= sum(n for end, n in shared.items() if end <= history)
-            for begin, end in spans:
-                pieces = end - begin - 2
-                own = positions[0, begin : start + length]
-                own[1 : pieces + 1] = own[1].clone()
-                own[pieces + 1 :] -= pieces - 1
-                shared[end - start + history] = pieces - 1
-            metas.append({"images": shared})
-        context.position_ids = positions
-        return metas
-
-    return update_model_metas
+def _update_model_metas(
+    original: Original, self: Any, past_key_values: Any, inputs_embeds: Any = None, context: Any = None
+) -> list[dict[str, dict[int, int]]]:
+    if not hasattr(self.config, "vision_config"):
+        return original(self, past_key_values, inputs_embeds, context)
+    positions = context.position_ids.clone()
+    lengths = context.q_seqlens.tolist()
+    before = context.model_metas or [None] * len(lengths)
+    metas = []
+    for length, meta, (start, history, spans) in zip(lengths, before, _spans(context), strict=False):
+        shared: dict[int, int] = dict((meta or {}).get("images", {}))  # end of an image -> pieces but one
+        positions[0, start : start + length] -= sum(n for end, n in shared.items() if end <= history)
+        for begin, end in spans:
+            pieces = end - begin - 2
+            own = positions[0, begin : start + length]
+            own[1 : pieces + 1] = own[1].clone()
+            own[pieces + 1 :] -= pieces - 1
+            shared[end - start + history] = pieces - 1
+        metas.append({"images": shared})
+    context.position_ids = positions
+    return metas
 
 
 PATCHES = tuple(
-    Patch(
-        target=f"lmdeploy.pytorch.models.{model}.update_model_metas",
+    replaces(
+        f"lmdeploy.pytorch.models.{model}.update_model_metas",
         why="splits positions by a tensor of lengths, and counts an evicted sequence's images twice",
-        signature="(self, past_key_values, inputs_embeds=None, context=None)",
-        build=_metas,
+        when=activation.is_on,
         versions=FAULTY,
-    )
+    )(_update_model_metas)
     for model in ("cogvlm:CogVLMForCausalLM", "chatglm2:ChatGLMForConditionalGeneration")
 )

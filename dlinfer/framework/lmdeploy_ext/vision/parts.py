@@ -1,8 +1,8 @@
-"""Which parts of LMDeploy's vision-language models are language and which are vision, and what the latter take.
+"""Splits LMDeploy's vision-language models into a language part and a vision part, which run as graphs of their own.
 
-A model's forward embeds the text, puts features of images in their places and hands all of it to the language model.
-Graph mode compiles these two parts, each for all sizes; the few operations between them stay as they are, so that a
-step with images runs the same graph of the language model as one without.
+A model's forward embeds the text, writes features of images into it, and calls the language model. Graph mode compiles
+the two parts, each for all sizes; the few operations between them stay eager, so that a step with images runs the same
+graph of the language model as a step without.
 """
 
 import inspect
@@ -16,199 +16,162 @@ from torch import Tensor, nn
 
 from dlinfer.framework.lmdeploy_ext.vision import cogvlm, glm_4v, towers
 
+Arguments = dict[str, Any]
 Sizes = dict[str, tuple[str | None, ...]]
-Arrange = Callable[[Any, dict[str, Any]], dict[str, Any]]
+Arrange = Callable[[Any, Arguments], Arguments]
 
 
-def _as_it_is(model: Any, given: dict[str, Any]) -> dict[str, Any]:
-    return given
+def _unchanged(model: Any, arguments: Arguments) -> Arguments:
+    return arguments
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Of one class of models.
+    """The parts of one class of models.
 
     language: name of the submodule whose forward makes hidden states from embeddings.
-    vision: the owner of the function that makes features from pixels, as a path from the model, and its name.
-    sizes: argument of what is compiled -> what each of its dimensions counts; None is the same for all images.
+    vision: the path from the model to the owner of the function that makes features from pixels, and its name.
+    sizes: argument of the compiled function -> a name for each dimension that varies; None for one that does not.
     example: makes arguments of the function for small images, from the model.
-    tower: what is compiled in the function's place, as a method of its owner; None is the function itself.
-    arrange: makes the arguments of ``tower`` from (model, the function's). restore: the function's result from its.
-    speech, arrange_speech, speech_sizes: the same of the language part, for arguments that other models do not have.
+    tower: a function to compile instead, as a method of the owner; None compiles the function itself.
+    arrange: makes the arguments of ``tower`` from (model, the function's). restore: makes the function's result.
+    speech, arrange_speech, speech_sizes: the same for the language part, for arguments that other models do not have.
     """
 
     language: str
     vision: tuple[str, str]
     sizes: Sizes
-    example: Callable[[Any], dict[str, Any]]
+    example: Callable[[Any], Arguments]
     tower: Callable[..., Tensor] | None = None
-    arrange: Arrange = _as_it_is
-    restore: Callable[[Tensor], Any] = lambda made: made
+    arrange: Arrange = _unchanged
+    restore: Callable[[Tensor], Any] = lambda features: features
     speech: Callable[..., Tensor] | None = None
-    arrange_speech: Arrange = _as_it_is
+    arrange_speech: Arrange = _unchanged
     speech_sizes: Sizes = field(default_factory=dict)
 
-    def steady(self, given: dict[str, Any]) -> list[str]:
+    def steady(self, arguments: Arguments) -> list[str]:
         """The arguments of the vision part that are no tensors, and are the same for all images."""
-        return [name for name in given if name not in self.sizes]
+        return [name for name in arguments if name not in self.sizes]
 
 
-def marks(sizes: Sizes, given: dict[str, Any]) -> Iterator[tuple[Tensor, int, str | None]]:
-    """(tensor, dimension, what it counts) for every dimension of these arguments, where they are there."""
+def marks(sizes: Sizes, arguments: Arguments) -> Iterator[tuple[Tensor, int, str | None]]:
+    """(tensor, dimension, its name in ``sizes``) for every dimension of the arguments that are there."""
     for name, counts in sizes.items():
-        value = given.get(name)
-        tensors = value if isinstance(value, tuple) else (value,)
-        for tensor in tensors:
+        value = arguments.get(name)
+        for tensor in value if isinstance(value, tuple) else (value,):
             if isinstance(tensor, Tensor):
                 for dim, counted in enumerate(counts):
                     yield tensor, dim, counted
 
 
-def _grids(model: Any) -> Tensor:
-    """Two images, of 2 x 2 and 2 x 3 tokens: int64 [2, 3]."""
-    merge = model.visual.spatial_merge_size
-    return torch.tensor([[1, 2 * merge, 2 * merge], [1, 2 * merge, 3 * merge]])
+# --- examples
 
 
-def _patches(model: Any, grids: Tensor) -> Tensor:
-    embed = model.visual.patch_embed
-    weight = embed.proj.weight
-    return torch.zeros(int(grids.prod(1).sum()), weight[0].numel(), dtype=weight.dtype, device=weight.device)
+def _images(weight: Tensor, height: int, width: int) -> Tensor:
+    """Pixels of two images."""
+    return torch.zeros(2, 3, height, width, dtype=weight.dtype, device=weight.device)
 
 
-def _ends(grids: Tensor, device: torch.device) -> Tensor:
-    return grids.prod(1).cumsum(0, dtype=torch.int32).to(device)
+def _patches(model: Any) -> tuple[Tensor, Arguments]:
+    """Two images of 2 x 2 and 2 x 3 tokens: their grids, int64 [2, 3], and their patches."""
+    merge, weight = model.visual.spatial_merge_size, model.visual.patch_embed.proj.weight
+    grids = torch.tensor([[1, 2 * merge, 2 * merge], [1, 2 * merge, 3 * merge]])
+    counts = grids.prod(1)
+    pixels = torch.zeros(int(counts.sum()), weight[0].numel(), dtype=weight.dtype, device=weight.device)
+    ends = counts.cumsum(0, dtype=torch.int32).to(pixels.device)
+    return grids, {"hidden_states": pixels, "cu_seqlens": ends}
 
 
-def _qwen2_vl(model: Any) -> dict[str, Any]:
-    grids = _grids(model)
-    pixels = _patches(model, grids)
-    angles = model.visual.rot_pos_emb(grids).repeat(1, 2)
-    return {
-        "hidden_states": pixels,
-        "cu_seqlens": _ends(grids, pixels.device),
-        "rotary_pos_emb": (angles.cos().to(pixels), angles.sin().to(pixels)),
-    }
+def _rotated(arguments: Arguments, angles: Tensor) -> Arguments:
+    wide, pixels = angles.repeat(1, 2), arguments["hidden_states"]
+    return arguments | {"rotary_pos_emb": (wide.cos().to(pixels), wide.sin().to(pixels))}
 
 
-def _internvl_chat(model: Any) -> dict[str, Any]:
-    embeddings = model.vision_model.embeddings
-    weight, side = embeddings.class_embedding, embeddings.image_size
-    return {"pixel_values": torch.zeros(2, 3, side, side, dtype=weight.dtype, device=weight.device)}
+def _qwen2_vl(model: Any) -> Arguments:
+    grids, arguments = _patches(model)
+    return _rotated(arguments, model.visual.rot_pos_emb(grids))
 
 
-def _qwen3_vl(model: Any) -> dict[str, Any]:
-    positions = model.visual.fast_pos_embed_interpolate(_grids(model))
-    return _qwen2_vl(model) | {"pos_embeds": positions}
+def _qwen3_vl(model: Any) -> Arguments:
+    grids, _ = _patches(model)
+    return _qwen2_vl(model) | {"pos_embeds": model.visual.fast_pos_embed_interpolate(grids)}
 
 
-def _glm4v(model: Any) -> dict[str, Any]:
-    grids = _grids(model)
-    pixels = _patches(model, grids)
+def _glm4v(model: Any) -> Arguments:
+    grids, arguments = _patches(model)
     angles, places = model.visual.rot_pos_emb(grids)
-    angles = angles.repeat(1, 2)
-    return {
-        "hidden_states": pixels,
-        "cu_seqlens": _ends(grids, pixels.device),
-        "rotary_pos_emb": (angles.cos().to(pixels), angles.sin().to(pixels)),
-        "grid_thw": grids,
-        "image_type_ids": places,
-    }
+    return _rotated(arguments, angles) | {"grid_thw": grids, "image_type_ids": places}
 
 
-def _qwen2_5_vl(model: Any) -> dict[str, Any]:
-    grids = _grids(model)
-    pixels = _patches(model, grids)
+def _qwen2_5_vl(model: Any) -> Arguments:
+    grids, arguments = _patches(model)
+    pixels = arguments["hidden_states"]
     index, ends = model.visual.get_window_index(grids)
     windows = torch.unique_consecutive(torch.tensor(ends, dtype=torch.int32, device=pixels.device))
-    return {
-        "hidden_states": pixels,
-        "cu_seqlens": _ends(grids, pixels.device),
-        "rotary_pos_emb": model.visual.rot_pos_emb(grids).to(pixels),
-        "window_index": index,
-        "cu_window_seqlens": windows,
-    }
+    angles = model.visual.rot_pos_emb(grids).to(pixels)
+    return arguments | {"rotary_pos_emb": angles, "window_index": index, "cu_window_seqlens": windows}
 
 
-def _llava(model: Any) -> dict[str, Any]:
-    config = model.config
+def _internvl_chat(model: Any) -> Arguments:
+    embeddings = model.vision_model.embeddings
+    side = embeddings.image_size
+    return {"pixel_values": _images(embeddings.class_embedding, side, side)}
+
+
+def _selected(pixels: Tensor, owner: Any) -> Arguments:
+    names = ("vision_feature_layer", "vision_feature_select_strategy")
+    return {"pixel_values": pixels, **{name: getattr(owner, name) for name in names}}
+
+
+def _llava(model: Any) -> Arguments:
     weight = model.vision_tower.vision_model.embeddings.position_embedding.weight
-    side = config.vision_config.image_size
-    return {
-        "pixel_values": torch.zeros(2, 3, side, side, dtype=weight.dtype, device=weight.device),
-        "vision_feature_layer": config.vision_feature_layer,
-        "vision_feature_select_strategy": config.vision_feature_select_strategy,
-    }
+    side = model.config.vision_config.image_size
+    return _selected(_images(weight, side, side), model.config)
 
 
-def _internvl(model: Any) -> dict[str, Any]:
+def _internvl(model: Any) -> Arguments:
     embeddings = model.vision_tower.embeddings
-    weight = embeddings.cls_token
-    pixels = torch.zeros(2, 3, *embeddings.image_size, dtype=weight.dtype, device=weight.device)
-    return {
-        "pixel_values": pixels,
-        "vision_feature_layer": model.vision_feature_layer,
-        "vision_feature_select_strategy": model.vision_feature_select_strategy,
-    }
+    return _selected(_images(embeddings.cls_token, *embeddings.image_size), model)
 
 
-def _square(model: Any) -> dict[str, Any]:
-    weight, side = next(model.parameters()), model.config.vision_config["image_size"]
-    return {"images": torch.zeros(2, 3, side, side, dtype=weight.dtype, device=weight.device)}
+def _square(model: Any) -> Arguments:
+    side = model.config.vision_config["image_size"]
+    return {"images": _images(next(model.parameters()), side, side)}
 
+
+# --- models
+
+_VISUAL = ("visual", "forward")
+_PATCHES: Sizes = {
+    "hidden_states": ("patches", None),
+    "cu_seqlens": ("images",),
+    "rotary_pos_emb": ("patches", None),
+}
+_PLACED = _PATCHES | {"pos_embeds": ("patches", None)}
+_TOKENS: Sizes = {
+    "hidden_states": ("tokens", None, None),
+    "cu_seqlens": ("images",),
+    "rotary_pos_emb": ("tokens", None, None),
+    "window_index": ("tokens",),
+    "cu_window_seqlens": ("windows",),
+}
+_TILES: Sizes = {"pixel_values": ("tiles", None, None, None)}
+_IMAGES: Sizes = {"images": ("images", None, None, None)}
 
 PARTS: dict[str, Parts] = {
-    "Qwen2VLForConditionalGeneration": Parts(
-        "model",
-        ("visual", "forward"),
-        {
-            "hidden_states": ("patches", None),
-            "cu_seqlens": ("images",),
-            "rotary_pos_emb": ("patches", None),
-        },
-        _qwen2_vl,
-    ),
+    "Qwen2VLForConditionalGeneration": Parts("model", _VISUAL, _PATCHES, _qwen2_vl),
     "Qwen2_5_VLForConditionalGeneration": Parts(
-        "model",
-        ("visual", "forward"),
-        {
-            "hidden_states": ("tokens", None, None),
-            "cu_seqlens": ("images",),
-            "rotary_pos_emb": ("tokens", None, None),
-            "window_index": ("tokens",),
-            "cu_window_seqlens": ("windows",),
-        },
-        _qwen2_5_vl,
-        towers.windowed,
-        towers.by_token,
+        "model", _VISUAL, _TOKENS, _qwen2_5_vl, towers.windowed, towers.by_token
     ),
     "InternVLForConditionalGeneration": Parts(
-        "language_model",
-        ("", "get_image_features"),
-        {"pixel_values": ("tiles", None, None, None)},
-        _internvl,
+        "language_model", ("", "get_image_features"), _TILES, _internvl
     ),
-    "InternVLChatModel": Parts(
-        "language_model",
-        ("", "extract_feature"),
-        {"pixel_values": ("tiles", None, None, None)},
-        _internvl_chat,
-    ),
-    "LlavaForConditionalGeneration": Parts(
-        "language_model",
-        ("", "get_image_features"),
-        {"pixel_values": ("images", None, None, None)},
-        _llava,
-    ),
+    "InternVLChatModel": Parts("language_model", ("", "extract_feature"), _TILES, _internvl_chat),
+    "LlavaForConditionalGeneration": Parts("language_model", ("", "get_image_features"), _TILES, _llava),
     "Qwen3VLForConditionalGeneration": Parts(
         "language_model",
-        ("visual", "forward"),
-        {
-            "hidden_states": ("patches", None),
-            "cu_seqlens": ("images",),
-            "rotary_pos_emb": ("patches", None),
-            "pos_embeds": ("patches", None),
-        },
+        _VISUAL,
+        _PLACED,
         _qwen3_vl,
         tower=towers.stacked,
         restore=towers.unstacked,
@@ -217,22 +180,12 @@ PARTS: dict[str, Parts] = {
         speech_sizes={"deepstack": (None, None, "tokens", None)},
     ),
     "Glm4vForConditionalGeneration": Parts(
-        "language_model",
-        ("visual", "forward"),
-        {
-            "hidden_states": ("patches", None),
-            "cu_seqlens": ("images",),
-            "rotary_pos_emb": ("patches", None),
-            "pos_embeds": ("patches", None),
-        },
-        _glm4v,
-        towers.positioned,
-        towers.with_positions,
+        "language_model", _VISUAL, _PLACED, _glm4v, towers.positioned, towers.with_positions
     ),
     cogvlm.ARCHITECTURE: Parts(
         "model",
         ("model.vision", "forward"),
-        {"images": ("images", None, None, None)},
+        _IMAGES,
         _square,
         arrange_speech=cogvlm.with_images,
         speech_sizes={"lang_ids": ("words",), "vision_ids": ("pieces",)},
@@ -240,21 +193,21 @@ PARTS: dict[str, Parts] = {
     glm_4v.CLASS: Parts(
         "transformer",
         ("transformer.vision", "forward"),
-        {"images": ("images", None, None, None)},
+        _IMAGES,
         _square,
         arrange_speech=glm_4v.with_images,
     ),
 }
-"""Class of LMDeploy's -> its parts."""
+"""LMDeploy's class -> its parts."""
 
 
 def of_model(model: nn.Module) -> Parts | None:
     """The parts of a vision-language model; None for any other, and where its vision part was left out."""
     left_out = any(getattr(module, "_is_dummy_mod", False) for module in model.modules())
-    found = None if left_out else PARTS.get(type(model).__name__)
-    if found is None or found.vision[0] not in dict(model.named_modules()):  # ChatGLM alone
+    parts = None if left_out else PARTS.get(type(model).__name__)
+    if parts is None or parts.vision[0] not in dict(model.named_modules()):  # ChatGLM alone
         return None
-    return found
+    return parts
 
 
 def vision_function(model: nn.Module, parts: Parts) -> tuple[Any, Callable[..., Any]]:
@@ -267,10 +220,10 @@ def vision_function(model: nn.Module, parts: Parts) -> tuple[Any, Callable[..., 
 def method(
     written: Callable[..., Any] | None, owner: Any, function: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """What is compiled: ``function``, or what is written for its place, as a method of its owner."""
+    """The callable to compile: ``written`` as a method of the owner, or the owner's function where it is None."""
     return function if written is None else MethodType(written, owner)
 
 
-def named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
     """The arguments of a call by name."""
     return dict(inspect.signature(function).bind(*args, **kwargs).arguments)

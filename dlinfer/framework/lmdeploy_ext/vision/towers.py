@@ -1,4 +1,4 @@
-"""Parts of LMDeploy's models whose forward no graph can hold for images of all sizes, written so that one can."""
+"""Forwards of LMDeploy's vision models, rewritten so that one graph holds them for images of all sizes."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 
-def by_token(model: Any, given: dict[str, Any]) -> dict[str, Any]:
+def by_token(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Arguments of ``windowed`` from those of Qwen2.5-VL's encoder: patches become [tokens, patches of a token, size].
 
-    How many patches there are then follows from how many tokens, which a graph could not know of two sizes.
+    The number of patches then follows from the number of tokens; a graph could not relate two sizes.
     """
     unit = model.visual.spatial_merge_unit
-    split = {name: given[name].unflatten(0, (-1, unit)) for name in ("hidden_states", "rotary_pos_emb")}
-    return given | split
+    split = {name: arguments[name].unflatten(0, (-1, unit)) for name in ("hidden_states", "rotary_pos_emb")}
+    return arguments | split
 
 
 def windowed(
@@ -55,26 +55,26 @@ def stacked(
     return torch.stack([features, *lower])
 
 
-def unstacked(made: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """What Qwen3-VL's encoder gives, from what ``stacked`` gives."""
-    return made[0], list(made[1:])
+def unstacked(features: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The result of Qwen3-VL's encoder, from that of ``stacked``."""
+    return features[0], list(features[1:])
 
 
-def dense_features(model: Any, given: dict[str, Any]) -> dict[str, Any]:
+def dense_features(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Arguments of ``deepstacked`` from those of Qwen3-VL's language model.
 
-    A prefill without images adds zeros, so that it runs the graph of one with images.
+    A prefill without images adds zeros, so that it runs the graph of a prefill with images.
     """
-    mask, lower = given.pop("visual_pos_masks", None), given.pop("deepstack_visual_embeds", None)
-    given.pop("input_ids", None)
-    embeds = given["inputs_embeds"]
-    if lower is None and given["attn_metadata"].is_decoding:
-        return given
+    mask, lower = arguments.pop("visual_pos_masks", None), arguments.pop("deepstack_visual_embeds", None)
+    arguments.pop("input_ids", None)
+    embeds = arguments["inputs_embeds"]
+    if lower is None and arguments["attn_metadata"].is_decoding:
+        return arguments
     layers = len(model.visual.deepstack_visual_indexes)
     dense = embeds.new_zeros(layers, *embeds.shape)
     for place, features in zip(dense, lower or (), strict=False):
         place.masked_scatter_(mask, features.to(dense))
-    return given | {"deepstack": dense}
+    return arguments | {"deepstack": dense}
 
 
 def deepstacked(
@@ -108,18 +108,18 @@ def deepstacked(
     return self.norm(x) if residual is None else self.norm(x, residual)[0]
 
 
-def with_positions(model: Any, given: dict[str, Any]) -> dict[str, Any]:
+def with_positions(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Arguments of ``positioned`` from those of GLM-4.1V's encoder.
 
-    The table of positions is resampled for each image's shape, which no graph of all shapes can hold: it is done
-    before, by LMDeploy's own function on nothing.
+    The table of positions is resampled for each image's shape, which no graph of all shapes can hold. LMDeploy's own
+    function does it here, on zeros.
     """
-    grids, places = given.pop("grid_thw"), given.pop("image_type_ids")
+    grids, places = arguments.pop("grid_thw"), arguments.pop("image_type_ids")
     weight = model.visual.embeddings.position_embedding.weight
-    lengths = torch.diff(given["cu_seqlens"], prepend=given["cu_seqlens"].new_zeros(1)).tolist()
-    nothing = weight.new_zeros(len(places), weight.shape[1])
-    found = model.visual.embeddings(nothing, lengths, grids, places[:, 0], places[:, 1])
-    return given | {"pos_embeds": found}
+    lengths = torch.diff(arguments["cu_seqlens"], prepend=arguments["cu_seqlens"].new_zeros(1)).tolist()
+    zeros = weight.new_zeros(len(places), weight.shape[1])
+    positions = model.visual.embeddings(zeros, lengths, grids, places[:, 0], places[:, 1])
+    return arguments | {"pos_embeds": positions}
 
 
 def positioned(
@@ -129,7 +129,7 @@ def positioned(
     rotary_pos_emb: tuple[Tensor, Tensor],
     pos_embeds: Tensor,
 ) -> Tensor:
-    """GLM-4.1V's encoder, to which embeddings of positions are given.
+    """GLM-4.1V's encoder, which takes embeddings of positions as an argument.
 
     self: LMDeploy's module. hidden_states: pixels [patches, pixels of a patch]. cu_seqlens: [images], where the patches
     of each end. rotary_pos_emb: cos and sin, [patches, head size] each. pos_embeds: [patches, width]. Returns features,

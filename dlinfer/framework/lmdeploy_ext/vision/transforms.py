@@ -1,91 +1,59 @@
-"""The few transforms of torchvision that LMDeploy's own preprocessing imports, on pillow and torch.
+"""torchvision's transforms that LMDeploy's own preprocessing imports, on pillow and torch.
 
-Only LMDeploy's functions see them: a function is run with an ``import`` of its own that answers for torchvision.
+Only LMDeploy's functions see them: such a function runs with an ``import`` of its own that answers for torchvision.
 """
 
 import builtins
 from collections.abc import Callable, Sequence
-from enum import Enum
+from functools import reduce
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-
-class InterpolationMode(Enum):
-    """Filters by torchvision's names, with pillow's numbers."""
-
-    BICUBIC = 3
+Transform = Callable[[Any], Any]
 
 
-class Compose:
+def _compose(transforms: Sequence[Transform]) -> Transform:
     """One transform after another."""
-
-    def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
-        self.transforms = transforms
-
-    def __call__(self, image: Any) -> Any:
-        for transform in self.transforms:
-            image = transform(image)
-        return image
+    return lambda image: reduce(lambda done, transform: transform(done), transforms, image)
 
 
-class Lambda:
-    """A function as a transform."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.function = function
-
-    def __call__(self, image: Any) -> Any:
-        return self.function(image)
-
-
-class Resize:
+def _resize(size: tuple[int, int], interpolation: Image.Resampling) -> Transform:
     """A pillow image in the size (height, width)."""
-
-    def __init__(self, size: tuple[int, int], interpolation: InterpolationMode) -> None:
-        self.size, self.interpolation = size, interpolation
-
-    def __call__(self, image: Any) -> Any:
-        height, width = self.size
-        if image.size == (width, height):
-            return image
-        return image.resize((width, height), self.interpolation.value)
+    wide = size[::-1]
+    return lambda image: image if image.size == wide else image.resize(wide, interpolation)
 
 
-class ToTensor:
+def _to_tensor(image: Any) -> Tensor:
     """A pillow image of 8-bit channels as float32 [channels, height, width], 0 to 1."""
-
-    def __call__(self, image: Any) -> Tensor:
-        pixels = torch.from_numpy(np.array(image, dtype=np.uint8))
-        return pixels.permute(2, 0, 1).contiguous().float() / 255
+    pixels = torch.from_numpy(np.array(image, dtype=np.uint8))
+    return pixels.permute(2, 0, 1).contiguous().float() / 255
 
 
-class Normalize:
+def _normalize(mean: Sequence[float], std: Sequence[float]) -> Transform:
     """(x - mean) / std for each channel of [channels, height, width]."""
-
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        self.mean, self.std = (torch.tensor(values)[:, None, None] for values in (mean, std))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return (x - self.mean) / self.std
+    means, deviations = (torch.tensor(values)[:, None, None] for values in (mean, std))
+    return lambda x: (x - means) / deviations
 
 
+_FUNCTIONAL = SimpleNamespace(InterpolationMode=Image.Resampling)
 _TRANSFORMS = SimpleNamespace(
-    Compose=Compose,
-    Lambda=Lambda,
-    Resize=Resize,
-    ToTensor=ToTensor,
-    Normalize=Normalize,
-    InterpolationMode=InterpolationMode,
-    functional=SimpleNamespace(InterpolationMode=InterpolationMode),
+    Compose=_compose,
+    Lambda=lambda function: function,
+    Resize=_resize,
+    ToTensor=lambda: _to_tensor,
+    Normalize=_normalize,
+    InterpolationMode=Image.Resampling,
+    functional=_FUNCTIONAL,
 )
 _MODULES = {
     "torchvision": SimpleNamespace(transforms=_TRANSFORMS),
     "torchvision.transforms": _TRANSFORMS,
-    "torchvision.transforms.functional": _TRANSFORMS.functional,
+    "torchvision.transforms.functional": _FUNCTIONAL,
 }
 
 
@@ -98,9 +66,9 @@ def _import(name: str, globals: Any = None, locals: Any = None, fromlist: Any = 
 def with_transforms(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, for which ``import torchvision`` finds the transforms above."""
     assert isinstance(function, FunctionType)
-    seen = dict(function.__globals__) | {"__builtins__": vars(builtins) | {"__import__": _import}}
-    made = FunctionType(
-        function.__code__, seen, function.__name__, function.__defaults__, function.__closure__
+    names = function.__globals__ | {"__builtins__": vars(builtins) | {"__import__": _import}}
+    copy = FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
     )
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
