@@ -156,10 +156,10 @@ MUTATIONS = (
     ),
     Mutation(
         "a min_p of 2 reaches LMDeploy's assertion",
-        "dlinfer/framework/lmdeploy_ext/checks/request/sampling_checks.py",
+        "dlinfer/framework/lmdeploy_ext/checks/request/generation_options.py",
         '"min_p": _Number(0, 1, whole=False)',
         '"min_p": _Number(0, 9, whole=False)',
-        ("tests/framework/lmdeploy_ext/test_sampling_checks.py",),
+        ("tests/framework/lmdeploy_ext/checks/request/test_generation_options.py",),
     ),
     Mutation(
         "OpenVINO reads zeros for an index outside",

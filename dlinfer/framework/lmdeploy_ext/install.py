@@ -23,11 +23,11 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.checks.model import model_build, model_config
     from dlinfer.framework.lmdeploy_ext.checks.options import features as refusals
     from dlinfer.framework.lmdeploy_ext.checks.request import (
+        generation_options,
         http_errors,
         media,
-        request_checks,
-        request_fields,
-        sampling_checks,
+        prompts,
+        unread_fields,
     )
     from dlinfer.framework.lmdeploy_ext.conversion import loading
     from dlinfer.framework.lmdeploy_ext.device import cache_blocks, cli, kv_memory, ranks
@@ -52,7 +52,7 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rope_parameters
     from dlinfer.framework.lmdeploy_ext.layers.sparse_attention import indexer_model
     from dlinfer.framework.lmdeploy_ext.running import selection
-    from dlinfer.framework.lmdeploy_ext.sampling import drafts, penalties, steps, token_draws
+    from dlinfer.framework.lmdeploy_ext.sampling import drafts, logit_bias, penalties, steps, token_draws
     from dlinfer.framework.lmdeploy_ext.sampling import sparse_logit_writes as few_logits
     from dlinfer.framework.lmdeploy_ext.stepping import (
         chunk_turns,
@@ -90,13 +90,13 @@ def _records() -> list[Patch]:
         generation,
         adapter_checks,
         harmony,
-        sampling_checks,
+        generation_options,
         http_errors,
         model_build,
         model_checks,
         model_config,
-        request_checks,
-        request_fields,
+        prompts,
+        unread_fields,
         rope_lengths,
         rope_parameters,
         scoring,
@@ -115,6 +115,7 @@ def _records() -> list[Patch]:
         drafts,
         grammars,
         min_new_tokens,
+        logit_bias,
         penalties,
         required_calls,
         steps,

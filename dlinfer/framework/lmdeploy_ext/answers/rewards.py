@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dlinfer.errors import GenerationOptionError
-from dlinfer.framework.lmdeploy_ext.checks.request.request_checks import cache_refusal, refusal
+from dlinfer.framework.lmdeploy_ext.checks.request.prompts import cache_refusal, refusal
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY

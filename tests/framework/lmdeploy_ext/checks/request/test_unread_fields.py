@@ -14,7 +14,7 @@ from lmdeploy.serve.openai.responses.protocol import ResponsesRequest
 from lmdeploy.serve.openai.responses.request import warn_ignored_request_fields
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.checks.request.request_fields import UNREAD, check_fields
+from dlinfer.framework.lmdeploy_ext.checks.request.unread_fields import UNREAD, check_fields
 
 REQUESTS: dict[str, Any] = {
     "/v1/chat/completions": protocol.ChatCompletionRequest,
@@ -39,7 +39,7 @@ HARMLESS = {
 """They change no answer, or none that can be given."""
 OURS = {
     "echo",  # answers/completions.py
-    "presence_penalty",  # handed on to the chat by request_fields.py
+    "presence_penalty",  # handed on to the chat by unread_fields.py
     "frequency_penalty",
     "reasoning",
 }

@@ -1,0 +1,219 @@
+"""Checks a request's generation options before it costs anything, with an error that names the field.
+
+LMDeploy 0.18 asserts on some fields, replaces others by its default without a word, and lets through numbers that end
+the engine's loop: ``min_new_tokens`` beyond 64 bits (``torch.tensor``), a ``repetition_ngram_size`` beyond its window.
+One table has the values that each field takes. ``GenerationConfig`` is checked against it when it is made, and again
+when a request comes, since its fields can be set in between.
+"""
+
+import math
+import numbers
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dlinfer.errors import GenerationOptionError
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.sampling import penalties
+from dlinfer.framework.patching import Original, replaces
+
+_INT32 = 2**31 - 1
+_MOST_CHOICES = 128
+"""The same limit as in LMDeploy's chats."""
+
+
+@dataclass(frozen=True)
+class _Number:
+    """A finite number in ``[low, high]``. whole: whether it must be an integer."""
+
+    low: float
+    high: float = math.inf
+    whole: bool = True
+    optional: bool = False
+
+    def __str__(self) -> str:
+        kind = "a whole number" if self.whole else "a number"
+        limits = [f"at least {self.low}"] if self.low > -math.inf else []
+        limits += [f"at most {self.high}"] if self.high < math.inf else []
+        text = f"{kind} of {' and '.join(limits)}" if limits else kind
+        return f"{text}, or None" if self.optional else text
+
+    def takes(self, value: Any) -> bool:
+        if value is None:
+            return self.optional
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral if self.whole else numbers.Real):
+            return False
+        number: Any = value  # the abstract classes declare no comparison
+        # Whole numbers may be too large for a float; infinities and NaN are no whole numbers.
+        return self.low <= number <= self.high and (self.whole or math.isfinite(number))
+
+
+@dataclass(frozen=True)
+class _List:
+    """A list of one type, or None."""
+
+    item: type
+    word: str
+
+    def __str__(self) -> str:
+        return f"a list of {self.word}, or None"
+
+    def takes(self, value: Any) -> bool:
+        if value is None:
+            return True
+        items = isinstance(value, list | tuple)
+        return items and all(isinstance(each, self.item) and not isinstance(each, bool) for each in value)
+
+
+# For GenerationConfig, and for the engine's SamplingParam where it has a field of that name.
+_TOKEN_IDS = _List(numbers.Integral, "token ids")
+_TAKES: dict[str, _Number | _List] = {
+    "n": _Number(1, 1),
+    "max_new_tokens": _Number(0, optional=True),
+    "min_new_tokens": _Number(0, _INT32, optional=True),
+    "top_p": _Number(0, 1, whole=False),
+    "top_k": _Number(0),
+    "min_p": _Number(0, 1, whole=False),
+    "temperature": _Number(0, 2, whole=False),
+    # A larger or smaller one drives logits out of the range of 16-bit numbers.
+    "repetition_penalty": _Number(0.01, 100, whole=False),
+    "presence_penalty": _Number(-2, 2, whole=False),
+    "frequency_penalty": _Number(-2, 2, whole=False),
+    "random_seed": _Number(-math.inf, optional=True),
+    "stop_words": _List(str, "strings"),
+    "bad_words": _List(str, "strings"),
+    "stop_token_ids": _TOKEN_IDS,
+    "bad_token_ids": _TOKEN_IDS,
+    "logprobs": _Number(0, optional=True),
+    "logprob_start_len": _Number(-1),
+    "repetition_ngram_threshold": _Number(-math.inf, _INT32),
+}
+_NOT_OF_THE_ENGINE = ("n", "stop_words", "bad_words", "logprobs")
+"""Fields that SamplingParam lacks or uses for something else (its stop_words are token ids)."""
+
+
+def check_generation(config: Any) -> None:
+    """Raise GenerationOptionError for the first field of a GenerationConfig that cannot be served."""
+    _check_fields(config, _TAKES)
+    least, most = config.min_new_tokens, config.max_new_tokens
+    if least is not None and most is not None and least > most:
+        raise _refuse("min_new_tokens", least, f"at most max_new_tokens={most}")
+    if config.logprob_start_len >= 0 and config.logprobs is None:
+        raise _refuse("logprobs", None, "a number of them, since logprob_start_len is given")
+    style = config.response_format
+    if isinstance(style, dict) and style.get("type") == "regex_schema" and not style.get("regex_schema"):
+        raise _refuse("response_format", style, "a pattern under 'regex_schema'")
+
+
+def check_sampling(param: Any) -> None:
+    """Raise GenerationOptionError for the first field of a SamplingParam that would end the engine's loop."""
+    _check_fields(param, {name: rule for name, rule in _TAKES.items() if name not in _NOT_OF_THE_ENGINE})
+
+
+def _check_fields(config: Any, takes: dict[str, _Number | _List]) -> None:
+    from lmdeploy.pytorch import envs
+
+    window = _Number(-math.inf, envs.repetition_window_size)
+    for name, rule in (takes | {"repetition_ngram_size": window}).items():
+        if hasattr(config, name) and not rule.takes(getattr(config, name)):
+            raise _refuse(name, getattr(config, name), str(rule))
+
+
+def _refuse(field: str, value: Any, expected: str) -> GenerationOptionError:
+    text = repr(value)
+    shown = text if len(text) <= 80 else f"{text[:77]}..."
+    return GenerationOptionError(field=field, given=shown, expected=expected)
+
+
+# --- where LMDeploy makes a GenerationConfig
+
+
+@replaces(
+    "lmdeploy.messages:GenerationConfig.__post_init__",
+    why="asserts without naming the field, and lets through what ends the engine's loop",
+    when=activation.is_on,
+)
+def post_init(original: Original, self: Any) -> None:
+    check_generation(self)
+    original(self)
+
+
+@replaces(
+    "lmdeploy.serve.core.generation_config:build_generation_config",
+    why="drops presence_penalty and frequency_penalty; /generate passes on a single stop word as it came; "
+    "min_new_tokens of generation_config.json may be more than a request asks for",
+    when=activation.is_on,
+)
+def build_generation_config(
+    original: Original,
+    request: Any,
+    default_gen_config: dict[str, Any],
+    *,
+    max_new_tokens: int | None = None,
+    **extra_kwargs: Any,
+) -> Any:
+    if isinstance(extra_kwargs.get("stop_words"), str):
+        extra_kwargs["stop_words"] = [extra_kwargs["stop_words"]]
+    defaults = dict(default_gen_config)
+    if max_new_tokens is not None and (defaults.get("min_new_tokens") or 0) > max_new_tokens:
+        defaults["min_new_tokens"] = max_new_tokens  # the model's wish, not the client's fault
+    config = original(request, defaults, max_new_tokens=max_new_tokens, **extra_kwargs)
+    penalties.take(config, request)
+    check_generation(config)
+    return config
+
+
+# --- where the server checks a request
+
+
+@replaces(
+    "lmdeploy.serve.openai.endpoints.common:validate_request",
+    why="n of null is a 500; a request that fails after it leaves its session open for ever",
+    when=activation.is_on,
+    essential=False,
+)
+def validate_request(
+    original: Original,
+    request: Any,
+    server_context: Any,
+    request_validator: Callable[..., str],
+    **validator_kwargs: Any,
+) -> Any:
+    if getattr(request, "n", 1) is None:  # the protocol's word for "not given"
+        request.n = 1
+    refused = original(request, server_context, request_validator, **validator_kwargs)
+    if refused is None:
+        _check_request(request, server_context)
+    return refused
+
+
+def _check_request(request: Any, server_context: Any) -> None:
+    """Refuse what would fail after the endpoint has opened a session, which then stays open."""
+    from lmdeploy.serve.openai.endpoints.common import build_serving_generation_config
+    from lmdeploy.serve.openai.protocol import CompletionRequest
+
+    own: dict[str, Any] = {"logprobs": None, "logprob_start_len": -1}  # the endpoints check these themselves
+    if isinstance(request, CompletionRequest):
+        if not _is_prompts(request.prompt):
+            raise _refuse("prompt", request.prompt, "a string, token ids, or a list of at least one of these")
+        own["logprobs"] = request.logprobs
+        if not (choices := _Number(1, _MOST_CHOICES)).takes(request.n):
+            raise _refuse("n", request.n, str(choices))
+        several = (
+            isinstance(request.prompt, list) and not _is_tokens(request.prompt) and len(request.prompt) > 1
+        )
+        if ((request.n or 1) > 1 or several) and request.session_id not in (None, -1):
+            raise _refuse("session_id", request.session_id, "none with several choices or prompts")
+    own["n"] = 1  # several choices become as many requests
+    build_serving_generation_config(request, server_context, **own)
+
+
+def _is_prompts(prompt: Any) -> bool:
+    """Whether /v1/completions takes a value for one prompt or for several."""
+    if isinstance(prompt, str) or _is_tokens(prompt):
+        return True
+    return bool(prompt) and (all(isinstance(each, str) for each in prompt) or all(map(_is_tokens, prompt)))
+
+
+def _is_tokens(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and _TOKEN_IDS.takes(prompt)

@@ -1,0 +1,178 @@
+"""Keeps requests out of the engine's loop that would end it.
+
+LMDeploy 0.18 runs all requests in one loop. An exception in it ends the engine for every user, while the process lives
+on and answers "engine unavailable". On every device such requests are: a prompt without a token (``assert
+len(token_ids) > 0``, as from an empty prompt where the tokenizer adds no BOS), a token id outside the vocabulary
+(embedding lookup), an unknown adapter (``AdapterManager.get_adapter_ids``), top_k or logprobs above the size of the
+vocabulary (``torch.topk``), and stop or bad token ids outside it (``Tensor.gather``).
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from dlinfer.errors import GenerationOptionError
+from dlinfer.framework.lmdeploy_ext.checks.request.generation_options import check_generation, check_sampling
+from dlinfer.framework.lmdeploy_ext.checks.request.http_errors import request_error
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.patching import Original, replaces
+
+_LONGEST = "_dlinfer_longest_session"
+"""Attribute of PytorchEngineConfig: the most tokens of a session, by session_len and by the KV cache."""
+
+_LARGE_LOGIT = 100.0
+"""Logits up to this size stay finite when they are divided by the temperature."""
+
+
+def refusal(token_ids: Sequence[int], vocab_size: int | None) -> str | None:
+    """Why a prompt cannot be served, or None. Without a vocab_size only the prompt's length is checked."""
+    if len(token_ids) == 0:
+        return "The prompt is empty: there is no token to continue from."
+    if vocab_size is None:
+        return None
+    lowest, highest = min(token_ids), max(token_ids)
+    if lowest < 0 or highest >= vocab_size:
+        wrong = lowest if lowest < 0 else highest
+        return f"Token id {wrong} is outside the model's vocabulary of {vocab_size}."
+    return None
+
+
+def cache_refusal(length: int, async_engine: Any) -> str | None:
+    """Why a prompt of so many tokens does not fit into the KV cache, or None."""
+    longest = getattr(async_engine.backend_config, _LONGEST, None)
+    if longest is None or length <= longest:
+        return None
+    return (
+        f"Input length ({length}) is more than the KV cache holds: a session has at most {longest} tokens, though "
+        f"session_len is {async_engine.session_len}. Next step: a larger cache, by num_gpu_blocks, "
+        "cache_max_entry_count or DLINFER_CPU_KV_CACHE_GIB, or a shorter input."
+    )
+
+
+def fit_sampling(param: Any, vocab_size: int, dtype: torch.dtype) -> None:
+    """Bring a SamplingParam inside the vocabulary and the range of the logits' dtype, without a change of meaning.
+
+    More candidates than tokens are all tokens. A token id outside the vocabulary is never drawn, so that it neither
+    stops nor needs forbidding; a logits processor of ours drops it likewise. A temperature next to zero makes logits
+    infinite and the draw NaN: it means the most likely token, which is drawn instead.
+    """
+    if 0 < param.temperature < _LARGE_LOGIT / torch.finfo(dtype).max:
+        param.temperature, param.top_k = 1.0, 1
+    param.top_k = min(param.top_k, vocab_size)
+    param.num_logprobs = min(param.num_logprobs, vocab_size)
+    param.stop_words = _tokens(param.stop_words, vocab_size)
+    param.bad_words = _tokens(param.bad_words, vocab_size)
+    if param.logits_processors:
+        param.logits_processors = [
+            each.within(vocab_size) if hasattr(each, "within") else each for each in param.logits_processors
+        ]
+
+
+def _tokens(ids: Iterable[int], vocab_size: int) -> list[int]:
+    return [token for token in ids if 0 <= token < vocab_size]
+
+
+def _fault(gen_config: Any, vocab_size: int | None) -> str | None:
+    """Why a GenerationConfig cannot be served, or None."""
+    if gen_config is None:
+        return None
+    try:
+        check_generation(gen_config)
+    except GenerationOptionError as error:
+        return error.explanation
+    if vocab_size is not None and len(set(_tokens(gen_config.bad_token_ids or [], vocab_size))) == vocab_size:
+        return "bad_token_ids forbids every token of the vocabulary."
+    return None
+
+
+@replaces(
+    "lmdeploy.serve.core.async_engine:AsyncEngine._determine_gen_config",
+    why="the last check of a prompt where an error still reaches the user with a reason",
+    when=activation.is_on,
+)
+def determine_gen_config(
+    original: Original, self: Any, input_ids: Sequence[int], gen_config: Any = None
+) -> Any:
+    # Some remote-code configurations nest the language model where transformers does not look.
+    vocab_size = getattr(self.hf_cfg.get_text_config(), "vocab_size", None)
+    if reason := refusal(input_ids, vocab_size) or _fault(gen_config, vocab_size):
+        raise request_error("INVALID_REQUEST", reason)
+    if reason := cache_refusal(len(input_ids), self):
+        raise request_error("CONTEXT_LENGTH_EXCEEDED", reason)
+    return original(self, input_ids, gen_config)
+
+
+@replaces(
+    "lmdeploy.serve.core.async_engine:AsyncEngine.preprocess",
+    why="an unknown adapter ends the engine's loop with a KeyError",
+    when=activation.is_on,
+    signature="(self, messages, session_id, gen_config=None, tools=None, reasoning_effort=None, do_preprocess=True, "
+    "adapter_name=None, input_ids=None, enable_thinking=None, chat_template_kwargs=None, media_io_kwargs=None, "
+    "mm_processor_kwargs=None, **kwargs)",
+)
+async def preprocess(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
+    # Behind messages, session_id, gen_config, tools, reasoning_effort and do_preprocess.
+    adapter = args[6] if len(args) > 6 else kwargs.get("adapter_name")
+    known = sorted(self.backend_config.adapters or {})
+    if adapter is not None and adapter not in known:
+        text = f"There is no adapter {adapter!r}; there are: {', '.join(known) or 'none'}."
+        raise request_error("INVALID_REQUEST", text)
+    try:
+        return await original(self, *args, **kwargs)
+    except RuntimeError as error:  # LMDeploy's RequestError
+        raise _with_reason(error) from error.__cause__
+
+
+def _with_reason(error: RuntimeError) -> RuntimeError:
+    """The error with its cause, where LMDeploy says only that preprocessing failed."""
+    from lmdeploy.serve.core.exceptions import ErrorCode
+
+    cause = error.__cause__
+    if cause is None or getattr(error, "code", None) != ErrorCode.PREPROCESS_FAILED:
+        return error
+    reason = str(cause) or type(cause).__name__
+    return request_error("PREPROCESS_FAILED", f"Request preprocessing failed: {reason}")
+
+
+@replaces(
+    "lmdeploy.pytorch.engine.engine:Engine._get_max_session_len",
+    why="limits requests in words of the model's context, where the KV cache is smaller",
+    essential=False,
+)
+def max_session_len(original: Original, self: Any) -> int:
+    longest = original(self)
+    if activation.serves(self.engine_config.device_type):
+        setattr(self.engine_config, _LONGEST, longest)  # a copy goes to the server's process
+    return longest
+
+
+@replaces(
+    "lmdeploy.pytorch.engine.engine:Engine._add_message",
+    why="the last point before the engine's loop would raise, for requests on every path (get_ppl, logits, RPC)",
+)
+def add_message(original: Original, self: Any, reqs: list[Any]) -> None:
+    if not activation.serves(self.engine_config.device_type):
+        original(self, reqs)
+        return
+    from lmdeploy.messages import ResponseType
+
+    vocab_size = self.model_config.vocab_size
+    adapters = self.adapter_manager.adapter_id_map  # None stands for the base model
+    fit = []
+    for request in reqs:
+        if request.data["adapter_name"] in adapters and _is_servable(request.data, vocab_size):
+            fit_sampling(request.data["sampling_param"], vocab_size, self.model_config.dtype)
+            fit.append(request)
+        else:
+            self._response(request.resp, ResponseType.NOT_SUPPORTED)
+    if fit:
+        original(self, fit)
+
+
+def _is_servable(data: dict[str, Any], vocab_size: int) -> bool:
+    try:
+        check_sampling(data["sampling_param"])
+    except GenerationOptionError:
+        return False
+    return refusal(data["token_ids"], vocab_size) is None

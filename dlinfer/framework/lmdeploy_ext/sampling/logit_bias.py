@@ -1,0 +1,40 @@
+"""A logit_bias that can be sent to the engine's process."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.patching import Original, replaces
+
+
+@dataclass(frozen=True)
+class LogitBias:
+    """A logits processor that adds to the logits of some tokens; unlike LMDeploy's it can be pickled."""
+
+    tokens: tuple[int, ...]
+    biases: tuple[float, ...]
+
+    def __call__(self, token_ids: Any, logits: Any) -> Any:
+        """logits [vocabulary], changed in place and returned; token_ids: the generated tokens, not used."""
+        logits[list(self.tokens)] += logits.new_tensor(self.biases)
+        return logits
+
+    def within(self, vocab_size: int) -> "LogitBias":
+        """The same for a model that has fewer tokens than the tokenizer."""
+        kept = [pair for pair in zip(self.tokens, self.biases, strict=True) if pair[0] < vocab_size]
+        return LogitBias(tuple(token for token, _ in kept), tuple(bias for _, bias in kept))
+
+
+@replaces(
+    "lmdeploy.serve.openai.chat_completions.logits_processors:logit_bias_logits_processor",
+    why="gives a local function, which cannot be sent to the engine's process: a 500 for any logit_bias",
+    when=activation.is_on,
+    essential=False,
+)
+def processor(original: Original, logit_bias: dict[Any, float], tokenizer: Any) -> LogitBias:
+    (biases,) = original(logit_bias, tokenizer).args  # checked token -> bias, cut to [-100, 100]
+    for token, bias in logit_bias.items():
+        if not math.isfinite(bias):
+            raise ValueError(f"logit_bias of token {token} is {bias}, not a finite number")
+    return LogitBias(tuple(biases), tuple(biases.values()))
