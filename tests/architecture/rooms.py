@@ -53,8 +53,7 @@ ARROWS: dict[str, str] = {
     "framework.lmdeploy_ext.versions",
     "dlinfer.framework.lmdeploy_ext.vision": "errors framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device",
-    "dlinfer.framework.lmdeploy_ext.conversion": "settings ops framework "
-    "framework.lmdeploy_ext.device",
+    "dlinfer.framework.lmdeploy_ext.conversion": "settings ops framework framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.sampling": "framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.layers": "settings vendor ops framework framework.lmdeploy_ext.device",
