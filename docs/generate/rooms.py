@@ -43,6 +43,7 @@ PLACES = {
     "engine": (4, 1),
     "cache": (5, 1),
     "codec": (4, 3),
+    "debug": (2, 0),
     "engine_kit": (7, 0),
     "selftest": (6, 1),
     "lowering": (5, 2),

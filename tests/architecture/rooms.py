@@ -15,10 +15,11 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.torch_private": "",
     "dlinfer.graph.ir": "errors graph.torch_private",
     "dlinfer.graph.passes": "errors ops graph.torch_private graph.ir",
-    "dlinfer.graph.report": "errors settings ops graph.torch_private graph.ir graph.passes",
+    "dlinfer.graph.debug": "settings",
+    "dlinfer.graph.report": "errors ops graph.torch_private graph.ir graph.passes graph.debug",
     "dlinfer.graph.options": "errors settings graph.passes",
     "dlinfer.graph.engine": "errors vendor graph.ir graph.passes graph.report graph.options",
-    "dlinfer.graph.cache": "dlinfer settings vendor graph.ir graph.report",
+    "dlinfer.graph.cache": "dlinfer settings vendor graph.ir graph.debug",
     "dlinfer.graph.capture": "errors graph.torch_private graph.ir",
     "dlinfer.graph.codec": "errors ops graph.torch_private graph.ir graph.capture",
     "dlinfer.graph.functional": "errors graph.torch_private graph.ir",
@@ -33,8 +34,8 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.observe": "graph.torch_private graph.ir graph.report graph.capture graph.lowering",
     "dlinfer.graph.backend": "errors graph.torch_private graph.ir graph.report graph.options "
     "graph.engine graph.capture graph.lowering graph.observe",
-    "dlinfer.graph.direct": "errors settings vendor graph.torch_private graph.ir graph.report "
-    "graph.options graph.engine graph.cache graph.lowering graph.backend",
+    "dlinfer.graph.direct": "errors settings vendor graph.torch_private graph.ir graph.debug "
+    "graph.report graph.options graph.engine graph.cache graph.lowering graph.backend",
     "dlinfer.explanation": "dlinfer errors graph.torch_private graph.ir graph.report graph.options "
     "graph.cache graph.backend",
     "dlinfer.runtime.options": "errors settings",

@@ -1,9 +1,9 @@
 """The disk cache of compiled artifacts: by key, checked on reading, safe for several processes.
 
-An entry is one file: a header line with a SHA-256 of what follows, the text of its key, then the engine's bytes. It
-appears whole or not at all (written beside and renamed). One that is proven damaged, by its checksum, is removed and
-made anew. Whatever else keeps an entry from being used (a full or read-only temporary folder, a reader that refuses
-it) is said, and leaves the entry where it is: what is made anew takes its place.
+An entry is one file: a header line with a SHA-256 of the rest, the text of its key, then the engine's bytes. It
+appears whole or not at all (written beside and renamed). An entry that its checksum proves damaged is removed and
+compiled again. Any other entry that cannot be used (the reader refuses it, the folder cannot be read) is reported and
+left where it is; the next compilation replaces it.
 """
 
 import contextlib
@@ -15,10 +15,11 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from dlinfer.graph.cache.key import Key, belongs, differences
-from dlinfer.graph.report import debug
+from dlinfer.graph.cache.sources import CodeChangedError
+from dlinfer.graph.debug import show, wanted
 
 T = TypeVar("T")
 _MAGIC = b"dlinfer-artifact-2"
@@ -27,7 +28,7 @@ _COMPARED = 20
 
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()
-_apart = threading.local()
+_thread = threading.local()
 _warned: set[str] = set()
 
 
@@ -40,17 +41,17 @@ def counts() -> dict[str, int]:
 
 @contextlib.contextmanager
 def uncounted() -> Iterator[None]:
-    """What this thread loads and stores is nobody's model: ``counts`` says nothing of it."""
-    before = getattr(_apart, "uncounted", False)
-    _apart.uncounted = True
+    """Leave out of ``counts`` what this thread loads and stores, since it belongs to no model of the user."""
+    before = getattr(_thread, "uncounted", False)
+    _thread.uncounted = True
     try:
         yield
     finally:
-        _apart.uncounted = before
+        _thread.uncounted = before
 
 
 class CacheWarning(UserWarning):
-    """The disk cache cannot be used as it should be: what it would have saved is compiled at each start."""
+    """The disk cache cannot be used as it should be, so each start compiles what it would have saved."""
 
 
 class MissingEntryError(LookupError):
@@ -64,74 +65,70 @@ class ArtifactCache:
         self.folder = folder / kind
         self.kind = kind
 
-    def load(self, key: Key, read: Callable[[str], T]) -> T | None:
-        """What ``read`` makes of the file that was stored under ``key``; None where there is no sound one.
+    def load(self, key: Key, read: Callable[[bytes], T]) -> T | None:
+        """Return what ``read`` makes of the bytes stored under ``key``; None where there is no sound entry.
 
-        Of an entry that is not there, DLINFER_DEBUG says in what the nearest one differs.
+        Where there is no entry, DLINFER_DEBUG shows in which fields the nearest one differs.
         """
         if _unusable(key):
             return None
         value = self.load_named(key.name, read)
-        if value is None and debug.wanted("cache") and not (self.folder / key.name).exists():
+        if value is None and wanted("cache") and not (self.folder / key.name).exists():
             why = self.why_missed(key) or "nothing of it is stored"
-            debug.show("cache", f"why {key.name} was missed", f"  {why}")
+            show("cache", f"why {key.name} was missed", f"  {why}")
         return value
 
-    def load_named(self, name: str, read: Callable[[str], T]) -> T | None:
+    def load_named(self, name: str, read: Callable[[bytes], T]) -> T | None:
         """``load``, by the name of the key."""
         path = self.folder / name
         try:
             with path.open("rb") as file:
-                identity = os.fstat(file.fileno())
+                status = os.fstat(file.fileno())
                 data = file.read()
         except (FileNotFoundError, NotADirectoryError):
-            return _passed_over("missed", path)
+            return _note("missed", path)
         except OSError as error:
-            return _passed_over("not read", path, error)
+            return _note("not read", path, error)
         payload = _payload(data, name)
         if payload is None:
-            _remove(path, identity)
-            return _passed_over("corrupt", path)
+            _remove(path, status)
+            return _note("corrupt", path)
         try:
-            with tempfile.TemporaryDirectory(prefix="dlinfer-") as scratch:
-                copy = Path(scratch) / "payload"
-                copy.write_bytes(payload)
-                value = read(str(copy))
+            value = read(payload)
         except MissingEntryError as error:
-            return _passed_over("missed", path, error)
+            return _note("missed", path, error)
         except OSError as error:
-            return _passed_over("not read", path, error)
-        except Exception as error:  # noqa: BLE001 - the engine's reader judges; a refusal means: make it anew
-            return _passed_over("refused", path, error)
+            return _note("not read", path, error)
+        except Exception as error:  # noqa: BLE001 - the engine's reader may raise anything; the entry is compiled again
+            return _note("refused", path, error)
         _note("hit", path)
         return value
 
-    def store(self, key: Key, value: Any, write: Callable[[Any, str], None]) -> bool:
-        """Keep ``value``; False where it cannot be written (a full disk, an artifact torch cannot save)."""
+    def store(self, key: Key, write: Callable[[], bytes]) -> bool:
+        """Store what ``write`` returns; False where that fails (a full disk, an artifact that torch cannot save)."""
         if _unusable(key):
             return False
         path = self.folder / key.name
         try:
+            entry = _entry(key.text.encode(errors="surrogatepass"), write())
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".new-", dir=self.folder) as scratch:
-                plain = Path(scratch) / "payload"
-                write(value, str(plain))
                 whole = Path(scratch) / "entry"
-                whole.write_bytes(_entry(key.text.encode(errors="surrogatepass"), plain.read_bytes()))
+                whole.write_bytes(entry)
                 os.replace(whole, path)
         except Exception as error:  # noqa: BLE001 - a cache that cannot keep something costs time, not results
-            _passed_over("not stored", path, error)
+            _note("not stored", path, error)
             return False
         _note("stored", path)
         return True
 
     def why_missed(self, key: Key) -> str:
         """In which fields the stored key nearest to this one differs; empty where none of its subject is stored."""
-        found = []
+        entries: list[tuple[int, Path]] = []
         with contextlib.suppress(OSError):
-            found = [(path.stat().st_mtime_ns, path) for path in self.folder.glob(f"{key.prefix}*")]
+            entries = [(path.stat().st_mtime_ns, path) for path in self.folder.glob(f"{key.prefix}*")]
         nearest: list[str] | None = None
-        for _, path in sorted(found, reverse=True)[:_COMPARED]:
+        for _, path in sorted(entries, reverse=True)[:_COMPARED]:
             with contextlib.suppress(OSError, ValueError):
                 text = _stored_key(path)
                 here = differences(text, key.text) or ["nothing differs: it was stored meanwhile"]
@@ -145,7 +142,7 @@ def _entry(key: bytes, payload: bytes) -> bytes:
 
 
 def _payload(data: bytes, name: str) -> bytes | None:
-    """What was stored under this name; None where the file is not what was written."""
+    """The bytes that were stored under this name; None where the file is damaged."""
     header, newline, body = data.partition(b"\n")
     if not newline or header != b"%s %s" % (_MAGIC, hashlib.sha256(body).hexdigest().encode()):
         return None
@@ -162,27 +159,31 @@ def _stored_key(path: Path) -> str:
         return file.read(int(file.readline(20))).decode(errors="surrogatepass")
 
 
-def _remove(path: Path, identity: os.stat_result) -> None:
-    """Remove a damaged file, but not what another process has put in its place since it was read."""
-    with contextlib.suppress(OSError):  # in a folder that cannot be written it is met and passed over again
-        if os.path.samestat(path.stat(), identity):
+def _remove(path: Path, status: os.stat_result) -> None:
+    """Remove a damaged file, unless another process has replaced it since it was read."""
+    with contextlib.suppress(OSError):  # where the folder cannot be written, the next reader meets it again
+        if os.path.samestat(path.stat(), status):
             path.unlink()
 
 
 def _unusable(key: Key) -> bool:
-    """Whether nobody knows what code this process runs, so that it may neither take nor store anything."""
-    if key.environment.changed:
-        _note("not used", Path(key.kind), key.environment.changed)
-        _warn(f"this process uses no cache of dlinfer's: {key.environment.changed}", stacklevel=4)
-    return bool(key.environment.changed)
+    """Whether nobody knows what code this process runs, so that it must neither read nor store anything."""
+    change = key.environment.changed
+    if change:
+        _note("not used", Path(key.kind), CodeChangedError(change))
+        _warn(f"this process uses no cache of dlinfer's: {change}", stacklevel=4)
+    return bool(change)
 
 
-def _passed_over(what: str, path: Path, why: BaseException | None = None) -> None:
-    """Count an entry that is of no use, and say why; loudly, once a reason, where the machine is to blame."""
-    _note(what, path, "" if why is None else f"{type(why).__name__}: {why}")
-    if isinstance(why, OSError):
-        reason = f"an entry of dlinfer's cache was {what}, and is compiled at each start"
-        _warn(f"{reason}: {why.strerror or why} ({why.filename or path})", stacklevel=5)
+def _note(outcome: str, path: Path, error: Exception | None = None) -> None:
+    """Count an outcome and show it. Warn, once for each reason, where the machine is to blame."""
+    if not getattr(_thread, "uncounted", False):
+        with _lock:
+            _counts[outcome] += 1
+    show("cache", outcome, f"  {path}" + (f"\n  {type(error).__name__}: {error}" if error else ""))
+    if isinstance(error, OSError):
+        reason = f"an entry of dlinfer's cache was {outcome}, and is compiled at each start"
+        _warn(f"{reason}: {error.strerror or error} ({error.filename or path})", stacklevel=5)
 
 
 def _warn(text: str, stacklevel: int) -> None:
@@ -191,10 +192,3 @@ def _warn(text: str, stacklevel: int) -> None:
         _warned.add(text)
     if not known:
         warnings.warn(text, CacheWarning, stacklevel=stacklevel)
-
-
-def _note(what: str, path: Path, why: str = "") -> None:
-    if not getattr(_apart, "uncounted", False):
-        with _lock:
-            _counts[what] += 1
-    debug.show("cache", what, f"  {path}" + (f"\n  {why}" if why else ""))

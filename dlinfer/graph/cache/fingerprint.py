@@ -1,4 +1,4 @@
-"""What a compiled thing depends on besides what was compiled: versions, code as it was loaded, the CPU, settings."""
+"""The environment that compiled code depends on: versions, code as it was loaded, the CPU, settings."""
 
 import functools
 import os
@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -30,26 +29,25 @@ ISA_VARIABLES = (
     "MKL_CBWR",
     "OPENBLAS_CORETYPE",
 )
-"""What users force the instruction set of a library with, or let it round more with. Libraries read them once, so they
-are read once here."""
+"""Variables that force a library's instruction set or let it round more. Libraries read them once, and so do we."""
 
 UNKEYED_SETTINGS = frozenset({"cache_dir", "cpu_kv_cache_gib", "debug", "sophgo_timeout"})
-"""Settings that no compiled thing depends on; a setting that is not named here is part of every key."""
+"""Settings that no compiled code depends on. Every other setting is part of every key."""
 
 OPTION_SETTINGS = frozenset({"engine", "engine_options", "fallback", "small_regions", "vendor"})
-"""Settings that only stand in for options that are not given: keys have the options, and the vendors, themselves."""
+"""Settings that are defaults of options. Keys hold the options, and the vendors, themselves."""
 
 _PROCESS = uuid.uuid4().hex
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Where a compiled thing is right, and fast.
+    """Where compiled code is right, and fast.
 
-    dlinfer: version and digest of the code as it was loaded. vendors: name -> where it is from; the version and the
-    digest of the code of one that is no part of dlinfer. cpu: the flags of the CPU. cpu_model: which one it is, since
-    libraries choose kernels by it. isa: what torch uses of the flags; forced_isa: variables that lower it. threads: of
-    torch. torch_state: settings of torch that a capture or a compilation reads. settings: of dlinfer.
+    dlinfer: version and digest of the code as it was loaded. vendors: name -> its origin, with version and code digest
+    where it is a plug-in. cpu: the flags of the CPU. cpu_model: its name, by which libraries choose kernels.
+    isa: the instruction set that torch uses; forced_isa: variables that lower it. threads: of torch.
+    torch_state: settings of torch that a capture or a compilation reads. settings: of dlinfer.
     """
 
     python: str
@@ -62,14 +60,14 @@ class Environment:
     isa: str
     forced_isa: Mapping[str, str]
     threads: int
-    torch_state: Mapping[str, Any]
-    settings: Mapping[str, Any]
+    torch_state: Mapping[str, object]
+    settings: Mapping[str, object]
     changed: str
-    """Why nothing may be stored or taken: the file of a loaded module that changed on disk. Empty where none did."""
+    """Which loaded module's file changed on disk, so that no cache may be used. Empty where none did."""
 
 
 def environment(vendors: Iterable[str] = ()) -> Environment:
-    """The environment of now, in which the vendors of these names matter."""
+    """The current environment. vendors: the names of those whose code matters."""
     changed: list[str] = []
     return Environment(
         python=platform.python_version(),
@@ -88,33 +86,30 @@ def environment(vendors: Iterable[str] = ()) -> Environment:
     )
 
 
-@functools.cache
 def cpu_flags() -> str:
     """The instruction-set extensions of this CPU, as the kernel lists them; its name elsewhere."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor()
-    for line in text.splitlines():
-        if line.startswith(("flags", "Features")):
-            return " ".join(sorted(line.partition(":")[2].split()))
-    return platform.processor()
+    info = _cpuinfo()
+    return " ".join(sorted(info.get("flags", info.get("Features", "")).split())) or platform.processor()
 
 
 _MODEL = ("vendor_id", "cpu family", "model", "model name", "stepping", "CPU implementer", "CPU part")
 
 
-@functools.cache
 def cpu_model() -> str:
-    """What the kernel calls this CPU, with the numbers that tell two of one name apart; its name elsewhere."""
+    """The kernel's name of this CPU, with the numbers that distinguish two of one name; Python's name elsewhere."""
+    info = _cpuinfo()
+    return ", ".join(f"{name} {info[name]}" for name in _MODEL if name in info) or platform.processor()
+
+
+@functools.cache
+def _cpuinfo() -> dict[str, str]:
+    """What Linux says of the first CPU; empty elsewhere."""
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
-        return platform.processor()
-    pairs = [
-        (name.strip(), value.strip()) for name, _, value in (one.partition(":") for one in first.splitlines())
-    ]
-    return ", ".join(f"{name} {value}" for name, value in pairs if name in _MODEL) or platform.processor()
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 @functools.cache
@@ -123,7 +118,7 @@ def _own_code() -> LoadedCode:
 
 
 def _digest(code: LoadedCode, changed: list[str]) -> str:
-    """The digest of loaded code; one of this process alone, and a reason more, where nobody can tell it."""
+    """The digest of loaded code. Where a file changed: one of this process alone, and the reason in ``changed``."""
     try:
         return code.digest()
     except CodeChangedError as error:
@@ -132,7 +127,7 @@ def _digest(code: LoadedCode, changed: list[str]) -> str:
 
 
 def _vendor(name: str, changed: list[str]) -> str:
-    """What identifies a vendor's code."""
+    """Where a vendor's code comes from, with its version."""
     origin = discovery.origin(name)
     if origin is None:
         return "registered by hand"
@@ -143,7 +138,7 @@ def _vendor(name: str, changed: list[str]) -> str:
 
 @functools.cache
 def _plugin_code(origin: discovery.Origin) -> LoadedCode:
-    """The code of the package that a plugin's entry point lies in; the one file of a module that lies in none."""
+    """The code of the package around a plug-in's entry point, or its one file where it has no package."""
     module = sys.modules[origin.module]
     package = module.__package__ or module.__name__
     path = Path(module.__file__ or "")
@@ -155,7 +150,7 @@ def _forced_isa() -> dict[str, str]:
     return {name: os.environ[name] for name in ISA_VARIABLES if os.environ.get(name)}
 
 
-def _torch_state() -> dict[str, Any]:
+def _torch_state() -> dict[str, object]:
     return {
         **asdict(GlobalState.now()),
         "float32_matmul": torch.get_float32_matmul_precision(),
@@ -163,7 +158,7 @@ def _torch_state() -> dict[str, Any]:
     }
 
 
-def _settings() -> dict[str, Any]:
+def _settings() -> dict[str, object]:
     chosen = settings.current()
     names = [item.name for item in fields(chosen)]
     return {name: getattr(chosen, name) for name in names if name not in UNKEYED_SETTINGS | OPTION_SETTINGS}

@@ -1,8 +1,7 @@
-"""The key of a compiled thing: everything that it depends on, in named fields.
+"""The key of compiled code: everything that it depends on, in named fields.
 
-Clusters, direct calls and an engine's own models have keys of this one form. What is stored lies under a digest of the
-key's canonical text, and the text lies beside it: where something stored is not taken, it can be said which field of
-which key differs.
+Clusters, direct calls and an engine's own models have keys of this one form. An entry is stored under a digest of the
+key's canonical text, together with the text, so a miss can name the field that differs.
 """
 
 import functools
@@ -21,12 +20,12 @@ _SUBJECT, _DIGEST = 12, 40
 
 @dataclass(frozen=True)
 class Key:
-    """What a compiled thing depends on. Values are plain data: numbers, texts, None, and containers of them.
+    """What compiled code depends on. Values are plain data: numbers, texts, None, and containers of them.
 
-    kind: ``cluster``, ``call``, ... subject: what it is, so that of one subject the stored and the wanted key can be
-    compared. content: what was compiled, line by line. device: where it runs.
-    engine: by name, and engine_identity: what it says of itself; engine_options: what it was told.
-    options: of the compilation. disabled_passes, steady: names. variant: of several with equal content.
+    kind: ``cluster``, ``call``, ... subject: its name; a miss compares stored keys of the same subject.
+    content: what was compiled, line by line. device: where it runs. engine: its name; engine_identity: its version and
+    the like; engine_options, options: of the compilation. disabled_passes, steady: names.
+    variant: tells several with equal content apart.
     """
 
     kind: str
@@ -35,9 +34,9 @@ class Key:
     content: tuple[str, ...] = ()
     device: str = ""
     engine: str = ""
-    engine_identity: Any = ""
-    engine_options: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    engine_identity: object = ""
+    engine_options: Mapping[str, object] = field(default_factory=dict[str, object])
+    options: Mapping[str, object] = field(default_factory=dict[str, object])
     disabled_passes: tuple[str, ...] = ()
     steady: tuple[str, ...] = ()
     variant: int = 0
@@ -49,12 +48,12 @@ class Key:
 
     @functools.cached_property
     def name(self) -> str:
-        """A file's name for what has this key: a digest of the subject, another of all."""
+        """The file name of the entry: a digest of the subject, and a digest of the whole key."""
         return f"{self.prefix}{digest(self.text)[:_DIGEST]}"
 
     @property
     def prefix(self) -> str:
-        """What the names of all keys of this kind and subject begin with."""
+        """How the names of all keys of this kind and subject begin."""
         return f"{digest(canonical_text([self.kind, self.subject]))[:_SUBJECT]}-"
 
 
@@ -68,7 +67,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def canonical_text(value: Any) -> str:
+def canonical_text(value: object) -> str:
     """Plain data as text that differs wherever a value or its type does."""
     return json.dumps(_canonical(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 

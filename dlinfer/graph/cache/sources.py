@@ -1,19 +1,21 @@
 """The code of a package as it was loaded, as a digest.
 
-Python does not keep the text of what it loads, so the files are hashed later, when somebody asks. The text of a loaded
-module is the loaded one only while its file has not changed since: the file's change time says so (``ctime``, which the
-kernel sets at each write, rename and copy and which no tool sets back). Where it did change, nobody can tell which of
-both texts runs, and there is no digest: nothing may be taken from a cache then, or put there.
+Python does not keep the text of the modules that it loads, so the files are hashed later, when a key needs it. A file
+has the text that was loaded only while it has not changed since. Its change time tells (``ctime``, which the kernel
+sets at each write, rename and copy and which no tool sets back). Where a file changed, nobody knows which of the two
+texts runs, so there is no digest, and the process neither reads nor writes a cache.
+
+A version would be less code, but an editable install changes without it, and must never run a stale graph. Hashing
+dlinfer takes 50 ms, once a process.
 """
 
 import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-_LIBRARIES = (".so", ".pyd", ".dylib")
+_LIBRARIES = {".so", ".pyd", ".dylib"}
 _COARSE = 50_000_000
 """Nanoseconds by which a file system's clock may be behind the process's own."""
 
@@ -34,66 +36,51 @@ class LoadedCode:
         self.module = module
         self._loaded_at = loaded_at
         self._digest = ""
-        self._changed = ""
-        self._known: set[str] = set()
+        self._change = ""
+        self._checked: set[str] = set()
         self._modules = 0
 
     def digest(self) -> str:
         """The digest: equal for equal code, wherever it lies. Raises CodeChangedError.
 
-        It is made once, of all files. Modules that are loaded later must have the text that it was made of.
+        It is computed once, from all files. Modules that are loaded later must have the text that was hashed.
         """
-        if not self._changed:
-            try:
-                if not self._digest:
-                    start = time.time_ns()
-                    self._check_new_modules()
-                    self._digest = self._read()
-                    self._loaded_at = start
-                elif len(sys.modules) != self._modules:
-                    self._check_new_modules()
-            except CodeChangedError as error:
-                self._changed = str(error)  # for good: a file that is put back does not tell what was loaded
-        if self._changed:
-            raise CodeChangedError(self._changed)
+        now = time.time_ns()
+        if not self._change and len(sys.modules) != self._modules:
+            self._change = (
+                self._changed_module()
+            )  # for good: a file that is put back does not tell what was loaded
+        if self._change:
+            raise CodeChangedError(self._change)
+        if not self._digest:
+            self._digest, self._loaded_at = self._hashed(), now
         return self._digest
 
-    def _check_new_modules(self) -> None:
-        """Raise CodeChangedError where a module that was loaded since the last look has another text by now."""
+    def _changed_module(self) -> str:
+        """What happened to the file of a module that was loaded since the last look; empty where none changed."""
         self._modules = len(sys.modules)
         for name, module in list(sys.modules.items()):
-            if name in self._known or not f"{name}.".startswith(f"{self.module}."):
+            path: str | None = getattr(module, "__file__", None)
+            if path is None or name in self._checked or not f"{name}.".startswith(f"{self.module}."):
                 continue
-            self._known.add(name)
-            path = getattr(module, "__file__", None)
-            if path is None:
-                continue
+            self._checked.add(name)
             try:
-                said = os.stat(path)
-            except OSError as cause:
-                raise CodeChangedError(f"{path} is gone since {name} was loaded") from cause
-            if max(said.st_ctime_ns, said.st_mtime_ns) > self._loaded_at - _COARSE:
-                raise CodeChangedError(f"{path} changed since {name} was loaded")
+                status = os.stat(path)
+            except OSError:
+                return f"{path} is gone since {name} was loaded"
+            if max(status.st_ctime_ns, status.st_mtime_ns) > self._loaded_at - _COARSE:
+                return f"{path} changed since {name} was loaded"
+        return ""
 
-    def _read(self) -> str:
-        made = hashlib.sha256()
-        for name, path in sorted(_files(self.root)):
-            if path.endswith(".py"):
-                content = Path(path).read_bytes()
-                made.update(f"{name} {len(content)}\n".encode() + content)
-            else:  # too large to read: its size and its time stand for it
-                said = os.stat(path)
-                made.update(f"{name} {said.st_size} {said.st_mtime_ns}\n".encode())
-        return made.hexdigest()[:32]
-
-
-def _files(root: Path) -> Iterator[tuple[str, str]]:
-    """(name from the root on, path) of each file of code."""
-    if root.is_file():
-        yield root.name, str(root)
-    for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        for file in files:
-            if file.endswith((".py", *_LIBRARIES)):
-                path = os.path.join(folder, file)
-                yield os.path.relpath(path, root), path
+    def _hashed(self) -> str:
+        paths = [self.root] if self.root.is_file() else self.root.rglob("*")
+        digest = hashlib.sha256()
+        for path in sorted(path for path in paths if "__pycache__" not in path.parts):
+            name = path.relative_to(self.root.parent)
+            if path.suffix == ".py":
+                content = path.read_bytes()
+                digest.update(f"{name} {len(content)}\n".encode() + content)
+            elif path.suffix in _LIBRARIES:  # too large to read: its size and its time stand for it
+                status = path.stat()
+                digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
+        return digest.hexdigest()[:32]

@@ -7,7 +7,6 @@ configuration, the phase, dtypes) finds the compiled call under that identity an
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from dlinfer.errors import ArtifactInputError
 from dlinfer.graph.cache.disk import ArtifactCache
 from dlinfer.graph.cache.fingerprint import environment
 from dlinfer.graph.cache.key import Key
+from dlinfer.graph.debug import show
 from dlinfer.graph.direct.call import DirectCall, capture_call, method_of
 from dlinfer.graph.direct.constants import Constant
 from dlinfer.graph.direct.inputs import Assumption, InputSpec
@@ -24,7 +24,6 @@ from dlinfer.graph.engine import find_engine, provider_of
 from dlinfer.graph.ir.device import graph_device
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.report import debug
 from dlinfer.graph.report.report import LOADED, GraphReport, record
 from dlinfer.graph.torch_private.expressions import parse_condition
 from dlinfer.settings import cache_folder
@@ -64,7 +63,7 @@ def _misfit(call: DirectCall, kwargs: Mapping[str, Any]) -> str:
     try:
         call.check(kwargs)
     except ArtifactInputError as error:
-        debug.show("cache", "a stored call does not fit", f"  {error}")
+        show("cache", "a stored call does not fit", f"  {error}")
         return str(error)
     return ""
 
@@ -122,10 +121,10 @@ class CallStore:
 
     def keep(self, call: DirectCall) -> bool:
         """Store a call; False where a part of it cannot be stored."""
-        return self.cache.store(self.key, call, _write)
+        return self.cache.store(self.key, lambda: _written(call))
 
-    def _read(self, path: str) -> DirectCall:
-        data = json.loads(Path(path).read_text())
+    def _read(self, contents: bytes) -> DirectCall:
+        data = json.loads(contents)
         inputs = [_spec(**item) for item in data["inputs"]]
         assumptions = [
             Assumption(parse_condition(text), tuple(sources)) for text, sources in data["assumptions"]
@@ -141,7 +140,7 @@ def _spec(sizes: list[int | None], strides: list[int] | None, **fields: Any) -> 
     return InputSpec(sizes=tuple(sizes), strides=None if strides is None else tuple(strides), **fields)
 
 
-def _write(call: DirectCall, path: str) -> None:
+def _written(call: DirectCall) -> bytes:
     data = {
         "inputs": [asdict(spec) for spec in call.inputs],
         "assumptions": [(str(one.condition), one.sources) for one in call.assumptions],
@@ -149,4 +148,4 @@ def _write(call: DirectCall, path: str) -> None:
         "graph": call.program.to_dict(),
         "report": call.report.to_dict(),
     }
-    Path(path).write_text(json.dumps(data))
+    return json.dumps(data).encode()

@@ -1,28 +1,15 @@
 """What ``DLINFER_DEBUG`` prints while graphs are compiled, and graphs as text."""
 
 import json
-import sys
 
 import torch
 from torch import fx
 
-from dlinfer import settings
+from dlinfer.graph.debug import show, wanted
 from dlinfer.graph.ir.dialect import fake, op_name
 from dlinfer.graph.passes.pipeline import PassReport
 from dlinfer.graph.report.report import GraphReport
 from dlinfer.graph.torch_private.structured_log import log_artifact
-
-
-def wanted(topic: str) -> bool:
-    """Whether DLINFER_DEBUG names a topic. Raises SettingError where it names one that does not exist."""
-    asked = {word.strip() for word in settings.current().debug.split(",")}
-    return topic in asked or "all" in asked
-
-
-def show(topic: str, title: str, text: str) -> None:
-    """Print to stderr when the topic is asked for."""
-    if wanted(topic):
-        print(f"dlinfer {topic}: {title}\n{text}", file=sys.stderr)
 
 
 def show_captured(report: GraphReport, graph_module: fx.GraphModule) -> None:

@@ -6,7 +6,6 @@ A damaged entry is like one that is not there: the answer is asked for again.
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from dlinfer.graph.cache.disk import ArtifactCache
@@ -34,17 +33,13 @@ def load(key: Key) -> Verdict | None:
 
 def keep(key: Key, verdict: Verdict) -> None:
     """Store a verdict; where the folder cannot be written, the next process asks again."""
-    _cache().store(key, verdict, _write)
+    _cache().store(key, lambda: json.dumps(asdict(verdict)).encode())
 
 
 def _cache() -> ArtifactCache:
     return ArtifactCache(cache_folder(), "known_answers")
 
 
-def _write(verdict: Verdict, path: str) -> None:
-    Path(path).write_text(json.dumps(asdict(verdict)))
-
-
-def _read(path: str) -> Verdict:
-    fields: Mapping[str, Any] = json.loads(Path(path).read_text())
+def _read(contents: bytes) -> Verdict:
+    fields: Mapping[str, Any] = json.loads(contents)
     return Verdict(**{**fields, "decides": tuple(fields["decides"])})

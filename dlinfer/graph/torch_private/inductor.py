@@ -4,10 +4,12 @@ import functools
 import math
 import shutil
 import subprocess
+import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -134,16 +136,22 @@ def compile_loops(graph_module: fx.GraphModule, fakes: Sequence[Any], mode: Fake
         )
 
 
-def save_loops(artifact: Any, path: str) -> None:
-    """Write what ``compile_loops`` gave to a file. Raises where torch cannot save it."""
-    artifact.save(path=path, format="binary")
+def save_loops(artifact: Any) -> bytes:
+    """The bytes of what ``compile_loops`` returned. Raises where torch cannot save it."""
+    with tempfile.TemporaryDirectory(prefix="dlinfer-") as folder:
+        path = Path(folder) / "loops"
+        artifact.save(path=str(path), format="binary")
+        return path.read_bytes()
 
 
-def load_loops(path: str) -> Callable[..., Any]:
-    """What ``save_loops`` wrote. Raises on a damaged file or one of another torch."""
+def load_loops(contents: bytes) -> Callable[..., Any]:
+    """What ``save_loops`` was given. Raises on damaged bytes or those of another torch."""
     from torch._inductor.standalone_compile import CompiledArtifact
 
-    return CompiledArtifact.load(path=path, format="binary")
+    with tempfile.TemporaryDirectory(prefix="dlinfer-") as folder:
+        path = Path(folder) / "loops"
+        path.write_bytes(contents)
+        return CompiledArtifact.load(path=str(path), format="binary")
 
 
 @contextmanager

@@ -33,15 +33,11 @@ def model_of(graph: NodeList) -> bytes:
         engine_identity={"builder": digest(_BUILDER.read_text()), "toolchain": TOOLCHAIN.digest},
     )
     cache = ArtifactCache(cache_folder(), "megengine")
-    model = cache.load(key, lambda path: Path(path).read_bytes())
+    model = cache.load(key, bytes)
     if model is None:
-        model = _built(text)
-        cache.store(key, model, _write)
+        built = model = _built(text)
+        cache.store(key, lambda: built)
     return model
-
-
-def _write(model: bytes, path: str) -> None:
-    Path(path).write_bytes(model)
 
 
 def _built(text: str) -> bytes:

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,12 +26,11 @@ def key(subject: str = "subject", environment=ENVIRONMENT, **fields) -> Key:
 KEY, OTHER = key(), key("other")
 
 
-def write(value: bytes, path: str) -> None:
-    Path(path).write_bytes(value)
+def write(value: bytes = b""):
+    return lambda: value
 
 
-def read(path: str) -> bytes:
-    return Path(path).read_bytes()
+read = bytes
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def counted(monkeypatch):
 def entry(tmp_path, counted):
     """A cache with one entry, and the entry's file."""
     one = ArtifactCache(tmp_path, "kind")
-    assert one.store(KEY, b"payload" * 100, write)
+    assert one.store(KEY, write(b"payload" * 100))
     (path,) = one.folder.iterdir()
     return one, path
 
@@ -87,7 +87,7 @@ def test_damage_is_noticed_counted_and_mended(damage, entry, counted):
     assert one.load(KEY, read) is None
     assert not path.exists()
     assert counted() == {"stored": 1, "corrupt": 1}
-    assert one.store(KEY, b"new", write)
+    assert one.store(KEY, write(b"new"))
     assert one.load(KEY, read) == b"new"
 
 
@@ -111,7 +111,7 @@ def test_what_the_reader_refuses_is_left_and_replaced(entry, counted, capfd):
         assert one.load(KEY, failing(RuntimeError("not for me"))) is None
     assert "RuntimeError: not for me" in capfd.readouterr().err
     assert one.load(KEY, read) == b"payload" * 100, "its bytes are what was stored"
-    assert one.store(KEY, b"new", write)
+    assert one.store(KEY, write(b"new"))
     assert one.load(KEY, read) == b"new"
     assert counted() == {"stored": 2, "refused": 1, "hit": 2}
 
@@ -131,10 +131,16 @@ def test_a_temporary_folder_that_fails_costs_no_entry(number, entry, counted, mo
     def fails(*args, **kwargs):
         raise OSError(number, os.strerror(number), "/tmp")
 
+    def read_through_a_file(contents):  # as torch loads compiled loops
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / "copy"
+            copy.write_bytes(contents)
+            return copy.read_bytes()
+
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(disk.tempfile, "TemporaryDirectory", fails)
+        meanwhile.setattr(tempfile, "TemporaryDirectory", fails)
         with pytest.warns(CacheWarning, match=os.strerror(number)):
-            assert one.load(KEY, read) is None
+            assert one.load(KEY, read_through_a_file) is None
     assert counted() == {"stored": 1, "not read": 1}
     assert path.read_bytes() == before
     assert one.load(KEY, read) == b"payload" * 100
@@ -160,7 +166,7 @@ def test_a_damaged_entry_that_another_process_replaced_is_left(entry, counted, m
     check = disk._payload
 
     def replaces(data, name):
-        assert ArtifactCache(one.folder.parent, "kind").store(KEY, b"made anew", write)
+        assert ArtifactCache(one.folder.parent, "kind").store(KEY, write(b"made anew"))
         return check(data, name)
 
     with monkeypatch.context() as meanwhile:
@@ -180,13 +186,27 @@ def test_a_reason_is_warned_of_once(entry, counted, recwarn):
 def test_a_writer_that_fails_leaves_nothing(tmp_path, counted):
     one = ArtifactCache(tmp_path, "kind")
 
-    def fails(value, path):
-        Path(path).write_bytes(b"half")
+    def fails():
         raise RuntimeError("cannot save")
 
-    assert not one.store(KEY, b"", fails)
-    assert list(one.folder.iterdir()) == []
+    assert not one.store(KEY, fails)
+    assert not one.folder.exists()
     assert counted() == {"not stored": 1}
+
+
+@pytest.mark.parametrize("place", ["Path.write_bytes", "os.replace"])
+def test_a_disk_that_fails_while_it_is_written_keeps_the_old_entry(place, entry, counted, monkeypatch):
+    one, path = entry
+
+    def fails(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "entry")
+
+    with monkeypatch.context() as meanwhile, pytest.warns(CacheWarning, match="No space left"):
+        meanwhile.setattr(f"dlinfer.graph.cache.disk.{place}", fails)
+        assert not one.store(KEY, write(b"new"))
+    assert list(one.folder.iterdir()) == [path]
+    assert one.load(KEY, read) == b"payload" * 100
+    assert counted() == {"stored": 1, "not stored": 1, "hit": 1}
 
 
 def test_a_folder_that_cannot_be_made_breaks_nothing(tmp_path, counted):
@@ -194,7 +214,7 @@ def test_a_folder_that_cannot_be_made_breaks_nothing(tmp_path, counted):
     one = ArtifactCache(tmp_path / "file", "kind")
     assert one.load(KEY, read) is None
     with pytest.warns(CacheWarning, match="Not a directory"):
-        assert not one.store(KEY, b"", write)
+        assert not one.store(KEY, write())
     assert counted() == {"missed": 1, "not stored": 1}
 
 
@@ -225,6 +245,7 @@ def test_compiling_works_without_a_usable_folder(graph_mode, tmp_path, monkeypat
 
 RACER = """
 import sys
+import tempfile
 from pathlib import Path
 
 from dlinfer.graph.cache import disk
@@ -237,8 +258,8 @@ one = disk.ArtifactCache(folder, "kind")
 print("ready", flush=True)
 sys.stdin.readline()
 for _ in range(50):
-    stored = one.store(KEY, bytes([number]) * 100_000, lambda value, path: Path(path).write_bytes(value))
-    value = one.load(KEY, lambda path: Path(path).read_bytes())
+    stored = one.store(KEY, lambda: bytes([number]) * 100_000)
+    value = one.load(KEY, bytes)
     assert stored and value is not None
     assert len(value) == 100_000 and len(set(value)) == 1, "halves of two writers"
 assert disk.counts() == {"stored": 50, "hit": 50}
@@ -279,7 +300,7 @@ def test_what_differs_from_the_nearest_entry_is_said(tmp_path, counted, capfd):
     far = key(engine="x", steady=("a",), environment=replace(ENVIRONMENT, threads=99))
     near = key(environment=replace(ENVIRONMENT, threads=98))
     for stored in (near, far):
-        assert one.store(stored, b"", write)
+        assert one.store(stored, write())
     (one.folder / f"{KEY.prefix}strange").write_bytes(b"no entry")
     said = f"environment.threads: 98 is stored, {ENVIRONMENT.threads} is wanted"
     assert one.why_missed(KEY) == said
@@ -296,6 +317,6 @@ def test_a_process_whose_code_is_unknown_takes_and_stores_nothing(entry, counted
     one, _ = entry
     unsure = key(environment=replace(ENVIRONMENT, changed="rope.py changed since it was loaded"))
     with pytest.warns(CacheWarning, match=r"rope\.py changed"):
-        assert not one.store(unsure, b"", write)
+        assert not one.store(unsure, write())
     assert one.load(unsure, read) is None
     assert counted() == {"stored": 1, "not used": 2}

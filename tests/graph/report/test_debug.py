@@ -1,7 +1,5 @@
 """DLINFER_DEBUG: what each topic prints, and that a topic that does not exist is refused."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -44,10 +42,6 @@ def test_topics_print_what_they_name(printed):
     assert all(f"dlinfer {topic}:" in everything for topic in ("graph", "passes", "placement"))
 
 
-def _write(value: str, path: str) -> None:
-    Path(path).write_text(value)
-
-
 def test_the_cache_says_what_happens_to_an_entry(capfd, tmp_path):
     from dlinfer.graph.cache.disk import ArtifactCache
     from dlinfer.graph.cache.fingerprint import environment
@@ -57,7 +51,7 @@ def test_the_cache_says_what_happens_to_an_entry(capfd, tmp_path):
     cache = ArtifactCache(tmp_path, "test")
     with settings.override(debug="cache"):
         cache.load(key, str)
-        cache.store(key, "value", _write)
+        cache.store(key, lambda: b"value")
         cache.load(key, str)
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("dlinfer cache")]
     missed = [f"dlinfer cache: {what}" for what in ("missed", f"why {key.name} was missed")]

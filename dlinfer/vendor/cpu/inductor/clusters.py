@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -252,25 +251,21 @@ def _compile(graph: fx.GraphModule, twins: Twins, key: Key, cache: ArtifactCache
     compiled = _Compiled(artifact, twins.assumptions(), "compiled", measure=measure_of(graph))
     # What torch saves of a graph leaves out the graph's own tensors, and what it loads asks for them as inputs.
     if not graph.graph.find_nodes(op="get_attr"):
-        compiled.stored = cache.store(key, compiled, _write)
+        compiled.stored = cache.store(key, lambda: _written(compiled))
     return compiled
 
 
-def _write(compiled: _Compiled, path: str) -> None:
+def _written(compiled: _Compiled) -> bytes:
     """The assumptions and the measure as a line of JSON, then torch's own bytes."""
-    plain = Path(path + ".artifact")
-    inductor.save_loops(compiled.run, str(plain))
     known = [compiled.assumptions, compiled.measure and astuple(compiled.measure)]
-    Path(path).write_bytes(json.dumps(known).encode() + b"\n" + plain.read_bytes())
+    return json.dumps(known).encode() + b"\n" + inductor.save_loops(compiled.run)
 
 
-def _read(path: str) -> _Compiled:
-    known, _, artifact = Path(path).read_bytes().partition(b"\n")
+def _read(contents: bytes) -> _Compiled:
+    known, _, artifact = contents.partition(b"\n")
     assumptions, measure = json.loads(known)
-    plain = Path(path + ".artifact")
-    plain.write_bytes(artifact)
     with native.memory_for_results():
-        run = inductor.load_loops(str(plain))
+        run = inductor.load_loops(artifact)
     return _Compiled(run, assumptions, "disk", stored=True, measure=measure and Measure(*measure))
 
 
