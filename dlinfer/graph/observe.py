@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from dlinfer.graph.capture.trace import Captured
-from dlinfer.graph.ir.dialect import STATIC, fake, storages
+from dlinfer.graph.ir.dialect import STATIC, describe, fake, stack_frames, storages
 from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.ir.program import Program
 from dlinfer.graph.lowering.compiled import CompiledGraph
@@ -49,7 +49,7 @@ def finished(report: GraphReport, captured: Captured, compiled: CompiledGraph) -
     report.inputs = [
         InputReport(
             node.name,
-            debug.shown(fake(node)),
+            describe(fake(node)),
             node in weights,
             _sizes(fake(node)),
             written(node),
@@ -108,10 +108,7 @@ def _bytes_behind(nodes: Sequence[fx.Node]) -> int:
 def _function_of(graph: fx.Graph) -> str:
     """``function (file:line)`` at the root of the stack that a graph's first call came from."""
     for node in graph.nodes:
-        trace = node.meta.get("stack_trace") or ""
-        places = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
-        if places:
-            path, _, rest = places[0].removeprefix('File "').partition('", line ')
-            line, _, function = rest.partition(", in ")
+        if frames := stack_frames(node):
+            path, line, function = frames[0]
             return f"{function} ({path}:{line})"
     return ""

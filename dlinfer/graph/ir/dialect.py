@@ -8,6 +8,7 @@ fake result; fakes whose storage is the same are views of one memory.
 
 import math
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -293,20 +294,29 @@ def is_compute(node: fx.Node) -> bool:
 
 def model_line(node: fx.Node) -> str:
     """``file:line, in function`` of the model's code that a node came from; empty where it is not known."""
+    frames = stack_frames(node)
+    return "{}:{}, in {}".format(*frames[-1]) if frames else ""
+
+
+def stack_frames(node: fx.Node) -> list[tuple[str, str, str]]:
+    """(file, line, function) of each call that led to a node, the outermost first."""
     trace = node.meta.get("stack_trace") or ""
-    places = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
-    if not places:
-        return ""
-    path, _, rest = places[-1].removeprefix('File "').partition('", line ')
-    return f"{path}:{rest}"
+    return re.findall(r'^\s*File "(.*)", line (\d+), in (.*?)\s*$', trace, re.MULTILINE)
 
 
-def describe(value: Any) -> str:
+def describe(value: object) -> str:
     """A fake result for people: dtype and sizes."""
     if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{[str(size) for size in value.shape]}".replace(
-            "'", ""
-        )
+        return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
     if isinstance(value, (list, tuple)):
-        return "(" + ", ".join(describe(item) for item in value) + ")"
+        return f"({', '.join(map(describe, value))})"
     return str(value)
+
+
+class Bare(str):
+    """Text that shows itself without quotation marks, also inside of a list."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)

@@ -5,7 +5,6 @@ told apart by op, arguments, and the dtypes, sizes and strides of tensors, so th
 """
 
 import operator
-import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,7 @@ from dlinfer.errors import NotAFunctionError, NotExportableError
 from dlinfer.graph.functional.functionalize import function_of
 from dlinfer.graph.ir.dialect import (
     STATIC,
+    Bare,
     arguments,
     fake,
     is_size,
@@ -30,6 +30,7 @@ from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.onnx.export import OPSET, Table, export
 from dlinfer.graph.onnx.precision import short_numbers
 from dlinfer.graph.torch_private.onnx import onnx_type
+from dlinfer.graph.torch_private.symbols import SYMBOL
 from dlinfer.ops.attention.kv_cache import kv_order
 
 
@@ -98,27 +99,17 @@ def _cache_order(node: fx.Node) -> str:
     return kv_order(fake(cache).device.type) if isinstance(cache, fx.Node) else ""
 
 
-_SYMBOL = re.compile(r"\b[suz]\d+\b")
-
-
 def kind(node: fx.Node) -> str:
     """A node as text that is equal for nodes that differ in names of nodes and symbols only."""
     names: dict[fx.Node, str] = {}
 
     def shown(parent: fx.Node) -> Any:
         names.setdefault(parent, f"%{len(names)}:{_shown(fake(parent))}")
-        return _Bare(names[parent])
+        return Bare(names[parent])
 
     text = f"{node.target} {map_arg((node.args, dict(node.kwargs)), shown)} {_shown(fake(node))}"
     symbols: dict[str, str] = {}
-    return _SYMBOL.sub(lambda found: symbols.setdefault(found.group(), f"s_{len(symbols)}"), text)
-
-
-class _Bare(str):
-    """Text that is shown without quotation marks inside of others."""
-
-    def __repr__(self) -> str:
-        return str(self)
+    return SYMBOL.sub(lambda found: symbols.setdefault(found.group(), f"s_{len(symbols)}"), text)
 
 
 def _shown(value: Any) -> str:

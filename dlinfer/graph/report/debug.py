@@ -2,11 +2,10 @@
 
 import json
 
-import torch
 from torch import fx
 
 from dlinfer.graph.debug import show, wanted
-from dlinfer.graph.ir.dialect import fake, op_name
+from dlinfer.graph.ir.dialect import describe, fake, op_name
 from dlinfer.graph.passes.pipeline import PassReport
 from dlinfer.graph.report.report import GraphReport
 from dlinfer.graph.torch_private.structured_log import log_artifact
@@ -58,14 +57,5 @@ def text_of(graph_module: fx.GraphModule) -> str:
         call = "input" if node.op == "placeholder" else f"{op_name(node)}({', '.join(arguments)})"
         if node.op == "get_attr":
             call = f"constant {node.target}"
-        lines.append(f"{node.name}: {shown(fake(node))} = {call}")
+        lines.append(f"{node.name}: {describe(fake(node))} = {call}")
     return "\n".join(lines)
-
-
-def shown(value: object) -> str:
-    """A fake result for people: dtype and sizes."""
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
-    if isinstance(value, (list, tuple)):
-        return "(" + ", ".join(map(shown, value)) + ")"
-    return str(value)

@@ -1,5 +1,6 @@
 """Symbols of symbolic sizes: which a value has, the range and example of each, and new ones."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from dlinfer.graph.torch_private.dynamo import source_name
 
 __all__ = [
+    "SYMBOL",
     "ShapeEnv",
     "declared_range",
     "example_number",
@@ -33,6 +35,10 @@ __all__ = [
     "symbolic_number",
     "symbols_of",
 ]
+
+
+SYMBOL = re.compile(r"\b[suz]\d+\b")
+"""The name of a symbol in text."""
 
 
 def symbols_of(value: Any) -> list[Any]:

@@ -5,7 +5,7 @@ import torch
 
 from dlinfer import explain, settings
 from dlinfer.errors import SettingError
-from dlinfer.graph.report import debug
+from dlinfer.graph.ir.dialect import describe
 from dlinfer.vendor.cpu import native
 
 
@@ -65,5 +65,5 @@ def test_a_topic_that_does_not_exist_is_refused():
 
 
 def test_results_are_shown_with_dtype_and_sizes():
-    assert debug.shown(torch.empty(2, 3, dtype=torch.bfloat16)) == "bfloat16[2, 3]"
-    assert debug.shown((torch.empty(1), 4)) == "(float32[1], 4)"
+    assert describe(torch.empty(2, 3, dtype=torch.bfloat16)) == "bfloat16[2, 3]"
+    assert describe((torch.empty(1), 4)) == "(float32[1], 4)"

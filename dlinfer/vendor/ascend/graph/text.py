@@ -13,10 +13,11 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
+from dlinfer.graph.torch_private.symbols import SYMBOL
+
 _WIDTH = 116
 _SHOWN_NUMBERS = 8
 """Constants of up to so many numbers are written out."""
-_SYMBOL = re.compile(r"\b[suz]\d+\b")
 _CODES = {"FLOAT": "f", "FLOAT16": "e", "DOUBLE": "d", "INT32": "i", "INT64": "q", "BOOL": "?", "INT8": "b"}
 
 
@@ -69,7 +70,7 @@ class _Writer:
             return f"{name}: {dtype_of(desc)}{list(desc.shape.dim)}"
         if told is None:
             return name
-        sizes = _SYMBOL.sub(lambda found: self._symbol(found.group()), told.group(1))
+        sizes = SYMBOL.sub(lambda found: self._symbol(found.group()), told.group(1))
         return f"{name}: {dtype_of(desc)}{sizes}"
 
     def _symbol(self, name: str) -> str:

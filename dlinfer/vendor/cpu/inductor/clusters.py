@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 from dlinfer.graph.cache.disk import ArtifactCache
 from dlinfer.graph.cache.fingerprint import Environment, environment
 from dlinfer.graph.cache.key import Key, canonical_text, digest
-from dlinfer.graph.ir.dialect import fake
+from dlinfer.graph.ir.dialect import Bare, fake
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.ir.layout import dense_order, laid_out
 from dlinfer.graph.ir.program import attribute
@@ -188,9 +188,6 @@ def code_generator() -> dict[str, Any]:
     }
 
 
-_SYMBOL = re.compile(r"\b[suz]\d+\b")
-
-
 def spelled(graph_module: fx.GraphModule) -> list[str]:
     """A graph as lines that are equal for graphs that differ in names of nodes and symbols only.
 
@@ -206,7 +203,7 @@ def spelled(graph_module: fx.GraphModule) -> list[str]:
             seen[name] = f"{name[0]}_{len(seen)}:{ranges.get(name)}"
         return seen[name]
 
-    inputs = [_SYMBOL.sub(renamed, _shown(fake(node))) for node in placeholders]
+    inputs = [symbols.SYMBOL.sub(renamed, _shown(fake(node))) for node in placeholders]
     return [*inputs, *_calls(graph_module)]
 
 
@@ -232,7 +229,7 @@ def _calls(graph_module: fx.GraphModule) -> Iterator[str]:
         names[node] = f"%{index}"
         if node.op == "placeholder":
             continue
-        arguments = map_arg((node.args, node.kwargs), lambda parent: _Named(names[parent]))
+        arguments = map_arg((node.args, node.kwargs), lambda parent: Bare(names[parent]))
         yield f"{node.op} {node.target} {arguments}"
         if node.op == "get_attr":
             yield _constant(attribute(graph_module, str(node.target)))
@@ -279,8 +276,3 @@ def _constant(value: torch.Tensor) -> str:
     flat = value.detach().contiguous().flatten()
     content = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
     return f"{_shown(value)} {hashlib.sha256(content).hexdigest()}"
-
-
-class _Named(str):
-    def __repr__(self) -> str:
-        return str(self)

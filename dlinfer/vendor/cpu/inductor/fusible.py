@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from dlinfer import ops
-from dlinfer.graph.ir.dialect import arguments, fake, is_compute, overload, tensors_of
+from dlinfer.graph.ir.dialect import Bare, arguments, fake, is_compute, overload, tensors_of
 from dlinfer.graph.torch_private import fake_mode, inductor, symbols
 from dlinfer.ops.core.spec import registry
 from dlinfer.vendor.cpu import native
@@ -125,17 +125,10 @@ def _key(node: fx.Node) -> str:
             return f"{value.dtype}{tuple(value.shape)}{value.stride()}"
         return repr(value)
 
-    args, kwargs = map_arg((node.args, node.kwargs), lambda parent: _Shown(shown(fake(parent))))
+    args, kwargs = map_arg((node.args, node.kwargs), lambda parent: Bare(shown(fake(parent))))
     # The names of symbols mean other sizes in another graph.
     ranges = symbols.symbol_ranges([fake(parent) for parent in node.all_input_nodes])
     return f"{node.target}{args}{kwargs}{sorted(ranges.items())}"
-
-
-class _Shown(str):
-    """Text that shows itself without quotes."""
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 def decompositions() -> dict[Any, Any]:
