@@ -306,7 +306,7 @@ def asked(folder: Path, mode: str, dtype: str, setting: str = "") -> dict[str, A
     elif mode == "graph" and not (compiled / "done").exists():
         asked(folder, "first", dtype, setting)
     compiled.mkdir(exist_ok=True)
-    for name in ("native", "known_answers"):  # of the machine, and not of a model
+    for name in ("native", "selftest"):  # of the machine, and not of a model
         kept, linked = cache_folder() / name, compiled / name
         kept.mkdir(parents=True, exist_ok=True)
         if not linked.exists():

@@ -8,7 +8,7 @@ import pytest
 
 from dlinfer.settings import cache_folder
 
-SHARED = ("native", "known_answers")
+SHARED = ("native", "selftest")
 """The kernels' library and what this CPU computes wrongly: the same in all folders, and half a minute of work."""
 
 

@@ -98,12 +98,12 @@ def test_json_follows_the_documented_schema(capsys, environment):
         doctor.Cpu,
         doctor.MemoryBound,
         doctor.VendorState,
-        doctor.EngineAnswers,
-        doctor.WrongAnswer,
+        doctor.EngineSelfTest,
+        doctor.FailedCase,
         selfcheck.FrameworkState,
     ):
         assert [field.name for field in fields(part) if f"`{field.name}`" not in text] == []
-    assert found["schema"] == doctor.SCHEMA == 2
+    assert found["schema"] == doctor.SCHEMA == 3
 
 
 def test_healthy_report(capsys, environment):

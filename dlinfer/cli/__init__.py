@@ -35,9 +35,9 @@ def parser_of_all() -> argparse.ArgumentParser:
         "--json", action="store_true", help="print one JSON object (schema: docs/guides/doctor.md)"
     )
     doctor.add_argument(
-        "--ask",
+        "--selftest",
         action="store_true",
-        help="ask each engine the known-answer questions that were never asked here; without it they are only counted",
+        help="run the self-test cases of each engine that never ran on this machine; without it they are only counted",
     )
     doctor.set_defaults(run=_doctor)
     _add_explain(commands)
@@ -179,7 +179,7 @@ _DOCTOR_EXIT = (
 def _doctor(arguments: argparse.Namespace) -> int:
     from dlinfer.cli import doctor
 
-    report = doctor.collect(ask=arguments.ask)
+    report = doctor.collect(selftest=arguments.selftest)
     if arguments.json:
         sys.stdout.write(doctor.to_json(report) + "\n")
     else:

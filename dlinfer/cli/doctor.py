@@ -21,15 +21,15 @@ from dlinfer.cli import autoload
 from dlinfer.errors import DlinferError
 from dlinfer.framework.lmdeploy_ext import selfcheck
 from dlinfer.graph.engine import find_engine
-from dlinfer.graph.selftest.answer import Verdict
-from dlinfer.graph.selftest.suite import KnownAnswers
+from dlinfer.graph.selftest.case import Result
+from dlinfer.graph.selftest.suite import SelfTest
 from dlinfer.ops import registry
 from dlinfer.ops.core.kernels import kernel_authors
 from dlinfer.vendor import discovery
 from dlinfer.vendor.base import Vendor
 from dlinfer.vendor.cpu import memory
 
-SCHEMA = 2
+SCHEMA = 3
 
 RIVALS = ("dlinfer-ascend", "dlinfer-maca", "dlinfer-camb")
 """What another project of this name is called on PyPI, a distribution for each vendor."""
@@ -80,27 +80,27 @@ class VendorState:
 
 
 @dataclass(frozen=True)
-class WrongAnswer:
-    """A known answer that an engine or kernel gets wrong on this CPU. decides: what therefore runs another way."""
+class FailedCase:
+    """A self-test case that an engine or kernel fails on this CPU. covers: the ops that run another way for it."""
 
     name: str
     precision: str
     reason: str
-    decides: list[str]
+    covers: list[str]
 
 
 @dataclass(frozen=True)
-class EngineAnswers:
-    """What is known of an engine's answers on this CPU.
+class EngineSelfTest:
+    """The self-test of an engine on this CPU.
 
-    right, not_asked: how many. problem: why it cannot be asked, or which answers failed in this process.
+    passed, not_run: numbers of cases. problem: why it cannot run, or which cases raised an error in this process.
     """
 
     engine: str
     vendor: str
-    right: int
-    not_asked: int
-    wrong: list[WrongAnswer]
+    passed: int
+    not_run: int
+    failed: list[FailedCase]
     problem: str
 
 
@@ -114,7 +114,7 @@ class Report:
         kernel, as the host's for vendors that bring graph engines only. reference: the slow reference answers.
         none: a call is refused, since the vendor fails or the fallback policy is "error".
     defaults: device type -> the vendor that answers there unless another is chosen, or null.
-    known_answers: of each engine that is asked some (docs/internals/selftest.md).
+    selftests: of each engine that has one (docs/internals/selftest.md).
     unknown_variables: ``DLINFER_*`` variables in the environment that are no setting.
     problems: what makes op calls fail: wrong settings, or a default vendor that fails.
     """
@@ -132,7 +132,7 @@ class Report:
     settings: list[settings.Origin]
     unknown_variables: list[str]
     problems: list[str]
-    known_answers: list[EngineAnswers]
+    selftests: list[EngineSelfTest]
 
 
 def to_json(report: Report) -> str:
@@ -140,10 +140,10 @@ def to_json(report: Report) -> str:
     return json.dumps(asdict(report), indent=2)
 
 
-def collect(ask: bool = False) -> Report:
+def collect(selftest: bool = False) -> Report:
     """Look at this process, its machine and what is installed. Takes seconds where a framework is.
 
-    ask: put known answers to engines that were never asked, which takes a minute the first time.
+    selftest: run the self-test cases that never ran on this machine, which takes a minute the first time.
     """
     origins = settings.origins(os.environ)
     problems = [origin.problem for origin in origins if origin.problem]
@@ -175,37 +175,37 @@ def collect(ask: bool = False) -> Report:
         settings=origins,
         unknown_variables=settings.unknown(os.environ),
         problems=problems,
-        known_answers=_known_answers(states, ask) if policy and not problems else [],
+        selftests=_selftests(states, selftest) if policy and not problems else [],
     )
 
 
-def _known_answers(states: list[VendorState], ask: bool) -> list[EngineAnswers]:
-    found = []
+def _selftests(states: list[VendorState], run: bool) -> list[EngineSelfTest]:
+    found: list[EngineSelfTest] = []
     for state in states:
         if state.state != "PASS":
             continue
         for name in discovery.get(state.name).engines:
             try:
-                answers = find_engine(name, state.device_type).known_answers
-                verdicts = answers.verdicts(ask) if isinstance(answers, KnownAnswers) else []
+                selftest = find_engine(name, state.device_type).selftest
+                results = selftest.results(run) if isinstance(selftest, SelfTest) else []
             except Exception as error:  # noqa: BLE001 - loading an engine runs a plugin's code; its failure is the finding
-                found.append(EngineAnswers(name, state.name, 0, 0, [], f"{type(error).__name__}: {error}"))
+                found.append(EngineSelfTest(name, state.name, 0, 0, [], f"{type(error).__name__}: {error}"))
                 continue
-            if answers is not None:
-                found.append(_counted(name, state.name, verdicts))
+            if selftest is not None:
+                found.append(_counted(name, state.name, results))
     return found
 
 
-def _counted(engine: str, vendor: str, verdicts: list[Verdict]) -> EngineAnswers:
-    wrong = [
-        WrongAnswer(one.name, one.precision, one.reason, list(one.decides))
-        for one in verdicts
-        if one.state == "wrong"
+def _counted(engine: str, vendor: str, results: list[Result]) -> EngineSelfTest:
+    failed = [
+        FailedCase(result.name, result.precision, result.reason, list(result.covers))
+        for result in results
+        if result.state == "failed"
     ]
-    failed = [f"'{v.name}' in {v.precision}: {v.reason}" for v in verdicts if v.state == "failed"]
-    problem = f"failed when asked {'; '.join(failed)}" if failed else ""
-    states = [one.state for one in verdicts]
-    return EngineAnswers(engine, vendor, states.count("right"), states.count("not asked"), wrong, problem)
+    errors = [f"'{r.name}' in {r.precision}: {r.reason}" for r in results if r.state == "error"]
+    problem = f"raised an error in {'; '.join(errors)}" if errors else ""
+    states = [result.state for result in results]
+    return EngineSelfTest(engine, vendor, states.count("passed"), states.count("not run"), failed, problem)
 
 
 def rivals() -> list[str]:

@@ -24,7 +24,7 @@ def show(report: Report, console: Console | None = None) -> None:
     console = console or Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=500, no_color=True)
-    for part in (_machine, _frameworks, _vendors, _ops, _known_answers, _settings, _verdict):
+    for part in (_machine, _frameworks, _vendors, _ops, _selftests, _settings, _verdict):
         part(report, console)
 
 
@@ -73,15 +73,15 @@ def _ops(report: Report, console: Console) -> None:
     console.print(table)
 
 
-def _known_answers(report: Report, console: Console) -> None:
-    table = _table("known answers on this CPU", "engine", "right", "wrong", "not asked")
-    for one in report.known_answers:
-        table.add_row(one.engine, str(one.right), str(len(one.wrong)), str(one.not_asked), one.problem)
+def _selftests(report: Report, console: Console) -> None:
+    table = _table("self-tests on this CPU", "engine", "passed", "failed", "not run")
+    for one in report.selftests:
+        table.add_row(one.engine, str(one.passed), str(len(one.failed)), str(one.not_run), one.problem)
     console.print(table)
-    for one in report.known_answers:
-        for wrong in one.wrong:
-            line = f"{one.engine}: '{wrong.name}' is wrong in {wrong.precision}: {wrong.reason}; "
-            line += f"{', '.join(wrong.decides)} run another way"
+    for one in report.selftests:
+        for case in one.failed:
+            line = f"{one.engine}: '{case.name}' failed in {case.precision}: {case.reason}; "
+            line += f"{', '.join(case.covers)} run another way"
             console.print(Text(line, style="yellow"))
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dlinfer.conformance import borders, oracle
+from dlinfer.conformance import borders
 from dlinfer.errors import FallbackError, GraphFallbackError
+from dlinfer.ops.core import oracle
 from dlinfer.ops.core.samples import SampleMaker
 from dlinfer.ops.core.samples_in_turn import SamplesInTurn
 from dlinfer.ops.core.spec import OpSpec
@@ -118,10 +119,9 @@ class Case:
 
     def compare(self, args: list[Any], returned: Any, want: list[Tensor]) -> None:
         """Raise Failed where a call has not given what it is to give."""
-        try:
-            oracle.assert_close(self.results(args, returned), want, self.op.tolerances[self.dtype])
-        except AssertionError as error:
-            raise Failed(" ".join(str(error).split())) from error
+        wrong = oracle.difference(self.op, self.dtype, self.results(args, returned), want)
+        if wrong is not None:
+            raise Failed(wrong)
 
     def named(self, args: list[Any]) -> Iterator[tuple[str, Tensor]]:
         """The tensors among arguments, with the parameters that they stand for."""

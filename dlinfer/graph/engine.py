@@ -59,10 +59,10 @@ class Payload:
 
 
 class SelfTest(Protocol):
-    """What an engine computes wrongly on this CPU (``dlinfer.graph.selftest``)."""
+    """Cases that an engine must compute rightly on this CPU (``dlinfer.graph.selftest``)."""
 
-    def fault(self, kind: str, precision: str) -> str | None:
-        """Why a kind of op is not trusted in a precision; None where it is."""
+    def failure(self, op: str, precision: str) -> str | None:
+        """Why an op must not be used in a precision; None where it may."""
         ...
 
 
@@ -78,7 +78,7 @@ class Engine(ABC):
     stored_options: names of the engine's options that change results; an artifact keeps their values. Never name an
         option that leads to a file, since an artifact may come from anybody.
     concurrent: threads may call a compiled region at once.
-    known_answers: the engine's self-test; None where it has none.
+    selftest: the engine's self-test; None where it has none.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Engine(ABC):
     phases_alike: bool = False
     stored_options: Collection[str] = ()
     concurrent: bool = False
-    known_answers: SelfTest | None = None
+    selftest: SelfTest | None = None
 
     # --- compiling
 

@@ -5,8 +5,8 @@ the active vendor of the tensors' device. Parameter names, order and dimensions 
 layout of the KV cache is the vendor's choice.
 """
 
-from dlinfer.ops.activation.activation import silu_and_mul
 from dlinfer.ops.activation.gated import gelu_mul, silu_mul
+from dlinfer.ops.activation.silu_and_mul import silu_and_mul
 from dlinfer.ops.attention.fill import fill_kv_cache
 from dlinfer.ops.attention.paged_decode import paged_decode_attention
 from dlinfer.ops.attention.paged_prefill import paged_prefill_attention
@@ -17,17 +17,17 @@ from dlinfer.ops.attention.quantised_prefill import quantised_paged_prefill_atte
 from dlinfer.ops.attention.sparse import lightning_indexer, sparse_flash_attention
 from dlinfer.ops.core import kernels
 from dlinfer.ops.core.spec import OpSpec, Tolerance, registry
-from dlinfer.ops.linear.linear import linear
+from dlinfer.ops.linear.dense import linear
 from dlinfer.ops.linear.linears import linears
 from dlinfer.ops.linear.lora import lora_linear
 from dlinfer.ops.moe.bf12 import fused_moe_bf12
 from dlinfer.ops.moe.clamped import fused_moe_clamped
 from dlinfer.ops.moe.eight_bit import fused_moe_blocked_fp8, fused_moe_static_fp8, fused_moe_w8a8
+from dlinfer.ops.moe.floating import fused_moe, moe_gating_topk_softmax
 from dlinfer.ops.moe.four_bit import fused_moe_w4a16
-from dlinfer.ops.moe.moe import fused_moe, moe_gating_topk_softmax
 from dlinfer.ops.moe.mxfp4 import fused_moe_mxfp4
-from dlinfer.ops.norm.norm import add_rms_norm, rms_norm
-from dlinfer.ops.norm.norm_w8a8 import add_rms_norm_w8a8, rms_norm_w8a8
+from dlinfer.ops.norm.rms_norm import add_rms_norm, rms_norm
+from dlinfer.ops.norm.rms_norm_w8a8 import add_rms_norm_w8a8, rms_norm_w8a8
 from dlinfer.ops.quantised.dynamic_quant import dynamic_quant
 from dlinfer.ops.quantised.embedding_bf12 import embedding_bf12
 from dlinfer.ops.quantised.linear_bf12 import linear_bf12
@@ -37,7 +37,7 @@ from dlinfer.ops.quantised.weight_quant import weight_quant_matmul
 from dlinfer.ops.recurrent.causal_conv1d import causal_conv1d
 from dlinfer.ops.recurrent.gated_delta_rule import gated_delta_rule
 from dlinfer.ops.rotary.interleaved import apply_rotary_pos_emb_interleaved
-from dlinfer.ops.rotary.rotary import apply_rotary_pos_emb
+from dlinfer.ops.rotary.rotate_half import apply_rotary_pos_emb
 
 kernels.install()
 

@@ -1,1 +1,1 @@
-"""Small types shared with serving frameworks."""
+"""Small modules that know neither ops nor graphs: any package may import them."""

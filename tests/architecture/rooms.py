@@ -11,7 +11,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.settings": "errors",
     "dlinfer.toolchain": "errors settings",
     "dlinfer.vendor": "dlinfer errors settings toolchain",  # the noun, what it says of its device, its lazy loading
-    "dlinfer.ops": "errors settings utils vendor",
+    "dlinfer.ops": "errors utils settings vendor",
     "dlinfer.graph.torch_private": "",
     "dlinfer.graph.ir": "errors graph.torch_private",
     "dlinfer.graph.passes": "errors ops graph.torch_private graph.ir",
@@ -20,13 +20,13 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.options": "errors settings graph.passes",
     "dlinfer.graph.engine": "errors vendor graph.ir graph.passes graph.report graph.options",
     "dlinfer.graph.cache": "dlinfer settings vendor graph.ir graph.debug",
-    "dlinfer.graph.capture": "errors graph.torch_private graph.ir",
+    "dlinfer.graph.capture": "errors utils graph.torch_private graph.ir",
     "dlinfer.graph.codec": "errors ops graph.torch_private graph.ir graph.capture",
     "dlinfer.graph.functional": "errors graph.torch_private graph.ir",
     "dlinfer.graph.onnx": "errors ops graph.torch_private graph.ir graph.functional",
     "dlinfer.graph.lowering": "errors vendor ops graph.torch_private graph.ir graph.passes "
     "graph.report graph.options graph.engine graph.capture graph.codec",
-    "dlinfer.graph.selftest": "errors settings graph.torch_private graph.report graph.options "
+    "dlinfer.graph.selftest": "errors utils settings ops graph.torch_private graph.report graph.options "
     "graph.engine graph.cache graph.capture graph.lowering",
     # Engines stand on it, and it on what they would stand on without it: functions of values, and ONNX.
     "dlinfer.graph.engine_kit": "errors ops graph.torch_private graph.ir graph.report graph.options "

@@ -1,6 +1,6 @@
 """The selected tests under each ISA level: ``python -m tests.isa.run [--level NAME] [--only TEST] [--again]``.
 
-For each level it says whether the level is in force, what shows it, and which known answers are wrong under it: what
+For each level it says whether the level is in force, what shows it, and which self-tests fail under it: what
 is refused for that is not tested. The CPU's own instructions run a level ("native"), or software does ("model"), under
 which the C++ kernels' tests are run and no others; or it is not run, with the flags that this CPU lacks.
 Levels that passed for exactly these sources and tests are not run again. Exit status 0 where no level that is available

@@ -25,10 +25,10 @@ MUTATIONS = (
     ),
     Mutation(
         "linear_use_nn_layout is ignored",
-        "dlinfer/ops/linear/linear.py",
+        "dlinfer/ops/linear/dense.py",
         "weight.t() if settings.current().linear_use_nn_layout else weight",
         "weight",
-        ("tests/ops/linear/test_linear.py", "-k", "nn_layout"),
+        ("tests/ops/linear/test_dense.py", "-k", "nn_layout"),
     ),
     Mutation(
         "DLINFER_VENDOR is ignored",
@@ -68,7 +68,7 @@ MUTATIONS = (
     ),
     Mutation(
         "captured SiLU is computed as GELU",
-        "dlinfer/ops/activation/activation.py",
+        "dlinfer/ops/activation/silu_and_mul.py",
         "functional.silu(",
         "functional.gelu(",
         ("tests/ops/test_huggingface.py", "tests/ops/test_kernels_against_reference.py"),
@@ -170,7 +170,7 @@ MUTATIONS = (
     ),
     Mutation(
         "rms_norm forgets eps",
-        "dlinfer/ops/norm/norm.py",
+        "dlinfer/ops/norm/rms_norm.py",
         "scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)",
         "scale = torch.rsqrt(wide.square().mean(-1, keepdim=True))",
         ("tests/ops/test_huggingface.py", "tests/ops/test_kernels_against_reference.py", "-k", "norm"),

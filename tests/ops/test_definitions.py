@@ -8,7 +8,7 @@ import torch
 
 import dlinfer
 from dlinfer import ops
-from dlinfer.ops.attention.attention import window
+from dlinfer.ops.attention.semantics import window
 from tests.ops import cases
 
 REGISTRY = ops.registry()

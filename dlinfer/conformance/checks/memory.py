@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.conformance import oracle
 from dlinfer.conformance.case import Case, Failed, Skipped, bits, mapped, poison
+from dlinfer.ops.core import oracle
 
 GAP = 3
 """Elements between the rows of a view, and around it."""

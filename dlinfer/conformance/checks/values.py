@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from dlinfer import settings
-from dlinfer.conformance import oracle
 from dlinfer.conformance.case import Case, Failed, Skipped, bits, dirty_memory, poison
+from dlinfer.ops.core import oracle
 
 OUTPUTS = ("out", "attn_output")
 """Arguments that a call writes and does not read."""

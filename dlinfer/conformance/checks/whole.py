@@ -17,6 +17,7 @@ from dlinfer.conformance.blocks import CACHES, Blocks, steps, weights
 from dlinfer.conformance.case import Failed, Subject
 from dlinfer.conformance.checks import graphs
 from dlinfer.ops.core import fallback
+from dlinfer.utils.closeness import difference
 from dlinfer.vendor import discovery
 from dlinfer.vendor.base import HOST, KVCacheLayout
 
@@ -86,12 +87,10 @@ def _compared(case: Whole, prepared: Callable[[nn.Module], Callable[..., Tensor]
     run = prepared(_Model(case.op, weights(make)))
     with settings.override(fallback="allow"):
         for number, (given, step) in enumerate(steps(make, case.op.takes_tokens)):
-            found = run(given, step).cpu().double()
-            bound = _TOLERANCES[case.dtype]
-            if not torch.allclose(found, want[number], rtol=bound, atol=bound):
-                away = float((found - want[number]).abs().max())
-                what = f"step {number} of decoding" if number else "prefill"
-                raise Failed(f"{what}: up to {away:.3g} away from the reference in float64")
+            found, bound = run(given, step).cpu(), _TOLERANCES[case.dtype]
+            wrong = difference([found], [want[number]], rtol=bound, atol=bound, expected_is_wide=True)
+            if wrong is not None:
+                raise Failed(f"{f'step {number} of decoding' if number else 'prefill'}: {wrong}")
     new = {kind for kind, count in fallback.counts().items() if count > before.get(kind, 0)}
     return "; ".join(sorted({f"not served: {kind.op}, {kind.reason}" for kind in new}))
 

@@ -33,7 +33,7 @@ from dlinfer.graph.ir.device import HOST
 from dlinfer.graph.ir.dialect import is_compute, tensors_of, written_arguments
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.selftest.answer import kind_of, precision_of
+from dlinfer.graph.selftest.case import packet_name, precision_of
 from dlinfer.graph.torch_private.dispatcher import HigherOrderOperator
 
 Options = TypeVar("Options", bound=EngineOptions)
@@ -102,7 +102,7 @@ class ValueEngine(Engine, Generic[Options]):
         # A check is made by torch before the region runs.
         if reason is not None or is_check(node):
             return reason
-        return self.refuses_op(node) or self._wrong_answer(node)
+        return self.refuses_op(node) or self._selftest_failure(node)
 
     def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
         """A few nodes cost less one by one than entering the engine does."""
@@ -136,16 +136,16 @@ class ValueEngine(Engine, Generic[Options]):
             return eager_region(region, self.name, options, reason)
         return eager_region(region, self.name, options, f"{node}: {reason}", {node: reason})
 
-    def _wrong_answer(self, node: fx.Node) -> str | None:
-        """Which known answer the vendor gets wrong on this CPU, of the op that a node is as a value."""
-        if self.known_answers is None:
+    def _selftest_failure(self, node: fx.Node) -> str | None:
+        """Why the vendor's self-test on this CPU forbids a node, seen as the op that returns what the node writes."""
+        if self.selftest is None:
             return None
         twin = twin_of(node) if written_arguments(node) else None
         target = twin.op if isinstance(twin, Twin) else node.target
         if target is None:  # a copy
             return None
         tensors = [tensor for one in (node, *node.all_input_nodes) for tensor in tensors_of(one)]
-        return self.known_answers.fault(kind_of(target), precision_of(tensors))
+        return self.selftest.failure(packet_name(target), precision_of(tensors))
 
     def _unfit(self, node: fx.Node) -> str | None:
         for one in (node, *node.all_input_nodes):

@@ -1,10 +1,10 @@
-"""Known answers: what an engine or a kernel must compute rightly on this CPU before it is trusted with it.
+"""Self-tests: an engine or kernel must compute a few known results on this CPU before dlinfer uses it.
 
-A library that is right on one CPU may be wrong on the next, which takes other instructions. So each part of it is
-asked what a few numbers give, and the answer is compared with one that was worked out another way. That happens once
-for each CPU, version and dtype; what came out is kept on disk.
+A library that is right on one CPU may be wrong on another, which runs other instructions. Each case compares one
+computation with a result that was worked out in another way. It runs once for each CPU, version and dtype, and the
+disk cache keeps the result.
 
-``answer`` has the nouns, ``suite`` runs and remembers, ``store`` is the disk, ``asking`` puts a function of torch to a
-graph engine, ``questions`` are functions that every engine should answer. Each vendor says beside its lowerings or
-kernels what it is asked. In: KnownAnswer. Out: a reason not to trust an op, or None.
+``case`` defines a case and its result, ``suite`` runs cases and remembers, ``store`` is the disk, ``in_engine`` runs a
+torch function in a graph engine, ``torch_cases`` are functions that every engine should compute. Vendors define further
+cases beside their lowerings and kernels. In: cases. Out: the reason not to use an op, or None.
 """

@@ -1,24 +1,25 @@
-"""Verdicts in the disk cache, one small entry each, under everything that they depend on.
+"""Results of self-tests in the disk cache: one small file each, keyed by everything that the result depends on.
 
-A damaged entry is like one that is not there: the answer is asked for again.
+A damaged file counts as missing, so the case runs again.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from dlinfer.graph.cache.disk import ArtifactCache
 from dlinfer.graph.cache.fingerprint import environment
 from dlinfer.graph.cache.key import Key
-from dlinfer.graph.selftest.answer import Verdict
+from dlinfer.graph.selftest.case import Result
 from dlinfer.settings import cache_folder
+
+FOLDER = "selftest"
 
 
 def key_of(owner: str, depends_on: Any, name: str, precision: str) -> Key:
-    """What a verdict depends on: the owner with its version, the answer, and the environment, the CPU among it."""
+    """The key of a result: the owner with its version, the case, and the environment with the CPU."""
     return Key(
-        kind="known answer",
+        kind="self-test",
         subject=f"{name} in {precision}",
         environment=environment(),
         engine=owner,
@@ -26,20 +27,20 @@ def key_of(owner: str, depends_on: Any, name: str, precision: str) -> Key:
     )
 
 
-def load(key: Key) -> Verdict | None:
-    """The stored verdict; None where there is no sound one."""
+def load(key: Key) -> Result | None:
+    """The stored result; None where there is no intact one."""
     return _cache().load(key, _read)
 
 
-def keep(key: Key, verdict: Verdict) -> None:
-    """Store a verdict; where the folder cannot be written, the next process asks again."""
-    _cache().store(key, lambda: json.dumps(asdict(verdict)).encode())
+def save(key: Key, result: Result) -> None:
+    """Store a result. If the folder cannot be written, the next process runs the case again."""
+    _cache().store(key, lambda: json.dumps(asdict(result)).encode())
 
 
 def _cache() -> ArtifactCache:
-    return ArtifactCache(cache_folder(), "known_answers")
+    return ArtifactCache(cache_folder(), FOLDER)
 
 
-def _read(contents: bytes) -> Verdict:
-    fields: Mapping[str, Any] = json.loads(contents)
-    return Verdict(**{**fields, "decides": tuple(fields["decides"])})
+def _read(contents: bytes) -> Result:
+    fields = json.loads(contents)
+    return Result(**{**fields, "covers": tuple(fields["covers"])})

@@ -1,168 +1,160 @@
-"""The known answers of one engine or library: asked when somebody wants to use what they decide, then remembered."""
+"""The self-test of one engine or library: runs the cases that cover an op when the op is first used, and remembers."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from dlinfer.graph.cache.disk import uncounted
 from dlinfer.graph.cache.key import Key
 from dlinfer.graph.selftest import store
-from dlinfer.graph.selftest.answer import KnownAnswer, NotTakenError, Verdict, what_is_wrong
+from dlinfer.graph.selftest.case import Case, NotSupportedError, Result
+from dlinfer.utils.closeness import difference
 
 T = TypeVar("T")
 _local = threading.local()
 
 
-class WrongAnswer(str):
-    """The reason of a refusal, where it is a wrong answer."""
+class WrongResult(str):
+    """The reason for refusing an op whose self-test computed a wrong result."""
 
     __slots__ = ()
 
 
-def is_fault(reason: str) -> bool:
-    """Whether a refusal's reason is that of a wrong answer."""
-    return isinstance(reason, WrongAnswer)
+def is_running() -> bool:
+    """Whether this thread runs a case now: meanwhile the ops under test are used."""
+    return getattr(_local, "running", False)
 
 
-def asking() -> bool:
-    """Whether this thread works out a known answer: what is being tested is trusted meanwhile."""
-    return getattr(_local, "asking", False)
+class SelfTest:
+    """The cases of an owner, and their results on this CPU. Safe to use from several threads; each case runs once.
 
-
-class KnownAnswers:
-    """What is known of an owner on this CPU. Threads may ask at once; each answer is computed once.
-
-    owner: its name and version, such as "OpenVINO 2026.4.1". answers: what it is asked. depends_on: what else verdicts
-    depend on besides the CPU and dlinfer.
+    owner: returns its name and version, such as "OpenVINO 2026.4.1". cases: returns its cases. depends_on: returns
+    what else results depend on besides the CPU and dlinfer.
     """
 
     def __init__(
         self,
         owner: Callable[[], str],
-        answers: Callable[[], Iterable[KnownAnswer]],
+        cases: Callable[[], Iterable[Case]],
         depends_on: Callable[[], Any] = str,
     ) -> None:
         self._owner = owner
         self._depends_on = depends_on
-        self._answers = answers
-        self._table: Mapping[tuple[str, str], list[KnownAnswer]] | None = None
-        self._known: dict[tuple[str, str], Verdict] = {}
-        self._faults: dict[tuple[str, str], str | None] = {}
+        self._cases = cases
+        self._table: Mapping[tuple[str, str], list[Case]] | None = None
+        self._results: dict[tuple[str, str], Result] = {}
+        self._failures: dict[tuple[str, str], str | None] = {}
         self._lock = threading.Lock()
 
-    def fault(self, kind: str, precision: str) -> str | None:
-        """Why a kind of op is not to be trusted in a precision; None where its answers are right, or it has none.
+    def failure(self, op: str, precision: str) -> str | None:
+        """Why an op must not be used in a precision; None if its cases passed or it has none.
 
-        The first call for a kind computes its answers, or reads from disk what came out before. Where that raises an
-        error, the kind is not trusted in this process; the next process asks again.
+        The first call for an op runs its cases, or reads their results from disk. If a case raises an error, the op is
+        not used in this process; the next process runs the case again.
         """
-        if asking():
+        if is_running():
             return None
-        key = (kind, precision)
-        if key not in self._faults:
+        key = (op, precision)
+        if key not in self._failures:
             with self._lock:
-                asked = self._asked(key)
-                verdicts = [v for v in map(self._verdict, asked) if v.state in ("wrong", "failed")]
-                wrong_first = sorted(verdicts, key=lambda verdict: verdict.state != "wrong")
-                reason = self._reason(wrong_first[0]) if wrong_first else None
-                if any(one.unfit() for one in asked):  # it may be asked later
+                cases = self._covering(key)
+                bad = [result for result in map(self._result, cases) if result.state in ("failed", "error")]
+                bad.sort(key=lambda result: result.state != "failed")
+                reason = self._reason(bad[0]) if bad else None
+                if any(case.skip_reason() for case in cases):  # it may run later
                     return reason
-                self._faults[key] = reason
-        return self._faults[key]
+                self._failures[key] = reason
+        return self._failures[key]
 
-    def verdicts(self, ask: bool = True) -> list[Verdict]:
-        """The verdict on each known answer. ask: whether those that were never asked are asked now."""
+    def results(self, run: bool = True) -> list[Result]:
+        """The result of each case. run: run the cases that have no result yet."""
         with self._lock:
-            self._asked(("", ""))
-            answers = {id(one): one for some in (self._table or {}).values() for one in some}
-            return [self._verdict(one) if ask else self._remembered(one) for one in answers.values()]
+            self._covering(("", ""))
+            cases = {id(case): case for some in (self._table or {}).values() for case in some}
+            return [self._result(case) if run else self._stored(case) for case in cases.values()]
 
-    def _remembered(self, one: KnownAnswer) -> Verdict:
-        key = (one.name, one.precision)
-        found = self._known.get(key) or _apart(lambda: store.load(self._key(key)))
-        return found or Verdict(*key, tuple(sorted(one.decides)), "not asked", "nobody needed it yet")
+    def _stored(self, case: Case) -> Result:
+        key = (case.name, case.precision)
+        result = self._results.get(key) or _isolated(lambda: store.load(self._key(key)))
+        return result or _result_of(case, "not run", "nobody needed it yet")
 
-    def _asked(self, key: tuple[str, str]) -> list[KnownAnswer]:
+    def _covering(self, key: tuple[str, str]) -> list[Case]:
         if self._table is None:
-            table: dict[tuple[str, str], list[KnownAnswer]] = {}
-            for one in _apart(lambda: list(self._answers())):
-                for kind in one.decides:
-                    table.setdefault((kind, one.precision), []).append(one)
+            table: dict[tuple[str, str], list[Case]] = {}
+            for case in _isolated(lambda: list(self._cases())):
+                for op in case.covers:
+                    table.setdefault((op, case.precision), []).append(case)
             self._table = table
         return self._table.get(key, [])
 
-    def _reason(self, verdict: Verdict) -> str:
-        asked = f"'{verdict.name}'"
-        if verdict.state == "failed":
-            said = f"{asked} in {verdict.precision}: {verdict.reason}"
-            return f"{self._owner()} failed in this process when asked {said}"
-        return WrongAnswer(
-            f"{self._owner()} on this CPU gets {asked} wrong in {verdict.precision}: {verdict.reason}"
+    def _reason(self, result: Result) -> str:
+        if result.state == "error":
+            return (
+                f"{self._owner()} failed in this process in the self-test '{result.name}' in {result.precision}: "
+                f"{result.reason}"
+            )
+        return WrongResult(
+            f"{self._owner()} on this CPU gets '{result.name}' wrong in {result.precision}: {result.reason}"
         )
 
-    def _verdict(self, one: KnownAnswer) -> Verdict:
-        key = (one.name, one.precision)
-        if (unfit := one.unfit()) is not None and key not in self._known:
-            return Verdict(*key, tuple(sorted(one.decides)), "not asked", unfit)
-        if key not in self._known:
-            self._known[key] = _apart(lambda: self._stored_or_judged(one, self._key(key)))
-        return self._known[key]
+    def _result(self, case: Case) -> Result:
+        key = (case.name, case.precision)
+        if key not in self._results:
+            if (reason := case.skip_reason()) is not None:
+                return _result_of(case, "not run", reason)
+            self._results[key] = _isolated(lambda: self._loaded_or_run(case, self._key(key)))
+        return self._results[key]
 
-    def _stored_or_judged(self, one: KnownAnswer, key: Key) -> Verdict:
-        verdict = store.load(key)
-        if verdict is None:
-            verdict = _judged(one)
-            if verdict.state in ("right", "wrong"):  # others may be so today and not tomorrow
-                store.keep(key, verdict)
-        return verdict
+    def _loaded_or_run(self, case: Case, key: Key) -> Result:
+        result = store.load(key)
+        if result is None:
+            result = _run(case)
+            if result.state in ("passed", "failed"):  # the others may change
+                store.save(key, result)
+        return result
 
     def _key(self, key: tuple[str, str]) -> Key:
         return store.key_of(self._owner(), self._depends_on(), *key)
 
 
-def _judged(one: KnownAnswer) -> Verdict:
-    def verdict(state: Any, reason: str = "") -> Verdict:
-        return Verdict(one.name, one.precision, tuple(sorted(one.decides)), state, reason)
+def _result_of(
+    case: Case, state: Literal["passed", "failed", "error", "not run"], reason: str = ""
+) -> Result:
+    return Result(case.name, case.precision, tuple(sorted(case.covers)), state, reason)
 
+
+def _run(case: Case) -> Result:
     try:
-        given = one.run()
-    except NotTakenError as cause:
-        return verdict("not asked", str(cause))
-    except Exception as cause:  # noqa: BLE001 - whatever it raises, it is not to be trusted in this process
+        actual = case.run()
+    except NotSupportedError as cause:
+        return _result_of(case, "not run", str(cause))
+    except Exception as cause:  # noqa: BLE001 - after any error the op is not used in this process
         origin = cause.__cause__ or cause
         lines = str(origin).strip().splitlines()
-        return verdict("failed", f"{type(origin).__name__}: {lines[-1].strip() if lines else ''}"[:300])
-    found = what_is_wrong(given, one.expected(), one.tolerance)
-    return verdict("right") if found is None else verdict("wrong", found)
+        text = f"{type(origin).__name__}: {lines[-1].strip() if lines else ''}"
+        return _result_of(case, "error", text[:300])
+    wrong = difference(actual, case.expected(), rtol=case.tolerance, atol=case.tolerance)
+    return _result_of(case, "passed") if wrong is None else _result_of(case, "failed", wrong)
 
 
-def _apart(work: Callable[[], T]) -> T:
-    """Do work in a thread of its own, which none of the caller's modes reach: tracing, autocast, gradients, devices."""
+def _isolated(work: Callable[[], T]) -> T:
+    """Do work in a new thread, where no mode of the caller applies: tracing, autocast, gradients, default device."""
     done: list[T] = []
-    failed: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
-        with _asking(), uncounted(), torch.no_grad():
+        _local.running = True
+        with uncounted(), torch.no_grad():
             try:
                 done.append(work())
             except BaseException as error:  # noqa: BLE001 - raised again below
-                failed.append(error)
+                errors.append(error)
 
-    thread = threading.Thread(target=run, name="dlinfer known answer")
+    thread = threading.Thread(target=run, name="dlinfer self-test")
     thread.start()
     thread.join()
-    if failed:
-        raise failed[0]
+    if errors:
+        raise errors[0]
     return done[0]
-
-
-@contextmanager
-def _asking() -> Iterator[None]:
-    _local.asking = True
-    try:
-        yield
-    finally:
-        _local.asking = False

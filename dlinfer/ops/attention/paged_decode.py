@@ -6,7 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.ops.attention.attention import (
+from dlinfer.ops.attention.kv_cache import canonical, guard_layout, packed
+from dlinfer.ops.attention.kv_quantisation import read_size, scales_of
+from dlinfer.ops.attention.paged_prefill import paged_prefill_attention
+from dlinfer.ops.attention.quantised_decode import quantised_paged_decode_attention
+from dlinfer.ops.attention.samples import DECODE, Case, lengths, pages, per_head, queries
+from dlinfer.ops.attention.semantics import (
     TOLERANCES,
     check_extras,
     check_pages,
@@ -15,11 +20,6 @@ from dlinfer.ops.attention.attention import (
     scale_of,
     window,
 )
-from dlinfer.ops.attention.kv_cache import canonical, guard_layout, packed
-from dlinfer.ops.attention.kv_quantisation import read_size, scales_of
-from dlinfer.ops.attention.paged_prefill import paged_prefill_attention
-from dlinfer.ops.attention.quantised_decode import quantised_paged_decode_attention
-from dlinfer.ops.attention.samples import DECODE, Case, lengths, pages, per_head, queries
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
@@ -101,7 +101,7 @@ def _call_paged_decode_attention(
 ) -> Tensor:
     """Attention of one new token of each sequence over the paged cache.
 
-    The formula stands in ``dlinfer.ops.attention.attention``. q and attn_output may have a leading dimension of 1.
+    The formula stands in ``dlinfer.ops.attention.semantics``. q and attn_output may have a leading dimension of 1.
 
     q: [sequences, q_heads, head_size], any strides; its own keys and values stand in the cache already.
     k_cache: [blocks, block_size, kv_heads, head_size], in the vendor's layout and q's dtype.
@@ -121,7 +121,7 @@ def _call_paged_decode_attention(
     quant_bits: LMDeploy's quant_policy: 8, 4, 16 (float8_e4m3fn) or 17 (float8_e5m2); 0 or None for none.
     attn_mask: empty.
     causal: without effect, since no key comes after the query.
-    sliding_window: see ``dlinfer.ops.attention.attention.window``.
+    sliding_window: see ``dlinfer.ops.attention.semantics.window``.
     logit_softcapping: 0 or None is none.
     alibi_slopes, sinks: [q_heads] or None.
     k_scales_zeros, v_scales_zeros: as ``fill_kv_cache`` takes them; None where the caches are not quantised. Quantised

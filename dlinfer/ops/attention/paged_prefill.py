@@ -6,7 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.ops.attention.attention import (
+from dlinfer.ops.attention.kv_cache import canonical, guard_layout, packed
+from dlinfer.ops.attention.kv_quantisation import read_size, scales_of
+from dlinfer.ops.attention.quantised_prefill import quantised_paged_prefill_attention
+from dlinfer.ops.attention.samples import PAGED_PREFILL, Case, lengths, pages, per_head, queries
+from dlinfer.ops.attention.semantics import (
     TOLERANCES,
     attend,
     check_extras,
@@ -17,10 +21,6 @@ from dlinfer.ops.attention.attention import (
     scale_of,
     window,
 )
-from dlinfer.ops.attention.kv_cache import canonical, guard_layout, packed
-from dlinfer.ops.attention.kv_quantisation import read_size, scales_of
-from dlinfer.ops.attention.quantised_prefill import quantised_paged_prefill_attention
-from dlinfer.ops.attention.samples import PAGED_PREFILL, Case, lengths, pages, per_head, queries
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
@@ -115,7 +115,7 @@ def _call_paged_prefill_attention(
 ) -> Tensor:
     """Attention of packed sequences over the paged cache.
 
-    The formula stands in ``dlinfer.ops.attention.attention``. Tensors of tokens may have a leading dimension of 1.
+    The formula stands in ``dlinfer.ops.attention.semantics``. Tensors of tokens may have a leading dimension of 1.
 
     q: [tokens, q_heads, head_size], any strides.
     k, v: keys and values of q's tokens; not read, since they stand in the cache already.
@@ -135,7 +135,7 @@ def _call_paged_prefill_attention(
     kv_scales, kv_zeros: static scales of quantised caches, which are not served: None.
     quant_bits: LMDeploy's quant_policy: 8, 4, 16 (float8_e4m3fn) or 17 (float8_e5m2); 0 or None for none.
     causal: a query sees no later key.
-    sliding_window: see ``dlinfer.ops.attention.attention.window``.
+    sliding_window: see ``dlinfer.ops.attention.semantics.window``.
     logit_softcapping: 0 or None is none.
     alibi_slopes, sinks: [q_heads] or None.
     k_scales_zeros, v_scales_zeros: as ``fill_kv_cache`` takes them; None where the caches are not quantised. Quantised

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from dlinfer.ops.attention.attention import (
+from dlinfer.ops.attention.kv_cache import packed
+from dlinfer.ops.attention.samples import PREFILL, lengths, new_tokens, per_head, queries
+from dlinfer.ops.attention.semantics import (
     TOLERANCES,
     attend,
     check_extras,
@@ -15,8 +17,6 @@ from dlinfer.ops.attention.attention import (
     scale_of,
     window,
 )
-from dlinfer.ops.attention.kv_cache import packed
-from dlinfer.ops.attention.samples import PREFILL, lengths, new_tokens, per_head, queries
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
@@ -95,7 +95,7 @@ def _call_prefill_attention(
 ) -> Tensor:
     """Attention of packed sequences, each over its own new tokens.
 
-    The formula stands in ``dlinfer.ops.attention.attention``. Tensors of tokens may have a leading dimension of 1.
+    The formula stands in ``dlinfer.ops.attention.semantics``. Tensors of tokens may have a leading dimension of 1.
 
     q: [tokens, q_heads, head_size], any strides.
     k: [kv_tokens, kv_heads, head_size], v: [kv_tokens, kv_heads, head_size_v], any strides.
@@ -109,7 +109,7 @@ def _call_prefill_attention(
     attn_output: [tokens, q_heads, head_size_v], mutated; may be q itself or ``q[..., :head_size_v]``.
     actual_seq_lengths_cpu: [sequences], where each sequence's queries end in q, if the caller has it.
     causal: a query sees no later key.
-    sliding_window: see ``dlinfer.ops.attention.attention.window``.
+    sliding_window: see ``dlinfer.ops.attention.semantics.window``.
     logit_softcapping: 0 or None is none.
     alibi_slopes, sinks: [q_heads] or None.
 

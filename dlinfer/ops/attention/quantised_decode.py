@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dlinfer.ops.attention.attention import TOLERANCES, check_extras, check_queries, check_tables
 from dlinfer.ops.attention.quantised_prefill import (
     check_quantised_pages,
     quantised_paged_prefill_attention,
 )
 from dlinfer.ops.attention.quantised_samples import cases_of_formats, quantised_pages
 from dlinfer.ops.attention.samples import DECODE, lengths, per_head, queries
+from dlinfer.ops.attention.semantics import TOLERANCES, check_extras, check_queries, check_tables
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op

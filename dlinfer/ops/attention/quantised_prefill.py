@@ -5,14 +5,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dlinfer.ops.attention.attention import (
-    TOLERANCES,
-    attend,
-    check_extras,
-    check_lengths,
-    check_queries,
-    check_tables,
-)
 from dlinfer.ops.attention.kv_cache import canonical
 from dlinfer.ops.attention.kv_quantisation import (
     check_format,
@@ -22,6 +14,14 @@ from dlinfer.ops.attention.kv_quantisation import (
 )
 from dlinfer.ops.attention.quantised_samples import cases_of_formats, quantised_pages
 from dlinfer.ops.attention.samples import PAGED_PREFILL, lengths, per_head, queries
+from dlinfer.ops.attention.semantics import (
+    TOLERANCES,
+    attend,
+    check_extras,
+    check_lengths,
+    check_queries,
+    check_tables,
+)
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dlinfer.ops.attention.attention import TOLERANCES, check_lengths
 from dlinfer.ops.attention.kv_cache import canonical
+from dlinfer.ops.attention.semantics import TOLERANCES, check_lengths
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op

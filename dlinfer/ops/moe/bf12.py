@@ -9,7 +9,7 @@ from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
-from dlinfer.ops.moe.moe import TOLERANCES, check_ids, fused_moe
+from dlinfer.ops.moe.floating import TOLERANCES, check_ids, fused_moe
 from dlinfer.ops.quantised import bf12
 from dlinfer.utils.type_annotation import MoeMetadata
 

@@ -10,7 +10,7 @@ from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
-from dlinfer.ops.moe.moe import check_ids
+from dlinfer.ops.moe.floating import check_ids
 from dlinfer.ops.quantised import eight_bit
 from dlinfer.ops.quantised.linear_fp8 import FP8, blocked_weight, check_block_scale
 from dlinfer.ops.quantised.linear_w8a8 import quantised_weight

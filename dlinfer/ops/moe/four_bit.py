@@ -10,7 +10,7 @@ from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
 from dlinfer.ops.moe.eight_bit import Product, routed
-from dlinfer.ops.moe.moe import TOLERANCES, check_ids
+from dlinfer.ops.moe.floating import TOLERANCES, check_ids
 from dlinfer.ops.quantised.packing import AWQ
 from dlinfer.utils.type_annotation import MoeMetadata
 

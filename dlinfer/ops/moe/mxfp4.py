@@ -8,7 +8,7 @@ from torch import Tensor
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
-from dlinfer.ops.moe.moe import TOLERANCES, check_ids
+from dlinfer.ops.moe.floating import TOLERANCES, check_ids
 from dlinfer.ops.quantised.packing import MXFP4
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
-from dlinfer.ops.rotary.rotary import TOLERANCES
+from dlinfer.ops.rotary.rotate_half import TOLERANCES
 
 
 @fused_op(tolerances=TOLERANCES)

@@ -19,11 +19,11 @@ def compiled(
 ) -> Callable[..., Any] | None:
     """The C++ kernel of a name for tensors of one dtype, or None where torch's own has to do.
 
-    tensors: the first of the call's, for messages. dtype: the one that the kernel's known answers are of, if it is not
-    that of the first tensor, as where that holds 8-bit numbers.
+    tensors: the first of the call's, for messages. dtype: the dtype of the kernel's self-test where it is not the first
+    tensor's, which may hold 8-bit numbers.
 
-    The first call of a dtype makes the library, if it is not there yet, and asks the kernel what a few numbers give. A
-    call that it cannot serve is counted as one that falls back. Raises FallbackError where the policy is ``error``.
+    The first call of a dtype builds the library, if it is not there yet, and runs the kernel's self-test. A call that
+    the kernel cannot serve is counted as a fallback. Raises FallbackError where the policy is ``error``.
     """
     key = (name, dtype or tensors[0].dtype)
     reason = _reasons.get(key)
@@ -36,19 +36,21 @@ def compiled(
 
 
 def _reason(name: str, dtype: torch.dtype) -> str:
-    """Why a kernel is not used; empty where it is. Remembered, but for what a known answer itself computes by it."""
+    """Why a kernel is not used; empty where it is. Remembered, except inside a self-test, which may use any kernel."""
     missing = native.why_not()
     if missing is not None:
         return _reasons.setdefault((name, dtype), f"the C++ kernels cannot be built: {missing}")
     # Imported late: it takes a third of a second, which callers without a compiler need not spend.
-    from dlinfer.graph.selftest.answer import name_of
-    from dlinfer.graph.selftest.suite import asking
-    from dlinfer.vendor.cpu.kernel_answers import KERNEL_ANSWERS
+    from dlinfer.graph.selftest.case import dtype_name
+    from dlinfer.graph.selftest.suite import is_running
+    from dlinfer.vendor.cpu.kernel_selftest import KERNEL_SELFTEST
 
     _kernels[name] = getattr(torch.ops.dlinfer_cpu, name).default
-    if asking():
+    if is_running():
         return ""
-    return _reasons.setdefault((name, dtype), KERNEL_ANSWERS.fault(f"native {name}", name_of(dtype)) or "")
+    return _reasons.setdefault(
+        (name, dtype), KERNEL_SELFTEST.failure(f"native {name}", dtype_name(dtype)) or ""
+    )
 
 
 def fall_back(name: str, reason: str, tensors: tuple[torch.Tensor, ...]) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from dlinfer.ops import moe_gating_topk_softmax as gating
 from dlinfer.ops.moe.clamped import RULES
-from dlinfer.ops.moe.moe import check_ids
+from dlinfer.ops.moe.floating import check_ids
 from dlinfer.vendor.cpu.compiled import compiled
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)

@@ -12,9 +12,9 @@ from dlinfer.graph.engine_kit.value_engine import ValueEngine
 from dlinfer.graph.engine_kit.value_region import Lowered
 from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.onnx.support import Refusals, no_type_of_onnx
-from dlinfer.graph.selftest.answer import KnownAnswer
-from dlinfer.graph.selftest.questions import QUESTIONS, put_all
-from dlinfer.graph.selftest.suite import KnownAnswers
+from dlinfer.graph.selftest.case import Case
+from dlinfer.graph.selftest.suite import SelfTest
+from dlinfer.graph.selftest.torch_cases import TORCH_CASES, engine_cases
 from dlinfer.vendor.onnxruntime import differs, empty_operands, sessions
 from dlinfer.vendor.onnxruntime.options import OrtOptions
 from dlinfer.vendor.onnxruntime.run import OrtLowered
@@ -32,7 +32,7 @@ class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
 
     def __init__(self) -> None:
         self._refusals = Refusals(opset=contrib.OPSET, translations=contrib.table, fault=sessions.why_refused)
-        self.known_answers = KnownAnswers(lambda: f"ONNX Runtime {sessions.version()}", self._answers)
+        self.selftest = SelfTest(lambda: f"ONNX Runtime {sessions.version()}", self._cases)
 
     def read_options(self, given: Mapping[str, Any]) -> OrtOptions:
         """Raise CompileOptionError, or ProviderUnavailableError for a provider that is not installed."""
@@ -60,6 +60,6 @@ class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
         """The version of ONNX Runtime."""
         return f"onnxruntime {sessions.version()}"
 
-    def _answers(self) -> Iterator[KnownAnswer]:
-        """Of the CPU provider, to which all others fall back; bfloat16 is not taken."""
-        return put_all(self, asdict(OrtOptions()), QUESTIONS, (torch.float32, torch.float16))
+    def _cases(self) -> Iterator[Case]:
+        """Every case, on the CPU provider, to which the other providers fall back. It has no bfloat16."""
+        return engine_cases(self, asdict(OrtOptions()), TORCH_CASES, (torch.float32, torch.float16))

@@ -22,14 +22,14 @@ from dlinfer.graph.ir.dialect import (
     written_arguments,
 )
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.selftest.answer import kind_of
+from dlinfer.graph.selftest.case import packet_name
 from dlinfer.vendor.openvino import dtypes, lowerings, registry
 from dlinfer.vendor.openvino.devices import check_device, check_process
-from dlinfer.vendor.openvino.known_answers import known_answers
 from dlinfer.vendor.openvino.lowered import OpenVINOLowered
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 from dlinfer.vendor.openvino.passes.cached_attention import cached_attention_pass
 from dlinfer.vendor.openvino.registry import Call
+from dlinfer.vendor.openvino.selftest import selftest
 from dlinfer.vendor.openvino.template import template_of
 
 assert lowerings  # imported for what it registers
@@ -51,7 +51,7 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
     smallest = 4  # entering costs as much as some eager calls
 
     def __init__(self) -> None:
-        self.known_answers = known_answers(self)
+        self.selftest = selftest(self)
 
     def read_options(self, given: Mapping[str, Any]) -> OpenVINOOptions:
         """Raise CompileOptionError, for a device that is not there too, or UnsupportedFeatureError."""
@@ -90,11 +90,11 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
         return OpenVINOLowered(function, template, options)
 
     def _check_precision(self, function: Function, precision: str) -> None:
-        """Raise RefusedError where an op is not right in the precision of the whole model, which may not be its own."""
-        assert self.known_answers is not None
+        """Raise RefusedError where the self-test forbids an op in the precision of the whole model."""
+        assert self.selftest is not None
         for node in function.graph_module.graph.nodes:
             if node.op == "call_function" and is_compute(node):
-                reason = self.known_answers.fault(kind_of(node.target), _PRECISIONS[precision])
+                reason = self.selftest.failure(packet_name(node.target), _PRECISIONS[precision])
                 if reason is not None:
                     raise RefusedError(reason, node.name)
 

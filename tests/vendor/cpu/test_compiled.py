@@ -11,7 +11,7 @@ from dlinfer import ops, settings
 from dlinfer.errors import FallbackError
 from dlinfer.ops.core import fallback
 from dlinfer.ops.quantised import bf12
-from dlinfer.vendor.cpu import compiled, kernel_answers, native
+from dlinfer.vendor.cpu import compiled, kernel_selftest, native
 from dlinfer.vendor.cpu.bf12.matrices import pack, unpack
 from dlinfer.vendor.cpu.compiled import compiled as kernel_of
 
@@ -79,7 +79,7 @@ def test_a_kernel_that_is_wrong_on_this_cpu_is_not_used(monkeypatch: pytest.Monk
     def fault(kind: str, precision: str) -> str | None:
         return "it is wrong" if (kind, precision) == ("native linear", "float32") else None
 
-    monkeypatch.setattr(kernel_answers.KERNEL_ANSWERS, "fault", fault)
+    monkeypatch.setattr(kernel_selftest.KERNEL_SELFTEST, "failure", fault)
     x, weight = torch.randn(3, 8), torch.randn(5, 8)
     with settings.override(fallback="allow"):
         assert kernel_of("linear", x, weight) is None
@@ -127,7 +127,7 @@ def test_packed_and_8_bit_kernels_are_under_the_policy(
     with settings.override(fallback="error"):
         want = call()
     with monkeypatch.context() as patch:
-        patch.setattr(kernel_answers.KERNEL_ANSWERS, "fault", lambda kind, precision: f"{kind} is wrong")
+        patch.setattr(kernel_selftest.KERNEL_SELFTEST, "failure", lambda kind, precision: f"{kind} is wrong")
         patch.setattr(compiled, "_reasons", {})
         with settings.override(fallback="allow"):
             torch.testing.assert_close(call(), want)

@@ -97,5 +97,5 @@ def test_the_model_s_own_precision_is_the_hint(dtype, monkeypatch):
     x = torch.randn(3, 4, dtype=dtype)
     run, _ = lowered(lambda x: x @ x.t() + x.float().sum().to(dtype), x)
     run(x)
-    # What came before are known answers.
+    # What came before are self-tests.
     assert seen[-1] == {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]

@@ -14,7 +14,7 @@ from dlinfer import ops
 from dlinfer.errors import GraphFallbackError, OpArgumentError
 from dlinfer.graph.direct.call import capture_call
 from dlinfer.graph.options import CompileOptions
-from dlinfer.ops.attention.attention import attend
+from dlinfer.ops.attention.semantics import attend
 from dlinfer.vendor import discovery
 from dlinfer.vendor.openvino.devices import has_bfloat16
 from dlinfer.vendor.openvino.options import OpenVINOOptions

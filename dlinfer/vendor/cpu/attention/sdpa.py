@@ -1,6 +1,6 @@
 """Scaled dot-product attention over torch's fused CPU kernel, with the extras it lacks.
 
-The formula and its arguments are explained in ``dlinfer.ops.attention.attention``. torch's CPU flash kernel (the one
+The formula and its arguments are explained in ``dlinfer.ops.attention.semantics``. torch's CPU flash kernel (the one
 that ``torch.nn.functional.scaled_dot_product_attention`` picks) sums in float32, serves grouped query heads
 without repeating keys, gives zeros for rows that see nothing, and returns the log-sum-exp, from which sinks
 follow: out * exp(lse) / (exp(lse) + exp(sink)) = out * sigmoid(lse - sink). It wants one head size for q, k

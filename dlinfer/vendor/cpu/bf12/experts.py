@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from dlinfer.ops.moe.bf12 import RULES
-from dlinfer.ops.moe.moe import check_ids
+from dlinfer.ops.moe.floating import check_ids
 from dlinfer.ops.quantised.bf12 import STRIP
 from dlinfer.vendor.cpu.bf12.matrices import unpack
 from dlinfer.vendor.cpu.compiled import compiled

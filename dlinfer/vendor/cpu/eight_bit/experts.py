@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.moe.eight_bit import Product
-from dlinfer.ops.moe.moe import check_ids
+from dlinfer.ops.moe.floating import check_ids
 from dlinfer.ops.quantised import eight_bit
 from dlinfer.vendor.cpu.eight_bit import rows
 from dlinfer.vendor.cpu.eight_bit.products import (

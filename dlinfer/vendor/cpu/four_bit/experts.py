@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from dlinfer.ops.moe import mxfp4 as moe_mxfp4
 from dlinfer.ops.moe.eight_bit import Product
+from dlinfer.ops.moe.floating import check_ids
 from dlinfer.ops.moe.four_bit import RULES
-from dlinfer.ops.moe.moe import check_ids
 from dlinfer.vendor.cpu.four_bit.linears import mxfp4_matmul, weight_quant_matmul
 
 _ROWS = 4096

@@ -38,9 +38,9 @@ from dlinfer.vendor.cpu.inductor.clusters import ClusterCompiler, code_generator
 from dlinfer.vendor.cpu.inductor.escaping import in_own_memory
 from dlinfer.vendor.cpu.inductor.gated_sum import CALLEE, gated_sum_of
 from dlinfer.vendor.cpu.inductor.kernel_refusal import kernel_refusal
-from dlinfer.vendor.cpu.inductor.known_answers import CLUSTERS, EVERY_DTYPE, known_answers
 from dlinfer.vendor.cpu.inductor.masks import SHARED_MASKS
 from dlinfer.vendor.cpu.inductor.schedule import Cluster, schedule
+from dlinfer.vendor.cpu.inductor.selftest import CLUSTERS, EVERY_DTYPE, selftest
 
 
 @dataclass
@@ -61,7 +61,7 @@ class InductorEngine(Engine):
 
     def __init__(self) -> None:
         self._clusters = ClusterCompiler()
-        self.known_answers = self._answers = known_answers()
+        self.selftest = self._selftest = selftest()
 
     def refuses(self, node: fx.Node) -> str | None:
         """Higher-order ops and other devices are not taken; every other op has a kernel."""
@@ -144,7 +144,7 @@ class InductorEngine(Engine):
         missing = native.why_not(folder / "native")
         if missing is not None:
             return f"the C++ kernels cannot be built: {missing}"
-        return self._answers.fault(reference, kernels.precision_of_call(node))
+        return self._selftest.failure(reference, kernels.precision_of_call(node))
 
     def _known_cluster(self, cluster: Cluster, folder: Path) -> Step | None:
         """The kernel in C++ that computes a cluster; None where there is none, or it is not to be used here."""
@@ -191,7 +191,7 @@ class InductorEngine(Engine):
         result: _Notes,
         options: CompileOptions,
     ) -> Step:
-        run, report = self._clusters.compile(subgraph, cache, self._answers.fault(CLUSTERS, EVERY_DTYPE))
+        run, report = self._clusters.compile(subgraph, cache, self._selftest.failure(CLUSTERS, EVERY_DTYPE))
         use = _merge(result.clusters, report)
         for node in cluster.members:
             if report.origin == "eager":

@@ -12,7 +12,7 @@ from dlinfer import ops
 from dlinfer.graph.ir import callee
 from dlinfer.graph.ir.dialect import arguments, fake, overload, tensors_of
 from dlinfer.graph.ir.layout import same_size
-from dlinfer.graph.selftest.answer import precision_of
+from dlinfer.graph.selftest.case import precision_of
 from dlinfer.graph.torch_private.inductor import loops_escape
 from dlinfer.ops.attention.kv_cache import kv_order
 from dlinfer.ops.core.kernels import direct_kernel, kernel_authors
@@ -107,7 +107,7 @@ _OF_THE_FIRST = (ops.weight_quant_matmul.overload, ops.fused_moe.overload, ops.f
 
 
 def precision_of_call(node: fx.Node) -> str:
-    """The precision that a node's kernel in C++ computes in, under which its known answers are to be looked up."""
+    """The precision that a node's C++ kernel computes in: the one whose self-test counts."""
     if overload(node) in _OF_THE_FIRST:
         return precision_of([fake(next(iter(arguments(node).values())))])
     return precision_of([tensor for one in (node, *node.all_input_nodes) for tensor in tensors_of(one)])

@@ -1,6 +1,6 @@
-"""What the C++ kernels of this vendor are asked before they are trusted.
+"""The self-test of this vendor's C++ kernels.
 
-They are made by a compiler for the CPU at hand, so that another CPU runs other instructions.
+The compiler builds them for the CPU at hand, so another CPU runs other instructions.
 """
 
 import math
@@ -11,27 +11,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dlinfer.graph.selftest.answer import KnownAnswer, NotTakenError, name_of
-from dlinfer.graph.selftest.questions import FLOATS, ROUNDED, small_whole
-from dlinfer.graph.selftest.suite import KnownAnswers
+from dlinfer.graph.selftest.case import Case, NotSupportedError, dtype_name
+from dlinfer.graph.selftest.suite import SelfTest
+from dlinfer.graph.selftest.torch_cases import FLOATS, ROUNDED, small_whole
 from dlinfer.ops.quantised.packing import AWQ, MXFP4
 from dlinfer.vendor.cpu import native
-from dlinfer.vendor.cpu.bf12 import answers as bf12
-from dlinfer.vendor.cpu.eight_bit import answers as eight_bit
+from dlinfer.vendor.cpu.bf12 import selftest as bf12
+from dlinfer.vendor.cpu.eight_bit import selftest as eight_bit
 
 ROWS = (1, 2, 7, 40, 65, 130)
 """On both sides of each number of rows at which another kernel begins."""
 
 
 def owner() -> str:
-    """Whose answers these are, and of which version."""
+    """Name and version of what is tested."""
     return f"torch {torch.__version__.partition('+')[0]} with dlinfer's C++ kernels"
 
 
-def answers() -> Iterator[KnownAnswer]:
-    """All that is asked."""
-    yield from bf12.answers(_native, ROWS)
-    yield from eight_bit.answers(_native, ROWS)
+def cases() -> Iterator[Case]:
+    """Every case."""
+    yield from bf12.cases(_native, ROWS)
+    yield from eight_bit.cases(_native, ROWS)
     for dtype in FLOATS:
         for bias in (False, True):
             yield _linear(dtype, bias)
@@ -55,11 +55,11 @@ def answers() -> Iterator[KnownAnswer]:
 
 def _native(name: str) -> Callable[..., Tensor]:
     if (reason := native.why_not()) is not None:
-        raise NotTakenError(f"the C++ kernels cannot be built: {reason}")
+        raise NotSupportedError(f"the C++ kernels cannot be built: {reason}")
     return getattr(torch.ops.dlinfer_cpu, name).default
 
 
-def _linear(dtype: torch.dtype, biased: bool) -> KnownAnswer:
+def _linear(dtype: torch.dtype, biased: bool) -> Case:
     """Sums of at most 200 products of -1, 0 and 1: exact in every dtype, in any order."""
     weights = [small_whole(70, 200, 1), small_whole(33, 200, 2)]
     bias = small_whole(1, 70, 3)[0] if biased else None
@@ -78,10 +78,10 @@ def _linear(dtype: torch.dtype, biased: bool) -> KnownAnswer:
         return [one.to(dtype) for one in results]
 
     name = f"C++ linear of {', '.join(map(str, ROWS))} rows{', with bias' if biased else ''}"
-    return KnownAnswer(name, frozenset({"native linear", "native linears"}), name_of(dtype), run, expected)
+    return Case(name, {"native linear", "native linears"}, dtype_name(dtype), run, expected)
 
 
-def _packed_linear(dtype: torch.dtype, rounds: bool) -> KnownAnswer:
+def _packed_linear(dtype: torch.dtype, rounds: bool) -> Case:
     """Sums of at most 200 products of -1, 0 and 1 with numbers of -15 to 15: exact in float32, in any order.
 
     rounds: with a 127 in each group, by which each input is rounded to itself.
@@ -105,10 +105,10 @@ def _packed_linear(dtype: torch.dtype, rounds: bool) -> KnownAnswer:
         return [(x @ weight).to(dtype) for x in inputs]
 
     name = f"C++ linear with a weight of 4 bits, of {', '.join(str(len(x)) for x in inputs)} rows"
-    return KnownAnswer(name, frozenset({f"native {kernel}"}), name_of(dtype), run, expected)
+    return Case(name, {f"native {kernel}"}, dtype_name(dtype), run, expected)
 
 
-def _mxfp4_linear(dtype: torch.dtype) -> KnownAnswer:
+def _mxfp4_linear(dtype: torch.dtype) -> Case:
     """Sums of at most 192 products of -1, 0 and 1 with halves of -6 to 6, by powers of two: exact in any order."""
     generator = torch.Generator().manual_seed(0)
     qweight = torch.randint(-(2**31), 2**31, (192, 17), generator=generator).to(MXFP4.storage)
@@ -123,10 +123,10 @@ def _mxfp4_linear(dtype: torch.dtype) -> KnownAnswer:
         return [(x @ weight).to(dtype) for x in inputs]
 
     name = f"C++ linear with a weight of floats of 4 bits, of {', '.join(map(str, ROWS))} rows"
-    return KnownAnswer(name, frozenset({"native mxfp4_matmul"}), name_of(dtype), run, expected)
+    return Case(name, {"native mxfp4_matmul"}, dtype_name(dtype), run, expected)
 
 
-def _norm(dtype: torch.dtype) -> KnownAnswer:
+def _norm(dtype: torch.dtype) -> Case:
     x, residual = (small_whole(5, 203, shift).add(0.5).to(dtype) for shift in (1, 2))
     weight = small_whole(1, 203, 3)[0].add(2).to(dtype)
 
@@ -144,11 +144,17 @@ def _norm(dtype: torch.dtype) -> KnownAnswer:
     def normed(value: Tensor) -> Tensor:
         return value * (value.square().mean(1, keepdim=True) + 1e-6).rsqrt() * weight.double()
 
-    kinds = frozenset({"native rms_norm", "native add_rms_norm"})
-    return KnownAnswer("C++ norms", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+    return Case(
+        "C++ norms",
+        {"native rms_norm", "native add_rms_norm"},
+        dtype_name(dtype),
+        run,
+        expected,
+        ROUNDED[dtype],
+    )
 
 
-def _decode(dtype: torch.dtype) -> KnownAnswer:
+def _decode(dtype: torch.dtype) -> Case:
     """One sequence of 300 keys in pages of 16, three heads to a key head."""
     keys, values = (small_whole(320, 2 * 40, shift).view(20, 16, 2, 40) for shift in (1, 2))
     q, pages = small_whole(6, 40, 3).view(1, 6, 40), torch.arange(19, -1, -1)[None]
@@ -166,11 +172,10 @@ def _decode(dtype: torch.dtype) -> KnownAnswer:
         return [(weights @ v).view(1, 6, 40).to(dtype)]
 
     name = "C++ decode attention"
-    kinds = frozenset({"native paged_decode_attention"})
-    return KnownAnswer(name, kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+    return Case(name, {"native paged_decode_attention"}, dtype_name(dtype), run, expected, ROUNDED[dtype])
 
 
-def _router(dtype: torch.dtype) -> KnownAnswer:
+def _router(dtype: torch.dtype) -> Case:
     """Of logits that halve the probability each time, in an order of their own in each row, and of equal ones."""
     order = (torch.arange(37) * torch.tensor([[5], [7], [36]]) + 3) % 37
     logits = torch.cat([(-order * math.log(2)).to(dtype), torch.zeros(1, 37, dtype=dtype)])
@@ -189,11 +194,17 @@ def _router(dtype: torch.dtype) -> KnownAnswer:
         weights = torch.cat([part.gather(1, ids) for part, ids in zip(parts, places, strict=True)], -1)
         return weights.float(), torch.cat([ids + size * g for g, ids in enumerate(places)], -1)
 
-    kinds = frozenset({"native moe_gating_topk_softmax"})
-    return KnownAnswer("C++ router", kinds, name_of(dtype), run, expected, ROUNDED[torch.float32])
+    return Case(
+        "C++ router",
+        {"native moe_gating_topk_softmax"},
+        dtype_name(dtype),
+        run,
+        expected,
+        ROUNDED[torch.float32],
+    )
 
 
-def _experts(dtype: torch.dtype) -> KnownAnswer:
+def _experts(dtype: torch.dtype) -> Case:
     """Five experts, one of which nobody chooses; of the others one gets a row, one some and two many."""
     hidden, experts, rows = 72, 5, 300
     x = small_whole(rows, hidden, 1)
@@ -228,11 +239,17 @@ def _experts(dtype: torch.dtype) -> KnownAnswer:
         gate, up = gate.clamp(max=2), up.clamp(-2, 2)
         return (up + 1) * gate * (1.5 * gate).sigmoid()
 
-    kinds = frozenset({"native fused_moe", "native fused_moe_clamped"})
-    return KnownAnswer("C++ experts", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+    return Case(
+        "C++ experts",
+        {"native fused_moe", "native fused_moe_clamped"},
+        dtype_name(dtype),
+        run,
+        expected,
+        ROUNDED[dtype],
+    )
 
 
-def _gated(dtype: torch.dtype) -> KnownAnswer:
+def _gated(dtype: torch.dtype) -> Case:
     gate, up = (small_whole(3, 203, shift).mul(3).add(0.5).to(dtype) for shift in (1, 2))
     weight = torch.cat([gate.T, up.T]).contiguous()  # [406, 3]
 
@@ -247,11 +264,17 @@ def _gated(dtype: torch.dtype) -> KnownAnswer:
         return [(one * up.double()).to(dtype) for one in (silu, silu, gelu, silu)]
 
     names = ("silu_and_mul", "silu_mul", "gelu_mul", "linear_silu_and_mul")
-    kinds = frozenset(f"native {name}" for name in names)
-    return KnownAnswer("C++ gated activations", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+    return Case(
+        "C++ gated activations",
+        {f"native {name}" for name in names},
+        dtype_name(dtype),
+        run,
+        expected,
+        ROUNDED[dtype],
+    )
 
 
-def _gated_sum(dtype: torch.dtype) -> KnownAnswer:
+def _gated_sum(dtype: torch.dtype) -> Case:
     x, y = (small_whole(3, 203, shift).mul(3).add(0.5).to(dtype) for shift in (1, 2))
     gate = torch.tensor([[-2.0], [0.0], [1.5]]).to(dtype)
 
@@ -261,11 +284,10 @@ def _gated_sum(dtype: torch.dtype) -> KnownAnswer:
     def expected() -> Sequence[Tensor]:
         return [(x.double() + gate.double().sigmoid() * y.double()).to(dtype)]
 
-    kinds = frozenset({"native gated_sum"})
-    return KnownAnswer("C++ sum with a gate", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+    return Case("C++ sum with a gate", {"native gated_sum"}, dtype_name(dtype), run, expected, ROUNDED[dtype])
 
 
-def _rows_of_table(dtype: torch.dtype) -> KnownAnswer:
+def _rows_of_table(dtype: torch.dtype) -> Case:
     table = small_whole(9, 41, 1).to(dtype)
     places = torch.tensor([[8, 0, 3], [3, 1, 8]])
 
@@ -275,11 +297,10 @@ def _rows_of_table(dtype: torch.dtype) -> KnownAnswer:
     def expected() -> Sequence[Tensor]:
         return [torch.stack([torch.stack([table[row] for row in rows]) for rows in places.tolist()])] * 2
 
-    kinds = frozenset({"native embedding"})
-    return KnownAnswer("C++ rows of a table", kinds, name_of(dtype), run, expected, 0.0)
+    return Case("C++ rows of a table", {"native embedding"}, dtype_name(dtype), run, expected, 0.0)
 
 
-def _rotary(dtype: torch.dtype) -> KnownAnswer:
+def _rotary(dtype: torch.dtype) -> Case:
     """Of whole numbers, so that nothing is rounded."""
     q, k = (small_whole(3 * heads, 106, heads).view(3, heads, 106) for heads in (4, 2))
     cos, sin = small_whole(3, 106, 5), small_whole(3, 106, 6)
@@ -294,11 +315,10 @@ def _rotary(dtype: torch.dtype) -> KnownAnswer:
         turned = torch.cat((-x[..., 53:], x[..., :53]), -1)
         return x * cos[:, None] + turned * sin[:, None]
 
-    kinds = frozenset({"native apply_rotary_pos_emb"})
-    return KnownAnswer("C++ rotation", kinds, name_of(dtype), run, expected)
+    return Case("C++ rotation", {"native apply_rotary_pos_emb"}, dtype_name(dtype), run, expected)
 
 
-def _fill(dtype: torch.dtype) -> KnownAnswer:
+def _fill(dtype: torch.dtype) -> Case:
     k, v = (small_whole(5, 2 * 20, shift).view(5, 2, 20).to(dtype) for shift in (1, 2))
     slots = [9, -1, 0, 15, 4]
 
@@ -314,11 +334,10 @@ def _fill(dtype: torch.dtype) -> KnownAnswer:
                 caches[0, slot], caches[1, slot] = k[token], v[token]
         return list(caches.view(2, 4, 4, 2, 20))
 
-    kinds = frozenset({"native fill_kv_cache"})
-    return KnownAnswer("C++ fill of the cache", kinds, name_of(dtype), run, expected)
+    return Case("C++ fill of the cache", {"native fill_kv_cache"}, dtype_name(dtype), run, expected)
 
 
-def _prefill(dtype: torch.dtype) -> KnownAnswer:
+def _prefill(dtype: torch.dtype) -> Case:
     """Two sequences, of 150 queries on as many keys and of 70 on the last of 200, three heads to a key head.
 
     Once packed, and once in pages of 16 that stand in reverse.
@@ -347,11 +366,17 @@ def _prefill(dtype: torch.dtype) -> KnownAnswer:
             results.append(torch.einsum("hgqk,khd->qhgd", weights, v).reshape(-1, 6, 36).to(dtype))
         return [torch.cat(results)] * 2
 
-    kinds = frozenset({"native prefill_attention", "native paged_prefill_attention"})
-    return KnownAnswer("C++ prefill attention", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+    return Case(
+        "C++ prefill attention",
+        {"native prefill_attention", "native paged_prefill_attention"},
+        dtype_name(dtype),
+        run,
+        expected,
+        ROUNDED[dtype],
+    )
 
 
-def _masked(dtype: torch.dtype) -> KnownAnswer:
+def _masked(dtype: torch.dtype) -> Case:
     """Two sequences of 300 keys, three heads to a key head: 70 queries on ranges of them, and one."""
     q, k, v = (
         small_whole(2 * heads * rows, 40, rows).view(2, heads, rows, 40)
@@ -377,11 +402,17 @@ def _masked(dtype: torch.dtype) -> KnownAnswer:
         out = (weights @ v.repeat_interleave(3, 1)).to(dtype)
         return [out, out, out[:, :, -1:]]
 
-    kinds = frozenset({"native scaled_dot_product_attention"})
-    return KnownAnswer("C++ attention under a mask", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+    return Case(
+        "C++ attention under a mask",
+        {"native scaled_dot_product_attention"},
+        dtype_name(dtype),
+        run,
+        expected,
+        ROUNDED[dtype],
+    )
 
 
-def _copied(dtype: torch.dtype) -> KnownAnswer:
+def _copied(dtype: torch.dtype) -> Case:
     rows, places = small_whole(6, 20, 1).view(2, 3, 20).to(dtype), [4, 0, 3]
 
     def run() -> Sequence[Tensor]:
@@ -393,8 +424,7 @@ def _copied(dtype: torch.dtype) -> KnownAnswer:
             filled[:, place] = rows[:, row]
         return [filled]
 
-    kinds = frozenset({"native index_copy_"})
-    return KnownAnswer("C++ copies of rows", kinds, name_of(dtype), run, expected)
+    return Case("C++ copies of rows", {"native index_copy_"}, dtype_name(dtype), run, expected)
 
 
 def _pages(sequences: Sequence[Tensor]) -> Tensor:
@@ -403,7 +433,7 @@ def _pages(sequences: Sequence[Tensor]) -> Tensor:
     return torch.cat(padded).unflatten(0, (-1, 16)).flip(0)
 
 
-def _tokens(dtype: torch.dtype) -> KnownAnswer:
+def _tokens(dtype: torch.dtype) -> Case:
     """Of equal logits, whose order is that of the tokens, and of logits that halve the probability each time."""
     equal = torch.zeros(4, 5000)
     equal[:, 1::2] = -torch.inf
@@ -424,8 +454,9 @@ def _tokens(dtype: torch.dtype) -> KnownAnswer:
                   [999, 999, 999, 998], [999, 999, 998, 997]]  # fmt: skip
         return [torch.tensor(one) for one in tokens]
 
-    kinds = frozenset({"native largest_tokens", "native drawn_tokens"})
-    return KnownAnswer("C++ next tokens", kinds, name_of(dtype), run, expected)
+    return Case(
+        "C++ next tokens", {"native largest_tokens", "native drawn_tokens"}, dtype_name(dtype), run, expected
+    )
 
 
-KERNEL_ANSWERS = KnownAnswers(owner, answers, native.library_name)
+KERNEL_SELFTEST = SelfTest(owner, cases, native.library_name)

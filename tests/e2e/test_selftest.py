@@ -14,10 +14,10 @@ PLANT = """
 from dataclasses import replace
 from dlinfer.graph.engine import find_engine
 from dlinfer.graph.selftest import store
-answers = find_engine("openvino", "cpu").known_answers
-for one in answers.verdicts(ask=False):
+selftest = find_engine("openvino", "cpu").selftest
+for one in selftest.results(run=False):
     if "paged attention" in one.name and one.precision == "float32":
-        store.keep(answers._key((one.name, one.precision)), replace(one, state="wrong", reason="planted"))
+        store.save(selftest._key((one.name, one.precision)), replace(one, state="failed", reason="planted"))
 """
 STEP = {"name": "batch", "kind": "call", "gen": {"max_new_tokens": 12, "ignore_eos": True}}
 

@@ -1,22 +1,22 @@
-"""What OpenVINO is asked before its CPU plugin is trusted with an op: common questions, and its own attention.
+"""The self-test of OpenVINO's CPU plugin: the cases of every engine, and the plugin's own attention.
 
-The plugin has other kernels for AVX-512, bfloat16, float16 and AMX than for AVX2, and they were wrong where these
+The plugin has other kernels for AVX-512, bfloat16, float16 and AMX than for AVX2. Some were wrong where those for AVX2
 were right: comparisons of NaN, paged attention in float16.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import Any
 
 import openvino as ov
 import torch
 from torch import Tensor
 
+from dlinfer.graph.engine import Engine
 from dlinfer.graph.functional.functional_ops import twin_op
-from dlinfer.graph.selftest.answer import KnownAnswer, kind_of
-from dlinfer.graph.selftest.questions import FLOATS, QUESTIONS, Question, put_all
-from dlinfer.graph.selftest.suite import KnownAnswers
-from dlinfer.ops.attention.attention import attend
+from dlinfer.graph.selftest.case import Case, packet_name
+from dlinfer.graph.selftest.suite import SelfTest
+from dlinfer.graph.selftest.torch_cases import FLOATS, TORCH_CASES, TorchCase, engine_cases
+from dlinfer.ops.attention.semantics import attend
 from dlinfer.vendor.openvino.layout import LAYOUT
 from dlinfer.vendor.openvino.lowerings.paged import foreign_layout
 from dlinfer.vendor.openvino.options import OpenVINOOptions
@@ -30,14 +30,14 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 """Scores and sums of up to 68 terms in any order; in 16 bits, probabilities rounded before they meet the values."""
 
 
-def known_answers(engine: Any) -> KnownAnswers:
-    """The known answers of the engine on the CPU."""
-    return KnownAnswers(_version, lambda: answers(engine))
+def selftest(engine: Engine) -> SelfTest:
+    """The self-test of the engine on the CPU."""
+    return SelfTest(_version, lambda: cases(engine))
 
 
-def answers(engine: Any) -> Iterator[KnownAnswer]:
-    """All that it is asked."""
-    return put_all(engine, asdict(OpenVINOOptions()), [*QUESTIONS, *PAGED], FLOATS)
+def cases(engine: Engine) -> Iterator[Case]:
+    """Every case of the engine."""
+    return engine_cases(engine, asdict(OpenVINOOptions()), [*TORCH_CASES, *PAGED], FLOATS)
 
 
 def _version() -> str:
@@ -83,14 +83,14 @@ def _attention(decodes: bool) -> Callable[..., Tensor]:
     def function(q: Tensor, *given: Tensor) -> Tensor:
         *caches, table, ends, lengths = given
         out = torch.empty_like(q)
-        told = (BLOCK, None if decodes else ends, lengths, 37, 68, HEADS, KV_HEADS)
-        CACHED_ATTENTION(q, *caches, table, *told, out, SIZE**-0.5, -1, 0.0, None, None)
+        sizes = (BLOCK, None if decodes else ends, lengths, 37, 68, HEADS, KV_HEADS)
+        CACHED_ATTENTION(q, *caches, table, *sizes, out, SIZE**-0.5, -1, 0.0, None, None)
         return out
 
     return function
 
 
-def _worked_out(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> list[Tensor]:
+def _expected(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> list[Tensor]:
     """Sequence by sequence in float64, with keys and values put into their slots one by one."""
     k_cache, v_cache, slots, table, ends, lengths = rest
     caches = [cache.clone() for cache in (k_cache, v_cache)]
@@ -105,15 +105,15 @@ def _worked_out(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> list[Tensor]:
     return [torch.cat(outs)]
 
 
-def _paged(name: str, decodes: bool, sequences: tuple[tuple[int, int], ...]) -> Question:
-    return Question(
+def _paged(name: str, decodes: bool, sequences: tuple[tuple[int, int], ...]) -> TorchCase:
+    return TorchCase(
         f"paged attention, {name}, blocks of {BLOCK}",
-        [kind_of(CACHED_ATTENTION), kind_of(twin_op(CACHED_ATTENTION))],
+        [packet_name(CACHED_ATTENTION), packet_name(twin_op(CACHED_ATTENTION))],
         _attention(decodes),
         _step(sequences),
-        _worked_out,
+        _expected,
         TOLERANCE,
-        unfit=foreign_layout,
+        skip_reason=foreign_layout,
     )
 
 

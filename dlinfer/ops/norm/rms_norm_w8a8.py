@@ -8,7 +8,7 @@ from torch import Tensor
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
-from dlinfer.ops.norm.norm import check_norm
+from dlinfer.ops.norm.rms_norm import check_norm
 from dlinfer.ops.quantised import eight_bit
 from dlinfer.ops.quantised.dynamic_quant import fake_rows
 

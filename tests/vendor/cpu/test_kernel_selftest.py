@@ -1,4 +1,4 @@
-"""Every C++ kernel has known answers, and they are found under the name and dtype that those who call it ask with."""
+"""Every C++ kernel has self-test cases, and its callers look them up under the right name and dtype."""
 
 from collections.abc import Iterator
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from dlinfer import ops, settings
-from dlinfer.graph.selftest.suite import KnownAnswers
+from dlinfer.graph.selftest.suite import SelfTest
 from dlinfer.vendor.cpu import compiled, native
 from dlinfer.vendor.cpu.bf12.matrices import pack, unpack
 from dlinfer.vendor.cpu.inductor.engine import InductorEngine
-from dlinfer.vendor.cpu.kernel_answers import KERNEL_ANSWERS
+from dlinfer.vendor.cpu.kernel_selftest import KERNEL_SELFTEST
 from dlinfer.vendor.cpu.sampling import CpuSampler
 from tests.graph.conftest import artifact_folder, graph_mode
 from tests.ops import cases
@@ -35,18 +35,18 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[str, str]]]:
     """What is asked for from here on: names of kernels and of dtypes. None of it is computed."""
     found: set[tuple[str, str]] = set()
 
-    def fault(self: KnownAnswers, kind: str, precision: str) -> None:
-        found.add((kind, precision))
+    def failure(self: SelfTest, op: str, precision: str) -> None:
+        found.add((op, precision))
 
-    monkeypatch.setattr(KnownAnswers, "fault", fault)
+    monkeypatch.setattr(SelfTest, "failure", failure)
     monkeypatch.setattr(compiled, "_reasons", {})
     yield found
 
 
 def answered() -> set[tuple[str, str]]:
     """The names and dtypes that answers are filed under."""
-    KERNEL_ANSWERS._asked(("", ""))
-    return set(KERNEL_ANSWERS._table or {})
+    KERNEL_SELFTEST._covering(("", ""))
+    return set(KERNEL_SELFTEST._table or {})
 
 
 def test_every_kernel_has_answers() -> None:
@@ -87,4 +87,4 @@ def test_a_graph_asks_for_the_dtype_that_is_computed_in(
 
     torch.compile(layer, backend="dlinfer", options={"engine": "inductor", "fallback": "error"})(x)
     assert {precision for kind, precision in asked if kind == "native weight_quant_matmul"} == {of_x}
-    assert InductorEngine().known_answers._asked(("native weight_quant_matmul", of_x))
+    assert InductorEngine().selftest._covering(("native weight_quant_matmul", of_x))

@@ -1,12 +1,12 @@
-"""What the C++ kernels of 8-bit numbers are asked before they are trusted."""
+"""Self-test cases of the C++ kernels of 8-bit numbers."""
 
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from dlinfer.graph.selftest.answer import KnownAnswer, name_of
-from dlinfer.graph.selftest.questions import FLOATS, ROUNDED, small_whole
+from dlinfer.graph.selftest.case import Case, dtype_name
+from dlinfer.graph.selftest.torch_cases import FLOATS, ROUNDED, small_whole
 
 _FP8 = torch.float8_e4m3fn
 _BLOCK = (16, 64)
@@ -16,8 +16,8 @@ _FEW = (1, 2, 3, 4, 16)
 Native = Callable[[str], Callable[..., Tensor]]
 
 
-def answers(native: Native, rows: Sequence[int]) -> Iterator[KnownAnswer]:
-    """native: gives a kernel by its name. rows: of x, on both sides of each number at which another kernel begins."""
+def cases(native: Native, rows: Sequence[int]) -> Iterator[Case]:
+    """native: returns a kernel by name. rows: of x, on both sides of each count at which another kernel takes over."""
     for dtype in FLOATS:
         yield _int8_linear(native, rows, dtype)
         yield _fp8_linear(native, dtype)
@@ -26,7 +26,7 @@ def answers(native: Native, rows: Sequence[int]) -> Iterator[KnownAnswer]:
     yield _widened(native)
 
 
-def _int8_linear(native: Native, rows: Sequence[int], dtype: torch.dtype) -> KnownAnswer:
+def _int8_linear(native: Native, rows: Sequence[int], dtype: torch.dtype) -> Case:
     """Any numbers of 8 bits, whose sums are exact in float64; scales are powers of two, and so is the last rounding."""
     generator = torch.Generator().manual_seed(0)
 
@@ -46,10 +46,10 @@ def _int8_linear(native: Native, rows: Sequence[int], dtype: torch.dtype) -> Kno
         return [(total.float().to(dtype) + bias.to(dtype)).to(dtype) for total in sums]
 
     name = f"C++ linear of int8 by int8, of {', '.join(map(str, rows))} rows"
-    return KnownAnswer(name, frozenset({"native linear_w8a8"}), name_of(dtype), run, expected)
+    return Case(name, {"native linear_w8a8"}, dtype_name(dtype), run, expected)
 
 
-def _fp8_linear(native: Native, dtype: torch.dtype) -> KnownAnswer:
+def _fp8_linear(native: Native, dtype: torch.dtype) -> Case:
     """Sums of products of -1, 0 and 1 with -7, 0 and 7, blocks by powers of two: exact in any order, rounded once."""
     weight, scale, bias = small_whole(70, 203, 1) * 7, 2.0 ** small_whole(5, 4, 2), small_whole(1, 70, 3)[0]
     inputs = [small_whole(count, 203, count) for count in _FEW]
@@ -63,7 +63,7 @@ def _fp8_linear(native: Native, dtype: torch.dtype) -> KnownAnswer:
         return [((x @ wide.t()).to(dtype) + bias.to(dtype)).to(dtype) for x in inputs]
 
     name = f"C++ linear with a weight of float8, of {', '.join(map(str, _FEW))} rows"
-    return KnownAnswer(name, frozenset({"native linear_fp8"}), name_of(dtype), run, expected)
+    return Case(name, {"native linear_fp8"}, dtype_name(dtype), run, expected)
 
 
 def _over_blocks(scale: Tensor, rows: int, columns: int) -> Tensor:
@@ -72,7 +72,7 @@ def _over_blocks(scale: Tensor, rows: int, columns: int) -> Tensor:
     return whole[:rows, :columns]
 
 
-def _widened(native: Native) -> KnownAnswer:
+def _widened(native: Native) -> Case:
     """Every float8, in rows that registers do not divide, by powers of two."""
     bits = torch.arange(67 * 137).view(67, 137).remainder(256).to(torch.uint8)
     scale = 2.0 ** small_whole(5, 3, 2)
@@ -86,10 +86,10 @@ def _widened(native: Native) -> KnownAnswer:
         sizes = sizes.masked_fill(bits % 128 == 127, torch.nan)
         return [(torch.where(sign > 0, -sizes, sizes) * _over_blocks(scale, 67, 137)).float()]
 
-    return KnownAnswer("C++ float8 widened", frozenset({"native widen_fp8"}), "float32", run, expected)
+    return Case("C++ float8 widened", {"native widen_fp8"}, "float32", run, expected)
 
 
-def _rows(native: Native, dtype: torch.dtype) -> KnownAnswer:
+def _rows(native: Native, dtype: torch.dtype) -> Case:
     """Numbers whose largest is that of the 8-bit ones, so that each becomes itself; norms by about one in a hundred."""
     x = small_whole(5, 203, 1) * 40
     x[:, 7] = 127
@@ -112,11 +112,11 @@ def _rows(native: Native, dtype: torch.dtype) -> KnownAnswer:
         numbers, ones = (normed / scale).round(), torch.ones(5, 1)
         return [one.float() for one in (wide, ones, large, ones, numbers, scale, numbers, scale, wide)]
 
-    kinds = frozenset(f"native {name}" for name in ("dynamic_quant", "rms_norm_w8a8", "add_rms_norm_w8a8"))
-    return KnownAnswer("C++ rows of 8 bits", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+    kinds = {f"native {name}" for name in ("dynamic_quant", "rms_norm_w8a8", "add_rms_norm_w8a8")}
+    return Case("C++ rows of 8 bits", kinds, dtype_name(dtype), run, expected, ROUNDED[dtype])
 
 
-def _blocks(native: Native, dtype: torch.dtype) -> KnownAnswer:
+def _blocks(native: Native, dtype: torch.dtype) -> Case:
     """Blocks whose largest is 448, so that their scale is 1, and 41, which float8 has not: it has 40 and 44."""
     x = small_whole(5, 203, 1) * 41
     x[:, ::16] = 448
@@ -127,7 +127,11 @@ def _blocks(native: Native, dtype: torch.dtype) -> KnownAnswer:
     def expected() -> Sequence[Tensor]:
         return [x.clamp(-40, 40).masked_fill(x == 448, 448).float()] * 2
 
-    kinds = frozenset({"native rounded_in_blocks"})
-    return KnownAnswer(
-        "C++ rows rounded in blocks", kinds, name_of(dtype), run, expected, ROUNDED[torch.float32]
+    return Case(
+        "C++ rows rounded in blocks",
+        {"native rounded_in_blocks"},
+        dtype_name(dtype),
+        run,
+        expected,
+        ROUNDED[torch.float32],
     )

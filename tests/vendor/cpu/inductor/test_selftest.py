@@ -9,7 +9,7 @@ from dlinfer.graph import engine as engines
 from dlinfer.graph.cache.disk import ArtifactCache
 from dlinfer.graph.selftest import store
 from dlinfer.ops.core import fallback
-from dlinfer.vendor.cpu.inductor import known_answers
+from dlinfer.vendor.cpu.inductor import selftest
 from dlinfer.vendor.cpu.inductor.engine import InductorEngine
 from tests.graph.conftest import artifact_folder, graph_mode
 from tests.vendor.cpu.test_native import needs_compiler
@@ -22,7 +22,7 @@ def fresh(monkeypatch, tmp_path, graph_mode):
     """An engine that has not been asked anything, with a folder of its own for what it is asked."""
     engine = InductorEngine()
     monkeypatch.setitem(engines._engines, ("cpu", "inductor"), engine)
-    monkeypatch.setattr(store, "_cache", lambda: ArtifactCache(tmp_path, "known_answers"))
+    monkeypatch.setattr(store, "_cache", lambda: ArtifactCache(tmp_path, "selftest"))
     return engine
 
 
@@ -41,7 +41,7 @@ def _off(value):
 
 @needs_compiler
 def test_all_answers_are_right_here(fresh):
-    assert [one for one in fresh.known_answers.verdicts() if one.state == "wrong"] == []
+    assert [one for one in fresh.selftest.results() if one.state == "failed"] == []
 
 
 @needs_compiler
@@ -54,9 +54,9 @@ def test_what_is_wrong_is_torch_s(monkeypatch, fresh, part, kinds):
         replace(one, run=lambda run=one.run: [_off(value) for value in run()])
         if one.name.startswith(part)
         else one
-        for one in known_answers.answers()
+        for one in selftest.cases()
     ]
-    monkeypatch.setattr(fresh.known_answers, "_answers", lambda: planted)
+    monkeypatch.setattr(fresh.selftest, "_cases", lambda: planted)
     model, x = Model().requires_grad_(False), torch.randn(3, 32)
     compiled = torch.compile(model, backend="dlinfer", options={"engine": "inductor"})
     torch.testing.assert_close(compiled(x), model(x))
@@ -71,4 +71,4 @@ def test_it_is_asked_while_dynamo_compiles(fresh, tmp_path):
     model, x = Model().requires_grad_(False), torch.randn(3, 32)
     compiled = torch.compile(model, backend="dlinfer", options={"engine": "inductor", "fallback": "error"})
     torch.testing.assert_close(compiled(x), model(x))
-    assert list((tmp_path / "known_answers").iterdir())
+    assert list((tmp_path / "selftest").iterdir())

@@ -1,4 +1,4 @@
-"""What the C++ kernels of packed bfloat16 matrices are asked before they are trusted."""
+"""Self-test cases of the C++ kernels of packed bfloat16 matrices."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -6,25 +6,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dlinfer.graph.selftest.answer import KnownAnswer, name_of
-from dlinfer.graph.selftest.questions import ROUNDED, small_whole
+from dlinfer.graph.selftest.case import Case, dtype_name
+from dlinfer.graph.selftest.torch_cases import ROUNDED, small_whole
 from dlinfer.ops.quantised import bf12
 
 _NARROW = torch.bfloat16
-_KINDS = frozenset(f"native {name}" for name in ("linear_bf12", "linear_bf12_silu_and_mul", "embedding_bf12"))
+_KINDS = {f"native {name}" for name in ("linear_bf12", "linear_bf12_silu_and_mul", "embedding_bf12")}
 
 
-def answers(native: Callable[[str], Callable[..., Tensor]], rows: Sequence[int]) -> Iterator[KnownAnswer]:
-    """native: gives a kernel by its name. rows: of x, on both sides of each number at which another kernel begins."""
+def cases(native: Callable[[str], Callable[..., Tensor]], rows: Sequence[int]) -> Iterator[Case]:
+    """native: returns a kernel by name. rows: of x, on both sides of each count at which another kernel takes over."""
     for columns in (256, 200):  # whole groups, and not
         yield _products(native, rows, columns)
     yield _experts(native)
     yield _packing(native)
 
 
-def _products(
-    native: Callable[[str], Callable[..., Tensor]], rows: Sequence[int], columns: int
-) -> KnownAnswer:
+def _products(native: Callable[[str], Callable[..., Tensor]], rows: Sequence[int], columns: int) -> Case:
     """Sums of products of -1, 0 and 1: exact in any order. Two rows are exceptions of the packing."""
     weight, gates = small_whole(70, columns, 1), small_whole(72, columns, 2) / 16
     weight[7] *= 2.0**-40
@@ -47,10 +45,10 @@ def _products(
         return [one.to(_NARROW) for one in (*results, weight[places])]
 
     name = f"C++ linear with a weight of 12 bits, of {columns} columns and {', '.join(map(str, rows))} rows"
-    return KnownAnswer(name, _KINDS, name_of(_NARROW), run, expected, ROUNDED[_NARROW])
+    return Case(name, _KINDS, dtype_name(_NARROW), run, expected, ROUNDED[_NARROW])
 
 
-def _experts(native: Callable[[str], Callable[..., Tensor]]) -> KnownAnswer:
+def _experts(native: Callable[[str], Callable[..., Tensor]]) -> Case:
     """Five experts: one that nobody chooses, one of a single row, one of some, and two of many."""
     experts, hidden, inner, rows = 5, 72, 40, 300
     x = small_whole(rows, hidden, 1)
@@ -74,12 +72,11 @@ def _experts(native: Callable[[str], Callable[..., Tensor]]) -> KnownAnswer:
         whole = torch.einsum("re,erh->rh", shares, results).to(_NARROW)
         return [whole[:1], whole[:9], whole]
 
-    kinds = frozenset({"native fused_moe_bf12"})
     name = "C++ experts with weights of 12 bits"
-    return KnownAnswer(name, kinds, name_of(_NARROW), run, expected, ROUNDED[_NARROW])
+    return Case(name, {"native fused_moe_bf12"}, dtype_name(_NARROW), run, expected, ROUNDED[_NARROW])
 
 
-def _packing(native: Callable[[str], Callable[..., Tensor]]) -> KnownAnswer:
+def _packing(native: Callable[[str], Callable[..., Tensor]]) -> Case:
     """Every bfloat16 but those that differ in the sign alone, each as likely, so that most are exceptions."""
     weight = torch.arange(2**15).short().view(_NARROW)[: 127 * 258].view(127, 258)
 
@@ -90,5 +87,10 @@ def _packing(native: Callable[[str], Callable[..., Tensor]]) -> KnownAnswer:
     def expected() -> Sequence[Tensor]:
         return [bf12.pack(weight), weight.view(torch.int16)]
 
-    kinds = frozenset({"native pack_bf12", "native unpack_bf12"})
-    return KnownAnswer("C++ packing in 12 bits", kinds, name_of(_NARROW), run, expected)
+    return Case(
+        "C++ packing in 12 bits",
+        {"native pack_bf12", "native unpack_bf12"},
+        dtype_name(_NARROW),
+        run,
+        expected,
+    )

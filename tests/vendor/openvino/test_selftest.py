@@ -16,10 +16,10 @@ from dlinfer.graph import engine as engines
 from dlinfer.graph.report import report as reports
 from dlinfer.ops.core import fallback
 from dlinfer.vendor import discovery
-from dlinfer.vendor.openvino import known_answers, registry
+from dlinfer.vendor.openvino import registry, selftest
 from dlinfer.vendor.openvino.engine import OpenVINOEngine
-from dlinfer.vendor.openvino.known_answers import PAGED, answers
 from dlinfer.vendor.openvino.lowerings import comparison
+from dlinfer.vendor.openvino.selftest import PAGED, cases
 
 nan = float("nan")
 
@@ -60,7 +60,7 @@ def test_a_wrong_gt_is_refused_with_its_reason_counted_and_the_result_is_right(w
     assert re.match(
         r"OpenVINO 20\d\d\.\S+ on this CPU gets 'gt of NaN and infinities' wrong in float32: ", reason
     )
-    assert "the first True and not False" in reason
+    assert "the first is True, expected False" in reason
     (found,) = reports.reports()
     assert list(found.refusals()) == [("aten.gt.Tensor", reason)]
     assert "aten.lt.Tensor" in [node.op for node in found.placed("engine")]
@@ -72,22 +72,20 @@ def test_the_doctor_says_so_and_so_does_the_cache(wrong_about_nan, capsys, tmp_p
         compared, backend="dlinfer", options={"engine": "openvino", "small_regions": "engine"}, dynamic=True
     )(X, Y)
     main(["doctor"])
-    assert "openvino: 'gt of NaN and infinities' is wrong in float32:" in capsys.readouterr().out
+    assert "openvino: 'gt of NaN and infinities' failed in float32:" in capsys.readouterr().out
     main(["doctor", "--json"])
-    found = json.loads(capsys.readouterr().out)["known_answers"]
+    found = json.loads(capsys.readouterr().out)["selftests"]
     (ours,) = [one for one in found if one["engine"] == "openvino"]
-    assert [(one["name"], one["decides"]) for one in ours["wrong"]] == [
+    assert [(one["name"], one["covers"]) for one in ours["failed"]] == [
         ("gt of NaN and infinities", ["aten.greater", "aten.gt"])
     ]
-    kept = [
-        json.loads(path.read_bytes().rpartition(b"\n")[2]) for path in (tmp_path / "known_answers").iterdir()
-    ]
-    assert [one["decides"] for one in kept if one["state"] == "wrong"] == [["aten.greater", "aten.gt"]]
+    kept = [json.loads(path.read_bytes().rpartition(b"\n")[2]) for path in (tmp_path / "selftest").iterdir()]
+    assert [one["covers"] for one in kept if one["state"] == "failed"] == [["aten.greater", "aten.gt"]]
 
 
 def test_as_written_gt_depends_on_less_alone(fresh):
     """The plugin's own Greater says true of NaN on some CPUs."""
-    assert fresh.known_answers.fault("aten.gt", "float32") is None
+    assert fresh.selftest.failure("aten.gt", "float32") is None
     model = comparison.greater(*(op.parameter([3], ov.Type.f32).output(0) for _ in range(2))).get_node()
     assert model.get_type_name() == "Less"
 
@@ -106,33 +104,33 @@ def test_garbage_from_paged_attention_in_float16_is_refused_in_float16_alone(mon
         replace(
             one, run=lambda one=one: [value + 7 * (one.precision == "float16") for value in one.expected()]
         )
-        for one in answers(fresh)
+        for one in cases(fresh)
         if "paged" in one.name
     ]
-    monkeypatch.setattr(fresh.known_answers, "_answers", lambda: off)
-    kind = PAGED[0].decides[0]
+    monkeypatch.setattr(fresh.selftest, "_cases", lambda: off)
+    kind = PAGED[0].covers[0]
     assert "gets 'paged attention, prefill, blocks of 32' wrong in float16" in str(
-        fresh.known_answers.fault(kind, "float16")
+        fresh.selftest.failure(kind, "float16")
     )
-    assert fresh.known_answers.fault(kind, "float32") is None
+    assert fresh.selftest.failure(kind, "float32") is None
 
 
 def test_attention_is_asked_only_while_caches_lie_as_it_needs_them(monkeypatch, fresh):
     asked = []
     paged = [
         replace(one, run=lambda one=one: asked.append(one.name) or one.expected())
-        for one in answers(fresh)
+        for one in cases(fresh)
         if "paged" in one.name and one.precision == "float32"
     ]
-    monkeypatch.setattr(fresh.known_answers, "_answers", lambda: paged)
+    monkeypatch.setattr(fresh.selftest, "_cases", lambda: paged)
     discovery.use("cpu")
-    kind = PAGED[0].decides[0]
-    assert fresh.known_answers.fault(kind, "float32") is None
-    assert "laid out for vendor 'cpu'" in fresh.known_answers.verdicts()[0].reason
+    kind = PAGED[0].covers[0]
+    assert fresh.selftest.failure(kind, "float32") is None
+    assert "laid out for vendor 'cpu'" in fresh.selftest.results()[0].reason
     assert not asked
     discovery.use("openvino")
     try:
-        assert fresh.known_answers.fault(kind, "float32") is None
+        assert fresh.selftest.failure(kind, "float32") is None
     finally:
         discovery.use("cpu")
     assert len(asked) == 2
@@ -140,12 +138,12 @@ def test_attention_is_asked_only_while_caches_lie_as_it_needs_them(monkeypatch, 
 
 def test_a_precision_of_the_engine_s_own_is_asked_for_the_whole_region(monkeypatch, fresh):
     """engine_options["precision"] lets a float32 model compute in float16."""
-    asked = fresh.known_answers.fault
+    failure = fresh.selftest.failure
     monkeypatch.setattr(
-        fresh.known_answers,
-        "fault",
-        lambda kind, precision: (
-            "planted" if (kind, precision) == ("aten.exp", "float16") else asked(kind, precision)
+        fresh.selftest,
+        "failure",
+        lambda op, precision: (
+            "planted" if (op, precision) == ("aten.exp", "float16") else failure(op, precision)
         ),
     )
     options: dict[str, Any] = {"engine": "openvino", "small_regions": "engine"}
@@ -163,7 +161,7 @@ def exp(x):
 
 @pytest.mark.full
 def test_every_question_is_right_or_not_taken_on_this_cpu_or_says_what_is_wrong(fresh):
-    wrong = [one for one in fresh.known_answers.verdicts() if one.state == "wrong"]
+    wrong = [one for one in fresh.selftest.results() if one.state == "failed"]
     for one in wrong:  # a finding of this CPU, not of the code: show it
-        print(f"{known_answers._version()}: {one}")
+        print(f"{selftest._version()}: {one}")
     assert all(one.reason for one in wrong)

@@ -1,0 +1,311 @@
+"""Functions of torch whose results are known without an engine's kernels: the cases of every graph engine.
+
+Expected results come from exact arithmetic (small integers, comparisons in Python) or from the same formula in
+float64. Rows are longer than the widest register and no multiple of it, so that both vector loops and their remainders
+are tested.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from dlinfer.graph.engine import Engine
+from dlinfer.graph.selftest.case import Case, dtype_name
+from dlinfer.graph.selftest.in_engine import run_in_engine
+from dlinfer.ops.core.oracle import widened
+
+inf, nan = math.inf, math.nan
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+ROUNDED = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+"""Some units in the last place, for elementary functions and for sums of a hundred terms in another order."""
+
+
+@dataclass(frozen=True)
+class TorchCase:
+    """A function of torch and its expected results.
+
+    covers: ops, see ``case.packet_name``. inputs: by dtype. reference: computes the expected results from the inputs in
+    float64; None is the function itself. tolerance: by dtype; None is 0. skip_reason: see ``Case``.
+    """
+
+    name: str
+    covers: Sequence[str]
+    function: Callable[..., Any]
+    inputs: Callable[[torch.dtype], Sequence[Tensor]]
+    reference: Callable[..., Any] | None = None
+    tolerance: Mapping[torch.dtype, float] | None = None
+    skip_reason: Callable[[], str | None] = lambda: None
+
+    def for_engine(self, engine: Engine, options: Mapping[str, Any], dtype: torch.dtype) -> Case:
+        """The case of one engine in one dtype."""
+        return Case(
+            self.name,
+            self.covers,
+            dtype_name(dtype),
+            lambda: run_in_engine(engine, self.function, self.inputs(dtype), options),
+            lambda: self.expected(dtype),
+            (self.tolerance or {}).get(dtype, 0.0),
+            self.skip_reason,
+        )
+
+    def expected(self, dtype: torch.dtype) -> list[Tensor]:
+        """The expected results in a dtype."""
+        results = pytree.tree_leaves((self.reference or self.function)(*widened(self.inputs(dtype))))
+        return [one.to(dtype) if one.is_floating_point() else one for one in results]
+
+
+def engine_cases(
+    engine: Engine, options: Mapping[str, Any], cases: Sequence[TorchCase], dtypes: Collection[torch.dtype]
+) -> Iterator[Case]:
+    """The cases of one engine in each of some dtypes."""
+    return (case.for_engine(engine, options, dtype) for case in cases for dtype in dtypes)
+
+
+# --- inputs
+
+
+_SPECIAL = [0.0, -0.0, 1.0, -1.0, 2.5, inf, -inf, nan, 0.5, -7.0, 300.0, -0.125]
+
+
+def special(dtype: torch.dtype) -> list[Tensor]:
+    """Two tensors [12, 37] in which each of the special numbers meets each other one."""
+    values = torch.tensor(_SPECIAL, dtype=dtype)
+    columns = torch.arange(37) % len(values)
+    rows = torch.arange(len(values))
+    return [
+        values[columns].expand(len(values), -1).contiguous(),
+        values[(columns + rows[:, None]) % len(values)],
+    ]
+
+
+def rows_with_special(dtype: torch.dtype) -> list[Tensor]:
+    """[9, 37]: finite rows, and rows with one or several special numbers at different places."""
+    x = _spread(9, 37)
+    x[1, 5] = nan
+    x[2, 36] = inf
+    x[3, 0], x[3, 20] = -inf, nan
+    x[4] = -inf
+    x[5, 7], x[5, 30] = inf, -inf
+    x[6, ::2] = -inf
+    x[7, 11], x[7, 12], x[7, 33] = nan, inf, nan
+    return [x.to(dtype)]
+
+
+def _spread(rows: int, columns: int, scale: float = 3.0) -> Tensor:
+    """Different numbers in no order, between -scale and scale: multiples of the golden ratio, without their whole."""
+    count = torch.arange(1, rows * columns + 1, dtype=torch.float64)
+    return ((count * 0.6180339887498949) % 1.0 * 2 - 1).mul(scale).view(rows, columns)
+
+
+def spread(dtype: torch.dtype) -> list[Tensor]:
+    """[7, 67] between -3 and 3."""
+    return [_spread(7, 67).to(dtype)]
+
+
+def positive(dtype: torch.dtype) -> list[Tensor]:
+    """[7, 67] between 0 and 3."""
+    return [_spread(7, 67).abs().add(0.01).to(dtype)]
+
+
+def small_whole(rows: int, columns: int, shift: int) -> Tensor:
+    """-1, 0 and 1 in a pattern: sums of up to 256 products are exact in every precision."""
+    place = torch.arange(rows * columns).view(rows, columns)
+    return ((place * 7 + place // columns * 5 + shift) % 11 % 3 - 1).double()
+
+
+def _factors(dtype: torch.dtype) -> list[Tensor]:
+    return [small_whole(5, 131, 0).to(dtype), small_whole(70, 131, 4).to(dtype)]
+
+
+def _many_factors(dtype: torch.dtype) -> list[Tensor]:
+    return [small_whole(40, 131, 0).to(dtype), small_whole(70, 131, 4).to(dtype)]
+
+
+def _whole(_: torch.dtype) -> list[Tensor]:
+    x = torch.tensor(
+        [7, -7, 0, 1, 2**24 + 1, -(2**24) - 3, 2**30 + 7, -(2**30) - 1, 100_000_007, -1, 12, 255]
+    )
+    y = torch.tensor([3, -3, 5, 2**24 + 3, 1, 7, 2, 10, 3, 9, -12, 16])
+    return [x.repeat(4), y.repeat(4)]
+
+
+# --- expected results by Python
+
+
+def by_python(*functions: Callable[[Any, Any], Any]) -> Callable[[Tensor, Tensor], list[Tensor]]:
+    """A reference that applies functions of two Python numbers to each pair of elements."""
+
+    def reference(x: Tensor, y: Tensor) -> list[Tensor]:
+        pairs = list(zip(x.flatten().tolist(), y.flatten().tolist(), strict=True))
+        columns = [[function(a, b) for a, b in pairs] for function in functions]
+        dtypes = [torch.float64 if isinstance(column[0], float) else None for column in columns]
+        return [torch.tensor(c, dtype=dtype).view(x.shape) for c, dtype in zip(columns, dtypes, strict=True)]
+
+    return reference
+
+
+_COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+}
+
+
+def _comparison(name: str, compare: Callable[[Any, Any], Any]) -> TorchCase:
+    alias = {"lt": ["aten.less"], "gt": ["aten.greater"], "ne": ["aten.not_equal"]}.get(name, [])
+    return TorchCase(
+        f"{name} of NaN and infinities",
+        [f"aten.{name}", *alias],
+        lambda x, y: (compare(x, y), compare(x, 0.5), compare(x, inf)),
+        special,
+        by_python(compare, lambda a, _: compare(a, 0.5), lambda a, _: compare(a, inf)),
+    )
+
+
+def _nan_or(choose: Callable[..., float], *numbers: float) -> float:
+    return nan if any(number != number for number in numbers) else choose(*numbers)
+
+
+def _row_extremes_by_python(x: Tensor) -> list[Tensor]:
+    def rank(sign: int) -> Callable[[tuple[int, float]], tuple[bool, float, int]]:
+        return lambda item: (item[1] != item[1], 0.0 if item[1] != item[1] else sign * item[1], -item[0])
+
+    best = [[max(enumerate(row), key=rank(sign)) for row in x.tolist()] for sign in (1, -1)]
+    values = [torch.tensor([value for _, value in one], dtype=torch.float64) for one in best]
+    places = [torch.tensor([place for place, _ in one]) for one in best]
+    return [values[0], places[0], values[1], places[1], places[0], places[1], values[0], values[1]]
+
+
+def _row_extremes(x: Tensor) -> Any:
+    return *x.max(1), *x.min(1), x.argmax(1), x.argmin(1), x.amax(1), x.amin(1)
+
+
+def _softmax_in_float64(x: Tensor) -> list[Tensor]:
+    """From its formula; a row with NaN or positive infinity, or of nothing but negative ones, has none."""
+    exps = (x - x.max(1, keepdim=True)[0]).exp()
+    shares = exps / exps.sum(1, keepdim=True)
+    logs = x - x.max(1, keepdim=True)[0] - exps.sum(1, keepdim=True).log()
+    none = (x.isnan() | (x == inf)).any(1, keepdim=True) | (x == -inf).all(1, keepdim=True)
+    return [shares.masked_fill(none, nan), logs.masked_fill(none, nan)]
+
+
+def _logsumexp_by_python(x: Tensor) -> Tensor:
+    def summed(row: list[float]) -> float:
+        high = nan if any(one != one for one in row) else max(row)
+        if high != high or math.isinf(high):
+            return high
+        return high + math.log(sum(math.exp(one - high) for one in row))
+
+    return torch.tensor([summed(row) for row in x.tolist()], dtype=torch.float64)
+
+
+def _sorted_by_python(x: Tensor, count: int) -> list[Tensor]:
+    """The first of each row, NaN above all numbers: from the largest, and from the smallest."""
+    rows = [sorted(row, key=lambda v: (v != v, 0.0 if v != v else v)) for row in x.tolist()]
+    best = [row[::-1][:count] for row in rows], [row[:count] for row in rows]
+    return [torch.tensor(one, dtype=torch.float64) for one in best]
+
+
+def _whole_function(x: Tensor, y: Tensor) -> Any:
+    return x + y, (x % 1000) * y, x // y, x % y, x < y, x == y, torch.maximum(x, y)
+
+
+def _heads(dtype: torch.dtype) -> list[Tensor]:
+    q, k, v = (
+        _spread(2 * count, 19 * 64, 1.5).roll(shift).view(2, count, 19, 64)
+        for count, shift in ((4, 0), (4, 5), (4, 11))
+    )
+    return [q.to(dtype), k.to(dtype), v.to(dtype)]
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The formula, written out so that no library replaces it by its own attention."""
+    scores = (q[..., :, None, :] * k[..., None, :, :]).sum(-1) * q.shape[-1] ** -0.5
+    scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -inf)
+    exps = (scores - scores.amax(-1, keepdim=True)).exp()
+    return ((exps / exps.sum(-1, keepdim=True))[..., None] * v[..., None, :, :]).sum(-2)
+
+
+def _elementary(*names: str) -> list[TorchCase]:
+    """Elementary functions at finite numbers, one case each."""
+    return [
+        TorchCase(name, [f"aten.{name}"], getattr(torch, name), positive if name in _OF_POSITIVE else spread,
+                 tolerance=ROUNDED)
+        for name in names
+    ]  # fmt: skip
+
+
+_OF_POSITIVE = ("log", "sqrt", "rsqrt")
+
+TORCH_CASES: list[TorchCase] = [
+    *(_comparison(name, compare) for name, compare in _COMPARISONS.items()),
+    TorchCase("where and masked_fill with NaN and infinities", ["aten.where", "aten.masked_fill"],
+             lambda x, y: (torch.where(x > y, x, y), x.masked_fill(y < 0, -inf), torch.where(x != x, 0.5, y)), special,
+             by_python(lambda a, b: a if a > b else b, lambda a, b: -inf if b < 0 else a,
+                       lambda a, b: 0.5 if a != a else b)),
+    TorchCase("maximum, minimum and clamp of NaN",
+             ["aten.maximum", "aten.minimum", "aten.clamp", "aten.clip", "aten.clamp_min", "aten.clamp_max"],
+             lambda x, y: (torch.maximum(x, y), torch.minimum(x, y), x.clamp(-1.0, 2.0), x.clamp(min=0.5)), special,
+             by_python(lambda a, b: _nan_or(max, a, b), lambda a, b: _nan_or(min, a, b),
+                       lambda a, _: _nan_or(lambda v: min(max(v, -1.0), 2.0), a),
+                       lambda a, _: _nan_or(lambda v: max(v, 0.5), a))),
+    TorchCase("relu of NaN and infinities", ["aten.relu"], lambda x, y: torch.relu(y), special,
+             lambda x, y: torch.where(y < 0, 0.0, y)),
+    TorchCase("isnan, isinf and isfinite", ["aten.isnan", "aten.isinf", "aten.isfinite"],
+             lambda x, y: (y.isnan(), y.isinf(), y.isfinite()), special,
+             by_python(lambda _, b: math.isnan(b), lambda _, b: math.isinf(b), lambda _, b: math.isfinite(b))),
+    TorchCase("largest and smallest of rows with NaN",
+             ["aten.max", "aten.min", "aten.argmax", "aten.argmin", "aten.amax", "aten.amin", "aten.aminmax"],
+             _row_extremes, rows_with_special, _row_extremes_by_python),
+    TorchCase("softmax and log_softmax of rows with NaN and infinities",
+             ["aten.softmax", "aten._softmax", "aten.log_softmax", "aten._log_softmax"],
+             lambda x: (x.softmax(1), x.log_softmax(1)), rows_with_special, _softmax_in_float64, ROUNDED),
+    TorchCase("logsumexp of rows with NaN and infinities", ["aten.logsumexp"], lambda x: x.logsumexp(1),
+             rows_with_special, _logsumexp_by_python, ROUNDED),
+    TorchCase("any and all", ["aten.any", "aten.all"], lambda x: ((x > 0.5).any(1), (x > -2.9).all(1)), spread,
+             lambda x: [torch.tensor([f(v > c for v in row) for row in x.tolist()])
+                        for f, c in ((any, 0.5), (all, -2.9))]),
+    TorchCase("topk and sort of rows with NaN", ["aten.topk", "aten.sort", "aten.argsort"],
+             lambda x: (*x.topk(5, 1)[:1], *x.topk(5, 1, largest=False)[:1]), rows_with_special,
+             lambda x: _sorted_by_python(x, 5)),
+    TorchCase("arithmetic of two tensors", ["aten.add", "aten.sub", "aten.mul", "aten.div"],
+             lambda x: (x + x.flip(1), x - x.flip(1), x * x.flip(1), x / (x.flip(1) + 4)), spread,
+             tolerance=ROUNDED),
+    TorchCase("sum and mean of rows", ["aten.sum", "aten.mean"], lambda x: (x.sum(1), x.mean(1), x.sum(0)), spread,
+             tolerance={dtype: 4 * bound for dtype, bound in ROUNDED.items()}),
+    TorchCase("arithmetic of whole numbers above 2**24",
+             ["aten.floor_divide", "aten.remainder"], _whole_function, _whole,
+             by_python(lambda a, b: a + b, lambda a, b: (a % 1000) * b, lambda a, b: a // b, lambda a, b: a % b,
+                       lambda a, b: a < b, lambda a, b: a == b, max)),
+    TorchCase("linear of few rows", ["aten.linear", "dlinfer.linear", "dlinfer.linears", "aten.mm", "aten.addmm"],
+             F.linear, _factors),
+    TorchCase("linear of many rows", ["aten.linear", "dlinfer.linear", "dlinfer.linears", "aten.mm", "aten.addmm"],
+             F.linear, _many_factors),
+    TorchCase("product of matrices", ["aten.matmul", "aten.mm", "aten.bmm"],
+             lambda x, y: x @ y.t(), _many_factors),
+    TorchCase("gelu, silu and tanh", ["aten.gelu", "aten.silu", "aten.tanh", "aten.sigmoid"],
+             lambda x: (F.gelu(x), F.gelu(x, approximate="tanh"), F.silu(x), torch.tanh(x), torch.sigmoid(x)),
+             spread, tolerance=ROUNDED),
+    TorchCase("layer_norm", ["aten.layer_norm"], lambda x: F.layer_norm(x, (67,)), spread, tolerance=ROUNDED),
+    TorchCase("rms_norm", ["dlinfer.rms_norm", "dlinfer.add_rms_norm"],
+             lambda x, w: torch.ops.dlinfer.rms_norm(x, w, 1e-6),
+             lambda dtype: [*spread(dtype), _spread(1, 67)[0].to(dtype)],
+             lambda x, w: x * (x.square().mean(1, keepdim=True) + 1e-6).rsqrt() * w, ROUNDED),
+    TorchCase("rows of a table", ["aten.embedding", "aten.index_select"],
+             lambda t, i: (F.embedding(i, t), t.index_select(0, i)),
+             lambda dtype: [_spread(9, 67).to(dtype), torch.tensor([8, 0, 3, 3, 5])],
+             lambda t, i: [torch.stack([t[k] for k in i.tolist()])] * 2),
+    TorchCase("scaled_dot_product_attention, causal", ["aten.scaled_dot_product_attention"],
+             lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), _heads, _attended, ROUNDED),
+    *_elementary("exp", "log", "sqrt", "rsqrt", "sin", "cos", "erf"),
+]  # fmt: skip

@@ -1,0 +1,54 @@
+"""The oracle of an op's results: its reference in float64, compared within the op's tolerances."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.core.spec import OpSpec
+from dlinfer.utils import closeness
+
+IN_ITS_DTYPE = ("fill_quantised_kv_cache",)
+"""Ops that quantise into a cache: their codes are defined in the dtype of the input, not in float64."""
+
+
+def widened(value: Any) -> Any:
+    """Copies of arguments with floating tensors in float64; 8-bit numbers keep their dtype."""
+    if isinstance(value, list | tuple):
+        return [widened(item) for item in value]
+    if isinstance(value, Tensor):
+        is_code = value.itemsize == 1  # of float8 the bytes matter
+        return value.double() if value.is_floating_point() and not is_code else value.clone()
+    return value
+
+
+def results(op: OpSpec, args: Sequence[Any], returned: Any) -> list[Tensor]:
+    """The results of a call: the tensors it returned, then the arguments it wrote."""
+    fresh = [] if returned is None else [returned] if isinstance(returned, Tensor) else list(returned)
+    return fresh + [args[op.parameters.index(name)] for name in op.mutates]
+
+
+def expected(op: OpSpec, args: Sequence[Any]) -> list[Tensor]:
+    """The expected results of a call, computed by the reference in float64."""
+    if op.name in IN_ITS_DTYPE:
+        given = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
+        op.reference(*given)
+        found = results(op, given, None)
+        return [one.double() if one.is_floating_point() and one.itemsize > 1 else one for one in found]
+    wide = widened(args)
+    return results(op, wide, op.reference(*wide))
+
+
+def difference(
+    op: OpSpec, dtype: torch.dtype, actual: Sequence[Tensor], expected: Sequence[Tensor]
+) -> str | None:
+    """Describe how a call's results differ from ``expected``; None if they are within the op's tolerance.
+
+    8-bit codes may be one step away: the reference in float64 may round a value halfway between two codes the other
+    way.
+    """
+    within = op.tolerances[dtype]
+    return closeness.difference(
+        actual, expected, rtol=within.rtol, atol=within.atol, expected_is_wide=True, code_steps=1
+    )

@@ -1,0 +1,62 @@
+"""How results differ from expected ones: one closeness test for samples, conformance, self-tests and export trials."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def difference(
+    actual: Sequence[Tensor],
+    expected: Sequence[Tensor],
+    *,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    expected_is_wide: bool = False,
+    code_steps: int = 0,
+) -> str | None:
+    """Describe how results differ from expected ones; None if they are close.
+
+    NaN and infinities must stand where they are expected. Integers and bools must be equal. The comparison is made in
+    float64, so it does not round.
+
+    rtol, atol: floats are close if ``|actual - expected| <= atol + rtol * |expected|``.
+    expected_is_wide: expected floats are in float64, whatever dtype the results have.
+    code_steps: how many steps 8-bit numbers (int8, uint8, float8) may be apart, instead of the tolerances. A value
+        halfway between two codes may become either.
+    """
+    if len(actual) != len(expected):
+        return f"{len(actual)} results, expected {len(expected)}"
+    for number, (result, wanted) in enumerate(zip(actual, expected, strict=True)):
+        is_code = code_steps > 0 and result.itemsize == 1 and result.dtype is not torch.bool
+        may_widen = expected_is_wide and result.is_floating_point() and not is_code
+        if result.shape != wanted.shape or (result.dtype != wanted.dtype and not may_widen):
+            return f"result {number} is {_described(result)}, expected {_described(wanted)}"
+        if is_code:
+            wrong = (steps(result) - steps(wanted)).abs() > code_steps
+        elif result.is_floating_point():
+            wide = result.double(), wanted.double()
+            wrong = ~torch.isclose(*wide, rtol=rtol, atol=atol, equal_nan=True)
+        else:
+            wrong = result != wanted
+        if wrong.any():
+            place = tuple(wrong.nonzero()[0].tolist())
+            first = f"the first is {_number(result[place])}, expected {_number(wanted[place])}"
+            return f"{int(wrong.sum())} of {wanted.numel()} elements of result {number} are wrong; {first}"
+    return None
+
+
+def steps(codes: Tensor) -> Tensor:
+    """8-bit numbers as their distance from 0 in steps, int32: neighbours are one apart."""
+    if not codes.is_floating_point():
+        return codes.int()
+    bits = codes.view(torch.int8).int()
+    return torch.where(bits < 0, -(bits & 0x7F), bits)
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _number(value: Tensor) -> str:
+    return f"{value.item():.6g}" if value.is_floating_point() else str(value.item())

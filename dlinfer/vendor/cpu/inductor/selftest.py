@@ -1,0 +1,77 @@
+"""The self-test of this vendor's C++ kernels and compiled loops.
+
+A compiler builds both for the CPU at hand, so another CPU runs other instructions.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from dlinfer.graph.capture.trace import trace
+from dlinfer.graph.ir.dialect import fake
+from dlinfer.graph.selftest.case import Case
+from dlinfer.graph.selftest.suite import SelfTest
+from dlinfer.graph.selftest.torch_cases import FLOATS, by_python, special
+from dlinfer.graph.torch_private import fake_mode
+from dlinfer.graph.torch_private.inductor import compile_loops
+from dlinfer.graph.torch_private.symbols import fake_of_any_length
+from dlinfer.vendor.cpu import kernel_selftest, native
+from dlinfer.vendor.cpu.inductor.fusible import decompositions
+from dlinfer.vendor.cpu.inductor.twins import twins_of
+
+CLUSTERS, EVERY_DTYPE = "clusters", "every dtype"
+"""The name and precision of the one case of compiled loops. It has all dtypes, since one compilation takes seconds."""
+
+
+def selftest() -> SelfTest:
+    """The self-test of the vendor's kernels and compiled loops."""
+    return SelfTest(kernel_selftest.owner, cases, native.library_name)
+
+
+def cases() -> Iterator[Case]:
+    """Every case."""
+    yield from kernel_selftest.cases()
+    yield Case("compiled loops with NaN and infinities", {CLUSTERS}, EVERY_DTYPE, _loops, _expected)
+
+
+# --- compiled loops
+
+
+def _loops() -> list[Tensor]:
+    inputs = [one for dtype in FLOATS for one in special(dtype)]
+    mode = fake_mode.fresh_mode()
+    captured = trace(_looped, [fake_of_any_length(mode, one) for one in inputs], mode)
+    placeholders = captured.graph_module.graph.find_nodes(op="placeholder")
+    twins = twins_of([fake(node) for node in placeholders])
+    graph = fake_mode.trace_decomposed(captured.graph_module, twins.values, twins.mode, decompositions())
+    with native.memory_for_results():
+        run = compile_loops(graph, twins.values, twins.mode)
+    return list(run(*inputs))
+
+
+def _looped(*inputs: Tensor) -> tuple[Tensor, ...]:
+    return tuple(result for x, y in zip(inputs[::2], inputs[1::2], strict=True) for result in _of_two(x, y))
+
+
+def _of_two(x: Tensor, y: Tensor) -> Sequence[Tensor]:
+    return x > y, x <= y, torch.where(x < y, x, y), torch.maximum(x, y), y.amax(1), x * 2 + y
+
+
+def _expected() -> list[Tensor]:
+    """The same by Python's floats, whose comparisons, products and sums are IEEE 754's."""
+    by_pairs = by_python(
+        lambda a, b: a > b,
+        lambda a, b: a <= b,
+        lambda a, b: a if a < b else b,
+        lambda a, b: a + b if a != a or b != b else max(a, b),
+        lambda a, b: a * 2 + b,
+    )
+    results: list[Tensor] = []
+    for dtype in FLOATS:
+        x, y = special(dtype)
+        greater, less, smallest, largest, total = by_pairs(x, y)
+        rows = [sum(row) if any(v != v for v in row) else max(row) for row in y.tolist()]
+        numbers = smallest, largest, torch.tensor(rows, dtype=torch.float64), total
+        results += [greater, less, *(one.to(dtype) for one in numbers)]
+    return results
