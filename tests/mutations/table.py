@@ -19,7 +19,7 @@ MUTATIONS = (
     Mutation(
         "the digests of an artifact are not compared",
         "dlinfer/runtime/artifact/container.py",
-        'if stored != b"".join(digests.values()):',
+        'if bytes(stored) != b"".join(digests.values()):',
         "if False:",
         ("tests/runtime/artifact/test_container.py",),
     ),

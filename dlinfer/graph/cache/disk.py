@@ -13,7 +13,7 @@ import tempfile
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,7 +40,7 @@ def counts() -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def uncounted() -> Iterator[None]:
+def uncounted() -> Generator[None]:
     """Leave out of ``counts`` what this thread loads and stores, since it belongs to no model of the user."""
     before = getattr(_thread, "uncounted", False)
     _thread.uncounted = True

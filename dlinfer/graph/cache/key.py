@@ -8,9 +8,9 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 from dlinfer.graph.cache.fingerprint import Environment
 
@@ -72,35 +72,36 @@ def canonical_text(value: object) -> str:
     return json.dumps(_canonical(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
-def _fields(value: Any) -> dict[str, Any]:
+def _fields(value: Key | Environment) -> dict[str, Any]:
     return {item.name: _canonical(getattr(value, item.name)) for item in fields(value)}
 
 
-def _canonical(value: Any) -> Any:
-    """As JSON has it. A dict of texts stays one; every other container is a list that begins with its kind."""
+def _canonical(value: object) -> Any:
+    """The value as JSON. A dict with text keys stays a dict; others become lists that begin with their kind."""
     if isinstance(value, Environment):
         return _fields(value)
+    kind = type(value).__name__
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
         return value if math.isfinite(value) else ["float", repr(value)]
     if isinstance(value, Mapping):
-        if all(type(name) is str for name in value):
-            return {name: _canonical(item) for name, item in value.items()}
-        return ["dict", *sorted(([_canonical(k), _canonical(v)] for k, v in value.items()), key=json.dumps)]
-    if isinstance(value, (set, frozenset)):
-        return ["set", *sorted((_canonical(item) for item in value), key=json.dumps)]
-    if isinstance(value, (list, tuple)):
-        return [type(value).__name__, *map(_canonical, value)]
+        pairs = cast("Mapping[object, object]", value).items()
+        if all(type(name) is str for name, _ in pairs):
+            return {str(name): _canonical(item) for name, item in pairs}
+        return ["dict", *sorted(([_canonical(k), _canonical(v)] for k, v in pairs), key=json.dumps)]
+    if isinstance(value, (set, frozenset, list, tuple)):
+        items = [_canonical(item) for item in cast("Iterable[object]", value)]
+        return [kind, *items] if kind in ("list", "tuple") else ["set", *sorted(items, key=json.dumps)]
     # An object that shows its address is another one in each process, and so never found again.
     return ["object", f"{type(value).__module__}.{type(value).__qualname__}", repr(value)]
 
 
-# --- why one is not another
+# --- in what two keys differ
 
 
 def differences(stored: str, wanted: str) -> list[str]:
-    """What differs between the texts of two keys, a field each: ``environment.threads: 4 is stored, 2 is wanted``."""
+    """Each field in which the texts of two keys differ: ``environment.threads: 4 is stored, 2 is wanted``."""
     return [
         f"{name}: {_shown(old, new)} is stored, {_shown(new, old)} is wanted"
         for name, old, new in _differing("", json.loads(stored), json.loads(wanted))
@@ -113,10 +114,12 @@ _LONG = 100
 
 def _differing(name: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
     if isinstance(old, dict) and isinstance(new, dict):
+        old, new = cast("dict[str, Any]", old), cast("dict[str, Any]", new)
         for key in sorted({*old, *new}):
             inner = f"{name}.{key}" if name else key
             yield from _differing(inner, old.get(key, _ABSENT), new.get(key, _ABSENT))
     elif isinstance(old, list) and isinstance(new, list) and old[:1] == new[:1]:
+        old, new = cast("list[Any]", old), cast("list[Any]", new)
         pairs = ((a, b) for a, b in zip(old, new, strict=False) if not _same(a, b))
         first = next(pairs, None)
         if first is not None:
@@ -132,7 +135,7 @@ def _same(old: Any, new: Any) -> bool:
 
 
 def _shown(value: Any, other: Any) -> str:
-    """A value for people; of long texts the words that the other has not."""
+    """A value for people; of a long text, the words that the other text lacks."""
     if value is _ABSENT:
         return "nothing"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

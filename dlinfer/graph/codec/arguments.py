@@ -2,9 +2,9 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar, cast
 
 import torch
 from torch import fx
@@ -26,7 +26,7 @@ class CodecError(ValueError):
 
 
 @contextmanager
-def refuse_malformed() -> Iterator[None]:
+def refuse_malformed() -> Generator[None]:
     """Raise CodecError where the block reads data of another form, or an op's own check refuses it."""
     try:
         yield
@@ -53,10 +53,11 @@ def encode(value: object) -> Json:
     if isinstance(value, Constant):
         return {"constant": value.name}
     if isinstance(value, (tuple, list)):
-        items = [encode(item) for item in value]
+        items = [encode(item) for item in cast("Sequence[object]", value)]
         return {"tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, slice):
-        return {"slice": [encode(item) for item in (value.start, value.stop, value.step)]}
+        parts = cast("slice[object, object, object]", value)
+        return {"slice": [encode(item) for item in (parts.start, parts.stop, parts.step)]}
     if isinstance(value, _TORCH_NAMES):
         return {"torch": short_name(value)}
     if isinstance(value, torch.device):
@@ -72,16 +73,16 @@ def decode(data: Json, references: Mapping[str, Callable[[str], object]]) -> Any
     """
     if data is None or isinstance(data, (bool, int, float, str)):
         return data
-    if isinstance(data, list):
+    if is_list(data):
         return [decode(item, references) for item in data]
-    if not isinstance(data, dict) or len(data) != 1:
+    if not _is_dict(data) or len(data) != 1:
         raise CodecError("an argument of no known kind")
     ((kind, content),) = data.items()
     if kind in references and isinstance(content, str):
         return references[kind](content)
-    if kind == "tuple" and isinstance(content, list):
+    if kind == "tuple" and is_list(content):
         return tuple(decode(item, references) for item in content)
-    if kind == "slice" and isinstance(content, list) and len(content) == 3:
+    if kind == "slice" and is_list(content) and len(content) == 3:
         return slice(*(decode(item, references) for item in content))
     if kind == "float" and content in ("inf", "-inf", "nan"):
         return float(content)
@@ -89,7 +90,16 @@ def decode(data: Json, references: Mapping[str, Callable[[str], object]]) -> Any
         return _torch_object(content, *_TORCH_NAMES)
     if kind == "device":
         return device_of(content)
-    raise CodecError(f"an argument of unknown kind {str(kind)[:40]!r}")
+    raise CodecError(f"an argument of unknown kind {kind[:40]!r}")
+
+
+def is_list(data: Json) -> TypeGuard[list[Json]]:
+    """Whether JSON is a list."""
+    return isinstance(data, list)
+
+
+def _is_dict(data: Json) -> TypeGuard[dict[str, Json]]:
+    return isinstance(data, dict)
 
 
 def short_name(value: object) -> str:

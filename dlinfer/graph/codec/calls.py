@@ -4,14 +4,15 @@ A file can name ops of torch's dispatcher in three namespaces and arithmetic on 
 function, an attribute or a piece of Python.
 """
 
+import importlib
 import math
 import operator
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import OpOverload
 
 from dlinfer.graph.codec.arguments import CodecError, Json
 from dlinfer.graph.torch_private.dispatcher import is_dispatched
@@ -62,21 +63,17 @@ def resolve_call(text: Json, allowed: Collection[str] = ()) -> Callable[..., Any
     if text.startswith(_REFUSED):
         raise CodecError(f"op {text} is not for graphs")
     if namespace == "dlinfer":
-        import dlinfer.ops  # noqa: F401 - registers them
-    packet = getattr(getattr(torch.ops, namespace), name, None)
-    if (
-        not isinstance(packet, OpOverloadPacket)
-        or overload not in packet.overloads()
-        or not is_dispatched(text)
-    ):
+        importlib.import_module("dlinfer.ops")  # registers them
+    op = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
+    if not isinstance(op, OpOverload) or not is_dispatched(text):
         raise CodecError(f"this process has no op {text}")
-    return getattr(packet, overload)
+    return cast("Callable[..., Any]", op)
 
 
 def check_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raise CodecError where arithmetic is asked of anything but sizes, or an op has no such keyword."""
     if isinstance(function, OpOverload):
-        unknown = set(kwargs) - {argument.name for argument in function._schema.arguments}
+        unknown = set(kwargs) - {argument.name for argument in function._schema.arguments}  # pyright: ignore[reportPrivateUsage]
         if unknown:
             raise CodecError(f"{function} takes no {sorted(unknown)}")
         return
@@ -86,6 +83,6 @@ def check_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
         if len(args) != 2 or not isinstance(args[0], (tuple, list)) or type(args[1]) is not int:
             raise CodecError("operator.getitem is for results of several tensors")
         return
-    numbers = args[0] if function is torch.sym_sum and args else args
+    numbers = args[0] if function is _ARITHMETIC["torch.sym_sum"] and args else args
     if not all(isinstance(value, _NUMBERS) for value in numbers):
         raise CodecError(f"{_NAMES[function]} is for sizes")

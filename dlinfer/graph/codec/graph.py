@@ -22,6 +22,7 @@ from dlinfer.graph.codec.arguments import (
     dtype_of,
     encode,
     first_line,
+    is_list,
     name_of,
     refuse_malformed,
     short_name,
@@ -34,7 +35,7 @@ from dlinfer.graph.ir.program import attribute
 from dlinfer.graph.torch_private.expressions import Size, SizeTextError, parse_condition, parse_size, to_size
 from dlinfer.graph.torch_private.fake_mode import FakeTensorMode, mode_of, strict_mode
 from dlinfer.graph.torch_private.guards import conditions_of
-from dlinfer.graph.torch_private.symbols import declared_range, new_symbol, symbols_of
+from dlinfer.graph.torch_private.symbols import declared_range, new_symbol, plain_symbol, symbols_of
 from dlinfer.ops.core.spec import NAMESPACE, registry
 
 _MOST_NODES = 1_000_000
@@ -227,19 +228,19 @@ class _Reader:
     allowed: Collection[str]
     mode: FakeTensorMode = field(default_factory=strict_mode)
     graph: fx.Graph = field(default_factory=fx.Graph)
-    nodes: dict[str, fx.Node] = field(default_factory=dict)
-    symbols: dict[str, torch.SymInt] = field(default_factory=dict)
-    attributes: dict[str, torch.Tensor] = field(default_factory=dict)
-    weight_numbers: dict[fx.Node, int] = field(default_factory=dict)
+    nodes: dict[str, fx.Node] = field(default_factory=dict[str, fx.Node])
+    symbols: dict[str, torch.SymInt] = field(default_factory=dict[str, torch.SymInt])
+    attributes: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    weight_numbers: dict[fx.Node, int] = field(default_factory=dict[fx.Node, int])
 
     def read(self) -> ReadGraph:
         for number, item in enumerate(_list(self.data["symbols"])):
             self.symbols[name_of(item["name"])] = self.new_symbol(number, item)
-        names = {value.node.expr: name for name, value in self.symbols.items()}
+        names: dict[Any, str] = {plain_symbol(value): name for name, value in self.symbols.items()}
         conditions = {str(size): size for size in map(parse_condition, _list(self.data["conditions"]))}
         with torch.no_grad():
             for condition in conditions.values():
-                torch._check(condition.evaluate(self.symbols))
+                torch._check(condition.evaluate(self.symbols))  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
             for item in _list(self.data["inputs"]):
                 self.add_input(item)
             for item in _list(self.data["nodes"]):
@@ -283,12 +284,13 @@ class _Reader:
             node.meta["val"] = decode(item["fixed"], {})
         else:
             sizes, strides = self.sizes(item["sizes"]), item.get("strides")
-            kind = {"dtype": dtype_of(item["dtype"]), "device": device_of(item["device"])}
+            dtype, device = dtype_of(item["dtype"]), device_of(item["device"])
             with self.mode:
                 if strides is None:
-                    node.meta["val"] = torch.empty(sizes, **kind)
+                    node.meta["val"] = torch.empty(sizes, dtype=dtype, device=device)
                 else:
-                    node.meta["val"] = torch.empty_strided(sizes, self.sizes(strides), **kind)
+                    strides = self.sizes(strides)
+                    node.meta["val"] = torch.empty_strided(sizes, strides, dtype=dtype, device=device)
 
     def weight(self, node: fx.Node, number: Json) -> torch.Tensor:
         if type(number) is not int or not 0 <= number < len(self.weights):
@@ -341,7 +343,7 @@ class _Reader:
 
 
 def _list(data: Json) -> list[Json]:
-    if not isinstance(data, list):
+    if not is_list(data):
         raise CodecError("a list is missing")
     return data
 

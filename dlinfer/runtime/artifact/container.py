@@ -16,7 +16,7 @@ import re
 import secrets
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,15 +59,19 @@ class Member:
     chunks: Iterable[Buffer]
 
 
-def member_of(contents: Json) -> Member:
-    """A member from bytes, or with JSON of other data."""
-    data = contents if isinstance(contents, (bytes, bytearray, memoryview)) else _json(contents)
-    return Member(memoryview(data).nbytes, [data])
+def member_of(contents: Buffer) -> Member:
+    """A member from bytes."""
+    return Member(memoryview(contents).nbytes, [contents])
+
+
+def json_member(data: Json) -> Member:
+    """A member of JSON."""
+    return member_of(_json(data))
 
 
 def write_container(sink: Sink, manifest: Json, members: Mapping[str, Member]) -> None:
     """Write members in their order, the manifest, and the digests of all. The first member is aligned."""
-    members = {**members, MANIFEST: member_of(manifest)}
+    members = {**members, MANIFEST: json_member(manifest)}
     header: dict[str, Json] = {}
     offset = 0
     for name, member in members.items():
@@ -99,7 +103,7 @@ def _json(data: Json) -> bytes:
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[IO[bytes]]:
+def written_whole(path: Path) -> Generator[IO[bytes]]:
     """Return a file that appears at ``path`` with all its contents when the block ends, or not at all."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
@@ -243,7 +247,7 @@ def _checked(whole: memoryview) -> tuple[dict[str, memoryview], dict[str, bytes]
         raise CodecError(f"it has {len(whole)} bytes, and its header says {place}")
     stored = parts.pop(_DIGESTS)
     digests = _digests(parts)
-    if stored != b"".join(digests.values()):
+    if bytes(stored) != b"".join(digests.values()):
         raise CodecError("it was altered: its contents do not have the digests that it holds")
     del parts[_HEADER]
     return parts, digests

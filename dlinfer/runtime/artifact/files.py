@@ -7,7 +7,7 @@ nothing and runs nothing; docs/guides/artifacts.md describes the format.
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from dlinfer.runtime.artifact.container import (
     FORMAT,
     Container,
     Member,
+    json_member,
     member_of,
     open_container,
     write_container,
@@ -74,7 +75,7 @@ def _described(
     artifact: Storable, stage: Stage, place: str, table: TensorTable, members: dict[str, Member]
 ) -> dict[str, Json]:
     """What the manifest says of one stage; its members are added to ``members``."""
-    members[f"{place}/graph.json"] = member_of(stage.graph)
+    members[f"{place}/graph.json"] = json_member(stage.graph)
     payloads: dict[str, Json] = {}
     for region, payload in payloads_of(artifact.run).items():
         payloads[region] = {"member": f"{place}/{region}.bin", "cpu": list(payload.cpu)}
@@ -114,7 +115,7 @@ class ReadStage:
     tensors: tuple[int, ...]
     outputs: list[dict[str, Any] | None]
     requirement: Requirement
-    payloads: Mapping[str, memoryview] = field(default_factory=dict)
+    payloads: Mapping[str, memoryview]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar, cast
 
 from dlinfer.errors import (
     ArtifactCorruptError,
@@ -173,14 +173,14 @@ def _by_function(
     function: Decrypt, data: bytes, key: bytes | None, source: str, name: str
 ) -> bytes | bytearray:
     try:
-        plain: object = function(data, key)
+        plain = cast("object", function(data, key))
     except Exception as cause:  # the user's own function says in its own way that a key is wrong
         detail = f"the decryption {name!r} failed: {type(cause).__name__}: {cause}"
         raise ArtifactKeyError(source=source, detail=detail) from cause
     if not isinstance(plain, (bytes, bytearray, memoryview)):
         detail = f"the decryption {name!r} gave a {type(plain).__name__}, not bytes"
         raise ArtifactKeyError(source=source, detail=detail)
-    return bytes(plain) if isinstance(plain, memoryview) else plain
+    return plain if isinstance(plain, (bytes, bytearray)) else bytes(cast("memoryview", plain))
 
 
 def _decrypted(data: memoryview, key: bytes, source: str) -> bytearray:

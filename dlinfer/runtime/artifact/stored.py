@@ -1,7 +1,7 @@
 """What of a compiled graph is kept in an artifact: plain data and the tensors that it reads."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -33,8 +33,8 @@ class Stage:
     small_regions: bool
     graph: dict[str, Any]
     tensors: Sequence[torch.Tensor]
-    engine_options: dict[str, Any] = field(default_factory=dict)
-    outputs: list[dict[str, Any]] = field(default_factory=list)
+    engine_options: dict[str, Any]
+    outputs: list[dict[str, Any]]
 
 
 class Storable(Protocol):

@@ -31,8 +31,8 @@ _CHUNK = 1 << 24
 class TensorTable:
     """The tensors that are to be written, each memory once: those that overlap in memory overlap in the file."""
 
-    tensors: list[torch.Tensor] = field(default_factory=list)
-    _known: dict[Any, int] = field(default_factory=dict)
+    tensors: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    _known: dict[tuple[int, Layout], int] = field(default_factory=dict[tuple[int, Layout], int])
 
     def add(self, tensor: torch.Tensor) -> int:
         """Return the number of a tensor; one that lies where another does, in the same way, has the same number."""
