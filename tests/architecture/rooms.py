@@ -52,32 +52,38 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext.errors": "errors",
     "dlinfer.framework.lmdeploy_ext.device": "errors settings vendor framework "
     "framework.lmdeploy_ext.versions",
-    "dlinfer.framework.lmdeploy_ext.vision": "errors framework framework.lmdeploy_ext.versions "
-    "framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.conversion": "settings ops framework framework.lmdeploy_ext.device",
-    "dlinfer.framework.lmdeploy_ext.sampling": "framework framework.lmdeploy_ext.versions "
-    "framework.lmdeploy_ext.device",
+    "dlinfer.framework.lmdeploy_ext.sampling": "framework framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.layers": "settings vendor ops framework framework.lmdeploy_ext.device",
+    "dlinfer.framework.lmdeploy_ext.faults.sampling": "framework framework.lmdeploy_ext.versions "
+    "framework.lmdeploy_ext.device",
+    "dlinfer.framework.lmdeploy_ext.faults.models": "framework framework.lmdeploy_ext.versions "
+    "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers",
+    "dlinfer.framework.lmdeploy_ext.vision": "errors framework framework.lmdeploy_ext.versions "
+    "framework.lmdeploy_ext.device framework.lmdeploy_ext.faults.models",
     "dlinfer.framework.lmdeploy_ext.running": "errors utils settings vendor graph.torch_private "
     "graph.report graph.options graph.engine graph.direct framework framework.lmdeploy_ext.errors "
-    "framework.lmdeploy_ext.device framework.lmdeploy_ext.vision framework.lmdeploy_ext.sampling "
-    "framework.lmdeploy_ext.layers",
+    "framework.lmdeploy_ext.device framework.lmdeploy_ext.sampling framework.lmdeploy_ext.layers "
+    "framework.lmdeploy_ext.vision",
     "dlinfer.framework.lmdeploy_ext.checks": "errors framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.errors framework.lmdeploy_ext.device framework.lmdeploy_ext.conversion "
-    "framework.lmdeploy_ext.sampling framework.lmdeploy_ext.layers",
+    "framework.lmdeploy_ext.layers framework.lmdeploy_ext.faults.sampling "
+    "framework.lmdeploy_ext.faults.models",
     "dlinfer.framework.lmdeploy_ext.stepping": "utils framework framework.lmdeploy_ext.device "
-    "framework.lmdeploy_ext.sampling framework.lmdeploy_ext.layers",
-    "dlinfer.framework.lmdeploy_ext.answers": "errors framework framework.lmdeploy_ext.versions "
-    "framework.lmdeploy_ext.device framework.lmdeploy_ext.checks",
-    "dlinfer.framework.lmdeploy_ext.faults": "errors framework framework.lmdeploy_ext.versions "
-    "framework.lmdeploy_ext.device framework.lmdeploy_ext.checks framework.lmdeploy_ext.answers",
+    "framework.lmdeploy_ext.layers framework.lmdeploy_ext.faults.sampling",
+    "dlinfer.framework.lmdeploy_ext.faults.answers": "errors framework "
+    "framework.lmdeploy_ext.versions framework.lmdeploy_ext.device framework.lmdeploy_ext.checks",
+    "dlinfer.framework.lmdeploy_ext.faults.serving": "errors framework "
+    "framework.lmdeploy_ext.versions framework.lmdeploy_ext.device framework.lmdeploy_ext.checks",
     "dlinfer.framework.lmdeploy_ext.contract": "dlinfer errors ops framework "
     "framework.lmdeploy_ext.versions framework.lmdeploy_ext.device framework.lmdeploy_ext.checks",
     "dlinfer.framework.lmdeploy_ext": "dlinfer errors vendor framework "
-    "framework.lmdeploy_ext.versions framework.lmdeploy_ext.device framework.lmdeploy_ext.vision "
-    "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.sampling framework.lmdeploy_ext.layers "
-    "framework.lmdeploy_ext.running framework.lmdeploy_ext.checks framework.lmdeploy_ext.stepping "
-    "framework.lmdeploy_ext.answers framework.lmdeploy_ext.faults framework.lmdeploy_ext.contract",
+    "framework.lmdeploy_ext.versions framework.lmdeploy_ext.device framework.lmdeploy_ext.conversion "
+    "framework.lmdeploy_ext.sampling framework.lmdeploy_ext.layers "
+    "framework.lmdeploy_ext.faults.sampling framework.lmdeploy_ext.faults.models "
+    "framework.lmdeploy_ext.vision framework.lmdeploy_ext.running framework.lmdeploy_ext.checks "
+    "framework.lmdeploy_ext.stepping framework.lmdeploy_ext.faults.answers "
+    "framework.lmdeploy_ext.faults.serving framework.lmdeploy_ext.contract",
     "dlinfer.framework.lmdeploy_ext.preflight": "errors vendor ops framework.lmdeploy_ext.device "
     "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.checks",
     "dlinfer.framework.lmdeploy_ext.quantise": "dlinfer errors toolchain "
@@ -97,14 +103,14 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.mindie_ext": "framework.mindie_ext.errors framework.mindie_ext.config "
     "framework.mindie_ext.sampling "
     "framework.mindie_ext.batch framework.mindie_ext.parallel framework.mindie_ext.model framework.mindie_ext.cache",
-    "dlinfer.cli": "dlinfer errors settings toolchain vendor ops graph explanation runtime conformance vendor.* "
-    "framework.lmdeploy_ext framework.lmdeploy_ext.contract framework.lmdeploy_ext.preflight "
-    "framework.lmdeploy_ext.quantise",
+    "dlinfer.cli": "dlinfer errors settings toolchain vendor ops graph.engine graph.selftest "
+    "explanation conformance vendor.* framework.lmdeploy_ext.contract framework.lmdeploy_ext "
+    "framework.lmdeploy_ext.preflight framework.lmdeploy_ext.quantise",
     "dlinfer.__main__": "cli",
 }
 ROOMS = tuple(ARROWS)
 # Packages that hold rooms and are none themselves: they say what is in them, and import nothing.
-HALLS = ("dlinfer.graph", "dlinfer.runtime")
+HALLS = ("dlinfer.graph", "dlinfer.runtime", "dlinfer.framework.lmdeploy_ext.faults")
 NOUN = tuple(
     f"dlinfer.vendor.{name}" for name in ("base", "claims", "device", "discovery", "reasons", "streams")
 )
@@ -120,9 +126,9 @@ THIRD_PARTY = {
     "dlinfer.framework.lmdeploy_ext.quantise": TORCH
     | {"auto_round", "lmdeploy", "safetensors", "transformers"},
     "dlinfer.framework.lmdeploy_ext.checks.request": TORCH | {"PIL", "fastapi", "lmdeploy", "xgrammar"},
+    "dlinfer.framework.lmdeploy_ext.faults.answers": TORCH | {"fastapi", "lmdeploy", "shortuuid", "xgrammar"},
     "dlinfer.framework.lmdeploy_ext.faults": TORCH
-    | {"PIL", "fastapi", "lmdeploy", "transformers", "xgrammar"},
-    "dlinfer.framework.lmdeploy_ext.answers": TORCH | {"fastapi", "lmdeploy", "shortuuid", "xgrammar"},
+    | {"PIL", "fastapi", "lmdeploy", "numpy", "transformers", "xgrammar"},
     "dlinfer.framework.lmdeploy_ext.vision": TORCH | {"PIL", "lmdeploy", "numpy", "transformers"},
     "dlinfer.framework.lmdeploy_ext": TORCH
     | {"lmdeploy", "transformers", "numpy", "packaging", "safetensors", "xgrammar"},

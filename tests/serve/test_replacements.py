@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.faults import process as serving
+from dlinfer.framework.lmdeploy_ext.faults.serving import process as serving
 from tests.serve.processes import ProcessTree
 
 UNSENT_MESSAGE = """

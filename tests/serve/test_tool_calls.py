@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.harness import Lab
-from tests.framework.lmdeploy_ext.answers.tool_texts import CALLS, TOOLS, WRITERS
+from tests.framework.lmdeploy_ext.faults.answers.tool_texts import CALLS, TOOLS, WRITERS
 from tests.serve.api_server import MODEL_NAME, ApiServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]

@@ -13,15 +13,15 @@ from dlinfer.framework.patching import Patch, patches_of
 
 
 def _records() -> list[Patch]:
+    # ruff: noqa: F401 - every module that is imported here holds patches
     from dlinfer.framework.lmdeploy_ext import engine_config
-    from dlinfer.framework.lmdeploy_ext.answers import completions, logprobs, rewards, text
     from dlinfer.framework.lmdeploy_ext.checks.folder import (
         adapter_checks,
         model_checks,
         weight_checks,
     )
     from dlinfer.framework.lmdeploy_ext.checks.model import model_build, model_config
-    from dlinfer.framework.lmdeploy_ext.checks.options import features as refusals
+    from dlinfer.framework.lmdeploy_ext.checks.options import features
     from dlinfer.framework.lmdeploy_ext.checks.request import (
         generation_options,
         http_errors,
@@ -30,105 +30,50 @@ def _records() -> list[Patch]:
         unread_fields,
     )
     from dlinfer.framework.lmdeploy_ext.conversion import loading
-    from dlinfer.framework.lmdeploy_ext.device import cache_blocks, cli, kv_memory, ranks
-    from dlinfer.framework.lmdeploy_ext.device import patches as device_patches
-    from dlinfer.framework.lmdeploy_ext.faults import (
-        generation,
-        grammars,
+    from dlinfer.framework.lmdeploy_ext.device import cache_blocks, cli, kv_memory, patches, ranks
+    from dlinfer.framework.lmdeploy_ext.faults.answers import (
+        completions,
         harmony,
-        left_streams,
+        logprobs,
         marked_text,
-        min_new_tokens,
         parser_names,
         required_calls,
-        scoring,
+        rewards,
         stop_sequences,
+        text,
     )
-    from dlinfer.framework.lmdeploy_ext.faults import process as serving
-    from dlinfer.framework.lmdeploy_ext.faults import vision_models as corrections
-    from dlinfer.framework.lmdeploy_ext.layers import model_classes
+    from dlinfer.framework.lmdeploy_ext.faults.models import (
+        cogvlm,
+        glm_4v,
+        model_classes,
+        one_position,
+        vision_models,
+    )
+    from dlinfer.framework.lmdeploy_ext.faults.sampling import (
+        drafts,
+        grammars,
+        min_new_tokens,
+        penalties,
+        scoring,
+        steps,
+    )
+    from dlinfer.framework.lmdeploy_ext.faults.serving import generation, left_streams, process
     from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
     from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model, packed_experts_model
     from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rope_parameters
     from dlinfer.framework.lmdeploy_ext.layers.sparse_attention import indexer_model
     from dlinfer.framework.lmdeploy_ext.running import selection
-    from dlinfer.framework.lmdeploy_ext.sampling import drafts, logit_bias, penalties, steps, token_draws
-    from dlinfer.framework.lmdeploy_ext.sampling import sparse_logit_writes as few_logits
+    from dlinfer.framework.lmdeploy_ext.sampling import logit_bias, sparse_logit_writes, token_draws
     from dlinfer.framework.lmdeploy_ext.stepping import (
         chunk_turns,
         joined_forward,
+        last_token_rows,
         prompt_turns,
         step_thread,
     )
-    from dlinfer.framework.lmdeploy_ext.stepping import last_token_rows as last_rows
-    from dlinfer.framework.lmdeploy_ext.vision import (
-        cogvlm,
-        glm_4v,
-        image_files,
-        one_position,
-        processors,
-    )
+    from dlinfer.framework.lmdeploy_ext.vision import image_files, processors
 
-    modules = (
-        engine_config,
-        refusals,
-        cli,
-        device_patches,
-        ranks,
-        experts_model,
-        packed_experts_model,
-        gated_delta_model,
-        indexer_model,
-        model_classes,
-        selection,
-        kv_memory,
-        cache_blocks,
-        chunk_turns,
-        prompt_turns,
-        joined_forward,
-        last_rows,
-        generation,
-        adapter_checks,
-        harmony,
-        generation_options,
-        http_errors,
-        model_build,
-        model_checks,
-        model_config,
-        prompts,
-        unread_fields,
-        rope_lengths,
-        rope_parameters,
-        scoring,
-        serving,
-        step_thread,
-        text,
-        logprobs,
-        completions,
-        marked_text,
-        stop_sequences,
-        left_streams,
-        parser_names,
-        rewards,
-        token_draws,
-        few_logits,
-        drafts,
-        grammars,
-        min_new_tokens,
-        logit_bias,
-        penalties,
-        required_calls,
-        steps,
-        weight_checks,
-        loading,
-        media,
-        cogvlm,
-        corrections,
-        glm_4v,
-        one_position,
-        image_files,
-        processors,
-    )
+    modules = [value for value in locals().values() if isinstance(value, ModuleType)]
     return [patch for module in modules for patch in patches_of(module, "lmdeploy")]
 
 

@@ -13,8 +13,8 @@ from lmdeploy.vl.model.glm4_v import GLM4VisionModel
 
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.request.media import check_one_image
-from dlinfer.framework.lmdeploy_ext.vision import cogvlm
-from dlinfer.framework.lmdeploy_ext.vision.one_position import of_images
+from dlinfer.framework.lmdeploy_ext.faults.models import cogvlm
+from dlinfer.framework.lmdeploy_ext.faults.models.one_position import of_images
 from dlinfer.framework.lmdeploy_ext.vision.parts import PARTS, of_model
 
 MODEL: Any = SimpleNamespace(config=SimpleNamespace(vision_config={}))

@@ -15,7 +15,7 @@ from transformers.models.phimoe import modeling_phimoe
 
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.layers import model_classes
+from dlinfer.framework.lmdeploy_ext.faults.models import model_classes
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rope_parameters
 from dlinfer.framework.lmdeploy_ext.layers.positions.rope_lengths import RopeLengths
 from dlinfer.framework.lmdeploy_ext.running.backend import OpsBackend

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.sampling.steps import texts_of
+from dlinfer.framework.lmdeploy_ext.faults.sampling.steps import texts_of
 from dlinfer.framework.lmdeploy_ext.stepping import joined_forward, prompt_turns
 from dlinfer.framework.patching import Original, replaces
 from dlinfer.utils import computing

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dlinfer.framework.lmdeploy_ext.vision import cogvlm, glm_4v, towers
+from dlinfer.framework.lmdeploy_ext.faults.models import cogvlm, glm_4v
+from dlinfer.framework.lmdeploy_ext.vision import towers
 
 Arguments = dict[str, Any]
 Sizes = dict[str, tuple[str | None, ...]]

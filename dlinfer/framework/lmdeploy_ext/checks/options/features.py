@@ -10,8 +10,8 @@ from dlinfer.framework.lmdeploy_ext.checks.model import speculation, tensor_para
 from dlinfer.framework.lmdeploy_ext.conversion.plan import QUANTISED_FORMATS
 from dlinfer.framework.lmdeploy_ext.device import activation, ranks, vendor_devices
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.faults.sampling import drafts
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
-from dlinfer.framework.lmdeploy_ext.sampling import drafts
 from dlinfer.framework.patching import Patch
 
 # field of PytorchEngineConfig -> (the value that means "not asked for", what to do instead)

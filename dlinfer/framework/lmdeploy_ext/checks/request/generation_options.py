@@ -14,7 +14,7 @@ from typing import Any
 
 from dlinfer.errors import GenerationOptionError
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.sampling import penalties
+from dlinfer.framework.lmdeploy_ext.faults.sampling import penalties
 from dlinfer.framework.patching import Original, replaces
 
 _INT32 = 2**31 - 1

@@ -17,13 +17,13 @@ from lmdeploy.serve.openai.chat_completions.logits_processors import logit_bias_
 from lmdeploy.serve.openai.protocol import ChatCompletionRequest
 
 from dlinfer.errors import GenerationOptionError
-from dlinfer.framework.lmdeploy_ext.answers.forbidden_text import ForbiddenText
 from dlinfer.framework.lmdeploy_ext.checks.request.generation_options import (
     check_generation,
     check_sampling,
 )
 from dlinfer.framework.lmdeploy_ext.checks.request.prompts import _fault, fit_sampling
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.faults.answers.forbidden_text import ForbiddenText
 from dlinfer.framework.lmdeploy_ext.sampling.logit_bias import LogitBias
 
 NAN, INF = math.nan, math.inf

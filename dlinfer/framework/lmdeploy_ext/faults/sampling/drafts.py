@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.sampling.texts import Text
+from dlinfer.framework.lmdeploy_ext.faults.sampling.texts import Text
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Original, replaces
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from dlinfer.framework.lmdeploy_ext.answers.stop_text import StopText
+from dlinfer.framework.lmdeploy_ext.faults.answers.stop_text import StopText
 
 ALPHABET = "ab😀"
 

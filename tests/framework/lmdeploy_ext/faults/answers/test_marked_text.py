@@ -16,8 +16,8 @@ from lmdeploy.serve.parsers.response_parser import BaseResponseParser
 from lmdeploy.serve.parsers.tool_parser import ToolParserManager
 from lmdeploy.serve.parsers.tool_parser.tool_parser import ToolParser
 
-from dlinfer.framework.lmdeploy_ext.faults.marked_text import Pieces
-from tests.framework.lmdeploy_ext.answers.tool_texts import CALLS, TOOLS, WRITERS
+from dlinfer.framework.lmdeploy_ext.faults.answers.marked_text import Pieces
+from tests.framework.lmdeploy_ext.faults.answers.tool_texts import CALLS, TOOLS, WRITERS
 
 Read = tuple[str | None, list[tuple[str, str]], str | None]
 """Content, names and arguments of calls, reasoning."""

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.faults.models.one_position import of_images, pixels
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.lmdeploy_ext.vision.one_position import of_images, pixels
 from dlinfer.framework.patching import Original, replaces
 
 CLASS = "ChatGLMForConditionalGeneration"

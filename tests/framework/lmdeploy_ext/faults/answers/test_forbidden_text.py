@@ -11,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.answers.forbidden_text import forbid
+from dlinfer.framework.lmdeploy_ext.faults.answers.forbidden_text import forbid
 from tests.e2e.harness import Lab
 
 

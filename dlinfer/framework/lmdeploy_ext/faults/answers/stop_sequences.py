@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.answers.stop_text import StopReason
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.faults.answers.stop_text import StopReason
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Original, replaces
 

@@ -8,7 +8,7 @@ dropped, and drawn again after the prefill that re-reads the text.
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.sampling.texts import START, Start, Texts
+from dlinfer.framework.lmdeploy_ext.faults.sampling.texts import START, Start, Texts
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Original, replaces
 

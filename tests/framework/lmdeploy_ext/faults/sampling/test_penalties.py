@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dlinfer.framework.lmdeploy_ext.sampling import penalties
-from dlinfer.framework.lmdeploy_ext.sampling.texts import START, Rules, Start, Text, Texts
+from dlinfer.framework.lmdeploy_ext.faults.sampling import penalties
+from dlinfer.framework.lmdeploy_ext.faults.sampling.texts import START, Rules, Start, Text, Texts
 
 VOCABULARY = 50
 Row = tuple[int, Text, list[int]]

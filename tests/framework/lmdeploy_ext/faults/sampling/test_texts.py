@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from dlinfer.framework.lmdeploy_ext.sampling.texts import START, Rules, Start, Text, Texts, of_rows
+from dlinfer.framework.lmdeploy_ext.faults.sampling.texts import (
+    START,
+    Rules,
+    Start,
+    Text,
+    Texts,
+    of_rows,
+)
 
 PENALTY = Rules(repetition=1.2, frequency=0.5)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext.answers.token_text import token_bytes
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.faults.answers.token_text import token_bytes
 
 _ELSEWHERE = b"\xff"
 """Stands for the text of a token that shares nothing with a forbidden text. No UTF-8 text holds this byte."""

@@ -7,7 +7,7 @@ spells them (``Ġthe``), and gives the bytes of that spelling.
 from collections.abc import Sequence
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.answers.token_text import text_of
+from dlinfer.framework.lmdeploy_ext.faults.answers.token_text import text_of
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Original, replaces
 

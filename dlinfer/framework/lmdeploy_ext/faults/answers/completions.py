@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.answers.token_text import text_of
 from dlinfer.framework.lmdeploy_ext.checks.request.prompts import refusal
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.faults.answers.token_text import text_of
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Original, replaces
 

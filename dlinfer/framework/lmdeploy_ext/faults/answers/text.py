@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from dlinfer.errors import GenerationOptionError
-from dlinfer.framework.lmdeploy_ext.answers.forbidden_text import forbid
-from dlinfer.framework.lmdeploy_ext.answers.logprobs import ranked
-from dlinfer.framework.lmdeploy_ext.answers.stop_text import StopText
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.faults.answers.forbidden_text import forbid
+from dlinfer.framework.lmdeploy_ext.faults.answers.logprobs import ranked
+from dlinfer.framework.lmdeploy_ext.faults.answers.stop_text import StopText
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Original, replaces
 

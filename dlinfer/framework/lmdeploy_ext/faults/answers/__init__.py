@@ -1,0 +1,1 @@
+"""What a client receives: text, stops, choices, log-probabilities and tool calls, as their protocols say."""

@@ -1,0 +1,1 @@
+"""Models that LMDeploy computes otherwise than transformers."""
