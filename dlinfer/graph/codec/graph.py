@@ -55,6 +55,14 @@ class Layout:
     def of(cls, tensor: torch.Tensor) -> "Layout":
         return cls(tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), tensor.device)
 
+    @property
+    def span(self) -> int:
+        """Bytes from the first element to the end of the last one."""
+        if 0 in self.sizes:
+            return 0
+        steps = sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True))
+        return (steps + 1) * self.dtype.itemsize
+
 
 @dataclass(frozen=True)
 class GraphFile:

@@ -53,7 +53,7 @@ class TensorTable:
 
     def listed(self) -> Json:
         """For the manifest: the layout of each tensor and where it begins."""
-        offsets = dict(offset for block in self._blocks() for offset in block)
+        offsets = self._offsets()
         return [
             {
                 "dtype": short_name(tensor.dtype),
@@ -67,28 +67,35 @@ class TensorTable:
 
     def member(self) -> Member:
         """The member that holds the tensors, read from their devices a few mebibytes at a time."""
-        blocks = [
-            [
-                (self.tensors[number], offset, _span(Layout.of(self.tensors[number])))
-                for number, offset in block
-            ]
-            for block in self._blocks()
-        ]
-        size = max((offset + span for block in blocks for _, offset, span in block), default=0)
-        return Member(size, _chunks(blocks))
+        places = [(self.tensors[number], offset) for number, offset in self._offsets().items()]
+        ends = (offset + Layout.of(tensor).span for tensor, offset in places)
+        return Member(max(ends, default=0), _chunks(places))
 
-    def _blocks(self) -> list[list[tuple[int, int]]]:
-        """For each memory, (number, offset) of the tensors in it, in the order of their addresses."""
-        spans = [(tensor.data_ptr(), _span(Layout.of(tensor)), str(tensor.device)) for tensor in self.tensors]
-        blocks: list[list[tuple[int, int]]] = []
+    def _offsets(self) -> dict[int, int]:
+        """Where each tensor begins in the member, in the member's order."""
+        spans = [(tensor.data_ptr(), Layout.of(tensor).span, str(tensor.device)) for tensor in self.tensors]
+        offsets: dict[int, int] = {}
         end = 0
         for numbers in overlapping(spans):
             first = spans[numbers[0]][0]
-            # A block of several begins in its line of memory where it did: each tensor stays aligned for its dtype.
+            # Tensors that overlap keep their place in a line of memory, so each stays aligned for its dtype.
             start = -(-end // ALIGNMENT) * ALIGNMENT + (first % ALIGNMENT if len(numbers) > 1 else 0)
-            blocks.append([(number, start + spans[number][0] - first) for number in numbers])
-            end = start + max(spans[number][0] - first + spans[number][1] for number in numbers)
-        return blocks
+            for number in numbers:
+                offsets[number] = start + spans[number][0] - first
+                end = max(end, offsets[number] + spans[number][1])
+        return offsets
+
+
+def _chunks(places: Iterable[tuple[torch.Tensor, int]]) -> Iterator[Buffer]:
+    """The contents of the member, from each tensor and where it begins."""
+    end = 0
+    for tensor, offset in places:
+        span = Layout.of(tensor).span
+        yield bytes(max(0, offset - end))
+        flat = tensor.detach().as_strided((span // tensor.dtype.itemsize,), (1,)).view(torch.uint8)
+        for begin in range(max(0, end - offset), span, _CHUNK):
+            yield flat[begin : begin + _CHUNK].cpu().numpy().data
+        end = max(end, offset + span)
 
 
 def overlapping(spans: Sequence[tuple[int, int, str]]) -> list[list[int]]:
@@ -108,26 +115,6 @@ def overlapping(spans: Sequence[tuple[int, int, str]]) -> list[list[int]]:
             end, where = start, device
         end = max(end, start + size)
     return sorted(groups, key=min)
-
-
-def _span(layout: Layout) -> int:
-    """Bytes from a tensor's first element to the end of its last one."""
-    if 0 in layout.sizes:
-        return 0
-    steps = sum((size - 1) * stride for size, stride in zip(layout.sizes, layout.strides, strict=True))
-    return (steps + 1) * layout.dtype.itemsize
-
-
-def _chunks(blocks: Iterable[Iterable[tuple[torch.Tensor, int, int]]]) -> Iterator[Buffer]:
-    """The contents of the file for blocks of (tensor, offset, bytes that it spans)."""
-    end = 0
-    for block in blocks:
-        for tensor, offset, span in block:
-            yield bytes(max(0, offset - end))
-            flat = tensor.detach().as_strided((span // tensor.dtype.itemsize,), (1,)).view(torch.uint8)
-            for begin in range(max(0, end - offset), span, _CHUNK):
-                yield flat[begin : begin + _CHUNK].cpu().numpy().data
-            end = max(end, offset + span)
 
 
 def read_layouts(items: Json) -> list[tuple[Layout, int]]:
@@ -161,16 +148,16 @@ class TensorFile:
         self._memory = _writable(container.member(member))
         self._tensors: dict[int, torch.Tensor] = {}
         for number, (layout, offset) in enumerate(listed):
-            if offset % layout.dtype.itemsize or offset + _span(layout) > len(self._memory):
+            if offset % layout.dtype.itemsize or offset + layout.span > len(self._memory):
                 detail = f"tensor {number} lies beyond the end of {member}"
                 raise ArtifactCorruptError(source=container.source, detail=detail)
-        self._blocks = overlapping([(offset, _span(layout), str(layout.device)) for layout, offset in listed])
+        self._blocks = overlapping([(offset, layout.span, str(layout.device)) for layout, offset in listed])
 
     def tensor(self, number: int) -> torch.Tensor:
         """Return a tensor. Nobody may write into it; ``own`` returns one that may be written."""
         if number not in self._tensors:
             layout, start = self.layouts[number], self._offsets[number]
-            memory = _as_bytes(self._memory[start : start + _span(layout)])
+            memory = _as_bytes(self._memory[start : start + layout.span])
             self._tensors[number] = _laid_out(memory, layout).to(layout.device)
         return self._tensors[number]
 
@@ -180,7 +167,7 @@ class TensorFile:
         for numbers in self._blocks:
             if frozenset(written).isdisjoint(numbers):
                 continue
-            spans = {number: (self._offsets[number], _span(self.layouts[number])) for number in numbers}
+            spans = {number: (self._offsets[number], self.layouts[number].span) for number in numbers}
             start = self._offsets[numbers[0]] // ALIGNMENT * ALIGNMENT
             end = max(offset + size for offset, size in spans.values())
             memory = _as_bytes(self._memory[start:end]).to(self.layouts[numbers[0]].device, copy=True)
