@@ -10,17 +10,14 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from dlinfer.errors import CaptureError
-from dlinfer.graph.capture.export import Exported, from_one_on, input_names, read_export
-from dlinfer.graph.direct.inputs import Assumption, root
+from dlinfer.graph.capture.export import from_one_on, read_export
 from dlinfer.graph.engine import check_options, find_engine
+from dlinfer.graph.interface.of_graph import interface_of
 from dlinfer.graph.ir.conj_neg import resolved
-from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
 from dlinfer.graph.lowering.lower import improve, place
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.collect import collecting, emit, timed
 from dlinfer.graph.report.report import GraphReport, record
-from dlinfer.graph.torch_private.expressions import SizeTextError
-from dlinfer.graph.torch_private.guards import conditions
 from dlinfer.graph.torch_private.symbols import symbol_ranges
 from dlinfer.graph.torch_private.thread_state import is_autocast_enabled, run_plain
 from dlinfer.runtime.artifact.artifact import Artifact
@@ -80,20 +77,18 @@ def _compile(
         check_options(found, chosen)
         report.engine = found.name
         record(report)
-        assumptions = _assumptions(exported, program)
         with timed("capture"):
             exported = from_one_on(exported)
         captured = exported.captured
         emit(lambda report: report.symbols.update(symbol_ranges(captured.fakes)))
         improve(captured.graph_module, chosen)
+        interface = interface_of(captured.graph_module.graph, captured.mode, exported.inputs)
         # The engine may change the graph while it compiles it.
         stored = keep(exported, found, chosen, report.model)
         run = place(captured.graph_module, found, chosen)
     spec = program.call_spec
     assert spec.in_spec is not None and spec.out_spec is not None
-    return Artifact(
-        run, exported.weights, exported.inputs, assumptions, spec.in_spec, spec.out_spec, report, stored
-    )
+    return Artifact(run, exported.weights, interface, spec.in_spec, spec.out_spec, report, stored)
 
 
 def _export(
@@ -131,19 +126,3 @@ def _with_plain_strides(example: torch.Tensor) -> torch.Tensor:
     if not example.is_contiguous() or example.stride() == plain:
         return example
     return example.detach().as_strided(example.shape, plain)
-
-
-def _assumptions(exported: Exported, program: ExportedProgram) -> list[Assumption]:
-    """What the caller's tensors must satisfy together: torch.export's program itself checks it, ours must too."""
-    names = {spec.name for spec in exported.inputs if isinstance(spec, (TensorSpec, NumberSpec))}
-    placeholders = exported.captured.graph_module.graph.find_nodes(op="placeholder")
-    called = input_names(placeholders, program)
-    sources = [(f"L['{called[node]}']", node.meta["val"]) for node in placeholders if called[node] in names]
-    try:
-        found = [Assumption(*one) for one in conditions(exported.captured.mode, sources)]
-    except SizeTextError as cause:
-        raise CaptureError(reason=f"a guard on a size: {cause}", line="torch.export") from cause
-    for assumption in found:
-        if not {root(source) for source in assumption.sources} <= names:
-            raise CaptureError(reason=f"it holds only while {assumption}", line="torch.export")
-    return found

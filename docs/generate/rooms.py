@@ -35,6 +35,7 @@ PLACES = {
     "torch_private": (0, 2),
     "ir": (1, 2),
     "passes": (2, 1),
+    "interface": (2, 2),
     "capture": (2, 3),
     "functional": (3, 0),
     "options": (3, 1),

@@ -14,6 +14,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.ops": "errors utils settings vendor",
     "dlinfer.graph.torch_private": "",
     "dlinfer.graph.ir": "errors graph.torch_private",
+    "dlinfer.graph.interface": "errors graph.torch_private graph.ir",
     "dlinfer.graph.passes": "errors ops graph.torch_private graph.ir",
     "dlinfer.graph.debug": "settings",
     "dlinfer.graph.report": "errors ops graph.torch_private graph.ir graph.passes graph.debug",
@@ -34,17 +35,17 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.observe": "graph.torch_private graph.ir graph.report graph.capture graph.lowering",
     "dlinfer.graph.backend": "errors graph.torch_private graph.ir graph.report graph.options "
     "graph.engine graph.capture graph.lowering graph.observe",
-    "dlinfer.graph.direct": "errors settings vendor graph.torch_private graph.ir graph.debug "
-    "graph.report graph.options graph.engine graph.cache graph.lowering graph.backend",
+    "dlinfer.graph.direct": "errors settings vendor graph.torch_private graph.ir graph.interface "
+    "graph.debug graph.report graph.options graph.engine graph.cache graph.lowering graph.backend",
     "dlinfer.explanation": "dlinfer errors graph.torch_private graph.ir graph.report graph.options "
     "graph.cache graph.backend",
     "dlinfer.runtime.options": "errors settings",
-    "dlinfer.runtime.artifact": "errors graph.torch_private graph.ir graph.report graph.options "
-    "graph.engine graph.cache graph.capture graph.codec graph.lowering graph.direct runtime.options",
-    "dlinfer.runtime.aot": "errors graph.torch_private graph.ir graph.report graph.options "
-    "graph.engine graph.capture graph.lowering graph.direct runtime.artifact",
-    "dlinfer.runtime.session": "errors graph.torch_private graph.ir graph.codec graph.lowering "
-    "runtime.options runtime.artifact",
+    "dlinfer.runtime.artifact": "errors graph.torch_private graph.ir graph.interface graph.report "
+    "graph.options graph.engine graph.cache graph.capture graph.codec graph.lowering runtime.options",
+    "dlinfer.runtime.aot": "errors graph.torch_private graph.ir graph.interface graph.report "
+    "graph.options graph.engine graph.capture graph.lowering runtime.artifact",
+    "dlinfer.runtime.session": "errors graph.torch_private graph.ir graph.interface graph.codec "
+    "graph.lowering runtime.options runtime.artifact",
     "dlinfer.conformance": "dlinfer errors settings utils vendor ops",  # and torch.compile's backend, by name
     "dlinfer.vendor.*": "errors settings utils toolchain vendor ops graph runtime",  # each vendor's folder
     "dlinfer.framework": "errors",

@@ -12,7 +12,7 @@ HOST = "cpu"
 HONEST = {
     "dlinfer.ops.core.samples": "the default of a tool: samples are made on the host where no device is named",
     "dlinfer.graph.ir.device": "the one place where graphs name the host, whose tensors graphs of every device take",
-    "dlinfer.graph.direct.inputs": "a flag of a tensor is read faster than its device is compared",
+    "dlinfer.graph.interface.interface": "a flag of a tensor is read faster than its device is compared",
     "dlinfer.framework.lmdeploy_ext.conversion.model_files": "LMDeploy reads files into the host's memory",
     "dlinfer.framework.lmdeploy_ext.device.vendor_devices": "what serves where LMDeploy's default, cuda, is not there",
     "dlinfer.framework.lmdeploy_ext.quantise.calibration_job": "where another library is to round",

@@ -143,11 +143,23 @@ def test_sizes_that_are_computed_from_others_are_checked():
         artifact(given(4), given(9))
 
 
-def test_memory_that_lies_otherwise_is_refused():
+def test_memory_that_lies_otherwise_is_copied():
     artifact = dlinfer.compile(Sum(), (given(8), given(8)))
     same(artifact, Sum(), given(8), given(8).t().contiguous())
+    same(artifact, Sum(), given(8), given(8).t())
+
+
+def test_memory_that_lies_otherwise_is_refused_where_it_is_written():
+    class Adds(nn.Module):
+        def forward(self, x, y):
+            return x.add_(y) * 2
+
+    artifact = dlinfer.compile(Adds(), (given(8), given(8)))
+    written = given(8)
+    torch.testing.assert_close(artifact(written, given(8).t()), Adds()(given(8), given(8).t()))
+    assert torch.equal(written, given(8) + given(8).t())
     with pytest.raises(ArtifactInputError, match=r"given sizes \(8, 8\) with strides \(1, 8\)"):
-        artifact(given(8), given(8).t())
+        artifact(given(8).t(), given(8))
 
 
 def test_memory_that_lay_otherwise_must_again():

@@ -1,6 +1,6 @@
 """torch.export's program as a captured graph with its weights, and what sizes it really serves."""
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,35 +14,28 @@ from dlinfer.graph.capture.trace import Captured
 from dlinfer.graph.capture.zero_one_specialization import Reference, Trial
 from dlinfer.graph.ir.conj_neg import lazy_inputs, refuse_shared, resolved
 from dlinfer.graph.ir.device import graph_device
-from dlinfer.graph.ir.dialect import STATIC, placed_memory, storages
+from dlinfer.graph.ir.dialect import STATIC
 from dlinfer.graph.ir.global_state import explicit_dtypes
 from dlinfer.graph.ir.layout import is_contiguous
-from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
 from dlinfer.graph.torch_private.export import export_gives_results_only, export_kinds
 from dlinfer.graph.torch_private.expressions import SizeTextError, to_size
 from dlinfer.graph.torch_private.fake_mode import mode_of, strict_mode
 from dlinfer.graph.torch_private.guards import conditions_of
-from dlinfer.graph.torch_private.symbols import (
-    declared_range,
-    fixed_size,
-    new_symbol,
-    size_range,
-    symbols_of,
-)
+from dlinfer.graph.torch_private.symbols import declared_range, new_symbol, symbols_of
 
 
 @dataclass(frozen=True)
 class Exported:
     """A captured graph of torch.export's.
 
-    weights: tensors of its STATIC inputs. inputs: for each leaf that the caller passes, its spec or the constant.
+    weights: tensors of its STATIC inputs. inputs: what the module calls each of the others.
     ranges: what torch.export was told of its symbols. names: one for each output that the module gives.
     examples: a value for each input that the caller passes, and reference: the module; None where unknown.
     """
 
     captured: Captured
     weights: list[torch.Tensor]
-    inputs: list[Any]
+    inputs: list[str]
     names: list[str]
     ranges: Mapping[Any, Any]
     examples: Sequence[Any] | None
@@ -50,8 +43,8 @@ class Exported:
 
     @property
     def device(self) -> torch.device:
-        """Where the graph runs, told from what the caller passes and from its weights."""
-        return graph_device((*self.inputs, *self.weights))
+        """Where the graph runs, by its inputs and weights."""
+        return graph_device(self.captured.fakes)
 
 
 def read_export(
@@ -72,11 +65,10 @@ def read_export(
     called = input_names(placeholders, program)
     weights: list[torch.Tensor] = []
     targets: list[str] = []
-    inputs: list[Any] = []
-    placed = _placed(graph_module.graph)
-    for node, (kind, target, constant) in zip(placeholders, export_kinds(program), strict=True):
+    inputs: list[str] = []
+    for node, (kind, target, _) in zip(placeholders, export_kinds(program), strict=True):
         if kind == "user":
-            inputs.append(_spec(node, constant, called[node], placed))
+            inputs.append(called[node])
         else:
             node.meta[STATIC] = True
             held: Any = program.state_dict if target in program.state_dict else program.constants
@@ -145,34 +137,6 @@ def input_names(placeholders: Iterable[torch.fx.Node], program: ExportedProgram)
     return names
 
 
-def _spec(node: torch.fx.Node, constant: Any, name: str, placed: Set[int]) -> Any:
-    fake = node.meta["val"]
-    if isinstance(fake, torch.SymInt):
-        return NumberSpec(name, size_range(fake))
-    if not isinstance(fake, torch.Tensor):
-        return constant
-    sizes = tuple(size_range(size) for size in fake.shape)
-    offset = None
-    if storages(node) & placed:
-        offset = fixed_size(fake.storage_offset())
-        if offset is None:
-            raise CaptureError(
-                reason=f"input {node.name} is read by a place that changes", line="torch.export"
-            )
-    if is_contiguous(fake):
-        return TensorSpec(name, fake.dtype, fake.device, sizes, offset=offset)
-    strides = tuple(number for stride in fake.stride() if (number := fixed_size(stride)) is not None)
-    if len(strides) < fake.dim():
-        reason = f"input {node.name} is neither contiguous nor of fixed strides"
-        raise CaptureError(reason=reason, line="torch.export")
-    return TensorSpec(name, fake.dtype, fake.device, sizes, strides, offset)
-
-
-def _placed(graph: torch.fx.Graph) -> set[int]:
-    """The memory that a graph looks at by offsets from its beginning."""
-    return set().union(*map(placed_memory, graph.nodes))
-
-
 def _output_names(program: ExportedProgram) -> list[str]:
     """``logits`` for a result's key or field, ``output_0`` for the first of several, ``output`` for the only one."""
     spec = program.call_spec.out_spec
@@ -235,14 +199,7 @@ def from_one_on(exported: Exported) -> Exported:
         captured = _over_new_symbols(captured, declared)
     except (RetraceError, SizeTextError):
         return exported
-    nodes = captured.graph_module.graph.find_nodes(op="placeholder")
-    user = [node for node in nodes if not node.meta.get(STATIC)]
-    placed = _placed(captured.graph_module.graph)
-    inputs = [
-        _spec(node, spec, spec.name, placed) if isinstance(spec, (TensorSpec, NumberSpec)) else spec
-        for node, spec in zip(user, exported.inputs, strict=True)
-    ]
-    return replace(exported, captured=captured, inputs=inputs, ranges={})
+    return replace(exported, captured=captured, ranges={})
 
 
 def _over_new_symbols(

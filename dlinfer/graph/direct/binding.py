@@ -21,7 +21,9 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from dlinfer.graph.direct.constants import Constant
-from dlinfer.graph.direct.inputs import Assumption, InputSpec, evaluate, is_steady, root
+from dlinfer.graph.direct.inputs import Assumption, evaluate, is_steady, root
+from dlinfer.graph.interface.interface import Interface, as_taken, mismatches
+from dlinfer.graph.interface.ports import Port
 
 Reader = Callable[[Mapping[str, Any]], list[Any] | None]
 
@@ -31,7 +33,8 @@ _REGISTRIES = ("_modules", "_parameters", "_buffers")
 
 
 def bind(
-    specs: Sequence[InputSpec],
+    interface: Interface,
+    sources: Sequence[str],
     assumptions: Sequence[Assumption],
     steady: Collection[str],
     given: Mapping[str, Any],
@@ -42,19 +45,22 @@ def bind(
 ) -> Reader:
     """A function from a call's arguments to the list of all inputs; None where what is bound is not what is given.
 
-    given: arguments that fit the specs, which what is steady is bound to. defaults: of arguments that a call may leave
+    sources: where each value of a call is read. given: arguments that fit the interface, which what is steady is bound
+    to. defaults: of arguments that a call may leave
     out. namespace: the function's globals. hooks: how many hooks were registered when the constants were compared.
     A changing tensor that does not lie as compiled loops expect is copied: for small inputs that is no more than a
     step's metadata.
     """
     writer = _Writer(given)
-    inputs: list[Any] = [None] * len(specs)
-    for index, spec in enumerate(specs):
-        if is_steady(spec.source, steady):
-            inputs[index] = evaluate(spec.source, given)
-            writer.bound(spec.source, inputs[index], steady)
+    inputs: list[Any] = [None] * len(sources)
+    ports = iter(interface.inputs)
+    for index, source in enumerate(sources):
+        port = None if index in interface.constants else next(ports)
+        if port is None or port.held or is_steady(source, steady):
+            inputs[index] = evaluate(source, given)
+            writer.bound(source, inputs[index], steady)
         else:
-            writer.changing(spec, index)
+            writer.changing(port, source, index)
     for source in dict.fromkeys(source for one in assumptions for source in one.sources):
         writer.bound(source, evaluate(source, given), steady)
     for constant in constants:
@@ -83,13 +89,12 @@ class _Writer:
             self._scope[self._names[id(value)]] = value
         return self._names[id(value)]
 
-    def changing(self, spec: InputSpec, index: int) -> None:
+    def changing(self, port: Port, source: str, index: int) -> None:
         """Read an input that changes, and check what the graph relies on."""
-        wrong = " or ".join(spec.mismatches("x", self.name))
         self._reads += [
-            f"x = {_text(spec.source)}",
-            f"if {wrong}: return None",
-            f"inputs[{index}] = {spec.as_taken('x')}",
+            f"x = {_text(source)}",
+            f"if {' or '.join(mismatches(port, 'x', self.name))}: return None",
+            f"inputs[{index}] = {as_taken(port, 'x')}",
         ]
 
     def bound(self, source: str, value: Any, steady: Collection[str]) -> None:

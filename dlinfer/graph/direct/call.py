@@ -25,8 +25,9 @@ from dlinfer.graph.direct.constants import (
     hooks_registered,
     receiver_of,
 )
-from dlinfer.graph.direct.inputs import Assumption, InputSpec, evaluate, is_steady, root
-from dlinfer.graph.ir.conj_neg import resolved
+from dlinfer.graph.direct.inputs import Assumption, evaluate, is_steady, port_of, root
+from dlinfer.graph.interface.interface import Interface
+from dlinfer.graph.interface.ports import Port
 from dlinfer.graph.ir.device import autocast
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
@@ -38,11 +39,15 @@ from dlinfer.graph.torch_private.thread_state import is_autocast_enabled
 
 @dataclass
 class DirectCall:
-    """A compiled function. ``steady``: see ``capture_call``."""
+    """A compiled function.
+
+    sources: where each value that the program takes is read from the arguments. steady: see ``capture_call``.
+    """
 
     function: Callable[..., Any]
     program: CompiledGraph
-    inputs: Sequence[InputSpec]
+    interface: Interface
+    sources: Sequence[str]
     assumptions: Sequence[Assumption]
     steady: frozenset[str]
     report: GraphReport
@@ -54,7 +59,7 @@ class DirectCall:
         self._autocast = dict(self.program.requirement.state.autocast)
         self._namespace = namespace_of(self.function)
         parameters = inspect.signature(method_of(self.function)[0]).parameters
-        sources = [one.source for one in (*self.inputs, *self.constants)]
+        sources = [*self.sources, *(one.source for one in self.constants)]
         sources += [source for one in self.assumptions for source in one.sources]
         self._defaults = {  # of arguments that the graph reads and a call may leave out
             name: parameters[name].default
@@ -82,19 +87,28 @@ class DirectCall:
 
     def check(self, kwargs: Mapping[str, Any]) -> None:
         """Raises ArtifactInputError where this compiled function is not one for such arguments."""
+        self._inputs(_given(self.function, kwargs))
+
+    def _inputs(self, given: Mapping[str, Any]) -> list[Any]:
+        """What the program takes of arguments that fit it. Raises ArtifactInputError."""
         self._check_autocast()
-        given = _given(self.function, kwargs)
-        for spec in sorted(self.inputs, key=lambda one: not one.dtype):  # a tensor before its sizes
+        leaves: list[Any] = []
+        for source in self.sources:
             try:
-                value = evaluate(spec.source, given)
+                leaves.append(evaluate(source, given))
             except (KeyError, AttributeError, IndexError, TypeError) as cause:
-                name = dynamo.source_name(spec.source)
-                raise ArtifactInputError(name=name, expected=str(spec), given=f"nothing ({cause})") from cause
-            spec.check(value, is_steady(spec.source, self.steady))
+                name = dynamo.source_name(source)
+                raise ArtifactInputError(
+                    name=name, expected="what was captured", given=f"nothing ({cause})"
+                ) from cause
+        inputs, _ = self.interface.bind(
+            self.interface.values_among(leaves, [dynamo.source_name(source) for source in self.sources])
+        )
         for assumption in self.assumptions:
             assumption.check(given)
         for constant in self.constants:
             constant.check(given, self._namespace)
+        return inputs
 
     def _check_autocast(self) -> None:
         """Raises ArtifactInputError where the function would cast otherwise now: casts are nodes of the graph."""
@@ -106,10 +120,11 @@ class DirectCall:
     def _bind(self, kwargs: Mapping[str, Any]) -> list[Any]:
         """Bind what is steady in these arguments, and read all inputs from them."""
         hooks = hooks_registered()  # before they are looked at: another thread may register one meanwhile
-        self.check(kwargs)
         given = _given(self.function, kwargs)
+        inputs = self._inputs(given)
         binding = bind(
-            self.inputs,
+            self.interface,
+            self.sources,
             self.assumptions,
             self.steady,
             given,
@@ -118,19 +133,10 @@ class DirectCall:
             self._namespace,
             hooks,
         )
-        inputs = binding(kwargs)
-        if (
-            inputs is None
-        ):  # what is another object whenever it is read, as a property may give, is bound at each call
-            inputs = [self._read(spec, given) for spec in self.inputs]
+        # What is another object whenever it is read, as a property may give, is bound at each call.
+        found = binding(kwargs)
         self._binding = binding
-        return inputs
-
-    def _read(self, spec: InputSpec, given: Mapping[str, Any]) -> Any:
-        value = evaluate(spec.source, given)
-        if not spec.dtype or is_steady(spec.source, self.steady):
-            return value
-        return resolved(value).contiguous()
+        return inputs if found is None else found
 
 
 def method_of(function: Callable[..., Any]) -> tuple[Callable[..., Any], Any]:
@@ -199,31 +205,45 @@ def capture_call(
         raise CaptureError(reason=reason, line=getattr(method, "__qualname__", repr(method)))
     assert collector.program is not None and collector.report is not None
     given = _given(function, kwargs)
-    inputs = [InputSpec.of(source, example, evaluate(source, given)) for source, example in collector.inputs]
-    for spec in inputs:
-        if None in spec.sizes[1:] and evaluate(spec.source, given).numel() == 0:
-            name = dynamo.source_name(spec.source)
-            raise CaptureError(
-                reason=f"{name} has no elements in this call, so its strides say nothing of other sizes",
-                line=getattr(method, "__qualname__", repr(method)),
-            )
-        if not is_steady(spec.source, steady) and (spec.folded is not None or spec.strides is not None):
-            name = dynamo.source_name(spec.source)
-            raise CaptureError(
-                reason=f"it would hold only while {name} is {spec}, which may change between calls",
-                line=getattr(method, "__qualname__", repr(method)),
-            )
+    line = getattr(method, "__qualname__", repr(method))
+    sources = [source for source, _ in collector.inputs]
+    interface = _interface(collector.inputs, given, steady, line)
     constants = constants_of([*hooks, *collector.constants], given, namespace_of(function))
     call = DirectCall(
         function,
         collector.program,
-        inputs,
+        interface,
+        sources,
         collector.assumptions,
         frozenset(steady),
         collector.report,
         constants,
     )
     return call, result
+
+
+def _interface(
+    inputs: Sequence[tuple[str, Any]], given: Mapping[str, Any], steady: Sequence[str], line: str
+) -> Interface:
+    """The ports of a captured graph. Raises CaptureError where one of them holds for this call only."""
+    ports: list[Port] = []
+    constants: dict[int, float] = {}
+    for place, (source, example) in enumerate(inputs):
+        value, name = evaluate(source, given), dynamo.source_name(source)
+        fixed: Any = None
+        if isinstance(value, float):  # a module's eps: Dynamo passes it as a tensor, the capture folds it
+            fixed = constants[place] = value
+        else:
+            port = port_of(source, example, value, steady)
+            ports.append(port)
+            fixed = None if port.strides is None else port
+            if None in port.sizes[1:] and value.numel() == 0:
+                reason = f"{name} has no elements in this call, so its strides say nothing of other sizes"
+                raise CaptureError(reason=reason, line=line)
+        if fixed is not None and not is_steady(source, steady):
+            reason = f"it would hold only while {name} is {fixed}, which may change between calls"
+            raise CaptureError(reason=reason, line=line)
+    return Interface(tuple(ports), constants=constants)
 
 
 class _Collector:

@@ -15,7 +15,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from dlinfer.errors import ArtifactInputError
-from dlinfer.graph.direct.inputs import evaluate, root, shown
+from dlinfer.graph.direct.inputs import evaluate, root
+from dlinfer.graph.interface.ports import shown
 from dlinfer.graph.torch_private.dynamo import source_name
 
 _PLAIN = (bool, int, str, type(None))

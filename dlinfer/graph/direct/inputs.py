@@ -1,112 +1,32 @@
-"""What a compiled call reads from its arguments, what it needs them to be, and what its capture assumed of them."""
+"""What a compiled call reads from its arguments, as ports, and what its capture assumed of them."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dlinfer.errors import ArtifactInputError
-from dlinfer.graph.ir.conj_neg import is_lazy, may_be_lazy
+from dlinfer.graph.interface.ports import Port, bounds_of
+from dlinfer.graph.ir.conj_neg import is_lazy
+from dlinfer.graph.ir.device import HOST
 from dlinfer.graph.torch_private.dynamo import source_name
-from dlinfer.graph.torch_private.expressions import Size
+from dlinfer.graph.torch_private.expressions import Size, parse_size
 from dlinfer.graph.torch_private.symbols import fixed_size
 
 
-@dataclass(frozen=True)
-class InputSpec:
-    """One input of a graph: the expression over ``L`` that reads it, and what it must be.
-
-    dtype: of a tensor; empty for a number. sizes: of a tensor, None where the graph takes any.
-    strides: None for a contiguous tensor; else they must be these. device: of a tensor.
-    resolved: the graph resolves a lazily conjugated or negated tensor itself.
-    folded: the number that the graph took as a constant. number: the type of one that it takes as an input.
-    """
-
-    source: str
-    dtype: str
-    sizes: tuple[int | None, ...]
-    strides: tuple[int, ...] | None = None
-    device: str = ""
-    folded: float | None = None
-    number: str = ""
-    resolved: bool = False
-
-    @classmethod
-    def of(cls, source: str, example: Any, value: Any) -> "InputSpec":
-        """The spec of a graph input with this fake, that was read as ``value``."""
-        if isinstance(value, float):  # a module's eps: Dynamo passes it as a tensor, the capture folds it
-            return cls(source, "", (), folded=value)
-        if not isinstance(example, torch.Tensor):
-            return cls(source, "", (), number=type(value).__name__)
-        strides = None if value.is_contiguous() else value.stride()
-        return cls(
-            source,
-            str(value.dtype),
-            tuple(map(fixed_size, example.shape)),
-            strides,
-            str(value.device),
-            resolved=is_lazy(value),
-        )
-
-    def check(self, value: Any, steady: bool = True) -> None:
-        """Raises ArtifactInputError where a value cannot be this input.
-
-        steady: it is taken where it lies; a tensor that is read at each call is copied where it is not contiguous.
-        """
-        if not self._takes(value, steady):
-            raise ArtifactInputError(name=source_name(self.source), expected=str(self), given=shown(value))
-
-    def _takes(self, value: Any, steady: bool) -> bool:
-        if self.folded is not None:
-            return value == self.folded
-        if not self.dtype:
-            return type(value).__name__ == self.number
-        return (
-            isinstance(value, torch.Tensor)
-            and (str(value.dtype), str(value.device)) == (self.dtype, self.device)
-            and value.dim() == len(self.sizes)
-            and (self.resolved or not steady or not is_lazy(value))
-            and all(want in (None, size) for want, size in zip(self.sizes, value.shape, strict=True))
-            and (
-                value.is_contiguous() or not steady
-                if self.strides is None
-                else value.stride() == self.strides
-            )
-        )
-
-    def mismatches(self, value: str, name: Callable[[Any], str]) -> Iterator[str]:
-        """Python expressions, one of which is true where the input named ``value`` cannot be this one.
-
-        name: gives a name in scope for an object. Whether it is contiguous is not asked: a call copies what is not.
-        """
-        if not self.dtype:
-            yield f"type({value}).__name__ != {self.number!r}"
-            return
-        yield f"{value}.dtype is not {name(getattr(torch, self.dtype.removeprefix('torch.')))}"
-        yield f"{value}.dim() != {len(self.sizes)}"
-        device = torch.device(self.device)
-        yield f"not {value}.is_cpu" if device.type == "cpu" else f"{value}.device != {name(device)}"
-        for dim, size in enumerate(self.sizes):
-            if size is not None:
-                yield f"{value}.shape[{dim}] != {size}"
-
-    def as_taken(self, value: str) -> str:
-        """Python text for the input named ``value`` as a graph takes it: a tensor is contiguous and resolved."""
-        if not self.dtype:
-            return value
-        lazy = may_be_lazy(getattr(torch, self.dtype.removeprefix("torch.")))
-        return f"{value}.resolve_conj().resolve_neg().contiguous()" if lazy else f"{value}.contiguous()"
-
-    def __str__(self) -> str:
-        if self.folded is not None:
-            return str(self.folded)
-        if not self.dtype:
-            return f"a number of type {self.number}"
-        sizes = ", ".join("any" if size is None else str(size) for size in self.sizes)
-        layout = "contiguous" if self.strides is None else f"strides {self.strides}"
-        return f"a {self.dtype} tensor of sizes ({sizes}), {layout}, on {self.device}"
+def port_of(source: str, example: Any, value: Any, steady: Collection[str]) -> Port:
+    """The port of a graph input with this fake, which was read from ``source`` as ``value``."""
+    name, held = source_name(source), is_steady(source, steady)
+    if not isinstance(example, torch.Tensor):
+        return Port(name, torch.int64, (None,), ((0, None),), torch.device(HOST), number=True)
+    sizes = tuple(None if (size := fixed_size(one)) is None else parse_size(size) for one in example.shape)
+    strides = None if value.is_contiguous() else tuple(map(parse_size, value.stride()))
+    lazy = is_lazy(value)
+    return Port(
+        name, value.dtype, sizes, bounds_of(sizes, {}), value.device, strides, held=held, resolved=lazy
+    )
 
 
 @dataclass(frozen=True)
@@ -132,14 +52,6 @@ class Assumption:
     def __str__(self) -> str:
         names = {f"v{index}": source_name(source) for index, source in enumerate(self.sources)}
         return str(self.condition.renamed({name: names[name] for name in self.condition.symbols}))
-
-
-def shown(value: Any) -> str:
-    """A value as an error names it."""
-    if isinstance(value, torch.Tensor):
-        layout = "contiguous" if value.is_contiguous() else f"strides {value.stride()}"
-        return f"a {value.dtype} tensor of sizes {tuple(value.shape)}, {layout}, on {value.device}"
-    return repr(value)
 
 
 _EXPRESSION = re.compile(r"L\['(\w+)'\](\.(?:size|stride|storage_offset)\(\)|\.\w+|\['\w+'\]|\[\d+\])*")

@@ -6,7 +6,7 @@ configuration, the phase, dtypes) finds the compiled call under that identity an
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -19,13 +19,16 @@ from dlinfer.graph.cache.key import Key
 from dlinfer.graph.debug import show
 from dlinfer.graph.direct.call import DirectCall, capture_call, method_of
 from dlinfer.graph.direct.constants import Constant
-from dlinfer.graph.direct.inputs import Assumption, InputSpec
+from dlinfer.graph.direct.inputs import Assumption
 from dlinfer.graph.engine import find_engine, provider_of
+from dlinfer.graph.interface.interface import Interface
+from dlinfer.graph.interface.ports import Port, bounds_of
 from dlinfer.graph.ir.device import graph_device
+from dlinfer.graph.ir.global_state import dtype_named
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import LOADED, GraphReport, record
-from dlinfer.graph.torch_private.expressions import parse_condition
+from dlinfer.graph.torch_private.expressions import parse_condition, parse_size
 from dlinfer.settings import cache_folder
 from dlinfer.vendor import discovery
 
@@ -125,7 +128,7 @@ class CallStore:
 
     def _read(self, contents: bytes) -> DirectCall:
         data = json.loads(contents)
-        inputs = [_spec(**item) for item in data["inputs"]]
+        interface = Interface(tuple(map(_read_port, data["ports"])), constants=dict(data["folded"]))
         assumptions = [
             Assumption(parse_condition(text), tuple(sources)) for text, sources in data["assumptions"]
         ]
@@ -133,16 +136,38 @@ class CallStore:
         report = GraphReport.from_dict(data["report"])
         report.cause, report.not_loaded = LOADED, ""
         constants = [Constant(source, value) for source, value in data["constants"]]
-        return DirectCall(self.function, program, inputs, assumptions, self.steady, report, constants)
+        return DirectCall(
+            self.function, program, interface, data["sources"], assumptions, self.steady, report, constants
+        )
 
 
-def _spec(sizes: list[int | None], strides: list[int] | None, **fields: Any) -> InputSpec:
-    return InputSpec(sizes=tuple(sizes), strides=None if strides is None else tuple(strides), **fields)
+def _write_port(port: Port) -> list[Any]:
+    sizes, strides = port.shape, None if port.strides is None else list(map(str, port.strides))
+    flags = [port.number, port.held, port.resolved]
+    return [port.name, str(port.dtype), list(sizes), str(port.device), strides, *flags]
+
+
+def _read_port(data: Sequence[Any]) -> Port:
+    name, dtype, shape, device, strides, number, held, resolved = data
+    sizes = (None,) if number else tuple(None if size == "?" else parse_size(size) for size in shape)
+    return Port(
+        name,
+        dtype_named(dtype),
+        sizes,
+        bounds_of(sizes, {}),
+        torch.device(device),
+        None if strides is None else tuple(map(parse_size, strides)),
+        number=number,
+        held=held,
+        resolved=resolved,
+    )
 
 
 def _written(call: DirectCall) -> bytes:
     data = {
-        "inputs": [asdict(spec) for spec in call.inputs],
+        "sources": list(call.sources),
+        "ports": list(map(_write_port, call.interface.inputs)),
+        "folded": list(call.interface.constants.items()),
         "assumptions": [(str(one.condition), one.sources) for one in call.assumptions],
         "constants": [astuple(constant) for constant in call.constants],
         "graph": call.program.to_dict(),

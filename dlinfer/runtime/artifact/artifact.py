@@ -9,8 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dlinfer.errors import ArtifactInputError
-from dlinfer.graph.direct.inputs import Assumption
-from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
+from dlinfer.graph.interface.interface import Interface
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.report.report import GraphReport
 from dlinfer.runtime.artifact.files import save
@@ -22,15 +21,13 @@ class Artifact:
     """The result of ``dlinfer.compile``. It shares the module's weights, and copies only those that torch holds lazily
     conjugated or negated.
 
-    inputs: for each leaf of (args, kwargs), its spec, or the constant that the graph was made with.
-    assumptions: what must be true of the inputs' sizes together.
+    interface: what it takes, as the leaves of (args, kwargs).
     stored: the form in which it is saved, or why it has none.
     """
 
     run: CompiledGraph
     weights: Sequence[torch.Tensor]
-    inputs: Sequence[TensorSpec | NumberSpec | Any]
-    assumptions: Sequence[Assumption]
+    interface: Interface
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     report: GraphReport
@@ -48,15 +45,8 @@ class Artifact:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result for these arguments. Raises ArtifactInputError."""
         leaves = self._leaves(args, kwargs)
-        for index, (wanted, value) in enumerate(zip(self.inputs, leaves, strict=True)):
-            self._check(index, wanted, value)
-        if self.assumptions:
-            named = zip(self.inputs, leaves, strict=True)
-            given = {spec.name: value for spec, value in named if isinstance(spec, (TensorSpec, NumberSpec))}
-            for assumption in self.assumptions:
-                assumption.check(given)
-        # What the graph took as a constant (a number, None) is no input of it any more, but keeps its place.
-        results = self.run(*self.weights, *leaves)
+        values, _ = self.interface.bind(self.interface.values_among(leaves))
+        results = self.run(*self.weights, *values)
         return pytree.tree_unflatten(list(results), self.out_spec)
 
     def _leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -67,11 +57,3 @@ class Artifact:
         if spec != self.in_spec:
             raise ArtifactInputError(name="arguments", expected=self.in_spec, given=spec)
         return leaves
-
-    def _check(self, index: int, wanted: Any, value: Any) -> None:
-        if isinstance(wanted, (TensorSpec, NumberSpec)):
-            wrong = wanted.misfit(value)
-            if wrong is not None:
-                raise ArtifactInputError(name=wanted.name, expected=wanted, given=wrong)
-        elif type(value) is not type(wanted) or value != wanted:
-            raise ArtifactInputError(name=f"argument {index}", expected=repr(wanted), given=repr(value))

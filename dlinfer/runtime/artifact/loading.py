@@ -1,6 +1,6 @@
 """From a stage as it lies in a file to one that runs: its signature, its graph, its engine, its weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,8 @@ from dlinfer.graph.engine import (
     check_options,
     find_engine,
 )
+from dlinfer.graph.interface.interface import Interface
+from dlinfer.graph.interface.ports import Port, Range, bounds_of
 from dlinfer.graph.ir.device import HOST
 from dlinfer.graph.ir.dialect import STATIC
 from dlinfer.graph.ir.effects import effects_of
@@ -27,31 +29,21 @@ from dlinfer.graph.lowering.lower import place
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.collect import collecting
 from dlinfer.graph.report.report import LOADED, GraphReport, record
-from dlinfer.graph.torch_private.expressions import Size, SizeTextError, parse_condition, parse_size
+from dlinfer.graph.torch_private.expressions import SizeTextError, parse_condition, parse_size
 from dlinfer.graph.torch_private.thread_state import run_plain
 from dlinfer.runtime.artifact.files import ReadArtifact, ReadStage
-from dlinfer.runtime.artifact.signature import Bounds, Port, Signature
 from dlinfer.runtime.options import SessionOptions
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """One value that the graph takes after its weights: an input of the signature by its number, or a constant."""
-
-    port: int | None
-    constant: Any = None
-
-
-@dataclass(frozen=True)
 class Plan:
-    """What a stage takes and gives. leaves: what is passed behind the weights.
+    """What a stage takes behind its weights, and what it gives.
 
-    results: for each result of the graph, its output of the signature; None for one that is no tensor.
+    results: for each result of the graph, its output of the interface; None for one that is no tensor.
     names: what each result is called; None for one that a file of an earlier dlinfer has no name for.
     """
 
-    signature: Signature
-    leaves: tuple[Leaf, ...]
+    interface: Interface
     results: tuple[int | None, ...]
     names: tuple[str | None, ...]
 
@@ -89,16 +81,9 @@ def _said(cause: Exception) -> str:
 
 def _plan(stage: ReadStage) -> Plan:
     symbols = {name_of(item["name"]): _range(item) for item in stage.graph["symbols"]}
-    inputs: list[Port] = []
-    leaves: list[Leaf] = []
-    for item in stage.graph["inputs"]:
-        if "weight" in item:
-            continue
-        if "fixed" in item:
-            leaves.append(Leaf(None, decode(item["fixed"], {})))
-            continue
-        leaves.append(Leaf(len(inputs)))
-        inputs.append(_input(item, symbols))
+    leaves = [item for item in stage.graph["inputs"] if "weight" not in item]
+    inputs = [_input(item, symbols) for item in leaves if "fixed" not in item]
+    constants = {place: decode(item["fixed"], {}) for place, item in enumerate(leaves) if "fixed" in item}
     tensors = [item is not None and "dtype" in item for item in stage.outputs]
     outputs = [
         _output(item, symbols)
@@ -118,45 +103,40 @@ def _plan(stage: ReadStage) -> Plan:
     numbers = iter(range(len(outputs)))
     results = tuple(next(numbers) if is_tensor else None for is_tensor in tensors)
     examples = {item["name"]: item["hint"] for item in stage.graph["symbols"] if type(item["hint"]) is int}
-    signature = Signature(tuple(inputs), tuple(outputs), symbols, conditions, examples)
-    return Plan(signature, tuple(leaves), results, results_named)
+    interface = Interface(tuple(inputs), tuple(outputs), symbols, conditions, constants, examples)
+    return Plan(interface, results, results_named)
 
 
-def _range(item: Any) -> Bounds:
+def _range(item: Any) -> Range:
     low, high = item["low"], item["high"]
     if type(low) is not int or not (high is None or type(high) is int):
         raise CodecError("a range that is not of integers")
     return low, high
 
 
-def _input(item: Any, symbols: Mapping[str, Bounds]) -> Port:
+def _input(item: Any, symbols: Mapping[str, Range]) -> Port:
     name = name_of(item.get("called", item["name"]))
     if "number" in item:
         value = parse_size(item["number"])
-        return Port(name, torch.int64, (value,), _bounds([value], symbols), torch.device(HOST), number=True)
+        return Port(name, torch.int64, (value,), bounds_of([value], symbols), torch.device(HOST), number=True)
     sizes = [parse_size(text) for text in item["sizes"]]
     strides = item.get("strides")
     return Port(
         name,
         dtype_of(item["dtype"]),
         tuple(sizes),
-        _bounds(sizes, symbols),
+        bounds_of(sizes, symbols),
         device_of(item["device"]),
         None if strides is None else tuple(map(parse_size, strides)),
     )
 
 
-def _output(item: Any, symbols: Mapping[str, Bounds]) -> Port:
+def _output(item: Any, symbols: Mapping[str, Range]) -> Port:
     sizes = [None if text is None else parse_size(text) for text in item["sizes"]]
-    bounds = _bounds(sizes, symbols)
+    bounds = bounds_of(sizes, symbols)
     return Port(
         name_of(item["name"]), dtype_of(item["dtype"]), tuple(sizes), bounds, device_of(item["device"])
     )
-
-
-def _bounds(sizes: Sequence[Size | None], symbols: Mapping[str, Bounds]) -> tuple[Bounds, ...]:
-    found = [(0, None) if size is None else size.bounds(symbols) for size in sizes]
-    return tuple((max(0, low or 0), high) for low, high in found)
 
 
 # --- making it run
@@ -176,7 +156,7 @@ def _load_stage(artifact: ReadArtifact, stage: ReadStage, plan: Plan, options: S
     if stage.requirement is not None:
         stage.requirement.check_default_dtype()
     read = read_stage(artifact, stage, options)
-    plan = _told(plan, read)
+    plan = _completed(plan, read)
     if options.engine not in (None, stage.engine) and stage.payloads:
         given = f"engine {options.engine!r}"
         raise ArtifactEngineError(source=artifact.source, wanted=f"engine {stage.engine!r}", given=given)
@@ -256,18 +236,17 @@ def _check(read: ReadGraph, weights: int, outputs: int) -> None:
         raise CodecError(f"it does not give {outputs} results")
 
 
-def _told(plan: Plan, read: ReadGraph) -> Plan:
+def _completed(plan: Plan, read: ReadGraph) -> Plan:
     """The plan with what the graph itself tells: its conditions, and which inputs it writes."""
-    graph = read.captured.graph_module.graph
+    graph, interface = read.captured.graph_module.graph, plan.interface
     effects = effects_of(graph)
-    nodes = [node for node in graph.find_nodes(op="placeholder") if not node.meta.get(STATIC)]
-    taken = [node for node, leaf in zip(nodes, plan.leaves, strict=True) if leaf.port is not None]
+    leaves = [node for node in graph.find_nodes(op="placeholder") if not node.meta.get(STATIC)]
+    nodes = [node for place, node in enumerate(leaves) if place not in interface.constants]
     inputs = tuple(
         replace(port, written=effects.is_written(node))
-        for node, port in zip(taken, plan.signature.inputs, strict=True)
+        for node, port in zip(nodes, interface.inputs, strict=True)
     )
-    signature = replace(plan.signature, inputs=inputs, conditions=tuple(read.conditions))
-    return replace(plan, signature=signature)
+    return replace(plan, interface=replace(interface, inputs=inputs, conditions=tuple(read.conditions)))
 
 
 def _check_version(artifact: ReadArtifact, stage: ReadStage, engine: Engine) -> None:

@@ -12,7 +12,6 @@ from dlinfer.graph.codec.arguments import CodecError
 from dlinfer.graph.codec.graph import write_graph
 from dlinfer.graph.engine import Engine, Payload
 from dlinfer.graph.ir.dialect import fake
-from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.torch_private.expressions import SizeTextError, to_size
@@ -62,12 +61,11 @@ def keep(exported: Exported, engine: Engine, options: CompileOptions, model: str
     return Stage(model, engine.name, options.keeps_small_regions, file.data, tensors, told, outputs)
 
 
-def _name_inputs(written: Iterable[dict[str, Any]], specs: Iterable[Any]) -> None:
+def _name_inputs(written: Iterable[dict[str, Any]], names: Iterable[str]) -> None:
     """Say what the module calls an input, where its node has another name."""
-    given = [item for item in written if "weight" not in item]
-    for item, spec in zip(given, specs, strict=True):
-        if isinstance(spec, (TensorSpec, NumberSpec)) and spec.name != item["name"]:
-            item["called"] = spec.name
+    for item, name in zip([item for item in written if "weight" not in item], names, strict=True):
+        if name != item["name"] and "fixed" not in item:
+            item["called"] = name
 
 
 def _outputs(captured: Captured, names: Sequence[str]) -> list[dict[str, Any]]:

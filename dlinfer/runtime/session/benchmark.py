@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 
 from dlinfer.errors import SessionCallError
-from dlinfer.runtime.artifact.signature import Port, Signature
+from dlinfer.graph.interface.interface import Interface
+from dlinfer.graph.interface.ports import Port
 from dlinfer.runtime.session.running import RunningStage
 
 USUAL_RUNS = 40
@@ -31,7 +32,7 @@ def benchmark(
     Raises SessionCallError where both limits are given, or one that is no positive number.
     """
     runs = _runs(num_inferences, inf_time)
-    call, arguments = running.bound(values)
+    call, arguments = running.loaded.run, (*running.weights, *values)
     latencies = array("d")
     append, clock = latencies.append, time.perf_counter
     with running.lock, torch.no_grad():
@@ -69,11 +70,11 @@ def _runs(num_inferences: int | None, inf_time: float | None) -> float:
     return runs
 
 
-def random_inputs(signature: Signature, seed: int = 0) -> dict[str, Any]:
+def random_inputs(interface: Interface, seed: int = 0) -> dict[str, Any]:
     """Inputs of the sizes that the graph was compiled with: normal floats, integers of 0 and 1."""
     generator = torch.Generator().manual_seed(seed)
-    sizes = {name: signature.usual(name) for name in signature.symbols}
-    return {port.name: _random(port, sizes, generator) for port in signature.inputs}
+    sizes = {name: interface.usual(name) for name in interface.symbols}
+    return {port.name: _random(port, sizes, generator) for port in interface.inputs}
 
 
 def _random(port: Port, symbols: dict[str, int], generator: torch.Generator) -> Any:

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from dlinfer.errors import SessionCallError
+from dlinfer.graph.interface.interface import Interface
+from dlinfer.graph.interface.ports import Port
 from dlinfer.runtime.artifact.loading import Plan
-from dlinfer.runtime.artifact.signature import Port, Signature
 from dlinfer.runtime.options import SessionOptions
 from dlinfer.runtime.session.io_memory import IoMemory, IoTensors, RuntimeMemory
 
@@ -24,13 +25,13 @@ class Introspection:
     _io: IoMemory | None
     _memory: RuntimeMemory
 
-    def signature(self, entry: str | None = None, stage: int = 0) -> Signature:
+    def signature(self, entry: str | None = None, stage: int = 0) -> Interface:
         """Return what an entry takes and gives. ``entry`` may be left out where there is one."""
         name = self._entry(entry)
         plans = self._plans[name]
         if not isinstance(stage, int) or not 0 <= stage < len(plans):
             raise SessionCallError(what=f"stage of {name!r}", name=stage, detail=f"it has {len(plans)}")
-        return plans[stage].signature
+        return plans[stage].interface
 
     def _entry(self, entry: str | None) -> str:
         if entry is None and len(self._plans) == 1:
@@ -122,12 +123,14 @@ class Introspection:
         return self._port(entry, index, "outputs").dtype
 
     def get_input_scale(self, entry: str, index: int) -> float:
-        """Return the quantisation scale of an input, 1.0 where it is not quantised."""
-        return self._port(entry, index, "inputs").scale
+        """Return the quantisation scale of an input: 1.0, since inputs are never quantised."""
+        self._port(entry, index, "inputs")
+        return 1.0
 
     def get_output_scale(self, entry: str, index: int) -> float:
-        """Return the quantisation scale of an output, 1.0 where it is not quantised."""
-        return self._port(entry, index, "outputs").scale
+        """Return the quantisation scale of an output: 1.0, since outputs are never quantised."""
+        self._port(entry, index, "outputs")
+        return 1.0
 
     def model_input_shape_dict(self, entry: str | None = None) -> dict[str, tuple[list[int], str]]:
         """Return name -> (sizes as of get_input_shape, dtype by numpy's name) of each input."""
@@ -209,7 +212,7 @@ class Introspection:
         with self._memory.lock:
             if self._io is None:
                 stages = {
-                    (name, number): plan.signature
+                    (name, number): plan.interface
                     for name, plans in self._plans.items()
                     for number, plan in enumerate(plans)
                 }

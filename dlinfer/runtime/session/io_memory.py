@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from dlinfer.errors import SessionCallError
-from dlinfer.runtime.artifact.signature import Port, Signature
+from dlinfer.graph.interface.interface import Interface
+from dlinfer.graph.interface.ports import Port
 
 _ALIGNMENT = 64
 
@@ -57,15 +58,15 @@ class IoMemory:
     its caller may fill the inputs of one entry while another's results are still being read.
     """
 
-    def __init__(self, stages: Mapping[tuple[str, int], Signature], memory: RuntimeMemory) -> None:
+    def __init__(self, stages: Mapping[tuple[str, int], Interface], memory: RuntimeMemory) -> None:
         self._stages = stages
         self._memory = memory
         self._made: dict[tuple[str, int], IoTensors] = {}
         self._starts: dict[tuple[str, int], dict[torch.device, int]] = {}
         self._ends: dict[torch.device, int] = {}
-        for stage, signature in stages.items():
+        for stage, interface in stages.items():
             self._starts[stage] = dict(self._ends)
-            for port in _tensor_ports(signature):
+            for port in _tensor_ports(interface):
                 if -1 not in port.max_shape:
                     self._ends[port.device] = self._ends.get(port.device, 0) + _room(port)
 
@@ -85,7 +86,7 @@ class IoTensors:
 
     def __init__(
         self,
-        signature: Signature,
+        interface: Interface,
         memory: RuntimeMemory,
         starts: Mapping[torch.device, int],
         ends: Mapping[torch.device, int],
@@ -94,8 +95,8 @@ class IoTensors:
 
         Raises SessionCallError where a size has no highest value.
         """
-        self.signature = signature
-        ports = _tensor_ports(signature)
+        self.interface = interface
+        ports = _tensor_ports(interface)
         for port in ports:
             if -1 in port.max_shape:
                 detail = "a size of it has no highest value; compile with a Dim that has a max"
@@ -119,8 +120,8 @@ class IoTensors:
         return self._bytes[id(port)][:count].view(port.dtype).view(wanted)
 
 
-def _tensor_ports(signature: Signature) -> list[Port]:
-    return [port for port in (*signature.inputs, *signature.outputs) if not port.number]
+def _tensor_ports(interface: Interface) -> list[Port]:
+    return [port for port in (*interface.inputs, *interface.outputs) if not port.number]
 
 
 def _nbytes(port: Port) -> int:

@@ -11,22 +11,23 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from dlinfer.graph.codec.graph import Layout, ReadGraph
+from dlinfer.graph.interface.interface import Interface
+from dlinfer.graph.interface.ports import Port
 from dlinfer.graph.ir.dialect import fake, is_size, storages
 from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.torch_private.expressions import SizeTextError, to_size
 from dlinfer.graph.torch_private.fake_mode import storage_id
 from dlinfer.graph.torch_private.symbols import symbols_of
-from dlinfer.runtime.artifact.signature import Port, Signature
 from dlinfer.runtime.artifact.tensor_file import nbytes
 
 
-def stage_plan(read: ReadGraph, signature: Signature, weights: Sequence[Layout]) -> dict[str, Any]:
+def stage_plan(read: ReadGraph, interface: Interface, weights: Sequence[Layout]) -> dict[str, Any]:
     """Return the plan of one stage with what lies outside of its graph: weights, inputs and outputs."""
-    return memory_plan(read, signature) | {
+    return memory_plan(read, interface) | {
         "weights_bytes": sum(map(nbytes, weights)),
         "written_weights": sorted(read.writes),
-        "inputs": {port.name: _port_bytes(port) for port in signature.inputs},
-        "outputs": {port.name: _port_bytes(port) for port in signature.outputs},
+        "inputs": {port.name: _port_bytes(port) for port in interface.inputs},
+        "outputs": {port.name: _port_bytes(port) for port in interface.outputs},
     }
 
 
@@ -43,13 +44,13 @@ def _port_bytes(port: Port) -> int | None:
     return None if -1 in port.max_shape else math.prod(port.max_shape) * port.dtype.itemsize
 
 
-def memory_plan(read: ReadGraph, signature: Signature) -> dict[str, Any]:
+def memory_plan(read: ReadGraph, interface: Interface) -> dict[str, Any]:
     """Return what one graph needs at its highest sizes (those that it was compiled with where there is no highest).
 
     Every result of the graph that is memory of its own counts from the node that makes it to the last that reads
     it. An engine that fuses nodes needs less than that; weights and the caller's tensors are not part of it.
     """
-    sizes = {name: high or signature.usual(name) for name, (_, high) in signature.symbols.items()}
+    sizes = {name: high or interface.usual(name) for name, (_, high) in interface.symbols.items()}
     nodes = list(read.captured.graph_module.graph.nodes)
     names = {symbol: name for name, value in read.symbols.items() for symbol in symbols_of(value)}
     outside = effects_of(read.captured.graph_module.graph).outside

@@ -48,9 +48,8 @@ def time_ops(running: RunningStage, values: Sequence[Any], path: str | Path | No
         return regions[name] if kind == "region" else graph.program.resolve(reference)
 
     program = _timed(replace(graph.program, resolve=resolve), rows, unless=inside)
-    _, arguments = running.bound(values)
     with running.lock:
-        replace(graph, program=program)(*arguments)
+        replace(graph, program=program)(*running.weights, *values)
     if path is not None:
         Path(path).write_text(json.dumps([asdict(row) for row in rows], indent=1))
     return rows

@@ -1,16 +1,14 @@
 """Stages at work: what a session calls for each run, with weights and memory in place."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dlinfer.errors import ArtifactInputError, SessionCallError
-from dlinfer.graph.ir.conj_neg import resolved
-from dlinfer.graph.ir.specs import is_plain
+from dlinfer.graph.interface.ports import Port, is_plain, shown
 from dlinfer.runtime.artifact.loading import LoadedStage
-from dlinfer.runtime.artifact.signature import Port, shown
 from dlinfer.runtime.artifact.tensor_file import TensorFile
 from dlinfer.runtime.session.io_memory import IoTensors, RuntimeMemory
 
@@ -22,24 +20,22 @@ class RunningStage:
     """
 
     def __init__(self, stage: LoadedStage, weights: Sequence[torch.Tensor]) -> None:
-        self.signature = stage.plan.signature
+        self.interface = stage.plan.interface
         self.loaded = stage
         self.weights = tuple(weights)
         self.lock: Any = contextlib.nullcontext()
-        self._leaves = stage.plan.leaves
         self._names = stage.plan.names
         self._tensors = [index for index, number in enumerate(stage.plan.results) if number is not None]
         self._others = [index for index, number in enumerate(stage.plan.results) if number is None]
 
     def __call__(self, values: Sequence[Any]) -> Sequence[torch.Tensor]:
-        """The outputs for inputs that the signature takes: the tensors of ``results``."""
+        """The outputs for bound values: the tensors of ``results``."""
         return self.tensors(self.results(values))
 
     def results(self, values: Sequence[Any]) -> Sequence[Any]:
-        """All that the graph gives for inputs that the signature takes."""
-        run, arguments = self.bound(values)
+        """All that the graph gives for bound values."""
         with self.lock:
-            return run(*arguments)
+            return self.loaded.run(*self.weights, *values)
 
     def tensors(self, results: Sequence[Any]) -> Sequence[torch.Tensor]:
         """The outputs among ``results``."""
@@ -51,11 +47,6 @@ class RunningStage:
             return dict(outputs)
         both = dict(outputs) | {self._names[index]: results[index] for index in self._others}
         return {name: both[name] for name in self._names if name is not None and both[name] is not None}
-
-    def bound(self, values: Sequence[Any]) -> tuple[Callable[..., tuple[Any, ...]], tuple[Any, ...]]:
-        """Return what the engine made, and the arguments that it is called with for these inputs."""
-        leaves = (leaf.constant if leaf.port is None else values[leaf.port] for leaf in self._leaves)
-        return self.loaded.run, (*self.weights, *leaves)
 
 
 class Weights:
@@ -82,10 +73,10 @@ class Values:
 
     def __init__(self, running: RunningStage, given: Mapping[str, Any]) -> None:
         """Raises SessionCallError and ArtifactInputError."""
-        self.signature = running.signature
+        self.ports = running.interface.inputs
         if not isinstance(given, Mapping):
             raise ArtifactInputError(name="inputs", expected="a dict of name to value", given=shown(given))
-        names = [port.name for port in running.signature.inputs]
+        names = [port.name for port in self.ports]
         if set(given) != set(names):
             missing = sorted(set(names) - set(given))
             unknown = sorted(set(given) - set(names), key=str)
@@ -94,8 +85,9 @@ class Values:
             raise SessionCallError(what="value for input" if missing else "input", name=wrong, detail=detail)
         arrays = [value for value in given.values() if not isinstance(value, int)]
         self.numpy = bool(arrays) and not any(isinstance(value, torch.Tensor) for value in arrays)
-        self.tensors = [tensor_of(port, given[port.name]) for port in running.signature.inputs]
-        self.symbols = running.signature.check(self.tensors)
+        tensors = [tensor_of(port, given[port.name]) for port in self.ports]
+        self.bound, symbols = running.interface.bind(tensors)
+        self.symbols = dict(zip(running.interface.places, symbols, strict=True))
 
     def result(self, port: Port, tensor: Any) -> Any:
         """Return a result in the kind of the inputs."""
@@ -103,23 +95,15 @@ class Values:
 
 
 def tensor_of(port: Port, value: Any) -> Any:
-    """A value of an input as a tensor on its memory; copied only where it lies in strides that the graph does not
-    take, in memory that may not be written, or as an array on the host while the graph reads a device's memory, and
-    where torch holds it lazily conjugated or negated.
-    Raises ArtifactInputError."""
-    if port.number:
+    """A value of an input, an array as a tensor on its memory. It is copied only where its memory may not be written,
+    and where the graph reads a device's memory. Raises ArtifactInputError."""
+    if port.number or isinstance(value, torch.Tensor):
         return value
-    if not isinstance(value, torch.Tensor):
-        array = _from_numpy(port, value)
-        value = array.to(port.device)
-        if port.written and value is not array:  # what the graph writes would not reach the array
-            raise ArtifactInputError(name=port.name, expected=f"{port}, to be written", given="a numpy array")
-    if not is_plain(value):
-        raise ArtifactInputError(name=port.name, expected=port, given=shown(value))
-    if port.written:
-        return value
-    value = resolved(value)
-    return value.contiguous() if port.strides is None else value
+    array = _from_numpy(port, value)
+    tensor = array.to(port.device)
+    if port.written and tensor is not array:  # what the graph writes would not reach the array
+        raise ArtifactInputError(name=port.name, expected=f"{port}, to be written", given="a numpy array")
+    return tensor
 
 
 def _from_numpy(port: Port, value: Any) -> torch.Tensor:

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from dlinfer.errors import ArtifactInputError, DlinferError, SessionCallError, SessionOptionError
+from dlinfer.graph.interface.interface import Interface
 from dlinfer.graph.ir.device import graph_device
 from dlinfer.runtime.artifact.files import ReadArtifact, read
 from dlinfer.runtime.artifact.loading import Plan, load_stage, plan_of, read_stage
-from dlinfer.runtime.artifact.signature import Signature
 from dlinfer.runtime.options import Flags, SessionOptions
 from dlinfer.runtime.session.async_runs import AsyncRuns
 from dlinfer.runtime.session.benchmark import BenchmarkResult, benchmark, random_inputs
@@ -243,7 +243,7 @@ class Session(Introspection):
         running, number, name = self._chosen(entry, inputs)
         values = Values(running, inputs)
         if outputs:
-            ports = {port.name: port for port in running.signature.outputs}
+            ports = {port.name: port for port in running.interface.outputs}
             for target in outputs:
                 if target not in ports:
                     raise SessionCallError(what="output", name=target, detail=f"it gives {', '.join(ports)}")
@@ -255,10 +255,10 @@ class Session(Introspection):
         with self._memory.lock if owned else contextlib.nullcontext():
             with self._profiles.of_run(self.options.enable_profiling):
                 start = time.perf_counter()
-                results = running.results(values.tensors)
+                results = running.results(values.bound)
                 tensors = self._placed(name, number, running, running.tensors(results))
                 seconds = time.perf_counter() - start
-            found = running.whole(_handed_out(values, tensors, outputs or {}), results)
+            found = running.whole(_handed_out(running, values, tensors, outputs or {}), results)
         if self.options.enable_metrics:
             self.metrics.record(seconds)
         self._dumps.write(name, inputs, found)
@@ -272,7 +272,7 @@ class Session(Introspection):
         """A run's outputs, in the session's own tensors where it has such."""
         if self.options.io != "owned":
             return tensors
-        return into_own(self._io_tensors(entry, number), running.signature.outputs, tensors)
+        return into_own(self._io_tensors(entry, number), running.interface.outputs, tensors)
 
     def _chosen(self, entry: str | None, inputs: Mapping[str, Any]) -> tuple[RunningStage, int, str]:
         """The stage of an entry that takes these inputs; the last one where none does."""
@@ -372,9 +372,9 @@ class Session(Introspection):
             self.setup()
         given = input_dict
         if given is None:
-            given = random_inputs(self._running[self._entry(entry)][0].signature)
+            given = random_inputs(self._running[self._entry(entry)][0].interface)
         running, _, _ = self._chosen(entry, given)
-        result, latencies = benchmark(running, Values(running, given).tensors, num_inferences, inf_time)
+        result, latencies = benchmark(running, Values(running, given).bound, num_inferences, inf_time)
         if self.options.enable_metrics:
             for seconds in latencies:
                 self.metrics.record(seconds)
@@ -393,7 +393,7 @@ class Session(Introspection):
     ) -> list[OpTimes]:
         """Run once and time every op: rows in running order; ``path`` also gets them as JSON."""
         running, _, _ = self._chosen(entry, inputs)
-        return time_ops(running, Values(running, inputs).tensors, path)
+        return time_ops(running, Values(running, inputs).bound, path)
 
     # --- dumps
 
@@ -412,16 +412,16 @@ class Session(Introspection):
             found = plans["entries"].setdefault(entry, [])
             for stage, plan in zip(stages, self._plans[entry], strict=True):
                 read = read_stage(self._artifact, stage, self.options)
-                found.append(stage_plan(read, plan.signature, self._artifact.layouts(stage)))
+                found.append(stage_plan(read, plan.interface, self._artifact.layouts(stage)))
         return write_plan(plans, Path(log_dir))
 
 
 def _handed_out(
-    values: Values, results: Sequence[torch.Tensor], outputs: Mapping[str, Any]
+    running: RunningStage, values: Values, results: Sequence[torch.Tensor], outputs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Each result by its name: in the caller's memory where that was given, else as it is."""
     found = {}
-    for port, result in zip(values.signature.outputs, results, strict=True):
+    for port, result in zip(running.interface.outputs, results, strict=True):
         if port.name in outputs:
             write_into(port, outputs[port.name], result)
             found[port.name] = outputs[port.name]
@@ -441,7 +441,7 @@ def _devices(
 ) -> list[torch.device]:
     """The devices that are asked for. Raises SessionOptionError where the artifact was not made for them."""
     made_for = dict.fromkeys(
-        port.device for stages in plans.values() for plan in stages for port in _ports(plan.signature)
+        port.device for stages in plans.values() for plan in stages for port in _ports(plan.interface)
     ) or {graph_device(()): None}
     if given is None:
         return list(made_for)
@@ -458,5 +458,5 @@ def _first(device: torch.device) -> tuple[str, int]:
     return device.type, device.index or 0
 
 
-def _ports(signature: Signature) -> Sequence[Any]:
-    return (*signature.inputs, *signature.outputs)
+def _ports(interface: Interface) -> Sequence[Any]:
+    return (*interface.inputs, *interface.outputs)

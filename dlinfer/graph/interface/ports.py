@@ -1,0 +1,116 @@
+"""Ports: the tensors and integers that a compiled graph takes and gives."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dlinfer.graph.ir.conj_neg import is_lazy
+from dlinfer.graph.torch_private.expressions import Size
+
+Range = tuple[int, int | None]
+"""The lowest and the highest value of a size; None where there is no highest."""
+
+
+def is_plain(value: torch.Tensor) -> bool:
+    """Whether a tensor has elements that lie by strides: it is not sparse, nested or quantized."""
+    return value.layout is torch.strided and not value.is_quantized and not value.is_nested
+
+
+@dataclass(frozen=True)
+class Port:
+    """One tensor or integer that a graph takes or gives.
+
+    sizes: expressions over the interface's symbols; None for a size that is not checked or only running tells.
+    bounds: the range of each size. strides: None for a contiguous tensor, else those that it must have.
+    offset: the element of its memory where it must begin; None for any.
+    number: it is an integer and no tensor; then ``sizes`` is the one expression for its value.
+    written: the graph writes into it. held: the graph keeps it between calls, as it does weights.
+    resolved: the graph itself takes away conj and neg bits.
+
+    A call passes a copy of a tensor that is not contiguous or has a conj or neg bit, unless the graph writes or holds
+    it: then the tensor is refused. Strides other than contiguous ones are never changed.
+    """
+
+    name: str
+    dtype: torch.dtype
+    sizes: tuple[Size | None, ...]
+    bounds: tuple[Range, ...]
+    device: torch.device
+    strides: tuple[Size, ...] | None = None
+    offset: int | None = None
+    number: bool = False
+    written: bool = False
+    held: bool = False
+    resolved: bool = False
+
+    @property
+    def may_be_copied(self) -> bool:
+        """Whether a call may pass a copy of the caller's tensor."""
+        return not (self.written or self.held or self.number)
+
+    @property
+    def shape(self) -> tuple[int | str, ...]:
+        """Its sizes: numbers, and the text of those that may change."""
+        if self.number:
+            return ()
+        return tuple(
+            "?" if size is None else str(size) if size.fixed is None else size.fixed for size in self.sizes
+        )
+
+    @property
+    def max_shape(self) -> tuple[int, ...]:
+        """The highest of each size, -1 where there is none."""
+        return () if self.number else tuple(-1 if high is None else high for _, high in self.bounds)
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether a size of it may change."""
+        return any(low != high for low, high in self.bounds)
+
+    def misfit(self, value: Any) -> str:
+        """A value that does not fit, as an error names it: by the first thing that is wrong."""
+        if not isinstance(value, torch.Tensor) or self.number or not is_plain(value):
+            return shown(value)
+        if value.dtype != self.dtype or value.device != self.device:
+            return f"{value.dtype} {tuple(value.shape)} on {value.device}"
+        if is_lazy(value) and not (self.may_be_copied or self.resolved):
+            return "a lazily conjugated or negated one: call resolve_conj() or resolve_neg()"
+        if self.offset is not None and value.storage_offset() != self.offset:
+            place = f"a tensor that begins at element {value.storage_offset()} of its memory"
+            return place if self.offset else f"{place}: pass its clone()"
+        return f"sizes {tuple(value.shape)} with strides {value.stride()}"
+
+    def __str__(self) -> str:
+        if self.number:
+            return (
+                f"a number of type int{'' if self.bounds == ((0, None),) else f', {_range(self.bounds[0])}'}"
+            )
+        layout = "contiguous" if self.strides is None else f"strides ({', '.join(map(str, self.strides))})"
+        place = "" if self.offset is None else f" from element {self.offset} of its memory on"
+        return f"{self.dtype} [{', '.join(map(_range, self.bounds))}] {layout} on {self.device}{place}"
+
+
+def _range(bounds: Range) -> str:
+    low, high = bounds
+    return str(low) if low == high else f"{low}..{'' if high is None else high}"
+
+
+def bounds_of(sizes: Iterable[Size | None], symbols: Mapping[str, Range]) -> tuple[Range, ...]:
+    """The range of each size. Raises KeyError for an unknown symbol."""
+    found = [(0, None) if size is None else size.bounds(symbols) for size in sizes]
+    return tuple((max(0, low or 0), high) for low, high in found)
+
+
+def shown(value: Any) -> str:
+    """A value as an error names it."""
+    if not isinstance(value, torch.Tensor):
+        is_short = isinstance(value, (int, float, str, type(None)))
+        return repr(value) if is_short else f"a {type(value).__name__}"
+    if not is_plain(value):
+        kind = "quantized" if value.is_quantized else "nested" if value.is_nested else str(value.layout)
+        return f"a {kind} tensor of {value.dtype}"
+    layout = "contiguous" if value.is_contiguous() else f"strides {value.stride()}"
+    layout += ", lazily conjugated or negated" if is_lazy(value) else ""
+    return f"a {value.dtype} tensor of sizes {tuple(value.shape)}, {layout}, on {value.device}"
