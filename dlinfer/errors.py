@@ -362,7 +362,7 @@ class ExplanationError(DlinferError, ValueError):
     """An explanation was asked for something it cannot give: another file format, a call it does not know."""
 
     message = "the explanation cannot be given: {detail}."
-    next_step = "see docs/guides/explain.md."
+    next_step = "see docs/guides/debug.md."
 
 
 class NotAFunctionError(DlinferError, RuntimeError):

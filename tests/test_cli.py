@@ -19,7 +19,7 @@ from dlinfer.ops import registry
 from dlinfer.vendor import discovery
 from tests.plugins.builder import healthy
 
-DOCS = Path(__file__).parents[1] / "docs/guides/doctor.md"
+DOCS = Path(__file__).parents[1] / "docs/reference/json.md"
 
 
 @pytest.fixture(autouse=True)

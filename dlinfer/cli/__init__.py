@@ -32,7 +32,7 @@ def parser_of_all() -> argparse.ArgumentParser:
     text = "show what is installed here, which vendors can run and which cannot, and why"
     doctor = commands.add_parser("doctor", help=text, description=f"{_sentence(text)}.", epilog=_DOCTOR_EXIT)
     doctor.add_argument(
-        "--json", action="store_true", help="print one JSON object (schema: docs/guides/doctor.md)"
+        "--json", action="store_true", help="print one JSON object (schema: docs/reference/json.md)"
     )
     doctor.add_argument(
         "--selftest",
@@ -90,7 +90,7 @@ def _add_conformance(commands: Any) -> None:
     command = commands.add_parser(
         "conformance",
         help=text,
-        description=f"{_sentence(text)} (docs/results/conformance.md).",
+        description=f"{_sentence(text)} (docs/guides/conformance.md).",
         epilog=conformance.EXIT,
     )
     conformance.add_arguments(command)

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", default="cpu", metavar="NAME", help="the device type that is meant (default cpu)"
     )
     parser.add_argument(
-        "--json", action="store_true", help="print one JSON object (schema: docs/internals/contract.md)"
+        "--json", action="store_true", help="print one JSON object (schema: docs/reference/json.md)"
     )
     parser.add_argument(
         "--record",

@@ -1,4 +1,4 @@
-"""What ``dlinfer doctor`` finds out, as data. The dataclasses are the schema of ``--json`` (docs/guides/doctor.md).
+"""What ``dlinfer doctor`` finds out, as data. The dataclasses are the schema of ``--json`` (docs/reference/json.md).
 
 Nothing found here may end the doctor: a broken plugin, a wrong setting or a broken framework is what it is
 asked about. LMDeploy is never imported in this process.

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--eager-mode", action="store_true", help="without compiled graphs")
     parser.add_argument(
-        "--json", action="store_true", help="print one JSON object (schema: docs/guides/preflight.md)"
+        "--json", action="store_true", help="print one JSON object (schema: docs/reference/json.md)"
     )
 
 

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens", type=int, metavar="N", help="of --loss: tokens of the text (default 1024)"
     )
     parser.add_argument(
-        "--json", action="store_true", help="print one JSON object (schema: docs/guides/quantised_weights.md)"
+        "--json", action="store_true", help="print one JSON object (schema: docs/reference/json.md)"
     )
     parser.set_defaults(usage_error=parser.error)
 

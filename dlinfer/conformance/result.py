@@ -87,7 +87,7 @@ class Report:
         return list(dict.fromkeys(one.check for one in self.results))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; its form is documented in docs/results/conformance.md."""
+        """For JSON; its form is documented in docs/reference/json.md."""
         counts = self.counts()
         return {
             "schema": 1,

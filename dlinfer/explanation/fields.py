@@ -84,7 +84,7 @@ class Facts:
         return share(inside, outside) if self.coverage or inside + outside else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it; docs/guides/explain.md describes the keys."""
+        """As JSON takes it; docs/reference/json.md describes the keys."""
         plain = {item.name: getattr(self, item.name) for item in fields(Facts)}
         plain |= {name: [asdict(one) for one in plain[name]] for name in ("graphs", "graph_breaks")}
         figures: dict[str, Any] = {

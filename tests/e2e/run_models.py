@@ -118,9 +118,8 @@ code and transformers 4 give them; transformers 5 passes over those that it chos
 | --- | --- | --- | --- | --- | --- |
 {families}
 
-[images](../guides/images.md) has models of images, [AWQ and GPTQ](../guides/quantised_weights.md) and
-[quantised](../guides/quantised.md) those of few bits, [caches](../guides/kv_cache.md) quantised caches,
-[adapters and drafts](../guides/adapters_and_drafts.md) adapters and speculative decoding.
+Other pages: [images](../guides/images.md), [weights of few bits](../guides/quantise.md), [quantised
+caches](../guides/kv_cache.md), [LoRA adapters](../guides/adapters.md), [drafts](../guides/drafts.md).
 
 ## All classes that LMDeploy knows
 

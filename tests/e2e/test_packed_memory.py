@@ -9,7 +9,7 @@ from benchmarks.packed_memory import BOUND, PACKINGS, measure
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(1500)]
 
 MEGABYTES = 400
-MODES = ["eager", "graph"]  # a process that compiles keeps some MiB more a layer: docs/guides/quantised.md
+MODES = ["eager", "graph"]  # a process that compiles keeps some MiB more a layer: docs/results/memory.md
 
 
 @pytest.mark.parametrize("packing", PACKINGS)

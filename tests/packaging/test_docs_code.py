@@ -1,18 +1,47 @@
-"""Python in the documents parses, what it imports of dlinfer is there, and every link leads somewhere."""
+"""Python in the documents runs, commands that they show exist, and every link leads somewhere."""
 
+import argparse
 import ast
 import importlib
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from dlinfer.cli import parser_of_all
+from examples.tiny_models.build import build
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+RUN = re.compile(r"(?<!-->\n)```python\n(.*?)```", re.DOTALL)
+"""Blocks that run: all but those behind a comment, ``<!-- not run: why -->``."""
+
+FOLDERS = ("start", "guides", "reference")
+MODEL = "/path/to/model"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def path_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def running() -> list[Path]:
+    pages = [page for folder in FOLDERS for page in sorted((ROOT / "docs" / folder).glob("*.md"))]
+    return [page for page in pages if RUN.search(page.read_text())]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model in the place of the one that pages name."""
+    folder = tmp_path_factory.mktemp("models")
+    build("qwen2", folder / "qwen2")
+    return folder / "qwen2"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=path_of)
 def test_imports_of_dlinfer_resolve(page: Path) -> None:
     for block in BLOCK.findall(page.read_text()):
         for node in ast.walk(ast.parse(block)):
@@ -29,7 +58,41 @@ def test_imports_of_dlinfer_resolve(page: Path) -> None:
                         importlib.import_module(alias.name)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.slow
+@pytest.mark.parametrize("page", running(), ids=path_of)
+def test_the_blocks_of_a_page_run(page: Path, model: Path, tmp_path: Path) -> None:
+    """One after another in one script, as a reader types them, with a tiny random model."""
+    code = "\n\n".join(RUN.findall(page.read_text())).replace(MODEL, str(model))
+    script = tmp_path / "page.py"
+    script.write_text(code)
+    ended = subprocess.run(
+        [sys.executable, str(script)], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=500
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=path_of)
+def test_commands_that_it_shows_exist(page: Path) -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
+        for line in re.findall(r"^\$ (.*?[^\\])$", block, re.MULTILINE | re.DOTALL):
+            words = shlex.split(line.replace("\\\n", " "), comments=True)
+            while words and re.fullmatch(r"\w+=.*", words[0]):  # variables in front
+                words.pop(0)
+            if words[0] == "make":
+                assert [word for word in words[1:] if "=" not in word and word not in targets] == [], line
+            elif words[0] == "dlinfer":
+                _parse(words[1:], line)
+
+
+def _parse(words: list[str], line: str) -> None:
+    try:
+        parser_of_all().parse_args(words)
+    except (SystemExit, argparse.ArgumentError) as error:
+        pytest.fail(f"{line}: {error!r}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=path_of)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if link.startswith("http"):

@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import dlinfer
 from dlinfer.framework.lmdeploy_ext.checks.model.model_support import NOT_SERVED
 from dlinfer.vendor import discovery
 from examples.tiny_models.families import BRIEF, FAMILIES, POSITIONAL
@@ -73,7 +75,7 @@ def table() -> dict[str, list[str]]:
 
 
 def test_it_is_short():
-    assert len(TEXT.splitlines()) <= 150
+    assert len(TEXT.splitlines()) <= 120
 
 
 def test_a_model_becomes_a_file_that_another_process_runs_and_measures(tmp_path):
@@ -91,8 +93,29 @@ def test_the_ops_are_called_and_a_model_compiled_as_it_says(tmp_path):
     [calling] = [block for block in blocks if "rms_norm(" in block]
     [compiling] = [block for block in blocks if "torch.compile(" in block]
     given = "import torch\nmodel, input_ids = torch.nn.Embedding(9, 8).eval(), torch.tensor([[1, 2, 3]])\n"
-    assert run(calling, tmp_path).startswith("tensor(")
+    assert shown_after(calling) == run(calling, tmp_path)
     assert "Embedding" in run(given + compiling, tmp_path)
+
+
+def shown_after(block: str) -> str:
+    """The output that the README shows below a block."""
+    return TEXT.partition(f"```python\n{block}```\n\n```text\n")[2].partition("```")[0]
+
+
+def test_the_lines_of_explain_are_those_that_it_prints():
+    said = str(
+        dlinfer.explain(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.SiLU()).eval(), torch.ones(1, 4))
+    )
+    [block] = [
+        block for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "torch.compile(" in block
+    ]
+    for line in shown_after(block).splitlines():
+        assert line[:19] in said, line
+
+
+def test_serving_is_the_block_that_the_pages_run():
+    [block] = [block for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "pipeline(" in block]
+    assert block in (README.parent / "docs/start/serve.md").read_text()
 
 
 def test_every_page_that_it_links_to_is_there():

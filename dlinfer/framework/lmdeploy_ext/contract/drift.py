@@ -1,4 +1,4 @@
-"""What the comparison finds, as data: the schema of ``dlinfer contract --json`` (docs/internals/contract.md)."""
+"""What the comparison finds, as data: the schema of ``dlinfer contract --json`` (docs/reference/json.md)."""
 
 from dataclasses import dataclass, field
 from typing import Literal

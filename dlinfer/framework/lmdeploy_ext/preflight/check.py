@@ -24,7 +24,7 @@ from dlinfer.vendor import activate_default
 SCHEMA = 1
 
 RUNNING = 60 << 20
-"""Bytes of a running engine beyond its imports: threads, tokenizer. Measured: docs/guides/preflight.md."""
+"""Bytes of a running engine beyond its imports: threads, tokenizer. Measured: docs/results/memory.md."""
 
 GRAPHS = 70 << 20
 """Bytes that compiling graphs takes, the compiler included; none in eager mode."""

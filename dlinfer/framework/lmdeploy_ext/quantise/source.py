@@ -140,5 +140,5 @@ def _check_class(names: list[str]) -> None:
             raise UnsupportedFeatureError(
                 feature=f"quantising {name} (admitted are dense decoders: {', '.join(ADMITTED)})",
                 where="dlinfer quantise",
-                advice="use a checkpoint that is quantised already, or another tool: docs/guides/quantised_weights.md",
+                advice="use a checkpoint that is quantised already, or another tool: docs/guides/quantise.md",
             )

@@ -18,7 +18,7 @@ from dlinfer.framework.lmdeploy_ext.preflight.check import Report, preflight
 from dlinfer.vendor import DeviceMemory
 from examples.tiny_models.build import build
 
-DOCS = Path(__file__).parents[4] / "docs/guides/preflight.md"
+DOCS = Path(__file__).parents[4] / "docs/reference/json.md"
 GIB = 1 << 30
 
 

@@ -18,7 +18,7 @@ from tests.e2e import quantised_model
 from tests.framework.lmdeploy_ext.quantise import folders
 
 FORMATS = ("awq-int4", "w8a8", "fp8")
-DOCS = Path(__file__).parents[4] / "docs/guides/quantised_weights.md"
+DOCS = Path(__file__).parents[4] / "docs/reference/json.md"
 
 
 def expected(name: str, weight: Tensor, form: str, group_size: int = 128) -> dict[str, Tensor]:
