@@ -71,7 +71,7 @@ _CODE = re.compile(r"``[^`]*``|`[^`]*`|\[([^\]]*)\]\([^)]*\)")
 # A sentence ends at its full stop, a paragraph, a list item, and before the label of a field: "name, other: text".
 _END = re.compile(
     r"\n\s*(?=\w+(?:, \w+)*: )|(?<=[.;])\s+(?=[a-z_]+(?:, [a-z_]+)*: )|"
-    r"(?<=[.!?:;])\s+(?=[A-Z`\"(])|\n\s*\n|\n\s*[-*#>|]\s*"
+    r"(?<=[.!?])\s+|(?<=[:;])\s+(?=[A-Z`\"(])|\n\s*\n|\n\s*[-*#>|]\s*"
 )
 
 

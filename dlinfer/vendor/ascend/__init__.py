@@ -1,7 +1,7 @@
 """Ascend NPUs: LMDeploy's ops on the ops of the vendor's torch_npu, eagerly, and graphs of these by its torchair.
 
-Proven against the vendor's true schemas and documents, on no card: docs/vendors/ascend.md says of each op how far.
-torch_npu is loaded with the first kernel; torch itself knows the device as "npu", LMDeploy as "ascend".
+Tested against the vendor's real schemas and documents, not on a card: docs/vendors/ascend.md states how far for each
+op. torch_npu is loaded with the first kernel. torch calls the device "npu", LMDeploy calls it "ascend".
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
-"""What kernels need while a step is captured into an NPUGraph: numbers of the host that a replay is told anew.
+"""Host numbers of kernels that are captured into an NPUGraph, updated for each replay.
 
-A captured task keeps the numbers of its capture. So a call with lengths is a task group of its own, behind an external
-event at which a replay stands, until the task was told the step's lengths on another stream: the order of calls is that
-of torch_npu's own graphs (torch_npu 2.13.0, ``npu/graphs.py``, and torchair's CapturedGraphUpdateAndReplay). torch_npu
-would do as much by itself (``auto_dispatch_capture``), but does not see into the ops of dlinfer that its own stand in.
+A captured task keeps the numbers of its capture. So a call with lengths is a task group of its own behind an external
+event. A replay waits at the event until another stream has given the task the lengths of the step. The order of calls
+follows torch_npu's own graphs (torch_npu 2.13.0, ``npu/graphs.py``, and torchair's CapturedGraphUpdateAndReplay).
+torch_npu's ``auto_dispatch_capture`` does the same, but it does not see ops inside dlinfer's ops.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ _recording: ContextVar["CapturedLengths | None"] = ContextVar("_recording", defa
 
 
 def current() -> "CapturedLengths | None":
-    """What records the capture that goes on; None where calls are computed at once."""
+    """The recorder of the current capture; None outside a capture."""
     return _recording.get()
 
 
@@ -104,9 +104,9 @@ class CapturedLengths:
         return self.once(("padding", kv_seqlens.data_ptr()), lambda: kv_seqlens < 1)
 
     def slots(self, slots: Tensor) -> Tensor:
-        """Slots of which none is negative: a padding row has one that no other row writes to.
+        """Slots without negative ones: a padding row gets a slot that no other row writes.
 
-        Of the vendor's slots none stands for no slot, so such a row (``unwritten``) has to write what stands there. A
+        The vendor has no slot number for "none", so a padding row (``unwritten``) writes back the current contents. A
         cache needs two slots for each row.
         """
         return self.once(("slots", slots.data_ptr()), lambda: _distinct(slots))
@@ -132,5 +132,5 @@ def _distinct(slots: Tensor) -> Tensor:
 
 def _places(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return [_places(one) for one in value]
+        return [_places(item) for item in value]
     return sdk.weak_reference(value) if isinstance(value, Tensor) else value

@@ -1,4 +1,4 @@
-"""What the generations of cards differ in, as data, from the documents in torch_npu 2.13.0 (``_op_plugin_docs.py``).
+"""Differences between the generations of cards, from the documents in torch_npu 2.13.0 (``_op_plugin_docs.py``).
 
 A field says what a kernel may ask of a card; kernels never ask for a card's name.
 """

@@ -1,4 +1,4 @@
-"""What serving frameworks need of the card: its memory, torch.npu's streams, HCCL."""
+"""The card for serving frameworks: its memory, torch.npu's streams, HCCL."""
 
 from dlinfer.vendor.ascend import sdk
 from dlinfer.vendor.ascend.captured import CapturedLengths
@@ -22,7 +22,7 @@ class AscendDevice(Device):
         self._npu.set_device(index)
 
     def memory(self) -> DeviceMemory:
-        """What the driver says of the current card."""
+        """The driver's figures for the current card."""
         free, total = self._npu.mem_get_info()
         return DeviceMemory(free, total, "torch.npu.mem_get_info", shared=False)
 

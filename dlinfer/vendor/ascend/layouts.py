@@ -1,9 +1,8 @@
-"""How tensors lie on the card: decided here, once, for all kernels.
+"""The layout of tensors on the card, decided once for all kernels.
 
-Everything lies as torch shows it (ND). The card's own FRACTAL_NZ, in tiles of 16 x 16, makes some products faster, but
-torch shows such a tensor with the shape of an ND one: copies, slices and checkpoints' loaders that do not know of it
-read garbage, and which product gains is a question for silicon. ``weight`` and ``CACHE_MODE`` are the two places to
-change once that is measured.
+Every tensor has torch's layout (ND). The card's own FRACTAL_NZ, in tiles of 16 x 16, makes some products faster. But
+torch shows such a tensor with the shape of an ND one, so copies, slices and checkpoint loaders that do not know the
+layout read garbage. Which products gain has to be measured on a card; then change ``weight`` and ``CACHE_MODE``.
 """
 
 from torch import Tensor

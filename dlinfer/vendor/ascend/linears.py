@@ -140,13 +140,13 @@ class _PreparedWeights:
         """(words [in, out / 8], scales and offsets [groups, out])."""
         parts = [part for part in (qweight, scales, offset) if part is not None]
         key, versions = (id(qweight), dtype), [layouts.version(part) for part in parts]
-        found = self._kept.get(key)
-        if found is not None and found[1] == versions and _same(found[0], parts):
-            return found[2]
-        made = self._make(dtype, qweight, scales, offset)
+        entry = self._kept.get(key)
+        if entry is not None and entry[1] == versions and _same(entry[0], parts):
+            return entry[2]
+        packed = self._make(dtype, qweight, scales, offset)
         first = weakref.ref(qweight, lambda _: self._kept.pop(key, None))
-        self._kept[key] = [first, *map(weakref.ref, parts[1:])], versions, made
-        return made
+        self._kept[key] = [first, *map(weakref.ref, parts[1:])], versions, packed
+        return packed
 
     def _make(self, dtype: torch.dtype, qweight: Tensor, scales: Tensor, offset: Tensor | None) -> Prepared:
         numbers = (AWQ.unpack(qweight) - AWQ.middle).contiguous()
@@ -159,7 +159,9 @@ class _PreparedWeights:
 
 
 def _same(kept: list[weakref.ref[Tensor]], parts: list[Tensor]) -> bool:
-    return len(kept) == len(parts) and all(one() is part for one, part in zip(kept, parts, strict=True))
+    return len(kept) == len(parts) and all(
+        reference() is part for reference, part in zip(kept, parts, strict=True)
+    )
 
 
 _PREPARED = _PreparedWeights()

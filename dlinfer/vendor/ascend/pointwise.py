@@ -29,21 +29,21 @@ def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tupl
     turned = [x.reshape(-1, x.shape[-2], size).contiguous() for x in (q, k)]
     if size in chips.current().rope_sizes:
         # It writes into its arguments, whatever its schema says: they must be copies.
-        given = [_apart(one, x) for one, x in zip(turned, (q, k), strict=True)]
-        out = torch.ops.npu.npu_apply_rotary_pos_emb(*given, *tables, "TND", "half")
+        inputs = [_apart(tensor, x) for tensor, x in zip(turned, (q, k), strict=True)]
+        out = torch.ops.npu.npu_apply_rotary_pos_emb(*inputs, *tables, "TND", "half")
     else:
         out = [_turned(x, tables, "half") for x in turned]
     return out[0].view(q.shape), out[1].view(k.shape)
 
 
-def _apart(one: Tensor, x: Tensor) -> Tensor:
-    return one.clone() if one.data_ptr() == x.data_ptr() else one
+def _apart(tensor: Tensor, x: Tensor) -> Tensor:
+    return tensor.clone() if tensor.data_ptr() == x.data_ptr() else tensor
 
 
 def _turned(x: Tensor, tables: list[Tensor], mode: str) -> Tensor:
     """x [rows, heads, size] turned by cos and sin [rows, 1, size], as one batch: BSND with tables 1S1D."""
-    given = (tensor.unsqueeze(0) for tensor in (x, *tables))
-    return torch.ops.npu.npu_rotary_mul(*given, mode).squeeze(0)
+    batched = (tensor.unsqueeze(0) for tensor in (x, *tables))
+    return torch.ops.npu.npu_rotary_mul(*batched, mode).squeeze(0)
 
 
 @refuses(

@@ -15,7 +15,7 @@ LONGEST = 65535
 
 def floating(x: Tensor, of: tuple[torch.dtype, ...] | None = None) -> str | None:
     """A dtype that this card computes in, and of those that an op takes."""
-    fitting = [one for one in chips.current().floats if of is None or one in of]
+    fitting = [dtype for dtype in chips.current().floats if of is None or dtype in of]
     return dtype(x.dtype, fitting)
 
 
@@ -24,7 +24,7 @@ def lacking(has: bool, ops: str) -> str | None:
     return None if has else f"{chips.current().name} has no {ops}"
 
 
-def sizes(*given: int) -> str | None:
+def sizes(*numbers: int) -> str | None:
     """Sizes of a product."""
-    longest = max(given)
+    longest = max(numbers)
     return None if longest <= LONGEST else f"sizes up to {LONGEST} are served, not {longest}"

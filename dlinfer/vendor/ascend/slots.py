@@ -12,9 +12,9 @@ from dlinfer.vendor.base import refuses
 
 
 class _Looked:
-    """What a look at a step's slots has found, kept for its other layers: one wait for the card a step, not a layer.
+    """The result of checking a step's slots, kept for the other layers: one wait for the card a step, not a layer.
 
-    Slots made in inference mode are known by their tensor alone, which may not be written anew, as it is for graphs.
+    Slots made in inference mode are identified by their tensor alone, so that tensor must not be written again.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ def _captured(
     v_cache: Tensor,
     kv_start_indices: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(k, v, slots) of a step in a graph, of which padding rows write what stands in slots that no other row has.
+    """(k, v, slots) of a step in a graph. Padding rows write back the contents of slots that no other row uses.
 
     Raises KernelDeclined for a cache of less than two slots a row.
     """

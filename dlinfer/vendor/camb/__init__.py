@@ -1,7 +1,7 @@
 """Cambricon MLUs: LMDeploy's ops on the ops of the vendor's torch_mlu_ops, eagerly.
 
-Proven against signatures and documents that are published, on no card: docs/vendors/camb.md says of each op how far.
-torch_mlu_ops is loaded with the first kernel; torch itself knows the device as "mlu", LMDeploy as "camb".
+Tested against published signatures and documents, not on a card: docs/vendors/camb.md states how far for each op.
+torch_mlu_ops is loaded with the first kernel. torch calls the device "mlu", LMDeploy calls it "camb".
 """
 
 from collections.abc import Mapping

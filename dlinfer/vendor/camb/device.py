@@ -1,4 +1,4 @@
-"""What serving frameworks need of the card: its memory, torch.mlu's streams, CNCL."""
+"""The card for serving frameworks: its memory, torch.mlu's streams, CNCL."""
 
 from dlinfer.vendor.camb import sdk
 from dlinfer.vendor.device import Device, DeviceMemory
@@ -17,6 +17,6 @@ class CambDevice(Device):
         self.streams = self._mlu
 
     def memory(self) -> DeviceMemory:
-        """What the driver says of the current card."""
+        """The driver's figures for the current card."""
         free, total = self._mlu.mem_get_info()
         return DeviceMemory(free, total, "torch.mlu.mem_get_info", shared=False)

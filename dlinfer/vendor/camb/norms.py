@@ -75,7 +75,7 @@ def dynamic_quant(x: Tensor, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return _no_rows(x)
     numbers, scale = tmo().scaled_quantize(layouts.rows(x))
     numbers = _zeros_stay(numbers, scale)
-    # a row of tiny values keeps its own scale, with which its numbers are finer than with the least one
+    # a row of tiny values keeps its own scale: its numbers are finer than with the smallest scale
     scale = scale.masked_fill(scale == 0, _LEAST)
     return numbers.view(x.shape), scale.view(*x.shape[:-1], 1)
 

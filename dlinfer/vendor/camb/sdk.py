@@ -1,7 +1,7 @@
 """The vendor's torch_mlu and torch_mlu_ops: whether they are here, whether a card is, and the ops once loaded.
 
-A process without them pays for a look on sys.path. What stands behind ``torch_mlu_ops``, the vendor's package or a
-simulation, is no concern of the kernels.
+A process without them pays for one search of sys.path. Kernels do not know whether ``torch_mlu_ops`` is the vendor's
+package or a simulation.
 """
 
 import importlib
@@ -12,7 +12,7 @@ from typing import Any
 from dlinfer.vendor.base import Probe
 
 PACKAGES = ("torch_mlu", "torch_mlu_ops")
-"""In the order in which they are loaded: the first makes the device, the second its ops."""
+"""The packages in loading order: the first makes the device, the second its ops."""
 
 _ops: Any = None
 

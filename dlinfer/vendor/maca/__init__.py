@@ -13,8 +13,8 @@ from dlinfer.vendor.device import Device
 from dlinfer.vendor.maca.torch_name import DEVICE_TYPE
 
 BLOCK_SIZE = 64
-"""Slots of a block to the kernels. flash_attn takes any multiple of 16, but flash_mla no other, and LMDeploy would cut
-blocks of latent caches to 32 for a vendor that states none."""
+"""Slots of a block. flash_attn takes any multiple of 16, flash_mla only this one. LMDeploy would cut blocks of latent
+caches to 32 for a vendor that states no number."""
 
 
 def _probe() -> Probe:

@@ -62,8 +62,8 @@ def _sight(causal: bool, left: int, right: int) -> dict[str, Any]:
 def _extras(q: Tensor, cap: float, alibi_slopes: Tensor | None, sinks: Tensor | None) -> dict[str, Any]:
     """Keywords that few models need; s_aux, which is MetaX's own, only where there are sinks."""
     slopes = None if alibi_slopes is None else alibi_slopes.float().contiguous()
-    found: dict[str, Any] = {"softcap": cap, "alibi_slopes": slopes}
-    return found if sinks is None else found | {"s_aux": sinks.to(q.dtype).contiguous()}
+    options: dict[str, Any] = {"softcap": cap, "alibi_slopes": slopes}
+    return options if sinks is None else options | {"s_aux": sinks.to(q.dtype).contiguous()}
 
 
 @where(_refuses_prompt)

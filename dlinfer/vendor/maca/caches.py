@@ -40,13 +40,13 @@ def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_sta
     # a graph's slots are those of each replay, which nobody can look at while it is captured
     if not sdk.capturing() and _highest.of(kv_start_indices) >= k_cache.shape[0] * k_cache.shape[1]:
         check_slots(kv_start_indices, k_cache)  # says so, as every kernel of the op does
-    one = torch.ones(1, device=k.device)  # scales, which caches of the model's own dtype do without
+    scale = torch.ones(1, device=k.device)  # scales, which caches of the model's own dtype do without
     slots = kv_start_indices.to(torch.int64).contiguous()
     if latent:
         value = sequences.whole(v.squeeze(1))
         # the values' cache is the keys': what of k is not overwritten by v is its end
         end = sequences.whole(k.squeeze(1)[:, v.shape[2] :])
-        torch.ops._C_cache_ops.concat_and_cache_mla(value, end, k_cache.squeeze(2), slots, "auto", one)
+        torch.ops._C_cache_ops.concat_and_cache_mla(value, end, k_cache.squeeze(2), slots, "auto", scale)
         return
     torch.ops._C_cache_ops.reshape_and_cache_flash(
         _heads_together(k),
@@ -55,8 +55,8 @@ def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_sta
         v_cache,
         slots,
         "auto",
-        one,
-        one,
+        scale,
+        scale,
     )
 
 

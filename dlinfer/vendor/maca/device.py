@@ -1,4 +1,4 @@
-"""What serving frameworks need of the card: its memory, torch.cuda's streams, NCCL's name."""
+"""The card for serving frameworks: its memory, torch.cuda's streams, NCCL's name."""
 
 from dlinfer.vendor.device import Device, DeviceMemory
 from dlinfer.vendor.maca import sdk
@@ -16,6 +16,6 @@ class MacaDevice(Device):
         self.streams = self._cards
 
     def memory(self) -> DeviceMemory:
-        """What the driver says of the current card."""
+        """The driver's figures for the current card."""
         free, total = self._cards.mem_get_info()
         return DeviceMemory(free, total, "torch.cuda.mem_get_info", shared=False)

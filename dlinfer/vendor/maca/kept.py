@@ -1,7 +1,7 @@
-"""What is made of tensors once and kept while they are the same: answers of a look at values, weights laid out anew.
+"""Caches of values computed from tensors: results of a check, weights in another layout.
 
-A tensor is the same while it lives and nobody has written it. Tensors that are made in inference mode count no writes:
-they are known by the object alone, and may not be written anew between two steps.
+An entry is valid while its tensors live and their version counters stay the same. Tensors made in inference mode have
+no version counter. They are identified by the object alone and must not be written between two steps.
 """
 
 import weakref
@@ -18,17 +18,17 @@ def version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _is_of(made: Made, tensors: list[Tensor]) -> bool:
-    kept, versions, _ = made
+def _is_of(entry: Made, tensors: list[Tensor]) -> bool:
+    kept, versions, _ = entry
     return (
         len(kept) == len(tensors)
-        and all(one() is tensor for one, tensor in zip(kept, tensors, strict=True))
+        and all(reference() is tensor for reference, tensor in zip(kept, tensors, strict=True))
         and versions == [version(tensor) for tensor in tensors]
     )
 
 
 class LastAnswer:
-    """What ``look`` says of tensors, kept for their next askers: one wait for the card a step, not a layer."""
+    """Caches the result of ``look`` at tensors for later callers: one wait for the card a step, not a layer."""
 
     def __init__(self, look: Callable[..., Any]) -> None:
         self._look = look
@@ -36,32 +36,32 @@ class LastAnswer:
 
     def of(self, *tensors: Tensor) -> Any:
         """The answer."""
-        made = self._made  # another thread may replace it meanwhile
-        if made is None or not _is_of(made, list(tensors)):
-            made = (
-                [weakref.ref(one) for one in tensors],
-                [version(one) for one in tensors],
+        entry = self._made  # another thread may replace it meanwhile
+        if entry is None or not _is_of(entry, list(tensors)):
+            entry = (
+                [weakref.ref(tensor) for tensor in tensors],
+                [version(tensor) for tensor in tensors],
                 self._look(*tensors),
             )
-            self._made = made
-        return made[2]
+            self._made = entry
+        return entry[2]
 
 
 class Kept:
-    """What ``make`` gives of a checkpoint's tensors, kept while the first of them lives."""
+    """Caches the result of ``make`` for a checkpoint's tensors while the first of them lives."""
 
     def __init__(self, make: Callable[..., Any]) -> None:
         self._make = make
         self._kept: dict[tuple[int, Any], Made] = {}
 
-    def of(self, key: Any, *given: Tensor | None) -> Any:
+    def of(self, key: Any, *parts: Tensor | None) -> Any:
         """``make(key, *given)``, or what it gave before."""
-        tensors = [one for one in given if one is not None]
+        tensors = [tensor for tensor in parts if tensor is not None]
         place = id(tensors[0]), key
-        made = self._kept.get(place)
-        if made is None or not _is_of(made, tensors):
+        entry = self._kept.get(place)
+        if entry is None or not _is_of(entry, tensors):
             drop = weakref.ref(tensors[0], lambda _: self._kept.pop(place, None))
-            others = [weakref.ref(one) for one in tensors[1:]]
-            made = [drop, *others], [version(one) for one in tensors], self._make(key, *given)
-            self._kept[place] = made
-        return made[2]
+            others = [weakref.ref(tensor) for tensor in tensors[1:]]
+            entry = [drop, *others], [version(tensor) for tensor in tensors], self._make(key, *parts)
+            self._kept[place] = entry
+        return entry[2]

@@ -1,11 +1,11 @@
 """Attention over DeepSeek's latent cache by flash_mla: one head of keys of 576 numbers, whose first 512 are the values.
 
-flash_mla has one number of queries for all sequences of a call. Of a decoding step that is one. Prompts are cut into
-pieces of up to 128 queries, to which vLLM-metax limits what it sends this way, and pieces of one size go together. Keys
-of a prompt that are in no cache yet are laid into pages, a copy of 1 KB a token.
+flash_mla takes the same number of queries for all sequences of a call. A decoding step has one. Prompts are cut into
+pieces of up to 128 queries, the limit that vLLM-metax keeps, and pieces of equal size share a call. Keys of a prompt
+that are not in a cache yet are copied into pages, 1 KB a token.
 
-The calls are such as both declarations take: that of the source that MetaX has published (1.0.1), and DeepSeek's later
-one, which vLLM-metax calls since May 2026 and in which a schedule is an object that the first call fills.
+The calls fit both published declarations. One is in MetaX's source (1.0.1). The other is DeepSeek's later one, where
+the first call fills a schedule object; vLLM-metax calls it since May 2026.
 """
 
 from collections.abc import Iterator
@@ -72,8 +72,8 @@ def pages(k_cache: Tensor, v_cache: Tensor) -> Tensor:
 def decode(q: Tensor, pages: Tensor, table: Tensor, kv_seqlens: Tensor, out: Tensor, scale: float) -> None:
     """One query of each sequence, q [sequences, heads, 576]; out [sequences, heads, 512] is written.
 
-    Where lengths lie on the card a schedule is asked for at each call: in a graph it has to follow the lengths of each
-    replay, and one from before the capture would not.
+    If the lengths are on the card, each call makes a new schedule. In a graph it must follow the lengths of each
+    replay, and a schedule from before the capture would not.
     """
     heads = q.shape[1]
     if kv_seqlens.device == q.device:
@@ -134,12 +134,12 @@ def attend_to_pages(
     """Prompts over pages. new, keys: queries of each sequence, and its keys with them. out is written."""
     heads = q.shape[1]
     for size, pieces in _calls(new, keys, causal):
-        lengths, schedule = _scheduled(tuple(one.keys for one in pieces), size, heads, causal, q.device)
-        rows = sequences.on_card(tuple(one.sequence for one in pieces), q.device)
-        queries = torch.stack([q[one.first : one.first + size] for one in pieces])
-        found = _call(queries, pages, table[rows], lengths, schedule, scale, causal)
-        for one, result in zip(pieces, found, strict=True):
-            out[one.first : one.first + size] = result
+        lengths, schedule = _scheduled(tuple(piece.keys for piece in pieces), size, heads, causal, q.device)
+        rows = sequences.on_card(tuple(piece.sequence for piece in pieces), q.device)
+        queries = torch.stack([q[piece.first : piece.first + size] for piece in pieces])
+        results = _call(queries, pages, table[rows], lengths, schedule, scale, causal)
+        for piece, result in zip(pieces, results, strict=True):
+            out[piece.first : piece.first + size] = result
 
 
 def _calls(new: list[int], keys: list[int], causal: bool) -> Iterator[tuple[int, list[_Piece]]]:
@@ -174,7 +174,7 @@ def _call(
     q: Tensor, pages: Tensor, table: Tensor, lengths: Tensor, schedule: Any, scale: float, causal: bool
 ) -> Tensor:
     """q [sequences, queries, heads, 576] -> [sequences, queries, heads, 512]."""
-    found, _ = sdk.flash_mla().flash_mla_with_kvcache(
+    out, _ = sdk.flash_mla().flash_mla_with_kvcache(
         q=q
         if q.is_contiguous() and q.data_ptr() % 16 == 0
         else q.clone(memory_format=torch.contiguous_format),
@@ -187,4 +187,4 @@ def _call(
         softmax_scale=scale,
         causal=causal,
     )
-    return found
+    return out

@@ -53,7 +53,7 @@ def linear_w8a8(
 # --- 4 bits
 
 _GROUPS = (32, 64, 128)
-"""Sizes of groups for which awq_gemm has a kernel, and multiples of the last. For others it prints and gives zeros."""
+"""Group sizes with a kernel in awq_gemm, besides multiples of the last. For others it prints and returns zeros."""
 
 
 def _refuses_four_bits(x: Tensor, qweight: Tensor, scales: Tensor, group_size: int) -> str | None:

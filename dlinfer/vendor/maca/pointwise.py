@@ -9,7 +9,7 @@ from dlinfer.vendor.maca import refusing, sdk
 from dlinfer.vendor.maca.kept import LastAnswer
 
 _seen: set[bool] = set()
-"""What looks have found so far in this process. A capture, which may not look, goes by them: the run before it did."""
+"""Results of checks in this process. A capture cannot check, so it uses the results of the run before."""
 
 
 def _agree(cos: Tensor, sin: Tensor) -> bool:

@@ -26,11 +26,11 @@ def multiples(of: int, **sizes: int) -> str | None:
 
 def rows(x: Tensor) -> Tensor:
     """x [..., size] as rows [n, size] without gaps that begin where vectors do; a view where it lies so already."""
-    found = x.reshape(-1, x.shape[-1]).contiguous()
-    return found.clone() if found.data_ptr() % _ALIGNED else found
+    flat = x.reshape(-1, x.shape[-1]).contiguous()
+    return flat.clone() if flat.data_ptr() % _ALIGNED else flat
 
 
 def copied_rows(x: Tensor) -> Tensor:
     """The same, never x's own memory: for ops that write into their arguments."""
-    found = rows(x)
-    return found.clone() if found.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() else found
+    flat = rows(x)
+    return flat.clone() if flat.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() else flat

@@ -1,8 +1,8 @@
 """MetaX's packages: whether they are here, whether a card is, and their functions once they are loaded.
 
-A process without them pays for a look on sys.path. ``torch.ops._C``, ``_C_cache_ops`` and ``_moe_C`` are torch's names
-of mcoplib's ops, as vLLM knows them too; rotation and attention are plain functions. What stands behind a name, the
-vendor's binaries or a stand-in, is no concern of the kernels.
+A process without them pays for one search of sys.path. ``torch.ops._C``, ``_C_cache_ops`` and ``_moe_C`` hold mcoplib's
+ops, under vLLM's names; rotation and attention are plain functions. Kernels do not know whether a name is the vendor's
+binary or a stand-in.
 """
 
 import importlib

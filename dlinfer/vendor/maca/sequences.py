@@ -14,10 +14,10 @@ def on_card(numbers: tuple[int, ...], device: torch.device) -> Tensor:
 
 def ends(lengths: list[int], device: torch.device) -> Tensor:
     """flash_attn's cu_seqlens of so many sequences: where each begins, and the end."""
-    found = [0]
+    offsets = [0]
     for length in lengths:
-        found.append(found[-1] + length)
-    return on_card(tuple(found), device)
+        offsets.append(offsets[-1] + length)
+    return on_card(tuple(offsets), device)
 
 
 def of_sequences(kv_seqlens: Tensor, device: torch.device) -> Tensor:

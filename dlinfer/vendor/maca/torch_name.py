@@ -1,4 +1,4 @@
-"""What torch calls the device."""
+"""torch's name of the device."""
 
 import torch
 

@@ -173,7 +173,7 @@ def _windowed(
 ) -> tuple[Tensor, Tensor]:
     """(tables of the blocks that a window reaches into, the mask in these).
 
-    A mask of all blocks of a cache, of which a graph's tables have room, may not fit into the memory.
+    The tables of a graph have room for all blocks of a cache. A mask of that size may not fit into the memory.
     """
     width = min(left // block_size + 2, tables.shape[1])
     key = kv_seqlens.data_ptr(), left, block_size, width

@@ -1,7 +1,7 @@
-"""The vendor's fused attention, as its documents admit it: what a query sees, and one sequence or one token each.
+"""The vendor's fused attention within its documented limits: one sequence a call for prompts, one call for decoding.
 
-Its layout TND, which takes several sequences at once, is documented for head size 192 and bfloat16 without pages only
-(128 in the second version), so a prompt is one call of layout BSND for each sequence. Decoding is one call for all.
+Layout TND takes several sequences at once. It is documented only for bfloat16 without pages and head size 192 (128 in
+the second version). So a prompt is one call of layout BSND for each sequence; decoding is one call for all.
 """
 
 from functools import cache
@@ -28,7 +28,7 @@ def refuses(call: Any, size: int) -> str | None:
         "alibi_slopes": call.alibi_slopes is not None,
         "sinks": call.sinks is not None,
     }
-    unknown = [name for name, given in extras.items() if given]
+    unknown = [name for name, value in extras.items() if value]
     heads, kv_heads = call.num_q_heads, call.num_kv_heads
     if unknown:
         return f"npu_fused_infer_attention_score has no {' and no '.join(unknown)}"
@@ -74,12 +74,12 @@ def widened(x: Tensor, size: int) -> Tensor:
 
 @cache
 def template(device: torch.device) -> Tensor:
-    """What sparse modes 3 and 4 read: True above the diagonal, whatever the lengths."""
+    """The mask that sparse modes 3 and 4 read: True above the diagonal, whatever the lengths."""
     return torch.ones(_TEMPLATE, _TEMPLATE, dtype=torch.bool, device=device).triu_(1)
 
 
 def sight(device: torch.device, causal: bool, left: int, right: int) -> dict[str, Any]:
-    """Keywords for what several queries of a sequence see, the last of which is the last key."""
+    """Keywords for a sequence with several queries; the last query sees the last key."""
     if causal and left < 0:
         return {"sparse_mode": 3, "atten_mask": template(device)}
     ahead = 0 if causal else right

@@ -1,8 +1,8 @@
-"""Prompts over DeepSeek's latent cache: heads of 512 numbers and 64 that are rotated, all over one head of keys.
+"""Prompts over DeepSeek's latent cache: heads of 512 numbers and 64 rotated ones, all over one head of keys.
 
-npu_fused_infer_attention_score_v2 takes these apart (query_rope, key_rope), over pages, and up to 16 queries a row: a
-prompt is rows of 16, each of which sees what lies before its last token, and a row of the rest. Its arguments may have
-no gaps, so the pages that a step looks at are gathered, and their keys laid apart from what is rotated.
+npu_fused_infer_attention_score_v2 takes the two parts separately (query_rope, key_rope), over pages, with up to 16
+queries a row. So a prompt becomes rows of 16 queries and a row of the rest; a row sees the keys up to its last token. The
+op's arguments may have no gaps, so the pages of a step are gathered and their two parts copied apart.
 """
 
 from collections.abc import Iterator, Sequence
@@ -101,8 +101,8 @@ def _attend(
     for row in _rows(spans):
         rows.setdefault(row[1] - row[0], []).append((row[0], row[2], row[3]))
     results = []
-    for count, found in rows.items():
-        places = torch.tensor([start for start, _, _ in found]).view(-1, 1) + torch.arange(count)
+    for count, same_count in rows.items():
+        places = torch.tensor([start for start, _, _ in same_count]).view(-1, 1) + torch.arange(count)
         query = q[places.to(q.device)]
         seen: dict[str, Any] = {"sparse_mode": 0}
         if count > 1:
@@ -113,8 +113,8 @@ def _attend(
             values,
             query_rope=query[..., SIZE:].contiguous(),
             key_rope=rotated,
-            actual_seq_kvlen=[length for _, length, _ in found],
-            block_table=table[[sequence for _, _, sequence in found]].to(q.device),
+            actual_seq_kvlen=[length for _, length, _ in same_count],
+            block_table=table[[sequence for _, _, sequence in same_count]].to(q.device),
             num_query_heads=q.shape[1],
             num_key_value_heads=1,
             softmax_scale=scale,

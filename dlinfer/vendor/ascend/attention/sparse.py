@@ -12,7 +12,7 @@ _COUNTS = (*range(1, 2049), 3072, 4096, 5120, 6144, 7168, 8192)  # of npu_lightn
 
 
 def _refuses(query: Tensor, *caches: Tensor) -> str | None:
-    if not all(one.is_contiguous() for one in caches):
+    if not all(cache.is_contiguous() for cache in caches):
         return "the caches have gaps"
     return refusing.first(
         (

@@ -1,6 +1,6 @@
-"""What is asked of the values of a call before its graph runs: a graph cannot ask, and the card would not say.
+"""Checks of a call's values before its graph runs: a graph cannot check them, and the card reports nothing.
 
-Slots: the card's scatter takes none that is padding. Prompts: each query has to see a key.
+Slots: the card's scatter takes no padding slots. Prompts: each query has to see a key.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,33 +33,33 @@ _SAME_NUMBERS = {
 
 
 def checks_of(graph_module: fx.GraphModule) -> list[Check]:
-    """What a function asks of its inputs; each question once, since the layers of a step share their tensors.
+    """The checks of a function's inputs, each once, since the layers of a step share their tensors.
 
-    Raises RefusedError where what is to be asked is computed in the region.
+    Raises RefusedError if a value to check is computed inside the region.
     """
     graph = graph_module.graph
     index = {node: number for number, node in enumerate(graph.find_nodes(op="placeholder"))}
-    found: dict[tuple[Any, ...], Check] = {}
+    checks: dict[tuple[Any, ...], Check] = {}
     fill = _twin("fill_kv_cache")
     for node in graph.find_nodes(op="call_function", target=fill):
         slots, cache = _origin(node.args[4]), _first(node.args[2], fill)
         if slots not in index or cache not in index:
             raise RefusedError("slots or caches of fill_kv_cache are computed in the region")
-        found.setdefault(("slots", slots), _slot_check(index[slots], index[cache]))
+        checks.setdefault(("slots", slots), _slot_check(index[slots], index[cache]))
     for name, place in (("prefill_attention", 3), ("paged_prefill_attention", 5)):
         for node in graph.find_nodes(op="call_function", target=_twin(name)):
-            ends, lengths = (_origin(one) for one in node.args[place : place + 2])
+            ends, lengths = (_origin(source) for source in node.args[place : place + 2])
             if ends not in index or lengths not in index:
                 raise RefusedError(f"lengths of {name} are computed in the region")
-            found.setdefault(("lengths", ends, lengths), _length_check(index[ends], index[lengths]))
-    return list(found.values())
+            checks.setdefault(("lengths", ends, lengths), _length_check(index[ends], index[lengths]))
+    return list(checks.values())
 
 
 def _slot_check(slots: int, cache: int) -> Check:
     def check(inputs: Sequence[Any]) -> None:
-        given: Tensor = inputs[slots].reshape(-1)
-        check_slots(given, inputs[cache])
-        if bool((given < 0).any()):
+        flat: Tensor = inputs[slots].reshape(-1)
+        check_slots(flat, inputs[cache])
+        if bool((flat < 0).any()):
             raise RefusedError("padding among the slots: npu_scatter_pa_kv_cache takes slots from 0 on")
 
     return check

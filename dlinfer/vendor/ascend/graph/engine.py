@@ -48,7 +48,7 @@ class AscendEngine(ValueEngine[AscendOptions]):
             return lowerings.refusal(op, map_arg(arguments(node), fake))
         if is_size(node):
             return None
-        kind = f"{node.target} {map_arg((node.args, node.kwargs), lambda one: describe(fake(one)))}"
+        kind = f"{node.target} {map_arg((node.args, node.kwargs), lambda arg: describe(fake(arg)))}"
         if kind not in self._asked:
             self._asked[kind] = self._fault(node)
         return self._asked[kind]
@@ -58,7 +58,7 @@ class AscendEngine(ValueEngine[AscendOptions]):
         return AscendLowered(function)
 
     def _fault(self, node: fx.Node) -> str | None:
-        """What torchair says to a graph of this node alone."""
+        """torchair's answer to a graph of this node alone."""
         op, args, kwargs = node.target, node.args, dict(node.kwargs)
         if written_arguments(node):
             twin = twin_of(node)
@@ -70,12 +70,12 @@ class AscendEngine(ValueEngine[AscendOptions]):
         parents = list(dict.fromkeys(nodes_in((args, kwargs))))
 
         def alone(*values: Any) -> list[Any]:
-            given = dict(zip(parents, values, strict=True))
-            own_args, own_kwargs = map_arg((args, kwargs), given.__getitem__)
+            environment = dict(zip(parents, values, strict=True))
+            own_args, own_kwargs = map_arg((args, kwargs), environment.__getitem__)
             result = op(*own_args, **own_kwargs)  # pyright: ignore[reportCallIssue]
             results = result if isinstance(result, (list, tuple)) else [result]
             return [
-                one.clone() if isinstance(one, Tensor) else one for one in results
+                result.clone() if isinstance(result, Tensor) else result for result in results
             ]  # a view alone is no graph
 
         try:

@@ -20,7 +20,7 @@ from dlinfer.vendor.ascend.graph.lowerings import table
 
 @dataclass(frozen=True)
 class Converted:
-    """What torchair made of a graph.
+    """A graph compiled by torchair.
 
     run: takes the graph's inputs and gives the tuple of its outputs; loads the graph into the card's engine at the
         first call. model: the graph as torchair's protobuf message.

@@ -14,7 +14,7 @@ from dlinfer.vendor.ascend.graph.text import text_of
 
 
 class AscendLowered(Lowered):
-    """A graph of GE. What it writes it writes into its inputs' memory: torchair assigns new contents to them."""
+    """A graph of GE. It writes into its inputs' memory: torchair assigns new contents to them."""
 
     def __init__(self, function: Function) -> None:
         super().__init__(function)
@@ -32,7 +32,7 @@ class AscendLowered(Lowered):
             check(inputs)
 
     def compile(self, weights: tuple[Tensor, ...]) -> Executable:
-        """What runs the graph on the card. Nothing is built in: weights are inputs, read where they lie."""
+        """The executable that runs the graph on the card. Weights are inputs and stay in place."""
         run, writes = self._converted.run, self.function.writes
 
         def execute(*inputs: Any) -> Sequence[Tensor]:
@@ -56,5 +56,5 @@ def _writing(function: Function) -> Callable[..., Any]:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, short enough for a report."""
+    """An error's text, short enough for a report."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:300]

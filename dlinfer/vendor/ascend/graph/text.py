@@ -1,9 +1,9 @@
 """A graph of GE as text that is the same for the same graph: for reports and golden files.
 
 An op is ``%4 = RmsNorm(x=%0, gamma=%1, epsilon=1e-05) -> y: FLOAT16[n0, 64], rstd: FLOAT[n0, 1]``. ``%4:1`` is its
-second result, ``n0`` the first size that changes between calls. Short constants stand where they are read. Attributes
-that begin with an underscore, which torchair notes for itself, are left out; a result of which it notes nothing has no
-dtype, and the note on one that is only viewed is of the view.
+second result, ``n0`` the first size that changes between calls. Short constants are written inline. torchair's
+private attributes, which begin with an underscore, are left out. A result without a note of torchair's has no dtype.
+The note on a result that is only viewed describes the view.
 """
 
 import re
@@ -39,14 +39,14 @@ class _Writer:
             self.names[op.name] = short or f"%{len(shown)}"
             shown += [] if short else [op]
         for op in shown:
-            given = [*self._inputs(op), *self._attributes(op)]
+            operands = [*self._inputs(op), *self._attributes(op)]
             results = ", ".join(self._result(op, desc) for desc in op.output_desc)
-            yield f"{self.names[op.name]} = {op.type}({', '.join(given)})" + (
+            yield f"{self.names[op.name]} = {op.type}({', '.join(operands)})" + (
                 f" -> {results}" if results else ""
             )
 
     def _inputs(self, op: Any) -> Iterator[str]:
-        data = [one for one in op.input if not one.endswith(":-1")]
+        data = [name for name in op.input if not name.endswith(":-1")]
         for value, desc in zip(data, op.input_desc, strict=op.type != "Data"):
             if value:
                 yield f"{desc.name}={self._reference(value)}"
@@ -65,12 +65,12 @@ class _Writer:
 
     def _result(self, op: Any, desc: Any) -> str:
         name, note = desc.name or "y", meta_of(desc)
-        told = re.search(r"shape=torch\.Size\((\[.*\])\)", note)
+        shape = re.search(r"shape=torch\.Size\((\[.*\])\)", note)
         if op.type in ("Const", "Data") and -1 not in desc.shape.dim:  # the note is of the last view of it
             return f"{name}: {dtype_of(desc)}{list(desc.shape.dim)}"
-        if told is None:
+        if shape is None:
             return name
-        sizes = SYMBOL.sub(lambda found: self._symbol(found.group()), told.group(1))
+        sizes = SYMBOL.sub(lambda match: self._symbol(match.group()), shape.group(1))
         return f"{name}: {dtype_of(desc)}{sizes}"
 
     def _symbol(self, name: str) -> str:
@@ -85,7 +85,7 @@ def _value(attribute: Any) -> str:
     if kind == "f":
         return f"{value:.7g}"
     if kind == "list":
-        return str([*(one.decode() for one in value.s), *value.i, *value.f, *value.b, *value.dt])
+        return str([*(string.decode() for string in value.s), *value.i, *value.f, *value.b, *value.dt])
     if kind == "t":
         return f"crc32 {zlib.crc32(value.data):08x}"
     return str(value).strip()
@@ -105,7 +105,7 @@ def short_constant(op: Any) -> str | None:
 
 
 def meta_of(desc: Any) -> str:
-    """What torchair noted of the tensor that a description is of, as text; empty where nothing."""
+    """torchair's note on the tensor of a description, as text; empty if there is none."""
     return desc.attr["_meta"].s.decode() if "_meta" in desc.attr else ""
 
 

@@ -147,8 +147,8 @@ def fused_moe_w8a8(
     dtype = hidden_states.dtype
 
     def product(rows: Tensor, row_scales: Tensor, weights: Tensor, scales: Tensor) -> Tensor:
-        wanted = torch.bfloat16 if dtype is torch.bfloat16 else torch.float32
-        of_columns = scales.squeeze(-1).to(wanted).contiguous()
+        scale_dtype = torch.bfloat16 if dtype is torch.bfloat16 else torch.float32
+        of_columns = scales.squeeze(-1).to(scale_dtype).contiguous()
         return _grouped(
             rows,
             weights,

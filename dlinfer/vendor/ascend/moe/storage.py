@@ -1,9 +1,8 @@
-"""How experts' weights are stored, as LMDeploy asks before it makes them.
+"""The storage of experts' weights, which LMDeploy asks for before it allocates them.
 
-A storage in chunks would have room for more experts than there are, of which each chunk is one grouped product: a
-grouped product takes 1024 groups and a routing 10240 experts, so no model that LMDeploy serves needs more than one.
-LMDeploy stores experts one after the other where the layout is None, which is what these functions say; the layout
-itself is here so that its calls mean something, and ``dlinfer.ops.fused_moe`` refuses one by name.
+These functions return None: LMDeploy then stores the experts one after the other. Storage in chunks would make each
+chunk one grouped product. A grouped product takes 1024 groups and a routing 10240 experts, so no model that LMDeploy
+serves needs chunks. The layout class exists because LMDeploy names it; ``dlinfer.ops.fused_moe`` refuses it by name.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What LMDeploy 0.18 imports at its start for models with linear attention, whose kernels upstream has in Triton."""
+"""Names that LMDeploy 0.18 imports at its start for linear attention; upstream writes these kernels in Triton."""
 
 
 def init_device_properties_triton() -> None:

@@ -1,4 +1,4 @@
-"""What the vendor's two attention ops share: what they have not, and where they write."""
+"""Rules that the vendor's two attention ops share: features that they lack, and outputs that they write."""
 
 from typing import Any
 
@@ -32,6 +32,8 @@ def refuses_pages(call: Any, sizes: tuple[int, ...]) -> str | None:
 def destination(attn_output: Tensor, *read: Tensor) -> Tensor:
     """attn_output, or a new tensor of its shape where the op may not write there: over what it reads, or with gaps."""
     place = attn_output.untyped_storage()._cdata
-    if any(one.untyped_storage()._cdata == place for one in read) or not layouts.has_dense_heads(attn_output):
+    if any(tensor.untyped_storage()._cdata == place for tensor in read) or not layouts.has_dense_heads(
+        attn_output
+    ):
         return torch.empty(attn_output.shape, dtype=attn_output.dtype, device=attn_output.device)
     return attn_output

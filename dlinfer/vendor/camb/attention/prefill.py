@@ -25,9 +25,9 @@ class _Batch:
     def of(cls, q_ends: Tensor, kv_seqlens: Tensor, aligned: bool) -> "_Batch":
         """From the op's arguments. ``aligned``: some keys are hidden, so that it matters how queries stand to keys.
 
-        Raises KernelDeclined for sequences of which the documents say nothing: without keys or queries, and with keys
-        hidden from more queries than there are keys. Queries are the last tokens of their sequence: the documents do
-        not say so, but everybody who serves prompts behind cached ones with this op uses it so.
+        Raises KernelDeclined for sequences that the documents do not cover: those without keys or queries, and those
+        with hidden keys and more queries than keys. Queries are the last tokens of their sequence. The documents do not
+        say so, but every known caller that serves prompts after cached tokens uses the op this way.
         """
         ends = q_ends.tolist()
         lens = list(zip((b - a for a, b in pairwise([0, *ends])), kv_seqlens.tolist(), strict=True))
@@ -82,7 +82,7 @@ def _is_aligned(call: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Call:
-    """What flash_attention is told besides queries, keys and lengths."""
+    """The arguments of flash_attention besides queries, keys and lengths."""
 
     attn_output: Tensor
     softmax_scale: float

@@ -20,11 +20,11 @@ def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> 
     logits = refusing.rows(router_logits)
     if n_groups >= 1:  # the best of each group: the vendor's ops choose groups first
         size = logits.shape[-1] // n_groups
-        chosen, found = (
+        chosen, experts = (
             logits.float().softmax(-1).unflatten(-1, (n_groups, size)).topk(topk // n_groups, dim=-1)
         )
-        first = torch.arange(0, n_groups * size, size, device=found.device)
-        return chosen.reshape(shape), (found + first[:, None]).reshape(shape)
+        first = torch.arange(0, n_groups * size, size, device=experts.device)
+        return chosen.reshape(shape), (experts + first[:, None]).reshape(shape)
     rows = ids.new_empty((logits.shape[0], topk), dtype=torch.int32)  # of each choice; nobody asks for them
     torch.ops._moe_C.topk_softmax(weights.view(-1, topk), ids.view(-1, topk), rows, logits, False)
     return weights, ids

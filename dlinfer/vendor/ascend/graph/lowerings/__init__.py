@@ -1,7 +1,7 @@
-"""What each op of dlinfer becomes in a graph: the ops of torch_npu that its eager kernel calls, and of ATen.
+"""Lowerings of dlinfer's ops to the torch_npu ops that the eager kernels call, and to ATen.
 
-A lowering takes the op's arguments and gives its results; of an op that writes, the new contents of what it writes.
-It is traced, so it sees fake tensors: no values, and sizes that may be symbols.
+A lowering takes the op's arguments and returns its results; for an op that writes, the new contents. It is traced on
+fake tensors, so it sees no values, and sizes may be symbols.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,14 +50,14 @@ LOWERINGS: dict[str, Callable[..., Any]] = {
 @cache
 def table() -> dict[Any, Callable[..., Any]]:
     """Op, or the functional twin of one that writes -> its lowering."""
-    found: dict[Any, Callable[..., Any]] = {}
+    lowerings: dict[Any, Callable[..., Any]] = {}
     for name, lowering in LOWERINGS.items():
         op = getattr(getattr(torch.ops, NAMESPACE), name).default
-        found[twin_op(op) if op._schema.is_mutable else op] = lowering
-    return found
+        lowerings[twin_op(op) if op._schema.is_mutable else op] = lowering
+    return lowerings
 
 
-def refusal(op: OpOverload, given: Mapping[str, Any]) -> str | None:
+def refusal(op: OpOverload, arguments: Mapping[str, Any]) -> str | None:
     """Why a call of an op of dlinfer is not lowered; None where it is.
 
     given: its arguments by name, tensors as fakes.
@@ -65,9 +65,9 @@ def refusal(op: OpOverload, given: Mapping[str, Any]) -> str | None:
     name = op._schema.name.partition("::")[2]
     if name not in LOWERINGS:
         return "the engine has no lowering of it"
-    for one in (KERNELS[name], LOWERINGS[name]):
-        rule = rule_of(one)
-        reason = rule(*given.values()) if rule is not None else None
+    for table in (KERNELS[name], LOWERINGS[name]):
+        rule = rule_of(table)
+        reason = rule(*arguments.values()) if rule is not None else None
         if reason is not None:
             return reason
     return None

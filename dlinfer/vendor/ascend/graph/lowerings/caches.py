@@ -15,7 +15,7 @@ def _refuses(k_cache: Tensor, v_cache: Tensor) -> str | None:
 
 def _are_of_the_keys(k_cache: Tensor, v_cache: Tensor) -> bool:
     """Whether values are the first numbers of the keys, in the same memory (a latent cache)."""
-    places = [(one.shape[:3], one.stride(), one.storage_offset()) for one in (k_cache, v_cache)]
+    places = [(cache.shape[:3], cache.stride(), cache.storage_offset()) for cache in (k_cache, v_cache)]
     return places[0] == places[1] and k_cache.untyped_storage()._cdata == v_cache.untyped_storage()._cdata
 
 

@@ -23,9 +23,11 @@ def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tupl
         out = torch.ops.npu.npu_apply_rotary_pos_emb(*turned, *tables, "TND", "half")
     else:
         out = [_turned(x, tables) for x in turned]
-    return tuple(one if x.dim() == 3 else one.reshape(x.shape) for one, x in zip(out, (q, k), strict=True))  # pyright: ignore[reportReturnType]
+    return tuple(
+        rotated if x.dim() == 3 else rotated.reshape(x.shape) for rotated, x in zip(out, (q, k), strict=True)
+    )  # pyright: ignore[reportReturnType]
 
 
 def _turned(x: Tensor, tables: list[Tensor]) -> Tensor:
-    given = (tensor.unsqueeze(0) for tensor in (x, *tables))
-    return torch.ops.npu.npu_rotary_mul(*given, "half").squeeze(0)
+    batched = (tensor.unsqueeze(0) for tensor in (x, *tables))
+    return torch.ops.npu.npu_rotary_mul(*batched, "half").squeeze(0)

@@ -134,6 +134,6 @@ def _triangle(device: torch.device) -> Tensor:
 
 
 def _written(out: Tensor, q_ends: Tensor, before: Tensor) -> Tensor:
-    """What attn_output holds then: rows behind the last query stay as they were."""
+    """The new contents of attn_output: rows after the last query stay unchanged."""
     row = torch.arange(out.shape[0], device=out.device)
     return torch.where((row < q_ends).view(-1, 1, 1), out, before)
