@@ -1,7 +1,7 @@
 """Prompts over DeepSeek's latent cache: heads of 512 numbers and 64 rotated ones, all over one head of keys.
 
 npu_fused_infer_attention_score_v2 takes the two parts separately (query_rope, key_rope), over pages, with up to 16
-queries a row. So a prompt becomes rows of 16 queries and a row of the rest; a row sees the keys up to its last token. The
+queries a row. So a prompt becomes rows of 16 queries and a row of the rest; a row sees keys up to its last token. The
 op's arguments may have no gaps, so the pages of a step are gathered and their two parts copied apart.
 """
 
