@@ -27,22 +27,22 @@ def difference(
     """
     if len(actual) != len(expected):
         return f"{len(actual)} results, expected {len(expected)}"
-    for number, (result, wanted) in enumerate(zip(actual, expected, strict=True)):
+    for number, (result, target) in enumerate(zip(actual, expected, strict=True)):
         is_code = code_steps > 0 and result.itemsize == 1 and result.dtype is not torch.bool
         may_widen = expected_is_wide and result.is_floating_point() and not is_code
-        if result.shape != wanted.shape or (result.dtype != wanted.dtype and not may_widen):
-            return f"result {number} is {_described(result)}, expected {_described(wanted)}"
+        if result.shape != target.shape or (result.dtype != target.dtype and not may_widen):
+            return f"result {number} is {_described(result)}, expected {_described(target)}"
         if is_code:
-            wrong = (steps(result) - steps(wanted)).abs() > code_steps
+            wrong = (steps(result) - steps(target)).abs() > code_steps
         elif result.is_floating_point():
-            wide = result.double(), wanted.double()
+            wide = result.double(), target.double()
             wrong = ~torch.isclose(*wide, rtol=rtol, atol=atol, equal_nan=True)
         else:
-            wrong = result != wanted
+            wrong = result != target
         if wrong.any():
             place = tuple(wrong.nonzero()[0].tolist())
-            first = f"the first is {_number(result[place])}, expected {_number(wanted[place])}"
-            return f"{int(wrong.sum())} of {wanted.numel()} elements of result {number} are wrong; {first}"
+            first = f"the first is {_number(result[place])}, expected {_number(target[place])}"
+            return f"{int(wrong.sum())} of {target.numel()} elements of result {number} are wrong; {first}"
     return None
 
 

@@ -142,7 +142,7 @@ def test_a_schedule_for_other_lengths_is_seen(later, monkeypatch):
     monkeypatch.setattr(latent, "_scheduled", scheduled)
     short = replace(DECODE[0], kv_lens=(1,) * 5)
     native(ops.paged_decode_attention, decode_arguments(maker(torch.float16), short), torch.float16)
-    with pytest.raises(AssertionError, match=r"not (equal|close)"):
+    with pytest.raises(AssertionError, match="are wrong"):
         native(ops.paged_decode_attention, decode_arguments(maker(torch.float16), DECODE[0]), torch.float16)
 
 
