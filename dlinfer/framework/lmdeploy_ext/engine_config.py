@@ -7,6 +7,7 @@ import torch
 from dlinfer.errors import UnknownVendorError
 from dlinfer.framework.lmdeploy_ext.checks.options import features as refusals
 from dlinfer.framework.lmdeploy_ext.conversion import loading
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_configs
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks, devices, vendor_devices
 from dlinfer.framework.lmdeploy_ext.device.devices import OWN
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
@@ -91,9 +92,8 @@ def _torch_dtype(original: Original, config: Any, dtype: str, device_type: str =
     ):  # asked before the original, which writes float16 into the configuration of AWQ models
         dtype = loading.stored_dtype(config.hf_config) or dtype
     config = original(config, "auto" if dtype == "float32" else dtype, device_type)
-    stored = getattr(config.hf_config, "dtype", None) or getattr(
-        getattr(config.hf_config, "text_config", None), "dtype", None
-    )
+    parts = (getattr(part, "dtype", None) for part in language_configs(config.hf_config))
+    stored = next(filter(None, parts), None)
     if dtype == "float32" or (dtype == "auto" and stored in (torch.float32, "float32")):
         config.dtype = torch.float32
     elif dtype == "bfloat16":

@@ -33,6 +33,8 @@ def test_other_devices_and_names_pass_through(view):
     assert view.zeros(2, device="meta").device.type == "meta"
     assert view.device("cuda") == torch.device("cpu") == view.device("cuda", 0)
     assert view.device("meta").type == "meta"
+    assert isinstance(view.device("cuda"), view.device) and isinstance(torch.device("cpu"), view.device)
+    assert not isinstance("cpu", view.device)
     assert view.float32 is torch.float32 and view.nn is torch.nn and view.Tensor is torch.Tensor
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dlinfer.framework.lmdeploy_ext.checks.model.model_support import NOT_SERVED
-from dlinfer.framework.lmdeploy_ext.contract import compare_taken, records
+from dlinfer.framework.lmdeploy_ext.contract import compare_taken, cuda_uses, records
 from dlinfer.framework.lmdeploy_ext.contract.bodies import digest, installed_source
 from dlinfer.framework.lmdeploy_ext.contract.compare_calls import Asked
 from dlinfer.framework.lmdeploy_ext.contract.drift import SCHEMA, Drift, Elsewhere, Looked, Report
@@ -35,6 +35,7 @@ def check(device: str, source: Path | None = None, recorded: Path = records.FOLD
         found += compare_taken.compare_patches(tree, adaptor, record)
         found += compare_taken.compare_classes(tree, adaptor, record)
         found += compare_taken.compare_names(tree, adaptor)
+        found += cuda_uses.compare(tree, record)
         found += compare_taken.compare_specs(tree, adaptor, reach, record, specs, served)
     return Report(
         schema=SCHEMA,
@@ -68,6 +69,7 @@ def record(source: Path | None = None, folder: Path = records.FOLDER) -> Path:
         specs={name: list(spec.fields) for name, spec in all_specs(tree).items()},
         bodies=compare_taken.bodies(tree, adaptor),
         files={file: digest(tree.root / file) for file in compare_taken.files(tree, adaptor)},
+        cuda=cuda_uses.uses(tree),
     ).write(folder)
 
 

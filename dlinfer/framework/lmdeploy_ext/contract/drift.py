@@ -19,6 +19,7 @@ Kind = Literal[
     "new field",
     "removed field",
     "new meaning suspected",
+    "new use of CUDA",
 ]
 
 

@@ -14,7 +14,8 @@ FOLDER = Path(__file__).parent / "recorded"
 @dataclass(frozen=True)
 class Record:
     """names: of ours that are imported. calls: op -> its calls' arguments. specs: BuildSpec -> fields. bodies: of
-    functions, by ``module:path``, as fingerprints. files: digests of the files that hold patched functions."""
+    functions, by ``module:path``, as fingerprints. files: digests of the files that hold patched functions.
+    cuda: module -> what it says of CUDA."""
 
     version: str
     names: list[str] = field(default_factory=list)
@@ -22,6 +23,7 @@ class Record:
     specs: dict[str, list[str]] = field(default_factory=dict)
     bodies: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
+    cuda: dict[str, list[str]] = field(default_factory=dict)
 
     def write(self, folder: Path = FOLDER) -> Path:
         """Write it, and return the file."""

@@ -8,6 +8,7 @@ covered: they get the device from their tensors, and graph capture wants the rea
 """
 
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -63,7 +64,7 @@ class TorchView(ModuleType):
         super().__init__("torch", torch.__doc__)
         self._device = device
         self.cuda = Accelerator(device, described)
-        self.device = self._translate
+        self.device = _device_class(self._translate)
         for name in _FACTORIES:
             setattr(self, name, self._translated(getattr(torch, name)))
 
@@ -82,6 +83,19 @@ class TorchView(ModuleType):
             return factory(*args, **kwargs)
 
         return make
+
+
+def _device_class(translate: Callable[..., torch.device]) -> type:
+    """A class that makes devices as ``translate`` does, and whose instances are those of ``torch.device``."""
+
+    class DeviceType(type):
+        def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:
+            return translate(*args, **kwargs)
+
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, torch.device)
+
+    return DeviceType("device", (), {})
 
 
 def install(device: str, described: Device) -> None:

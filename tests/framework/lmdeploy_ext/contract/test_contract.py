@@ -219,6 +219,17 @@ def test_a_changed_body_under_a_patch(plant):
     assert only(report, "do_prefill_default").severity == "optional"
 
 
+def test_a_new_use_of_cuda_is_met_where_it_is_not_excused(plant):
+    new = "\n\ndef new():\n    torch.cuda.Event()\n    torch.cuda.Event()\n"
+    report = plant(
+        ("pytorch/engine/inputs_maker.py", "\nlogger = ", new + "\nlogger = "),
+        ("pytorch/backends/cuda/attention/__init__.py", "\nlogger = ", new + "\nlogger = "),
+    )
+    (found,) = report.drifts
+    assert (found.kind, found.severity) == ("new use of CUDA", "essential")
+    assert found.used == "lmdeploy.pytorch.engine.inputs_maker: torch.cuda.Event"
+
+
 def test_a_changed_body_under_a_class_of_ours(plant):
     report = plant(
         ("pytorch/backends/attention.py", "scale = 1.0 / (head_size**0.5)", "scale = 1.0 / head_size")

@@ -12,13 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.conversion import model_files
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_configs
 
 logger = logging.getLogger("dlinfer")
 
 _HEADS = ("lm_head.weight", "output_layer.weight", "output.weight")
 _EMBEDDINGS = ("embed_tokens.weight", "tok_embeddings.weight", "word_embeddings.weight")
 _ROWS = 1 << 12
-_INSIDE = ("text_config", "llm_config")
 
 
 def settle(hf_config: Any, folder: Path | None) -> None:
@@ -26,8 +26,7 @@ def settle(hf_config: Any, folder: Path | None) -> None:
 
     hf_config: transformers', changed in place. A folder that cannot be read is left to the checks of folders.
     """
-    parts = [hf_config, *(getattr(hf_config, name, None) for name in _INSIDE)]
-    tying = [part for part in parts if getattr(part, "tie_word_embeddings", False)]
+    tying = [part for part in language_configs(hf_config) if getattr(part, "tie_word_embeddings", False)]
     if not tying or folder is None or not folder.is_dir():
         return
     files = dict(_tables(folder))

@@ -10,6 +10,7 @@ from typing import Any
 from dlinfer.framework.lmdeploy_ext.checks.folder import quantisation
 from dlinfer.framework.lmdeploy_ext.checks.model import vision_support
 from dlinfer.framework.lmdeploy_ext.checks.model.speculation import PAIRS
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_configs
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 
 _DRAFT = "it drafts for speculative decoding, and is no model of its own"
@@ -77,8 +78,7 @@ def is_vision_language(config: dict[str, Any]) -> bool:
 
 def quantisation_of(config: Any) -> Iterator[tuple[dict[str, Any], Any]]:
     """(configuration, how it is quantised) of a configuration, and of the one of its language model inside it."""
-    for name in ("", "text_config", "llm_config", "language_config"):
-        part = config.get(name) if name else config
+    for part in language_configs(config):
         found = part.get("quantization_config") if isinstance(part, dict) else None
         if found:
             yield part, found

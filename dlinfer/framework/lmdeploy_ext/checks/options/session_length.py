@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_configs
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
 
@@ -33,9 +34,7 @@ def check(model_path: str, session_len: int | None, trust_remote_code: bool) -> 
     from lmdeploy.hf_configs import config_from_pretrained
 
     config = config_from_pretrained(model_path, trust_remote_code=trust_remote_code)
-    for name in ("language_config", "llm_config", "text_config"):
-        config = getattr(config, name, None) or config
-    check_config(config, session_len)
+    check_config(language_configs(config)[-1], session_len)
 
 
 def check_config(config: Any, session_len: int | None) -> None:

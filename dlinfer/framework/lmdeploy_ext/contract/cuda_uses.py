@@ -1,0 +1,57 @@
+"""Where LMDeploy's source says ``torch.cuda`` or names a 'cuda' device: new places may need the device view."""
+
+import ast
+from collections.abc import Iterator
+
+from dlinfer.framework.lmdeploy_ext.contract.drift import Drift
+from dlinfer.framework.lmdeploy_ext.contract.records import Record
+from dlinfer.framework.lmdeploy_ext.contract.source import Module, Tree, dotted, within
+from dlinfer.framework.lmdeploy_ext.device.view import COVERED
+
+EXCUSED = {
+    "lmdeploy.lite": "quantisation on CUDA, in whose place `dlinfer quantise` is",
+    "lmdeploy.turbomind": "another engine",
+    "lmdeploy.pytorch.backends.cuda": "layers of CUDA",
+    "lmdeploy.pytorch.kernels.cuda": "kernels of CUDA",
+    "lmdeploy.pytorch.third_party": "kernels of CUDA",
+    "lmdeploy.pytorch.tools": "no part of an engine",
+    "lmdeploy.pytorch.ray": "Ray is refused",
+    "lmdeploy.pytorch.engine.executor.ray_executor": "Ray is refused",
+    "lmdeploy.pytorch.engine.mp_engine.ray_engine": "Ray is refused",
+}
+"""Package or module -> why it never runs on a device of ours."""
+
+
+def uses(tree: Tree) -> dict[str, list[str]]:
+    """Module -> what it says of CUDA, without the modules that are excused."""
+    found = {}
+    for module in tree.holding("cuda"):
+        if not any(within(module.name, name) for name in EXCUSED):
+            found[module.name] = sorted({text for text, _ in _said(module)})
+    return {name: texts for name, texts in found.items() if texts}
+
+
+def compare(tree: Tree, record: Record) -> Iterator[Drift]:
+    """What modules say of CUDA and did not say in the recorded release."""
+    for name, texts in uses(tree).items():
+        module = tree.module(name)
+        assert module is not None, "the name comes from the tree"
+        for text, line in _said(module):
+            if text in texts and text not in record.cuda.get(name, ()):
+                texts.remove(text)  # one drift for each text
+                offered = f"covered by the device view: {COVERED.get(name, 'no')}"
+                step = "see that it runs on our device (device/view.py, device/accelerator.py), then record the release"
+                where = tree.where(module, line)
+                yield Drift("new use of CUDA", "essential", where, f"{name}: {text}", offered, step)
+
+
+def _said(module: Module) -> Iterator[tuple[str, int]]:
+    """(``torch.cuda.Event``, ``x.cuda``, ``'cuda'``; line) of a module, the longest name of each attribute alone."""
+    inner = {node.value for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute) and node not in inner:
+            name = dotted(node) or f".{node.attr}"
+            if "cuda" in name.split("."):
+                yield name, node.lineno
+        elif isinstance(node, ast.Constant) and str(node.value).partition(":")[0] == "cuda":
+            yield "'cuda'", node.lineno
