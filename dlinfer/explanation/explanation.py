@@ -177,7 +177,7 @@ _REASONS = {"generic_jump": "a branch that depends on the values of a tensor"}
 
 
 def _breaks(found: Sequence[tuple[str, str]]) -> list[GraphBreak]:
-    breaks = []
+    breaks: list[GraphBreak] = []
     for text, line in found:
         first, _, rest = text.strip().partition("\n")
         reason = _REASONS.get(first.partition(" ")[0], first)

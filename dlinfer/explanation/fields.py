@@ -30,11 +30,11 @@ class Facts:
     """
 
     model: str
-    graphs: list[GraphReport] = field(default_factory=list)
-    graph_breaks: list[GraphBreak] = field(default_factory=list)
+    graphs: list[GraphReport] = field(default_factory=list[GraphReport])
+    graph_breaks: list[GraphBreak] = field(default_factory=list[GraphBreak])
     seconds: float = 0.0
-    cache: dict[str, int] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
+    cache: dict[str, int] = field(default_factory=dict[str, int])
+    versions: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def recompiles(self) -> list[GraphReport]:

@@ -139,10 +139,7 @@ def table(rows: Iterable[tuple[str, str]], indent: str = "") -> list[str]:
     """Rows of a name and a text, the texts below each other."""
     all_rows = list(rows)
     width = max((len(name) for name, _ in all_rows), default=0)
-    lines = []
-    for name, text in all_rows:
-        lines.append(textwrap.indent(f"{name:<{width}}  {text}", indent))
-    return lines
+    return [textwrap.indent(f"{name:<{width}}  {text}", indent) for name, text in all_rows]
 
 
 def counts(given: dict[str, int]) -> str:

@@ -1,7 +1,7 @@
 """The Dynamo backend ``dlinfer``: what torch.compile(model, backend="dlinfer") calls with each graph."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import fx
@@ -22,16 +22,19 @@ from dlinfer.graph.report.policy import leave_graph
 from dlinfer.graph.report.report import FIRST_CALL, GraphReport, record
 from dlinfer.graph.torch_private import dynamo
 
+Compiled = Callable[..., Any]
+"""What Dynamo calls in the place of a graph."""
+
 _MODES = ("default", "reduce-overhead")
 
 
 def dlinfer_backend(
     graph_module: fx.GraphModule,
-    example_inputs: Sequence[Any],
+    example_inputs: Sequence[object],
     *,
     options: Mapping[str, Any] | CompileOptions | None = None,
     mode: str | None = None,
-) -> Callable[..., Any]:
+) -> Compiled:
     """Compile one graph of Dynamo's.
 
     options: see ``dlinfer.graph.options.CompileOptions``. mode: ``default``, or ``reduce-overhead``, which transformers
@@ -51,8 +54,8 @@ def dlinfer_backend(
 
 
 def _compile(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], options: CompileOptions
-) -> Callable[..., Any]:
+    graph_module: fx.GraphModule, example_inputs: Sequence[object], options: CompileOptions
+) -> Compiled:
     try:
         compiled, _ = compile_graph(graph_module, example_inputs, options)
     except CaptureError as error:
@@ -61,7 +64,7 @@ def _compile(
     return _or_eager(compiled, graph_module, options.policy) if compiled.apart else compiled
 
 
-def _or_eager(compiled: CompiledGraph, graph_module: fx.GraphModule, policy: str) -> Callable[..., Any]:
+def _or_eager(compiled: CompiledGraph, graph_module: fx.GraphModule, policy: str) -> Compiled:
     """The compiled graph, and under the fallback policy Dynamo's own for a call whose inputs share memory."""
 
     def run(*inputs: Any) -> Any:
@@ -76,7 +79,7 @@ def _or_eager(compiled: CompiledGraph, graph_module: fx.GraphModule, policy: str
 
 def compile_graph(
     graph_module: fx.GraphModule,
-    example_inputs: Sequence[Any],
+    example_inputs: Sequence[object],
     options: CompileOptions,
     *,
     keep_floats: bool = True,
@@ -100,7 +103,7 @@ def compile_graph(
 
 def _lowered(
     graph_module: fx.GraphModule,
-    example_inputs: Sequence[Any],
+    example_inputs: Sequence[object],
     engine: Engine,
     options: CompileOptions,
     keep_floats: bool,
@@ -121,7 +124,7 @@ def _lowered(
     return compiled
 
 
-def _refuse_gradients(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+def _refuse_gradients(graph_module: fx.GraphModule, example_inputs: Sequence[object]) -> None:
     """Raises InferenceOnlyError where an op records gradients, which the model's own ``no_grad`` and ``inference_mode``
     may rule out."""
     records, before = torch.is_grad_enabled(), dict[fx.Node, bool]()
@@ -134,23 +137,26 @@ def _refuse_gradients(graph_module: fx.GraphModule, example_inputs: Sequence[Any
             records = before[node.args[0]]
         elif records and node.op != "placeholder" and _has_gradient(node):
             inputs = zip(graph_module.graph.find_nodes(op="placeholder"), example_inputs, strict=True)
-            names = (one.name for one, value in inputs if getattr(value, "requires_grad", False))
+            names = (one.name for one, value in inputs if _requires_grad(value))
             raise InferenceOnlyError(what=next(names, node.name))
 
 
 def _has_gradient(node: fx.Node) -> bool:
-    results = tree_leaves(node.meta.get("example_value"))
-    return any(isinstance(result, torch.Tensor) and result.requires_grad for result in results)
+    return any(map(_requires_grad, tree_leaves(node.meta.get("example_value"))))
 
 
-def _values(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Iterator[Any]:
+def _requires_grad(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _values(graph_module: fx.GraphModule, example_inputs: Sequence[object]) -> Iterator[object]:
     """What a graph takes, then what it makes: one without inputs runs where its factories put their tensors."""
     yield from example_inputs
     yield from (node.meta.get("example_value") for node in graph_module.graph.nodes)
 
 
-def _raises(error: DlinferError) -> Callable[..., Any]:
-    def refused(*inputs: Any) -> Any:
+def _raises(error: DlinferError) -> Compiled:
+    def refused(*inputs: object) -> NoReturn:
         raise error.again()
 
     return refused

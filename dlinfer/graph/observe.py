@@ -84,16 +84,14 @@ def module_of(node: fx.Node) -> str:
 def held_bytes(compiled: CompiledGraph) -> int:
     """Bytes of the tensors that a compiled graph keeps besides its inputs: lifted constants, and copies of weights."""
     programs = [run for run in (compiled.program, *compiled.regions.values()) if isinstance(run, Program)]
-    memory = {
-        storage_id(value): value.untyped_storage().nbytes()
-        for program in programs
-        for value in program.constants.values()
-        if isinstance(value, torch.Tensor)  # and no branch of a torch.cond
-    }
-    return sum(memory.values())
+    constants: list[object] = [value for program in programs for value in program.constants.values()]
+    tensors = [
+        value for value in constants if isinstance(value, torch.Tensor)
+    ]  # and no branch of a torch.cond
+    return sum({storage_id(value): value.untyped_storage().nbytes() for value in tensors}.values())
 
 
-def _sizes(value: Any) -> tuple[str, ...]:
+def _sizes(value: object) -> tuple[str, ...]:
     return tuple(map(str, value.shape)) if isinstance(value, torch.Tensor) else ()
 
 

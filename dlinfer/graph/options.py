@@ -29,35 +29,29 @@ class CompileOptions:
 
     engine: str | None = None
     fallback: str | None = None
-    passes: Mapping[str, bool] = field(default_factory=dict)
+    passes: Mapping[str, bool] = field(default_factory=dict[str, bool])
     small_regions: str | None = None
     cache_dir: Path | None = None
-    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    engine_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         _one_of("fallback", self.fallback, (None, *settings.FALLBACK_POLICIES))
         _one_of("small_regions", self.small_regions, (None, *SMALL_REGIONS))
-        if self.engine is not None and not isinstance(self.engine, str):
-            raise CompileOptionError(option="engine", given=self.engine, expected="the name of an engine")
+        _is_a("engine", self.engine, (str, type(None)), "the name of an engine")
         if self.cache_dir is not None:
             object.__setattr__(self, "cache_dir", Path(self.cache_dir))
         self._check_passes()
-        if not isinstance(self.engine_options, Mapping):
-            raise CompileOptionError(
-                option="engine_options", given=self.engine_options, expected="a dict of name to value"
-            )
+        _is_a("engine_options", self.engine_options, Mapping, "a dict of name to value")
 
     def _check_passes(self) -> None:
         from dlinfer.graph.passes.registry import pass_names
 
         known = pass_names()
-        if not isinstance(self.passes, Mapping):
-            raise CompileOptionError(option="passes", given=self.passes, expected="a dict of name to bool")
-        for name, wanted in self.passes.items():
+        _is_a("passes", self.passes, Mapping, "a dict of name to bool")
+        for name, keeps in self.passes.items():
             if name not in known and "." not in str(name):
                 raise CompileOptionError(option="passes", given=name, expected="one of " + ", ".join(known))
-            if not isinstance(wanted, bool):
-                raise CompileOptionError(option=f"passes[{name!r}]", given=wanted, expected="True or False")
+            _is_a(f"passes[{name!r}]", keeps, bool, "True or False")
 
     @property
     def policy(self) -> str:
@@ -86,7 +80,7 @@ class CompileOptions:
     @property
     def disabled_passes(self) -> frozenset[str]:
         """Names of passes and fusion rules that are left out."""
-        return frozenset(name for name, wanted in self.passes.items() if not wanted)
+        return frozenset(name for name, keeps in self.passes.items() if not keeps)
 
     def identity(self) -> dict[str, str | bool]:
         """Every option but those that a key has fields for and ``cache_dir``, which changes no graph."""
@@ -120,7 +114,12 @@ def _value(text: str) -> str | bool | int | float:
     return text
 
 
-def _one_of(option: str, given: Any, allowed: tuple[Any, ...]) -> None:
+def _is_a(option: str, value: object, kind: type | tuple[type, ...], expected: str) -> None:
+    if not isinstance(value, kind):
+        raise CompileOptionError(option=option, given=value, expected=expected)
+
+
+def _one_of(option: str, given: object, allowed: tuple[object, ...]) -> None:
     if given not in allowed:
         raise CompileOptionError(
             option=option, given=given, expected="one of " + ", ".join(repr(item) for item in allowed)

@@ -19,7 +19,7 @@ from dlinfer.graph.functional.functionalize import Function, function_of, refusa
 from dlinfer.graph.ir import callee
 from dlinfer.graph.ir.dialect import is_compute, op_name
 from dlinfer.graph.ir.extract import Subgraph
-from dlinfer.graph.ir.program import Program, RegionRun, Step, constants_of, refer
+from dlinfer.graph.ir.program import Program, RegionRun, Step
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report import report
 from dlinfer.vendor.cpu.inductor import clusters
@@ -48,11 +48,7 @@ class StubEngine(Engine):
         calls = [node for node in graph.nodes if node.op == "call_function"]
         self.regions.append([op_name(node) for node in calls])
         steps = [Step.of(node, "kernel", callee.reference(node.target)) for node in calls]
-        inputs = [node.name for node in graph.find_nodes(op="placeholder")]
-        output = refer(graph.output_node().args[0])
-        name = region.graph_module._get_name()
-        program = Program(name, inputs, steps, output, self.resolve, constants_of(region.graph_module))
-        return CompiledRegion(program)
+        return CompiledRegion(Program.of(region.graph_module, steps, self.resolve))
 
     def identity(self, cache_dir: Path) -> str:
         return "stub"

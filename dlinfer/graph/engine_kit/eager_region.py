@@ -9,7 +9,7 @@ from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.ir import callee
 from dlinfer.graph.ir.dialect import STATIC, describe, fake, is_compute, is_size, model_line
 from dlinfer.graph.ir.extract import Subgraph
-from dlinfer.graph.ir.program import Program, Step, constants_of, refer
+from dlinfer.graph.ir.program import Program, Step
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.policy import leave_engine
 from dlinfer.ops.core.fallback import Fallback, settle
@@ -28,7 +28,7 @@ def eager_region(
     for a node with a reason of its own before others.
     """
     own = reasons or {}
-    refused = {}
+    refused: dict[str, str] = {}
     for node in sorted(_computing(region), key=lambda node: node.name not in own):
         refused[node.name] = own.get(node.name, reason)
         leave_engine(node, engine, refused[node.name], options.policy)
@@ -44,9 +44,7 @@ def eager_program(region: Subgraph) -> Program:
     steps = [
         step for node in calls for step in Step.laid_out(node, kinds[node], callee.reference(node.target))
     ]
-    inputs = [node.name for node in owner.graph.find_nodes(op="placeholder")]
-    output = refer(owner.graph.output_node().args[0])
-    return Program(owner._get_name(), inputs, steps, output, callee.resolve, constants_of(owner))
+    return Program.of(owner, steps, callee.resolve)
 
 
 def leave_for_a_call(region: Subgraph, engine: str, reason: str, policy: str) -> None:
@@ -54,7 +52,7 @@ def leave_for_a_call(region: Subgraph, engine: str, reason: str, policy: str) ->
 
     reason: why what was compiled is not right for the call's inputs. Raises GraphFallbackError under ``error``.
     """
-    name = region.graph_module._get_name()
+    name = region.name
 
     def refusal() -> GraphFallbackError:
         inputs = region.graph_module.graph.find_nodes(op="placeholder")

@@ -18,8 +18,10 @@ Shapes = Callable[[fx.Node], Iterable[Sequence[Any]]]
 
 
 _aten = torch.ops.aten
-_PRODUCTS = (_aten.linear, _aten.mm, _aten.bmm, _aten.matmul, _aten.mv, _aten.dot, _aten.vdot, _aten.addmm)
-_PRODUCTS += (_aten.addmv, _aten.baddbmm, ops.linear.overload.overloadpacket)
+_PRODUCTS = (
+    *(_aten.linear, _aten.mm, _aten.bmm, _aten.matmul, _aten.mv, _aten.dot, _aten.vdot, _aten.addmm),
+    *(_aten.addmv, _aten.baddbmm, ops.linear.overload.overloadpacket),
+)
 _FACTORS = ("mat1", "mat", "batch1", "input", "x", "self")
 
 

@@ -17,7 +17,7 @@ from dlinfer.graph.torch_private.symbols import fixed_size, plain_symbol
 SizeText = int | str
 
 _PLACE = re.compile(r"i(\d+)d(\d+)|n(\d+)", re.ASCII)
-_SCOPE = {
+_SCOPE: dict[str, object] = {
     "__builtins__": {},
     "min": min,
     "max": max,

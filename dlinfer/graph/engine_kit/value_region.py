@@ -73,7 +73,7 @@ class ValueRegion(RegionRun):
         self.lowered = lowered
         self.source = lowered.source
         self._region = region
-        self._name = region.graph_module._get_name()
+        self._name = region.name
         self._engine = engine
         self._policy = policy
         self._function = lowered.function

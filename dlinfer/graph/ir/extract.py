@@ -28,6 +28,11 @@ class Subgraph:
     outputs: tuple[fx.Node, ...]
     made: tuple[fx.Node, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """The name of its module, ``region_0``."""
+        return type(self.graph_module).__name__
+
 
 def extract(owner: fx.GraphModule, nodes: Sequence[fx.Node], name: str) -> Subgraph:
     """Copy ``nodes``, given in the order they are to run in, into a graph of their own."""
@@ -125,7 +130,7 @@ def _node_of(owner: fx.GraphModule, symbol: Any) -> fx.Node:
         if node.op == "call_function" and plain_symbol(fake(node)) == symbol:
             return node
     raise CaptureError(
-        reason=f"no input has the size {symbol} itself, only expressions of it", line=owner._get_name()
+        reason=f"no input has the size {symbol} itself, only expressions of it", line=type(owner).__name__
     )
 
 

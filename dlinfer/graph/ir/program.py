@@ -200,6 +200,20 @@ class Program(RegionRun):
         exec(compile(self.source, self.filename, "exec"), scope)  # a program written as source is the point
         self._run: Callable[..., tuple[Any, ...]] = scope["run"]
 
+    @classmethod
+    def of(
+        cls,
+        owner: fx.GraphModule,
+        steps: Sequence[Step],
+        resolve: Callable[[str], Function],
+        join: Join | None = None,
+        name: str = "",
+    ) -> "Program":
+        """The steps with the inputs, outputs and constants of the graph that they compute. name: else the module's."""
+        inputs = [node.name for node in owner.graph.find_nodes(op="placeholder")]
+        output = refer(owner.graph.output_node().args[0])
+        return cls(name or type(owner).__name__, inputs, steps, output, resolve, constants_of(owner), join)
+
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         try:
             return self._run(*inputs)

@@ -34,9 +34,9 @@ class CompiledGraph:
     requirement: Requirement
     regions: Mapping[str, RegionRun] = field(default_factory=dict[str, RegionRun])
     parts: dict[str, CompiledRegion] = field(default_factory=dict[str, CompiledRegion])
-    kv_layouts: dict[str, str] = field(default_factory=dict)
+    kv_layouts: dict[str, str] = field(default_factory=dict[str, str])
     resolved: tuple[int, ...] = ()
-    apart: Apart = field(default_factory=list)
+    apart: Apart = field(default_factory=list[tuple[list[int], list[int]]])
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Raises TorchStateChangedError, KVLayoutChangedError, SharedMemoryError, and what the program raises."""

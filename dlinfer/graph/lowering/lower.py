@@ -19,7 +19,7 @@ from dlinfer.graph.ir.dialect import (
 from dlinfer.graph.ir.extract import Subgraph, extract
 from dlinfer.graph.ir.flops import flops_of
 from dlinfer.graph.ir.global_state import Requirement
-from dlinfer.graph.ir.program import Program, Step, constants_of, refer
+from dlinfer.graph.ir.program import Program, Step, refer
 from dlinfer.graph.lowering.apart import apart_of
 from dlinfer.graph.lowering.compiled import CompiledGraph, resolver
 from dlinfer.graph.lowering.kv_layouts import kv_layouts_of
@@ -109,15 +109,10 @@ def _assemble(
         outputs = tuple(node.name for node in region.outputs)
         steps.append(Step(outputs, "region", f"region {name}", refer(region.inputs), {}, ""))
     emit(lambda report: _fill(report, graph_module.graph, divided, engine, placement, parts))
-    output = refer(graph_module.graph.output_node().args[0])
-    inputs = [node.name for node in graph_module.graph.find_nodes(op="placeholder")]
-    constants = constants_of(graph_module)
-    regions = {name: compiled.run for name, compiled in parts.items()}
-    program = Program("graph", inputs, first + steps, output, resolver(regions), constants)
-    requirement = Requirement.of(graph_module.graph)
-    graph = graph_module.graph
-    layouts, apart = kv_layouts_of(graph), apart_of(graph)
-    return CompiledGraph(engine, program, requirement, regions, parts, layouts, apart=apart)
+    graph, regions = graph_module.graph, {name: compiled.run for name, compiled in parts.items()}
+    program = Program.of(graph_module, first + steps, resolver(regions), name="graph")
+    requirement, layouts = Requirement.of(graph), kv_layouts_of(graph)
+    return CompiledGraph(engine, program, requirement, regions, parts, layouts, apart=apart_of(graph))
 
 
 def _compiled(

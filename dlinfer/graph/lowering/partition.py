@@ -20,7 +20,7 @@ class Part:
     """Nodes that run together: in the engine, or eagerly one by one."""
 
     in_engine: bool
-    nodes: list[fx.Node] = field(default_factory=list)
+    nodes: list[fx.Node] = field(default_factory=list[fx.Node])
 
 
 @dataclass
@@ -44,7 +44,7 @@ def partition(graph: fx.Graph, engine: Engine, *, keep_small: bool) -> Partition
         left = [node for node in here if node in refusals]
         parts += [Part(True, taken)] if taken else []
         parts += [Part(False, left)] if left else []
-    too_small = []
+    too_small: list[tuple[list[fx.Node], str]] = []
     for part in parts:
         reason = engine.entry_cost(part.nodes) if part.in_engine and not keep_small else None
         if reason is not None:

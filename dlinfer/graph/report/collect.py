@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -13,7 +13,7 @@ _current: ContextVar[GraphReport | None] = ContextVar("_current", default=None)
 
 
 @contextmanager
-def collecting(report: GraphReport) -> Iterator[None]:
+def collecting(report: GraphReport) -> Generator[None]:
     """Let ``report`` collect what this thread emits inside the block."""
     token = _current.set(report)
     try:
@@ -34,7 +34,7 @@ def emit(fill: Callable[[GraphReport], object]) -> None:
 
 
 @contextmanager
-def timed(stage: str) -> Iterator[None]:
+def timed(stage: str) -> Generator[None]:
     """Add the seconds of a block to a stage of the report."""
     start = time.perf_counter()
     yield

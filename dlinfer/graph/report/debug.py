@@ -48,7 +48,7 @@ def show_placement(report: GraphReport) -> None:
 
 def text_of(graph_module: fx.GraphModule) -> str:
     """A graph as text, a node a line: its name, its result, what it calls with what."""
-    lines = []
+    lines: list[str] = []
     for node in graph_module.graph.nodes:
         if node.op == "output":
             lines.append(f"return {node.args[0]}")

@@ -92,9 +92,9 @@ class RegionReport:
     engine: str
     nodes: int
     reason: str = ""
-    clusters: list[ClusterReport] = field(default_factory=list)
+    clusters: list[ClusterReport] = field(default_factory=list[ClusterReport])
     source: str = ""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list[str])
 
 
 @dataclass
@@ -119,15 +119,15 @@ class GraphReport:
     variant: tuple[str, ...] = ()
     captured: str = ""
     lowered: str = ""
-    passes: list[PassReport] = field(default_factory=list)
-    inputs: list[InputReport] = field(default_factory=list)
-    nodes: list[NodeReport] = field(default_factory=list)
+    passes: list[PassReport] = field(default_factory=list[PassReport])
+    inputs: list[InputReport] = field(default_factory=list[InputReport])
+    nodes: list[NodeReport] = field(default_factory=list[NodeReport])
     outputs: tuple[str, ...] = ()
-    regions: list[RegionReport] = field(default_factory=list)
-    symbols: dict[str, str] = field(default_factory=dict)
-    guards: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    memory: dict[str, int] = field(default_factory=dict)
+    regions: list[RegionReport] = field(default_factory=list[RegionReport])
+    symbols: dict[str, str] = field(default_factory=dict[str, str])
+    guards: list[str] = field(default_factory=list[str])
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    memory: dict[str, int] = field(default_factory=dict[str, int])
     refused: str = ""
     not_loaded: str = ""
 
@@ -158,14 +158,6 @@ class GraphReport:
         """Floating-point operations of products at one place."""
         return sum(node.flops for node in self.placed(place))
 
-    def fired(self) -> dict[str, int]:
-        """Fusion rule or edit -> how often."""
-        counts: dict[str, int] = {}
-        for report in self.passes:
-            for edit in report.edits:
-                counts[edit.what] = counts.get(edit.what, 0) + 1
-        return counts
-
     def rules(self) -> dict[str, int]:
         """Fusion rule -> how often it fired, without those that never did."""
         plain = (REMOVE_NOOPS.name, CSE.name, DCE.name)
@@ -173,9 +165,8 @@ class GraphReport:
 
     def kernels(self) -> dict[str, int]:
         """Kernel -> how many nodes it runs, the most frequent first."""
-        return _counted(
-            node.how.removeprefix("kernel ") for node in self.nodes if node.how.startswith("kernel ")
-        )
+        how = (node.how.removeprefix("kernel ") for node in self.nodes if node.how.startswith("kernel "))
+        return dict(Counter(how).most_common())
 
     def refusals(self) -> dict[tuple[str, str], list[NodeReport]]:
         """(op, reason) -> the nodes that run eagerly for it."""
@@ -189,29 +180,26 @@ class GraphReport:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, given: dict[str, Any]) -> "GraphReport":
-        """What ``to_dict`` gave, also after a way through JSON."""
-        passes = [{**item, "edits": [_edit(edit) for edit in item["edits"]]} for item in given["passes"]]
-        regions = [
-            {**item, "clusters": [ClusterReport(**c) for c in item["clusters"]]} for item in given["regions"]
-        ]
-        made = {
-            "variant": tuple(given["variant"]),
-            "outputs": tuple(given["outputs"]),
-            "passes": [PassReport(**item) for item in passes],
-            "inputs": [InputReport(**{**item, "sizes": tuple(item["sizes"])}) for item in given["inputs"]],
-            "nodes": [NodeReport(**{**item, "reads": tuple(item["reads"])}) for item in given["nodes"]],
-            "regions": [RegionReport(**item) for item in regions],
+    def from_dict(cls, data: dict[str, Any]) -> "GraphReport":
+        """Read what ``to_dict`` gave, also after a way through JSON."""
+        typed: dict[str, Any] = {
+            "variant": tuple(data["variant"]),
+            "outputs": tuple(data["outputs"]),
+            "passes": [
+                PassReport(**item | {"edits": list(map(_edit, item["edits"]))}) for item in data["passes"]
+            ],
+            "inputs": [InputReport(**item | {"sizes": tuple(item["sizes"])}) for item in data["inputs"]],
+            "nodes": [NodeReport(**item | {"reads": tuple(item["reads"])}) for item in data["nodes"]],
+            "regions": [
+                RegionReport(**item | {"clusters": [ClusterReport(**one) for one in item["clusters"]]})
+                for item in data["regions"]
+            ],
         }
-        return cls(**{**given, **made})
+        return cls(**data | typed)
 
 
-def _edit(given: dict[str, Any]) -> Edit:
-    return Edit(given["what"], tuple(given["removed"]), tuple(given["added"]), given["line"])
-
-
-def _counted(words: Iterable[str]) -> dict[str, int]:
-    return dict(Counter(words).most_common())
+def _edit(data: dict[str, Any]) -> Edit:
+    return Edit(data["what"], tuple(data["removed"]), tuple(data["added"]), data["line"])
 
 
 _lock = threading.Lock()

@@ -82,7 +82,7 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
 
     def lower(self, function: Function, options: OpenVINOOptions, policy: str) -> Lowered:
         """The function as a model whose weights are still parameters."""
-        template = template_of(function, function.graph_module._get_name())
+        template = template_of(function, type(function.graph_module).__name__)
         if (reason := template.misfit(options)) is not None:
             raise RefusedError(reason)
         precision = template.precision if options.precision == "model" else options.precision

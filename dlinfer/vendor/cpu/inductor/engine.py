@@ -24,7 +24,7 @@ from dlinfer.graph.ir.dialect import (
 )
 from dlinfer.graph.ir.extract import Subgraph, extract_with_outputs
 from dlinfer.graph.ir.layout import is_contiguous
-from dlinfer.graph.ir.program import Function, Program, Step, constants_of, refer
+from dlinfer.graph.ir.program import Function, Program, Step, refer
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.report.policy import leave_engine
@@ -110,17 +110,12 @@ class InductorEngine(Engine):
                 steps += calls
                 if kind == "kernel" and item.name not in result.refused:
                     result.placement[item.name] = f"kernel {reference}"
-        nodes = owner.graph.nodes
-        placeholders = [node for node in nodes if node.op == "placeholder"]
-        inputs = [node.name for node in placeholders]
+        placeholders = owner.graph.find_nodes(op="placeholder")
         written = [node for node in placeholders if not uncounted.isdisjoint(storages(node))]
         if written:
             first.insert(0, Step((), "size", COUNT_WRITES, (refer(written),), {}, ""))
         steps = first + in_own_memory(owner.graph, steps)
-        output = refer(owner.graph.output_node().args[0])
-        program = Program(
-            owner._get_name(), inputs, steps, output, self.resolve, constants_of(owner), self.join
-        )
+        program = Program.of(owner, steps, self.resolve, self.join)
         return CompiledRegion(program, result.placement, result.refused, result.clusters)
 
     def _kernel(self, node: fx.Node, folder: Path, result: _Notes, options: CompileOptions) -> str:
