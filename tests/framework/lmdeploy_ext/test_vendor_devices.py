@@ -59,7 +59,7 @@ def test_without_its_torch_package_a_vendor_says_so(ask, vendor, package, monkey
     monkeypatch.setitem(discovery._loaded, vendor.name, vendor)
     monkeypatch.setattr(discovery, "names", lambda: [vendor.name, "cpu", "reference"])
     monkeypatch.setattr(activation, "_active", None)  # whatever ran before in this process
-    said = rf"'{vendor.name}'.*{package} is not installed.*docs/(installing|{vendor.name})\.md"
+    said = rf"'{vendor.name}'.*{package} is not installed.*docs/(start/install|vendors/{vendor.name})\.md"
     with pytest.raises(VendorUnavailableError, match=said):
         ask(vendor.name)
     assert vendor.name not in vendor_devices.usable()
