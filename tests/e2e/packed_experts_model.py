@@ -19,8 +19,8 @@ from examples.tiny_models.build import REFERENCE, STAMP
 from examples.tiny_models.families import FAMILIES, STOP_IDS
 from tests.e2e import packed_model
 from tests.e2e.packed_model import Method
-from tests.framework.lmdeploy_ext import conversion_files
-from tests.framework.lmdeploy_ext.conversion_files import INT4, compressed
+from tests.framework.lmdeploy_ext.conversion import conversion_files
+from tests.framework.lmdeploy_ext.conversion.conversion_files import INT4, compressed
 
 _ROUTERS = ["lm_head", "re:.*gate$"]
 _AWQ: dict[str, Any] = {

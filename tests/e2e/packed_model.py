@@ -16,8 +16,8 @@ from torch import Tensor
 from examples.tiny_models import tokenizer
 from examples.tiny_models.build import REFERENCE, STAMP, TEXT
 from examples.tiny_models.families import COMMON, STOP_IDS
-from tests.framework.lmdeploy_ext import conversion_files
-from tests.framework.lmdeploy_ext.conversion_files import GPTQ, INT4, compressed, words
+from tests.framework.lmdeploy_ext.conversion import conversion_files
+from tests.framework.lmdeploy_ext.conversion.conversion_files import GPTQ, INT4, compressed, words
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from examples.tiny_models import tokenizer
 from examples.tiny_models.families import COMMON, STOP_IDS
-from tests.framework.lmdeploy_ext.conversion_files import (
+from tests.framework.lmdeploy_ext.conversion.conversion_files import (
     BLOCKS,
     FP8_INPUTS,
     INT8,
@@ -23,7 +23,7 @@ from tests.framework.lmdeploy_ext.conversion_files import (
     STATIC,
     compressed,
 )
-from tests.framework.lmdeploy_ext.conversion_files import FP8 as FLOAT8
+from tests.framework.lmdeploy_ext.conversion.conversion_files import FP8 as FLOAT8
 
 FP8, BLOCK = torch.float8_e4m3fn, 128
 

@@ -145,14 +145,14 @@ MUTATIONS = (
         "dlinfer/framework/lmdeploy_ext/layers/positions/rotary.py",
         "slowed = torch.where(wavelengths > long_wave, frequencies / factor, frequencies)",
         "slowed = frequencies",
-        ("tests/framework/lmdeploy_ext/test_rotary.py",),
+        ("tests/framework/lmdeploy_ext/layers/positions/test_rotary.py",),
     ),
     Mutation(
         "a window of w shows w + 1 keys",
         "dlinfer/framework/lmdeploy_ext/layers/positions/windows.py",
         "return (sliding_window - 1, 0) if",
         "return (sliding_window, 0) if",
-        ("tests/framework/lmdeploy_ext/test_windows.py",),
+        ("tests/framework/lmdeploy_ext/layers/positions/test_windows.py",),
     ),
     Mutation(
         "a min_p of 2 reaches LMDeploy's assertion",
@@ -187,6 +187,6 @@ MUTATIONS = (
         "dlinfer/framework/lmdeploy_ext/layers/attention.py",
         "if meta.is_prefill_no_cache and not quantised:",
         "if meta.is_prefill_no_cache:",
-        ("tests/framework/lmdeploy_ext/test_kv_quantisation.py", "-k", "holds"),
+        ("tests/framework/lmdeploy_ext/layers/quantised/test_kv_quantisation.py", "-k", "holds"),
     ),
 )

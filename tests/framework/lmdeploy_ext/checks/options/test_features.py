@@ -26,7 +26,7 @@ from lmdeploy.serve.core import AsyncEngine
 
 from dlinfer.errors import DeviceConflictError, UnknownVendorError, UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.device import activation
-from tests.framework.lmdeploy_ext.attention_specs import paged_spec
+from tests.framework.lmdeploy_ext.layers.attention_specs import paged_spec
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from dlinfer.framework.lmdeploy_ext.layers.attention import (
     last_slots,
     step_metadata,
 )
-from tests.framework.lmdeploy_ext.attention_specs import HEADS, KV_HEADS, SIZE, paged_spec
+from tests.framework.lmdeploy_ext.layers.attention_specs import HEADS, KV_HEADS, SIZE, paged_spec
 
 BLOCK = 16
 

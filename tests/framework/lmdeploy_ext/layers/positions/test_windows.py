@@ -10,7 +10,7 @@ import transformers
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.layers.attention import PagedAttention
 from dlinfer.framework.lmdeploy_ext.layers.positions import windows
-from tests.framework.lmdeploy_ext.attention_specs import paged_spec
+from tests.framework.lmdeploy_ext.layers.attention_specs import paged_spec
 
 TOKENS, LAYERS = 24, 4
 TINY = {

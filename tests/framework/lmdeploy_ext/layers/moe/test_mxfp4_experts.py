@@ -22,7 +22,7 @@ from dlinfer.framework.lmdeploy_ext.layers.moe.mxfp4_experts import (
 from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
 from dlinfer.ops.quantised.packing import MXFP4
 from tests.e2e import packed_model
-from tests.framework.lmdeploy_ext import conversion_files
+from tests.framework.lmdeploy_ext.conversion import conversion_files
 
 CONFIG = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 MODEL: dict[str, Any] = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"}

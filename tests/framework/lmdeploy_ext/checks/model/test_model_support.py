@@ -123,7 +123,7 @@ def test_fields_of_glm4v_where_transformers_does_not_read_them_are_refused():
 
 
 def test_the_table_of_the_docs_names_every_served_model():
-    page = (Path(__file__).parents[3] / "docs" / "guides" / "images.md").read_text()
+    page = (Path(__file__).parents[5] / "docs" / "guides" / "images.md").read_text()
     assert set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE)) == set(SERVED_VISION)
 
 

@@ -17,8 +17,8 @@ from dlinfer.framework.lmdeploy_ext.layers.attention import PagedAttention
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
 from dlinfer.vendor import discovery
 from dlinfer.vendor.base import Probe, Vendor
-from tests.framework.lmdeploy_ext.attention_specs import KV_HEADS, SIZE, paged_spec
-from tests.framework.lmdeploy_ext.test_attention import BLOCK, Step
+from tests.framework.lmdeploy_ext.layers.attention_specs import KV_HEADS, SIZE, paged_spec
+from tests.framework.lmdeploy_ext.layers.test_attention import BLOCK, Step
 from tests.ops.test_quantised_kv_cache import POLICIES, new_caches, read
 
 
@@ -165,7 +165,7 @@ def test_models_that_a_policy_cannot_hold(policy: int, given: tuple[int | None, 
 # --- sizes
 
 
-PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "kv_cache.md").read_text()
+PAGE = (Path(__file__).parents[5] / "docs" / "guides" / "kv_cache.md").read_text()
 BYTES = [tuple(map(int, row)) for row in re.findall(r"^\| (\d+) \| .* \| (\d+) \|$", PAGE, re.MULTILINE)]
 
 

@@ -19,7 +19,7 @@ from dlinfer.framework.lmdeploy_ext.checks.folder.quantisation import W8A8_SERVE
 from dlinfer.framework.lmdeploy_ext.checks.model.model_support import check_support
 from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of
 from dlinfer.ops.quantised.packing import AWQ
-from tests.framework.lmdeploy_ext.conversion_files import (
+from tests.framework.lmdeploy_ext.conversion.conversion_files import (
     BLOCKS,
     FP8,
     FP8_INPUTS,

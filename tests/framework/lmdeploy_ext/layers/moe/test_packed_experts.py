@@ -27,7 +27,7 @@ from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
 from dlinfer.ops.core.samples import SampleMaker
 from dlinfer.ops.quantised.packing import AWQ
 from tests.e2e import packed_experts_model
-from tests.framework.lmdeploy_ext.conversion_files import (
+from tests.framework.lmdeploy_ext.conversion.conversion_files import (
     GPTQ,
     INT4,
     INT8,

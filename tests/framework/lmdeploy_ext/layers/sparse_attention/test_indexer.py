@@ -24,7 +24,7 @@ from dlinfer.framework.lmdeploy_ext.layers.sparse_attention.attention import Spa
 from dlinfer.framework.lmdeploy_ext.layers.sparse_attention.indexer import Indexer
 from dlinfer.framework.lmdeploy_ext.preflight import model
 from examples.tiny_models.build import build
-from tests.framework.lmdeploy_ext.attention_specs import paged_spec
+from tests.framework.lmdeploy_ext.layers.attention_specs import paged_spec
 
 HEADS, SIZE, ROPE, BLOCK, EPS = 5, 12, 8, 4, 1e-6
 LATENT, QUERIES = 6, 3  # of the attention: numbers of a latent, and heads of queries
