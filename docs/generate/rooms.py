@@ -50,7 +50,7 @@ PLACES = {
     "lowering": (5, 2),
     "observe": (6, 2),
     "backend": (7, 2),
-    "direct": (8, 1),
+    "bound_call": (8, 1),
 }
 STYLE = """
   .page { fill: #ffffff } .band { fill: #f3f5f8; stroke: #8a94a3 } .room { fill: #ffffff; stroke: #4a6fa5 }

@@ -35,7 +35,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.observe": "graph.torch_private graph.ir graph.report graph.capture graph.lowering",
     "dlinfer.graph.backend": "errors graph.torch_private graph.ir graph.report graph.options "
     "graph.engine graph.capture graph.lowering graph.observe",
-    "dlinfer.graph.direct": "errors settings vendor graph.torch_private graph.ir graph.interface "
+    "dlinfer.graph.bound_call": "errors settings vendor graph.torch_private graph.ir graph.interface "
     "graph.debug graph.report graph.options graph.engine graph.cache graph.lowering graph.backend",
     "dlinfer.explanation": "dlinfer errors graph.torch_private graph.ir graph.report graph.options "
     "graph.cache graph.backend",
@@ -63,7 +63,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext.vision": "errors framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.faults.models",
     "dlinfer.framework.lmdeploy_ext.running": "errors utils settings vendor graph.torch_private "
-    "graph.report graph.options graph.engine graph.direct framework framework.lmdeploy_ext.errors "
+    "graph.report graph.options graph.engine graph.bound_call framework framework.lmdeploy_ext.errors "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.sampling framework.lmdeploy_ext.layers "
     "framework.lmdeploy_ext.vision",
     "dlinfer.framework.lmdeploy_ext.checks": "errors framework framework.lmdeploy_ext.versions "
@@ -97,9 +97,9 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.mindie_ext.batch": "errors framework.mindie_ext.errors framework.mindie_ext.sampling",
     "dlinfer.framework.mindie_ext.adapters": "errors ops framework.mindie_ext.errors",
     "dlinfer.framework.mindie_ext.parallel": "errors vendor framework.mindie_ext.errors",
-    "dlinfer.framework.mindie_ext.model": "errors settings vendor ops graph.torch_private graph.report graph.direct "
-    "framework.transformers_ext framework.mindie_ext.errors framework.mindie_ext.config framework.mindie_ext.adapters "
-    "framework.mindie_ext.parallel",
+    "dlinfer.framework.mindie_ext.model": "errors settings vendor ops graph.torch_private "
+    "graph.report graph.bound_call framework.transformers_ext framework.mindie_ext.errors "
+    "framework.mindie_ext.config framework.mindie_ext.adapters framework.mindie_ext.parallel",
     "dlinfer.framework.mindie_ext.cache": "errors vendor framework.mindie_ext.errors framework.mindie_ext.model",
     "dlinfer.framework.mindie_ext": "framework.mindie_ext.errors framework.mindie_ext.config "
     "framework.mindie_ext.sampling "

@@ -1,4 +1,4 @@
-"""The ways by which a program reaches an engine: torch.compile, an artifact, a saved one, a direct call."""
+"""The ways by which a program reaches an engine: torch.compile, an artifact, a saved one, a bound call."""
 
 import contextlib
 import tempfile
@@ -19,7 +19,7 @@ from dlinfer.errors import (
     KVLayoutChangedError,
     TorchStateChangedError,
 )
-from dlinfer.graph.direct.call import DirectCall, capture_call
+from dlinfer.graph.bound_call.call import BoundCall, capture_call
 from dlinfer.graph.lowering.apart import SharedMemoryError
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report import report
@@ -84,7 +84,7 @@ class _Direct:
 
     def __init__(self, program: Program, model: torch.nn.Module, engine: str) -> None:
         self.program, self.model, self.engine = program, model, engine
-        self.call: DirectCall | None = None
+        self.call: BoundCall | None = None
 
     def __call__(self, arguments: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         for one in self.program.of_role("argument"):

@@ -110,7 +110,7 @@ _DOORS = {
     "compile": """    run = torch.compile(model, backend="dlinfer", dynamic={dynamic}, options={options})
     return lambda given: run(**given)
 """,
-    "direct": """    from dlinfer.graph.direct.call import capture_call
+    "direct": """    from dlinfer.graph.bound_call.call import capture_call
     from dlinfer.graph.options import CompileOptions
     from dlinfer.graph.torch_private.dynamo import mark_unbacked
 
@@ -164,7 +164,7 @@ def script(program: Program, engine: str, why: str) -> str:
         dynamic=program.dynamic, options=options, named=named, shapes=_shapes(program)
     )
     text += "\n\n"
-    # A direct call's results are laid out as for contiguous arguments.
+    # A bound call's results are laid out as for contiguous arguments.
     read = "contiguous(one)" if program.door == "direct" else "one"
     text += "def eagerly(model):\n"
     text += f"    return lambda given: model(**{{name: {read} for name, one in given.items()}})\n\n"

@@ -170,3 +170,34 @@ def test_safetensors_loads_damaged_weights_in_silence(tmp_path):
     data[-1] ^= 0x40
     path.write_bytes(data)
     assert not torch.equal(tools.load_file(path)["weight"], Scaled().weight)
+
+
+def flagged(x: Tensor, double: bool) -> Tensor:
+    return x * 2 if double else x * 3
+
+
+def test_without_guards_another_flag_runs_the_first_ones_graph():
+    options = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+    compiled = torch.compile(flagged, backend="eager", fullgraph=True, options=options)
+    x = torch.ones(3)
+    assert torch.equal(compiled(x, True), compiled(x, False))
+    ahead: Any = torch.compile(flagged, backend="inductor", fullgraph=True)
+    ahead = ahead.aot_compile(((x, True), {}))
+    ahead.disable_guard_check()
+    assert torch.equal(ahead(x, True), ahead(x, False))
+
+
+def test_aot_compile_wants_classes_at_the_top_level_of_a_module():
+    class Local(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) * 2
+
+    compiled: Any = torch.compile(Local(3, 3).forward, backend="inductor", fullgraph=True)
+    with torch.no_grad(), pytest.raises(TypeError, match="defined in local scope"):
+        compiled.aot_compile(((torch.ones(2, 3),), {}))
+
+
+def test_sympify_evaluates_python():
+    import sympy
+
+    assert sympy.sympify("__import__('math').floor(2.5)") == 2

@@ -134,11 +134,11 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "a direct call does not notice an exchanged weight or cache",
-        "dlinfer/graph/direct/binding.py",
+        "a bound call does not notice an exchanged weight or cache",
+        "dlinfer/graph/bound_call/binding.py",
         'checks.append("live != copies")',
         "pass",
-        ("tests/graph/direct/test_binding.py",),
+        ("tests/graph/bound_call/test_binding.py",),
     ),
     Mutation(
         "Llama 3's long waves are not slowed down",

@@ -1,6 +1,6 @@
 """The key of compiled code: everything that it depends on, in named fields.
 
-Clusters, direct calls and an engine's own models have keys of this one form. An entry is stored under a digest of the
+Clusters, bound calls and an engine's own models have keys of this one form. An entry is stored under a digest of the
 key's canonical text, together with the text, so a miss can name the field that differs.
 """
 

@@ -1,6 +1,6 @@
 """The interface of a compiled graph, and the check of a call's values as generated Python.
 
-Artifacts and sessions use ``Interface.bind``, which checks a whole call. Direct calls write ``mismatches`` and
+Artifacts and sessions use ``Interface.bind``, which checks a whole call. Bound calls write ``mismatches`` and
 ``as_taken`` into a function of their own, which also reads the values.
 """
 

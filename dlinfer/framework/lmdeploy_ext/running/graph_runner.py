@@ -24,8 +24,8 @@ from dlinfer.framework.lmdeploy_ext.layers import lora
 from dlinfer.framework.lmdeploy_ext.running.graph_identity import model_identity
 from dlinfer.framework.lmdeploy_ext.running.graph_output_rows import ForwardOfKeptRows, kept_rows
 from dlinfer.framework.lmdeploy_ext.vision import parts
-from dlinfer.graph.direct.call import DirectCall
-from dlinfer.graph.direct.store import compile_call
+from dlinfer.graph.bound_call.call import BoundCall
+from dlinfer.graph.bound_call.store import compile_call
 from dlinfer.graph.engine import find_engine
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.policy import leave_graph
@@ -242,7 +242,7 @@ class CompiledRunner(GraphRunner):
         """Called when LMDeploy sleeps or ends: let go of what the compiled calls hold of the caches."""
         super().reset()
         for call in self._calls.values():
-            if isinstance(call, DirectCall):
+            if isinstance(call, BoundCall):
                 call.unbind()
 
     def _compile(

@@ -18,8 +18,8 @@ from dlinfer import settings
 from dlinfer.errors import CaptureError
 from dlinfer.framework.mindie_ext.model.paged_model import PagedModel
 from dlinfer.framework.transformers_ext import Pages
-from dlinfer.graph.direct.call import DirectCall
-from dlinfer.graph.direct.store import compile_call
+from dlinfer.graph.bound_call.call import BoundCall
+from dlinfer.graph.bound_call.store import compile_call
 from dlinfer.graph.report.policy import leave_graph
 from dlinfer.graph.torch_private.dynamo import mark_unbacked
 
@@ -52,7 +52,7 @@ class CompiledModel:
     def unbind(self) -> None:
         """Forget the graphs' hold of the caches: they are to be compiled for others."""
         for call in self._calls.values():
-            if isinstance(call, DirectCall):
+            if isinstance(call, BoundCall):
                 call.unbind()
 
     def forget(self) -> None:

@@ -1,12 +1,12 @@
-"""Constants of a direct call: arguments, flags, numbers, globals and hooks that change are refused by name."""
+"""Constants of a bound call: arguments, flags, numbers, globals and hooks that change are refused by name."""
 
 import pytest
 import torch
 from torch import nn
 
 from dlinfer.errors import ArtifactInputError, CaptureError
-from dlinfer.graph.direct.call import capture_call
-from dlinfer.graph.direct.constants import receiver_of
+from dlinfer.graph.bound_call.call import capture_call
+from dlinfer.graph.bound_call.constants import receiver_of
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.torch_private.dynamo import mark_fixed
 from tests.graph.compiling import StubEngine, use_engine

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dlinfer.errors import ArtifactInputError, CaptureError
-from dlinfer.graph.direct.call import capture_call
+from dlinfer.graph.bound_call.call import capture_call
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.torch_private.dynamo import mark_fixed, mark_unbacked
 

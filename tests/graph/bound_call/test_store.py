@@ -11,9 +11,9 @@ from dlinfer import settings
 from dlinfer.errors import CaptureError
 from dlinfer.explanation.fields import Facts
 from dlinfer.explanation.text import text_of
+from dlinfer.graph.bound_call import store as bound_store
+from dlinfer.graph.bound_call.store import CallStore, compile_call
 from dlinfer.graph.cache import disk
-from dlinfer.graph.direct import store as direct_store
-from dlinfer.graph.direct.store import CallStore, compile_call
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report import report
 from dlinfer.graph.torch_private import dynamo
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("graph_mode")
 def engine(monkeypatch):
     chosen = StubEngine()
     monkeypatch.setattr("dlinfer.graph.backend.find_engine", lambda name, device: chosen)
-    monkeypatch.setattr(direct_store, "find_engine", lambda name, device: chosen)
+    monkeypatch.setattr(bound_store, "find_engine", lambda name, device: chosen)
     return chosen
 
 
@@ -72,7 +72,7 @@ def test_the_second_time_it_comes_from_disk(folder, monkeypatch):
     def captures(*args, **kwargs):
         raise AssertionError("captured again")
 
-    monkeypatch.setattr(direct_store, "capture_call", captures)
+    monkeypatch.setattr(bound_store, "capture_call", captures)
     second, again, stored = compile_call(
         model, arguments(), identity="model 1", steady=STEADY, options=folder
     )

@@ -1,4 +1,4 @@
-"""What a direct call holds is compared at each call, what changes is checked, and threads never mix two bindings."""
+"""What a bound call holds is compared at each call, what changes is checked, and threads never mix two bindings."""
 
 import sys
 import threading
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dlinfer.errors import ArtifactInputError
-from dlinfer.graph.direct.call import capture_call
+from dlinfer.graph.bound_call.call import capture_call
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.torch_private.dynamo import mark_unbacked
 from tests.graph.compiling import StubEngine, use_engine

@@ -4,7 +4,7 @@ Weights and steady arguments are read once and then only compared with what was 
 The comparisons see another object in the place of a bound one: an element of a list of caches, a parameter or a module
 that was replaced (assignment, ``load_state_dict(assign=True)``), another number in an attribute. Writes into the same
 tensors need none. They do not see a tensor that itself becomes another one (``parameter.data = ...`` of another dtype
-or layout, which ``Module.to(dtype)`` does, or ``resize_``): after these, ``DirectCall.unbind``.
+or layout, which ``Module.to(dtype)`` does, or ``resize_``): after these, ``BoundCall.unbind``.
 
 Python's own comparison of lists and dicts does most of it at the speed of C: a bound container is compared with a copy
 of it, where objects that are identical are equal at once. Of two different tensors it asks ``==``, which raises unless
@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from dlinfer.graph.direct.constants import Constant
-from dlinfer.graph.direct.inputs import Assumption, evaluate, is_steady, root
+from dlinfer.graph.bound_call.constants import Constant
+from dlinfer.graph.bound_call.inputs import Assumption, evaluate, is_steady, root
 from dlinfer.graph.interface.interface import Interface, as_taken, mismatches
 from dlinfer.graph.interface.ports import Port
 

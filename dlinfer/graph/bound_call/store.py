@@ -13,13 +13,13 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from dlinfer.errors import ArtifactInputError
+from dlinfer.graph.bound_call.call import BoundCall, capture_call, method_of
+from dlinfer.graph.bound_call.constants import Constant
+from dlinfer.graph.bound_call.inputs import Assumption
 from dlinfer.graph.cache.disk import ArtifactCache
 from dlinfer.graph.cache.fingerprint import environment
 from dlinfer.graph.cache.key import Key
 from dlinfer.graph.debug import show
-from dlinfer.graph.direct.call import DirectCall, capture_call, method_of
-from dlinfer.graph.direct.constants import Constant
-from dlinfer.graph.direct.inputs import Assumption
 from dlinfer.graph.engine import find_engine, provider_of
 from dlinfer.graph.interface.interface import Interface
 from dlinfer.graph.interface.ports import Port, bounds_of
@@ -40,7 +40,7 @@ def compile_call(
     identity: str,
     steady: Sequence[str] = (),
     options: CompileOptions | None = None,
-) -> tuple[DirectCall, torch.Tensor, bool]:
+) -> tuple[BoundCall, torch.Tensor, bool]:
     """Compile ``function`` for calls like this one and run it: (compiled, its result, whether it was on disk).
 
     identity: text that tells everything the graph depends on besides torch, dlinfer, the CPU and the options.
@@ -61,7 +61,7 @@ def compile_call(
     return call, result, False
 
 
-def _misfit(call: DirectCall, kwargs: Mapping[str, Any]) -> str:
+def _misfit(call: BoundCall, kwargs: Mapping[str, Any]) -> str:
     """Why a stored call is not one for these arguments; empty where it is."""
     try:
         call.check(kwargs)
@@ -114,7 +114,7 @@ class CallStore:
             steady=tuple(sorted(self.steady)),
         )
 
-    def load(self) -> DirectCall | None:
+    def load(self) -> BoundCall | None:
         """The stored call; None where there is no sound one."""
         return self.cache.load(self.key, self._read)
 
@@ -122,11 +122,11 @@ class CallStore:
         """In what the nearest stored call differs; empty where there is none."""
         return self.cache.why_missed(self.key)
 
-    def keep(self, call: DirectCall) -> bool:
+    def keep(self, call: BoundCall) -> bool:
         """Store a call; False where a part of it cannot be stored."""
         return self.cache.store(self.key, lambda: _written(call))
 
-    def _read(self, contents: bytes) -> DirectCall:
+    def _read(self, contents: bytes) -> BoundCall:
         data = json.loads(contents)
         interface = Interface(tuple(map(_read_port, data["ports"])), constants=dict(data["folded"]))
         assumptions = [
@@ -136,7 +136,7 @@ class CallStore:
         report = GraphReport.from_dict(data["report"])
         report.cause, report.not_loaded = LOADED, ""
         constants = [Constant(source, value) for source, value in data["constants"]]
-        return DirectCall(
+        return BoundCall(
             self.function, program, interface, data["sources"], assumptions, self.steady, report, constants
         )
 
@@ -163,7 +163,7 @@ def _read_port(data: Sequence[Any]) -> Port:
     )
 
 
-def _written(call: DirectCall) -> bytes:
+def _written(call: BoundCall) -> bytes:
     data = {
         "sources": list(call.sources),
         "ports": list(map(_write_port, call.interface.inputs)),

@@ -17,15 +17,15 @@ from torch import fx
 
 from dlinfer.errors import ArtifactInputError, CaptureError, DlinferError
 from dlinfer.graph.backend import compile_graph
-from dlinfer.graph.direct.binding import Reader, bind
-from dlinfer.graph.direct.constants import (
+from dlinfer.graph.bound_call.binding import Reader, bind
+from dlinfer.graph.bound_call.constants import (
     Constant,
     constants_of,
     hooks_of,
     hooks_registered,
     receiver_of,
 )
-from dlinfer.graph.direct.inputs import Assumption, evaluate, is_steady, port_of, root
+from dlinfer.graph.bound_call.inputs import Assumption, evaluate, is_steady, port_of, root
 from dlinfer.graph.interface.interface import Interface
 from dlinfer.graph.interface.ports import Port
 from dlinfer.graph.ir.device import autocast
@@ -38,7 +38,7 @@ from dlinfer.graph.torch_private.thread_state import is_autocast_enabled
 
 
 @dataclass
-class DirectCall:
+class BoundCall:
     """A compiled function.
 
     sources: where each value that the program takes is read from the arguments. steady: see ``capture_call``.
@@ -160,7 +160,7 @@ def _given(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str,
 
 def capture_call(
     function: Callable[..., Any], kwargs: Mapping[str, Any], *, steady: Sequence[str], options: CompileOptions
-) -> tuple[DirectCall, torch.Tensor]:
+) -> tuple[BoundCall, torch.Tensor]:
     """Compile ``function`` for calls like this one, and run it: (compiled, its result).
 
     function: a module, or a method of one, that gives one new tensor and stores none; what it does besides to Python
@@ -209,7 +209,7 @@ def capture_call(
     sources = [source for source, _ in collector.inputs]
     interface = _interface(collector.inputs, given, steady, line)
     constants = constants_of([*hooks, *collector.constants], given, namespace_of(function))
-    call = DirectCall(
+    call = BoundCall(
         function,
         collector.program,
         interface,

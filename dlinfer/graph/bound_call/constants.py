@@ -1,7 +1,7 @@
 """What a capture took as constants of the function's arguments, its owner and its module: flags, numbers, names, None,
 absent hooks.
 
-Dynamo guards them, and a direct call compares them: most in one comparison of two tuples, hooks by torch's count of
+Dynamo guards them, and a bound call compares them: most in one comparison of two tuples, hooks by torch's count of
 all hooks that were ever registered.
 """
 
@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from dlinfer.errors import ArtifactInputError
-from dlinfer.graph.direct.inputs import evaluate, root
+from dlinfer.graph.bound_call.inputs import evaluate, root
 from dlinfer.graph.interface.ports import shown
 from dlinfer.graph.torch_private.dynamo import source_name
 
@@ -69,7 +69,7 @@ class Constant:
 def constants_of(
     sources: Iterable[str], given: Mapping[str, Any], namespace: Mapping[str, Any]
 ) -> list[Constant]:
-    """Those of Dynamo's guards on constants that a direct call can compare: arguments, whatever the owner holds, and
+    """Those of Dynamo's guards on constants that a bound call can compare: arguments, whatever the owner holds, and
     the function's globals. The caller answers for what an argument holds."""
     constants = []
     for source in dict.fromkeys(sources):
