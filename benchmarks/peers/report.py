@@ -14,7 +14,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENT = DOCS / "results" / "benchmarks_peers.md"
 FOLDER = DOCS / "results" / "benchmarks"
 
-_INTRODUCTION = """# LMDeploy on a CPU against its peers
+_INTRODUCTION = """# Benchmarks against peers
+
+For everybody who chooses a server for a CPU: LMDeploy on dlinfer against others, on the same weights.
 
 Made by `python -m benchmarks.peers --write-docs`, one section per CPU type and model; do not edit. Weights are
 random, the same for all. *times faster* is the median ratio of neighbouring runs with its 95 % interval: above 1 ours

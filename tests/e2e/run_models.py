@@ -101,6 +101,8 @@ def document(lab: Lab, entries: dict[str, dict[str, Any]]) -> str:
     families, every = "\n".join(rows), "\n".join(classes)
     return f"""# Models
 
+For everybody who serves with LMDeploy on a CPU: which models are served, and how they were tested.
+
 Made by `make models`; do not edit. {versions}, unmodified, on device `cpu`.
 
 Each family is a tiny model with random weights. Its prompts (1 to 600 tokens) come in one batch, one after another and

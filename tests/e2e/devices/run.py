@@ -83,6 +83,8 @@ def document(entries: Mapping[str, Mapping[str, Any]]) -> str:
     table = "\n".join(rows(entries))
     return f"""# Models on simulated devices
 
+For everybody who has an Ascend, MetaX or Cambricon card: which models ran on simulations of them.
+
 Made by `make device-models`; do not edit. {versions}, unmodified, on
 devices that are simulated: {kinds}.
 

@@ -170,7 +170,9 @@ def document(results: dict[str, dict[str, Any]]) -> str:
     passed = sum(not results[one.name]["problems"] for one in ARCHITECTURES)
     versions = ", ".join(f"{library} {metadata.version(library)}" for library in ("torch", "transformers"))
     table = "\n".join(rows)
-    return f"""# Models that are optimized
+    return f"""# Optimized models
+
+For everybody who calls `dlinfer.transformers.optimize`: which modules of which model run on which ops.
 
 Made by `make transformers-models`; do not edit. {passed} of {len(rows)} architectures pass, with {versions}.
 

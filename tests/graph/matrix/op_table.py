@@ -67,7 +67,8 @@ def _few(names: list[str], shown: int = 4) -> str:
 def document(lanes: Mapping[str, Results]) -> str:
     """The page of the docs: per lane the totals, the reasons, and what is wrong."""
     parts = [
-        "# torch's op database in graph mode\n",
+        "# Ops through torch.compile\n",
+        "For everybody who asks which ops of torch survive compilation: torch's op database, every sample.\n",
         f"Made by `make graph-ops`; do not edit. torch {metadata.version('torch')}, "
         "`torch.testing._internal.common_methods_invocations.op_db`, CPU, forward, in-place variants included.\n",
         "*Unsupported* means that Dynamo did not give the whole op as one graph, that capture or the engine refused "

@@ -59,7 +59,9 @@ def document(rows: list[tuple[str, ...]], backend: str) -> str:
     passed = sum(line[2] == "pass" for line in rows)
     left_out = "\n".join(f"- {name}: {reason}." for name, reason in LEFT_OUT.items())
     versions = ", ".join(f"{library} {metadata.version(library)}" for library in ("torch", "transformers"))
-    return f"""# Models in graph mode
+    return f"""# Models through torch.compile
+
+For everybody who compiles transformers models: which architectures work, and in how many graphs.
 
 Made by `make graph-models`; do not edit. {passed} of {len(rows)} architectures pass, with {versions}.
 
