@@ -84,7 +84,7 @@ def _compile(
         improve(captured.graph_module, chosen)
         interface = interface_of(captured.graph_module.graph, captured.mode, exported.inputs)
         # The engine may change the graph while it compiles it.
-        stored = keep(exported, found, chosen, report.model)
+        stored = keep(exported, interface, found, chosen, report.model)
         run = place(captured.graph_module, found, chosen)
     spec = program.call_spec
     assert spec.in_spec is not None and spec.out_spec is not None

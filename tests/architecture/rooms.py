@@ -22,7 +22,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.engine": "errors vendor graph.ir graph.passes graph.report graph.options",
     "dlinfer.graph.cache": "dlinfer settings vendor graph.ir graph.debug",
     "dlinfer.graph.capture": "errors utils graph.torch_private graph.ir",
-    "dlinfer.graph.codec": "errors ops graph.torch_private graph.ir graph.capture",
+    "dlinfer.graph.codec": "errors ops graph.torch_private graph.ir graph.interface graph.capture",
     "dlinfer.graph.functional": "errors graph.torch_private graph.ir",
     "dlinfer.graph.onnx": "errors ops graph.torch_private graph.ir graph.functional",
     "dlinfer.graph.lowering": "errors vendor ops graph.torch_private graph.ir graph.passes "
@@ -36,7 +36,8 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.backend": "errors graph.torch_private graph.ir graph.report graph.options "
     "graph.engine graph.capture graph.lowering graph.observe",
     "dlinfer.graph.bound_call": "errors settings vendor graph.torch_private graph.ir graph.interface "
-    "graph.debug graph.report graph.options graph.engine graph.cache graph.lowering graph.backend",
+    "graph.debug graph.report graph.options graph.engine graph.cache graph.codec graph.lowering "
+    "graph.backend",
     "dlinfer.explanation": "dlinfer errors graph.torch_private graph.ir graph.report graph.options "
     "graph.cache graph.backend",
     "dlinfer.runtime.options": "errors settings",

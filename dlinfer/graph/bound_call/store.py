@@ -19,16 +19,14 @@ from dlinfer.graph.bound_call.inputs import Assumption
 from dlinfer.graph.cache.disk import ArtifactCache
 from dlinfer.graph.cache.fingerprint import environment
 from dlinfer.graph.cache.key import Key
+from dlinfer.graph.codec.interface import read_interface, write_interface
 from dlinfer.graph.debug import show
 from dlinfer.graph.engine import find_engine, provider_of
-from dlinfer.graph.interface.interface import Interface
-from dlinfer.graph.interface.ports import Port, bounds_of
 from dlinfer.graph.ir.device import graph_device
-from dlinfer.graph.ir.global_state import dtype_named
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import LOADED, GraphReport, record
-from dlinfer.graph.torch_private.expressions import parse_condition, parse_size
+from dlinfer.graph.torch_private.expressions import parse_condition
 from dlinfer.settings import cache_folder
 from dlinfer.vendor import discovery
 
@@ -128,7 +126,7 @@ class CallStore:
 
     def _read(self, contents: bytes) -> BoundCall:
         data = json.loads(contents)
-        interface = Interface(tuple(map(_read_port, data["ports"])), constants=dict(data["folded"]))
+        interface = read_interface(data["interface"])
         assumptions = [
             Assumption(parse_condition(text), tuple(sources)) for text, sources in data["assumptions"]
         ]
@@ -141,33 +139,10 @@ class CallStore:
         )
 
 
-def _write_port(port: Port) -> list[Any]:
-    sizes, strides = port.shape, None if port.strides is None else list(map(str, port.strides))
-    flags = [port.number, port.held, port.resolved]
-    return [port.name, str(port.dtype), list(sizes), str(port.device), strides, *flags]
-
-
-def _read_port(data: Sequence[Any]) -> Port:
-    name, dtype, shape, device, strides, number, held, resolved = data
-    sizes = (None,) if number else tuple(None if size == "?" else parse_size(size) for size in shape)
-    return Port(
-        name,
-        dtype_named(dtype),
-        sizes,
-        bounds_of(sizes, {}),
-        torch.device(device),
-        None if strides is None else tuple(map(parse_size, strides)),
-        number=number,
-        held=held,
-        resolved=resolved,
-    )
-
-
 def _written(call: BoundCall) -> bytes:
     data = {
         "sources": list(call.sources),
-        "ports": list(map(_write_port, call.interface.inputs)),
-        "folded": list(call.interface.constants.items()),
+        "interface": write_interface(call.interface),
         "assumptions": [(str(one.condition), one.sources) for one in call.assumptions],
         "constants": [astuple(constant) for constant in call.constants],
         "graph": call.program.to_dict(),

@@ -1,13 +1,12 @@
-"""A graph in the dialect as JSON, and back: inputs, nodes, outputs, and what holds of the sizes.
+"""A graph in the dialect as JSON, and back: its interface, its nodes and its results.
 
-The file stores input dtypes, input sizes and every call. Results are recomputed on fake tensors when it is read, so
+The file stores the inputs' dtypes and sizes, and every call. Results are recomputed on fake tensors when it is read, so
 sizes, dtypes and strides inside the graph come from torch, whatever a file says: compiled loops read memory by them.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import count
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -18,24 +17,22 @@ from dlinfer.graph.codec.arguments import (
     CodecError,
     Json,
     decode,
-    device_of,
-    dtype_of,
     encode,
     first_line,
     is_list,
     name_of,
     refuse_malformed,
-    short_name,
 )
 from dlinfer.graph.codec.calls import call_text, check_call, resolve_call
+from dlinfer.graph.codec.interface import read_interface, write_interface
+from dlinfer.graph.interface.interface import Interface
+from dlinfer.graph.interface.ports import Port
 from dlinfer.graph.ir.dialect import STATIC, fake, model_line, placed_memory, reshapes_argument, storages
 from dlinfer.graph.ir.effects import effects_of
-from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.ir.program import attribute
-from dlinfer.graph.torch_private.expressions import Size, SizeTextError, parse_condition, parse_size, to_size
-from dlinfer.graph.torch_private.fake_mode import FakeTensorMode, mode_of, strict_mode
+from dlinfer.graph.torch_private.fake_mode import FakeTensorMode, strict_mode
 from dlinfer.graph.torch_private.guards import conditions_of
-from dlinfer.graph.torch_private.symbols import declared_range, new_symbol, plain_symbol, symbols_of
+from dlinfer.graph.torch_private.symbols import new_symbol, plain_symbol
 from dlinfer.ops.core.spec import NAMESPACE, registry
 
 _MOST_NODES = 1_000_000
@@ -75,39 +72,27 @@ class GraphFile:
 # --- writing
 
 
-def write_graph(
-    graph_module: fx.GraphModule, constants_from: int, ranges: Mapping[Any, Any] | None = None
-) -> GraphFile:
-    """Return the written form of a graph whose STATIC inputs are weights 0, 1, ... in their order.
+def write_graph(graph_module: fx.GraphModule, interface: Interface) -> GraphFile:
+    """Return the written form of a graph whose STATIC inputs are weights 0, 1, ..., before all others.
 
-    constants_from: the number of the first constant, which is the number of weights.
-    ranges: the range of each symbol whose range differs from the one that the fakes have (torch.export's).
-    Raises CodecError where a part of it has no written form.
+    Constants are numbered after the weights. Raises CodecError where a part of the graph has no written form.
     """
     placeholders = graph_module.graph.find_nodes(op="placeholder")
-    mode = mode_of(map(fake, placeholders))
-    symbols = dict.fromkeys(symbol for node in placeholders for symbol in symbols_of(fake(node)))
-    names = {symbol: f"s{index}" for index, symbol in enumerate(symbols)}
-    try:
-        weights = count()
-        inputs = [_write_input(node, weights, names) for node in placeholders]
-        conditions = [str(condition) for condition in conditions_of(mode, names)]
-    except SizeTextError as cause:
-        raise CodecError(f"a size: {cause}") from cause
+    weights = sum(bool(node.meta.get(STATIC)) for node in placeholders)
     constants: list[torch.Tensor] = []
     nodes: list[Json] = []
     for node in graph_module.graph.nodes:
         if node.op == "get_attr":
-            nodes.append({"name": name_of(node.name), "constant": constants_from + len(constants)})
+            nodes.append({"name": name_of(node.name), "constant": weights + len(constants)})
             constants.append(_constant(node, graph_module))
         elif node.op not in ("placeholder", "output"):
             nodes.append(_write_call(node))
     results: Any = graph_module.graph.output_node().args[0]
     data = {
         "ops": {name: registry()[name].version for name in sorted(_fused_ops(nodes))},
-        "symbols": [_write_symbol(symbol, name, mode, ranges or {}) for symbol, name in names.items()],
-        "conditions": conditions,
-        "inputs": inputs,
+        "interface": write_interface(interface),
+        "weights": weights,
+        "inputs": [name_of(node.name) for node in placeholders],
         "nodes": nodes,
         "outputs": [encode(result) for result in results],
     }
@@ -128,31 +113,6 @@ def _fused_ops(nodes: Json) -> set[str]:
     """Names of dlinfer's fused ops among the calls of a written graph."""
     calls = (item.get("call") for item in nodes)
     return {call.removeprefix(_FUSED) for call in calls if isinstance(call, str) and call.startswith(_FUSED)}
-
-
-def _write_symbol(symbol: Any, name: str, mode: FakeTensorMode, ranges: Mapping[Any, Any]) -> Json:
-    low, high, hint = declared_range(symbol, mode, ranges)
-    return {"name": name, "low": low, "high": high, "hint": hint}
-
-
-def _write_input(node: fx.Node, weights: Iterator[int], names: Mapping[Any, str]) -> Json:
-    value = fake(node)
-    written: dict[str, Json] = {"name": name_of(node.name)}
-    if node.meta.get(STATIC):
-        return written | {"weight": next(weights)}
-    if isinstance(value, torch.SymInt):
-        return written | {"number": _write_size(value, names)}
-    if not isinstance(value, torch.Tensor):
-        return written | {"fixed": encode(value)}
-    written |= {"dtype": short_name(value.dtype), "device": str(value.device)}
-    written["sizes"] = [_write_size(size, names) for size in value.shape]
-    if not is_contiguous(value):
-        written["strides"] = [_write_size(stride, names) for stride in value.stride()]
-    return written
-
-
-def _write_size(number: int | torch.SymInt, names: Mapping[Any, str]) -> int | str:
-    return number if isinstance(number, int) else str(to_size(number, names))
 
 
 def _constant(node: fx.Node, graph_module: fx.GraphModule) -> torch.Tensor:
@@ -201,14 +161,13 @@ class ReadGraph:
     """A graph read from its written form.
 
     captured: the graph with its inputs' fakes, in a fake mode of its own. symbols: the value of each symbol there.
-    inputs: the written inputs. conditions: what must be true of the sizes at each call.
+    interface: the written one, with what reading assumed of the sizes and which inputs the graph writes.
     writes: numbers of weights and constants that the graph writes.
     """
 
     captured: Captured
     symbols: dict[str, torch.SymInt]
-    inputs: list[dict[str, Json]]
-    conditions: list[Size]
+    interface: Interface
     writes: frozenset[int]
 
 
@@ -242,15 +201,17 @@ class _Reader:
     weight_numbers: dict[fx.Node, int] = field(default_factory=dict[fx.Node, int])
 
     def read(self) -> ReadGraph:
-        for number, item in enumerate(_list(self.data["symbols"])):
-            self.symbols[name_of(item["name"])] = self.new_symbol(number, item)
-        names: dict[Any, str] = {plain_symbol(value): name for name, value in self.symbols.items()}
-        conditions = {str(size): size for size in map(parse_condition, _list(self.data["conditions"]))}
+        interface = read_interface(self.data["interface"])
+        for number, (name, (low, high)) in enumerate(interface.symbols.items()):
+            self.symbols[name] = new_symbol(self.mode, number, low, high, interface.examples.get(name))
+        names = {plain_symbol(value): name for name, value in self.symbols.items()}
+        conditions = {str(size): size for size in interface.conditions}
         with torch.no_grad():
             for condition in conditions.values():
-                torch._check(condition.evaluate(self.symbols))  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
-            for item in _list(self.data["inputs"]):
-                self.add_input(item)
+                torch._check(  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
+                    condition.evaluate(self.symbols)
+                )
+            inputs = self.add_inputs(interface)
             for item in _list(self.data["nodes"]):
                 self.add_node(item)
         outputs = self.arguments(self.data["outputs"])
@@ -260,45 +221,44 @@ class _Reader:
         conditions |= {str(size): size for size in conditions_of(self.mode, names)}
         effects = effects_of(self.graph)
         fakes = tuple(fake(node) for node in self.graph.find_nodes(op="placeholder"))
+        ports = tuple(replace(port, written=effects.is_written(node)) for node, port in inputs)
         return ReadGraph(
             Captured(fx.GraphModule(self.attributes, self.graph, "graph"), fakes, self.mode),
             self.symbols,
-            list(self.data["inputs"]),
-            list(conditions.values()),
+            replace(interface, inputs=ports, conditions=tuple(conditions.values())),
             frozenset(number for node, number in self.weight_numbers.items() if effects.is_written(node)),
         )
 
-    def new_symbol(self, number: int, item: Json) -> torch.SymInt:
-        low, high, hint = item["low"], item["high"], item["hint"]
-        if type(low) is not int or not all(type(limit) in (int, type(None)) for limit in (high, hint)):
-            raise CodecError("a range that is not of integers")
-        if low < 0 or (high is not None and high <= low) or (hint is not None and not low <= hint):
-            raise CodecError(f"a range from {low} to {high}")
-        if hint is not None and high is not None and hint > high:
-            raise CodecError(f"an example {hint} beyond {high}")
-        return new_symbol(self.mode, number, low, high, hint)
+    def add_inputs(self, interface: Interface) -> list[tuple[fx.Node, Port]]:
+        """Add the weights and then the other inputs; return the nodes of the ports."""
+        names, weights = _list(self.data["inputs"]), self.data["weights"]
+        if type(weights) is not int or len(names) != weights + len(interface.inputs) + len(
+            interface.constants
+        ):
+            raise CodecError("its inputs are not its weights and those of its interface")
+        nodes = [self.add(name_of(name), self.graph.placeholder) for name in names]
+        for number, node in enumerate(nodes[:weights]):
+            node.meta |= {STATIC: True, "val": self.weight(node, number)}
+        for place, value in interface.constants.items():
+            nodes[weights + place].meta["val"] = value
+        inputs = [node for place, node in enumerate(nodes[weights:]) if place not in interface.constants]
+        for node, port in zip(inputs, interface.inputs, strict=True):
+            node.meta["val"] = self.fake_input(port)
+        return list(zip(inputs, interface.inputs, strict=True))
 
-    def sizes(self, texts: Json) -> list[Any]:
-        return [parse_size(text).evaluate(self.symbols) for text in _list(texts)]
-
-    def add_input(self, item: Json) -> None:
-        name = name_of(item["name"])
-        node = self.add(name, lambda: self.graph.placeholder(name))
-        if "weight" in item:
-            node.meta |= {STATIC: True, "val": self.weight(node, item["weight"])}
-        elif "number" in item:
-            node.meta["val"] = self.sizes([item["number"]])[0]
-        elif "fixed" in item:
-            node.meta["val"] = decode(item["fixed"], {})
-        else:
-            sizes, strides = self.sizes(item["sizes"]), item.get("strides")
-            dtype, device = dtype_of(item["dtype"]), device_of(item["device"])
-            with self.mode:
-                if strides is None:
-                    node.meta["val"] = torch.empty(sizes, dtype=dtype, device=device)
-                else:
-                    strides = self.sizes(strides)
-                    node.meta["val"] = torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+    def fake_input(self, port: Port) -> Any:
+        sizes = [None if size is None else size.evaluate(self.symbols) for size in port.sizes]
+        if None in sizes:
+            raise CodecError(f"input {port.name} has an unknown size")
+        if port.number:
+            return sizes[0]
+        with self.mode:
+            if port.strides is None:
+                return torch.empty(cast("list[int]", sizes), dtype=port.dtype, device=port.device)
+            strides = [stride.evaluate(self.symbols) for stride in port.strides]
+            return torch.empty_strided(
+                cast("list[int]", sizes), strides, dtype=port.dtype, device=port.device
+            )
 
     def weight(self, node: fx.Node, number: Json) -> torch.Tensor:
         if type(number) is not int or not 0 <= number < len(self.weights):
@@ -311,7 +271,7 @@ class _Reader:
     def add_node(self, item: Json) -> None:
         name = name_of(item["name"])
         if "constant" in item:
-            node = self.add(name, lambda: self.graph.create_node("get_attr", f"_{name}", name=name))
+            node = self.add(name, lambda name: self.graph.create_node("get_attr", f"_{name}", name=name))
             node.meta["val"] = self.weight(node, item["constant"])
             self.attributes[f"_{name}"] = self.constants[item["constant"]]
             return
@@ -321,7 +281,7 @@ class _Reader:
             key: decode(value, self.references) for key, value in dict(item.get("kwargs") or {}).items()
         }
         node = self.add(
-            name, lambda: self.graph.create_node("call_function", function, args, kwargs, name=name)
+            name, lambda name: self.graph.create_node("call_function", function, args, kwargs, name=name)
         )
         try:
             node.meta["val"] = fake_result(node, self.mode, check_call)
@@ -329,10 +289,10 @@ class _Reader:
             raise CodecError(f"node {name}: {item['call']}: {first_line(cause)}") from cause
         node.meta["stack_trace"] = _stack_trace(item.get("line"))
 
-    def add(self, name: str, create: Callable[[], fx.Node]) -> fx.Node:
+    def add(self, name: str, create: Callable[[str], fx.Node]) -> fx.Node:
         if name in self.nodes or len(self.nodes) >= _MOST_NODES:
             raise CodecError(f"two nodes are called {name}")
-        node = self.nodes[name] = create()
+        node = self.nodes[name] = create(name)
         if node.name != name:
             raise CodecError(f"{name} is a word of Python")
         return node

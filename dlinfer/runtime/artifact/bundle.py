@@ -54,11 +54,10 @@ def _stages(name: str, given: Any) -> tuple[Artifact, ...]:
     return stages
 
 
-def _interface(artifact: Artifact) -> Any:
+def _interface(artifact: Artifact) -> object:
     """The names and dtypes of what a stage takes and gives."""
-    stored = artifact.stored
-    if isinstance(stored, str):
-        return stored
-    inputs = [(item["name"], item.get("dtype")) for item in stored.graph["inputs"] if "weight" not in item]
-    outputs = [(item["name"], item.get("dtype")) for item in stored.outputs]
-    return tuple(inputs), tuple(outputs)
+    stage = artifact.stored
+    if isinstance(stage, str):
+        return stage
+    ports = (*stage.interface.inputs, *stage.interface.outputs)
+    return tuple((port.name, port.dtype) for port in ports), tuple(stage.interface.constants), *stage.results

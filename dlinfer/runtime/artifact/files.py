@@ -20,8 +20,10 @@ from dlinfer.errors import (
 )
 from dlinfer.graph.cache.fingerprint import cpu_flags, environment
 from dlinfer.graph.cache.key import canonical_text
-from dlinfer.graph.codec.arguments import CodecError, Json, refuse_malformed
+from dlinfer.graph.codec.arguments import CodecError, Json, name_of, refuse_malformed
 from dlinfer.graph.codec.graph import Layout, other_op_versions
+from dlinfer.graph.codec.interface import read_interface
+from dlinfer.graph.interface.interface import Interface
 from dlinfer.graph.ir.global_state import Requirement
 from dlinfer.runtime.artifact.container import (
     FORMAT,
@@ -89,7 +91,7 @@ def _described(
         "small_regions": stage.small_regions,
         "graph": f"{place}/graph.json",
         "tensors": [table.add(tensor) for tensor in stage.tensors],
-        "outputs": stage.outputs,
+        "results": stage.results,
         "requirement": artifact.run.requirement.to_dict(),
         "payloads": payloads,
     }
@@ -113,7 +115,8 @@ class ReadStage:
     small_regions: bool
     graph: Json
     tensors: tuple[int, ...]
-    outputs: list[dict[str, Any] | None]
+    interface: Interface
+    results: tuple[str, ...]
     requirement: Requirement
     payloads: Mapping[str, memoryview]
 
@@ -192,7 +195,8 @@ def _stage(item: Json, container: Container, tensors: int) -> ReadStage:
         bool(item["small_regions"]),
         graph,
         numbers,
-        list(item["outputs"]),
+        read_interface(graph["interface"]),
+        tuple(map(name_of, item["results"])),
         Requirement.from_dict(item["requirement"]),
         payloads,
     )

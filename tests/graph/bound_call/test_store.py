@@ -172,7 +172,7 @@ def test_what_does_not_fit_is_compiled_anew_and_right(change, folder):
         lambda data: data["graph"]["regions"]["region_0"]["steps"][0].update(
             callee="op aten.no_such_op.default"
         ),
-        lambda data: data.pop("ports"),
+        lambda data: data.pop("interface"),
     ],
 )
 def test_a_damaged_call_is_compiled_anew(damage, folder):

@@ -17,7 +17,9 @@ from dlinfer.graph.capture.export import Exported, from_one_on, read_export
 from dlinfer.graph.codec.arguments import CodecError, decode, encode
 from dlinfer.graph.codec.calls import call_text, resolve_call
 from dlinfer.graph.codec.graph import Layout, ReadGraph, read_graph, write_graph
+from dlinfer.graph.interface.of_graph import interface_of
 from dlinfer.graph.report import debug
+from dlinfer.runtime.artifact.stored import stored_interface
 
 aten = torch.ops.aten
 ROWS = Dim("rows", min=2, max=16)
@@ -49,7 +51,9 @@ def exported(module: nn.Module, *args: torch.Tensor, dynamic_shapes: Any = None)
 
 def written(found: Exported) -> dict[str, Any]:
     """Its JSON, as a file would hold it."""
-    file = write_graph(found.captured.graph_module, len(found.weights), found.ranges)
+    captured = found.captured
+    interface = interface_of(captured.graph_module.graph, captured.mode, found.inputs)
+    file = write_graph(captured.graph_module, stored_interface(interface, found))
     return json.loads(json.dumps(file.data))
 
 
@@ -70,7 +74,7 @@ def data(many) -> dict[str, Any]:
 
 def test_the_graph_that_is_read_is_the_one_that_was_written(many, data):
     read = again(many, data)
-    assert written_again(read, many) == data
+    assert json.loads(json.dumps(write_graph(read.captured.graph_module, read.interface).data)) == data
     assert read.writes == {2}
     first = many.captured.graph_module
     second = read.captured.graph_module
@@ -80,10 +84,6 @@ def test_the_graph_that_is_read_is_the_one_that_was_written(many, data):
     with torch.no_grad():
         torch.testing.assert_close(second(*others, x, y), first(*weights, x, y), equal_nan=True)
     torch.testing.assert_close(others, weights)
-
-
-def written_again(read: ReadGraph, many: Exported) -> dict[str, Any]:
-    return json.loads(json.dumps(write_graph(read.captured.graph_module, len(many.weights)).data))
 
 
 def test_results_inside_have_the_sizes_that_torch_finds(many, data):
@@ -107,7 +107,7 @@ def test_ops_that_torch_makes_of_others_leave_sizes_open():
         node.meta["val"] for node in read.captured.graph_module.graph.nodes if node.target is aten.pad.default
     ]
     assert padded.shape == (rows, columns + 1)
-    assert not read.conditions
+    assert not read.interface.conditions
 
 
 def test_what_reading_assumes_of_a_size_is_a_condition():
@@ -122,7 +122,7 @@ def test_what_reading_assumes_of_a_size_is_a_condition():
     added = {"name": "added", "call": "aten::add.Tensor", "args": [{"node": "x"}, {"node": "y"}]}
     picked = {"name": "seventh", "call": "aten::view", "args": [{"node": "y"}, [7, 3]]}
     read = again(found, {**text, "nodes": [added, picked, call, *text["nodes"][1:]]})
-    assert sorted(map(str, read.conditions)) == ["3*s0 == 21", "s0 == s1"]
+    assert sorted(map(str, read.interface.conditions)) == ["3*s0 == 21", "s0 == s1"]
 
 
 def test_lines_of_the_model_stay_without_the_folders_above_them(many, data):
@@ -135,11 +135,9 @@ def test_sizes_of_one_may_be_read_as_unknown():
     rows = {0: Dim("any", min=1, max=16)}
     found = from_one_on(exported(nn.Linear(8, 8), torch.randn(5, 8), dynamic_shapes=(rows,)))
     data = written(found)
-    assert (
-        data["symbols"] == [{"name": "s0", "low": 1, "high": 16, "hint": 5}] or data["symbols"][0]["low"] == 1
-    )
+    assert data["interface"]["symbols"][0]["low"] == 1
     read = again(found, data)
-    assert read.conditions == []
+    assert read.interface.conditions == ()
 
 
 # --- what may be called
@@ -254,18 +252,26 @@ def test_nodes_that_no_graph_has_are_refused(many, data, node, why):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda d: d["inputs"][0].update(weight=7), "no weight 7"),
-        (lambda d: d["inputs"][-1].update(sizes=["s0 + os", 8]), "os"),
-        (lambda d: d["inputs"][-1].update(sizes=["s9", 8]), "s9"),
-        (lambda d: d["inputs"][-1].update(sizes=["__import__('os')"]), "unknown at"),
-        (lambda d: d["inputs"][-1].update(dtype="load"), "is no dtype"),
-        (lambda d: d["inputs"][-1].update(device="nowhere"), "is no device"),
-        (lambda d: d["symbols"][0].update(low=-1), "a range"),
-        (lambda d: d["symbols"][0].update(high=1), "a range"),
-        (lambda d: d["symbols"][0].update(hint=99), "beyond"),
-        (lambda d: d["symbols"][0].update(low="2"), "not of integers"),
-        (lambda d: d["conditions"].append("s0 and s0"), "after the end|no comparison"),
-        (lambda d: d["conditions"].append("s7 == 1"), "s7"),
+        (lambda d: d.update(weights=7), "its inputs are not"),
+        (lambda d: d.update(weights="3"), "its inputs are not"),
+        (lambda d: d["inputs"].pop(), "its inputs are not"),
+        (lambda d: d["interface"]["inputs"].pop(), "s0|its inputs are not"),
+        (lambda d: d["interface"]["constants"].append([9, None]), "a constant whose place"),
+        (lambda d: d["interface"]["inputs"][-1].update(sizes=["s0", None]), "unknown size"),
+        (lambda d: d["interface"]["inputs"][-1].update(name=5), "of another type"),
+        (lambda d: d["interface"]["inputs"][-1].update(offset="0"), "of another type"),
+        (lambda d: d.update(interface=None), "NoneType"),
+        (lambda d: d["interface"]["inputs"][-1].update(sizes=["s0 + os", 8]), "os"),
+        (lambda d: d["interface"]["inputs"][-1].update(sizes=["s9", 8]), "s9"),
+        (lambda d: d["interface"]["inputs"][-1].update(sizes=["__import__('os')"]), "unknown at"),
+        (lambda d: d["interface"]["inputs"][-1].update(dtype="load"), "is no dtype"),
+        (lambda d: d["interface"]["inputs"][-1].update(device="nowhere"), "is no device"),
+        (lambda d: d["interface"]["symbols"][0].update(low=-1), "a range"),
+        (lambda d: d["interface"]["symbols"][0].update(high=1), "a range"),
+        (lambda d: d["interface"]["symbols"][0].update(hint=99), "beyond"),
+        (lambda d: d["interface"]["symbols"][0].update(low="2"), "not of integers"),
+        (lambda d: d["interface"]["conditions"].append("s0 and s0"), "after the end|no comparison"),
+        (lambda d: d["interface"]["conditions"].append("s7 == 1"), "s7"),
         (lambda d: d["outputs"].append([5]), "neither a node nor a plain value"),
         (lambda d: d["outputs"].append({"node": "nowhere"}), "not there"),
         (lambda d: d.pop("nodes"), "nodes"),
@@ -321,7 +327,9 @@ JSON = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["node", "tuple", "torch", "call", "weight", "name", "sizes"]), inner, max_size=3
+            st.sampled_from(["node", "tuple", "torch", "call", "weights", "name", "sizes", "inputs"]),
+            inner,
+            max_size=3,
         )
     ),
     max_leaves=5,
