@@ -64,7 +64,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext.vision": "errors framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.faults.models",
     "dlinfer.framework.lmdeploy_ext.running": "errors utils settings vendor graph.torch_private "
-    "graph.report graph.options graph.engine graph.bound_call framework framework.lmdeploy_ext.errors "
+    "graph.report graph.options graph.engine graph.bound_call framework.lmdeploy_ext.errors "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.sampling framework.lmdeploy_ext.layers "
     "framework.lmdeploy_ext.vision",
     "dlinfer.framework.lmdeploy_ext.checks": "errors framework framework.lmdeploy_ext.versions "

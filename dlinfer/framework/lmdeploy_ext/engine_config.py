@@ -111,3 +111,22 @@ def _import_deeplink(original: Original, device_type: str) -> None:
     else:
         vendor_devices.check_vendor(device_type)
         original(device_type)
+
+
+@replaces(
+    "lmdeploy.pytorch.backends.selector:_get_backend",
+    why="knows four device types; also the first that a spawned worker asks",
+)
+def _get_backend(original: Original) -> Any:
+    from lmdeploy.pytorch.devices import get_device_manager
+
+    context = get_device_manager().current_context()
+    if context is None:
+        return original()
+    if not activation.serves(context.device_type):
+        vendor_devices.vendor_device_init(context.device_type)
+        return original()
+    activation.activate(context.device_type)
+    from dlinfer.framework.lmdeploy_ext.running.backend import OpsBackend
+
+    return OpsBackend

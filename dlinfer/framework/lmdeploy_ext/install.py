@@ -30,7 +30,7 @@ def _records() -> list[Patch]:
         unread_fields,
     )
     from dlinfer.framework.lmdeploy_ext.conversion import loading
-    from dlinfer.framework.lmdeploy_ext.device import cache_blocks, cli, kv_memory, patches, ranks
+    from dlinfer.framework.lmdeploy_ext.device import cache_blocks, kv_memory, patches, ranks
     from dlinfer.framework.lmdeploy_ext.faults.answers import (
         completions,
         harmony,
@@ -62,7 +62,6 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model, packed_experts_model
     from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rope_parameters
     from dlinfer.framework.lmdeploy_ext.layers.sparse_attention import indexer_model
-    from dlinfer.framework.lmdeploy_ext.running import selection
     from dlinfer.framework.lmdeploy_ext.sampling import logit_bias, sparse_logit_writes, token_draws
     from dlinfer.framework.lmdeploy_ext.stepping import (
         chunk_turns,

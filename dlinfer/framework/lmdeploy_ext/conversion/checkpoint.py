@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 ADVICE = "use a checkpoint in a served format (AWQ of 4 bits is one), or the unquantised model"
 CONVERTED_FROM = "converted_from"

@@ -15,7 +15,7 @@ from torch import Tensor
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, SERVED, Plan, linear_sizes
 from dlinfer.framework.lmdeploy_ext.conversion.formats import ROWS, W8A8, AwqInt4, Format
 from dlinfer.framework.lmdeploy_ext.conversion.model_files import DTYPES
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.ops.quantised.packing import AWQ
 
 _DENSE = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")

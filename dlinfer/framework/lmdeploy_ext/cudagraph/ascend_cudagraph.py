@@ -6,7 +6,7 @@ through these names, eagerly. Importing them imports nothing of LMDeploy.
 
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 _DOUBLING, _FINE = 16, 256  # sizes double up to the first, and are its multiples up to the second
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from dlinfer import settings
-from dlinfer.errors import DeviceConflictError
+from dlinfer.errors import DeviceConflictError, UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.device import devices, view
 from dlinfer.framework.lmdeploy_ext.versions import describe
 from dlinfer.framework.patching import Patch, PatchSet
@@ -62,6 +62,13 @@ def active() -> str | None:
 def is_on() -> bool:
     """Whether LMDeploy runs on a device of ours in this process: the condition of most patches."""
     return _active is not None
+
+
+def refuse(feature: str, advice: str, device_type: str | None = None) -> UnsupportedFeatureError:
+    """The error for a feature that is not served. device_type: None for the device in use."""
+    named = device_type or _active
+    where = f"device_type {named!r}" if named else "a device of dlinfer's"
+    return UnsupportedFeatureError(feature=feature, where=where, advice=advice)
 
 
 def serves(device_type: str) -> bool:

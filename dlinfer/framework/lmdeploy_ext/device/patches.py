@@ -1,10 +1,12 @@
-"""The places in LMDeploy's engine that name a device outside the reach of the device view."""
+"""The places in LMDeploy that name a device, outside the reach of the device view."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device.devices import OWN, served
 from dlinfer.framework.patching import Original, replaces
 
 
@@ -52,3 +54,13 @@ def to_device(original: Original, val: Any, non_blocking: bool = False) -> Any:
 def bmm(original: Original, self: Any, x: torch.Tensor, output: torch.Tensor) -> None:
     """x [N, H, in] and output [N, H, out], which is written. A graph takes no ``out`` with gaps."""
     output.copy_(torch.bmm(x.transpose(0, 1), self.weight).transpose(0, 1))
+
+
+@replaces(
+    "lmdeploy.cli.utils:ArgumentHelper.device",
+    why="the choices of --device are a closed list",
+    signature="(parser, default='cuda', choices=['cuda', 'ascend', 'maca', 'camb'])",
+    essential=False,
+)
+def _device(original: Original, parser: Any, default: str = "cuda", choices: Sequence[str] = OWN) -> Any:
+    return original(parser, default, [*choices, *(name for name in served() if name not in choices)])

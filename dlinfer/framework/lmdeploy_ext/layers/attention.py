@@ -14,7 +14,7 @@ from lmdeploy.pytorch.backends.flash_attention import FlashAttentionImpl
 from torch import Tensor
 
 from dlinfer import ops
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.layers.positions import windows
 from dlinfer.framework.lmdeploy_ext.layers.sparse_attention.attention import SparseAttention
 

@@ -12,7 +12,7 @@ from lmdeploy.pytorch.distributed import get_dist_manager
 
 from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.layers import attention, lora
 from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta, step_states
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts, router

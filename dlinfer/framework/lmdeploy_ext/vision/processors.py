@@ -17,7 +17,7 @@ import torch
 
 from dlinfer.errors import DlinferError, ModelFolderError
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.vision.transforms import with_transforms
 from dlinfer.framework.patching import Original, Patch, PatchSet, replaces
 

@@ -16,7 +16,7 @@ import torch
 from dlinfer.framework.lmdeploy_ext.checks.folder import adapter_files
 from dlinfer.framework.lmdeploy_ext.checks.folder.adapter_files import fault
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.patching import Patch
 
 _NAMED = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, EXPERTS, SERVED, linear_sizes
 from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 BLOCK = 128
 """Rows and columns of a block: LMDeploy's classes have no other."""

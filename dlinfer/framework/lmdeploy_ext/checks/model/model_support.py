@@ -11,7 +11,7 @@ from dlinfer.framework.lmdeploy_ext.checks.folder import quantisation
 from dlinfer.framework.lmdeploy_ext.checks.model import vision_support
 from dlinfer.framework.lmdeploy_ext.checks.model.speculation import PAIRS
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_configs
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 _DRAFT = "it drafts for speculative decoding, and is no model of its own"
 _DIFFUSION = "it decodes by block diffusion"

@@ -6,7 +6,7 @@ LMDeploy takes other pairs without a word, and ends in a KeyError once their wei
 
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
 
 _LLAMA = ("LlamaForCausalLM",)

@@ -4,7 +4,7 @@ from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.checks.model import model_support
 from dlinfer.framework.lmdeploy_ext.device import ranks
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 COMPARED = (
     "LlamaForCausalLM",

@@ -9,7 +9,7 @@ from dlinfer.framework.lmdeploy_ext.checks.folder import adapter_files
 from dlinfer.framework.lmdeploy_ext.checks.model import speculation, tensor_parallel
 from dlinfer.framework.lmdeploy_ext.conversion.plan import QUANTISED_FORMATS
 from dlinfer.framework.lmdeploy_ext.device import activation, ranks, vendor_devices
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.faults.sampling import drafts
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
 from dlinfer.framework.patching import Patch

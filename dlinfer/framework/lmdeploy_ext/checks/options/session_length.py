@@ -3,7 +3,7 @@
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_configs
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
 
 _SCALED_TOTAL = ("longrope", "su", "llama3", "mrope", "default")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.faults.answers.token_text import token_bytes
 
 _ELSEWHERE = b"\xff"

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
 from dlinfer.framework.patching import Original, Patch, replaces
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dlinfer import ops
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 
 def _refuse_part(name: str) -> NoReturn:

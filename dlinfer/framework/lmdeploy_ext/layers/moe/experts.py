@@ -9,7 +9,7 @@ from lmdeploy.pytorch.backends.dlinfer.moe import DlinferFusedMoEImpl
 from torch import Tensor
 
 from dlinfer import ops
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 
 class Experts(DlinferFusedMoEImpl):

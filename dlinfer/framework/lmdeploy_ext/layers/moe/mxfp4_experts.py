@@ -12,7 +12,7 @@ from lmdeploy.pytorch.nn.moe.base import FusedMoEBase
 from torch import Tensor, nn
 
 from dlinfer import ops
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.ops.quantised.packing import GPTQ, MXFP4
 
 _STORED = replace(GPTQ, zero_bias=0)

@@ -10,7 +10,7 @@ import torch
 from lmdeploy.pytorch.nn.moe.base import FusedMoEBase
 from torch import Tensor, nn
 
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.layers.quantised.four_bit_experts import FusedMoEW4A16
 from dlinfer.ops.quantised.packing import AWQ
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.patching import Original, replaces
 
 _in_mxfp4: ContextVar[bool] = ContextVar("in_mxfp4", default=False)

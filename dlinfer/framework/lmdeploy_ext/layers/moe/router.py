@@ -9,7 +9,7 @@ import torch
 from lmdeploy.pytorch.backends.moe_router import RouterNoauxTCImpl
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 _BEST_OF_A_GROUP = 2
 """A group counts as much as its best experts of so many together."""

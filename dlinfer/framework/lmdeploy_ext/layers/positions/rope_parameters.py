@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.patching import Original, replaces
 
 SERVED_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su", "mrope")

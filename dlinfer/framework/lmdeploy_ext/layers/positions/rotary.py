@@ -15,7 +15,7 @@ from lmdeploy.pytorch.backends.dlinfer.apply_rotary_emb import DlinferApplyRotar
 from lmdeploy.pytorch.backends.rotary_embedding import RopeType
 from torch import Tensor, nn
 
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.layers.positions.rope_parameters import (
     longrope_scale,
     yarn_scale,

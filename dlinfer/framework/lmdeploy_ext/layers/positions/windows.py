@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 # Types whose every layer has the window, if there is one. Others that have one name it layer by layer.
 _ALL_LAYERS = ("mistral", "mixtral", "phi3", "qwen3_moe")

@@ -11,7 +11,7 @@ from lmdeploy.pytorch.backends.awq_modules import LinearW4A16Impl
 from torch import Tensor
 
 from dlinfer import ops
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 
 class LinearW4A16(LinearW4A16Impl):

@@ -16,7 +16,7 @@ from lmdeploy.pytorch.models.q_modules import QTensor
 from torch import Tensor
 
 from dlinfer import ops
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 _UNQUANTISED = "use the unquantised model in bfloat16 or float32"
 

@@ -9,7 +9,7 @@ from lmdeploy.pytorch.backends.moe import FusedMoEW4A16Impl
 from torch import Tensor
 
 from dlinfer import ops
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 
 class FusedMoEW4A16(FusedMoEW4A16Impl):

@@ -6,7 +6,7 @@ The ops are imported where a policy is asked for: whoever only imports LMDeploy 
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import devices
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.vendor import activate_default
 
 _OPS = ("fill_quantised_kv_cache", "quantised_paged_prefill_attention", "quantised_paged_decode_attention")

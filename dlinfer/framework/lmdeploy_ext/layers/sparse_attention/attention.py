@@ -7,7 +7,7 @@ from lmdeploy.pytorch.backends.dlinfer.attention import DlinferAttentionMetadata
 from torch import Tensor
 
 from dlinfer import ops
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 
 class SparseAttention(AttentionImpl[DlinferAttentionMetadata]):

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from dlinfer import ops
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 
 class Indexer(NSAIndexFP8Impl):
