@@ -13,7 +13,7 @@ from tests.architecture.imports import PACKAGE, REPOSITORY, import_graph, within
 from tests.architecture.rooms import AUTOLOAD, ROOMS, room
 
 FIGURE = REPOSITORY / "docs" / "internals" / "rooms.svg"
-WIDTH, MARGIN, GAP, INDENT = 1040, 20, 26, 112
+WIDTH, MARGIN, GAP, INDENT = 1040, 20, 26, 124
 CELL, LANE = (96, 26), 41  # a room of graph: width and height; from row to row
 
 # Bands from the top: the big room, what it is about, and the height of its box.
@@ -94,16 +94,10 @@ def _follows(one: str, other: str, found: Arrows) -> bool:
 
 
 def _inner(name: str) -> list[str]:
-    """What a band shows of its room: its rooms, else the folders in it, below a lone one the folders of that."""
-    rooms = [one.rpartition(".")[2] for one in ROOMS if one.startswith(f"dlinfer.{name}.")]
-    path = PACKAGE / name.removesuffix(".*")
-    folders = sorted(one.parent for one in path.glob("*/__init__.py"))
-    if len(folders) == 1:
-        return [
-            folders[0].name,
-            *(f"· {one.parent.name}" for one in sorted(folders[0].glob("*/__init__.py"))),
-        ]
-    return rooms or [one.name for one in folders]
+    """What a band shows of its room: the rooms right below it, else the folders in it."""
+    below = [one.split(".")[2] for one in ROOMS if one.startswith(f"dlinfer.{name}.")]
+    folders = sorted((PACKAGE / name.removesuffix(".*")).glob("*/__init__.py"))
+    return list(dict.fromkeys(below)) or [one.parent.name for one in folders]
 
 
 def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "middle") -> str:
