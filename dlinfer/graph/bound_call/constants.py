@@ -71,7 +71,7 @@ def constants_of(
 ) -> list[Constant]:
     """Those of Dynamo's guards on constants that a bound call can compare: arguments, whatever the owner holds, and
     the function's globals. The caller answers for what an argument holds."""
-    constants = []
+    constants: list[Constant] = []
     for source in dict.fromkeys(sources):
         if not is_argument(source) and not source.startswith(("L['self'].", "G[")):
             continue

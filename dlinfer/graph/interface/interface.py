@@ -69,10 +69,10 @@ class Interface:
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...] = ()
-    symbols: Mapping[str, Range] = field(default_factory=dict)
+    symbols: Mapping[str, Range] = field(default_factory=dict[str, Range])
     conditions: tuple[Size, ...] = ()
-    constants: Mapping[int, Any] = field(default_factory=dict)
-    examples: Mapping[str, int] = field(default_factory=dict)
+    constants: Mapping[int, Any] = field(default_factory=dict[int, Any])
+    examples: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @cached_property
     def bind(self) -> Bind:

@@ -122,7 +122,7 @@ class BatchCollector:
         """A sample on its own memory, checked before a place is taken for it."""
         import numpy
 
-        given = array
+        given: Any = array
         if isinstance(array, (numpy.ndarray, numpy.generic)):
             given = numpy.asarray(array)
             if any(stride < 0 for stride in given.strides) or not given.flags.writeable:

@@ -29,7 +29,7 @@ class Introspection:
         """Return what an entry takes and gives. ``entry`` may be left out where there is one."""
         name = self._entry(entry)
         plans = self._plans[name]
-        if not isinstance(stage, int) or not 0 <= stage < len(plans):
+        if type(stage) is not int or not 0 <= stage < len(plans):
             raise SessionCallError(what=f"stage of {name!r}", name=stage, detail=f"it has {len(plans)}")
         return plans[stage].interface
 
@@ -43,7 +43,7 @@ class Introspection:
 
     def _port(self, entry: str, index: int, which: str, stage: int = 0) -> Port:
         ports = getattr(self.signature(entry, stage), which)
-        if not isinstance(index, int) or not 0 <= index < len(ports):
+        if type(index) is not int or not 0 <= index < len(ports):
             detail = f"entry {entry!r} has {len(ports)}"
             raise SessionCallError(what=f"index in {which}", name=index, detail=detail)
         return ports[index]

@@ -6,7 +6,7 @@ import json
 import pstats
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ class PythonProfiles:
         self.tables: list[list[tuple[str, int, float, float]]] = []
 
     @contextlib.contextmanager
-    def of_run(self, wanted: bool) -> Iterator[None]:
+    def of_run(self, wanted: bool) -> Generator[None]:
         """Profile a block, where it is wanted and one of the first."""
         if not wanted or len(self.tables) >= PROFILED_RUNS or not PROFILER.acquire(blocking=False):
             yield
@@ -110,7 +110,7 @@ class PythonProfiles:
     def text(self, runs: int) -> str:
         """Return the profiles of the first runs as tables."""
         head = f"{'file-line-function':<72}{'num calls':>12}{'func time':>14}{'tot time':>14}"
-        lines = []
+        lines: list[str] = []
         for number, rows in enumerate(self.tables[: max(0, runs)]):
             lines += [f"iteration {number}", head]
             lines += [

@@ -112,7 +112,7 @@ def _from_numpy(port: Port, value: Any) -> torch.Tensor:
     # A masked array would lose its mask.
     if not isinstance(value, (numpy.ndarray, numpy.generic)) or isinstance(value, numpy.ma.MaskedArray):
         raise ArtifactInputError(name=port.name, expected=port, given=shown(value))
-    array = numpy.asarray(value)
+    array: Any = numpy.asarray(value)
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
         if port.written:
             raise ArtifactInputError(
@@ -184,7 +184,7 @@ def lock_of(stages: Sequence[LoadedStage], memory: RuntimeMemory, *, shared: boo
 
 def into_own(io: IoTensors, outputs: Sequence[Port], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Results in the session's own tensors."""
-    placed = []
+    placed: list[torch.Tensor] = []
     for port, result in zip(outputs, results, strict=True):
         target = io.tensor(port, result.shape)
         target.copy_(result)

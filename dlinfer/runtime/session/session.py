@@ -420,7 +420,7 @@ def _handed_out(
     running: RunningStage, values: Values, results: Sequence[torch.Tensor], outputs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Each result by its name: in the caller's memory where that was given, else as it is."""
-    found = {}
+    found: dict[str, Any] = {}
     for port, result in zip(running.interface.outputs, results, strict=True):
         if port.name in outputs:
             write_into(port, outputs[port.name], result)
@@ -431,7 +431,7 @@ def _handed_out(
 
 
 def _of(ports: Sequence[Any], index: int, what: str) -> str:
-    if not isinstance(index, int) or not 0 <= index < len(ports):
+    if type(index) is not int or not 0 <= index < len(ports):
         raise SessionCallError(what=what, name=index, detail=f"it has {len(ports)}")
     return ports[index].name
 
