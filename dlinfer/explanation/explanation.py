@@ -1,7 +1,7 @@
-"""``dlinfer.explain``: what dlinfer made of a model, as an object that shows itself as text, JSON and HTML.
+"""``dlinfer.explain``: how dlinfer compiled a model, as an object that shows itself as text, JSON and HTML.
 
-An Explanation only gathers what compilations reported (``dlinfer.graph.report``); nothing is compiled for its
-sake that the model's own call would not compile.
+An Explanation gathers the reports of compilations (``dlinfer.graph.report``). It compiles nothing that the model's own
+call would not compile.
 """
 
 import json
@@ -31,14 +31,14 @@ FORMATS = (".txt", ".json", ".html")
 
 @dataclass
 class Explanation(Facts):
-    """What compiling something gave: ``str()`` is a summary, ``to_text()`` everything."""
+    """The reports of some compilations: ``str()`` is a summary, ``to_text()`` everything."""
 
     _compiled: "_Compiled | None" = field(default=None, repr=False, compare=False)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Call what was explained once more, under no_grad; what that compiles is added. Gives its result.
+        """Call the model once more, under no_grad, add what that compiles, and return the call's result.
 
-        Raises ExplanationError where there is nothing to call: read from JSON, or made by ``of_process``.
+        Raises ExplanationError for an explanation without a model: read from JSON, or made by ``of_process``.
         """
         if self._compiled is None:
             raise ExplanationError(detail="it holds reports only, nothing that could be called")
@@ -48,16 +48,16 @@ class Explanation(Facts):
     def from_json(cls, text: str) -> "Explanation":
         """Return what ``to_json`` wrote. Raises ExplanationError where it is something else."""
         try:
-            given = json.loads(text)
-            if given["schema"] != SCHEMA:
-                raise ExplanationError(detail=f"the JSON has schema {given['schema']}, not {SCHEMA}")
+            data = json.loads(text)
+            if data["schema"] != SCHEMA:
+                raise ExplanationError(detail=f"the JSON has schema {data['schema']}, not {SCHEMA}")
             return cls(
-                given["model"],
-                [GraphReport.from_dict(graph) for graph in given["graphs"]],
-                [GraphBreak(**broken) for broken in given["graph_breaks"]],
-                given["seconds"],
-                given["cache"],
-                given["versions"],
+                data["model"],
+                [GraphReport.from_dict(graph) for graph in data["graphs"]],
+                [GraphBreak(**broken) for broken in data["graph_breaks"]],
+                data["seconds"],
+                data["cache"],
+                data["versions"],
             )
         except (ValueError, KeyError, TypeError) as cause:
             detail = f"the JSON is no explanation: {type(cause).__name__}: {cause}"
@@ -96,11 +96,11 @@ def explain(
     dynamic: bool | None = None,
     **kwargs: Any,
 ) -> Explanation:
-    """Compile a module or function for dlinfer, call it once with these arguments, and say what was made of it.
+    """Compile a module or function for dlinfer, call it once with these arguments, and explain the compilation.
 
     options: as for torch.compile(backend="dlinfer"). dynamic: as torch.compile's. The call runs for real, under
-    no_grad, and what it writes (a KV cache) is written. What Dynamo compiled before of the same model is neither used
-    nor replaced; but it does remember which sizes it has seen change, which ``dynamic=None`` goes by.
+    no_grad, and its writes (a KV cache) stay. Earlier compilations of the same model are neither used nor replaced; but
+    Dynamo remembers which sizes have changed, and ``dynamic=None`` follows that.
 
     Raises CompileOptionError, EngineUnavailableError, GraphFallbackError under fallback ``error``, and whatever the
     model itself raises.
@@ -127,7 +127,7 @@ def name_of(model_or_function: Any) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what compiles."""
+    """Versions of dlinfer, torch and Python."""
     return {
         "dlinfer": dlinfer.__version__,
         "torch": str(torch.__version__),
@@ -136,7 +136,7 @@ def versions() -> dict[str, str]:
 
 
 class _Compiled:
-    """A function under torch.compile, by a backend that notes which graphs it was given."""
+    """A function under torch.compile, with a backend that collects the reports of its graphs."""
 
     def __init__(self, function: Callable[..., Any], options: CompileOptions, dynamic: bool | None) -> None:
         self.options = options
@@ -154,7 +154,7 @@ class _Compiled:
         return run
 
     def run(self, explanation: Explanation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function and add to the explanation what happened meanwhile."""
+        """Call the function, and add the new reports to the explanation."""
         breaks, entries = dynamo.graph_breaks(), disk.counts()
         start = time.perf_counter()
         try:
@@ -176,9 +176,9 @@ class _Compiled:
 _REASONS = {"generic_jump": "a branch that depends on the values of a tensor"}
 
 
-def _breaks(found: Sequence[tuple[str, str]]) -> list[GraphBreak]:
+def _breaks(dynamos: Sequence[tuple[str, str]]) -> list[GraphBreak]:
     breaks: list[GraphBreak] = []
-    for text, line in found:
+    for text, line in dynamos:
         first, _, rest = text.strip().partition("\n")
         reason = _REASONS.get(first.partition(" ")[0], first)
         advice = [

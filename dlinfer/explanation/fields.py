@@ -1,4 +1,4 @@
-"""The fields of an explanation: what compilations reported, and the figures that follow from it."""
+"""The fields of an explanation: reports of compilations, and the figures that follow from them."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field, fields
@@ -22,7 +22,7 @@ class GraphBreak:
 
 @dataclass
 class Facts:
-    """What compiling something gave.
+    """The reports of some compilations.
 
     model: what was explained. graphs: one report each, in order. graph_breaks: where Dynamo left a graph.
     seconds: of the explained calls, compiling included. cache: what happened to disk entries, by kind.
@@ -86,7 +86,7 @@ class Facts:
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it; docs/reference/json.md describes the keys."""
         plain = {item.name: getattr(self, item.name) for item in fields(Facts)}
-        plain |= {name: [asdict(one) for one in plain[name]] for name in ("graphs", "graph_breaks")}
+        plain |= {name: [asdict(item) for item in plain[name]] for name in ("graphs", "graph_breaks")}
         figures: dict[str, Any] = {
             "fired": self.fired,
             "coverage": self.coverage,

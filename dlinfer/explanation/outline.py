@@ -30,7 +30,7 @@ class Block:
     rows: list[NodeReport] = field(default_factory=list[NodeReport])
 
     def shape(self) -> tuple[object, ...]:
-        """Return what it has in common with the same block of another layer."""
+        """Return the parts that equal layers share."""
         return self.kind, self.title.partition(" #")[0], [(row.op, row.result) for row in self.rows]
 
 
@@ -53,7 +53,7 @@ class Layer:
 
 
 def outline_of(graph: GraphReport) -> list[Layer]:
-    """Layers in the order in which they first run."""
+    """Layers, sorted by their first block."""
     blocks = _blocks(graph)
     indexed = [set(_indexed(_module(block))) for block in blocks]
     lengths = Counter(container for container, _ in set[Place]().union(*indexed))
@@ -72,7 +72,7 @@ def outline_of(graph: GraphReport) -> list[Layer]:
 
 
 def html_of(layers: Iterable[Layer]) -> str:
-    """The outline as nested lists; each row says on hover what is known of its node."""
+    """The outline as nested lists; each row shows its node's facts on hover."""
     return "".join(
         f"<details open><summary>{escape(layer.title)}{f' <b>× {layer.often}</b>' if layer.often > 1 else ''}"
         f'</summary><ol class="blocks">{"".join(map(_block, layer.blocks))}</ol></details>'
@@ -81,7 +81,7 @@ def html_of(layers: Iterable[Layer]) -> str:
 
 
 def hover_of(node: NodeReport) -> str:
-    """Everything that is known of a node, a line each."""
+    """The facts of a node, a line each."""
     lines = [f"{node.name}: {node.op}", f"gives {node.result}", f"runs as {node.where}"]
     lines += [f"in {node.module}"] if node.module else []
     lines += [f"from {short_line(node.line)}"] if node.line else []

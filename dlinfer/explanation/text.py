@@ -142,9 +142,9 @@ def table(rows: Iterable[tuple[str, str]], indent: str = "") -> list[str]:
     return [textwrap.indent(f"{name:<{width}}  {text}", indent) for name, text in all_rows]
 
 
-def counts(given: dict[str, int]) -> str:
+def counts(numbers: dict[str, int]) -> str:
     """``rms_norm 4, rotary 2``."""
-    return ", ".join(f"{name} {count}" for name, count in given.items()) or "nothing"
+    return ", ".join(f"{name} {count}" for name, count in numbers.items()) or "nothing"
 
 
 def short_line(line: str) -> str:

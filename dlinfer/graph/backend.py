@@ -23,7 +23,7 @@ from dlinfer.graph.report.report import FIRST_CALL, GraphReport, record
 from dlinfer.graph.torch_private import dynamo
 
 Compiled = Callable[..., Any]
-"""What Dynamo calls in the place of a graph."""
+"""Dynamo calls it in the place of a graph."""
 
 _MODES = ("default", "reduce-overhead")
 
@@ -125,8 +125,7 @@ def _lowered(
 
 
 def _refuse_gradients(graph_module: fx.GraphModule, example_inputs: Sequence[object]) -> None:
-    """Raises InferenceOnlyError where an op records gradients, which the model's own ``no_grad`` and ``inference_mode``
-    may rule out."""
+    """Raise InferenceOnlyError for an op that records gradients, outside of the model's ``no_grad`` and the like."""
     records, before = torch.is_grad_enabled(), dict[fx.Node, bool]()
     for node in graph_module.graph.nodes:
         if node.target is torch._C._set_grad_enabled:
@@ -137,7 +136,7 @@ def _refuse_gradients(graph_module: fx.GraphModule, example_inputs: Sequence[obj
             records = before[node.args[0]]
         elif records and node.op != "placeholder" and _has_gradient(node):
             inputs = zip(graph_module.graph.find_nodes(op="placeholder"), example_inputs, strict=True)
-            names = (one.name for one, value in inputs if _requires_grad(value))
+            names = (input.name for input, value in inputs if _requires_grad(value))
             raise InferenceOnlyError(what=next(names, node.name))
 
 
@@ -150,7 +149,7 @@ def _requires_grad(value: object) -> bool:
 
 
 def _values(graph_module: fx.GraphModule, example_inputs: Sequence[object]) -> Iterator[object]:
-    """What a graph takes, then what it makes: one without inputs runs where its factories put their tensors."""
+    """Inputs, then results: a graph without inputs runs on the device of its factories' tensors."""
     yield from example_inputs
     yield from (node.meta.get("example_value") for node in graph_module.graph.nodes)
 

@@ -32,7 +32,7 @@ from dlinfer.vendor.base import Vendor
 
 @dataclass
 class CompiledRegion:
-    """A compiled region, and what reports say of it.
+    """A compiled region, with facts for reports.
 
     run: a Program for engines that run steps, another RegionRun for others.
     placement: node name -> how it runs: ``kernel ...`` or ``cluster ...``.
@@ -49,7 +49,7 @@ class CompiledRegion:
 
 @dataclass(frozen=True)
 class Payload:
-    """The form in which an artifact keeps a compiled region, so that loading need not compile it.
+    """A compiled region as an artifact stores it, so that loading need not compile it.
 
     cpu: CPU flags, as Linux lists them, that it needs.
     """
@@ -164,7 +164,7 @@ def check_options(engine: Engine, options: CompileOptions) -> None:
 
 
 def find_engine(name: str | None, device_type: str) -> Engine:
-    """The engine of this name, or the default one of the device's vendor.
+    """Return the engine of this name, or the default engine of the device's vendor.
 
     Raises EngineUnavailableError, VendorClashError where two vendors provide it, and VendorLoadError where it cannot be
     loaded.
@@ -184,7 +184,7 @@ def find_engine(name: str | None, device_type: str) -> Engine:
         )
     vendor = providers[0]
     if len(providers) > 1:
-        first, second = (f"vendor {one.name!r}" for one in providers[:2])
+        first, second = (f"vendor {vendor.name!r}" for vendor in providers[:2])
         raise VendorClashError(what=f"the graph engine {name!r}", first=first, second=second)
     probe = discovery.probe(vendor)
     if not probe.available:

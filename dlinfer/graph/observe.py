@@ -1,4 +1,4 @@
-"""What a report says of a compilation's surroundings: name, guards, modules, memory."""
+"""Facts of a compilation's surroundings for its report: name, guards, modules, memory."""
 
 import re
 import resource

@@ -89,17 +89,16 @@ class CompileOptions:
         return others | {"fallback": self.policy, "small_regions": self.keeps_small_regions}
 
     @classmethod
-    def of(cls, given: "Mapping[str, Any] | CompileOptions | None") -> "CompileOptions":
+    def of(cls, options: "Mapping[str, Any] | CompileOptions | None") -> "CompileOptions":
         """Options from a dict as torch.compile passes it. Raises CompileOptionError naming the valid ones."""
-        if isinstance(given, CompileOptions):
-            return given
+        if isinstance(options, CompileOptions):
+            return options
         known = [item.name for item in fields(cls)]
-        for name in given or {}:
+        for name, value in (options or {}).items():
             if name not in known:
-                raise CompileOptionError(
-                    option=name, given=(given or {})[name], expected="one of the options " + ", ".join(known)
-                )
-        return cls(**dict(given or {}))
+                expected = "one of the options " + ", ".join(known)
+                raise CompileOptionError(option=name, given=value, expected=expected)
+        return cls(**dict(options or {}))
 
 
 def _value(text: str) -> str | bool | int | float:
@@ -119,8 +118,8 @@ def _is_a(option: str, value: object, kind: type | tuple[type, ...], expected: s
         raise CompileOptionError(option=option, given=value, expected=expected)
 
 
-def _one_of(option: str, given: object, allowed: tuple[object, ...]) -> None:
-    if given not in allowed:
+def _one_of(option: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
         raise CompileOptionError(
-            option=option, given=given, expected="one of " + ", ".join(repr(item) for item in allowed)
+            option=option, given=value, expected="one of " + ", ".join(repr(item) for item in allowed)
         )

@@ -1,6 +1,6 @@
-"""What graph engines stand on.
+"""Base classes of graph engines, and their parts.
 
-``value_engine`` is the whole of an engine but for what only its vendor knows: a vendor says what it takes, writes a
-function in its own form, and compiles it. ``onnx_engine`` is that engine for vendors that are fed ONNX: two methods are
-theirs. The rest are their parts, which an engine may use by themselves. docs/guides/write_an_engine.md builds one.
+``value_engine`` is an engine for runtimes without pointers: the vendor says which nodes it takes, lowers a function and
+compiles it. ``onnx_engine`` is that engine for runtimes that read ONNX; the vendor adds two methods.
+docs/guides/write_an_engine.md builds one.
 """

@@ -1,4 +1,4 @@
-"""A region that its engine does not run, at all or at one call: torch's kernels one by one, under the policy."""
+"""Torch runs a region, or one call of it, in place of the engine, under the fallback policy."""
 
 from collections.abc import Mapping
 
@@ -22,10 +22,10 @@ def eager_region(
     reason: str,
     reasons: Mapping[str, str] | None = None,
 ) -> CompiledRegion:
-    """The region as a program of eager steps, each node that computes refused with its reason.
+    """Compile the region to eager steps, and report each node that computes as refused.
 
-    reason: of the region. reasons: node name -> one of its own. Raises GraphFallbackError under the policy ``error``,
-    for a node with a reason of its own before others.
+    reasons: node name -> its own reason, where it is not ``reason``. Raises GraphFallbackError under the policy
+    ``error``, for a node with its own reason first.
     """
     own = reasons or {}
     refused: dict[str, str] = {}
@@ -36,7 +36,7 @@ def eager_region(
 
 
 def eager_program(region: Subgraph) -> Program:
-    """The region as a program that calls torch's kernels."""
+    """A program that runs the region with torch's kernels."""
     owner = region.graph_module
     calls = [node for node in owner.graph.nodes if node.op == "call_function"]
     computing = set(_computing(region))
@@ -48,9 +48,9 @@ def eager_program(region: Subgraph) -> Program:
 
 
 def leave_for_a_call(region: Subgraph, engine: str, reason: str, policy: str) -> None:
-    """Let one call of a compiled region run eagerly: counted, under ``warn`` said once for each reason.
+    """Count one call of a compiled region that torch runs; the policy ``warn`` warns once for each reason.
 
-    reason: why what was compiled is not right for the call's inputs. Raises GraphFallbackError under ``error``.
+    reason: why the compiled region is wrong for these inputs. Raises GraphFallbackError under the policy ``error``.
     """
     name = region.name
 

@@ -1,4 +1,4 @@
-"""Operands that turn out to have no elements, of ops that an engine is not right for then: asked before each call."""
+"""A check before each call: operands without elements, for ops that an engine computes wrongly on them."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from math import prod
@@ -14,7 +14,7 @@ from dlinfer.graph.ir.dialect import fake, op_name
 from dlinfer.graph.torch_private.symbols import lowest_size
 
 Shapes = Callable[[fx.Node], Iterable[Sequence[Any]]]
-"""Of a node: lists of sizes, none of which may be 0."""
+"""Returns the shapes of a node's operands that must have elements."""
 
 
 _aten = torch.ops.aten
@@ -25,18 +25,18 @@ _PRODUCTS = (
 _FACTORS = ("mat1", "mat", "batch1", "input", "x", "self")
 
 
-def first_factor(packet: Any, given: Collection[str]) -> str | None:
-    """Of a product of matrices, by the names of its arguments: that whose last dimension is summed over."""
+def first_factor(packet: Any, names: Collection[str]) -> str | None:
+    """Return the argument of a matrix product whose last dimension is summed over; None for other ops."""
     if packet not in _PRODUCTS:
         return None
-    return next(name for name in _FACTORS if name in given)  # self is an addend where there is another
+    return next(name for name in _FACTORS if name in names)  # self is an addend where there is another
 
 
 class EmptyOperands:
-    """Callable with a call's inputs: raises RefusedError where an operand is empty that must not be."""
+    """Callable with a call's inputs. Raises RefusedError where an operand is empty that must not be."""
 
     def __init__(self, graph: fx.Graph, shapes: Shapes) -> None:
-        """Raises UnknownSizeError for a size that does not follow from the inputs."""
+        """Raise UnknownSizeError for a size that does not follow from the inputs."""
         self._names: list[str] = []
         sizes: list[Sequence[Any]] = []
         for node in graph.nodes:
@@ -57,5 +57,5 @@ class EmptyOperands:
 
 
 def without_elements(name: str) -> str:
-    """Why an op of this name is refused."""
+    """The reason for a refused op."""
     return f"{name} of a tensor without elements"

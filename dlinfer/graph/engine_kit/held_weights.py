@@ -1,8 +1,8 @@
-"""Weights that are built into what an engine compiled, and noticed when they change.
+"""Weights that a compiled region has built in, and the check that they have not changed.
 
-Many compilers repack a weight once, when it is a constant of their graph. A PyTorch parameter is no constant: it can
-be trained, loaded again or replaced between two calls. So each call compares what it is given with what was built in
-(below a microsecond a weight), and what differs is compiled again.
+Many compilers repack a weight once, as a constant of their graph. A PyTorch parameter is no constant: it can be
+trained, reloaded or replaced between two calls. So each call compares its weights with the built-in ones (below a
+microsecond a weight) and recompiles where they differ.
 """
 
 import threading
@@ -18,10 +18,10 @@ from dlinfer.graph.engine_kit.weight_samples import WeightSamples
 
 @dataclass(frozen=True)
 class _Built:
-    """What was compiled with some weights.
+    """One compilation with its weights.
 
-    weights: keeps their memory, so that no other tensor gets the same address. marks: (index of the input, address,
-    version) of each. samples: some elements of each.
+    weights: keep their memory alive, so that no other tensor gets the same address. marks: (index of the input,
+    address, version) of each. samples: some elements of each.
     """
 
     run: Callable[..., Any]
@@ -30,15 +30,15 @@ class _Built:
     samples: WeightSamples
 
     def fits(self, inputs: Sequence[Any]) -> bool:
-        """Whether the inputs still are the weights that it was compiled with."""
+        """Whether the inputs still are the built-in weights."""
         for index, address, version in self.marks:
-            given = inputs[index]
-            if given.data_ptr() != address or _version(given) != version:
+            weight = inputs[index]
+            if weight.data_ptr() != address or _version(weight) != version:
                 return False
         return self.samples.same()  # all are where they were
 
     def changed(self, marks: tuple[tuple[int, int, int], ...]) -> list[int]:
-        """The inputs that are other weights by now, or have other contents."""
+        """Return the inputs whose memory or contents changed."""
         moved = {
             number for number, (new, old) in enumerate(zip(marks, self.marks, strict=True)) if new != old
         }
@@ -47,15 +47,14 @@ class _Built:
 
 
 class HeldWeights:
-    """Callable with all inputs of a region; compiled at the first call and again when a held input changed.
+    """Callable with all inputs of a region. It compiles at the first call, and again when a held input has changed.
 
-    held: indices of the inputs that are built in. names: of all inputs. build: takes the held tensors in the order of
-    ``held`` and gives what runs, which is called with all inputs. notes: gets a sentence for each time that weights
-    had changed.
+    held: indices of the inputs that are built in. names: of all inputs. build: compiles with the held tensors, in the
+    order of ``held``; the result is called with all inputs. notes: collects a sentence for each recompilation.
 
-    A change is another memory, a write in place that torch counts, or another content of one of the elements that
-    are looked at. Torch does not count writes through ``.data`` or to tensors made under ``inference_mode``: such a
-    write to less than an eighth of a weight may not be noticed (``dlinfer.refresh``). Threads may call it at once.
+    A weight has changed if its memory, its version or one of its sampled elements is another. Torch counts no writes
+    through ``.data`` or to tensors made under ``inference_mode``; such a write to less than an eighth of a weight may
+    go unnoticed (``dlinfer.refresh``). Threads may call it at once.
     """
 
     def __init__(
@@ -80,13 +79,13 @@ class HeldWeights:
         return built.run(*inputs)
 
     def release(self) -> None:
-        """Let go of the weights and of what was compiled with them; the next call compiles again."""
+        """Free the weights and the compiled region; the next call recompiles."""
         with self._lock:
             self._built = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights that are built in now."""
+        """Bytes of the built-in weights."""
         built = self._built  # read once: another thread may release it
         return sum(weight.nbytes for weight in built.weights) if built is not None else 0
 
@@ -115,7 +114,7 @@ class HeldWeights:
 
 
 def _check_memory(name: str, weight: torch.Tensor) -> None:
-    """Raise UnsupportedFeatureError for a weight whose storage was freed or shortened, as FSDP does between calls."""
+    """Raise UnsupportedFeatureError for a weight whose storage is freed or shortened, as FSDP does between calls."""
     if weight.layout is not torch.strided or not weight.numel():
         return
     last = sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
@@ -130,20 +129,18 @@ def _check_memory(name: str, weight: torch.Tensor) -> None:
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """How often torch saw the tensor's memory written; always the same for tensors without that count."""
+    """Torch's count of writes to the tensor's memory; 0 for inference tensors, which have none."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def refresh(model: torch.nn.Module | Iterable[torch.Tensor]) -> None:
-    """Let every compiled graph build the weights in again at its next call, after some were written through ``.data``.
+    """Let every compiled graph rebuild its weights at its next call, after writes through ``.data``.
 
-    model: a module, compiled or not, whose parameters and buffers were written; or the tensors themselves. Engines
-    that read weights where torch has them need none of it.
-
-    Raises UnsupportedFeatureError for tensors that were made under ``torch.inference_mode``.
+    model: a module, compiled or not, or the written tensors. Engines that read weights in torch's memory need no
+    refresh. Raises UnsupportedFeatureError for tensors that were made under ``torch.inference_mode``.
     """
     tensors = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else list(model)
-    if any(one.is_inference() for one in tensors):
+    if any(tensor.is_inference() for tensor in tensors):
         raise UnsupportedFeatureError(
             feature="a weight that was made under torch.inference_mode, where torch counts no writes,",
             where="dlinfer.refresh",

@@ -1,4 +1,4 @@
-"""Whether an input that a function writes is apart from the others, asked at each call at little cost."""
+"""A cheap check at each call: does a written input share memory with another input?"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,10 +11,10 @@ from dlinfer.graph.ir.dialect import fake
 
 
 class InputOverlap:
-    """Callable with a call's inputs: why the function is not the region for them, or None.
+    """Callable with a call's inputs. It returns why the function is wrong for them, or None.
 
-    What it looked at last is kept by address and sizes, so that weights, of which there are many, are looked at again
-    only when one of them, or what is written, has moved. Threads may call it at once.
+    It remembers addresses and sizes of the last call, and compares the many weights again only when one of them or a
+    written input has moved. Threads may call it at once.
     """
 
     def __init__(self, function: Function) -> None:
@@ -33,7 +33,7 @@ class InputOverlap:
         if not self._written:
             return None
         moving = [inputs[index] for index in self._moving]
-        places = [(one.data_ptr(), one.shape, one.stride()) for one in moving]
+        places = [(tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in moving]
         steady = [inputs[index].data_ptr() for index in self._steady]
         steady += [places[place] for place in self._written_places]
         known_places, known_steady = self._apart

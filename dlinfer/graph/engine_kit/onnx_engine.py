@@ -16,14 +16,14 @@ from dlinfer.graph.onnx.support import Refusals, fault_by_onnx, no_type_of_onnx
 from dlinfer.graph.onnx.weights import OnnxModel
 
 Session = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]
-"""Called with contiguous tensors by the names of the model's inputs, gives its outputs in the model's order."""
+"""Called with contiguous tensors by input name; returns the outputs in the model's order."""
 
 
 class OnnxEngine(ValueEngine[Options]):
-    """The engine without its vendor.
+    """An engine for runtimes that read ONNX.
 
-    opset: of the models. translations: a static method that gives functions of onnxscript's ops for some of torch's
-    ops, taken before the standard ones; None where these serve. placement: what a region becomes, for reports.
+    opset: of the models. translations: a static method that returns translations of some of torch's ops into
+    onnxscript's, used before the standard ones. placement: how reports name a compiled region.
     """
 
     opset = OPSET
@@ -33,30 +33,30 @@ class OnnxEngine(ValueEngine[Options]):
     def __init__(self) -> None:
         self._refusals = Refusals(opset=self.opset, translations=self.translations, fault=self.fault)
 
-    # --- what a vendor says
+    # --- what a vendor implements
 
     @abstractmethod
     def session(self, model: OnnxModel, options: Options) -> Session:
-        """What runs a model, whose weights are in it. It keeps what it needs of them: they may go after this.
+        """Return a session of a model. The model holds the weights and may be freed after this call.
 
         Raises RefusedError where the vendor does not take the model.
         """
 
     def fault(self, model: bytes) -> str | None:
-        """What the vendor has against the model of a single node; None where it takes it. Asked once for each kind.
+        """Return why the vendor refuses the model of a single node; None where it takes it. Called once for each kind.
 
-        Without a vendor's own answer it is what ONNX's checker says.
+        The default is the answer of ONNX's checker.
         """
         return fault_by_onnx(model)
 
-    # --- what an engine of values is
+    # --- the engine
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
-        """Types that ONNX does not have."""
+        """Refuse dtypes that ONNX does not have."""
         return no_type_of_onnx(dtype)
 
     def refuses_op(self, node: fx.Node) -> str | None:
-        """What has no translation to ONNX, and what the vendor has against it."""
+        """Refuse nodes without a translation to ONNX, and those that the vendor refuses."""
         return self._refusals.of(node)
 
     def lower(self, function: Function, options: Options, policy: str) -> Lowered:
@@ -65,7 +65,7 @@ class OnnxEngine(ValueEngine[Options]):
 
 
 class OnnxLowered(Lowered):
-    """A function as an ONNX graph, whose weights are put into the model that a session is made of."""
+    """A function as an ONNX graph. Its weights go into the model of each session."""
 
     def __init__(self, engine: OnnxEngine[Any], function: Function, options: Any) -> None:
         super().__init__(function, function.weights)
@@ -77,7 +77,7 @@ class OnnxLowered(Lowered):
         self._options = options
 
     def compile(self, weights: tuple[Tensor, ...]) -> Executable:
-        """A session of the model with these weights in it."""
+        """Return a session of the model with these weights."""
         names = self.graph.inputs
         held = {names[index]: weight for index, weight in zip(self.held, weights, strict=True)}
         session = self._engine.session(OnnxModel(self.graph, held), self._options)
@@ -93,7 +93,7 @@ class OnnxLowered(Lowered):
 
 
 def _checked(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """The graph, or a copy in which an index that torch refuses reaches no element."""
+    """The graph, or a copy whose out-of-range indices reach no element."""
     if not takes_indices(graph_module.graph):
         return graph_module
     graph = fx.Graph()

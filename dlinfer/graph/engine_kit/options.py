@@ -1,4 +1,4 @@
-"""An engine's own options: a dataclass whose fields say what values they take.
+"""An engine's own options: a dataclass whose fields check their values.
 
 ::
 
@@ -16,14 +16,14 @@ from typing import Any, NoReturn, TypeVar
 
 from dlinfer.errors import CompileOptionError
 
-Reader = Callable[[Any], Any]
-"""Takes what a user gave, gives the value of the field. Raises ExpectedError. It takes its own results as they are."""
+Reader = Callable[[Any], object]
+"""Takes a user's value and returns the field's value, which it accepts too. Raises ExpectedError."""
 
 _Self = TypeVar("_Self", bound="EngineOptions")
 
 
 class ExpectedError(Exception):
-    """A value is not what its field takes; the text says what the field takes."""
+    """A field does not take a value; the text says which values it takes."""
 
 
 def option(default: Any, read: Reader) -> Any:
@@ -33,52 +33,52 @@ def option(default: Any, read: Reader) -> Any:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """No options yet. Making one reads every field, and raises CompileOptionError for the first that is wrong."""
+    """No options. Making an object checks every field, and raises CompileOptionError for the first wrong one."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            given = getattr(self, item.name)
+            value = getattr(self, item.name)
             try:
-                object.__setattr__(self, item.name, item.metadata["read"](given))
+                object.__setattr__(self, item.name, item.metadata["read"](value))
             except ExpectedError as error:
-                refuse(item.name, given, str(error))
+                refuse(item.name, value, str(error))
 
     @classmethod
-    def of(cls: type[_Self], given: Mapping[str, Any]) -> _Self:
-        """Options by name. Raises CompileOptionError, for an unknown one with the names that there are."""
+    def of(cls: type[_Self], options: Mapping[str, Any]) -> _Self:
+        """Options by name. Raises CompileOptionError; for an unknown name it lists the known names."""
         known = [item.name for item in fields(cls)]
-        for name, value in given.items():
+        for name, value in options.items():
             if name not in known:
                 there = (
                     f"one of the engine's options: {', '.join(known)}" if known else "none: it has no options"
                 )
                 refuse(name, value, there)
-        return cls(**given)
+        return cls(**options)
 
 
-def refuse(name: str, given: Any, expected: str) -> NoReturn:
+def refuse(name: str, value: object, expected: str) -> NoReturn:
     """Raise CompileOptionError for one of an engine's options."""
-    raise CompileOptionError(option=f"engine_options[{name!r}]", given=given, expected=expected)
+    raise CompileOptionError(option=f"engine_options[{name!r}]", given=value, expected=expected)
 
 
 def one_of(*allowed: str) -> Reader:
-    """One of some words. An empty one is allowed where it is among them, and not named to users."""
+    """One of some words. The empty word is allowed where it is among them; errors do not list it."""
 
-    def read(given: Any) -> str:
-        if not isinstance(given, str) or given not in allowed:
+    def read(value: object) -> str:
+        if not isinstance(value, str) or value not in allowed:
             raise ExpectedError("one of " + ", ".join(repr(word) for word in allowed if word))
-        return given
+        return value
 
     return read
 
 
 def whole(least: int, expected: str = "", fits: Callable[[int], bool] = lambda value: True) -> Reader:
-    """A whole number from ``least`` on. expected: in words; fits: what else must be true of it."""
+    """A whole number from ``least`` on. expected: the same in words. fits: a further condition."""
 
-    def read(given: Any) -> int:
-        if isinstance(given, bool) or not isinstance(given, int) or given < least or not fits(given):
+    def read(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least or not fits(value):
             raise ExpectedError(expected or f"a whole number from {least} on")
-        return given
+        return value
 
     return read
 
@@ -86,9 +86,9 @@ def whole(least: int, expected: str = "", fits: Callable[[int], bool] = lambda v
 def text(expected: str) -> Reader:
     """Text that is not empty."""
 
-    def read(given: Any) -> str:
-        if not isinstance(given, str) or not given:
+    def read(value: object) -> str:
+        if not isinstance(value, str) or not value:
             raise ExpectedError(expected)
-        return given
+        return value
 
     return read

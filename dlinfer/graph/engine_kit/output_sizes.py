@@ -1,7 +1,7 @@
 """The sizes of results as functions of a call's inputs: for engines whose results torch allocates.
 
-A size is an integer, or the text of an expression over ``i0d1`` (a size of an input: its number, the dimension) and
-``n2`` (an input that is a number): plain data that can be stored.
+A size is an integer or the text of an expression: plain data that can be stored. In it ``i0d1`` is the size of input 0
+in dimension 1, and ``n2`` is the value of input 2, which is a number.
 """
 
 import math

@@ -13,7 +13,7 @@ from dlinfer.graph.ir.dialect import fake
 
 
 class OutputSpecs:
-    """Of one function. Raises UnknownSizeError where a size does not follow from the inputs."""
+    """The outputs of one function. Raises UnknownSizeError where a size does not follow from the inputs."""
 
     def __init__(self, function: Function) -> None:
         self._writes = function.writes
@@ -24,9 +24,9 @@ class OutputSpecs:
         )
 
     def empty(self, inputs: Sequence[Any], in_place: Collection[int] = ()) -> list[Tensor]:
-        """New memory for the outputs of a call: contiguous, not filled.
+        """Allocate contiguous memory for the outputs of a call.
 
-        in_place: indices of written inputs whose memory may be the output's own; it is where it is contiguous.
+        in_place: indices of written inputs; their own memory is the output where it is contiguous.
         """
         return [
             inputs[index]
@@ -41,11 +41,13 @@ class OutputSpecs:
         """Raise EngineResultError where outputs are not of these dtypes and sizes."""
         expected = self._sizes(inputs)
         if len(outputs) != len(expected):
-            given, wanted = f"{len(outputs)} results", f"{len(expected)}"
-            raise EngineResultError(engine=engine, region=region, index=0, given=given, expected=wanted)
+            results = f"{len(outputs)} results"
+            raise EngineResultError(
+                engine=engine, region=region, index=0, given=results, expected=str(len(expected))
+            )
         for index, (value, (dtype, _), sizes) in enumerate(zip(outputs, self._kinds, expected, strict=True)):
             if value.dtype != dtype or value.shape != sizes:
-                given, wanted = f"{value.dtype} {list(value.shape)}", f"{dtype} {list(sizes)}"
+                result, spec = f"{value.dtype} {list(value.shape)}", f"{dtype} {list(sizes)}"
                 raise EngineResultError(
-                    engine=engine, region=region, index=index, given=given, expected=wanted
+                    engine=engine, region=region, index=index, given=result, expected=spec
                 )

@@ -1,10 +1,10 @@
-"""What a vendor raises to hand a region, or one call of it, back to torch."""
+"""Exceptions of a vendor that make torch run a region, or one call of it."""
 
 
 class RefusedError(Exception):
     """A vendor does not take a region or a call of it; torch runs it, under the fallback policy.
 
-    reason: for the report. node: name of the node that it is about, where it is about one.
+    reason: for the report. node: name of the node that is the reason, where a single node is.
     """
 
     def __init__(self, reason: str, node: str = "") -> None:

@@ -1,15 +1,15 @@
 """A graph engine for runtimes that know values: no pointers, no writes, no aliases.
 
-A vendor's engine is a subclass. What only the vendor knows is
+A vendor's engine is a subclass. The vendor implements
 
 - ``refuses_op``: which nodes it does not take, and why;
-- ``lower``: a function of values in the vendor's own form, ``Lowered``;
-- ``Lowered.compile``: what runs, when the weights are known;
-- a dataclass of its options, and some facts as class attributes.
+- ``lower``: lowers a function of values to the vendor's own form, ``Lowered``;
+- ``Lowered.compile``: compiles that form when the weights are known;
+- a dataclass of its options, and some class attributes.
 
-All else is here and in ``value_region``: regions become functions of values, weights that change are compiled in again,
-what is written goes where torch has it, and what the vendor does not take after all, or not at one call, torch runs
-under the fallback policy, with the vendor's reason in the report.
+The rest is shared (here and in ``value_region``). Regions become functions of values. New contents are copied back into
+torch's tensors. Changed weights cause a recompilation. Torch runs every region or call that the vendor rejects, under
+the fallback policy and with the vendor's reason in the report.
 """
 
 import operator
@@ -40,15 +40,14 @@ Options = TypeVar("Options", bound=EngineOptions)
 
 
 class ValueEngine(Engine, Generic[Options]):
-    """The engine without its vendor. One object serves the whole process, from any thread.
+    """An engine for runtimes that know values only.
 
-    Its only programs are those of regions that it gives back to torch (``eager_region``), so a stored program has only
-    steps of torch in it.
+    Its only programs are regions that torch runs (``eager_region``), so its stored programs have steps of torch only.
 
-    options_type: the engine's own options.
-    device_type: of the tensors that it reads; the host where it does not say.
-    refuses_writes: why nodes that write are not taken; None where they are, as new contents of what they write.
-    smallest: nodes that compute which a region needs to be worth entering.
+    options_type: the dataclass of the engine's own options.
+    device_type: the device whose tensors it reads.
+    refuses_writes: the reason to refuse nodes that write; None where the engine returns their new contents.
+    smallest: a region with fewer computing nodes is not worth entering.
     """
 
     options_type: type[Options]
@@ -56,40 +55,40 @@ class ValueEngine(Engine, Generic[Options]):
     refuses_writes: str | None = None
     smallest: int = 1
 
-    # --- what a vendor says
+    # --- what a vendor implements
 
     @abstractmethod
     def refuses_op(self, node: fx.Node) -> str | None:
-        """Why a node is not taken, that has a meaning as values and tensors that fit; None where it is."""
+        """Return why a node is not taken; None where it is. Its tensors fit and it has a meaning as values."""
 
     @abstractmethod
     def lower(self, function: Function, options: Options, policy: str) -> Lowered:
-        """A function in the vendor's own form. policy: the fallback policy.
+        """Lower a function to the vendor's own form. policy: the fallback policy.
 
-        Raises RefusedError, and what ``graph.onnx.export`` raises.
+        Raises RefusedError, NotAFunctionError and NotExportableError.
         """
 
     def is_heavy(self, node: fx.Node) -> bool:
-        """Whether a node makes its region worth entering, however small that is."""
+        """Return whether a node makes even a small region worth entering."""
         return False
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
-        """Why tensors of a dtype are not taken; None where they are."""
+        """Return why tensors of a dtype are not taken; None where they are."""
         return None
 
-    def read_options(self, given: Mapping[str, Any]) -> Options:
+    def read_options(self, options: Mapping[str, Any]) -> Options:
         """Options from names and values. Raises CompileOptionError."""
-        return self.options_type.of(given)
+        return self.options_type.of(options)
 
-    # --- what an engine is
+    # --- the engine
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raise CompileOptionError."""
         self.read_options(options)
 
     def refuses(self, node: fx.Node) -> str | None:
-        """Why a node is not taken: its tensors do not fit, its effect is no value, the vendor's own reason, or that the
-        vendor does not compute it rightly on this CPU."""
+        """Return why a node is not taken: its tensors do not fit, its effect is no value, the vendor refuses it, or the
+        vendor computes it wrongly on this CPU."""
         if node.op != "call_function":
             return None
         if isinstance(node.target, HigherOrderOperator):
@@ -112,9 +111,9 @@ class ValueEngine(Engine, Generic[Options]):
         return f"{count} nodes cost less than entering {self.name}"
 
     def compile(self, region: Subgraph, options: CompileOptions) -> CompiledRegion:
-        """The region, or what torch runs in its place under the policy where the vendor does not take the whole of it.
+        """Compile a region; torch runs it where the vendor does not take the whole of it.
 
-        Raises GraphFallbackError under the policy ``error``, CompileOptionError, and what the vendor raises.
+        Raises GraphFallbackError under the policy ``error``, CompileOptionError, and the vendor's own errors.
         """
         chosen = self.read_options(options.wanted_engine_options)
         try:
@@ -144,18 +143,18 @@ class ValueEngine(Engine, Generic[Options]):
         target = twin.op if isinstance(twin, Twin) else node.target
         if target is None:  # a copy
             return None
-        tensors = [tensor for one in (node, *node.all_input_nodes) for tensor in tensors_of(one)]
+        tensors = [tensor for value in (node, *node.all_input_nodes) for tensor in tensors_of(value)]
         return self.selftest.failure(packet_name(target), precision_of(tensors))
 
     def _unfit(self, node: fx.Node) -> str | None:
-        for one in (node, *node.all_input_nodes):
-            for tensor in tensors_of(one):
+        for value in (node, *node.all_input_nodes):
+            for tensor in tensors_of(value):
                 if (reason := self.refuses_tensor(tensor)) is not None:
                     return reason
         return None
 
     def refuses_tensor(self, tensor: Tensor) -> str | None:
-        """Why a tensor is not taken; None where it is."""
+        """Return why a tensor is not taken; None where it is."""
         if tensor.device.type != self.device_type:
             return f"a tensor on device {tensor.device.type!r}"
         if tensor.layout != torch.strided:

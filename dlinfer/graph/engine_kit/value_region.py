@@ -1,4 +1,4 @@
-"""A region as an engine of values runs it: the vendor's executable, and what is around it at each call."""
+"""A compiled region of a value engine: the vendor's executable, and the checks and copies around each call."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.ir.program import RegionRun
 
 Executable = Callable[..., Sequence[Tensor]]
-"""Called with a function's inputs, gives its outputs: fresh tensors, or for an output that is the new content of an
-input that input, written. May raise RefusedError, before it writes anything."""
+"""Called with a function's inputs; returns its outputs. An output that is the new content of an input may be that input
+itself, written. May raise RefusedError before it writes anything."""
 
 
 class Lowered(ABC):
@@ -27,8 +27,8 @@ class Lowered(ABC):
 
     source: that form as text, for reports. placement: how its nodes run, for reports.
     held: indices of the inputs whose tensors ``compile`` builds in.
-    outputs: what the outputs are; ``outputs.empty(inputs)`` is memory for those of a call.
-    notes: what else is to be known, one sentence each; may grow while it runs.
+    outputs: dtypes and sizes of the outputs; ``outputs.empty(inputs)`` allocates those of a call.
+    notes: anything else to report, one sentence each; may grow while it runs.
 
     Making one raises UnknownSizeError where the outputs' sizes do not follow from the inputs.
     """
@@ -44,17 +44,17 @@ class Lowered(ABC):
 
     @abstractmethod
     def compile(self, weights: tuple[Tensor, ...]) -> Executable:
-        """What runs with these weights, one for each of ``held``. Raises RefusedError.
+        """Compile with these weights, one for each of ``held``. Raises RefusedError.
 
         Called at once where nothing is held, else at the first call, and again when a weight has changed.
         """
 
     def check(self, inputs: Sequence[Any]) -> None:  # noqa: B027 - most vendors need none
-        """Raise RefusedError for inputs that the executable would not be right for, WrongInputError for wrong ones."""
+        """Raise RefusedError for inputs that the executable computes wrongly, WrongInputError for wrong inputs."""
 
 
 class Views(Lowered):
-    """A function that computes nothing: torch makes the region's outputs of its inputs."""
+    """A function without computation: torch makes the region's outputs as views of its inputs."""
 
     placement = "view"
 
@@ -63,7 +63,7 @@ class Views(Lowered):
 
 
 class ValueRegion(RegionRun):
-    """Callable with a region's inputs, gives the tuple of its outputs; threads may call it as the executable allows.
+    """A compiled region. Threads may call it at once if they may call the executable at once.
 
     engine, policy: the engine's name and the fallback policy, for calls that torch runs.
     Making one raises RefusedError where nothing is held and the vendor does not compile it.
@@ -112,16 +112,16 @@ class ValueRegion(RegionRun):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights that are built in now."""
+        """Bytes of the built-in weights."""
         return self._held.nbytes if self._held is not None else 0
 
     def unbind(self) -> None:
-        """Let go of the weights and of what was compiled with them; the next call compiles again."""
+        """Free the weights and the executable; the next call recompiles."""
         if self._held is not None:
             self._held.release()
 
     def _compiled(self, weights: tuple[Tensor, ...]) -> Executable:
-        """What runs with these weights; where the vendor does not compile it, what refuses every call with them."""
+        """The executable with these weights; one that refuses every call where the vendor does not compile it."""
         try:
             return self.lowered.compile(weights)
         except RefusedError as refused:
@@ -133,7 +133,7 @@ class ValueRegion(RegionRun):
         return refuse
 
     def _left(self, reason: str, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """A call by torch, under the policy; each reason is noted once."""
+        """Let torch run a call, under the policy; note each reason once."""
         leave_for_a_call(self._region, self._engine, reason, self._policy)
         note = f"ran by torch at a call: {reason}"
         if note not in self.lowered.notes:

@@ -1,7 +1,7 @@
-"""A few elements of each weight, by which a write is noticed that torch does not count: one through ``.data``.
+"""Sampled elements of each weight, to notice writes that torch does not count: those through ``.data``.
 
-numpy reads the elements where they are, by a view of the process's own memory: one call for all weights of one element
-size. That costs some nanoseconds an element where weights are in a cache, some tens where they are not.
+numpy reads the elements through a view of the process's own memory, in one call for all weights of one element size.
+An element takes a few nanoseconds if it is in a CPU cache, some tens if not.
 """
 
 import math
@@ -15,14 +15,14 @@ from torch import Tensor
 from dlinfer.graph.ir.device import HOST
 
 SAMPLES = 16
-"""Elements of each weight: one of each sixteenth of it, so that a write to an eighth or more in one piece is seen."""
+"""Elements of each weight, one of each sixteenth: they show a write to an eighth or more in one piece."""
 
 _ADDRESSES = 1 << 62
-"""More bytes than any processor can address: for an element behind the end numpy would read the last element."""
+"""More bytes than any processor can address; numpy would clip an index behind the end."""
 
 
 class WeightSamples:
-    """What some elements of weights were. The weights must be alive, and where they were, whenever it is asked."""
+    """Values of sampled elements. The weights must stay alive and in place while it is used."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         by_word: dict[int, list[tuple[int, Any]]] = {}
@@ -46,24 +46,24 @@ class WeightSamples:
         self._before = [window.take(places, mode="clip") for window, places, _ in self._groups]
 
     def same(self) -> bool:
-        """Whether all of them still are what they were."""
+        """Whether no sampled element has changed."""
         for (window, places, _), before in zip(self._groups, self._before, strict=True):
             if not np.array_equal(window.take(places, mode="clip"), before):
                 return False
         return True
 
     def changed(self, owners: Collection[int]) -> set[int]:
-        """Of some weights, by their numbers, those with an element that is not what it was."""
+        """Return those of some weights, by number, that have a changed element."""
         different: set[int] = set()
         for (window, places, owner), before in zip(self._groups, self._before, strict=True):
-            asked = np.isin(owner, list(owners))
-            now = window.take(places[asked], mode="clip")
-            different |= set(owner[asked][now != before[asked]].tolist())
+            chosen = np.isin(owner, list(owners))
+            now = window.take(places[chosen], mode="clip")
+            different |= set(owner[chosen][now != before[chosen]].tolist())
         return different
 
 
 def _offsets(weight: Tensor) -> Any:
-    """Offsets of elements, in elements: one at random of each of equal parts of the weight."""
+    """Offsets in elements: a random element of each of equal parts of the weight."""
     count = min(SAMPLES, weight.numel())
     ends = np.linspace(0, weight.numel(), count + 1).astype(np.int64)
     chosen = ends[:-1] + (np.random.default_rng().random(count) * np.diff(ends)).astype(np.int64)
@@ -75,7 +75,7 @@ def _offsets(weight: Tensor) -> Any:
 
 
 class _Memory:
-    """The process's memory as an array, which numpy reads only where it is indexed. It begins behind address 0."""
+    """The process's memory as an array; numpy reads only the indexed places. It begins behind address 0."""
 
     def __init__(self, size: int) -> None:
         self.__array_interface__ = {

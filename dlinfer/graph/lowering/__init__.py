@@ -1,4 +1,4 @@
-"""From a captured graph to what runs: partition, the engine's regions, and the program that joins them.
+"""Lowering: partition a graph, compile the engine's regions, and write the program that joins them.
 
-In come a graph in the dialect and an engine, out comes a ``CompiledGraph``. The doors and artifacts call it.
+It takes a graph in the dialect and an engine, and returns a ``CompiledGraph``. The doors and artifacts call it.
 """

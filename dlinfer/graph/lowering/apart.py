@@ -1,7 +1,7 @@
-"""Inputs that a compiled graph assumes to lie in different memory, compared at each call.
+"""Inputs that a compiled graph assumes to lie in different memory, and the check at each call.
 
-Bools and wider numbers seldom share memory, so a mask that is passed in is no reason for a cache to wait, nor the other
-way round (``ir/effects``). But an allocator may cut a mask from an arena of int32 words.
+Bools and wider numbers seldom share memory, so effects treat a mask and a cache as independent (``ir/effects``). But an
+allocator may cut a mask from an arena of int32 words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ class SharedMemoryError(DlinferError, ValueError):
 
 
 def apart_of(graph: fx.Graph) -> Apart:
-    """What a graph assumes: bools lie apart from wider numbers, where the graph writes either."""
+    """Pairs of inputs that the graph assumes apart: bools and wider numbers, where it writes either."""
     effects = effects_of(graph)
     bools, _, wide = effects.by_width
     inputs = list(enumerate(graph.find_nodes(op="placeholder")))
@@ -44,7 +44,7 @@ def apart_of(graph: fx.Graph) -> Apart:
 
 
 def check_apart(apart: Apart, inputs: Sequence[Any]) -> None:
-    """Raises SharedMemoryError, before anything is written, where inputs share memory after all."""
+    """Raise SharedMemoryError, before anything is written, where inputs share memory after all."""
     for first, second in apart:
         ranges = list(_ranges(inputs, first))
         for begin, end, index in _ranges(inputs, second):

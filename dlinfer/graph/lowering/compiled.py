@@ -71,7 +71,7 @@ class CompiledGraph:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], engine: Engine, cache_dir: Path) -> "CompiledGraph":
-        """What ``to_dict`` gave.
+        """Read what ``to_dict`` gave.
 
         Raises where the data is not sound, the engine lacks a part of it, or KV caches are laid out otherwise now.
         """
@@ -95,7 +95,7 @@ class CompiledGraph:
 
 
 def resolver(regions: Mapping[str, RegionRun]) -> Callable[[str], Function]:
-    """What resolves the callees of a program that joins regions."""
+    """Return the resolver of a program that joins regions."""
 
     def resolve(reference: str) -> Function:
         kind, _, name = reference.partition(" ")

@@ -1,7 +1,7 @@
-"""The layout of KV caches that a compiled graph was made for: the active vendor's, as long as that does not change.
+"""The layout of KV caches that a graph was compiled for: that of the active vendor.
 
-Kernels are bound when a graph is compiled, and each reads caches as its vendor lays them out. Dynamo guards the layout,
-where a model asks through dlinfer's Python calls, and compiles again; every compiled graph compares it at each call.
+A graph binds its kernels when it is compiled, and each kernel reads caches in its vendor's layout. Dynamo guards the
+layout where a model reads it through dlinfer's Python calls; every compiled graph compares it at each call.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from dlinfer.vendor import discovery
 
 
 def kv_layouts_of(graph: fx.Graph) -> dict[str, str]:
-    """Device type -> order of the caches' dimensions, for the devices on which the graph has caches."""
+    """Device type -> order of the caches' dimensions, for each device that holds caches of the graph."""
     devices: set[str] = set()
     for node in graph.nodes:
         op = overload(node)
@@ -28,10 +28,10 @@ def kv_layouts_of(graph: fx.Graph) -> dict[str, str]:
 
 
 def check_kv_layouts(made_for: Mapping[str, str]) -> None:
-    """Raises KVLayoutChangedError where caches are laid out otherwise by now."""
+    """Raise KVLayoutChangedError where the layout of caches has changed."""
     for device, order in made_for.items():
-        if discovery.kv_orders.get(device) != order and (given := kv_order(device)) != order:
+        if discovery.kv_orders.get(device) != order and (now := kv_order(device)) != order:
             vendor = discovery.active(device)
             raise KVLayoutChangedError(
-                made_for=order, given=given, vendor="none" if vendor is None else vendor.name, device=device
+                made_for=order, given=now, vendor="none" if vendor is None else vendor.name, device=device
             )

@@ -1,4 +1,4 @@
-"""From a captured graph to what runs: passes, partition, the engine's regions, and the program that joins them."""
+"""Lower a captured graph: passes, partition, the engine's regions, and the program that joins them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -74,7 +74,7 @@ def _run(graph_module: fx.GraphModule, chosen: Sequence[Pass], options: CompileO
 
 
 def _apply_policy(divided: Partition, engine: Engine, options: CompileOptions) -> None:
-    """Refuse or warn of nodes that the engine does not run; regions left out as too small are no fault."""
+    """Apply the fallback policy to nodes that the engine refuses; regions that are too small do not count."""
     small = {node for nodes, _ in divided.too_small for node in nodes}
     for node, reason in divided.refusals.items():
         if node in small or not is_compute(node):
@@ -135,8 +135,8 @@ def _fill(
     """Report what runs where."""
     counts = [len(part.nodes) for part in divided.parts if part.in_engine]
     report.regions = [
-        RegionReport(name, engine.name, count, "", made.clusters, made.run.source, made.notes)
-        for count, (name, made) in zip(counts, parts.items(), strict=True)
+        RegionReport(name, engine.name, count, "", part.clusters, part.run.source, part.notes)
+        for count, (name, part) in zip(counts, parts.items(), strict=True)
     ]
     calls = (node for node in graph.nodes if node.op == "call_function")
     report.nodes = [_node_report(node, divided, placement) for node in calls]

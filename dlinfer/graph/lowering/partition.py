@@ -1,9 +1,9 @@
-"""Partition: maximal regions for the engine, the rest eager, with a reason for every node that is not in one.
+"""Partition a graph: maximal regions for the engine, the rest eager, with a reason for every node outside a region.
 
-Nodes get levels: a node of the engine stands one level behind the refused nodes that it depends on, a refused node
-on the level of what it reads. Level by level, the engine's nodes are one region and the refused ones follow it; so
-no region depends on itself, and there are no more regions than the refused nodes force. Reads and writes of the
-same memory are dependencies like any other (``ir/effects``).
+Each node gets a level. A node of the engine stands one level above the refused nodes that it depends on, a refused node
+on the level of its operands. On each level the engine's nodes form one region, and the refused nodes follow it. So no
+region depends on itself, and there are as few regions as the refused nodes allow. Reads and writes of the same memory
+are dependencies (``ir/effects``).
 """
 
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What is known of every compiled graph, as plain data, and the fallback policy of graphs.
+"""Reports of compiled graphs, as plain data, and the fallback policy of graphs.
 
-In comes what compilations tell, out come reports and what ``DLINFER_DEBUG`` prints. Rooms above ``passes`` call it.
+Compilations emit facts; a report collects them and ``DLINFER_DEBUG`` prints them. Rooms above ``passes`` call it.
 """

@@ -1,4 +1,4 @@
-"""What ``DLINFER_DEBUG`` prints while graphs are compiled, and graphs as text."""
+"""Reports that ``DLINFER_DEBUG`` prints while graphs are compiled, and graphs as text."""
 
 import json
 

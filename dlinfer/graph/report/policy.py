@@ -1,4 +1,4 @@
-"""The fallback policy for graphs: what happens to a node, or a whole function, that its engine does not run."""
+"""The fallback policy for nodes, and for whole functions, that an engine does not run."""
 
 from torch import fx
 
@@ -8,7 +8,7 @@ from dlinfer.ops.core.fallback import Fallback, settle
 
 
 def leave_engine(node: fx.Node, engine: str, reason: str, policy: str) -> None:
-    """Let a node run outside ``engine``: counted, under ``warn`` said once for each reason.
+    """Count a node that runs outside ``engine``; the policy ``warn`` warns once for each reason.
 
     Raises GraphFallbackError under the policy ``error``.
     """
@@ -33,7 +33,7 @@ def leave_engine(node: fx.Node, engine: str, reason: str, policy: str) -> None:
 
 
 def leave_graph(what: str, error: DlinferError, policy: str) -> None:
-    """Let a function that could not be captured run eagerly: counted, under ``warn`` said once for each reason.
+    """Count a function that runs eagerly because it could not be captured; ``warn`` warns once for each reason.
 
     what: its name, for the count. Raises ``error`` under the policy ``error``.
     """

@@ -1,7 +1,4 @@
-"""What is known of every compiled graph: the data behind ``dlinfer.explain`` and ``DLINFER_DEBUG``.
-
-Plain data that turns into JSON. Who compiles fills it; how it is shown stands elsewhere.
-"""
+"""The report of each compiled graph: plain data behind ``dlinfer.explain`` and ``DLINFER_DEBUG``, and JSON."""
 
 import itertools
 import threading
@@ -85,7 +82,7 @@ class ClusterReport:
 class RegionReport:
     """One part of a graph that an engine took, or refused as too small (``reason``).
 
-    notes: what else the engine says of it, also while it runs: which weights it holds, that they changed.
+    notes: further sentences of the engine, also while it runs: which weights it holds, when they changed.
     """
 
     name: str
@@ -105,11 +102,10 @@ class GraphReport:
     variant: the inputs whose size 1 Dynamo took as a constant; empty for the generic graph.
     captured, lowered: the graph as text before and after the passes. symbols: symbolic size -> range and source.
     guards: what was assumed about sizes. seconds: stage -> seconds.
-    memory: bytes of the ``weights`` and of the ``written inputs`` (KV caches) that the graph takes as inputs, bytes
-    ``held`` besides by what was compiled (constants, copies of weights), and the most that the process had
-    resident, ``peak before`` and ``peak after``.
+    memory: bytes of the inputs that are ``weights`` and of the ``written inputs`` (KV caches), bytes that the compiled
+    graph has ``held`` (constants, copies of weights), and the process's peaks, ``peak before`` and ``peak after``.
     refused: why the graph could not be captured and runs without dlinfer; empty when it could.
-    not_loaded: in what the nearest one in the disk cache differs from it; empty where there was none.
+    not_loaded: how the nearest entry of the disk cache differs from it; empty where there was none.
     """
 
     model: str
@@ -139,10 +135,10 @@ class GraphReport:
         ones = set(self.variant)
         mine = [graph for graph in earlier if graph.function == self.function]
         return any(
-            size != "1" and f"{given.name}[{dim}]" in ones
+            size != "1" and f"{item.name}[{dim}]" in ones
             for graph in mine
-            for given in graph.inputs
-            for dim, size in enumerate(given.sizes)
+            for item in graph.inputs
+            for dim, size in enumerate(item.sizes)
         )
 
     @property
@@ -170,10 +166,10 @@ class GraphReport:
 
     def refusals(self) -> dict[tuple[str, str], list[NodeReport]]:
         """(op, reason) -> the nodes that run eagerly for it."""
-        found: dict[tuple[str, str], list[NodeReport]] = {}
+        nodes: dict[tuple[str, str], list[NodeReport]] = {}
         for node in self.placed("eager"):
-            found.setdefault((node.op, node.reason), []).append(node)
-        return found
+            nodes.setdefault((node.op, node.reason), []).append(node)
+        return nodes
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -191,7 +187,9 @@ class GraphReport:
             "inputs": [InputReport(**item | {"sizes": tuple(item["sizes"])}) for item in data["inputs"]],
             "nodes": [NodeReport(**item | {"reads": tuple(item["reads"])}) for item in data["nodes"]],
             "regions": [
-                RegionReport(**item | {"clusters": [ClusterReport(**one) for one in item["clusters"]]})
+                RegionReport(
+                    **item | {"clusters": [ClusterReport(**cluster) for cluster in item["clusters"]]}
+                )
                 for item in data["regions"]
             ],
         }

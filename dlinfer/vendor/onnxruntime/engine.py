@@ -34,9 +34,9 @@ class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
         self._refusals = Refusals(opset=contrib.OPSET, translations=contrib.table, fault=sessions.why_refused)
         self.selftest = SelfTest(lambda: f"ONNX Runtime {sessions.version()}", self._cases)
 
-    def read_options(self, given: Mapping[str, Any]) -> OrtOptions:
+    def read_options(self, options: Mapping[str, Any]) -> OrtOptions:
         """Raise CompileOptionError, or ProviderUnavailableError for a provider that is not installed."""
-        chosen = super().read_options(given)
+        chosen = super().read_options(options)
         sessions.check_providers(chosen)
         return chosen
 

@@ -53,10 +53,10 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
     def __init__(self) -> None:
         self.selftest = selftest(self)
 
-    def read_options(self, given: Mapping[str, Any]) -> OpenVINOOptions:
+    def read_options(self, options: Mapping[str, Any]) -> OpenVINOOptions:
         """Raise CompileOptionError, for a device that is not there too, or UnsupportedFeatureError."""
         check_process()
-        chosen = super().read_options(given)
+        chosen = super().read_options(options)
         if chosen.device != "CPU":
             check_device(chosen.device)
         return chosen

@@ -54,10 +54,10 @@ class QaicEngineOptions(EngineOptions):
             refuse(str(error.fields["option"]), error.fields["given"], str(error.fields["expected"]))
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "QaicEngineOptions":
+    def of(cls, options: Mapping[str, Any]) -> "QaicEngineOptions":
         """Options by name. Raises CompileOptionError."""
-        session = {name: value for name, value in given.items() if name != "backend"}
-        return cls(given.get("backend", "aic"), session)
+        session = {name: value for name, value in options.items() if name != "backend"}
+        return cls(options.get("backend", "aic"), session)
 
 
 class QaicEngine(OnnxEngine[QaicEngineOptions]):
