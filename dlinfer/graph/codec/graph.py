@@ -4,9 +4,10 @@ The file stores the inputs' dtypes and sizes, and every call. Results are recomp
 sizes, dtypes and strides inside the graph come from torch, whatever a file says: compiled loops read memory by them.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import fx
@@ -59,6 +60,11 @@ class Layout:
             return 0
         steps = sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True))
         return (steps + 1) * self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return math.prod(self.sizes) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -247,18 +253,18 @@ class _Reader:
         return list(zip(inputs, interface.inputs, strict=True))
 
     def fake_input(self, port: Port) -> Any:
-        sizes = [None if size is None else size.evaluate(self.symbols) for size in port.sizes]
-        if None in sizes:
-            raise CodecError(f"input {port.name} has an unknown size")
+        sizes: list[int] = []
+        for size in port.sizes:
+            if size is None:
+                raise CodecError(f"input {port.name} has an unknown size")
+            sizes.append(size.evaluate(self.symbols))
         if port.number:
             return sizes[0]
         with self.mode:
             if port.strides is None:
-                return torch.empty(cast("list[int]", sizes), dtype=port.dtype, device=port.device)
+                return torch.empty(sizes, dtype=port.dtype, device=port.device)
             strides = [stride.evaluate(self.symbols) for stride in port.strides]
-            return torch.empty_strided(
-                cast("list[int]", sizes), strides, dtype=port.dtype, device=port.device
-            )
+            return torch.empty_strided(sizes, strides, dtype=port.dtype, device=port.device)
 
     def weight(self, node: fx.Node, number: Json) -> torch.Tensor:
         if type(number) is not int or not 0 <= number < len(self.weights):

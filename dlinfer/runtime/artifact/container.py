@@ -20,11 +20,11 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from dlinfer.errors import ArtifactCorruptError, ArtifactNotFoundError, ArtifactVersionError
 from dlinfer.graph.codec.arguments import CodecError, Json, refuse_malformed
-from dlinfer.runtime.artifact.sealing import unsealed
+from dlinfer.runtime.artifact.sealing import SealedWriter, unsealed
 
 FORMAT = 3
 MANIFEST = "manifest.json"
@@ -40,12 +40,6 @@ _COARSEST_STEP = 2_000_000_000
 """Nanoseconds between two times that a file system can tell apart, at most: FAT counts in two seconds."""
 
 Buffer = bytes | bytearray | memoryview | mmap.mmap
-
-
-class Sink(Protocol):
-    """What a container is written into."""
-
-    def write(self, data: Buffer, /) -> object: ...
 
 
 # --- writing
@@ -69,7 +63,7 @@ def json_member(data: Json) -> Member:
     return member_of(_json(data))
 
 
-def write_container(sink: Sink, manifest: Json, members: Mapping[str, Member]) -> None:
+def write_container(sink: IO[bytes] | SealedWriter, manifest: Json, members: Mapping[str, Member]) -> None:
     """Write members in their order, the manifest, and the digests of all. The first member is aligned."""
     members = {**members, MANIFEST: json_member(manifest)}
     header: dict[str, Json] = {}

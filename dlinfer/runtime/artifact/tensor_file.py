@@ -1,7 +1,6 @@
 """The weights of an artifact: one member in which each tensor lies as it did in memory, used where it lies."""
 
 import ctypes
-import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -195,8 +194,3 @@ def _writable(memory: memoryview) -> memoryview:
     unmarked: Any = (ctypes.c_char * len(memory)).from_address(array.ctypes.data)
     unmarked.owner = array  # the bytes must live as long as the tensors
     return memoryview(unmarked).cast("B")
-
-
-def nbytes(layout: Layout) -> int:
-    """Bytes of a tensor's elements."""
-    return math.prod(layout.sizes) * layout.dtype.itemsize

@@ -18,13 +18,12 @@ from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.torch_private.expressions import SizeTextError, to_size
 from dlinfer.graph.torch_private.fake_mode import storage_id
 from dlinfer.graph.torch_private.symbols import symbols_of
-from dlinfer.runtime.artifact.tensor_file import nbytes
 
 
 def stage_plan(read: ReadGraph, interface: Interface, weights: Sequence[Layout]) -> dict[str, Any]:
     """Return the plan of one stage with what lies outside of its graph: weights, inputs and outputs."""
     return memory_plan(read, interface) | {
-        "weights_bytes": sum(map(nbytes, weights)),
+        "weights_bytes": sum(layout.nbytes for layout in weights),
         "written_weights": sorted(read.writes),
         "inputs": {port.name: _port_bytes(port) for port in interface.inputs},
         "outputs": {port.name: _port_bytes(port) for port in interface.outputs},
