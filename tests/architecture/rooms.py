@@ -76,18 +76,18 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext.faults.answers": "errors framework "
     "framework.lmdeploy_ext.versions framework.lmdeploy_ext.device framework.lmdeploy_ext.checks",
     "dlinfer.framework.lmdeploy_ext.faults.serving": "errors framework "
-    "framework.lmdeploy_ext.versions framework.lmdeploy_ext.device framework.lmdeploy_ext.checks",
+    "framework.lmdeploy_ext.versions framework.lmdeploy_ext.errors framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.contract": "dlinfer errors ops framework "
     "framework.lmdeploy_ext.versions framework.lmdeploy_ext.device framework.lmdeploy_ext.checks",
     "dlinfer.framework.lmdeploy_ext": "dlinfer errors vendor framework "
-    "framework.lmdeploy_ext.versions framework.lmdeploy_ext.device framework.lmdeploy_ext.conversion "
-    "framework.lmdeploy_ext.sampling framework.lmdeploy_ext.layers "
+    "framework.lmdeploy_ext.versions framework.lmdeploy_ext.errors framework.lmdeploy_ext.device "
+    "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.sampling framework.lmdeploy_ext.layers "
     "framework.lmdeploy_ext.faults.sampling framework.lmdeploy_ext.faults.models "
     "framework.lmdeploy_ext.vision framework.lmdeploy_ext.running framework.lmdeploy_ext.checks "
     "framework.lmdeploy_ext.stepping framework.lmdeploy_ext.faults.answers "
     "framework.lmdeploy_ext.faults.serving framework.lmdeploy_ext.contract",
-    "dlinfer.framework.lmdeploy_ext.preflight": "errors vendor ops framework.lmdeploy_ext.device "
-    "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.checks",
+    "dlinfer.framework.lmdeploy_ext.preflight": "errors vendor ops framework.lmdeploy_ext.errors "
+    "framework.lmdeploy_ext.device framework.lmdeploy_ext.conversion framework.lmdeploy_ext.checks",
     "dlinfer.framework.lmdeploy_ext.quantise": "dlinfer errors toolchain "
     "framework.lmdeploy_ext.errors framework.lmdeploy_ext.conversion framework.lmdeploy_ext.checks",
     "dlinfer.framework.transformers_ext": "errors settings ops graph.torch_private graph.ir "

@@ -164,8 +164,8 @@ BROKEN = {
     ),
     "packed weights told of elsewhere": Broken(
         _pack("quantize_config.json"),
-        "q_proj.qweight is packed, and config.json has no quantization_config. Next step: put what "
-        "quantize_config.json holds there",
+        "q_proj.qweight is packed, and config.json has no quantization_config. Next step: put the "
+        "contents of quantize_config.json there",
     ),
     "index without a map": Broken(_index_alone, f"{INDEX} has no weight_map"),
 }

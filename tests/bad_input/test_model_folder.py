@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from dlinfer.errors import ModelFolderError
-from dlinfer.framework.lmdeploy_ext.checks.folder import model_checks
+from dlinfer.framework.lmdeploy_ext.checks.folder import model_folder
 from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
 from tests.bad_input.broken_models import BROKEN, CORRUPT_TOKENIZER, Broken
 from tests.serve.processes import LMDEPLOY, ProcessTree
@@ -50,17 +50,17 @@ THROUGH_LMDEPLOY = {
 def test_check_names_what_is_wrong(name: str, copy: Path):
     BROKEN[name].apply(copy)
     with pytest.raises(ModelFolderError, match=re.escape(BROKEN[name].words)):
-        model_checks.check_model_folder(copy)
+        model_folder.check_model_folder(copy)
 
 
 def test_check_passes_a_good_model(model: Path):
-    model_checks.check_model_folder(model)
+    model_folder.check_model_folder(model)
 
 
 def test_check_passes_a_byte_order_mark(copy: Path):
     file = copy / "config.json"
     file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
-    model_checks.check_model_folder(copy)
+    model_folder.check_model_folder(copy)
     assert preflight(copy, "cpu", session_len=64).fits
 
 
@@ -70,24 +70,24 @@ def test_check_names_a_folder_that_may_not_be_read(copy: Path, monkeypatch):
 
     monkeypatch.setattr(Path, "is_dir", is_dir)
     with pytest.raises(ModelFolderError, match=r"model cannot be read \(Permission denied\)"):
-        model_checks.check_model_folder(copy)
+        model_folder.check_model_folder(copy)
 
 
 def test_check_tells_a_file_from_a_missing_folder(model: Path):
     with pytest.raises(ModelFolderError, match="it is a file, not a folder"):
-        model_checks.check_model_folder(model / "config.json")
+        model_folder.check_model_folder(model / "config.json")
     with pytest.raises(ModelFolderError, match="there is no such folder"):
-        model_checks.check_model_folder(model / "mislaid")
+        model_folder.check_model_folder(model / "mislaid")
 
 
 @pytest.mark.parametrize("name", ["/models/llama", "./llama", "../llama", "~/llama", "llama/", "a/b/c", "."])
 def test_looks_like_path(name: str):
-    assert model_checks.looks_like_path(name)
+    assert model_folder.looks_like_path(name)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "Qwen/Qwen2.5-7B-Instruct"])
 def test_hub_id_does_not_look_like_a_path(name: str):
-    assert not model_checks.looks_like_path(name)
+    assert not model_folder.looks_like_path(name)
 
 
 def fails_with(command: list[str], words: str) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 from rich.console import Console
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.checks.model import vision_support
-from dlinfer.framework.lmdeploy_ext.checks.model.model_support import check_support
+from dlinfer.framework.lmdeploy_ext.checks.model import support
+from dlinfer.framework.lmdeploy_ext.checks.model.support import check_support
 from examples.tiny_models.build import BUILT
 from examples.tiny_models.families import BRIEF, FAMILIES, REWARD
 from tests.e2e.cell_checks import check
@@ -65,7 +65,7 @@ def cell_text(entries: dict[str, dict[str, Any]], found: list[Cell]) -> str:
 
 def refusal(name: str) -> str | None:
     """Why the adaptor does not serve a class, in its words."""
-    part = vision_support.SERVED.get(name)
+    part = support.SERVED_VISION.get(name)
     try:
         check_support({"architectures": [name]} | (NESTED.get(name) or ({part: {}} if part else {})))
     except UnsupportedFeatureError as refused:
@@ -88,7 +88,7 @@ def document(lab: Lab, entries: dict[str, dict[str, Any]]) -> str:
         rows.append(
             f"| {family} | {class_of(lab, family)} | {BUILT[family].exercises} | {' | '.join(texts)} |"
         )
-    for name in vision_support.SERVED:
+    for name in support.SERVED_VISION:
         served.setdefault(name, []).append("with images, see [images](../guides/images.md)")
     for family in REWARD:
         served.setdefault(class_of(lab, family), []).append(f"{family} (`tests/e2e/test_reward.py`)")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dlinfer
-from dlinfer.framework.lmdeploy_ext.checks.model.model_support import NOT_SERVED
+from dlinfer.framework.lmdeploy_ext.checks.model.support import NOT_SERVED
 from dlinfer.vendor import discovery
 from examples.tiny_models.families import BRIEF, FAMILIES, POSITIONAL
 from tests.e2e.matrix import ENGINES, MODES, cells

@@ -1,6 +1,12 @@
-"""The adaptor's own errors."""
+"""The adaptor's own errors, and how errors of other libraries are quoted."""
 
 from dlinfer.errors import DlinferError
+
+
+def in_short(error: BaseException) -> str:
+    """Class and first line of an error whose text may be a page."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].rstrip(' :.')}" if lines else type(error).__name__
 
 
 class NoCudaError(DlinferError, RuntimeError):

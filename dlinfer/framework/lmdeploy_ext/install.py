@@ -7,20 +7,16 @@ LMDeploy's own devices to the original.
 from collections.abc import Iterable
 from types import ModuleType
 
-from dlinfer.framework.lmdeploy_ext.checks.folder import byte_order_mark
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.faults.models import byte_order_mark
 from dlinfer.framework.patching import Patch, patches_of
 
 
 def _records() -> list[Patch]:
     # ruff: noqa: F401 - every module that is imported here holds patches
-    from dlinfer.framework.lmdeploy_ext import engine_config
-    from dlinfer.framework.lmdeploy_ext.checks.folder import (
-        adapter_checks,
-        model_checks,
-        weight_checks,
-    )
-    from dlinfer.framework.lmdeploy_ext.checks.model import model_build, model_config
+    from dlinfer.framework.lmdeploy_ext import command_line, engine_config
+    from dlinfer.framework.lmdeploy_ext.checks.folder import model_folder
+    from dlinfer.framework.lmdeploy_ext.checks.model import adapter_fit, build, config, weights
     from dlinfer.framework.lmdeploy_ext.checks.options import features
     from dlinfer.framework.lmdeploy_ext.checks.request import (
         generation_options,

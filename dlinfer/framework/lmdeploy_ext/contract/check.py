@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable
 from pathlib import Path
 
-from dlinfer.framework.lmdeploy_ext.checks.model.model_support import NOT_SERVED
+from dlinfer.framework.lmdeploy_ext.checks.model.support import NOT_SERVED
 from dlinfer.framework.lmdeploy_ext.contract import compare_taken, cuda_uses, records
 from dlinfer.framework.lmdeploy_ext.contract.bodies import digest, installed_source
 from dlinfer.framework.lmdeploy_ext.contract.compare_calls import Asked

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from dlinfer.errors import DlinferError, ModelMemoryError
-from dlinfer.framework.lmdeploy_ext.checks.folder import weight_checks
-from dlinfer.framework.lmdeploy_ext.checks.folder.model_checks import check_model_folder, in_short
-from dlinfer.framework.lmdeploy_ext.checks.model.model_support import architectures, quantisation_of
+from dlinfer.framework.lmdeploy_ext.checks.folder.model_folder import check_model_folder
+from dlinfer.framework.lmdeploy_ext.checks.model import weights
+from dlinfer.framework.lmdeploy_ext.checks.model.support import architectures, quantisation_of
 from dlinfer.framework.lmdeploy_ext.checks.options import session_length
 from dlinfer.framework.lmdeploy_ext.conversion import model_files
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM
 from dlinfer.framework.lmdeploy_ext.conversion.loading import plan_of_folder
 from dlinfer.framework.lmdeploy_ext.device import activation, devices
 from dlinfer.framework.lmdeploy_ext.device.kv_memory import gib
+from dlinfer.framework.lmdeploy_ext.errors import in_short
 from dlinfer.framework.lmdeploy_ext.preflight import model
 from dlinfer.framework.lmdeploy_ext.preflight.memory import Plan, logits_bytes, prefill_bytes
 from dlinfer.ops.core.kernels import kernel_authors
@@ -111,7 +112,7 @@ def preflight(folder: Path, device: str, trust_remote_code: bool = False, **opti
         check_model_folder(folder, trust_remote_code)
         built = model.build(folder, engine, trust_remote_code)
         session_length.check_config(built.config.llm_config or built.config.hf_config, engine.session_len)
-        weight_checks.check(built.module, folder)
+        weights.check(built.module, folder)
     if built is not None:
         with _noted(refusals):
             plan = _memory(folder, built)

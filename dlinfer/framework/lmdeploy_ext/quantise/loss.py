@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from dlinfer.framework.lmdeploy_ext.checks.folder.model_checks import check_model_folder
+from dlinfer.framework.lmdeploy_ext.checks.folder.model_folder import check_model_folder
 from dlinfer.framework.lmdeploy_ext.errors import LossError
 from dlinfer.framework.lmdeploy_ext.quantise import job
 from dlinfer.framework.lmdeploy_ext.quantise.tokens import read_text, tokens_of

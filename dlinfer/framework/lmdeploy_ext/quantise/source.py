@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.checks.folder.model_checks import check_model_folder
-from dlinfer.framework.lmdeploy_ext.checks.model.model_support import (
+from dlinfer.framework.lmdeploy_ext.checks.folder.model_folder import check_model_folder
+from dlinfer.framework.lmdeploy_ext.checks.model.support import (
     architectures,
     check_support,
     quantisation_of,

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dlinfer.errors import DlinferError, ModelFolderError
-from dlinfer.framework.lmdeploy_ext.checks.folder.model_checks import in_short
+from dlinfer.framework.lmdeploy_ext.errors import in_short
 
 
 def read_text(path: Path, folder: Path, error: type[DlinferError]) -> str:

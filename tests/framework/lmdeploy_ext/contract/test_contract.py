@@ -176,7 +176,7 @@ def test_a_name_that_we_import_and_that_is_gone(plant):
     room = "dlinfer/framework/lmdeploy_ext"
     assert {(one.severity, one.where.partition(":")[0]) for one in report.drifts} == {
         ("essential", f"{room}/running/backend.py"),
-        ("essential", f"{room}/checks/folder/weight_checks.py"),
+        ("essential", f"{room}/checks/model/weights.py"),
         ("optional", f"{room}/preflight/model.py"),  # which serves nothing
     }
 

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.checks.folder.quantisation import W8A8_SERVED
-from dlinfer.framework.lmdeploy_ext.checks.model.model_support import check_support
+from dlinfer.framework.lmdeploy_ext.checks.model.quantisation import W8A8_SERVED
+from dlinfer.framework.lmdeploy_ext.checks.model.support import check_support
 from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of
 from dlinfer.ops.quantised.packing import AWQ
 from tests.framework.lmdeploy_ext.conversion.conversion_files import (

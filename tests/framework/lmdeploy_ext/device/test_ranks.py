@@ -4,6 +4,7 @@ import asyncio
 import multiprocessing
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from lmdeploy import PytorchEngineConfig
@@ -11,7 +12,7 @@ from lmdeploy.pytorch.config import DistConfig
 from lmdeploy.pytorch.engine.executor.mp_executor import NUM_SHARED_BLOCK, Notifier
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.checks.model import model_config, tensor_parallel
+from dlinfer.framework.lmdeploy_ext.checks.model import config, tensor_parallel
 from dlinfer.framework.lmdeploy_ext.device import ranks
 from examples.tiny_models.families import FAMILIES
 
@@ -73,9 +74,15 @@ def test_the_families_of_the_matrix_are_served():
 
 
 def test_ranks_are_found_where_lmdeploy_gives_them():
-    assert model_config._tp("path", "auto", DistConfig(tp=2)) == 2
-    assert model_config._tp("path", dist_config=DistConfig(tp=2), device_type="cpu") == 2
-    assert model_config._tp() == 1
+    PytorchEngineConfig(device_type="cpu")
+    read = config.from_hf_config.build(lambda *_: pytest.fail("it was let through"))
+    gemma = SimpleNamespace(model_type="gemma", to_dict=lambda: {"architectures": ["GemmaForCausalLM"]})
+    for args, kwargs in (
+        (("path", "auto", DistConfig(tp=2)), {}),
+        (("path",), {"dist_config": DistConfig(tp=2), "device_type": "cpu"}),
+    ):
+        with pytest.raises(UnsupportedFeatureError, match="tp=2"):
+            read(None, gemma, *args, **kwargs)
 
 
 def test_a_rank_computes_while_it_waits_for_the_others():

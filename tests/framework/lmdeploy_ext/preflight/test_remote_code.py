@@ -9,7 +9,7 @@ import pytest
 import dlinfer.errors
 from dlinfer.cli import main
 from dlinfer.errors import ModelFolderError
-from dlinfer.framework.lmdeploy_ext.checks.folder.model_checks import check_model_folder
+from dlinfer.framework.lmdeploy_ext.checks.folder.model_folder import check_model_folder
 from dlinfer.framework.lmdeploy_ext.preflight.check import Report, preflight
 from examples.tiny_models.build import BUILT, ELSEWHERE, build
 from examples.tiny_models.vision_families import VISION_ELSEWHERE

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dlinfer.cli import main
-from dlinfer.framework.lmdeploy_ext.checks.folder.model_checks import check_model_folder
+from dlinfer.framework.lmdeploy_ext.checks.folder.model_folder import check_model_folder
 from dlinfer.framework.lmdeploy_ext.quantise import run, writer
 from dlinfer.framework.lmdeploy_ext.quantise.run import format_of, quantise
 from examples.tiny_models import awq

@@ -1,21 +1,22 @@
-"""Configurations that are code in the model's folder, which runs only where the user says that it may.
+"""Refuses configurations that need code from the model's folder, which runs only with the user's consent.
 
-Without that, LMDeploy reads such a ``config.json`` into transformers' generic class. That serves where the file holds
-all that LMDeploy's class reads. One that nests a configuration leaves the inner one a dict, on which LMDeploy fails
-with an AttributeError that names neither the file nor the option.
+Without consent, LMDeploy reads such a ``config.json`` into transformers' generic class, which serves where the file
+holds all that LMDeploy's class reads. A nested configuration stays a dict, on which LMDeploy fails with an
+AttributeError that names neither the file nor the option.
 """
 
 from pathlib import Path
 from typing import Any
 
 from dlinfer.errors import ModelFolderError
-
-_NESTED = ("vision_config", "llm_config", "text_config", "language_config", "audio_config")
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_configs
 
 
 def code_of(config: dict[str, Any]) -> str | None:
-    """Name of the file that defines the configuration's class, with ``REPOSITORY--`` before it where it lies elsewhere;
-    None where transformers has a class of its own. config: as ``config.json`` has it."""
+    """Name of the file that defines the configuration's class; None where transformers has a class of its own.
+
+    ``REPOSITORY--`` stands before it where the file lies elsewhere. config: as ``config.json`` has it.
+    """
     from transformers import CONFIG_MAPPING
 
     named = (config.get("auto_map") or {}).get("AutoConfig")
@@ -30,8 +31,9 @@ def check(folder: Path, config: dict[str, Any], trusted: bool) -> None:
     if code is None:
         return
     if not trusted:
-        if any(isinstance(config.get(name), dict) for name in _NESTED):
-            raise untrusted(folder, code)
+        nested = (config.get("vision_config"), config.get("audio_config"), *language_configs(config)[1:])
+        if any(isinstance(part, dict) for part in nested):
+            raise _untrusted(folder, code)
     elif "--" not in code and not (folder / code).is_file():
         raise ModelFolderError(
             path=str(folder),
@@ -43,15 +45,15 @@ def check(folder: Path, config: dict[str, Any], trusted: bool) -> None:
 def unreadable(
     folder: Path, config: dict[str, Any], trusted: bool, error: AttributeError
 ) -> ModelFolderError | None:
-    """What to raise where LMDeploy misses an attribute of a configuration; None where the configuration is not code.
+    """The error to raise where LMDeploy misses an attribute of a configuration; None where it needs no code.
 
-    LMDeploy keeps to itself why code fails, and reads the generic class then as well.
+    LMDeploy does not say why code fails, and then reads the generic class as well.
     """
     code = code_of(config)
     if code is None:
         return None
     if not trusted:
-        return untrusted(folder, code)
+        return _untrusted(folder, code)
     return ModelFolderError(
         path=str(folder),
         detail=f"its configuration's code, {code}, fails or does not set what LMDeploy reads ({error})",
@@ -59,8 +61,7 @@ def unreadable(
     )
 
 
-def untrusted(folder: Path, code: str) -> ModelFolderError:
-    """That a configuration cannot be read without running ``code``."""
+def _untrusted(folder: Path, code: str) -> ModelFolderError:
     return ModelFolderError(
         path=str(folder),
         detail=f"its configuration is code, {code}, which is not run without the option trust_remote_code",

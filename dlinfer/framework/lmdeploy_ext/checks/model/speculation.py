@@ -1,7 +1,6 @@
-"""Speculative decoding that is not served is refused while configurations are read: methods, and targets and drafts
-whose tokens were never compared with those of the target alone.
+"""Refuses methods, targets and drafts of speculative decoding whose tokens were never compared with the target's.
 
-LMDeploy takes other pairs without a word, and ends in a KeyError once their weights are loaded, or in its first step.
+LMDeploy accepts other pairs without a word, and fails with a KeyError once their weights are loaded, or in a step.
 """
 
 from typing import Any
@@ -25,9 +24,8 @@ def check_request(speculative: Any, engine: Any) -> None:
     """Raise UnsupportedFeatureError for a SpeculativeConfig beside a PytorchEngineConfig."""
     method = speculative.method
     if method not in PAIRS:
-        raise refuse(
-            f"speculative decoding (method {method!r})", f"use one of {', '.join(PAIRS)}, or {_WITHOUT}"
-        )
+        advice = f"use one of {', '.join(PAIRS)}, or {_WITHOUT}"
+        raise refuse(f"speculative decoding (method {method!r})", advice)
     if engine.adapters:
         raise refuse("speculative decoding with LoRA adapters", "leave one of the two out")
     if not speculative.model and method != "deepseek_mtp":
@@ -44,10 +42,9 @@ def check_target(config: Any, method: str) -> None:
         raise refuse(f"{method!r} with {name}", f"use a target of {' or '.join(targets)}, or {_WITHOUT}")
     layers = config.num_hidden_layers
     if method == "eagle3" and len({2, layers // 2, layers - 3} & set(range(1, layers))) < 3:
-        reads = f"LMDeploy's draft reads what layers 2, {layers // 2} and {layers - 3} get"
-        raise refuse(
-            f"'eagle3' with a target of {layers} layers ({reads})", f"use a larger target, or {_WITHOUT}"
-        )
+        reads = f"LMDeploy's draft reads the inputs of layers 2, {layers // 2} and {layers - 3}"
+        feature = f"'eagle3' with a target of {layers} layers ({reads})"
+        raise refuse(feature, f"use a larger target, or {_WITHOUT}")
     if rope_parameters.original_length(config) is not None:
         kind = rope_parameters.rope_type(rope_parameters.parameters(config))
         raise refuse(f"speculative decoding with rope type {kind!r}", _WITHOUT)

@@ -1,8 +1,8 @@
-"""Which engines and models may lie on several devices: those whose tokens were compared, on devices that serve it."""
+"""Refuses tensor parallelism for engines and models whose tokens were not compared on several devices."""
 
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.checks.model import model_support
+from dlinfer.framework.lmdeploy_ext.checks.model import support
 from dlinfer.framework.lmdeploy_ext.device import ranks
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
@@ -21,7 +21,7 @@ _ADVICE = "use tp=1"
 
 
 def check_engine_config(config: Any) -> None:
-    """Raise UnsupportedFeatureError for what was not compared on several devices."""
+    """Raise UnsupportedFeatureError for options that were not compared on several devices."""
     if config.tp == 1:
         return
     device = config.device_type
@@ -34,13 +34,13 @@ def check_engine_config(config: Any) -> None:
 
 
 def check_model(config: dict[str, Any], tp: int, spec_method: str | None) -> None:
-    """The same for a model, by its configuration as ``config.json`` has it, and a method of speculative decoding."""
+    """The same for a model. config: as ``config.json`` has it. spec_method: of speculative decoding."""
     if tp == 1:
         return
-    names = model_support.architectures(config)
+    names = support.architectures(config)
     if not set(names) <= set(COMPARED):
         raise refuse(f"tp={tp} of {', '.join(names)}", f"{_ADVICE}, or a model of {', '.join(COMPARED)}")
-    if any(model_support.quantisation_of(config)):
+    if any(support.quantisation_of(config)):
         raise refuse(f"tp={tp} of a quantised model", _ADVICE)
     if spec_method is not None:
         raise refuse(f"tp={tp} with speculative decoding", _ADVICE)

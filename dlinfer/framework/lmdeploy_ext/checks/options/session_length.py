@@ -1,4 +1,4 @@
-"""A session that is longer than the positions a model was made for is refused: what comes behind them is noise."""
+"""Refuses a session that is longer than a model's positions: tokens beyond them are noise."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ _SCALED_TOTAL = ("longrope", "su", "llama3", "mrope", "default")
 
 
 def positions(config: Any) -> int | None:
-    """How many tokens a text model's positions reach; None where no number bounds them.
+    """The number of a text model's positions, or None where they are not bounded.
 
-    As other engines count: factor times the original length, for rope types that scale it.
+    Rope types that scale positions have factor times the original length, as in other engines.
     """
     most = getattr(config, "max_position_embeddings", None)
     given = rope_parameters.parameters(config)

@@ -20,8 +20,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Self
 
 from dlinfer.errors import DlinferError, EngineStartError
-from dlinfer.framework.lmdeploy_ext.checks.folder.model_checks import in_short
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.errors import in_short
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Original, replaces
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dlinfer import ops
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.checks.model.model_support import check_support
+from dlinfer.framework.lmdeploy_ext.checks.model.support import check_support
 from dlinfer.framework.lmdeploy_ext.conversion.loading import rewrite
 from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dlinfer import ops
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.checks.model.model_support import check_support
+from dlinfer.framework.lmdeploy_ext.checks.model.support import check_support
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, SERVED
 from dlinfer.framework.lmdeploy_ext.conversion.loading import Layers, place_of
 from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of

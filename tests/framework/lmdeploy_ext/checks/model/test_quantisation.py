@@ -19,8 +19,8 @@ from lmdeploy.pytorch.models.q_modules import QTensor
 
 from dlinfer import ops
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.checks.folder.quantisation import W8A8_SERVED
-from dlinfer.framework.lmdeploy_ext.checks.model.model_support import check_support
+from dlinfer.framework.lmdeploy_ext.checks.model.quantisation import W8A8_SERVED
+from dlinfer.framework.lmdeploy_ext.checks.model.support import check_support
 
 BLOCKED: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 W8A8: dict[str, Any] = {"quant_method": "smooth_quant"}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext.checks.folder.written import Written
+from dlinfer.framework.lmdeploy_ext.checks.model.written import Written
 from dlinfer.framework.lmdeploy_ext.conversion import loading
 from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
 from examples.tiny_models.build import build

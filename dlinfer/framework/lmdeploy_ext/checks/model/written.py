@@ -1,4 +1,4 @@
-"""Which numbers of a model's parameters are written while a checkpoint loads into it."""
+"""Notes the numbers of a model's parameters that are written while a checkpoint loads into it."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ class _Notes:
 
 
 class Written(TorchDispatchMode):
-    """While it is active, notes what is written to storages, by whatever op.
+    """Notes every write of an op to a storage while it is active.
 
     source: returns the name of the checkpoint's tensor that is loaded at the moment.
     """
@@ -43,9 +43,8 @@ class Written(TorchDispatchMode):
         if func is torch.ops.aten.copy_.default and args[1].numel() not in (1, args[0].numel()):
             raise ValueError(f"shape {list(args[1].shape)} where {list(args[0].shape)} is expected")
         if func is torch.ops.aten.equal.default and any(one.is_meta for one in args):
-            written = [one for one in args if StorageWeakRef(one.untyped_storage()) in self._notes]
-            if written:  # LMDeploy compares what it has loaded with what comes; a copy without memory cannot
-                return True
+            # LMDeploy compares a loaded tensor with the next one, which a copy without memory cannot do.
+            return any(StorageWeakRef(one.untyped_storage()) in self._notes for one in args) or func(*args)
         for index, name in _written_arguments(func):
             value = args[index] if index < len(args) else named.get(name)
             if isinstance(value, Tensor):
@@ -61,23 +60,15 @@ class Written(TorchDispatchMode):
 
     def gap(self, parameter: Tensor) -> tuple[int, int] | None:
         """(first, end) of the first run of numbers that nothing was written to, or None. parameter: contiguous."""
-        notes = self._notes.get(StorageWeakRef(parameter.untyped_storage()))
+        notes = self._notes.get(StorageWeakRef(parameter.untyped_storage()), _Notes())
         first = int(parameter.storage_offset())
         end = first + parameter.numel()
-        if first == end:
-            return None
-        if notes is None:
-            return 0, end - first
-        starts, ends = np.concatenate(notes.starts), np.concatenate(notes.ends)
+        starts, ends = (np.concatenate([[], *runs]).astype(np.int64) for runs in (notes.starts, notes.ends))
         order = np.argsort(starts, kind="stable")
-        starts, reached = starts[order], np.maximum.accumulate(ends[order])
-        reached = np.concatenate([[first], np.maximum(reached, first)])
-        starts = np.concatenate([starts, [end]])
-        (open_after,) = np.nonzero(np.minimum(starts, end) > reached)
-        if not len(open_after):
-            return None
-        at = open_after[0]
-        return int(reached[at] - first), int(min(starts[at], end) - first)
+        reached = np.maximum.accumulate(np.concatenate([[first], ends[order]]))
+        starts = np.minimum(np.concatenate([starts[order], [end]]), end)
+        (gaps,) = np.nonzero(starts > reached)
+        return (int(reached[gaps[0]] - first), int(starts[gaps[0]] - first)) if len(gaps) else None
 
     def sources(self, parameter: Tensor) -> list[str]:
         """Names of the tensors that were written to a parameter's storage."""

@@ -1,23 +1,21 @@
-"""LoRA adapters that do not fit the model, or ask for what LMDeploy's loader would not do, are refused once the model's
-layers are there and before any weight is loaded.
+"""Refuses LoRA adapters that do not fit the model, once its layers are built and before weights load.
 
-LMDeploy allocates A and B for every layer that has a module of a target's name, and never looks whether the adapter
+LMDeploy allocates A and B for every layer that has a module of a target's name, and never checks whether the adapter
 filled them. It does not know either where a model class permutes or splits weights as it loads them, so adapters are
-served on the classes for which the tokens were compared with PEFT's.
+served on the classes whose tokens were compared with PEFT's.
 """
 
-import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext.checks.folder import adapter_files
-from dlinfer.framework.lmdeploy_ext.checks.folder.adapter_files import fault
+from dlinfer.framework.lmdeploy_ext.checks.folder import adapter
+from dlinfer.framework.lmdeploy_ext.checks.folder.adapter import fault
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 _NAMED = {
     "Qwen2VLForConditionalGeneration": ("model.language_model.", "model."),
@@ -37,19 +35,18 @@ _asked: ContextVar[Mapping[str, str] | None] = ContextVar("adapters", default=No
 
 
 def check_model(model: torch.nn.Module, adapters: Mapping[str, str]) -> None:
-    """Raise UnsupportedFeatureError for a model's class, AdapterFolderError for an adapter that is not one of it.
+    """Raise UnsupportedFeatureError for a model's class, AdapterFolderError for an adapter that does not fit the model.
 
     model: LMDeploy's, with or without weights. adapters: name -> folder.
     """
     served = type(model).__name__
     if served not in SERVED:
-        raise refuse(
-            f"a LoRA adapter on {served}", "merge the adapter into the model (PEFT's merge_and_unload)"
-        )
+        advice = "merge the adapter into the model (PEFT's merge_and_unload)"
+        raise refuse(f"a LoRA adapter on {served}", advice)
     spelled: dict[str, str] = {}
     for name, path in adapters.items():
         modules: dict[str, tuple[int, int]] = {}
-        for target in sorted(adapter_files.targets(name, path)):
+        for target in sorted(adapter.targets(name, path)):
             last = target.rpartition(".")[2]
             if spelled.setdefault(last, target) != target:
                 detail = f"target_modules has {target!r}, and {spelled[last]!r} is asked for, too"
@@ -60,8 +57,8 @@ def check_model(model: torch.nn.Module, adapters: Mapping[str, str]) -> None:
 
 def _path(model: torch.nn.Module, module: str) -> str:
     """A module's path in LMDeploy's model, from its path in transformers'."""
-    now, then = _NAMED.get(type(model).__name__, ("", ""))
-    return then + module.removeprefix(now) if now and module.startswith(now) else module
+    now, before = _NAMED.get(type(model).__name__, ("", ""))
+    return before + module.removeprefix(now) if now and module.startswith(now) else module
 
 
 def _modules(model: torch.nn.Module, target: str, name: str, path: str) -> dict[str, tuple[int, int]]:
@@ -85,65 +82,51 @@ def _modules(model: torch.nn.Module, target: str, name: str, path: str) -> dict[
 
 
 def _compare(model: torch.nn.Module, modules: Mapping[str, tuple[int, int]], name: str, path: str) -> None:
-    given = {_path(model, module): sizes for module, sizes in adapter_files.sizes(name, path).items()}
-    for module, (a, b) in given.items():
+    stored = {_path(model, module): sizes for module, sizes in adapter.sizes(name, path).items()}
+    for module, (a, b) in stored.items():
         if module not in modules:
-            raise fault(
-                name, path, f"it has weights of {module}, which target_modules and the model do not", _OTHER
-            )
+            detail = f"it has weights of {module}, which target_modules and the model do not"
+            raise fault(name, path, detail, _OTHER)
         if (a[1], b[0]) != modules[module]:
-            has = "{} inputs and {} outputs".format(*modules[module])
-            raise fault(
-                name, path, f"{module} has A of {a} and B of {b}, where the model's has {has}", _OTHER
-            )
-    if missing := sorted(modules.keys() - given.keys()):
+            inputs, outputs = modules[module]
+            detail = f"{module} has A of {a} and B of {b}, where the model's has {inputs} inputs and {outputs} outputs"
+            raise fault(name, path, detail, _OTHER)
+    if missing := sorted(modules.keys() - stored.keys()):
         detail = f"it has no weights of {missing[0]} ({len(missing)} such modules), whose memory LMDeploy does not fill"
         raise fault(name, path, detail, "use an adapter of all layers, or merge it into the model")
 
 
-def _build_model(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    @functools.wraps(original)
-    def _build_model(self: Any) -> None:
-        token = _asked.set(self.adapters if activation.active() is not None else None)
-        try:
-            original(self)
-        finally:
-            _asked.reset(token)
-
-    return _build_model
-
-
 def check_asked(model: Any) -> None:
-    """Raise AdapterFolderError where an adapter that was asked for does not fit the model, which is being built."""
+    """Raise AdapterFolderError where one of the engine's adapters does not fit the model, which is being built."""
     if adapters := _asked.get():
-        adapter_files.check_folders(adapters)  # a hub's are here by now
+        adapter.check_folders(adapters)  # those of a hub are fetched by now
         check_model(model, adapters)
 
 
-def _load_lora_weights(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def load_lora_weights(
-        model: torch.nn.Module, weights: Iterable[tuple[str, torch.Tensor]], adapter_id: int
-    ) -> None:
-        if activation.active() is not None:
-            begin = "base_model.model."
-            weights = [(begin + _path(model, name.removeprefix(begin)), weight) for name, weight in weights]
-        original(model, weights, adapter_id)
-
-    return load_lora_weights
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.pytorch.adapter.adapter:load_lora_weights",
-        why="knows the weights of vision-language models by the names of transformers 4 alone",
-        signature="(model, weights, adapter_id)",
-        build=_load_lora_weights,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent._build_model",
-        why="builds a model, loads its weights and then the adapters, without a look at them",
-        signature="(self)",
-        build=_build_model,
-    ),
+@replaces(
+    "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent._build_model",
+    why="builds a model, loads its weights and then the adapters, without a look at them",
+    when=activation.is_on,
 )
+def build_model(original: Original, self: Any) -> None:
+    token = _asked.set(self.adapters)
+    try:
+        original(self)
+    finally:
+        _asked.reset(token)
+
+
+@replaces(
+    "lmdeploy.pytorch.adapter.adapter:load_lora_weights",
+    why="knows the weights of vision-language models by the names of transformers 4 alone",
+    when=activation.is_on,
+)
+def load_lora_weights(
+    original: Original,
+    model: torch.nn.Module,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    adapter_id: int,
+) -> None:
+    begin = "base_model.model."
+    renamed = [(begin + _path(model, name.removeprefix(begin)), weight) for name, weight in weights]
+    original(model, renamed, adapter_id)

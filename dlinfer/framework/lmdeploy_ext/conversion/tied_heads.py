@@ -1,6 +1,6 @@
-"""Whether the output projection is the embedding: transformers' rule, which also looks at what the files hold.
+"""Decides by transformers' rule whether the output projection is the embedding.
 
-transformers ties them where ``tie_word_embeddings`` says so, unless the files hold both and they differ: then it keeps
+transformers ties them where ``tie_word_embeddings`` is true, unless the files hold both and they differ: then it keeps
 both and warns. LMDeploy drops a stored projection wherever the configuration ties.
 """
 
@@ -22,9 +22,9 @@ _ROWS = 1 << 12
 
 
 def settle(hf_config: Any, folder: Path | None) -> None:
-    """Say in a configuration that nothing is tied where a folder's files hold a projection of its own.
+    """Untie a configuration where a folder's files hold a projection of its own.
 
-    hf_config: transformers', changed in place. A folder that cannot be read is left to the checks of folders.
+    hf_config: transformers', changed in place. The checks of folders refuse a folder that cannot be read.
     """
     tying = [part for part in language_configs(hf_config) if getattr(part, "tie_word_embeddings", False)]
     if not tying or folder is None or not folder.is_dir():
@@ -54,8 +54,8 @@ def _tables(folder: Path) -> Iterator[tuple[str, Path]]:
                 yield name, path
 
 
-def _are_equal(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape:
+def _are_equal(first: Tensor, second: Tensor) -> bool:
+    """Whether two tables are equal, some rows at a time."""
+    if first.shape != second.shape:
         return False
-    starts = range(0, one.shape[0], _ROWS)
-    return all(bool((one[at : at + _ROWS] == other[at : at + _ROWS]).all()) for at in starts)
+    return all(bool((a == b).all()) for a, b in zip(first.split(_ROWS), second.split(_ROWS), strict=True))

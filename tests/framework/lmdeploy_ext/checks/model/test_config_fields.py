@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.checks.folder import config_fields
+from dlinfer.framework.lmdeploy_ext.checks.model import config_fields
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
 
 # model_type -> LMDeploy's files of its class.
@@ -75,11 +75,11 @@ def theirs(kind: str) -> str:
 
 def checked(kind: str) -> set[str]:
     """The fields of a model type that our table has."""
-    rows = (
-        *config_fields._OTHER_ACTIVATIONS.get(kind, (config_fields._ACTIVATION,)),
-        *config_fields._FIELDS.get(kind, ()),
-    )
-    return {row.name for row in rows} | ({"head_dim"} if kind in config_fields._OWN_HEAD_DIM else set())
+    rows = {
+        *config_fields._OTHER_ACTIVATIONS.get(kind, config_fields._ACTIVATION),
+        *config_fields._FIELDS.get(kind, {}),
+    }
+    return rows | ({"head_dim"} if kind in config_fields._OWN_HEAD_DIM else set())
 
 
 @pytest.mark.parametrize("kind", CLASSES)

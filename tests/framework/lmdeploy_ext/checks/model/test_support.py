@@ -10,14 +10,14 @@ from lmdeploy.archs import check_vl_llm
 from lmdeploy.pytorch.models.module_map import MODULE_MAP
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.checks.folder.model_checks import check_model_folder
-from dlinfer.framework.lmdeploy_ext.checks.folder.quantisation import FLOATS_ALONE
-from dlinfer.framework.lmdeploy_ext.checks.model.model_support import (
+from dlinfer.framework.lmdeploy_ext.checks.folder.model_folder import check_model_folder
+from dlinfer.framework.lmdeploy_ext.checks.model.quantisation import FLOATS_ALONE
+from dlinfer.framework.lmdeploy_ext.checks.model.support import (
     NOT_SERVED,
+    SERVED_VISION,
     check_support,
     is_vision_language,
 )
-from dlinfer.framework.lmdeploy_ext.checks.model.vision_support import SERVED as SERVED_VISION
 from dlinfer.framework.lmdeploy_ext.vision.parts import PARTS
 from tests.framework.lmdeploy_ext.nested import NESTED
 

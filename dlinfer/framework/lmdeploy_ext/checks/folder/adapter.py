@@ -1,47 +1,33 @@
-"""A LoRA adapter's folder is looked at before an engine starts: that it is whole, and that it is plain LoRA.
+"""Refuses a LoRA adapter's folder before an engine starts, unless it is whole and holds plain LoRA.
 
-LMDeploy reads the names of the modules, the rank and alpha, and passes over all else that PEFT's configuration may say:
-it would serve other numbers than the adapter was trained for. Of the weights names and sizes are read, not the numbers.
+LMDeploy reads the names of the modules, the rank and alpha, and ignores the rest of PEFT's configuration. It would then
+serve other numbers than the adapter was trained for. These checks read names and sizes of the weights, not numbers.
 """
 
-import json
-import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-
 from dlinfer.errors import AdapterFolderError
-from dlinfer.framework.lmdeploy_ext.checks.folder.model_checks import looks_like_path
+from dlinfer.framework.lmdeploy_ext.checks.folder.model_folder import looks_like_path, names_in
+from dlinfer.framework.lmdeploy_ext.conversion import model_files
+from dlinfer.framework.lmdeploy_ext.errors import in_short
 
-# Key of adapter_config.json -> the values that ask for nothing that LMDeploy passes over.
+# Key of adapter_config.json -> the values that LMDeploy may ignore.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     # The others (PiSSA, OLoRA, CorDA, LoftQ) have PEFT change the model's own weights as it loads the adapter.
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva", "mica"),
     "bias": ("none", None),
-    "use_dora": (False, None),
-    "use_rslora": (False, None),
-    "use_qalora": (False, None),
-    "use_bdlora": (None, False),
-    "lora_bias": (False, None),
-    "fan_in_fan_out": (False, None),
-    "modules_to_save": (None, []),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
-    "layers_to_transform": (None, []),
-    "layer_replication": (None, []),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None, [], {}),
-    "alora_invocation_tokens": (None, []),
-    "arrow_config": (None,),
-    "kasa_config": (None,),
-    "monteclora_config": (None,),
-    "velora_config": (None,),
 }
+_FLAGS = "use_dora use_rslora use_qalora use_bdlora lora_bias fan_in_fan_out"
+_PLAIN |= dict.fromkeys(_FLAGS.split(), (None, False))
+_PARTS = (
+    "modules_to_save rank_pattern alpha_pattern layers_to_transform layer_replication target_parameters "
+    "trainable_token_indices alora_invocation_tokens arrow_config kasa_config monteclora_config velora_config"
+)
+_PLAIN |= dict.fromkeys(_PARTS.split(), (None, [], {}))
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _CONFIG = "adapter_config.json"
 # In the order in which LMDeploy looks for them.
@@ -61,27 +47,27 @@ def fault(name: str, path: str, detail: str, advice: str = _AGAIN) -> AdapterFol
 def check_folders(adapters: Mapping[str, str] | None) -> None:
     """Raise AdapterFolderError for the first adapter that cannot be served on any model.
 
-    adapters: name -> folder, or an id of a hub, which is checked once it is here.
+    adapters: name -> folder, or an id of a hub, whose files are checked once they are fetched.
     """
     for name, path in (adapters or {}).items():
-        if Path(path).is_dir() or Path(path).exists() or looks_like_path(str(path)):
+        if Path(path).exists() or looks_like_path(str(path)):
             targets(name, path)
             sizes(name, path)
 
 
 def targets(name: str, path: str) -> set[str]:
-    """The names of modules that an adapter's configuration asks for. Raises AdapterFolderError for what it must not."""
+    """The names of modules in an adapter's configuration. Raises AdapterFolderError for what LMDeploy ignores."""
     config = _config(name, Path(path))
     for key, plain in _PLAIN.items():
         if key in config and config[key] not in plain:
-            detail = f"LMDeploy passes over {key}={config[key]!r} of its {_CONFIG}"
+            detail = f"LMDeploy ignores {key}={config[key]!r} in its {_CONFIG}"
             raise fault(name, path, detail, _RETRAIN)
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
         raise fault(name, path, f"its {_CONFIG} has r={rank!r} and lora_alpha={alpha!r}")
     found = config.get("target_modules")
     if isinstance(found, str):
-        detail = f"target_modules={found!r} is a pattern, which LMDeploy takes for letters"
+        detail = f"target_modules={found!r} is a pattern, which LMDeploy reads letter by letter"
         raise fault(name, path, detail, f"write the list of names into {_CONFIG}")
     if not isinstance(found, list) or not found or not all(isinstance(one, str) for one in found):
         raise fault(name, path, f"its {_CONFIG} has target_modules={found!r}")
@@ -115,25 +101,19 @@ def _config(name: str, folder: Path) -> dict[str, Any]:
         what = "it is a file, not a folder" if folder.exists() else "there is no such folder"
         raise fault(name, str(folder), what)
     try:
-        config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        return model_files.read_json(folder / _CONFIG)
     except FileNotFoundError:
         raise fault(name, str(folder), f"it has no {_CONFIG}") from None
     except ValueError as error:
-        raise fault(name, str(folder), f"{_CONFIG} is not valid JSON ({error})") from None
-    if not isinstance(config, dict):
-        raise fault(name, str(folder), f"{_CONFIG} does not hold a JSON object")
-    return config
+        raise fault(name, str(folder), str(error)) from None
 
 
 def _tensors(name: str, folder: Path) -> dict[str, tuple[int, ...]]:
-    found = next((folder / one for one in _WEIGHTS if (folder / one).is_file()), None)
-    if found is None:
-        raise fault(name, str(folder), "it holds no weights (none of " + ", ".join(_WEIGHTS) + ")")
+    path = next((folder / file for file in _WEIGHTS if (folder / file).is_file()), None)
+    if path is None:
+        raise fault(name, str(folder), f"it holds no weights (none of {', '.join(_WEIGHTS)})")
     try:
-        if found.suffix == ".bin":
-            state = torch.load(found, map_location="meta", weights_only=True)
-            return {key: tuple(tensor.shape) for key, tensor in state.items()}
-        with safe_open(found, framework="pt") as file:
-            return {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 - it is no dict
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, AttributeError) as error:
-        raise fault(name, str(folder), f"{found.name} is truncated or corrupt ({error})") from None
+        names_in(path)  # compares the header with the length of the file
+        return {key: tuple(tensor.shape) for key, tensor in model_files.empty_tensors(path)}
+    except Exception as error:  # noqa: BLE001 - a file that is not whole fails in many ways
+        raise fault(name, str(folder), f"{path.name} is truncated or corrupt ({in_short(error)})") from None

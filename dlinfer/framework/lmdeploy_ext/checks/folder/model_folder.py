@@ -1,0 +1,263 @@
+"""Refuses a model folder that cannot be served before an engine starts, naming the fault and its place.
+
+LMDeploy fails on such folders too, but late, from inside other libraries and in their words: "Repo id must be in the
+form ...", "Unknown weight type", or a truncated file after the other shards have been loaded. These checks read
+configuration, names and headers, never a weight.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dlinfer.errors import ModelFolderError
+from dlinfer.framework.lmdeploy_ext.checks.folder import remote_code
+from dlinfer.framework.lmdeploy_ext.checks.model.support import architectures, check_support, quantisation_of
+from dlinfer.framework.lmdeploy_ext.checks.options import session_length
+from dlinfer.framework.lmdeploy_ext.conversion import model_files
+from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
+from dlinfer.framework.lmdeploy_ext.errors import in_short
+from dlinfer.framework.lmdeploy_ext.faults.models.model_classes import SAVED_AS
+from dlinfer.framework.patching import Original, replaces
+
+_COPY_AGAIN = "copy or download the model again, whole"
+# The files that a tokenizer's vocabulary comes in: tokenizers, sentencepiece, BPE, WordPiece, tekken and tiktoken.
+_VOCABULARIES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "tekken.json", "*.tiktoken")
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+_PACKED = ("qweight", "weight_packed")
+_SAID_APART = ("quantize_config.json", "quant_config.json")
+
+
+def check_model_folder(folder: Path, trust_remote_code: bool = False) -> None:
+    """Raise ModelFolderError unless ``folder`` holds a configuration of a known architecture, a vocabulary and whole
+    weights, and UnsupportedFeatureError for a model that is not served.
+
+    trust_remote_code: whether code in the folder will run; this check runs none.
+    """
+    try:
+        if not folder.is_dir():
+            detail = "it is a file, not a folder" if folder.exists() else "there is no such folder"
+            raise unusable(folder, detail, "give the folder that holds config.json")
+        config = _read_json(folder, "config.json")
+        check_support(config)
+        _check_architecture(folder, config)
+        _check_dtypes(folder, config)
+        remote_code.check(folder, config, trust_remote_code)
+        _check_fields(folder, config)
+        _check_tokenizer(folder)
+        names = _check_weights(folder)
+        if not any(quantisation_of(config)):
+            _check_unquantised(folder, names)
+    except OSError as error:
+        detail = f"{error.filename or 'a file of it'} cannot be read ({error.strerror or in_short(error)})"
+        raise unusable(folder, detail, "let this process read the folder and all of its files") from error
+
+
+def unusable(folder: Path | str, detail: str, advice: str) -> ModelFolderError:
+    """The error for a folder."""
+    return ModelFolderError(path=str(folder), detail=detail, advice=advice)
+
+
+def _read_json(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        return model_files.read_json(folder / name)
+    except FileNotFoundError:
+        advice = "give the folder of a checkpoint in Hugging Face format"
+        raise unusable(folder, f"it has no {name}", advice) from None
+    except ValueError as error:
+        raise unusable(folder, str(error), _COPY_AGAIN) from None
+
+
+def _check_architecture(folder: Path, config: dict[str, Any]) -> None:
+    """LMDeploy looks the class up by ``auto_map`` where there is one, else by ``architectures``.
+
+    Configurations that name none at the top level (some nest them) are left to LMDeploy.
+    """
+    from lmdeploy.pytorch.models.module_map import MODULE_MAP
+    from lmdeploy.pytorch.models.patch import CUSTOM_MODULE_MAP
+
+    names = architectures(config)
+    if (config.get("auto_map") or {}).get("AutoModelForCausalLM"):
+        names = names[:1]
+    known = MODULE_MAP.keys() | CUSTOM_MODULE_MAP.keys() | SAVED_AS.keys()
+    if names and not known.intersection(names):
+        detail = f"LMDeploy has no model class for its architecture {', '.join(names)}"
+        raise unusable(folder, detail, "see LMDeploy's list of supported models for the PyTorch engine")
+
+
+def _check_dtypes(folder: Path, config: dict[str, Any]) -> None:
+    """transformers takes the name for an attribute of torch."""
+    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+        for key in ("dtype", "torch_dtype"):
+            name = part.get(key)
+            if not isinstance(name, str) or name == "auto":
+                continue
+            dtype = getattr(torch, name, None) if name else None
+            if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+                detail = f"config.json has {key}={name!r}, which is no dtype of weights"
+                advice = "write bfloat16, float16 or float32 there, as the weights are"
+                raise unusable(folder, detail, advice)
+
+
+def _check_fields(folder: Path, config: dict[str, Any]) -> None:
+    """Where transformers refuses the values of fields, LMDeploy goes on with a generic configuration."""
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if config.get("auto_map") or config.get("model_type") not in CONFIG_MAPPING:
+        return
+    try:
+        AutoConfig.from_pretrained(folder)
+    except Exception as error:
+        detail = f"transformers cannot read its config.json ({in_full(error)})"
+        raise unusable(folder, detail, "correct the field in config.json") from error
+
+
+def in_full(error: BaseException) -> str:
+    """Class and text of an error, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _check_tokenizer(folder: Path) -> None:
+    """Without a vocabulary transformers 5 makes an empty tokenizer, and the engine would serve it.
+
+    A tokenizer of remote code may keep its vocabulary under any name.
+    """
+    if any(next(folder.glob(pattern), None) is not None for pattern in _VOCABULARIES):
+        return
+    config = _read_json(folder, _TOKENIZER_CONFIG) if (folder / _TOKENIZER_CONFIG).is_file() else {}
+    if not config.get("auto_map"):
+        detail = "its tokenizer is missing: there is none of " + ", ".join(_VOCABULARIES)
+        raise unusable(folder, detail, "save the tokenizer beside the model")
+
+
+def _check_weights(folder: Path) -> set[str]:
+    """The names of the tensors."""
+    found = model_files.index_or_file(folder)
+    if found is None:
+        names = ", ".join(model_files.NAMES)
+        raise unusable(folder, f"it holds no weights (none of {names})", _COPY_AGAIN)
+    if not found.endswith(".index.json"):
+        return _check_weight_file(folder, found, names=())
+    weight_map = _read_json(folder, found).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise unusable(folder, f"{found} has no weight_map", _COPY_AGAIN)
+    for shard in sorted(set(weight_map.values())):
+        _check_weight_file(folder, shard, [name for name, file in weight_map.items() if file == shard])
+    return set(weight_map)
+
+
+def _check_weight_file(folder: Path, name: str, names: Iterable[str]) -> set[str]:
+    """The names of a file's tensors. Raises ModelFolderError if one of ``names`` is missing."""
+    path = folder / name
+    if not path.is_file():
+        raise unusable(folder, f"its index names {name}, which is missing", _COPY_AGAIN)
+    try:
+        held = names_in(path)
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a file that is not whole fails in many ways
+        raise unusable(folder, f"{name} is truncated or corrupt ({in_short(error)})", _COPY_AGAIN) from None
+    missing = sorted(set(names) - held)
+    if missing:
+        detail = f"{name} lacks {len(missing)} of the tensors that the index names, {missing[0]} first"
+        raise unusable(folder, detail, _COPY_AGAIN)
+    return held
+
+
+def names_in(path: Path) -> set[str]:
+    """The names of a file's tensors. Raises the library's own error where the file is not whole."""
+    from safetensors import safe_open
+
+    if model_files.is_pickled(path):
+        return {name for name, _ in model_files.empty_tensors(path)}
+    # Opening reads the header and compares it with the length of the file. For torch it would map the file as writable,
+    # which Linux refuses where the file is larger than the memory.
+    with safe_open(path, framework="np") as file:
+        return set(file.keys())
+
+
+def _check_unquantised(folder: Path, names: set[str]) -> None:
+    """Refuse packed weights without a quantization_config: AutoGPTQ and AutoAWQ used to write it to another file."""
+    packed = sorted(name for name in names if name.rpartition(".")[2] in _PACKED)
+    if not packed:
+        return
+    apart = next((name for name in _SAID_APART if (folder / name).is_file()), None)
+    advice = "add it, with its quant_method, as transformers saves it"
+    if apart is not None:
+        advice = f"put the contents of {apart} there, with a quant_method of 'gptq' or 'awq'"
+    detail = f"{packed[0]} is packed, and config.json has no quantization_config"
+    raise unusable(folder, detail, advice)
+
+
+def looks_like_path(name: str) -> bool:
+    """Whether the name of a model that does not exist here is a path, since no hub id is spelled like it."""
+    return name.startswith((".", "~", os.sep)) or name.endswith(os.sep) or name.count("/") > 1
+
+
+# --- where LMDeploy opens a folder
+
+
+@replaces(
+    "lmdeploy.archs:get_task",
+    why="the first to read the model folder, for pipeline, chat and server alike; finds out nothing but the arch",
+)
+def get_task(
+    original: Original,
+    backend: str,
+    model_path: str,
+    trust_remote_code: bool = False,
+    backend_config: Any = None,
+) -> Any:
+    if backend == "pytorch" and backend_config is not None:
+        instead = vendor_devices.without_cuda(backend_config.device_type)
+        if instead != backend_config.device_type:
+            backend_config.device_type = instead
+            backend_config.__post_init__()  # other fields depend on the device
+        if activation.serves(instead):
+            check_model_folder(Path(model_path), trust_remote_code)
+            session_length.check(model_path, backend_config.session_len, trust_remote_code)
+    return original(backend, model_path, trust_remote_code, backend_config)
+
+
+@replaces(
+    "lmdeploy.utils:get_model",
+    why="takes a mistyped path for a hub id and reports a network failure or an ill-formed id",
+    when=activation.is_on,
+    essential=False,
+)
+def get_model(
+    original: Original,
+    pretrained_model_name_or_path: str,
+    download_dir: str | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+) -> str:
+    name = pretrained_model_name_or_path
+    advice = "correct the path; for a model id, see that the hub can be reached"
+    if looks_like_path(name):
+        raise unusable(name, "there is no such folder", advice)
+    try:
+        return original(name, download_dir, revision, token)
+    except Exception as error:  # every hub client has errors of its own
+        detail = (
+            f"there is no such folder here, and no model of that name could be fetched ({in_short(error)})"
+        )
+        raise unusable(name, detail, advice) from error
+
+
+@replaces(
+    "lmdeploy.tokenizer:HuggingFaceTokenizer.__init__",
+    why="a folder without tokenizer fails in transformers with advice on converting slow tokenizers",
+    when=activation.is_on,
+    essential=False,
+)
+def load_tokenizer(original: Original, self: Any, model_dir: str, trust_remote_code: bool = False) -> None:
+    try:
+        original(self, model_dir, trust_remote_code)
+    except Exception as error:  # transformers answers a missing file with whatever it stumbles over
+        detail = f"its tokenizer is missing or cannot be loaded ({in_short(error)})"
+        advice = "see that tokenizer.json or tokenizer.model is there; remote code needs trust_remote_code"
+        raise unusable(model_dir, detail, advice) from error

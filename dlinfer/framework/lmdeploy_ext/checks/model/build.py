@@ -1,0 +1,52 @@
+"""Checks a model once LMDeploy has built its layers, before weights load: memory, and adapters."""
+
+from typing import Any
+
+import torch
+
+from dlinfer.framework.lmdeploy_ext.checks.model import adapter_fit, weights
+from dlinfer.framework.lmdeploy_ext.conversion.plan import packs_bf12, packs_head
+from dlinfer.framework.lmdeploy_ext.device import activation, weight_memory
+from dlinfer.framework.patching import Original, replaces
+
+
+@replaces(
+    "lmdeploy.pytorch.models.patch:build_patched_model",
+    why="the first that knows the model's layers, before weights are loaded; there DLINFER_CPU_HEAD packs the last "
+    "and DLINFER_CPU_WEIGHTS=bf12 has all packed as they load",
+    when=activation.is_on,
+)
+def build_patched_model(
+    original: Original, config: Any, device: torch.device | None = None, build_model_ctx: Any = None
+) -> Any:
+    tied = bool(config.tie_word_embeddings)
+
+    def make() -> Any:
+        model = original(config, device, build_model_ctx)
+        _keep_padding_rows(model)
+        if packs_head(getattr(config.hf_config, "quantization_config", None)):
+            from dlinfer.framework.lmdeploy_ext.layers.quantised import head  # it imports LMDeploy's layers
+
+            head.pack(model, tied)
+        if packs_bf12(config.hf_config):
+            from dlinfer.framework.lmdeploy_ext.layers.quantised import bf12_packing  # likewise
+
+            bf12_packing.prepare(model, tied, config.dtype)
+        return model
+
+    model = weight_memory.checked(make, tied)
+    adapter_fit.check_asked(model)
+    weights.note_copy(model, original, config, build_model_ctx)
+    return model
+
+
+def _keep_padding_rows(model: torch.nn.Module) -> None:
+    """Keep LMDeploy's embedding from zeroing the row of the padding token as it loads, which transformers does not do.
+
+    The token may stand in a prompt, as where it also ends a text, and a tied projection reads the row too.
+    """
+    from lmdeploy.pytorch.nn.embedding import ParallelEmbedding
+
+    for module in model.modules():
+        if isinstance(module, ParallelEmbedding):
+            module.padding_idx = None  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,90 @@
+"""Refuses models that would give other tokens than transformers, when LMDeploy reads their configuration.
+
+This is before any weight is loaded.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.checks.model import config_fields, speculation, support, tensor_parallel
+from dlinfer.framework.lmdeploy_ext.conversion import loading, tied_heads
+from dlinfer.framework.lmdeploy_ext.conversion.plan import QUANTISED_FORMATS
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
+from dlinfer.framework.lmdeploy_ext.faults.models import model_classes
+from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
+from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model, packed_experts_model
+from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rope_parameters, windows
+from dlinfer.framework.patching import Original, replaces
+
+
+def check(model_config: Any, is_draft: bool = False) -> None:
+    """Raise UnsupportedFeatureError for a model that cannot be served. model_config: LMDeploy's, adjusted in place."""
+    support.check_support(model_config.hf_config.to_dict(), is_draft)
+    config = model_config.llm_config or model_config.hf_config
+    rope_parameters.check(config)
+    windows.check(model_config)
+    gated_delta_model.check(model_config)
+    experts_model.check(config)
+    model_classes.check(config)
+    config_fields.check(config)
+    if rope_lengths.of_model(config) is not None:
+        activation.require(rope_lengths.FEATURE)
+    hf_config = model_config.hf_config
+    if hasattr(hf_config, "experts_packed_as") or any(support.quantisation_of(hf_config.to_dict())):
+        activation.require(packed_experts_model.FEATURE)
+
+
+@replaces(
+    "lmdeploy.pytorch.config:ModelConfig.from_hf_config",
+    why="the first to know the model's configuration; it checks nothing of what our devices serve",
+    when=activation.is_on,
+)
+def from_hf_config(
+    original: Original,
+    cls: Any,
+    hf_config: Any,
+    model_path: str | None = None,
+    dtype: str = "auto",
+    dist_config: Any = None,
+    is_draft_model: bool = False,
+    spec_method: str | None = None,
+    device_type: str = "auto",
+    num_spec_tokens: int = 0,
+) -> Any:
+    activation.require(hf_config.model_type)
+    if spec_method is not None:
+        (speculation.check_draft if is_draft_model else speculation.check_target)(hf_config, spec_method)
+    tp = 1 if dist_config is None else dist_config.tp
+    tensor_parallel.check_model(hf_config.to_dict(), tp, spec_method)
+    tied_heads.settle(hf_config, None if model_path is None else Path(model_path))
+    model_config = original(
+        cls,
+        hf_config,
+        model_path,
+        dtype,
+        dist_config,
+        is_draft_model,
+        spec_method,
+        device_type,
+        num_spec_tokens,
+    )
+    check(model_config, is_draft_model)
+    return model_config
+
+
+@replaces(
+    "lmdeploy.pytorch.config:_patch_quantization_config",
+    why="the first to see how a model is quantised: GPTQ and compressed-tensors become a method of LMDeploy's; and "
+    "model_format fails for a model in floats in LMDeploy's words, and is warned of for one that has that format",
+    when=activation.is_on,
+    essential=False,  # LMDeploy stops at a method that it does not know
+)
+def patch_quantization_config(original: Original, hf_config: Any, model_format: str | None = None) -> Any:
+    stored = getattr(hf_config, "quantization_config", None)
+    loading.rewrite(hf_config)
+    if model_format not in QUANTISED_FORMATS:
+        return original(hf_config, model_format)
+    if stored is None:
+        raise refuse(f"{model_format=} for a model that is not quantised", "leave model_format out")
+    return hf_config  # ``check`` refuses a checkpoint of another method

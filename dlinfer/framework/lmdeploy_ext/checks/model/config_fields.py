@@ -1,0 +1,56 @@
+"""Refuses values of configuration fields that transformers' class reads and LMDeploy's ignores.
+
+Without this check a model with another value would generate other tokens than transformers, without a word.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
+
+_SILU = ("swish", "silu")
+_TANH = ("gelu_pytorch_tanh",)
+_GEMMA = ("gemma", "gemma2", "gemma3_text")
+_LATENT = ("deepseek_v3", "glm4_moe_lite")
+
+
+_ACTIVATION: Mapping[str, tuple[Any, ...]] = {"hidden_act": _SILU}
+"""The activation of LMDeploy's classes, except those in ``_OTHER_ACTIVATIONS``."""
+
+_TANH_OR_NONE: Mapping[str, tuple[Any, ...]] = {"hidden_activation": (None, *_TANH)}
+_OTHER_ACTIVATIONS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    "gemma": {"hidden_act": _TANH, **_TANH_OR_NONE},
+    "gemma2": _TANH_OR_NONE,
+    "gemma3_text": _TANH_OR_NONE,
+    "gpt_oss": {},  # transformers' class reads none
+}
+
+_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    **{name: {"use_bidirectional_attention": (None, False)} for name in _GEMMA},
+    **{name: {"rope_interleave": (None, True)} for name in _LATENT},
+    "deepseek_v2": {"mlp_bias": (False,)},
+    "qwen2_moe": {"qkv_bias": (True,)},
+}
+"""model_type -> further fields, with the values for which LMDeploy's class is right. A field may be left out."""
+
+_OWN_HEAD_DIM = ("mixtral", "phimoe")
+"""LMDeploy's classes that divide hidden_size by the number of heads, whatever head_dim says."""
+
+
+def check(config: Any) -> None:
+    """Raise UnsupportedFeatureError for a value that LMDeploy's class ignores. config: of the text model."""
+    kind = getattr(config, "model_type", "")
+    fields = {**_OTHER_ACTIVATIONS.get(kind, _ACTIVATION), **_FIELDS.get(kind, {})}
+    for name, served in fields.items():
+        value = getattr(config, name, served[0])
+        if value not in served:
+            raise _refuse(kind, name, value, served[-1])
+    if kind in _OWN_HEAD_DIM:
+        share, value = config.hidden_size // config.num_attention_heads, getattr(config, "head_dim", None)
+        if value not in (None, share):
+            raise _refuse(kind, "head_dim", value, share)
+
+
+def _refuse(kind: str, name: str, value: Any, served: Any) -> Exception:
+    feature = f"{name}={value!r} of {kind}, which LMDeploy ignores,"
+    return refuse(feature, f"use a model with {name}={served!r}")

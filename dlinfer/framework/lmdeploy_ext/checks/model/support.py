@@ -1,0 +1,122 @@
+"""Refuses LMDeploy's model classes that are not served on our devices, by ``config.json``, before anything loads.
+
+Every other language model in LMDeploy's module map is served. A class that a later release adds passes here, and each
+of its layers that the ops cannot compute is refused when it is built. Of vision-language models those are served whose
+greedy tokens with images equal transformers', in eager and in graph mode.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.checks.model import quantisation
+from dlinfer.framework.lmdeploy_ext.checks.model.speculation import PAIRS
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_configs
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
+
+_DRAFT = "it drafts for speculative decoding, and is no model of its own"
+_DIFFUSION = "it decodes by block diffusion"
+_QWEN3_5 = "it is Qwen3.5's vision-language model with experts of its own, and Qwen3.5 is not served"
+_COMPRESSED = "it attends to compressed caches"
+
+_DRAFTS = {draft for _, draft in PAIRS.values()}
+
+NOT_SERVED = {
+    "MetaMoeForConditionalGeneration": _QWEN3_5,
+    "DeepseekV4ForCausalLM": _COMPRESSED,
+    "SDARForCausalLM": _DIFFUSION,
+    "SDARMoeForCausalLM": _DIFFUSION,
+    "EagleLlamaForCausalLM": _DRAFT,
+    "Eagle3LlamaForCausalLM": _DRAFT,
+    "Eagle3DeepseekV2ForCausalLM": _DRAFT,
+    "DeepseekMTPModel": _DRAFT,
+    "DeepseekV32MTPModel": _DRAFT,
+    "Glm4MoeMTPModel": _DRAFT,
+    "GlmMoeDsaMTPModel": _DRAFT,
+    "HYV3MTP": _DRAFT,
+    "Qwen3_5MTPModel": _DRAFT,
+    "DFlashDraftModel": _DRAFT,
+}
+"""Architecture -> why it is not served. ``SERVED_VISION`` is for vision-language models."""
+
+
+SERVED_VISION = {
+    "Qwen2VLForConditionalGeneration": "text_config",
+    "Qwen2_5_VLForConditionalGeneration": "text_config",
+    "InternVLForConditionalGeneration": "text_config",
+    "InternVLChatModel": "llm_config",
+    "Qwen3VLForConditionalGeneration": "text_config",
+    "LlavaForConditionalGeneration": "text_config",
+    "Glm4vForConditionalGeneration": "text_config",
+    "CogVLMForCausalLM": "",
+    "ChatGLMForConditionalGeneration": "",  # with a vision_config: GLM-4V
+}
+"""Architecture -> the key of the language model's configuration; empty where it is not nested."""
+
+
+def architectures(config: dict[str, Any]) -> list[str]:
+    """The classes in a configuration: those in ``auto_map``, which LMDeploy reads first, and in ``architectures``."""
+    mapped = (config.get("auto_map") or {}).get("AutoModelForCausalLM")
+    return ([mapped.rpartition(".")[2]] if mapped else []) + list(config.get("architectures") or [])
+
+
+def check_support(config: dict[str, Any], is_draft: bool = False) -> None:
+    """Raise UnsupportedFeatureError for a configuration, as ``config.json`` has it, whose model is not served."""
+    names = architectures(config)
+    shown = f" ({', '.join(names)})" if names else ""
+    if is_vision_language(config):
+        reason = reason_against(names, config)
+        if reason is not None:
+            feature = f"a vision-language model{shown}" + (f": {reason}" if reason else "")
+            advice = "use the language model of the same family, or a served vision-language model"
+            raise refuse(feature, advice)
+        inside = language_config(config)
+        names = [] if inside is None else architectures(inside)
+    for name in names:
+        if is_draft and name in _DRAFTS:
+            continue
+        if name in NOT_SERVED:
+            raise refuse(f"{name} ({NOT_SERVED[name]})", "use another model")
+    for part, found in quantisation_of(config):
+        quantisation.check(names, found, part, is_inside=part is not config)
+
+
+def is_vision_language(config: dict[str, Any]) -> bool:
+    """Whether LMDeploy would load the model as one for images: by its list of classes, or by a part for vision."""
+    from lmdeploy.archs import check_vl_llm
+
+    if config.get("vision_config"):
+        return True
+    return any(check_vl_llm("pytorch", config | {"architectures": [name]}) for name in architectures(config))
+
+
+def quantisation_of(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
+    """(configuration, its ``quantization_config``) of a configuration, and of a language model nested in it."""
+    for part in language_configs(config):
+        found = part.get("quantization_config") if isinstance(part, dict) else None
+        if found:
+            yield part, found
+
+
+def language_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The nested configuration of a served model's language part, or None."""
+    for name in config.get("architectures") or []:
+        inside = config.get(SERVED_VISION.get(name) or "")
+        if isinstance(inside, dict):
+            return inside
+    return None
+
+
+def reason_against(names: Sequence[str], config: Mapping[str, Any]) -> str | None:
+    """Why a vision-language model is not served; empty where nobody has compared its tokens, None where it is served.
+
+    names: its classes. config: as ``config.json`` has it.
+    """
+    if not any(name in SERVED_VISION for name in names):
+        return ""
+    if config.get("flash_mode"):
+        return "it leaves out tokens of images that tell little (flash_mode)"
+    if any(SERVED_VISION.get(name) == "" for name in names) and config.get("quantization_config"):
+        return "quantised weights, with which nobody has compared its tokens"
+    if "Glm4vForConditionalGeneration" in names and config.get("text_config") is None:
+        return "its configuration has no text_config, outside of which transformers 5 reads no language model"
+    return None

@@ -1,0 +1,183 @@
+"""Refuses a checkpoint that does not fill its model, before the model's weights are read.
+
+LMDeploy allocates parameters without initialising them and never checks whether all were loaded: a checkpoint that
+lacks a tensor generates garbage without a word. So the checkpoint is loaded first into a copy of the model on torch's
+device ``meta``, where LMDeploy's own code maps names, joins parameters and cuts tensors up for shapes alone. This finds
+a tensor that has no place, has another shape, or is missing, also where it is one part of a joined parameter. A tensor
+whose values that code needs, as a packed tensor's scales, is read.
+"""
+
+import copy
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.errors import DlinferError, ModelFolderError
+from dlinfer.framework.lmdeploy_ext.checks.model.written import Written
+from dlinfer.framework.lmdeploy_ext.conversion import loading, model_files
+from dlinfer.framework.lmdeploy_ext.conversion.plan import is_packed_as_it_loads
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.errors import in_short
+from dlinfer.framework.patching import Original, replaces
+
+_COPIES = "dlinfer_builds_copy"
+_SHOWN = 3
+_ADVICE = "copy or download the model again, whole; or see that config.json belongs to these weights"
+_NO_HEAD = (
+    "set tie_word_embeddings to true in config.json if the model ties them; else copy the model again, whole"
+)
+
+
+def note_copy(model: Any, build: Callable[..., Any], config: Any, context: Any) -> None:
+    """Note on a model how to build it again without memory, as it is in its files.
+
+    build: LMDeploy's ``build_patched_model``, which made the model from config and context.
+    """
+    from lmdeploy.pytorch.config import QuantizationConfig
+    from lmdeploy.pytorch.devices import get_device_manager
+    from lmdeploy.pytorch.distributed import get_dist_manager
+
+    device, ranks = get_device_manager().current_context(), get_dist_manager().current_context()
+    assert device is not None and ranks is not None, "LMDeploy sets both before it builds a model"
+
+    def build_again() -> Any:
+        stored, built = config, context
+        if is_packed_as_it_loads(getattr(config.hf_config, "quantization_config", None)):
+            stored = copy.copy(config)
+            stored.hf_config = copy.deepcopy(config.hf_config)
+            del stored.hf_config.quantization_config
+            built = dataclasses.replace(context, quant_config=QuantizationConfig())
+        with get_dist_manager().context(ranks), get_device_manager().context(device):
+            return build(stored, torch.device("meta"), built)
+
+    setattr(model, _COPIES, build_again)
+
+
+@replaces(
+    "lmdeploy.pytorch.weight_loader.model_weight_loader:load_model_weights",
+    why="leaves parameters that the checkpoint lacks uninitialised, without a word",
+    when=activation.is_on,
+)
+def load_model_weights(
+    original: Original,
+    model: torch.nn.Module,
+    checkpoint_path: str,
+    prefix: str | None = None,
+    device: torch.device | None = None,
+) -> None:
+    check(model, Path(checkpoint_path))
+    try:
+        original(model, checkpoint_path, prefix, device)
+    except (AssertionError, KeyError, ValueError) as error:  # values that LMDeploy's loaders compare
+        detail = f"LMDeploy cannot load its weights ({in_short(error)})"
+        advice = "see that config.json belongs to these weights"
+        raise ModelFolderError(path=checkpoint_path, detail=detail, advice=advice) from error
+
+
+def check(model: Any, folder: Path) -> None:
+    """Raise ModelFolderError unless a folder's tensors fill a model that ``note_copy`` knows, and all fit.
+
+    Raises UnsupportedFeatureError too, where the checkpoint cannot be converted.
+    """
+    build = model.__dict__.pop(_COPIES)
+    read: set[str] = set()  # patterns of the tensors whose values are needed
+    while True:
+        load = _Load(folder, build(), read)
+        try:
+            load.run()
+            break
+        except Exception as error:
+            if not load.name:
+                raise
+            wider = next((pattern for pattern in _patterns(load.name) if pattern not in read), None)
+            if wider is not None and isinstance(error, RuntimeError):
+                read.add(wider)  # a kernel may need values that ``meta`` does not hold
+            elif isinstance(error, DlinferError):
+                raise
+            else:
+                raise _misfit(folder, load, error) from error
+    if unfilled := load.unfilled():
+        raise _incomplete(folder, unfilled, load)
+
+
+def _patterns(name: str) -> tuple[str, str, str]:
+    """The tensors to read where values are needed: the same tensor of every layer, then more, then all."""
+    return re.sub(r"\d+", "*", name), f"*.{name.rpartition('.')[2]}", "*"
+
+
+class _Load:
+    """One load. name, shape: of the tensor that is loaded at the moment."""
+
+    def __init__(self, folder: Path, model: Any, read: set[str]) -> None:
+        self._folder, self.model, self._read = folder, model, read
+        self.name, self.shape = "", torch.Size()
+        self.written = Written(lambda: self.name)
+
+    def run(self) -> None:
+        """Load every file, as LMDeploy's loader does, and let classes change the weights once all are loaded."""
+        from lmdeploy.pytorch.weight_loader.model_weight_loader import ModelWeightLoader
+
+        modules = self.model.named_modules()
+        dummies = [f"{name}." for name, module in modules if getattr(module, "_is_dummy_mod", False)]
+        plan = loading.plan_of_folder(self._folder)
+        layers = loading.Layers(self.model)
+        with torch.inference_mode(), self.written:
+            for path in model_files.weight_files(self._folder):
+                tensors = self._tensors(path)
+                if plan is not None and not plan.packs:
+                    tensors = loading.converted(tensors, plan, layers)
+                tensors = ModelWeightLoader._rename_weights_iterator(tensors, self.model)
+                self.model.load_weights(ModelWeightLoader._skip_dummy_iterator(tensors, dummies))
+            self.name = ""
+            for module in self.model.modules():
+                if hasattr(module, "get_input_embeddings") and hasattr(module, "update_weights"):
+                    module.update_weights()  # ties the output projection
+                if hasattr(module, "process_weights_after_loading"):
+                    module.process_weights_after_loading()  # latent attention makes two weights from one
+
+    def _tensors(self, path: Path) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in model_files.empty_tensors(path):
+            self.name, self.shape = name, tensor.shape
+            yield name, model_files.tensor(path, name) if self._read.intersection(_patterns(name)) else tensor
+
+    def unfilled(self) -> list[tuple[str, Tensor, tuple[int, int]]]:
+        """(name, parameter, the first run of numbers that are missing)."""
+        # EAGLE-3's drafts say so where their checkpoint has no embedding, and get their target's.
+        borrowed = () if getattr(self.model, "include_embed_tokens", True) else ("embed_tokens.weight",)
+        gaps = ((name, one, self.written.gap(one)) for name, one in self.model.named_parameters())
+        return [
+            (name, one, gap) for name, one, gap in gaps if gap is not None and not name.endswith(borrowed)
+        ]
+
+
+def _misfit(folder: Path, load: _Load, error: Exception) -> ModelFolderError:
+    served = type(load.model).__name__
+    why = f"it does not fit LMDeploy's class {served} ({str(error).strip() or type(error).__name__})"
+    if isinstance(error, KeyError):
+        why = f"LMDeploy's class {served} has no place for it"
+    detail = f"tensor {load.name} of shape {list(load.shape)}: {why}"
+    return ModelFolderError(path=str(folder), detail=detail, advice=_ADVICE)
+
+
+def _incomplete(
+    folder: Path, unfilled: list[tuple[str, Tensor, tuple[int, int]]], load: _Load
+) -> ModelFolderError:
+    name, parameter, gap = unfilled[0]
+    whole = [name for name, one, missing in unfilled if missing == (0, one.numel())]
+    advice = _NO_HEAD if [name for name, _, _ in unfilled] == ["lm_head.weight"] else _ADVICE
+    count = f"({len(unfilled)} parameters in all)"
+    if gap == (0, parameter.numel()):
+        shown = ", ".join(whole[:_SHOWN]) + (", ..." if len(whole) > _SHOWN else "")
+        detail = f"its files hold no values for {shown} {count}"
+    else:
+        held = ", ".join(load.written.sources(parameter)[:_SHOWN])
+        detail = (
+            f"its files hold a part of {name} alone: of {parameter.numel()} numbers, {gap[1] - gap[0]} from number "
+            f"{gap[0]} on are missing {count}; stored are {held}"
+        )
+    return ModelFolderError(path=str(folder), detail=detail, advice=advice)

@@ -1,0 +1,54 @@
+"""LMDeploy's command line: it switches to the device that it names, and shows our errors without a traceback."""
+
+import logging
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from dlinfer.errors import DlinferError
+from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
+from dlinfer.framework.lmdeploy_ext.errors import NoCudaError
+from dlinfer.framework.patching import Original, replaces
+
+logger = logging.getLogger("dlinfer")
+
+
+@replaces(
+    "lmdeploy.cli.utils:FlexibleArgumentParser.parse_args",
+    why="the command line looks for the model before it makes the engine config that chooses our device",
+    essential=False,
+)
+def _parse_args(original: Original, self: Any, args: Any = None, namespace: Any = None) -> Any:
+    parsed = original(self, args, namespace)
+    device_type = getattr(parsed, "device", None)
+    if device_type == "cuda" and hasattr(
+        parsed, "backend"
+    ):  # LMDeploy's commands to quantise have no backend
+        arguments = sys.argv[1:] if args is None else args
+        if vendor_devices.lacks_cuda(device_type) and _names_device(arguments):
+            raise NoCudaError
+        device_type = parsed.device = vendor_devices.without_cuda(device_type)
+    if device_type is not None:
+        vendor_devices.check_vendor(device_type)
+        if activation.serves(device_type):
+            activation.activate(device_type)
+    return parsed
+
+
+def _names_device(arguments: Iterable[str]) -> bool:
+    """Whether a command line names a device, by the option or an abbreviation that argparse takes for it."""
+    names = (argument.partition("=")[0] for argument in arguments)
+    return any(len(name) > len("--d") and "--device".startswith(name) for name in names)
+
+
+@replaces(
+    "lmdeploy.cli.entrypoint:run",
+    why="a user of the command line needs the error, not its traceback",
+    essential=False,
+)
+def _run(original: Original) -> None:
+    try:
+        original()
+    except DlinferError as error:
+        logger.debug("traceback of the error:", exc_info=True)
+        sys.exit(f"lmdeploy: error: {error}")
