@@ -74,6 +74,19 @@ def fake(node: fx.Node) -> Any:
     return node.meta.get("val")
 
 
+def tensor_of(node: fx.Node) -> torch.Tensor:
+    """The fake of a node whose result is one tensor."""
+    value = fake(node)
+    assert isinstance(value, torch.Tensor), node.format_node()
+    return value
+
+
+def tensor_or_none(value: object) -> torch.Tensor | None:
+    """The fake of an argument that is a node with one tensor as its result; None for anything else."""
+    result = fake(value) if isinstance(value, fx.Node) else None
+    return result if isinstance(result, torch.Tensor) else None
+
+
 def tensors_of(node: fx.Node) -> list[torch.Tensor]:
     """The fake tensors in a node's result."""
     return [leaf for leaf in pytree.tree_leaves(fake(node)) if isinstance(leaf, torch.Tensor)]
@@ -290,6 +303,11 @@ def is_compute(node: fx.Node) -> bool:
     if node.op != "call_function" or node.target is operator.getitem or is_size(node):
         return False
     return not is_view(node)
+
+
+def model_source(node: fx.Node) -> dict[str, Any]:
+    """The meta that says which line and module of the model a node came from."""
+    return {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
 
 
 def model_line(node: fx.Node) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.torch_private.symbols import same_expression
+from dlinfer.graph.torch_private.symbols import expression_of, same_expression
 
 Order = tuple[int, ...]
 """A tensor's dimensions as they lie in memory, outermost first."""
@@ -20,9 +20,7 @@ LAYOUT = "layout"
 
 def same_size(one: Any, other: Any) -> bool:
     """Whether two sizes, strides or offsets are certainly equal. Symbolic ones are compared as they are written."""
-    if isinstance(one, int) and isinstance(other, int):
-        return one == other
-    return str(one) == str(other)
+    return expression_of(one) == expression_of(other)
 
 
 def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:

@@ -12,11 +12,11 @@ from dlinfer.graph.ir.dialect import (
     overload,
     reshapes_argument,
     storages,
+    tensor_or_none,
     written_arguments,
 )
 from dlinfer.graph.ir.effects import Memory
 from dlinfer.graph.ir.layout import same_place
-from dlinfer.graph.passes.fusion.views import tensor
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewriter import Edit, Rewriter
 
@@ -47,7 +47,7 @@ def _plain_result(rewriter: Rewriter, write: fx.Node, seen: "_Seen") -> fx.Node 
     if twin is None or not seen.is_private(write):
         return None
     new = rewriter.call(write, twin, *write.args, **write.kwargs)
-    result, fresh = tensor(write), tensor(new)
+    result, fresh = tensor_or_none(write), tensor_or_none(new)
     if result is None or fresh is None or not same_place(result, fresh):
         rewriter.graph.erase_node(new)  # the write also converted, or filled a part of something larger
         return None

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from dlinfer.graph.ir.dialect import call_on_fakes, fake, model_line
+from dlinfer.graph.ir.dialect import call_on_fakes, fake, model_line, model_source
 from dlinfer.graph.torch_private.fake_mode import FakeTensor, FakeTensorMode, symbolic
 
 
@@ -32,13 +32,25 @@ class Rewriter:
         self.edits: list[Edit] = []
 
     def call(self, at: fx.Node, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """A new node before ``at``, which it takes the model's line from."""
+        """Insert a call before ``at``, with the model's line of ``at``."""
+        node = self._insert(at, op, args, kwargs)
+        node.meta["val"] = self.fake_call(op, *args, **kwargs)
+        return node
+
+    def call_like(self, old: fx.Node, at: fx.Node, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """As ``call``, with the fake of a node whose result is the same in dtype, sizes and strides.
+
+        Views of the old result are then views of the new one. Nor does the op run on fakes, which takes some ten
+        milliseconds with symbolic sizes.
+        """
+        node = self._insert(at, op, args, kwargs)
+        node.meta["val"] = fake(old)
+        return node
+
+    def _insert(self, at: fx.Node, op: Any, args: Any, kwargs: Any) -> fx.Node:
         with self.graph.inserting_before(at):
             node = self.graph.call_function(op, args, kwargs)
-        for key in ("stack_trace", "nn_module_stack"):
-            if key in at.meta:
-                node.meta[key] = at.meta[key]
-        node.meta["val"] = self.fake_call(op, *args, **kwargs)
+        node.meta |= model_source(at)
         return node
 
     def fake_call(self, op: Any, *args: Any, **kwargs: Any) -> Any:

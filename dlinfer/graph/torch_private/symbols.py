@@ -20,6 +20,7 @@ __all__ = [
     "ShapeEnv",
     "declared_range",
     "example_number",
+    "expression_of",
     "fake_of_any_length",
     "fixed_size",
     "free_unbacked_symbols",
@@ -59,15 +60,18 @@ def plain_symbol(value: Any) -> Any:
     return None
 
 
+def expression_of(value: object) -> object:
+    """The sympy expression of a symbolic number; another value itself. Comparing two of them adds no guard."""
+    return value.node.expr if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
+
+
 def same_expression(one: Any, other: Any) -> bool:
     """Whether two sizes or strides are equal for every value of their symbols. Adds no guard."""
     if isinstance(one, int) and isinstance(other, int):
         return one == other
-    if str(one) == str(other):
+    terms: list[Any] = [expression_of(one), expression_of(other)]
+    if terms[0] == terms[1]:
         return True
-    terms: list[Any] = [
-        value.node.expr if isinstance(value, torch.SymInt) else value for value in (one, other)
-    ]
     # Two products of one another's factors may be written differently: 8*(n + 1) is 8*n + 8.
     return (terms[0] - terms[1]).expand() == 0
 

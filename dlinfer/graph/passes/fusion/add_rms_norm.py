@@ -6,27 +6,29 @@ from collections.abc import Sequence
 from torch import fx
 
 from dlinfer import ops
-from dlinfer.graph.ir.dialect import fake
+from dlinfer.graph.ir.dialect import tensor_of
 from dlinfer.graph.ir.layout import is_contiguous
-from dlinfer.graph.passes.fusion.match import aten, dtype_of, is_tensor, operands, same_shape
+from dlinfer.graph.passes.fusion.match import aten, dtype_of, same_shape
+from dlinfer.graph.passes.fusion.pattern import both, call, matches
 from dlinfer.graph.passes.fusion.rule import FusionRule, Match
 from dlinfer.graph.passes.rewriter import Rewriter
 
+_PATTERN = call(ops.rms_norm.overload, both("sum", call(aten.add.Tensor, "x", "residual")), "weight", ...)
 
-def _match(anchor: fx.Node) -> Match | None:
-    total, weight, eps = anchor.args
-    if not is_tensor(total) or not is_tensor(weight):
-        return None
-    x, residual = next(operands(total, aten.add.Tensor), (None, None))
-    if not is_tensor(x) or not is_tensor(residual) or len(total.users) < 2:
+
+def _match(norm: fx.Node) -> Match | None:
+    found = next(matches(_PATTERN, norm), None)
+    if found is None or len(found["sum"].users) < 2:
         return None  # without a second reader of the sum there is nothing to share
-    if any(dtype_of(term) is not dtype_of(total) or not same_shape(term, total) for term in (x, residual)):
+    total, terms = tensor_of(found["sum"]), (found["x"], found["residual"])
+    for term in terms:
+        if dtype_of(term) is not total.dtype or not same_shape(term, found["sum"]):
+            return None
+        if tensor_of(term).device != total.device:
+            return None
+    if not is_contiguous(total):
         return None
-    if any(fake(term).device != fake(total).device for term in (x, residual)) or not is_contiguous(
-        fake(total)
-    ):
-        return None
-    return Match((total, anchor), (), (x, residual, weight), {"eps": eps})
+    return Match((found["sum"], norm), (), (*terms, found["weight"]), {"eps": norm.args[2]})
 
 
 def _build(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence[fx.Node]:

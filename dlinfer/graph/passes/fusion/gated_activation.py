@@ -1,92 +1,61 @@
-"""silu(gate) * up and gelu(gate) * up, of two tensors or of the two halves of one."""
+"""silu(gate) * up and gelu(gate) * up, of two tensors or of the two halves of one -> ``dlinfer`` ops."""
 
-from collections.abc import Sequence
-from typing import TypeGuard
-
-import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from dlinfer import ops
-from dlinfer.graph.ir.dialect import arguments
-from dlinfer.graph.ir.layout import is_contiguous, same_sizes
-from dlinfer.graph.passes.fusion.match import calls, operands
-from dlinfer.graph.passes.fusion.replacement import call_like
-from dlinfer.graph.passes.fusion.rule import FusionRule, Match
-from dlinfer.graph.passes.fusion.views import halves, shown, tensor, views_between
-from dlinfer.graph.passes.rewriter import Rewriter
+from dlinfer.graph.ir.dialect import arguments, tensor_of
+from dlinfer.graph.ir.layout import is_contiguous
+from dlinfer.graph.passes.fusion.match import FLOATS, aten, dtype_of, same_shape
+from dlinfer.graph.passes.fusion.pattern import Found, Pattern, both, call, matches
+from dlinfer.graph.passes.fusion.rule import FusionRule, Match, replace_by
+from dlinfer.graph.passes.fusion.views import halves, views_between
 
-_aten = torch.ops.aten
-
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # what the ops take
+_SILU = call(aten.mul.Tensor, call(aten.silu.default, "gate"), "up")
+_GELU = call(aten.mul.Tensor, both("gelu", call(aten.gelu.default, "gate", approximate=...)), "up")
 
 
-def _gated(mul: fx.Node, activation: OpOverload) -> tuple[fx.Node, fx.Node] | None:
-    """The activation and the up of a product of ``activation(gate)`` and up, of one shape and dtype."""
-    for gated, up in operands(mul, _aten.mul.Tensor):
-        if calls(gated, activation) and _alike(gated, up) and is_contiguous(shown(mul)):
-            return gated, up
+def _gated(pattern: Pattern, product: fx.Node) -> Found | None:
+    for found in matches(pattern, product):
+        gate, up = found["gate"], found["up"]
+        is_alike = dtype_of(gate) is dtype_of(up) and same_shape(gate, up)
+        if is_alike and dtype_of(gate) in FLOATS and tensor_of(gate).device == tensor_of(up).device:
+            return found if is_contiguous(tensor_of(product)) else None
     return None
 
 
-def _alike(gated: fx.Node, up: object) -> TypeGuard[fx.Node]:
-    one, other = tensor(gated), tensor(up)
-    return (
-        one is not None
-        and other is not None
-        and one.dtype in _FLOATS
-        and one.dtype is other.dtype
-        and one.device == other.device
-        and same_sizes(one.shape, other.shape)
-    )
-
-
-def _match_silu(mul: fx.Node) -> Match | None:
-    found = _gated(mul, _aten.silu.default)
+def _match_silu(product: fx.Node) -> Match | None:
+    found = _gated(_SILU, product)
     if found is None:
         return None
-    silu, up = found
-    gate = silu.args[0]
-    assert isinstance(gate, fx.Node)
+    gate, up = found["gate"], found["up"]
     whole = halves(gate, up)
     if whole is None:
-        return Match(outputs=(mul,), interior=(silu,), inputs=(gate, up))
+        return Match((product,), found.interior, (gate, up), {"op": ops.silu_mul.overload})
     views = (*views_between(gate, whole), *views_between(up, whole))
-    return Match(outputs=(mul,), interior=(silu,), inputs=(whole,), shared=views)
+    return Match((product,), found.interior, (whole,), {"op": ops.silu_and_mul.overload}, views)
 
 
-def _build_silu(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence[fx.Node]:
-    op = ops.silu_and_mul.overload if len(match.inputs) == 1 else ops.silu_mul.overload
-    return [call_like(rewriter, match.outputs[0], place, op, *match.inputs)]
-
-
-def _match_gelu(mul: fx.Node) -> Match | None:
-    found = _gated(mul, _aten.gelu.default)
+def _match_gelu(product: fx.Node) -> Match | None:
+    found = _gated(_GELU, product)
     if found is None:
         return None
-    gelu, up = found
-    given = arguments(gelu)
-    tanh = given["approximate"] == "tanh"
-    return Match(outputs=(mul,), interior=(gelu,), inputs=(given["self"], up), values={"tanh": tanh})
-
-
-def _build_gelu(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence[fx.Node]:
-    given = (*match.inputs, match.values["tanh"])
-    return [call_like(rewriter, match.outputs[0], place, ops.gelu_mul.overload, *given)]
+    tanh = arguments(found["gelu"])["approximate"] == "tanh"
+    values = {"op": ops.gelu_mul.overload, "arguments": (tanh,)}
+    return Match((product,), found.interior, (found["gate"], found["up"]), values)
 
 
 GATED_SILU = FusionRule(
     name="gated_silu",
     why="SwiGLU in one pass over gate and up, instead of writing and reading back silu(gate).",
-    anchors=(_aten.mul.Tensor,),
+    anchors=(aten.mul.Tensor,),
     match=_match_silu,
-    build=_build_silu,
+    build=replace_by,
 )
 
 GATED_GELU = FusionRule(
     name="gated_gelu",
     why="GeGLU in one pass over gate and up, instead of writing and reading back gelu(gate).",
-    anchors=(_aten.mul.Tensor,),
+    anchors=(aten.mul.Tensor,),
     match=_match_gelu,
-    build=_build_gelu,
+    build=replace_by,
 )

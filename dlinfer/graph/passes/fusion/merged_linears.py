@@ -12,16 +12,14 @@ import torch
 from torch import fx
 
 from dlinfer import ops
-from dlinfer.graph.ir.dialect import arguments, op_name
+from dlinfer.graph.ir.dialect import arguments, op_name, tensor_of
 from dlinfer.graph.ir.effects import Effects, effects_of
 from dlinfer.graph.ir.layout import same_sizes
-from dlinfer.graph.passes.fusion.replacement import call_like
-from dlinfer.graph.passes.fusion.views import shown
+from dlinfer.graph.passes.fusion.match import FLOATS
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewriter import Edit, Rewriter
 
 _LINEAR = (torch.ops.aten.linear.default, ops.linear.overload)
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # what the op takes
 
 _HEAVY = frozenset(
     f"aten.{name}"
@@ -104,12 +102,12 @@ def _is_mergeable(node: fx.Node) -> bool:
     x, weight, *bias = _operands(node)
     if any(parameter.op not in ("placeholder", "get_attr") for parameter in (weight, *bias)):
         return False
-    dtype = shown(x).dtype
+    dtype = tensor_of(x).dtype
     return (
-        dtype in _FLOATS
-        and shown(weight).dim() == 2
-        and all(same_sizes(shown(one).shape, shown(weight).shape[:1]) for one in bias)
-        and all(shown(parameter).dtype is dtype for parameter in (weight, *bias))
+        dtype in FLOATS
+        and tensor_of(weight).dim() == 2
+        and all(same_sizes(tensor_of(one).shape, tensor_of(weight).shape[:1]) for one in bias)
+        and all(tensor_of(parameter).dtype is dtype for parameter in (weight, *bias))
     )
 
 
@@ -117,9 +115,9 @@ def _merge(rewriter: Rewriter, layers: list[fx.Node]) -> None:
     first = layers[0]
     given = [arguments(layer) for layer in layers]
     weights, biases = [one["weight"] for one in given], [one.get("bias") for one in given]
-    merged = call_like(rewriter, first, first, ops.linears.overload, _operands(first)[0], weights, biases)
-    merged.meta["val"] = [shown(layer) for layer in layers]
-    results = [call_like(rewriter, layer, first, getitem, merged, i) for i, layer in enumerate(layers)]
+    merged = rewriter.call_like(first, first, ops.linears.overload, _operands(first)[0], weights, biases)
+    merged.meta["val"] = [tensor_of(layer) for layer in layers]
+    results = [rewriter.call_like(layer, first, getitem, merged, i) for i, layer in enumerate(layers)]
     rewriter.replace(MERGED_LINEARS.name, layers, results)
 
 

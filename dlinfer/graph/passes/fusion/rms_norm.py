@@ -7,41 +7,56 @@ The core is x * rsqrt(mean(x^2) + eps) in any spelling. Below it models differ i
     Gemma               (core * (1 + weight.float())) cast   the same, with 1 + weight as the model computes it
     Llama4's L2 norm    core.to(x.dtype)                     rms_norm(x, ones)
 
-So the weight is taken in only where the op rounds as the model does; otherwise the op stops at the core, with a
+The rule takes the weight in only where the op rounds as the model does. Otherwise it replaces the core alone, with a
 weight of ones. A result is never rounded more often than the model rounds it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
 from dlinfer import ops
-from dlinfer.graph.ir.dialect import arguments, fake
+from dlinfer.graph.ir.dialect import arguments, tensor_of
+from dlinfer.graph.ir.layout import same_size
 from dlinfer.graph.passes.fusion.layout import cast, contiguous_after, swapped
 from dlinfer.graph.passes.fusion.match import (
     ADD,
+    FLOATS,
     aten,
     calls,
     cast_source,
     dtype_of,
-    is_last_dim,
     is_number,
-    is_square,
     is_tensor,
     only_user,
-    operands,
-    rank_of,
     same_shape,
-    same_size,
-    scalar_operand,
     widened_from,
 )
+from dlinfer.graph.passes.fusion.pattern import any_of, both, call, matches, number, through_casts
 from dlinfer.graph.passes.fusion.rule import FusionRule, Match
 from dlinfer.graph.passes.rewriter import Rewriter
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_SQUARE = any_of(
+    call(aten.pow.Tensor_Scalar, "squared", 2),
+    call(aten.square.default, "squared"),
+    call(aten.mul.Tensor, "squared", "squared"),
+)
+_MEAN = both("mean", call(aten.mean.dim, _SQUARE, [-1], True, dtype=...))
+_VARIANCE = call(ADD, _MEAN, number("eps"))
+_ROOT = any_of(call(aten.sqrt.default, _VARIANCE), call(aten.pow.Tensor_Scalar, _VARIANCE, 0.5))
+_RECIPROCAL = call(aten.reciprocal.default, _ROOT)
+_INVERSE_ROOT = any_of(
+    call(aten.rsqrt.default, _VARIANCE),
+    call(aten.pow.Tensor_Scalar, _VARIANCE, -0.5),
+    _RECIPROCAL,
+    call(aten.mul.Tensor, _RECIPROCAL, 1),  # how Python writes 1.0 / tensor
+)
+# The factor may be cast down before it is used: the op, which keeps it in float32, is closer then.
+_CORE = any_of(
+    call(aten.mul.Tensor, through_casts(_INVERSE_ROOT), "wide"), call(aten.div.Tensor, "wide", _ROOT)
+)
 
 
 @dataclass(frozen=True)
@@ -65,79 +80,18 @@ def _match(anchor: fx.Node) -> Match | None:
     return _rounded_before_weight(core) or _weighted(core) or _output(core, core.node, core.wide, None)
 
 
-# --- the core
-
-
 def _core(node: fx.Node) -> _Core | None:
-    for wide, root, nodes in _quotients(node):
-        statistic = _mean_square(root)
-        if statistic is None:
-            continue
-        squared, eps, below = statistic
+    for found in matches(_CORE, node):
+        wide, squared = found["wide"], found["squared"]
         source, casts = widened_from(wide)
         other, other_casts = widened_from(squared)
-        if source is not other or dtype_of(node) not in _FLOATS or not same_shape(node, source):
+        if source is not other or dtype_of(node) not in FLOATS or not same_shape(node, source):
             continue
-        candidates = (one for one in (wide, squared) if dtype_of(one) is dtype_of(node))
-        return _Core(
-            node, source, next(candidates, source), eps, (*nodes, root, *below), (*casts, *other_casts)
-        )
+        if found.numbers["eps"] <= 0 or dtype_of(squared) is not dtype_of(found["mean"]):
+            continue
+        x = next((one for one in (wide, squared) if dtype_of(one) is dtype_of(node)), source)
+        return _Core(node, source, x, found.numbers["eps"], found.interior, (*casts, *other_casts))
     return None
-
-
-def _quotients(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node, tuple[fx.Node, ...]]]:
-    """(x, v, nodes between) for each way to read a node as x / sqrt(v)."""
-    for x, scale in operands(node, aten.mul.Tensor):
-        if is_tensor(x) and is_tensor(scale):
-            # The factor may be cast down before it is used: our op, which keeps it in float32, is closer then.
-            factor = cast_source(scale) or scale
-            between = (scale,) if factor is not scale else ()
-            root = _inverse_root(factor)
-            if root is not None:
-                yield x, root[0], (*between, *root[1])
-    if calls(node, aten.div.Tensor) and not node.kwargs and all(map(is_tensor, node.args)):
-        x, divisor = node.args
-        under = _root(divisor)
-        if under is not None:
-            yield x, under, (divisor,)  # pyright: ignore[reportReturnType]
-
-
-def _root(node: object) -> fx.Node | None:
-    """v, when ``node`` is its square root."""
-    if calls(node, aten.sqrt.default) or (calls(node, aten.pow.Tensor_Scalar) and node.args[1] == 0.5):
-        return node.args[0]  # pyright: ignore[reportReturnType]
-    return None
-
-
-def _inverse_root(node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...]] | None:
-    """(v, nodes), when ``node`` is 1 / sqrt(v)."""
-    if calls(node, aten.rsqrt.default) or (calls(node, aten.pow.Tensor_Scalar) and node.args[1] == -0.5):
-        return node.args[0], (node,)  # pyright: ignore[reportReturnType]
-    times_one = scalar_operand(node, aten.mul.Tensor)  # how Python writes 1.0 / tensor
-    inverse = times_one[0] if times_one is not None and times_one[1] == 1 else node
-    if calls(inverse, aten.reciprocal.default):
-        under = _root(inverse.args[0])
-        if under is not None:
-            nodes = (node, inverse, inverse.args[0])
-            return under, tuple(dict.fromkeys(nodes))  # pyright: ignore[reportReturnType]
-    return None
-
-
-def _mean_square(node: fx.Node) -> tuple[fx.Node, float, tuple[fx.Node, ...]] | None:
-    """(x, eps, nodes), when ``node`` is the mean of x^2 over the last dimension plus eps."""
-    addition = scalar_operand(node, *ADD)
-    if addition is None or addition[1] <= 0:
-        return None
-    mean, eps = addition
-    if not calls(mean, aten.mean.dim) or mean.kwargs.get("dtype") not in (None, dtype_of(mean)):
-        return None
-    square, dim, keepdim = (*mean.args, False)[:3] if len(mean.args) > 1 else (None, None, False)
-    if not is_tensor(square) or keepdim is not True or not is_last_dim(dim, rank_of(square)):
-        return None
-    squared = is_square(square)
-    if squared is None or dtype_of(square) is not dtype_of(mean) or dtype_of(squared) is not dtype_of(square):
-        return None
-    return squared, float(eps), (mean, square)
 
 
 # --- what stands below it
@@ -170,19 +124,23 @@ def _weighted(core: _Core) -> Match | None:
 
 def _weight(product: fx.Node | None, value: fx.Node) -> fx.Node | None:
     """w, when ``product`` is ``value`` times a vector over the last dimension."""
-    for one, other in operands(product, aten.mul.Tensor):
-        if one is not value or other is value or not is_tensor(other) or rank_of(other) != 1:
+    if product is None:
+        return None
+    for found in matches(call(aten.mul.Tensor, "value", "weight"), product):
+        weight = found["weight"]
+        vector = tensor_of(weight)
+        if found["value"] is not value or weight is value or vector.dim() != 1:
             continue
-        if fake(other).is_floating_point() and same_size(fake(other).shape[0], fake(value).shape[-1]):
-            return other
+        if vector.is_floating_point() and same_size(vector.shape[0], tensor_of(value).shape[-1]):
+            return weight
     return None
 
 
 def _output(
     core: _Core, output: fx.Node, x: fx.Node, weight: fx.Node | None, inside: tuple[fx.Node, ...] = ()
 ) -> Match | None:
-    found, swap = contiguous_after(fake(output))
-    size = fake(x).shape[-1]
+    found, swap = contiguous_after(tensor_of(output))
+    size = tensor_of(x).shape[-1]
     if not found or (weight is None and not isinstance(size, int)):
         return None
     inputs = (x,) if weight is None else (x, weight)
@@ -196,15 +154,15 @@ def _match_single_node(node: fx.Node) -> Match | None:
     """``torch.nn.functional.rms_norm``: computed and weighted in float32, rounded once."""
     given = arguments(node)
     x, shape, weight, eps = (given[name] for name in ("input", "normalized_shape", "weight", "eps"))
-    if not is_tensor(x) or dtype_of(x) not in _FLOATS:
+    if not is_tensor(x) or dtype_of(x) not in FLOATS:
         return None
-    if len(shape) != 1 or not same_size(shape[0], fake(x).shape[-1]):
+    if len(shape) != 1 or not same_size(shape[0], tensor_of(x).shape[-1]):
         return None
     wide = torch.promote_types(dtype_of(x), torch.float32)
     eps = torch.finfo(wide).eps if eps is None else eps
-    if not is_number(eps) or eps <= 0 or (weight is None and not isinstance(fake(x).shape[-1], int)):
+    if not is_number(eps) or eps <= 0 or (weight is None and not isinstance(tensor_of(x).shape[-1], int)):
         return None
-    found, swap = contiguous_after(fake(node))
+    found, swap = contiguous_after(tensor_of(node))
     if not found:
         return None
     inputs = (x, weight) if is_tensor(weight) else (x,)
@@ -223,7 +181,7 @@ def _build(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence[fx.Node
     if len(match.inputs) == 2:
         weight = cast(rewriter, place, match.inputs[1], dtype)
     else:
-        size, device = fake(x).shape[-1], fake(x).device
+        size, device = tensor_of(x).shape[-1], tensor_of(x).device
         weight = rewriter.call(place, aten.ones.default, [size], dtype=dtype, device=device)
     normed = rewriter.call(place, ops.rms_norm.overload, x, weight, match.values["eps"])
     normed = cast(rewriter, place, normed, match.values.get("result", dtype))

@@ -10,30 +10,27 @@ the heads before the tokens, the op gets views with the two exchanged.
 
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import fx
 
 from dlinfer import ops
-from dlinfer.graph.ir.dialect import fake
-from dlinfer.graph.ir.layout import same_sizes
+from dlinfer.graph.ir.dialect import tensor_of
+from dlinfer.graph.ir.layout import same_size, same_sizes
 from dlinfer.graph.passes.fusion.layout import Swap, cast, fits, swapped
 from dlinfer.graph.passes.fusion.match import (
-    LAST,
     aten,
     calls,
     cast_source,
     dtype_of,
-    is_last_dim,
     is_tensor,
-    operands,
     rank_of,
     same_shape,
-    same_size,
-    slice_of,
     widened_from,
 )
+from dlinfer.graph.passes.fusion.pattern import both, call, cut_from, matches, widened
 from dlinfer.graph.passes.fusion.rule import FusionRule, Match
+from dlinfer.graph.passes.fusion.views import halves
 from dlinfer.graph.passes.rewriter import Rewriter
 
 
@@ -52,14 +49,14 @@ class _Table:
 
 @dataclass(frozen=True)
 class _Rotation:
-    """x * cos + rotate_half(x) * sin. casts: those that made x wide for it."""
+    """x * cos + rotate_half(x) * sin. interior, shared: as in ``Match``."""
 
     node: fx.Node
     x: fx.Node
     cos: _Table
     sin: _Table
     interior: tuple[fx.Node, ...]
-    casts: tuple[fx.Node, ...]
+    shared: tuple[fx.Node, ...]
 
     @property
     def swap(self) -> Swap:
@@ -68,93 +65,47 @@ class _Rotation:
         return None if self.cos.heads == rank - 2 else (rank - 3, rank - 2)
 
 
+_ROTATED_HALF = cut_from(
+    both("whole", widened("source")),
+    halves,
+    call(aten.cat.default, [call(aten.neg.default, "second"), "first"], -1),
+)
+_ROTATION = call(
+    aten.add.Tensor,
+    call(aten.mul.Tensor, widened(_ROTATED_HALF), "sin"),
+    call(aten.mul.Tensor, both("x", widened("source")), "cos"),
+)
+
+
 def _match(anchor: fx.Node) -> Match | None:
     key = _rotation(anchor)
-    if key is None:
-        return None
-    query = _rotation_before(key)
-    if query is None:
+    query = _rotation_before(key) if key is not None else None
+    if key is None or query is None:
         return None
     inputs = (query.x, key.x, query.cos.rows, query.sin.rows)
-    shared = dict.fromkeys(
-        node
-        for one in (query, key)
-        for node in (*one.casts, *one.cos.passed, *one.sin.passed)
-        if node not in inputs
-    )
-    interior = (*query.interior, *key.interior)
+    passed = (node for one in (query, key) for node in (*one.shared, *one.cos.passed, *one.sin.passed))
+    shared = tuple(node for node in dict.fromkeys(passed) if node not in inputs)
     values = {"dtype": dtype_of(key.node), "swap": key.swap}
-    return Match((query.node, key.node), interior, inputs, values, tuple(shared))
+    return Match((query.node, key.node), (*query.interior, *key.interior), inputs, values, shared)
 
 
 # --- one rotation
 
 
 def _rotation(node: fx.Node) -> _Rotation | None:
-    for straight, crossed in operands(node, aten.add.Tensor):
-        for rotated, ready_sin in operands(crossed, aten.mul.Tensor):
-            half = _rotated_half(rotated)
-            if half is None:
-                continue
-            source, casts = widened_from(half[0])
-            for x, ready_cos in operands(straight, aten.mul.Tensor):
-                if not is_tensor(x) or widened_from(x)[0] is not source:
-                    continue
-                cos, sin = _table(ready_cos, x), _table(ready_sin, x)
-                if cos is None or sin is None or cos.heads != sin.heads:
-                    continue
-                casts = (*casts, *widened_from(x)[1])
-                return _checked(_Rotation(node, x, cos, sin, (straight, crossed, *half[1]), casts))
+    for found in matches(_ROTATION, node):
+        x, whole = found["x"], found["whole"]
+        cos, sin = _table(found["cos"], x), _table(found["sin"], x)
+        if cos is None or sin is None or cos.heads != sin.heads:
+            continue
+        casts = (*widened_from(whole)[1], *widened_from(x)[1])
+        # A cast that the model makes anyway saves one here.
+        wide = next((cast for cast in casts if dtype_of(cast) is dtype_of(node)), x)
+        rotation = _Rotation(node, wide, cos, sin, found.interior, found.shared)
+        if rank_of(x) in (3, 4) and same_shape(node, x) and fits(tensor_of(node), rotation.swap):
+            return rotation
+        return None
     return None
-
-
-def _checked(found: _Rotation) -> _Rotation | None:
-    """The rotation, when the op can give its result in the same layout."""
-    if (
-        rank_of(found.x) not in (3, 4)
-        or not same_shape(found.node, found.x)
-        or not fits(fake(found.node), found.swap)
-    ):
-        return None
-    wide = next((one for one in found.casts if dtype_of(one) is dtype_of(found.node)), found.x)
-    return replace(found, x=wide)  # a cast that the model makes anyway saves one here
-
-
-def _rotated_half(node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...]] | None:
-    """(x, nodes), when ``node`` is (-second half of x, first half of x)."""
-    nodes: list[fx.Node] = []
-    while (below := cast_source(node)) is not None:
-        if widened_from(node)[0] is node:
-            return None
-        nodes.append(node)
-        node = below
-    if not calls(node, aten.cat.default) or len(node.args) != 2:
-        return None
-    parts, dim = node.args
-    if not isinstance(parts, (list, tuple)) or len(parts) != 2 or not is_last_dim(dim, rank_of(node)):
-        return None
-    negative, first = parts
-    if not calls(negative, aten.neg.default):
-        return None
-    second = negative.args[0]
-    x, size = _half(first, 0)
-    other, other_size = _half(second, 1)
-    if x is None or x is not other or size != other_size:
-        return None
-    return x, (*nodes, node, negative, *(one for one in (first, second) if isinstance(one, fx.Node)))
-
-
-def _half(node: object, which: int) -> tuple[fx.Node | None, int]:
-    """(x, its size), when ``node`` is the first (0) or second (1) half of x's last dimension."""
-    cut = slice_of(node)
-    if cut is None:
-        return None, 0
-    source, dim, start, end, step = cut
-    size = fake(source).shape[-1]
-    if dim != rank_of(source) - 1 or step != 1 or not isinstance(size, int) or size % 2:
-        return None, 0
-    bounds = (0, size // 2) if which == 0 else (size // 2, LAST)
-    return (source, size) if (start, end) == bounds else (None, 0)
 
 
 # --- the tables
@@ -174,12 +125,12 @@ def _table(ready: fx.Node, x: fx.Node) -> _Table | None:
     if heads not in (rank - 3, rank - 2) or rank_of(rows) not in (2, 3) or rank_of(rows) >= rank:
         return None
     tokens = rank - 2 if heads == rank - 3 else rank - 3
-    shape, sizes = fake(rows).shape, fake(x).shape
+    shape, sizes = tensor_of(rows).shape, tensor_of(x).shape
     if not same_size(shape[-1], sizes[-1]) or not same_size(shape[-2], sizes[tokens]):
         return None
     if len(shape) == 3 and not same_size(shape[0], sizes[0]) and not same_size(shape[0], 1):
         return None
-    return _Table(rows, heads, passed) if fake(rows).is_floating_point() else None
+    return _Table(rows, heads, passed) if tensor_of(rows).is_floating_point() else None
 
 
 # --- its partner
@@ -200,7 +151,7 @@ def _rotation_before(key: _Rotation) -> _Rotation | None:
     heads = key.cos.heads
     alike = [
         same_size(one, other)
-        for dim, (one, other) in enumerate(zip(fake(query.x).shape, fake(key.x).shape, strict=True))
+        for dim, (one, other) in enumerate(zip(tensor_of(query.x).shape, tensor_of(key.x).shape, strict=True))
         if dim != heads
     ]
     return query if all(alike) else None
@@ -233,16 +184,16 @@ def _build(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence[fx.Node
 
 def _one_row_per_token(rewriter: Rewriter, at: fx.Node, rows: fx.Node, query: fx.Node) -> fx.Node:
     """A table repeated for each sequence of a batch: a view, however large the batch."""
-    shape = fake(query).shape
+    shape = tensor_of(query).shape
     if (
         len(shape) == 3
         or same_size(shape[0], 1)
-        or (rank_of(rows) == 3 and same_size(fake(rows).shape[0], shape[0]))
+        or (rank_of(rows) == 3 and same_size(tensor_of(rows).shape[0], shape[0]))
     ):
         return rows
     for user in rows.users:  # the query of the layer before was of this size too
-        wanted = (shape[0], *fake(rows).shape[-2:])
-        if calls(user, aten.expand.default) and user < at and same_sizes(fake(user).shape, wanted):
+        wanted = (shape[0], *tensor_of(rows).shape[-2:])
+        if calls(user, aten.expand.default) and user < at and same_sizes(tensor_of(user).shape, wanted):
             return user
     batch = shape[0] if isinstance(shape[0], int) else rewriter.call(at, aten.sym_size.int, query, 0)
     return rewriter.call(at, aten.expand.default, rows, [batch, -1, -1])

@@ -47,6 +47,12 @@ class FusionRule:
     build: Callable[[Rewriter, Match, fx.Node], Sequence[fx.Node]]
 
 
+def replace_by(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence[fx.Node]:
+    """Build one call of ``values["op"]`` on the inputs, ``arguments`` and ``named``, with the old output's fake."""
+    op, more, named = match.values["op"], match.values.get("arguments", ()), match.values.get("named", {})
+    return [rewriter.call_like(match.outputs[0], place, op, *match.inputs, *more, **named)]
+
+
 def apply_rule(rule: FusionRule, graph_module: fx.GraphModule) -> list[Edit]:
     """Apply one rule wherever it matches; gives the edits."""
     rewriter = Rewriter(graph_module)
@@ -58,11 +64,12 @@ def apply_rule(rule: FusionRule, graph_module: fx.GraphModule) -> list[Edit]:
         place = _place(match, effects) if match is not None else None
         if match is None or place is None:
             continue
-        aliases = [_aliases(node) for node in match.outputs]
+        aliases = [alias for node in match.outputs for alias in _aliases(node)]
         new = rule.build(rewriter, match, place)
         rewriter.replace(rule.name, match.outputs, new, [*match.interior, *match.shared])
-        for stale in aliases:
-            _refresh(rewriter, stale)
+        for node in aliases:
+            if not node._erased:  # a view of the new output's memory
+                node.meta["val"] = rewriter.fake_call(node.target, *node.args, **node.kwargs)
         effects.admit(graph_module.graph)
     return rewriter.edits
 
@@ -98,18 +105,11 @@ def _place(match: Match, effects: Effects) -> fx.Node | None:
 
 def _aliases(output: fx.Node) -> list[fx.Node]:
     """The nodes outside a match whose results share an output's memory, in the graph's order."""
-    found: dict[fx.Node, None] = {}
+    aliases: set[fx.Node] = set()
     waiting = [output]
     while waiting:
         for user in waiting.pop().users:
-            if user not in found and storages(user) & storages(output):
-                found[user] = None
+            if user not in aliases and storages(user) & storages(output):
+                aliases.add(user)
                 waiting.append(user)
-    return sorted(found)
-
-
-def _refresh(rewriter: Rewriter, aliases: Sequence[fx.Node]) -> None:
-    """Compute fakes anew, so that views of a replaced node are still seen to share its memory."""
-    for node in aliases:
-        if not node._erased:
-            node.meta["val"] = rewriter.fake_call(node.target, *node.args, **node.kwargs)
+    return sorted(aliases)

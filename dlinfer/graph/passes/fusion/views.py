@@ -1,38 +1,22 @@
-"""Recognising views by what they show, not by how they are spelled.
+"""Views recognised by their strides and offsets, however the model spells them.
 
-A fake tensor knows its place in memory. That two tensors are the halves of a third, or that one repeats the heads
-of another, can be read off offsets, sizes and strides, so one question replaces a list of spellings (chunk, split,
-slice, narrow, unflatten and unbind, ...).
+A fake tensor knows its place in memory. Offsets, sizes and strides say that two tensors are the halves of a third, or
+that one is the transpose of another, for chunk, split, slice, narrow, unflatten and unbind alike.
 """
 
 from collections.abc import Iterator
 from itertools import takewhile
-from typing import Any
 
-import torch
 from torch import fx
 
-from dlinfer.graph.ir.dialect import fake, is_view, tensors_of
+from dlinfer.graph.ir.dialect import is_view, tensor_or_none, tensors_of
 from dlinfer.graph.ir.layout import same_size, same_sizes
 
 
-def tensor(node: Any) -> torch.Tensor | None:
-    """The fake of a node whose result is one tensor; None for anything else."""
-    value = fake(node) if isinstance(node, fx.Node) else None
-    return value if isinstance(value, torch.Tensor) else None
-
-
-def shown(node: fx.Node) -> torch.Tensor:
-    """The fake of a node that is known to give one tensor."""
-    value = fake(node)
-    assert isinstance(value, torch.Tensor), node.format_node()
-    return value
-
-
 def seen_through(node: fx.Node) -> Iterator[fx.Node]:
-    """A node and what it is a view of, nearest first, up to the node that made the memory.
+    """A node and what it is a view of, nearest first, up to the node that allocated the memory.
 
-    The list that ``chunk`` gives stands between a part and its whole like any other view.
+    The list that ``chunk`` returns is passed like any other view.
     """
     while True:
         yield node
@@ -49,9 +33,9 @@ def views_between(view: fx.Node, whole: fx.Node) -> tuple[fx.Node, ...]:
     return tuple(takewhile(lambda node: node is not whole, seen_through(view)))
 
 
-def are_transposed(one: Any, other: Any, dim: int, with_dim: int) -> bool:
+def are_transposed(one: fx.Node, other: fx.Node, dim: int, with_dim: int) -> bool:
     """Whether two views of one memory differ by a swap of two dimensions, counted from the front."""
-    first, second = tensor(one), tensor(other)
+    first, second = tensor_or_none(one), tensor_or_none(other)
     if first is None or second is None or first.dim() != second.dim() or first.dim() <= max(dim, with_dim):
         return False
     order = list(range(first.dim()))
@@ -65,23 +49,36 @@ def are_transposed(one: Any, other: Any, dim: int, with_dim: int) -> bool:
 
 
 def halves(first: fx.Node, second: fx.Node) -> fx.Node | None:
-    """The node whose last dimension's two halves are ``first`` and ``second``; None where there is none."""
+    """The node of which two nodes are ``x[..., :n]`` and ``x[..., n:]``; None where there is none."""
+    return _cut_from(first, second, None, 1)
+
+
+def evens_and_odds(even: fx.Node, odd: fx.Node) -> fx.Node | None:
+    """The node of which two nodes are ``x[..., 0::2]`` and ``x[..., 1::2]``; None where there is none."""
+    return _cut_from(even, odd, 1, 2)
+
+
+def _cut_from(first: fx.Node, second: fx.Node, start: int | None, step: int) -> fx.Node | None:
+    """The node of which ``first`` and ``second`` are parts. start: of the second; None: where the first one ends."""
     wholes = set(seen_through(second))
     for whole in seen_through(first):
-        if whole in wholes and _is_half(first, whole, 0) and _is_half(second, whole, 1):
+        if whole in wholes and _is_part(first, whole, 0, step) and _is_part(second, whole, start, step):
             return whole
     return None
 
 
-def _is_half(part: fx.Node, whole: fx.Node, index: int) -> bool:
-    small, large = tensor(part), tensor(whole)
+def _is_part(part: fx.Node, whole: fx.Node, start: int | None, step: int) -> bool:
+    small, large = tensor_or_none(part), tensor_or_none(whole)
     if small is None or large is None or small.dtype is not large.dtype or small.dim() != large.dim():
         return False
     if small.dim() == 0 or not isinstance(size := small.shape[-1], int):
         return False
+    stride = large.stride(-1)
     return (
         same_size(2 * size, large.shape[-1])
         and same_sizes(small.shape[:-1], large.shape[:-1])
-        and same_sizes(small.stride(), large.stride())
-        and same_size(small.storage_offset(), large.storage_offset() + index * size * large.stride(-1))
+        and same_sizes(small.stride(), (*large.stride()[:-1], step * stride))
+        and same_size(
+            small.storage_offset(), large.storage_offset() + (size if start is None else start) * stride
+        )
     )
