@@ -50,8 +50,8 @@ class Exported:
 def read_export(
     program: ExportedProgram,
     module: torch.nn.Module | ExportedProgram,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object] | None,
 ) -> Exported:
     """The graph of a program, which is in the dialect already: ATen before dispatch, writes in place, weights as
     inputs. Raises CaptureError."""
@@ -149,7 +149,7 @@ def _output_names(program: ExportedProgram) -> list[str]:
     return names
 
 
-def _part(key: Any) -> str:
+def _part(key: object) -> str:
     text = str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
     return "".join(letter if letter.isalnum() else "_" for letter in text)
 
@@ -161,7 +161,7 @@ def _reference(module: torch.nn.Module, targets: list[str], program: ExportedPro
         module.named_buffers(remove_duplicate=False)
     )
 
-    def run(weights: Sequence[torch.Tensor], leaves: Sequence[Any]) -> Sequence[Any]:
+    def run(weights: Sequence[torch.Tensor], leaves: Sequence[object]) -> Sequence[Any]:
         args, kwargs = pytree.tree_unflatten(list(leaves), spec)
         swapped = {name: one for name, one in zip(targets, weights, strict=True) if name in known}
         return pytree.tree_leaves(
@@ -217,7 +217,7 @@ def _over_new_symbols(
         for number, (symbol, limits) in enumerate(declared.items())
     }
 
-    def renewed(value: Any) -> Any:
+    def renewed(value: object) -> Any:
         if isinstance(value, torch.SymInt):
             return to_size(value, names).evaluate(values)
         if not isinstance(value, torch.Tensor):
@@ -256,7 +256,7 @@ def _served(exported: Exported, lows: Mapping[Any, int]) -> dict[Any, int]:
     return {symbol: served[names[symbol]] for symbol in lows}
 
 
-def _places(placeholders: Sequence[torch.fx.Node], symbol: Any) -> str:
+def _places(placeholders: Sequence[torch.fx.Node], symbol: object) -> str:
     found = [
         f"{node.name}.shape[{dim}]"
         for node in placeholders

@@ -20,7 +20,7 @@ from dlinfer.graph.torch_private.symbols import free_unbacked_symbols
 _Binary = Callable[[Any, Any], Any]
 
 
-def _spelled(name: str, function: _Binary, *others: Any) -> dict[Any, _Binary]:
+def _spelled(name: str, function: _Binary, *others: object) -> dict[Any, _Binary]:
     """The ways to write an op of two operands: Python's operator, torch's function, the method."""
     return dict.fromkeys((getattr(operator, name), getattr(torch, name, None), name, *others), function)
 

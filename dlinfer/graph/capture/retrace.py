@@ -17,7 +17,7 @@ class RetraceError(Exception):
 
 
 def retrace(
-    graph_module: fx.GraphModule, inputs: Mapping[fx.Node, Any], mode: FakeTensorMode
+    graph_module: fx.GraphModule, inputs: Mapping[fx.Node, object], mode: FakeTensorMode
 ) -> fx.GraphModule:
     """A copy of a graph in which every result is a fake of ``mode``.
 
@@ -57,7 +57,7 @@ def fake_result(
         return call_on_fakes(node.target, args, kwargs)
 
 
-def _fake_constant(value: Any, mode: FakeTensorMode) -> torch.Tensor:
+def _fake_constant(value: object, mode: FakeTensorMode) -> torch.Tensor:
     if type(value) is not torch.Tensor:
         raise RetraceError(f"a constant of {type(value).__name__}")
     with mode:

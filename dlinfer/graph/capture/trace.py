@@ -43,7 +43,7 @@ _AUTOCAST = ("_enter_autocast", "_exit_autocast")
 
 
 def capture(
-    dynamo_graph: fx.GraphModule, fakes: Sequence[Any], mode: FakeTensorMode, *, keep_floats: bool = True
+    dynamo_graph: fx.GraphModule, fakes: Sequence[object], mode: FakeTensorMode, *, keep_floats: bool = True
 ) -> Captured:
     """The dialect's form of a graph of torch calls. Raises CaptureError with the reason and the model's line.
 
@@ -72,7 +72,11 @@ def _acts_below(node: fx.Node) -> bool:
 
 
 def trace(
-    function: Callable[..., Any], fakes: Sequence[Any], mode: FakeTensorMode, *, decomposed: bool = False
+    function: Callable[..., object],
+    fakes: Sequence[object],
+    mode: FakeTensorMode,
+    *,
+    decomposed: bool = False,
 ) -> Captured:
     """Record what ``function`` calls on fake inputs of ``mode``. Raises CaptureError."""
     try:
@@ -131,7 +135,7 @@ def _refuse_fake_constants(graph_module: fx.GraphModule) -> None:
             )
 
 
-def _refuse_exotic(fakes: Sequence[Any]) -> None:
+def _refuse_exotic(fakes: Sequence[object]) -> None:
     for value in fakes:
         if not isinstance(value, torch.Tensor):
             continue

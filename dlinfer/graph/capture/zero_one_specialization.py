@@ -87,7 +87,7 @@ class Trial:
             and all(itertools.starmap(_same, zip(given, wanted, strict=True)))
         )
 
-    def _outcome(self, inputs: Sequence[Any], run: Callable[..., Sequence[Any]]) -> list[Any] | None:
+    def _outcome(self, inputs: Sequence[object], run: Callable[..., Sequence[object]]) -> list[Any] | None:
         """Outputs and written tensors of a run on copies of what is written; None where it fails."""
         written = self._written()
         weights = [w.clone() if index in written else w for index, w in enumerate(self.weights)]
@@ -110,7 +110,7 @@ class Trial:
         static = [node for node in graph.find_nodes(op="placeholder") if node.meta.get(STATIC)]
         return {index for index, node in enumerate(static) if effects.is_written(node)}
 
-    def _resized(self, node: fx.Node, example: Any, values: Mapping[str, int]) -> Any:
+    def _resized(self, node: fx.Node, example: object, values: Mapping[str, int]) -> Any:
         """The example with its rows repeated or left out until it has these sizes."""
         if not isinstance(example, torch.Tensor):
             return self._size(fake(node), values) if isinstance(fake(node), torch.SymInt) else example
@@ -127,7 +127,7 @@ class Trial:
             return None  # one that only running it tells
 
 
-def _numbers(value: Any) -> Iterator[Any]:
+def _numbers(value: object) -> Iterator[Any]:
     return iter(value.shape) if isinstance(value, torch.Tensor) else iter((value,))
 
 

@@ -12,10 +12,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
 import torch
-from torch._ops import OpOverload
 
 from dlinfer.graph.codec.arguments import CodecError, Json
-from dlinfer.graph.torch_private.dispatcher import is_dispatched
+from dlinfer.graph.torch_private.dispatcher import OpOverload, is_dispatched
 
 NAMESPACES = ("aten", "prims", "dlinfer")
 

@@ -10,9 +10,10 @@ from torch import Tensor, fx
 from dlinfer.graph.engine_kit.value_engine import Options, ValueEngine
 from dlinfer.graph.engine_kit.value_region import Executable, Lowered
 from dlinfer.graph.functional.functionalize import Function
-from dlinfer.graph.onnx.export import OPSET, Table, export
+from dlinfer.graph.onnx.export import OPSET, export
 from dlinfer.graph.onnx.negative_indices import refuse_negative, takes_indices
 from dlinfer.graph.onnx.support import Refusals, fault_by_onnx, no_type_of_onnx
+from dlinfer.graph.onnx.translations.writing import Table
 from dlinfer.graph.onnx.weights import OnnxModel
 
 Session = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, fx
 
 from dlinfer.graph.ir.dialect import fake, overload
+from dlinfer.graph.ir.layout import same_sizes
 
 _PLACED = frozenset(
     f"aten::{name}"
@@ -18,7 +19,7 @@ _PLACED = frozenset(
 """Ops of which each element of the result depends on the element of the first argument in the same place alone."""
 
 
-def reads_in_place(graph: fx.Graph, index: int, content: Any) -> bool:
+def reads_in_place(graph: fx.Graph, index: int, content: object) -> bool:
     """Whether the new content of an input may be computed in the input's own memory.
 
     The old content is read by one op at most, which is the first towards the new content and reads each element
@@ -40,7 +41,7 @@ def _in_place(reader: fx.Node, old: fx.Node) -> bool:
     if op.namespace == "dlinfer_values":  # it takes the place of an op that wrote into this very memory
         return True
     result = fake(reader)
-    if not isinstance(result, Tensor) or list(map(str, result.shape)) != list(map(str, fake(old).shape)):
+    if not isinstance(result, Tensor) or not same_sizes(result.shape, fake(old).shape):
         return False
     if torch.Tag.pointwise in op.tags:
         return True

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 from torch.library import Library, register_fake
 
 from dlinfer.graph.ir.dialect import (
@@ -24,6 +23,7 @@ from dlinfer.graph.ir.dialect import (
     reshapes_argument,
     written_arguments,
 )
+from dlinfer.graph.torch_private.dispatcher import OpOverload
 
 NAMESPACE = "dlinfer_values"
 
@@ -133,7 +133,7 @@ def _define(op: OpOverload) -> OpOverload:
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
-def _implement(name: str, run: Callable[..., Any], shapes: Callable[..., Any]) -> None:
+def _implement(name: str, run: Callable[..., object], shapes: Callable[..., object]) -> None:
     _library.impl(name, run, "CompositeExplicitAutograd")
     register_fake(f"{NAMESPACE}::{name}", shapes, lib=_library)
 
@@ -141,7 +141,7 @@ def _implement(name: str, run: Callable[..., Any], shapes: Callable[..., Any]) -
 _ALIAS = re.compile(r"\(\w+!?\)")
 
 
-def _parameters(schema: Any) -> str:
+def _parameters(schema: object) -> str:
     """The parameters as the schema writes them, but nothing is written; each by position, so that a call binds."""
     text = str(schema).partition("(")[2].rpartition(") -> ")[0]
     return _ALIAS.sub("", text).replace("*, ", "")

@@ -28,11 +28,13 @@ from dlinfer.graph.ir.dialect import (
     gives_something,
     is_compute,
     is_random,
+    model_source,
     overload,
     storages,
     written_arguments,
 )
 from dlinfer.graph.ir.extract import Subgraph
+from dlinfer.graph.ir.layout import same_sizes
 from dlinfer.graph.ir.own_ops import CHECKS
 from dlinfer.graph.ir.program import attribute
 
@@ -75,16 +77,16 @@ class Function:
             if node.meta.get(STATIC) and index not in self.writes and isinstance(fake(node), Tensor)
         )
 
-    def check(self, inputs: Sequence[Any]) -> None:
+    def check(self, inputs: Sequence[object]) -> None:
         """Run the region's assertions on its inputs, and raise what they raise. To be called before the engine."""
         if self._checks is not None:
             self._checks(*inputs)
 
-    def conflict(self, inputs: Sequence[Any]) -> str | None:
+    def conflict(self, inputs: Sequence[object]) -> str | None:
         """Why the function is not the region for these inputs: one that is written shares memory with another."""
         return overlapping(inputs, {index for index in self.writes if index is not None})
 
-    def finish(self, inputs: Sequence[Any], values: Sequence[Tensor]) -> tuple[Any, ...]:
+    def finish(self, inputs: Sequence[object], values: Sequence[Tensor]) -> tuple[Any, ...]:
         """The region's outputs. inputs: with their new contents; values: the function's outputs."""
         return self._results(inputs, values)
 
@@ -214,7 +216,7 @@ class _Builder:
     # --- writes
 
     def _write(self, node: fx.Node) -> None:
-        self.line = {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
+        self.line = model_source(node)
         twin = twin_of(node)
         assert isinstance(twin, Twin), "refused before"
         new = self._contents(node, twin)
@@ -266,7 +268,7 @@ class _Builder:
         if given.dtype != wanted.dtype:
             cast = torch.empty_like(given, dtype=wanted.dtype)
             value = self.emit(aten._to_copy.default, (value,), cast, {"dtype": wanted.dtype})
-        if [str(size) for size in given.shape] != [str(size) for size in wanted.shape]:
+        if not same_sizes(given.shape, wanted.shape):
             value = self.emit(aten.expand.default, (value, self._sizes(target)), wanted)
         return value
 
@@ -376,7 +378,7 @@ class _Builder:
         return needed
 
 
-def _unit(value: Any) -> Any:
+def _unit(value: object) -> Any:
     """A tensor of one element, or a number, of the same kind: enough to ask an op for its result's dtype."""
     if isinstance(value, Tensor):
         return torch.empty((1,) * value.dim(), dtype=value.dtype, device="meta")

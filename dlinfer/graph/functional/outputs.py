@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from dlinfer.errors import NotAFunctionError
 from dlinfer.graph.ir.dialect import fake, storages, written_arguments
-from dlinfer.graph.ir.layout import Order, dense_order, same_place
+from dlinfer.graph.ir.layout import Order, dense_order, inverse_order, same_place
 from dlinfer.graph.ir.program import attribute
 from dlinfer.graph.torch_private.expressions import number_node
 from dlinfer.graph.torch_private.symbols import plain_symbol, symbols_of
@@ -32,12 +32,12 @@ class Results:
     module: fx.GraphModule
     written: int = 0
 
-    def __call__(self, inputs: Sequence[Any], values: Sequence[Tensor]) -> tuple[Any, ...]:
+    def __call__(self, inputs: Sequence[object], values: Sequence[Tensor]) -> tuple[Any, ...]:
         """values: of the function, the new contents of ``written`` inputs first."""
         return self.module(*inputs, *values[self.written :])
 
 
-def results_of(owner: fx.GraphModule, outputs: Sequence[Any], written: int) -> Results:
+def results_of(owner: fx.GraphModule, outputs: Sequence[object], written: int) -> Results:
     """How the outputs of a region follow from its inputs and from fresh memory. Raises NotAFunctionError.
 
     written: how many inputs have a new content.
@@ -52,7 +52,7 @@ def results_of(owner: fx.GraphModule, outputs: Sequence[Any], written: int) -> R
         made[base] = (
             value
             if order is None
-            else graph.call_function(torch.ops.aten.permute.default, (value, _inverse(order)))
+            else graph.call_function(torch.ops.aten.permute.default, (value, inverse_order(order)))
         )
     replay = _Replay(graph, made, _symbols(graph, inputs, made))
     graph.output(tuple(replay.of(node) for node in outputs))
@@ -74,7 +74,7 @@ def is_same(node: fx.Node, other: fx.Node) -> bool:
     return isinstance(one, Tensor) and isinstance(whole, Tensor) and same_place(one, whole)
 
 
-def _base(node: Any) -> fx.Node | None:
+def _base(node: object) -> fx.Node | None:
     """The node whose memory a tensor output lies in; None for a number."""
     if not isinstance(node, fx.Node) or not isinstance(fake(node), Tensor):
         if isinstance(node, fx.Node) and isinstance(fake(node), (list, tuple)):
@@ -101,17 +101,13 @@ def _order(base: fx.Node) -> Order | None:
     return None if order == tuple(range(len(order))) else order
 
 
-def _inverse(order: tuple[int, ...]) -> list[int]:
-    return sorted(range(len(order)), key=order.__getitem__)
-
-
 def _symbols(
-    graph: fx.Graph, inputs: Sequence[fx.Node], made: Mapping[fx.Node, Any]
+    graph: fx.Graph, inputs: Sequence[fx.Node], made: Mapping[fx.Node, object]
 ) -> Callable[[Any], fx.Node]:
     """A function from a symbol to the node that reads its value from the inputs."""
     known: dict[Any, fx.Node] = {}
 
-    def read(symbol: Any) -> fx.Node:
+    def read(symbol: object) -> fx.Node:
         if symbol not in known:
             known[symbol] = _reader(graph, inputs, made, symbol)
         return known[symbol]
@@ -136,7 +132,7 @@ class _Replay:
     def __init__(self, graph: fx.Graph, made: dict[fx.Node, Any], symbol: Callable[[Any], fx.Node]) -> None:
         self.graph, self.made, self.symbol = graph, made, symbol
 
-    def of(self, node: Any) -> Any:
+    def of(self, node: object) -> Any:
         """What an output of the region, or an argument of a view, is behind the values."""
         if not isinstance(node, fx.Node):
             return node

@@ -13,6 +13,7 @@ from torch import fx
 
 from dlinfer.errors import NotAFunctionError
 from dlinfer.graph.ir.dialect import arguments, fake, overload
+from dlinfer.graph.ir.layout import inverse_order
 from dlinfer.graph.torch_private.symbols import fixed_size
 
 aten = torch.ops.aten
@@ -27,7 +28,7 @@ def written_through(
     view: fx.Node,
     index: int | None,
     whole: fx.Node,
-    part: Any,
+    part: object,
 ) -> fx.Node:
     """The node of the whole's new content. Raises NotAFunctionError for views that have no such inverse.
 
@@ -52,10 +53,12 @@ def _permuted(emit: Emit, sizes: Any, view: fx.Node, whole: fx.Node, part: Any, 
     rank = value.dim()
     given = arguments(view)
     order = [int(dim) % rank for dim in given["dims"]]
-    return emit(aten.permute.default, (part, [order.index(dim) for dim in range(rank)]), value)
+    return emit(aten.permute.default, (part, inverse_order(order)), value)
 
 
-def _transposed(emit: Emit, sizes: Any, view: fx.Node, whole: fx.Node, part: Any, value: Any) -> fx.Node:
+def _transposed(
+    emit: Emit, sizes: object, view: fx.Node, whole: fx.Node, part: object, value: object
+) -> fx.Node:
     _, one, other = arguments(view).values()  # swapaxes calls them axes
     return emit(aten.transpose.int, (part, one, other), value)
 
@@ -66,18 +69,22 @@ def _turned(emit: Emit, sizes: Any, view: fx.Node, whole: fx.Node, part: Any, va
     return emit(aten.transpose.int, (part, 0, 1), value)
 
 
-def _sliced(emit: Emit, sizes: Any, view: fx.Node, whole: fx.Node, part: Any, value: Any) -> fx.Node:
+def _sliced(emit: Emit, sizes: object, view: fx.Node, whole: fx.Node, part: object, value: object) -> fx.Node:
     given = arguments(view)
     where = tuple(given[name] for name in ("dim", "start", "end", "step"))
     return emit(aten.slice_scatter.default, (whole, part, *where), value)
 
 
-def _selected(emit: Emit, sizes: Any, view: fx.Node, whole: fx.Node, part: Any, value: Any) -> fx.Node:
+def _selected(
+    emit: Emit, sizes: object, view: fx.Node, whole: fx.Node, part: object, value: object
+) -> fx.Node:
     given = arguments(view)
     return emit(aten.select_scatter.default, (whole, part, given["dim"], given["index"]), value)
 
 
-def _narrowed(emit: Emit, sizes: Any, view: fx.Node, whole: fx.Node, part: Any, value: Any) -> fx.Node:
+def _narrowed(
+    emit: Emit, sizes: object, view: fx.Node, whole: fx.Node, part: object, value: object
+) -> fx.Node:
     given = arguments(view)
     start, length = given["start"], given["length"]
     if isinstance(start, fx.Node) or isinstance(length, fx.Node):
@@ -91,15 +98,15 @@ def _whole(emit: Emit, sizes: Any, view: fx.Node, whole: fx.Node, part: Any, val
     return part
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> Any:
     return fake(value) if isinstance(value, fx.Node) else value
 
 
-def _unbound(emit: Emit, view: fx.Node, index: int, whole: fx.Node, part: Any, value: Any) -> fx.Node:
+def _unbound(emit: Emit, view: fx.Node, index: int, whole: fx.Node, part: object, value: object) -> fx.Node:
     return emit(aten.select_scatter.default, (whole, part, arguments(view)["dim"], index), value)
 
 
-def _split(emit: Emit, view: fx.Node, index: int, whole: fx.Node, part: Any, value: Any) -> fx.Node:
+def _split(emit: Emit, view: fx.Node, index: int, whole: fx.Node, part: object, value: object) -> fx.Node:
     """A part of split or chunk begins where the parts before it end."""
     dim = arguments(view)["dim"]
     start = 0
@@ -109,7 +116,7 @@ def _split(emit: Emit, view: fx.Node, index: int, whole: fx.Node, part: Any, val
     return emit(aten.slice_scatter.default, (whole, part, dim, start, end, 1), value)
 
 
-def _fixed(view: fx.Node, size: Any) -> int:
+def _fixed(view: fx.Node, size: object) -> int:
     number = fixed_size(size)
     if number is None:
         raise NotAFunctionError(

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.autograd.graph import increment_version
 
 from dlinfer.graph.ir.layout import LAYOUT, laid_out
 from dlinfer.graph.ir.result_check import CHECK, check_result
-from dlinfer.graph.torch_private.dispatcher import HigherOrderOperator
+from dlinfer.graph.torch_private.dispatcher import HigherOrderOperator, OpOverload
 
 COUNT_WRITES = "count_writes"
 """The callee of the step that counts a write in ``tensor._version`` of each tensor in a list. Kernels that are called

@@ -25,7 +25,7 @@ def may_be_lazy(dtype: torch.dtype) -> bool:
     return dtype not in _NEVER
 
 
-def is_lazy(value: Any) -> bool:
+def is_lazy(value: object) -> bool:
     """Whether a value is a tensor that torch holds lazily conjugated or negated."""
     return isinstance(value, torch.Tensor) and (value.is_neg() or value.is_conj())
 
@@ -35,7 +35,7 @@ def resolved(value: Any) -> Any:
     return value.resolve_conj().resolve_neg() if is_lazy(value) else value
 
 
-def with_resolved(inputs: Sequence[Any], indices: Sequence[int]) -> tuple[Any, ...]:
+def with_resolved(inputs: Sequence[object], indices: Sequence[int]) -> tuple[Any, ...]:
     """A call's inputs, those with these indices resolved."""
     changed = list(inputs)
     for index in indices:
@@ -60,7 +60,7 @@ def refuse_shared(graph: fx.Graph, indices: Sequence[int]) -> None:
         )
 
 
-def lazy_inputs(values: Sequence[Any]) -> tuple[int, ...]:
+def lazy_inputs(values: Sequence[object]) -> tuple[int, ...]:
     """The indices of those that are lazy."""
     return tuple(index for index, value in enumerate(values) if is_lazy(value))
 

@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from dlinfer.graph.torch_private.dispatcher import HigherOrderOperator, has_registered_effect
+from dlinfer.graph.torch_private.dispatcher import HigherOrderOperator, OpOverload, has_registered_effect
 from dlinfer.graph.torch_private.fake_mode import storage_id
 from dlinfer.graph.torch_private.symbols import symbols_of
 
@@ -50,8 +49,6 @@ _SCHEMA_TELLS_ALL = frozenset({"aten", "prims", "dlinfer", "dlinfer_graph", "dli
 """Namespaces of ops that do what their schemas and tags say, and nothing else."""
 _WITHOUT_STATE = frozenset({"torchvision", "quantized", "quantized_decomposed", "transformers"})
 """The same of other libraries, read in their sources, unless an op is registered in torch as effectful."""
-
-_EXCHANGES_MEMORY = frozenset({"set_", "resize_", "resize_as_", "as_strided_"})
 
 _PURE_PYTHON = frozenset(value for name, value in vars(operator).items() if name in operator.__all__) | {
     torch.sym_float,
@@ -172,7 +169,7 @@ def out_of_place(op: OpOverload) -> OpOverload | None:
     An op that gives its argument other memory has none: its result says nothing of what was written.
     """
     name = op._schema.name.removeprefix("aten::")
-    if op.namespace != "aten" or not name.endswith("_") or name in _EXCHANGES_MEMORY:
+    if op.namespace != "aten" or not name.endswith("_") or torch.Tag.inplace_view in op.tags:
         return None
     found = getattr(getattr(torch.ops.aten, name.removesuffix("_"), None), op._overloadname, None)
     return found if found is not None and parameters_of(found) == parameters_of(op) else None
@@ -291,7 +288,7 @@ def placed_memory(node: fx.Node) -> set[int]:
     return set() if given["storage_offset"] is None else storages(given["self"])
 
 
-def call_on_fakes(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def call_on_fakes(op: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
     """What an op gives on fakes; these keep their sizes, also where the op reshapes its argument in place."""
     if torch.Tag.inplace_view in getattr(op, "tags", ()):
         args = [one.detach() if isinstance(one, torch.Tensor) else one for one in args]

@@ -92,7 +92,7 @@ def _symbol_inputs(
     return [_node_of(owner, symbol) for symbol in missing if _origin(owner, symbol) not in inside]
 
 
-def _origin(owner: fx.GraphModule, symbol: Any) -> fx.Node:
+def _origin(owner: fx.GraphModule, symbol: object) -> fx.Node:
     """The first node of ``owner`` whose result has a symbol."""
     return next(
         node
@@ -101,12 +101,12 @@ def _origin(owner: fx.GraphModule, symbol: Any) -> fx.Node:
     )
 
 
-def _shown(value: Any) -> set[Any]:
+def _shown(value: object) -> set[Any]:
     numbers = value.shape if isinstance(value, torch.Tensor) else [value]
     return {plain_symbol(number) for number in numbers} - {None}
 
 
-def _node_of(owner: fx.GraphModule, symbol: Any) -> fx.Node:
+def _node_of(owner: fx.GraphModule, symbol: object) -> fx.Node:
     """A node of ``owner`` whose value is ``symbol`` and which runs before all that needs it.
 
     An input that is the symbol, an input's size, or the op inside that brings it into being. A size that the graph

@@ -57,7 +57,7 @@ class Requirement:
         """What a graph needs that is compiled now."""
         return cls(GlobalState.now(), reads_default_dtype(graph))
 
-    def run(self, program: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+    def run(self, program: Callable[..., object], inputs: Sequence[object]) -> Any:
         """Call a graph's program with autocast off and without recording gradients.
 
         Raises TorchStateChangedError where torch's settings for the process would change the graph's results.

@@ -18,12 +18,12 @@ LAYOUT = "layout"
 """The callee of the step that calls ``laid_out``."""
 
 
-def same_size(one: Any, other: Any) -> bool:
+def same_size(one: object, other: object) -> bool:
     """Whether two sizes, strides or offsets are certainly equal. Symbolic ones are compared as they are written."""
     return expression_of(one) == expression_of(other)
 
 
-def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
+def same_sizes(one: Sequence[object], other: Sequence[object]) -> bool:
     """Whether two shapes, or two lists of strides, are certainly equal."""
     return len(one) == len(other) and all(map(same_size, one, other))
 
@@ -86,7 +86,7 @@ def dense_order(value: torch.Tensor) -> Order | None:
     return tuple(order)
 
 
-def _counted(size: Any) -> Any:
+def _counted(size: object) -> Any:
     """A size as strides count it: torch counts one that may be 0 as 1 there."""
     return max(size, 1) if isinstance(size, int) else torch.sym_max(size, 1)
 
@@ -98,5 +98,9 @@ def laid_out(tensor: torch.Tensor, order: Order | None) -> torch.Tensor:
     ordered = tensor.permute(order)
     if ordered.is_contiguous():
         return tensor
-    inverse = sorted(range(len(order)), key=order.__getitem__)
-    return ordered.contiguous().permute(inverse)
+    return ordered.contiguous().permute(inverse_order(order))
+
+
+def inverse_order(order: Sequence[int]) -> list[int]:
+    """The permutation that undoes one."""
+    return sorted(range(len(order)), key=order.__getitem__)

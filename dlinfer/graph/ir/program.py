@@ -127,7 +127,7 @@ Join = Callable[[Sequence[Step], Iterable[str]], tuple[Sequence[Step], Mapping[s
 """Gives (the same steps with some joined, what the joined ones call); the names are of values read after the last."""
 
 
-def refer(argument: Any) -> Any:
+def refer(argument: object) -> Any:
     """An argument with Value and Constant where it has nodes."""
     if isinstance(argument, fx.Node):
         return Constant(str(argument.target)) if argument.op == "get_attr" else Value(argument.name)
@@ -142,7 +142,7 @@ def refer(argument: Any) -> Any:
     return argument
 
 
-def values_in(argument: Any) -> Iterator[str]:
+def values_in(argument: object) -> Iterator[str]:
     """The names of all values in an argument."""
     if isinstance(argument, Value):
         yield argument.name
@@ -166,7 +166,7 @@ class RegionRun(ABC):
     source: str = ""
 
     @abstractmethod
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+    def __call__(self, *inputs: object) -> tuple[Any, ...]:
         """Run the region once."""
 
     def unbind(self) -> None:  # noqa: B027 - most runs hold nothing between two calls
@@ -315,14 +315,14 @@ class _Writer:
         self._functions: dict[str, str] = {}
         self._objects: dict[int, str] = {}
 
-    def function(self, kind: str, callee: str, resolve: Callable[[str], Callable[..., Any]]) -> str:
+    def function(self, kind: str, callee: str, resolve: Callable[[str], Callable[..., object]]) -> str:
         """A name in the scope for what a step calls."""
         if callee not in self._functions:
             name = self._functions[callee] = f"{kind}{len(self._functions)}"
             self.scope[name] = resolve(callee)
         return self._functions[callee]
 
-    def text(self, value: Any) -> str:
+    def text(self, value: object) -> str:
         """Python text that evaluates to ``value``."""
         if isinstance(value, Value):
             return self.names[value.name]

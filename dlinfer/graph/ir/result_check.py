@@ -3,8 +3,6 @@
 Loops that are compiled for those read memory by them, so a wrong fake function would let them read past its end.
 """
 
-from typing import Any
-
 import torch
 from torch import fx
 
@@ -53,7 +51,7 @@ def expected_result(node: fx.Node) -> tuple[torch.dtype, tuple[Size, ...]] | Non
     return value.dtype, tuple(_size(node.graph, size) for size in value.shape)
 
 
-def _size(graph: fx.Graph, size: Any) -> Size:
+def _size(graph: fx.Graph, size: object) -> Size:
     number = fixed_size(size)
     symbol = plain_symbol(size)
     if number is not None or symbol is None:
@@ -69,7 +67,7 @@ def _size(graph: fx.Graph, size: Any) -> Size:
     return None
 
 
-def check_result(result: torch.Tensor, dtype: torch.dtype, sizes: tuple[Any, ...]) -> None:
+def check_result(result: torch.Tensor, dtype: torch.dtype, sizes: tuple[object, ...]) -> None:
     """Raises ValueError where a result has another dtype, rank or size than these.
 
     A size is a number, a tensor and the dimension that has it, or None, which is any size.

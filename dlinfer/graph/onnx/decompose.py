@@ -5,11 +5,10 @@ sizes are symbolic, and splits ops that stand for one kernel.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.node import map_arg
+from torch.fx.node import Argument, map_arg
 
 from dlinfer.errors import NotExportableError
 from dlinfer.graph.ir.dialect import (
@@ -48,7 +47,7 @@ class _Writer:
         self.owner = owner
         self.registry = registry
         self.graph = fx.Graph()
-        self.copies: dict[fx.Node, Any] = {}
+        self.copies: dict[fx.Node, fx.Node] = {}
         self.constants: dict[str, torch.Tensor] = {}
 
     def written(self) -> tuple[fx.Graph, Mapping[str, torch.Tensor]]:
@@ -72,7 +71,7 @@ class _Writer:
         copy.meta = {"val": fake(node), "nn_module_stack": {}}
         self.copies[node] = copy
 
-    def _constant(self, node: fx.Node, value: Any) -> None:
+    def _constant(self, node: fx.Node, value: object) -> None:
         """A placeholder for a constant; it may stand behind other nodes when a decomposition brought it."""
         if not isinstance(value, torch.Tensor):
             raise NotExportableError(
@@ -105,7 +104,7 @@ class _Writer:
         ):  # decompositions may write into what they made
             traced = self._traced(node, lambda call: torch.func.functionalize(call, remove="mutations"))
         inner = dict(zip(traced.graph.find_nodes(op="placeholder"), node.all_input_nodes, strict=True))
-        copies: dict[fx.Node, Any] = {new: self.copies[old] for new, old in inner.items()}
+        copies: dict[fx.Node, fx.Node] = {new: self.copies[old] for new, old in inner.items()}
         outer, self.copies = self.copies, copies
         for new in traced.graph.nodes:
             if new.op == "get_attr":
@@ -119,13 +118,15 @@ class _Writer:
                 self._copy(new)
         self.copies = outer
         result = traced.graph.output_node().args[0]
-        self.copies[node] = map_arg(result, copies.__getitem__)
+        self.copies[node] = map_arg(result, copies.__getitem__)  # pyright: ignore[reportArgumentType]
 
-    def _traced(self, node: fx.Node, made: Callable[[Any], Any]) -> fx.GraphModule:
+    def _traced(
+        self, node: fx.Node, wrap: Callable[[Callable[..., object]], Callable[..., object]]
+    ) -> fx.GraphModule:
         """What torch makes of one node below dispatch and by its decompositions."""
         parents = node.all_input_nodes
 
-        def call(*values: Any) -> Any:
+        def call(*values: Argument) -> object:
             given = dict(zip(parents, values, strict=True))
             args, kwargs = map_arg((node.args, node.kwargs), given.__getitem__)
             return node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
@@ -133,7 +134,7 @@ class _Writer:
         fakes = [fake(parent) for parent in parents]
         tensors = [tensor for one in (node, *parents) for tensor in tensors_of(one)]
         try:
-            return trace_decomposed(made(call), fakes, mode_of(tensors), self.registry.decompositions)
+            return trace_decomposed(wrap(call), fakes, mode_of(tensors), self.registry.decompositions)
         except Exception as cause:  # whatever it raises on fakes, the reason is what the user needs
             lines = str(cause).strip().splitlines()
             detail = f"{type(cause).__name__}: {lines[0] if lines else ''}"

@@ -8,10 +8,9 @@ named dimensions. What weights become (initialisers of a file, memory bound to a
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
-from torch import fx
-from torch._ops import OpOverload
+from torch import Tensor, fx
 
 from dlinfer.errors import NotExportableError
 from dlinfer.graph.ir.device import graph_device
@@ -20,14 +19,15 @@ from dlinfer.graph.onnx.decompose import in_known_ops
 from dlinfer.graph.onnx.exporter_faults import guards
 from dlinfer.graph.onnx.ignored_arguments import refuse_unread
 from dlinfer.graph.onnx.promotion import promote
-from dlinfer.graph.onnx.translations import STANDARD
-from dlinfer.graph.onnx.translations.writing import written_for
+from dlinfer.graph.onnx.translations import standard_table
+from dlinfer.graph.onnx.translations.writing import Table, written_for
 from dlinfer.graph.torch_private.onnx import Registry, UntranslatableError
 
 OPSET = 18
 """The opset of the standard translations, old enough for vendors' compilers."""
 
-Table = Mapping[OpOverload, Callable[..., Any]]
+if TYPE_CHECKING:
+    import onnx_ir
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class OnnxGraph:
     outputs: likewise for its outputs.
     """
 
-    model: Any
+    model: "onnx_ir.Model"
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -83,11 +83,11 @@ def export(
 
 @lru_cache(maxsize=8)
 def _registry(opset: int, translations: Callable[[], Table] | None) -> Registry:
-    ours = {**STANDARD(), **(translations() if translations is not None else {})}
+    ours = {**standard_table(), **(translations() if translations is not None else {})}
     return Registry(opset, ours, guards())
 
 
-def _named(model: Any, graph: fx.Graph, constants: Mapping[str, Any]) -> OnnxGraph:
+def _named(model: "onnx_ir.Model", graph: fx.Graph, constants: Mapping[str, Tensor]) -> OnnxGraph:
     """Give inputs and outputs names of their own, and move constants to the initialisers."""
     import onnx_ir
 
@@ -104,10 +104,10 @@ def _named(model: Any, graph: fx.Graph, constants: Mapping[str, Any]) -> OnnxGra
         body.initializers[name] = value
     for index, value in enumerate(body.outputs):
         value.name = f"result_{index}"
-    return OnnxGraph(model, tuple(values), tuple(value.name for value in body.outputs))
+    return OnnxGraph(model, tuple(values), tuple(str(value.name) for value in body.outputs))
 
 
-def _separate(body: Any) -> None:
+def _separate(body: "onnx_ir.Graph") -> None:
     """Let no output be an input or another output: ONNX wants each to have a node of its own."""
     import onnx_ir
 

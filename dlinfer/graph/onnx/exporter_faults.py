@@ -1,12 +1,11 @@
 """Calls for which torch.onnx's own translation is wrong, found by running torch's op database through it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from dlinfer.graph.onnx.translations.writing import Untranslated
+from dlinfer.graph.torch_private.dispatcher import OpOverload
 
 _aten = torch.ops.aten
 _BAGS = (
@@ -33,19 +32,19 @@ def guards() -> Mapping[OpOverload, Callable[..., None]]:
     }
 
 
-def _bags(*args: Any, **kwargs: Any) -> None:
+def _bags(*args: object, **kwargs: object) -> None:
     """It is a loop that reads where offsets and indices say; ONNX Runtime's process ends with SIGSEGV."""
     raise Untranslated("its offsets are read unchecked")
 
 
-def _crossing(self: Any, other: Any, dim: int | None = None) -> None:
+def _crossing(self: object, other: object, dim: int | None = None) -> None:
     """torch takes the first dimension of size 3, the translation the last dimension."""
     if dim is None:
         raise Untranslated("a cross product over a dimension that is not named")
 
 
 def _pooling(
-    self: Any,
+    self: object,
     kernel_size: Sequence[int],
     stride: Sequence[int] = (),
     padding: Sequence[int] = (0,),
@@ -58,23 +57,25 @@ def _pooling(
         raise Untranslated("an average with ceil_mode that counts its padding")
 
 
-def _strided(self: Any, *args: Any, **kwargs: Any) -> None:
+def _strided(self: object, *args: object, **kwargs: object) -> None:
     """It reads the memory behind a tensor, and values have none."""
     raise Untranslated("it reads memory by strides")
 
 
-def _padding(self: Any, pad: Sequence[Any], mode: str = "constant", value: float | None = None) -> None:
+def _padding(self: object, pad: Sequence[object], mode: str = "constant", value: float | None = None) -> None:
     """ONNX pads first and cuts then; torch the other way round, which matters where nothing is left to repeat."""
     if mode != "constant" and any(isinstance(size, int) and size < 0 for size in pad):
         raise Untranslated(f"padding by {mode} that cuts at another side")
 
 
-def _reducing(self: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> None:
+def _reducing(
+    self: object, dim: int, index: object, src: object, reduce: str, *, include_self: bool = True
+) -> None:
     """ONNX has no mean, and always counts what is there."""
     if reduce == "mean" or not include_self:
         raise Untranslated(f"scatter_reduce by {reduce}, include_self={include_self}")
 
 
-def _imprecise(self: Any) -> None:
+def _imprecise(self: object) -> None:
     """Written out, it over- or underflows where torch's does not."""
     raise Untranslated("its translation overflows")

@@ -6,12 +6,12 @@ anything. What a vendor's kernel does that does not look is not defined by ONNX.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import fx
 
 from dlinfer.graph.ir.dialect import arguments, fake, overload
+from dlinfer.graph.torch_private.dispatcher import OpOverload
 from dlinfer.graph.torch_private.fake_mode import mode_of
 
 _aten = torch.ops.aten
@@ -46,7 +46,7 @@ def takes_indices(graph: fx.Graph) -> bool:
 
 def refuse_negative(graph: fx.Graph) -> None:
     """Put each negative index behind the end, where torch takes none. Changes ``graph``."""
-    made: dict[tuple[fx.Node, Any], fx.Node] = {}
+    made: dict[tuple[fx.Node, int | None], fx.Node] = {}
     for node in list(graph.nodes):
         op = overload(node)
         name = _FROM_THE_FRONT.get(op._schema.name) if op is not None else None
@@ -66,7 +66,7 @@ def _behind(graph: fx.Graph, index: fx.Node, ignored: int | None) -> fx.Node:
     while after.op == "placeholder":
         after = after.next
 
-    def call(op: Any, *args: Any) -> fx.Node:
+    def call(op: OpOverload, *args: fx.Node | float) -> fx.Node:
         with graph.inserting_before(after):
             node = graph.call_function(op, args)
         with mode_of([fake(index)]):

@@ -6,13 +6,16 @@ in float32 whatever they are passed. A float that is computed from sizes has 64 
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from dlinfer.graph.ir.dialect import fake
+
+if TYPE_CHECKING:
+    import onnx_ir
 
 _SHORT_BITS = 12
 """A number with at most so many digits is the same in float32, and no float64 beside it that follows from such numbers
@@ -26,7 +29,7 @@ def python_float(node: fx.Node) -> str | None:
     return None
 
 
-def short_numbers(node: fx.Node, model: Any) -> str | None:
+def short_numbers(node: fx.Node, model: "onnx_ir.Model") -> str | None:
     """Why a call that deals in float64 is refused: its translation computes with shorter numbers.
 
     model: the call alone, an ``onnx_ir.Model``. None where the call is as long as torch's.
@@ -52,13 +55,13 @@ def _is_short(number: float) -> bool:
     return (digits * 2**_SHORT_BITS).is_integer() and abs(number) < torch.finfo(torch.float32).max
 
 
-def _nodes(model: Any) -> Iterator[Any]:
+def _nodes(model: "onnx_ir.Model") -> Iterator["onnx_ir.Node"]:
     yield from model.graph.all_nodes()
     for function in model.functions.values():
         yield from function.all_nodes()
 
 
-def _constants(model: Any) -> Iterator[float]:
+def _constants(model: "onnx_ir.Model") -> Iterator[float]:
     """Every float32 number that a model's nodes carry: constants, and attributes."""
     import onnx_ir
 
@@ -81,11 +84,11 @@ _MOVING = frozenset("Cast CastLike Concat Expand Identity Pow Reshape Squeeze Ti
 """Ops of ONNX that compute nothing with a constant; Pow takes its exponent as it is."""
 
 
-def _computes(model: Any) -> bool:
+def _computes(model: "onnx_ir.Model") -> bool:
     """Whether a model computes with float32 constants, in float32."""
     import onnx_ir
 
-    short: set[Any] = set()
+    short: set[onnx_ir.Value] = set()
     for node in _nodes(model):
         if node.op_type == "Constant":
             (attribute,) = node.attributes.values()
@@ -100,7 +103,7 @@ def _computes(model: Any) -> bool:
     return False
 
 
-def _narrows(model: Any) -> bool:
+def _narrows(model: "onnx_ir.Model") -> bool:
     """Whether a model casts anything to float32."""
     casts = (node for node in _nodes(model) if node.op_type == "Cast")
     return any(node.attributes["to"].value == 1 for node in casts)

@@ -3,8 +3,6 @@
 An elementwise op of torch computes in the dtype that its operands promote to, and a comparison compares in it.
 """
 
-from typing import Any
-
 import torch
 from torch import fx
 
@@ -65,7 +63,7 @@ def _dtype(node: fx.Node, operands: list[torch.Tensor]) -> torch.dtype | None:
         return None
     if result.dtype != torch.bool:
         return result.dtype
-    numbers: list[Any] = [value for value in arguments(node).values() if isinstance(value, (int, float))]
+    numbers = [value for value in arguments(node).values() if isinstance(value, (int, float))]
     dtype = operands[0].dtype
     for index, operand in enumerate(operands):
         dtype = (

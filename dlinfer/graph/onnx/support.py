@@ -7,7 +7,6 @@ told apart by op, arguments, and the dtypes, sizes and strides of tensors, so th
 import operator
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import fx
@@ -27,8 +26,9 @@ from dlinfer.graph.ir.dialect import (
     written_arguments,
 )
 from dlinfer.graph.ir.extract import Subgraph
-from dlinfer.graph.onnx.export import OPSET, Table, export
+from dlinfer.graph.onnx.export import OPSET, export
 from dlinfer.graph.onnx.precision import short_numbers
+from dlinfer.graph.onnx.translations.writing import Table
 from dlinfer.graph.torch_private.onnx import onnx_type
 from dlinfer.graph.torch_private.symbols import SYMBOL
 from dlinfer.ops.attention.kv_cache import kv_order
@@ -103,7 +103,7 @@ def kind(node: fx.Node) -> str:
     """A node as text that is equal for nodes that differ in names of nodes and symbols only."""
     names: dict[fx.Node, str] = {}
 
-    def shown(parent: fx.Node) -> Any:
+    def shown(parent: fx.Node) -> str:
         names.setdefault(parent, f"%{len(names)}:{_shown(fake(parent))}")
         return Bare(names[parent])
 
@@ -112,7 +112,7 @@ def kind(node: fx.Node) -> str:
     return SYMBOL.sub(lambda found: symbols.setdefault(found.group(), f"s_{len(symbols)}"), text)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     leaves = pytree.tree_leaves(value)
     return ", ".join(
         f"{leaf.dtype}{tuple(leaf.shape)}{leaf.stride()}" if isinstance(leaf, torch.Tensor) else str(leaf)

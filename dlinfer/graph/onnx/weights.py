@@ -4,11 +4,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from dlinfer.graph.onnx.export import OnnxGraph
+
+if TYPE_CHECKING:
+    import onnx_ir
 
 INLINE_BYTES = 1 << 20
 """Weights up to this size in all stand in the model's own file, unless another size is asked for."""
@@ -17,7 +20,7 @@ MOST_BYTES = (1 << 31) - (1 << 24)
 """Weights that one message of protobuf takes, which has 2 GiB, beside the graph itself."""
 
 
-def fill(graph: OnnxGraph, weights: Mapping[str, Tensor]) -> list[Any]:
+def fill(graph: OnnxGraph, weights: Mapping[str, Tensor]) -> list["onnx_ir.Value"]:
     """Make inputs of a graph, by name, initialisers on the tensors' own memory; gives their values."""
     import onnx_ir
 
@@ -25,8 +28,8 @@ def fill(graph: OnnxGraph, weights: Mapping[str, Tensor]) -> list[Any]:
     held = [value for value in body.inputs if value.name in weights]
     for value in held:
         body.inputs.remove(value)
-        value.const_value = onnx_ir.tensor(weights[value.name].detach().contiguous(), name=value.name)
-        body.initializers[value.name] = value
+        value.const_value = onnx_ir.tensor(weights[str(value.name)].detach().contiguous(), name=value.name)
+        body.initializers[str(value.name)] = value
     return held
 
 
@@ -60,7 +63,7 @@ class OnnxModel:
         return path
 
     @contextmanager
-    def filled(self) -> Iterator[Any]:
+    def filled(self) -> Iterator["onnx_ir.Model"]:
         """The ``onnx_ir.Model`` while it has the weights in it. One thread at a time for one graph."""
         body = self.graph.model.graph
         inputs = list(body.inputs)
@@ -69,7 +72,7 @@ class OnnxModel:
             yield self.graph.model
         finally:
             for value in held:
-                del body.initializers[value.name]
+                del body.initializers[str(value.name)]
                 value.const_value = None
             for place, value in enumerate(inputs):
                 if value in held:

@@ -41,7 +41,7 @@ def _run(graph_module: fx.GraphModule) -> list[Edit]:
     return edits
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: object) -> Any:
     """An argument as a key that tells 1 from 1.0 from True."""
     if isinstance(value, (list, tuple)):
         return (type(value), *(_frozen(item) for item in value))

@@ -39,7 +39,7 @@ def _sizes_given(graph: fx.Graph) -> Iterator[Any]:
             yield from filter(None, map(plain_symbol, value.shape))
 
 
-def _holds(condition: Any, sizes: set[Any]) -> bool:
+def _holds(condition: object, sizes: set[Any]) -> bool:
     if condition is True:
         return True
     if not isinstance(condition, fx.Node) or len(condition.args) != 2:

@@ -31,13 +31,13 @@ class Rewriter:
         self.mode = _mode_of(self.graph)
         self.edits: list[Edit] = []
 
-    def call(self, at: fx.Node, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    def call(self, at: fx.Node, op: object, *args: object, **kwargs: object) -> fx.Node:
         """Insert a call before ``at``, with the model's line of ``at``."""
         node = self._insert(at, op, args, kwargs)
         node.meta["val"] = self.fake_call(op, *args, **kwargs)
         return node
 
-    def call_like(self, old: fx.Node, at: fx.Node, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    def call_like(self, old: fx.Node, at: fx.Node, op: object, *args: object, **kwargs: object) -> fx.Node:
         """As ``call``, with the fake of a node whose result is the same in dtype, sizes and strides.
 
         Views of the old result are then views of the new one. Nor does the op run on fakes, which takes some ten

@@ -17,7 +17,7 @@ def dynamo_fake_mode() -> FakeTensorMode | None:
     return context.fake_mode if context is not None else None
 
 
-def fakes_of_inputs(mode: FakeTensorMode, inputs: Sequence[Any]) -> list[Any]:
+def fakes_of_inputs(mode: FakeTensorMode, inputs: Sequence[object]) -> list[Any]:
     """Fake twins of a Dynamo graph's inputs, with the symbolic sizes that Dynamo chose for them.
 
     Dynamo hands the backend a fresh fake mode, because its own fakes may have been changed by the tracing.
@@ -26,7 +26,7 @@ def fakes_of_inputs(mode: FakeTensorMode, inputs: Sequence[Any]) -> list[Any]:
     context = TracingContext.try_get()
     assert context is not None, "called outside a Dynamo backend"
 
-    def twin(value: Any) -> Any:
+    def twin(value: object) -> Any:
         if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
             return value
         symbolic = context.tensor_to_context.get(value)
@@ -146,21 +146,23 @@ def mark_fixed(tensor: torch.Tensor, dim: int) -> None:
     mark_static(tensor, dim)
 
 
-def forget_compiled(method: Callable[..., Any]) -> None:
+def forget_compiled(method: Callable[..., object]) -> None:
     """Drop what Dynamo has compiled for a function."""
     from torch._dynamo.eval_frame import reset_code
 
     reset_code(inspect.unwrap(method).__code__)
 
 
-def compile_apart(function: Callable[..., Any], backend: Callable[..., Any], dynamic: bool | None) -> Any:
+def compile_apart(
+    function: Callable[..., object], backend: Callable[..., object], dynamic: bool | None
+) -> Any:
     """``torch.compile`` whose cache entries are its own: nothing compiled before is used, counted or replaced."""
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         apart: dict[str, Any] = {"isolate_recompiles": True}
         return torch.compile(function, backend=backend, dynamic=dynamic, **apart)
 
     # torch 2.12 keeps the entries of two backends apart, under one common limit, where they are two objects.
-    def own_backend(*args: Any, **kwargs: Any) -> Any:
+    def own_backend(*args: object, **kwargs: object) -> Any:
         return backend(*args, **kwargs)
 
     return torch.compile(function, backend=own_backend, dynamic=dynamic)

@@ -33,7 +33,7 @@ def storage_id(fake: torch.Tensor) -> int:
     return fake.untyped_storage()._cdata
 
 
-def mode_of(values: Iterable[Any]) -> FakeTensorMode:
+def mode_of(values: Iterable[object]) -> FakeTensorMode:
     """The fake mode that fake tensors belong to."""
     return next(value.fake_mode for value in values if isinstance(value, FakeTensor))
 
@@ -75,7 +75,11 @@ def _admits_real_constants(mode: FakeTensorMode) -> Iterator[None]:
 
 
 def trace_coarse(
-    function: Callable[..., Any], fakes: Sequence[Any], mode: FakeTensorMode, *, decomposed: bool = False
+    function: Callable[..., object],
+    fakes: Sequence[object],
+    mode: FakeTensorMode,
+    *,
+    decomposed: bool = False,
 ) -> fx.GraphModule:
     """Run ``function`` on fake inputs and record the ATen and custom ops that it calls, uncomposed.
 
@@ -88,8 +92,8 @@ def trace_coarse(
 
 
 def trace_decomposed(
-    function: Callable[..., Any],
-    fakes: Sequence[Any],
+    function: Callable[..., object],
+    fakes: Sequence[object],
     mode: FakeTensorMode,
     table: dict[Any, Callable[..., Any]],
 ) -> fx.GraphModule:

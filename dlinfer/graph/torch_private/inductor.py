@@ -38,7 +38,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return dict(select_decomp_table())
 
 
-def calls_library(op: Any) -> bool:
+def calls_library(op: object) -> bool:
     """Whether inductor has no loop of its own for an op and calls torch's kernel from its code."""
     from torch._inductor import lowering
 
@@ -78,7 +78,7 @@ def _portable(inductor: bytes, functorch: bytes) -> tuple[dict[str, Any], dict[s
     return everything, unlike
 
 
-def _pass_identity(custom: Any) -> Any:
+def _pass_identity(custom: object) -> Any:
     """What identifies a pass that was given to inductor; a function that does not say is another in each process."""
     if isinstance(custom, (list, tuple)):
         return [_pass_identity(one) for one in custom]
@@ -207,7 +207,7 @@ class _LoadedModules(list[Any]):
 
     here = threading.local()
 
-    def append(self, module: Any) -> None:
+    def append(self, module: object) -> None:
         super().append(module)
         loaded = getattr(self.here, "loaded", None)
         if loaded is not None:

@@ -120,8 +120,8 @@ class Registry:
         return model
 
 
-def _guarded(guard: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
-    def called(*args: Any, **kwargs: Any) -> Any:
+def _guarded(guard: Callable[..., None], function: Callable[..., object]) -> Callable[..., Any]:
+    def called(*args: object, **kwargs: object) -> Any:
         guard(*args, **kwargs)
         return function(*args, **kwargs)
 
@@ -129,7 +129,7 @@ def _guarded(guard: Callable[..., None], function: Callable[..., Any]) -> Callab
     return called
 
 
-def _python_function(function: Any) -> Callable[..., Any]:
+def _python_function(function: object) -> Callable[..., Any]:
     """The Python function of a translation: onnxscript wraps it, as a script or to be traced."""
     while not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
         function = next(
@@ -138,7 +138,7 @@ def _python_function(function: Any) -> Callable[..., Any]:
     return function
 
 
-def _never_loaded(function: Callable[..., Any]) -> set[str]:
+def _never_loaded(function: Callable[..., object]) -> set[str]:
     """The parameters of a function whose code never loads them."""
     loaded: set[str] = set()
     for instruction in dis.get_instructions(function):

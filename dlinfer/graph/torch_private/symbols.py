@@ -42,7 +42,7 @@ SYMBOL = re.compile(r"\b[suz]\d+\b")
 """The name of a symbol in text."""
 
 
-def symbols_of(value: Any) -> list[Any]:
+def symbols_of(value: object) -> list[Any]:
     """The symbols of a fake tensor's sizes and strides or of a symbolic number, in the order of their mention."""
     numbers = [*value.shape, *value.stride()] if isinstance(value, torch.Tensor) else [value]
     return [
@@ -53,7 +53,7 @@ def symbols_of(value: Any) -> list[Any]:
     ]
 
 
-def plain_symbol(value: Any) -> Any:
+def plain_symbol(value: object) -> Any:
     """The symbol that a symbolic number is, where it is nothing but one; else None."""
     if isinstance(value, torch.SymInt) and value.node.expr.is_symbol:
         return value.node.expr
@@ -65,7 +65,7 @@ def expression_of(value: object) -> object:
     return value.node.expr if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
 
 
-def same_expression(one: Any, other: Any) -> bool:
+def same_expression(one: object, other: object) -> bool:
     """Whether two sizes or strides are equal for every value of their symbols. Adds no guard."""
     if isinstance(one, int) and isinstance(other, int):
         return one == other
@@ -76,7 +76,7 @@ def same_expression(one: Any, other: Any) -> bool:
     return (terms[0] - terms[1]).expand() == 0
 
 
-def multiple_of(size: Any, other: Any) -> float | None:
+def multiple_of(size: object, other: object) -> float | None:
     """How many times ``other`` a size is, where that is the same for every value of their symbols. Adds no guard."""
     import sympy
 
@@ -166,7 +166,7 @@ def size_range(size: Any) -> int | tuple[int, int | None]:
     return int(low) if low.is_Integer else 0, int(high) if high.is_Integer else None
 
 
-def lowest_size(size: Any) -> int:
+def lowest_size(size: object) -> int:
     """The smallest that a size may be."""
     found = size_range(size)
     return found if isinstance(found, int) else found[0]
@@ -187,7 +187,7 @@ def declared_range(
     return max(0, int(limits.lower)), high, None if hint is None else int(hint)
 
 
-def symbol_ranges(fakes: Sequence[Any]) -> dict[str, str]:
+def symbol_ranges(fakes: Sequence[object]) -> dict[str, str]:
     """The range that each symbol in the inputs' sizes may take, as text."""
     ranges: dict[str, str] = {}
     for value in fakes:

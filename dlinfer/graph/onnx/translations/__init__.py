@@ -1,22 +1,18 @@
-"""How dlinfer's ops, and ATen ops that torch.onnx has no fitting translation of, are written in ONNX's standard ops.
+"""Translations of dlinfer's ops, and of ATen ops that torch.onnx translates badly, into ONNX's standard ops.
 
-A translation takes an op's arguments as ``onnx_ir`` values and Python numbers, calls ops of ``opset()`` and gives the
+A translation takes an op's arguments as ``onnx_ir`` values and Python numbers, calls ops of ``opset()`` and returns the
 results. It may raise Untranslated for a call that it cannot serve.
 """
 
-from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
 
-from torch._ops import OpOverload
-
-Translation = Callable[..., Any]
-
+from dlinfer.graph.onnx.translations.writing import Table, Translation
+from dlinfer.graph.torch_private.dispatcher import OpOverload
 
 _PARTS = "activation attention conv extremes index integers kv_cache linear moe norm rotary sizes".split()
 
 
-def STANDARD() -> Mapping[OpOverload, Translation]:  # noqa: N802 - a table, made when first asked for
+def standard_table() -> Table:
     """All standard translations by op."""
     table: dict[OpOverload, Translation] = {}
     for part in _PARTS:

@@ -1,16 +1,15 @@
 """Gated activations."""
 
 import math
-from typing import Any
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import number, opset
+from dlinfer.graph.onnx.translations.writing import Table, Value, number, opset
 
 _ops = torch.ops.dlinfer
 
 
-def table() -> dict[Any, Any]:
+def table() -> Table:
     """Translations by op."""
     return {
         _ops.silu_mul.default: silu_mul,
@@ -19,24 +18,24 @@ def table() -> dict[Any, Any]:
     }
 
 
-def silu_mul(gate: Any, up: Any) -> Any:
+def silu_mul(gate: Value, up: Value) -> Value:
     """gate * sigmoid(gate) * up."""
     op = opset()
     return op.Mul(op.Mul(gate, op.Sigmoid(gate)), up)
 
 
-def silu_and_mul(x: Any) -> Any:
+def silu_and_mul(x: Value) -> Value:
     """``silu_mul`` of the two halves of the last dimension."""
     gate, up = opset().Split(x, axis=-1, num_outputs=2)
     return silu_mul(gate, up)
 
 
-def gelu_mul(gate: Any, up: Any, tanh: bool) -> Any:
+def gelu_mul(gate: Value, up: Value, tanh: bool) -> Value:
     """gelu(gate) * up."""
     return opset().Mul(gelu(gate, tanh), up)
 
 
-def gelu(x: Any, tanh: bool) -> Any:
+def gelu(x: Value, tanh: bool) -> Value:
     """x * P(X <= x) for a standard normal X, or its approximation by tanh."""
     op = opset()
     if tanh:

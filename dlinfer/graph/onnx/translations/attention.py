@@ -3,12 +3,13 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from dlinfer.graph.onnx.translations.writing import (
+    Table,
     Untranslated,
+    Value,
     equal_sizes,
     fixed,
     is_type,
@@ -21,16 +22,16 @@ from dlinfer.graph.onnx.translations.writing import (
     sizes,
 )
 
-Scores = Callable[[Any, Any, float, int], Any]
+Scores = Callable[[Value, Value, float, int], Value]
 """From queries [..., L, E], keys [..., S, E], scale and rank to scale * queries @ keys.T."""
 
 
-def table() -> dict[Any, Any]:
+def table() -> Table:
     """Translations by op."""
     return {torch.ops.aten.scaled_dot_product_attention.default: attention_with(plain_scores)}
 
 
-def plain_scores(query: Any, key: Any, scale: float, dims: int) -> Any:
+def plain_scores(query: Value, key: Value, scale: float, dims: int) -> Value:
     """By Transpose and MatMul."""
     op = opset()
     order = [*range(dims - 2), dims - 1, dims - 2]
@@ -38,22 +39,22 @@ def plain_scores(query: Any, key: Any, scale: float, dims: int) -> Any:
     return op.MatMul(scaled, op.Transpose(key, perm=order))
 
 
-def attention_with(scores: Scores) -> Callable[..., Any]:
+def attention_with(scores: Scores) -> Callable[..., Value]:
     """The translation of torch's op, with products of queries and keys written by ``scores``."""
     return functools.partial(_attention, scores)
 
 
 def _attention(
     scores: Scores,
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_mask: Value = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Any:
+) -> Value:
     """torch's meaning: a query that may see no key gives zeros; heads of a group are rows of one product."""
     if dropout_p:
         raise Untranslated("attention with dropout")
@@ -81,14 +82,14 @@ def _attention(
     return result
 
 
-def _group(query: Any, key: Any) -> int:
+def _group(query: Value, key: Value) -> int:
     heads, shared = fixed(query, -3, "the number of heads"), fixed(key, -3, "the number of KV heads")
     if heads % shared:
         raise Untranslated(f"{heads} query heads for {shared} KV heads")
     return heads // shared
 
 
-def _merged(query: Any, key: Any, group: int, last: tuple[Any, int]) -> Any:
+def _merged(query: Value, key: Value, group: int, last: tuple[Value, int]) -> Value:
     """The shape [..., kv heads, group * L, last]."""
     op = opset()
     dims = rank(query)
@@ -100,7 +101,7 @@ def _merged(query: Any, key: Any, group: int, last: tuple[Any, int]) -> Any:
     return op.Concat(shape_of(head), rows, shape_of([last]), axis=0)
 
 
-def _grouped_mask(mask: Any, query: Any, key: Any, group: int) -> Any:
+def _grouped_mask(mask: Value, query: Value, key: Value, group: int) -> Value:
     """A mask [..., heads or 1, L, S] for scores [..., kv heads, group, L, S]."""
     if mask is None or mask.shape is None or rank(mask) < 3:
         return mask
@@ -114,7 +115,7 @@ def _grouped_mask(mask: Any, query: Any, key: Any, group: int) -> Any:
     return grouped
 
 
-def _causal(query: Any, key: Any) -> Any:
+def _causal(query: Value, key: Value) -> Value:
     """True where the key does not come after the query, both counted from the start."""
     from onnx_ir import DataType
 
@@ -126,7 +127,7 @@ def _causal(query: Any, key: Any) -> Any:
     return seen
 
 
-def _softmax(scores: Any, mask: Any, query: Any) -> Any:
+def _softmax(scores: Value, mask: Value, query: Value) -> Value:
     """Over the last dimension; rows without any visible key become zeros."""
     op = opset()
     if mask is None:

@@ -1,27 +1,26 @@
 """Convolutions for which torch.onnx's translation is wrong: of three dimensions without a bias."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import opset, rank
+from dlinfer.graph.onnx.translations.writing import Table, Value, opset, rank
 
 
-def table() -> dict[Any, Any]:
+def table() -> Table:
     """Translations by op."""
     return {torch.ops.aten.conv3d.default: conv3d}
 
 
 def conv3d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
+    input: Value,
+    weight: Value,
+    bias: Value = None,
     stride: Sequence[int] = (1,),
     padding: Sequence[int] = (0,),
     dilation: Sequence[int] = (1,),
     groups: int = 1,
-) -> Any:
+) -> Value:
     """input [batch, in, D, H, W] or [in, D, H, W]; torch.onnx adds a bias of another shape where there is none."""
     op = opset()
     batched = rank(input) == rank(weight)

@@ -1,16 +1,15 @@
 """The largest and the smallest: of some dimensions, of all, and of two tensors with NaN passed over."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import is_type, opset, rank
+from dlinfer.graph.onnx.translations.writing import Table, Value, is_type, opset, rank
 
 _aten = torch.ops.aten
 
 
-def table() -> dict[Any, Any]:
+def table() -> Table:
     """Translations by op."""
     return {
         _aten.amax.default: amax,
@@ -23,23 +22,23 @@ def table() -> dict[Any, Any]:
     }
 
 
-def amax(self: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+def amax(self: Value, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
     """Over ``dim``, or over all where it is empty."""
     return _reduced("ReduceMax", self, dim, keepdim)
 
 
-def amin(self: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+def amin(self: Value, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
     """Over ``dim``, or over all where it is empty."""
     return _reduced("ReduceMin", self, dim, keepdim)
 
 
-def aminmax(self: Any, dim: int | None = None, keepdim: bool = False) -> tuple[Any, Any]:
+def aminmax(self: Value, dim: int | None = None, keepdim: bool = False) -> tuple[Value, Value]:
     """(smallest, largest)."""
     dims = () if dim is None else (dim,)
     return amin(self, dims, keepdim), amax(self, dims, keepdim)
 
 
-def _reduced(name: str, x: Any, dim: Sequence[int], keepdim: bool) -> Any:
+def _reduced(name: str, x: Value, dim: Sequence[int], keepdim: bool) -> Value:
     op = opset()
     if rank(x) == 0:
         return op.Identity(x)
@@ -49,17 +48,17 @@ def _reduced(name: str, x: Any, dim: Sequence[int], keepdim: bool) -> Any:
     return op.Cast(result, to=9) if is_type(x, "BOOL") else result
 
 
-def fmax(self: Any, other: Any) -> Any:
+def fmax(self: Value, other: Value) -> Value:
     """The larger; of a number and NaN the number."""
     return _of_numbers("Max", self, other)
 
 
-def fmin(self: Any, other: Any) -> Any:
+def fmin(self: Value, other: Value) -> Value:
     """The smaller; of a number and NaN the number."""
     return _of_numbers("Min", self, other)
 
 
-def _of_numbers(name: str, first: Any, second: Any) -> Any:
+def _of_numbers(name: str, first: Value, second: Value) -> Value:
     op = opset()
     chosen = getattr(op, name)(first, second)
     if not is_type(first, "FLOAT", "DOUBLE", "FLOAT16"):

@@ -1,12 +1,13 @@
 """Writes as values, and shapes without the sizes that are one."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from dlinfer.graph.onnx.translations.writing import (
+    Table,
     Untranslated,
+    Value,
     number,
     opset,
     rank,
@@ -18,7 +19,7 @@ from dlinfer.graph.onnx.translations.writing import (
 _aten = torch.ops.aten
 
 
-def table() -> dict[Any, Any]:
+def table() -> Table:
     """Translations by op."""
     return {
         _aten.copy.default: copy,
@@ -28,7 +29,7 @@ def table() -> dict[Any, Any]:
     }
 
 
-def copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
+def copy(self: Value, src: Value, non_blocking: bool = False) -> Value:
     """``src`` in the dtype and the sizes of ``self``; the standard translation leaves it the sizes that it has."""
     op = opset()
     if isinstance(src, (bool, int, float)):
@@ -38,7 +39,7 @@ def copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
     return cast if own == other and None not in own else op.Expand(cast, op.Shape(self))
 
 
-def index_copy(self: Any, dim: int, index: Any, source: Any) -> Any:
+def index_copy(self: Value, dim: int, index: Value, source: Value) -> Value:
     """Rows of ``source`` in the places that ``index`` names along ``dim``.
 
     ScatterND, which copies whole rows, and whose result may lie in the memory of its input.
@@ -61,19 +62,19 @@ def index_copy(self: Any, dim: int, index: Any, source: Any) -> Any:
     return op.ScatterND(self, op.Concat(*places, axis=-1), source)
 
 
-def squeeze_dim(self: Any, dim: int) -> Any:
+def squeeze_dim(self: Value, dim: int) -> Value:
     """Drop a dimension if it has size one."""
     return squeeze_dims(self, [dim])
 
 
-def squeeze_dims(self: Any, dim: Sequence[int]) -> Any:
+def squeeze_dims(self: Value, dim: Sequence[int]) -> Value:
     """Drop those of the dimensions that have size one."""
     op = opset()
     sizes_of_one = [one for one in dim if rank(self) and size(self, one) == 1]
     return op.Squeeze(self, op.Constant(value_ints=sizes_of_one)) if sizes_of_one else op.Identity(self)
 
 
-def spread(line: Any, position: int, dims: int, grid: Any) -> Any:
+def spread(line: Value, position: int, dims: int, grid: Value) -> Value:
     """A line of indices along one dimension of a grid, with a last dimension of one."""
     op = opset()
     shape = [-1 if dim == position else 1 for dim in range(dims)]

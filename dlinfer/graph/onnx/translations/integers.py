@@ -1,17 +1,16 @@
 """Ops of whole numbers and bools that ONNX, or its runtimes, have for floating ones only, and quotients."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import Untranslated, is_type, number, opset, rank
+from dlinfer.graph.onnx.translations.writing import Table, Untranslated, Value, is_type, number, opset, rank
 
 _aten = torch.ops.aten
 _INTEGERS = ("INT64", "INT32", "INT16", "INT8", "UINT8", "BOOL")
 
 
-def table() -> dict[Any, Any]:
+def table() -> Table:
     """Translations by op."""
     return {
         _aten.ceil.default: ceil,
@@ -31,22 +30,22 @@ def table() -> dict[Any, Any]:
     }
 
 
-def ceil(self: Any) -> Any:
+def ceil(self: Value) -> Value:
     """Whole numbers stay what they are."""
     return opset().Identity(self) if is_type(self, *_INTEGERS) else opset().Ceil(self)
 
 
-def floor(self: Any) -> Any:
+def floor(self: Value) -> Value:
     """Whole numbers stay what they are."""
     return opset().Identity(self) if is_type(self, *_INTEGERS) else opset().Floor(self)
 
 
-def round_(self: Any) -> Any:
+def round_(self: Value) -> Value:
     """Whole numbers stay what they are; halves go to the even neighbour."""
     return opset().Identity(self) if is_type(self, *_INTEGERS) else opset().Round(self)
 
 
-def trunc(self: Any) -> Any:
+def trunc(self: Value) -> Value:
     """Towards zero."""
     op = opset()
     if is_type(self, *_INTEGERS):
@@ -56,19 +55,19 @@ def trunc(self: Any) -> Any:
     return _cut(self)
 
 
-def frac(self: Any) -> Any:
+def frac(self: Value) -> Value:
     """What trunc cuts off."""
     return opset().Sub(self, trunc(self))
 
 
-def _cut(x: Any) -> Any:
+def _cut(x: Value) -> Value:
     """Towards zero, with the sign of x where the result is 0."""
     op = opset()
     negative = op.Less(x, op.CastLike(op.Constant(value_float=0.0), x))
     return op.Where(negative, op.Ceil(x), op.Floor(x))
 
 
-def _floored(x: Any, y: Any) -> Any:
+def _floored(x: Value, y: Value) -> Value:
     """What torch takes for the floor of a quotient: of that without the rest, which is not rounded up to the next."""
     op = opset()
     zero, half = (op.CastLike(op.Constant(value_float=value), x) for value in (0.0, 0.5))
@@ -82,7 +81,7 @@ def _floored(x: Any, y: Any) -> Any:
     return op.Where(op.Equal(y, zero), quotient, whole)
 
 
-def div_mode(self: Any, other: Any, rounding_mode: str | None = None) -> Any:
+def div_mode(self: Value, other: Value, rounding_mode: str | None = None) -> Value:
     """Whole numbers are divided as such: floats do not hold all of them."""
     op = opset()
     kinds = {self.dtype, self.dtype if isinstance(other, (int, float)) else other.dtype}
@@ -108,12 +107,12 @@ def div_mode(self: Any, other: Any, rounding_mode: str | None = None) -> Any:
     return op.CastLike(made, self)
 
 
-def floor_divide(self: Any, other: Any) -> Any:
+def floor_divide(self: Value, other: Value) -> Value:
     """The quotient rounded down."""
     return div_mode(self, other, "floor")
 
 
-def where(condition: Any, self: Any, other: Any) -> Any:
+def where(condition: Value, self: Value, other: Value) -> Value:
     """Of bools by logic: runtimes have no kernel for them."""
     op = opset()
     if not is_type(self, "BOOL"):
@@ -121,19 +120,19 @@ def where(condition: Any, self: Any, other: Any) -> Any:
     return op.Or(op.And(condition, self), op.And(op.Not(condition), other))
 
 
-def isnan(self: Any) -> Any:
+def isnan(self: Value) -> Value:
     """Never of a whole number."""
     op = opset()
     return _constant(self, False) if is_type(self, *_INTEGERS) else op.IsNaN(self)
 
 
-def isinf(self: Any) -> Any:
+def isinf(self: Value) -> Value:
     """Never of a whole number."""
     op = opset()
     return _constant(self, False) if is_type(self, *_INTEGERS) else op.IsInf(self)
 
 
-def isfinite(self: Any) -> Any:
+def isfinite(self: Value) -> Value:
     """Always of a whole number."""
     op = opset()
     if is_type(self, *_INTEGERS):
@@ -141,12 +140,12 @@ def isfinite(self: Any) -> Any:
     return op.Not(op.Or(op.IsNaN(self), op.IsInf(self)))
 
 
-def _constant(x: Any, value: bool) -> Any:
+def _constant(x: Value, value: bool) -> Value:
     op = opset()
     return op.Expand(op.Cast(op.Constant(value_int=int(value)), to=9), op.Shape(x))
 
 
-def logsumexp(self: Any, dim: Sequence[int], keepdim: bool = False) -> Any:
+def logsumexp(self: Value, dim: Sequence[int], keepdim: bool = False) -> Value:
     """Of whole numbers in float32."""
     op = opset()
     x = op.Cast(self, to=1) if is_type(self, *_INTEGERS) else self

@@ -1,12 +1,12 @@
 """The paged KV cache written as a value: the functional twin of ``fill_kv_cache``."""
 
-from typing import Any
-
 import torch
 
 from dlinfer.graph.onnx.translations.index import spread
 from dlinfer.graph.onnx.translations.writing import (
+    Table,
     Untranslated,
+    Value,
     cache_order,
     opset,
     shape_of,
@@ -14,14 +14,16 @@ from dlinfer.graph.onnx.translations.writing import (
 )
 
 
-def table() -> dict[Any, Any]:
+def table() -> Table:
     """Translations by op."""
     from dlinfer.graph.functional.functional_ops import twin_op
 
     return {twin_op(torch.ops.dlinfer.fill_kv_cache.default): fill_kv_cache}
 
 
-def fill_kv_cache(k: Any, v: Any, k_cache: Any, v_cache: Any, kv_start_indices: Any) -> tuple[Any, Any]:
+def fill_kv_cache(
+    k: Value, v: Value, k_cache: Value, v_cache: Value, kv_start_indices: Value
+) -> tuple[Value, Value]:
     """Rows of k and v in their slots of the caches, which lie as the active vendor of their device has them.
 
     Negative slots are left out.

@@ -1,14 +1,13 @@
 """Products with weights as torch.nn.Linear stores them: [out_features, in_features]."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import number, opset, rank, shape_of, size, sizes
+from dlinfer.graph.onnx.translations.writing import Table, Value, number, opset, rank, shape_of, size, sizes
 
 
-def table() -> dict[Any, Any]:
+def table() -> Table:
     """Translations by op."""
     return {
         torch.ops.aten.linear.default: linear,
@@ -17,7 +16,7 @@ def table() -> dict[Any, Any]:
     }
 
 
-def linear(input: Any = None, weight: Any = None, bias: Any = None, x: Any = None) -> Any:
+def linear(input: Value = None, weight: Value = None, bias: Value = None, x: Value = None) -> Value:
     """input @ weight.T + bias; ``x`` is the input of dlinfer's op."""
     op = opset()
     values = x if input is None else input
@@ -30,12 +29,12 @@ def linear(input: Any = None, weight: Any = None, bias: Any = None, x: Any = Non
     return product if bias is None else op.Add(product, bias)
 
 
-def nothing(x: Any, weight: Any, bias: Any) -> Any:
+def nothing(x: Value, weight: Value, bias: Value) -> Value:
     """The result for an input without elements; ONNX Runtime's rewrites of a product take its 0 for "as before"."""
     start = number(0.0, x) if bias is None else bias
     return opset().Expand(start, shape_of([*sizes(x, 0, -1), (weight, 0)]))
 
 
-def linears(x: Any, weights: Sequence[Any], biases: Sequence[Any]) -> list[Any]:
+def linears(x: Value, weights: Sequence[Value], biases: Sequence[Value]) -> list[Value]:
     """One product a weight."""
     return [linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]

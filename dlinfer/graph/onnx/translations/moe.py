@@ -6,12 +6,13 @@ chosen ones: right, and as much work as a dense layer with all experts' weights.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
 from dlinfer.graph.onnx.translations.activation import silu_mul
 from dlinfer.graph.onnx.translations.writing import (
+    Table,
+    Value,
     fixed,
     is_type,
     number,
@@ -25,12 +26,12 @@ from dlinfer.graph.onnx.translations.writing import (
 _ops = torch.ops.dlinfer
 
 
-def table() -> dict[Any, Any]:
+def table() -> Table:
     """Translations by op."""
     return {_ops.moe_gating_topk_softmax.default: gating, _ops.fused_moe.default: fused_moe_with(silu_mul)}
 
 
-def gating(router_logits: Any, topk: int, n_groups: int) -> tuple[Any, Any]:
+def gating(router_logits: Value, topk: int, n_groups: int) -> tuple[Value, Value]:
     """The topk experts by softmax, of each group where there are groups."""
     op = opset()
     logits, _ = wide(router_logits)
@@ -46,21 +47,21 @@ def gating(router_logits: Any, topk: int, n_groups: int) -> tuple[Any, Any]:
     return op.Reshape(chosen, flat), op.Reshape(op.Add(ids, first), flat)
 
 
-def fused_moe_with(activation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+def fused_moe_with(activation: Callable[[Value, Value], Value]) -> Callable[..., Value]:
     """The layer with a way of writing ``silu(gate) * up``."""
     return partial(_fused_moe, activation)
 
 
 def _fused_moe(
-    activation: Callable[[Any, Any], Any],
-    hidden_states: Any,
-    gate_up_weights: Any,
-    down_weights: Any,
-    topk_weights: Any,
-    topk_ids: Any,
+    activation: Callable[[Value, Value], Value],
+    hidden_states: Value,
+    gate_up_weights: Value,
+    down_weights: Value,
+    topk_weights: Value,
+    topk_ids: Value,
     topk: int,
     renormalize: bool,
-) -> Any:
+) -> Value:
     """All experts' results, and 0 where an expert is not chosen: its own result may be infinite."""
     from onnx_ir import DataType
 
@@ -79,8 +80,8 @@ def _fused_moe(
 
 
 def _dense_weights(
-    x: Any, gate_up: Any, topk_weights: Any, topk_ids: Any, renormalize: bool
-) -> tuple[Any, Any]:
+    x: Value, gate_up: Value, topk_weights: Value, topk_ids: Value, renormalize: bool
+) -> tuple[Value, Value]:
     """(each token's weight for every expert, whether it chose it); both [tokens, experts]."""
     op = opset()
     weights, ids = token_weights(x, topk_weights, renormalize), op.Cast(topk_ids, to=7)
@@ -91,13 +92,13 @@ def _dense_weights(
     return op.ScatterElements(nothing, ids, weights, axis=1, reduction="add"), op.Greater(chosen, zero)
 
 
-def _by_expert(x: Any) -> Any:
+def _by_expert(x: Value) -> Value:
     """[tokens, experts] as [experts, tokens, 1]."""
     op = opset()
     return op.Unsqueeze(op.Transpose(x, perm=[1, 0]), [-1])
 
 
-def token_weights(x: Any, topk_weights: Any, renormalize: bool) -> Any:
+def token_weights(x: Value, topk_weights: Value, renormalize: bool) -> Value:
     """The weights of each token's experts, [tokens, topk], in the dtype that the layer computes in."""
     op = opset()
     weights = op.Cast(topk_weights, to=11 if is_type(x, "DOUBLE") else 1)

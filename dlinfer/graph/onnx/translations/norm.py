@@ -1,20 +1,18 @@
 """RMS normalisation."""
 
-from typing import Any
-
 import torch
 
-from dlinfer.graph.onnx.translations.writing import number, opset, wide
+from dlinfer.graph.onnx.translations.writing import Table, Value, number, opset, wide
 
 _ops = torch.ops.dlinfer
 
 
-def table() -> dict[Any, Any]:
+def table() -> Table:
     """Translations by op."""
     return {_ops.rms_norm.default: rms_norm, _ops.add_rms_norm.default: add_rms_norm}
 
 
-def rms_norm(x: Any, weight: Any, eps: float) -> Any:
+def rms_norm(x: Value, weight: Value, eps: float) -> Value:
     """The mean in float32, rounded before the weight, as the op says."""
     op = opset()
     values, cast = wide(x)
@@ -24,7 +22,7 @@ def rms_norm(x: Any, weight: Any, eps: float) -> Any:
     return op.Mul(op.Cast(scaled, to=int(x.dtype)) if cast else scaled, weight)
 
 
-def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, Any]:
+def add_rms_norm(x: Value, residual: Value, weight: Value, eps: float) -> tuple[Value, Value]:
     """The sum, and its norm."""
     total = opset().Add(x, residual)
     total.dtype = x.dtype

@@ -1,10 +1,10 @@
 """Rotary position embedding."""
 
-from typing import Any
-
 import torch
 
 from dlinfer.graph.onnx.translations.writing import (
+    Table,
+    Value,
     equal_sizes,
     fixed,
     opset,
@@ -16,7 +16,7 @@ from dlinfer.graph.onnx.translations.writing import (
 _ops = torch.ops.dlinfer
 
 
-def table() -> dict[Any, Any]:
+def table() -> Table:
     """Translations by op."""
     return {
         _ops.apply_rotary_pos_emb.default: apply_rotary_pos_emb,
@@ -24,20 +24,20 @@ def table() -> dict[Any, Any]:
     }
 
 
-def apply_rotary_pos_emb(q: Any, k: Any, cos: Any, sin: Any) -> tuple[Any, Any]:
+def apply_rotary_pos_emb(q: Value, k: Value, cos: Value, sin: Value) -> tuple[Value, Value]:
     """x * cos + (-second half, first half) * sin, a row of the tables for each token."""
     cos, sin = _per_token(cos, q), _per_token(sin, q)
     return _rotated(q, cos, sin), _rotated(k, cos, sin)
 
 
-def _per_token(table: Any, q: Any) -> Any:
+def _per_token(table: Value, q: Value) -> Value:
     op = opset()
     if equal_sizes(list(table.shape)[:-1], list(q.shape)[:-2]):
         return op.Unsqueeze(table, [-2])
     return op.Reshape(table, shape_of([*sizes(q, 0, -2), 1, (q, rank(q) - 1)]))
 
 
-def _rotated(x: Any, cos: Any, sin: Any) -> Any:
+def _rotated(x: Value, cos: Value, sin: Value) -> Value:
     op = opset()
     first, second = op.Split(x, axis=-1, num_outputs=2)
     turned = op.Concat(op.Neg(second), first, axis=-1)
@@ -45,8 +45,8 @@ def _rotated(x: Any, cos: Any, sin: Any) -> Any:
 
 
 def apply_rotary_pos_emb_interleaved(
-    native_input: Any, cos: Any, sin: Any, return_native_layout: bool
-) -> Any:
+    native_input: Value, cos: Value, sin: Value, return_native_layout: bool
+) -> Value:
     """Adjacent pairs turned: (a cos - b sin, b cos + a sin)."""
     op = opset()
     x = native_input

@@ -1,14 +1,23 @@
 """What translations share: the opset they write in, the device they write for, and sizes known only at run time."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 
+from dlinfer.graph.torch_private.dispatcher import OpOverload
 from dlinfer.ops.attention.kv_cache import kv_order
+
+Value = Any
+"""A value of the model that a translation is writing. onnxscript traces it and gives it no static type."""
+
+Translation = Callable[..., Value]
+"""Takes the arguments of an op's call and gives its results."""
+
+Table = Mapping[OpOverload, Translation]
 
 _device: ContextVar[str] = ContextVar("_device")
 
@@ -18,7 +27,7 @@ class Untranslated(Exception):
 
 
 @functools.cache
-def opset(domain: str = "", version: int = 18) -> Any:
+def opset(domain: str = "", version: int = 18) -> Value:
     """The ops of a domain, to be called inside a translation."""
     from onnxscript import values
 
@@ -40,18 +49,18 @@ def cache_order() -> str:
     return kv_order(_device.get())
 
 
-def rank(value: Any) -> int:
+def rank(value: Value) -> int:
     """Number of dimensions of an argument."""
     return len(value.shape)
 
 
-def size(value: Any, dim: int) -> int | None:
+def size(value: Value, dim: int) -> int | None:
     """A size of an argument; None where it is symbolic."""
     found = value.shape[dim]
     return found if isinstance(found, int) else None
 
 
-def fixed(value: Any, dim: int, what: str) -> int:
+def fixed(value: Value, dim: int, what: str) -> int:
     """A size of an argument that a translation needs as a number. Raises Untranslated."""
     found = size(value, dim)
     if found is None:
@@ -59,12 +68,12 @@ def fixed(value: Any, dim: int, what: str) -> int:
     return found
 
 
-def equal_sizes(first: Sequence[Any], second: Sequence[Any]) -> bool:
+def equal_sizes(first: Sequence[Value], second: Sequence[Value]) -> bool:
     """Whether two shapes are the same for every value of the symbols."""
     return len(first) == len(second) and all(str(a) == str(b) for a, b in zip(first, second, strict=True))
 
 
-def shape_of(parts: Sequence[Any]) -> Any:
+def shape_of(parts: Sequence[Value]) -> Value:
     """A shape for Reshape and Expand: numbers, (argument, dimension) for a size of that argument, or values of one
     element that the graph computes."""
     op = opset()
@@ -85,12 +94,12 @@ def shape_of(parts: Sequence[Any]) -> Any:
     return op.Concat(*pieces, axis=0)
 
 
-def sizes(value: Any, first: int = 0, end: int | None = None) -> list[tuple[Any, int]]:
+def sizes(value: Value, first: int = 0, end: int | None = None) -> list[tuple[Value, int]]:
     """(value, dimension) of some dimensions, for ``shape_of``."""
     return [(value, dim) for dim in range(rank(value))[first:end]]
 
 
-def number(value: float | int | bool, like: Any, *, wide: bool = False) -> Any:
+def number(value: float | int | bool, like: Value, *, wide: bool = False) -> Value:
     """A scalar constant of an argument's dtype, or of what ``wide`` makes of it."""
     import onnx_ir
 
@@ -99,12 +108,12 @@ def number(value: float | int | bool, like: Any, *, wide: bool = False) -> Any:
     return opset().Constant(value=onnx_ir.tensor(value, dtype=dtype))
 
 
-def lowest(like: Any) -> float:
+def lowest(like: Value) -> float:
     """The lowest finite number of a floating argument's dtype."""
     return torch.finfo(torch_type(like)).min
 
 
-def torch_type(value: Any) -> torch.dtype:
+def torch_type(value: Value) -> torch.dtype:
     """torch's dtype of an argument."""
     from onnx_ir import DataType
 
@@ -115,12 +124,12 @@ def torch_type(value: Any) -> torch.dtype:
     return getattr(torch, names[value.dtype])
 
 
-def is_type(value: Any, *names: str) -> bool:
+def is_type(value: Value, *names: str) -> bool:
     """Whether an argument's ONNX type is one of these: FLOAT, DOUBLE, FLOAT16, BOOL, INT64, ..."""
     return value.dtype is not None and value.dtype.name in names
 
 
-def wide(value: Any) -> tuple[Any, bool]:
+def wide(value: Value) -> tuple[Value, bool]:
     """(a floating argument as float32 at least, whether it was cast)."""
     if is_type(value, "FLOAT16", "BFLOAT16"):
         return opset().Cast(value, to=1), True

@@ -6,7 +6,6 @@ and the result in the model's order: two views and no copy, and later ``view`` c
 """
 
 from itertools import combinations
-from typing import Any
 
 import torch
 from torch import fx
@@ -49,7 +48,7 @@ def swapped(rewriter: Rewriter, at: fx.Node, node: fx.Node, swap: Swap) -> fx.No
     return rewriter.call(at, aten.transpose.int, node, *swap)
 
 
-def cast(rewriter: Rewriter, at: fx.Node, node: fx.Node, dtype: Any) -> fx.Node:
+def cast(rewriter: Rewriter, at: fx.Node, node: fx.Node, dtype: object) -> fx.Node:
     """``node`` in another dtype; itself where it has that."""
     if fake(node).dtype is dtype:
         return node

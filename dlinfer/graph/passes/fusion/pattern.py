@@ -16,7 +16,6 @@ from types import EllipsisType
 from typing import TypeGuard
 
 from torch import fx
-from torch._ops import OpOverload
 from torch.fx.node import Argument
 
 from dlinfer.graph.ir.dialect import arguments, op_name, overload
@@ -31,6 +30,7 @@ from dlinfer.graph.passes.fusion.match import (
     widened_from,
 )
 from dlinfer.graph.passes.fusion.views import are_transposed, seen_through, views_between
+from dlinfer.graph.torch_private.dispatcher import OpOverload
 
 _COMMUTATIVE = frozenset((*ADD, *MUL))
 

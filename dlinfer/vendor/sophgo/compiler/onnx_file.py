@@ -48,7 +48,7 @@ def in_one_shape(graph: OnnxGraph, shapes: Mapping[str, Sequence[int]]) -> None:
 
     for value in graph.model.graph.inputs:
         if value.name in shapes:
-            value.shape = onnx_ir.Shape([int(size) for size in shapes[value.name]])
+            value.shape = onnx_ir.Shape([int(size) for size in shapes[str(value.name)]])
     for node in graph.model.graph.all_nodes():
         for value in node.outputs:
             value.shape = None if _is_open(value.shape) else value.shape

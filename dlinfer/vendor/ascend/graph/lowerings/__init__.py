@@ -9,9 +9,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from dlinfer.graph.functional.functional_ops import twin_op
+from dlinfer.graph.torch_private.dispatcher import OpOverload
 from dlinfer.ops.core.spec import NAMESPACE
 from dlinfer.vendor.ascend.graph.lowerings import (
     caches,
