@@ -27,7 +27,7 @@ from dlinfer.graph.engine_kit.options import EngineOptions
 from dlinfer.graph.engine_kit.output_sizes import UnknownSizeError
 from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.engine_kit.value_region import Lowered, ValueRegion, Views
-from dlinfer.graph.functional.functional_ops import Twin, twin_of
+from dlinfer.graph.functional.functional_ops import FunctionalCall, functional_call
 from dlinfer.graph.functional.functionalize import Function, function_of, is_check, refusal
 from dlinfer.graph.ir.device import HOST
 from dlinfer.graph.ir.dialect import is_compute, tensors_of, written_arguments
@@ -139,8 +139,8 @@ class ValueEngine(Engine, Generic[Options]):
         """Why the vendor's self-test on this CPU forbids a node, seen as the op that returns what the node writes."""
         if self.selftest is None:
             return None
-        twin = twin_of(node) if written_arguments(node) else None
-        target = twin.op if isinstance(twin, Twin) else node.target
+        twin = functional_call(node) if written_arguments(node) else None
+        target = twin.op if isinstance(twin, FunctionalCall) else node.target
         if target is None:  # a copy
             return None
         tensors = [tensor for value in (node, *node.all_input_nodes) for tensor in tensors_of(value)]

@@ -1,5 +1,5 @@
-"""A region as a pure function: values in, values out, no writes and no aliases.
+"""Functionalize regions: values in, values out, no writes and no aliases.
 
-For engines that know values only. In comes a region, out come the function and what puts its results back into the
-memory that the region wrote. Engines and the ONNX export call it.
+``function_of`` returns the function, and how its results go back into the memory that the region wrote. Engines whose
+graphs have only values, and the ONNX export, use it.
 """

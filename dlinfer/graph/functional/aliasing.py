@@ -1,4 +1,4 @@
-"""Memory that a function's inputs and outputs share at run time: when that is safe, and when it is not."""
+"""Memory that a function's inputs and outputs share at run time: when that is safe."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -16,14 +16,13 @@ _PLACED = frozenset(
         " masked_fill masked_scatter copy"
     ).split()
 )
-"""Ops of which each element of the result depends on the element of the first argument in the same place alone."""
+"""Ops whose result depends, element by element, on the same element of the first argument alone."""
 
 
 def reads_in_place(graph: fx.Graph, index: int, content: object) -> bool:
     """Whether the new content of an input may be computed in the input's own memory.
 
-    The old content is read by one op at most, which is the first towards the new content and reads each element
-    where it writes it.
+    At most one op may read the old content, and it must read each element where it writes it.
     """
     old = graph.find_nodes(op="placeholder")[index]
     if content is old or any(user.op == "output" for user in old.users):
@@ -38,7 +37,7 @@ def _in_place(reader: fx.Node, old: fx.Node) -> bool:
     op = overload(reader)
     if op is None or reader.all_input_nodes.count(old) != 1:
         return False
-    if op.namespace == "dlinfer_values":  # it takes the place of an op that wrote into this very memory
+    if op.namespace == "dlinfer_values":  # it replaced an op that wrote into this memory
         return True
     result = fake(reader)
     if not isinstance(result, Tensor) or not same_sizes(result.shape, fake(old).shape):
@@ -49,15 +48,14 @@ def _in_place(reader: fx.Node, old: fx.Node) -> bool:
 
 
 def overlapping(inputs: Sequence[Any], written: Collection[int]) -> str | None:
-    """Why inputs cannot be taken as values: one that is written shares memory with another, or elements of its own lie
-    in one place; None where all are apart.
+    """Why inputs cannot be values: one that is written overlaps another, or itself. None where none overlaps.
 
-    inputs: of a call, tensors and numbers. written: indices of those that get a new content.
+    inputs: tensors and numbers of a call. written: indices of those that get a new content.
     """
     if not written:
         return None
     for index in written:
-        if isinstance(inputs[index], Tensor) and _folded(inputs[index]):
+        if isinstance(inputs[index], Tensor) and _overlaps_itself(inputs[index]):
             return f"input {index} is written, and elements of it share memory"
     ranges = sorted(
         (value.data_ptr(), value.data_ptr() + _extent(value), index)
@@ -78,8 +76,8 @@ def overlapping(inputs: Sequence[Any], written: Collection[int]) -> str | None:
     return None
 
 
-def _folded(tensor: Tensor) -> bool:
-    """Whether two elements of a tensor may lie in one place."""
+def _overlaps_itself(tensor: Tensor) -> bool:
+    """Whether two elements of a tensor may share memory."""
     if tensor.is_contiguous() or not tensor.numel():
         return False
     reach = 0
@@ -91,6 +89,6 @@ def _folded(tensor: Tensor) -> bool:
 
 
 def _extent(tensor: Tensor) -> int:
-    """Bytes from the first element of a tensor to behind its last."""
+    """Bytes from the first element of a tensor to the end of its last."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()

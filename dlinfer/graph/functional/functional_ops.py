@@ -1,8 +1,8 @@
-"""The functional twin of an op that writes: same arguments, nothing written, the new contents as results.
+"""The functional form of an op that writes: it takes the same arguments and returns the new contents.
 
-``aten.add_.Tensor`` has ``aten.add.Tensor``; an op outside ATen that declares its writes, such as
-``dlinfer::fill_kv_cache``, gets a twin in the namespace ``dlinfer_values``, which gives the op's own results followed
-by the new content of each written argument. Engines lower the twin; run by torch it copies and calls the op.
+``aten.add_.Tensor`` has ``aten.add.Tensor``. An op outside ATen that declares its writes, such as
+``dlinfer::fill_kv_cache``, gets a functional op in the namespace ``dlinfer_values``, which returns the op's results and
+then the new content of each written argument. Engines lower it. In torch it copies the arguments and calls the op.
 """
 
 import re
@@ -28,21 +28,20 @@ from dlinfer.graph.torch_private.dispatcher import OpOverload
 NAMESPACE = "dlinfer_values"
 
 _library = Library(NAMESPACE, "DEF")
-_made: dict[OpOverload, OpOverload] = {}
+_defined: dict[OpOverload, OpOverload] = {}
 _lock = threading.Lock()
 
 _COPIES = frozenset({"aten::copy_"})
 
 
 @dataclass(frozen=True)
-class Twin:
-    """What stands for a writing node.
+class FunctionalCall:
+    """The functional call that replaces a writing node.
 
-    op: None for a plain copy: the new content is the source itself, in the target's dtype and sizes.
-    targets: the nodes whose memory is written, in the order of their new contents among the twin's results.
-    results: how many results of the op's own come before the contents.
-    listed: whether the twin gives a sequence, and not one tensor.
-    args, kwargs: of the call.
+    op: None for a copy, whose new content is the source in the target's dtype and sizes.
+    targets: the nodes whose memory is written, in the order of their new contents among the results.
+    results: how many results of the op itself come before the contents.
+    listed: whether the call returns a sequence, and not one tensor.
     """
 
     op: OpOverload | None
@@ -53,8 +52,8 @@ class Twin:
     kwargs: dict[str, Any]
 
 
-def twin_of(node: fx.Node) -> Twin | str:
-    """The twin of a node that writes, or why it has none."""
+def functional_call(node: fx.Node) -> FunctionalCall | str:
+    """The functional form of a node that writes, or why it has none."""
     op = overload(node)
     if op is None:
         return f"{node.target} calls a graph that writes"
@@ -64,7 +63,7 @@ def twin_of(node: fx.Node) -> Twin | str:
     if torch.Tag.nondeterministic_seeded in op.tags:
         return f"{op} draws random numbers"
     if op._schema.name in _COPIES:
-        return Twin(None, targets, 0, False, (node.args[1],), {})
+        return FunctionalCall(None, targets, 0, False, (node.args[1],), {})
     declared = [one for one in op._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
     if len(declared) != len(targets):
         return f"{op} writes into a list of tensors, or into one that its schema does not name"
@@ -72,45 +71,45 @@ def twin_of(node: fx.Node) -> Twin | str:
         own = len(op._schema.returns)
         given = arguments(node)
         args = tuple(given[one.name] for one in op._schema.arguments)
-        return Twin(twin_op(op), targets, own, own + len(targets) > 1, args, {})
+        return FunctionalCall(functional_op(op), targets, own, own + len(targets) > 1, args, {})
     if declared[0].kwarg_only:
         return _without_out(node, op, targets)
     return _functional(node, op, targets)
 
 
-def _functional(node: fx.Node, op: OpOverload, targets: Sequence[fx.Node]) -> Twin | str:
-    twin = out_of_place(op)
-    if twin is None or len(targets) != 1:
-        return f"{op} has no functional twin"
-    return Twin(twin, targets, 0, False, tuple(node.args), dict(node.kwargs))
+def _functional(node: fx.Node, op: OpOverload, targets: Sequence[fx.Node]) -> FunctionalCall | str:
+    functional = out_of_place(op)
+    if functional is None or len(targets) != 1:
+        return f"{op} has no functional functional"
+    return FunctionalCall(functional, targets, 0, False, tuple(node.args), dict(node.kwargs))
 
 
-def _without_out(node: fx.Node, op: OpOverload, targets: Sequence[fx.Node]) -> Twin | str:
+def _without_out(node: fx.Node, op: OpOverload, targets: Sequence[fx.Node]) -> FunctionalCall | str:
     """``aten.add.Tensor`` for ``aten.add.out``."""
-    wanted = [
+    parameters = [
         kind for kind, one in zip(parameters_of(op), op._schema.arguments, strict=True) if not _writes(one)
     ]
     packet = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::"), None)
     for name in packet.overloads() if packet is not None else ():
-        twin = getattr(packet, name)
-        if parameters_of(twin) == wanted and len(twin._schema.returns) == len(targets):
+        functional = getattr(packet, name)
+        if parameters_of(functional) == parameters and len(functional._schema.returns) == len(targets):
             inputs = [one.name for one in op._schema.arguments if not _writes(one)]
             given = arguments(node)
             kwargs = {key: given[key] for key in inputs if key in given}
-            return Twin(twin, targets, 0, len(targets) > 1, (), kwargs)
-    return f"{op} has no functional twin"
+            return FunctionalCall(functional, targets, 0, len(targets) > 1, (), kwargs)
+    return f"{op} has no functional functional"
 
 
 def _writes(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-def twin_op(op: OpOverload) -> OpOverload:
-    """The twin in ``dlinfer_values``, made at first need."""
+def functional_op(op: OpOverload) -> OpOverload:
+    """The functional op in ``dlinfer_values``, defined at first use."""
     with _lock:  # torch takes a definition once
-        if op not in _made:
-            _made[op] = _define(op)
-        return _made[op]
+        if op not in _defined:
+            _defined[op] = _define(op)
+        return _defined[op]
 
 
 def _define(op: OpOverload) -> OpOverload:
@@ -122,8 +121,8 @@ def _define(op: OpOverload) -> OpOverload:
     _library.define(f"{name}({_parameters(schema)}) -> ({returns})", tags=(torch.Tag.pt2_compliant_tag,))
 
     def run(*args: Any) -> Any:
-        given = [value.clone() if index in written else value for index, value in enumerate(args)]
-        return _joined(op(*given), len(schema.returns), [given[index] for index in written])
+        copies = [value.clone() if index in written else value for index, value in enumerate(args)]
+        return _joined(op(*copies), len(schema.returns), [copies[index] for index in written])
 
     def shapes(*args: Any) -> Any:
         fresh = [torch.empty_like(args[index], memory_format=torch.contiguous_format) for index in written]
@@ -142,7 +141,7 @@ _ALIAS = re.compile(r"\(\w+!?\)")
 
 
 def _parameters(schema: object) -> str:
-    """The parameters as the schema writes them, but nothing is written; each by position, so that a call binds."""
+    """The schema's parameters, without alias annotations and all positional."""
     text = str(schema).partition("(")[2].rpartition(") -> ")[0]
     return _ALIAS.sub("", text).replace("*, ", "")
 

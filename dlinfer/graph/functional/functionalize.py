@@ -18,9 +18,9 @@ from torch.fx.node import map_arg
 
 from dlinfer.errors import NotAFunctionError
 from dlinfer.graph.functional.aliasing import overlapping, reads_in_place
-from dlinfer.graph.functional.functional_ops import Twin, twin_of
+from dlinfer.graph.functional.functional_ops import FunctionalCall, functional_call
 from dlinfer.graph.functional.outputs import Results, is_same, results_of, viewed
-from dlinfer.graph.functional.view_inverses import written_through
+from dlinfer.graph.functional.view_inverses import ViewWrite
 from dlinfer.graph.ir.dialect import (
     STATIC,
     brings_symbol,
@@ -43,13 +43,13 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Function:
-    """What ``function_of`` makes of a region.
+    """A functionalized region.
 
-    graph_module: its placeholders are the region's inputs in their order, with their ``val`` and STATIC; it gives a
-        tuple of tensors, each of which an engine makes contiguous; nothing in it writes.
-    writes: for each output, the index of the input whose new content it is; None for a fresh tensor.
-    in_place: indices of the written inputs whose memory may be the output's own while the engine runs: each element
-        of the new content depends on no other element of the old one, and nothing else reads the old one.
+    graph_module: takes the region's inputs, with their ``val`` and STATIC, and returns a tuple of tensors, which an
+        engine makes contiguous. Nothing in it writes.
+    writes: for each output, the index of the input whose new content it is; None for a new tensor.
+    in_place: indices of written inputs whose memory may be the output's own while the engine runs. Each element of the
+        new content depends on the same element of the old content alone, and nothing else reads the old content.
     """
 
     graph_module: fx.GraphModule
@@ -65,12 +65,12 @@ class Function:
 
     @property
     def outputs(self) -> list[fx.Node]:
-        """The nodes whose values it gives, in the order of ``writes``."""
+        """The nodes that it returns, in the order of ``writes``."""
         return list(self.graph_module.graph.output_node().args[0])  # pyright: ignore[reportArgumentType]
 
     @property
     def weights(self) -> tuple[int, ...]:
-        """Indices of the tensors among its inputs that are the same at each call, and that it does not write."""
+        """Indices of the input tensors that are the same at each call and never written."""
         return tuple(
             index
             for index, node in enumerate(self.inputs)
@@ -78,28 +78,28 @@ class Function:
         )
 
     def check(self, inputs: Sequence[object]) -> None:
-        """Run the region's assertions on its inputs, and raise what they raise. To be called before the engine."""
+        """Run the region's assertions on its inputs. Call it before the engine."""
         if self._checks is not None:
             self._checks(*inputs)
 
     def conflict(self, inputs: Sequence[object]) -> str | None:
-        """Why the function is not the region for these inputs: one that is written shares memory with another."""
+        """Why the function must not run on these inputs: one that is written shares memory. None where it may run."""
         return overlapping(inputs, {index for index in self.writes if index is not None})
 
     def finish(self, inputs: Sequence[object], values: Sequence[Tensor]) -> tuple[Any, ...]:
-        """The region's outputs. inputs: with their new contents; values: the function's outputs."""
+        """The region's outputs. inputs: with their new contents. values: the function's outputs."""
         return self._results(inputs, values)
 
 
 def refusal(node: fx.Node) -> str | None:
-    """Why a node's effect has no meaning as values; None where it has one. For ``Engine.refuses``."""
+    """Why a node cannot be functionalized; None where it can. For ``Engine.refuses``."""
     if is_random(node):
         return "it draws from torch's random generator"
     if brings_symbol(node):
         return "a size that only the data tells"
     if written_arguments(node):
-        twin = twin_of(node)
-        return twin if isinstance(twin, str) else None
+        functional = functional_call(node)
+        return functional if isinstance(functional, str) else None
     if node.op == "call_function" and not gives_something(node) and not is_check(node):
         return "it is called for an effect"
     return None
@@ -111,17 +111,17 @@ def function_of(region: Subgraph) -> Function:
 
 
 _METADATA = torch.ops.aten._assert_tensor_metadata.default
-"""It asks for the dtype, device and layout of a tensor, which the fakes of a capture have answered."""
+"""Asserts the dtype, device and layout of a tensor. Capture has checked these on fakes."""
 
 
 def is_check(node: fx.Node) -> bool:
-    """Whether a node gives nothing and only raises, so that a function's ``check`` may do it."""
+    """Whether a node returns nothing and only raises, so that ``Function.check`` may run it."""
     op = overload(node)
     return op is not None and (op is _METADATA or op._schema.name in CHECKS)
 
 
 class _Builder:
-    """One walk over a region's nodes, in order."""
+    """Builds a function in one walk over a region's nodes."""
 
     def __init__(self, owner: fx.GraphModule) -> None:
         self.owner = owner
@@ -133,7 +133,7 @@ class _Builder:
         ] = {}  # written memory -> (writes so far, its root's value)
         self.value: dict[fx.Node, tuple[int, Any]] = {}  # old node -> (writes at that time, its value)
         self.checks: list[fx.Node] = []
-        self.line: dict[str, Any] = {}
+        self.source: dict[str, object] = {}  # meta of the node being walked
 
     def build(self) -> Function:
         placed = Counter(
@@ -153,16 +153,16 @@ class _Builder:
         return self._finished()
 
     def _located(self, node: fx.Node, shared: set[int], number: int) -> set[int]:
-        """The memory that a node lies in. Inputs that are cut from one memory, as the caches of a model's layers often
-        are, count as apart: whether they are is asked at each call (``Function.conflict``).
+        """The memory that a node lies in. Inputs that are views of one memory, such as the caches of layers, count as
+        apart; each call checks that they are (``Function.conflict``).
         """
-        found = storages(node)
-        if not found & shared:
-            return found
+        memory = storages(node)
+        if not memory & shared:
+            return memory
         if node.op == "placeholder":
             return {-1 - number}
         parent = viewed(node)
-        return found - shared | (self.memory[parent] if parent is not None else set())
+        return memory - shared | (self.memory[parent] if parent is not None else set())
 
     def _call(self, node: fx.Node) -> None:
         reason = refusal(node)
@@ -181,9 +181,9 @@ class _Builder:
     def emit(
         self, op: Any, args: tuple[Any, ...], value: Any, kwargs: dict[str, Any] | None = None
     ) -> fx.Node:
-        """A new node with the fake that says what it gives; it has the line of the node being walked."""
+        """A new node with its fake result and the line of the node being walked."""
         node = self.graph.call_function(op, args, kwargs or {})
-        node.meta = dict(self.line) | {"val": value}
+        node.meta = dict(self.source) | {"val": value}
         return node
 
     # --- what memory holds now
@@ -192,7 +192,7 @@ class _Builder:
         return sum(self.content[memory][0] for memory in self.memory[node] if memory in self.content)
 
     def current(self, node: fx.Node) -> Any:
-        """The function's node for what an old node's memory holds at this point of the walk."""
+        """The new node for the contents of an old node's memory at this point of the walk."""
         writes, value = self.value[node]
         if writes == self._writes_to(node):
             return value
@@ -200,12 +200,12 @@ class _Builder:
         if len(memories) == 1 and self.root.get(*memories) is node:
             value = self.content[next(iter(memories))][1]
         else:
-            value = self._seen_again(node)
+            value = self._repeat_view(node)
         self.value[node] = (self._writes_to(node), value)
         return value
 
-    def _seen_again(self, node: fx.Node) -> Any:
-        """A view once more, of the new content."""
+    def _repeat_view(self, node: fx.Node) -> Any:
+        """Repeat a view, of the new content."""
         parent = viewed(node)
         if parent is None:
             raise NotAFunctionError(
@@ -216,64 +216,66 @@ class _Builder:
     # --- writes
 
     def _write(self, node: fx.Node) -> None:
-        self.line = model_source(node)
-        twin = twin_of(node)
-        assert isinstance(twin, Twin), "refused before"
-        new = self._contents(node, twin)
-        own = new[: twin.results]
-        for target, content in zip(twin.targets, new[twin.results :], strict=True):
+        self.source = model_source(node)
+        functional = functional_call(node)
+        assert isinstance(functional, FunctionalCall), "refused before"
+        new = self._contents(node, functional)
+        own = new[: functional.results]
+        for target, content in zip(functional.targets, new[functional.results :], strict=True):
             self._store(target, content)
         if not gives_something(node):
             return
-        result = own[0] if len(own) == 1 else own if own else self.current(twin.targets[0])
+        result = own[0] if len(own) == 1 else own if own else self.current(functional.targets[0])
         self.value[node] = (self._writes_to(node), result)
 
-    def _contents(self, node: fx.Node, twin: Twin) -> list[Any]:
-        """The twin's results: the op's own, then the new content of each target in its dtype and sizes."""
-        args, kwargs = map_arg((twin.args, twin.kwargs), self.current)
-        if twin.op is None:
-            source = twin.args[0]
+    def _contents(self, node: fx.Node, functional: FunctionalCall) -> list[Any]:
+        """The results of the functional op: first its own, then the new content of each target."""
+        args, kwargs = map_arg((functional.args, functional.kwargs), self.current)
+        if functional.op is None:
+            source = functional.args[0]
             value = args[0] if isinstance(source, fx.Node) else None
             if value is None:
                 raise NotAFunctionError(node=node.name, reason="it copies a number")
-            return [self._fitted(value, fake(source), twin.targets[0])]
-        own = [] if twin.results == 0 else [fake(node)] if twin.results == 1 else fake(node)
-        fakes = [*own, *(self._raw(twin, target) for target in twin.targets)]
-        made = self.emit(twin.op, tuple(args), tuple(fakes) if twin.listed else fakes[0], dict(kwargs))
-        parts = [made]
-        if twin.listed:
-            parts = [self.emit(operator.getitem, (made, index), value) for index, value in enumerate(fakes)]
+            return [self._fitted(value, fake(source), functional.targets[0])]
+        own = [] if functional.results == 0 else [fake(node)] if functional.results == 1 else fake(node)
+        fakes = [*own, *(self._raw(functional, target) for target in functional.targets)]
+        call = self.emit(
+            functional.op, tuple(args), tuple(fakes) if functional.listed else fakes[0], dict(kwargs)
+        )
+        parts = [call]
+        if functional.listed:
+            parts = [self.emit(operator.getitem, (call, index), value) for index, value in enumerate(fakes)]
         fitted = [
             self._fitted(part, value, target)
             for part, value, target in zip(
-                parts[twin.results :], fakes[twin.results :], twin.targets, strict=True
+                parts[functional.results :], fakes[functional.results :], functional.targets, strict=True
             )
         ]
-        return [*parts[: twin.results], *fitted]
+        return [*parts[: functional.results], *fitted]
 
-    def _raw(self, twin: Twin, target: fx.Node) -> Tensor:
-        """The fake of a new content as the twin gives it: the target's, but for what an op in place converts."""
-        assert twin.op is not None
+    def _raw(self, functional: FunctionalCall, target: fx.Node) -> Tensor:
+        """The fake of a new content, in the dtype of the functional op; the in-place op casts to the target's."""
+        assert functional.op is not None
         value = fake(target)
-        if torch.Tag.pointwise not in twin.op.tags:
+        if torch.Tag.pointwise not in functional.op.tags:
             return value
-        args, kwargs = map_arg((twin.args, twin.kwargs), lambda one: _unit(fake(one)))
+        args, kwargs = map_arg((functional.args, functional.kwargs), lambda one: _unit(fake(one)))
         with torch.no_grad():
-            dtype = twin.op(*args, **kwargs).dtype
+            dtype = functional.op(*args, **kwargs).dtype
         return value if dtype == value.dtype else value.to(dtype)
 
-    def _fitted(self, value: fx.Node, given: Tensor, target: fx.Node) -> fx.Node:
-        """A new content in the dtype and sizes of what it goes into."""
-        wanted = fake(target)
-        if given.dtype != wanted.dtype:
-            cast = torch.empty_like(given, dtype=wanted.dtype)
-            value = self.emit(aten._to_copy.default, (value,), cast, {"dtype": wanted.dtype})
-        if not same_sizes(given.shape, wanted.shape):
-            value = self.emit(aten.expand.default, (value, self._sizes(target)), wanted)
+    def _fitted(self, value: fx.Node, content: Tensor, target: fx.Node) -> fx.Node:
+        """A new content, cast and expanded to the target."""
+        old = fake(target)
+        if content.dtype != old.dtype:
+            cast = torch.empty_like(content, dtype=old.dtype)
+            value = self.emit(aten._to_copy.default, (value,), cast, {"dtype": old.dtype})
+        if not same_sizes(content.shape, old.shape):
+            value = self.emit(aten.expand.default, (value, self._sizes(target)), old)
         return value
 
     def _store(self, target: fx.Node, content: Any) -> None:
-        """Let the memory that ``target`` lies in hold ``content`` there."""
+        """Record ``content`` as the new value of ``target`` and of its base tensor."""
         (memory,) = self.memory[target]
         root = self.root[memory]
         if root.op == "get_attr":
@@ -284,18 +286,18 @@ class _Builder:
             assert parent is not None, "every node that is not the first in its memory is a view"
             if not is_same(node, parent):
                 view, index, parent = self._view(node, parent)
-                whole = self.current(parent)
-                content = written_through(self._emit_mixed, self._sizes, view, index, whole, content)
+                write = ViewWrite(view, index, self.current(parent), content, self._emit_mixed, self._sizes)
+                content = write.new_base()
             node = parent
         self.content[memory] = (self.content.get(memory, (0, None))[0] + 1, content)
 
     def _emit_mixed(self, op: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
-        """``emit``, with arguments of which some are nodes of the old graph, as the numbers of a view may be."""
-        given = map_arg(args, lambda node: node if node.graph is self.graph else self.current(node))
-        return self.emit(op, given, value)
+        """As ``emit``, with arguments that may be nodes of the old graph, such as the bounds of a slice."""
+        new = map_arg(args, lambda node: node if node.graph is self.graph else self.current(node))
+        return self.emit(op, new, value)
 
     def _view(self, node: fx.Node, parent: fx.Node) -> tuple[fx.Node, int | None, fx.Node]:
-        """(the view op, which of its results, what it is a view of)."""
+        """(the view op, which of its results, its base)."""
         if node.target is not operator.getitem:
             return node, None, parent
         whole, index = viewed(parent), node.args[1]
@@ -304,7 +306,7 @@ class _Builder:
         return parent, index, whole
 
     def _sizes(self, node: fx.Node) -> list[Any]:
-        """An old node's sizes, as arguments in the function."""
+        """An old node's sizes as arguments in the new graph."""
         value = fake(node)
         return [
             size if isinstance(size, int) else self.emit(aten.sym_size.int, (self.current(node), dim), size)
@@ -316,7 +318,7 @@ class _Builder:
     def _finished(self) -> Function:
         outputs = list(self.owner.graph.output_node().args[0])  # pyright: ignore[reportArgumentType]
         placeholders = self.owner.graph.find_nodes(op="placeholder")
-        self.line = {}
+        self.source = {}
         writes: list[int | None] = []
         values: list[fx.Node] = []
         for index, node in enumerate(placeholders):
@@ -348,7 +350,7 @@ class _Builder:
         return Function(module, tuple(writes), in_place, results, self._check_module())
 
     def _check_module(self) -> fx.GraphModule | None:
-        """The region's assertions as a module of its inputs."""
+        """The region's assertions as a module that takes its inputs."""
         if not self.checks:
             return None
         graph = fx.Graph()
@@ -364,7 +366,7 @@ class _Builder:
         return fx.GraphModule(constants, graph, "checks")
 
     def _needed(self, checks: Sequence[fx.Node]) -> set[fx.Node]:
-        """Checks and what they read. Raises NotAFunctionError where that has to be computed in the region."""
+        """Checks and what they read. Raises NotAFunctionError where the region has to compute that."""
         needed: set[fx.Node] = set()
         waiting = list(checks)
         while waiting:
@@ -379,7 +381,7 @@ class _Builder:
 
 
 def _unit(value: object) -> Any:
-    """A tensor of one element, or a number, of the same kind: enough to ask an op for its result's dtype."""
+    """A tensor of one element, or a number, of the same kind: an op returns the same dtype for it."""
     if isinstance(value, Tensor):
         return torch.empty((1,) * value.dim(), dtype=value.dtype, device="meta")
     if isinstance(value, (torch.SymBool, bool)):

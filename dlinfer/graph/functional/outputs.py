@@ -1,7 +1,7 @@
-"""The outputs of a region from the values that an engine computed: views are made by torch, with no copy.
+"""The outputs of a region from the values that an engine computed.
 
-A region may give an input back, a view of one, or two tensors that share memory. An engine computes each memory once,
-contiguous; what the region's callers expect to share memory is cut from it here, by the views of the region itself.
+A region may return an input, a view of one, or two tensors that share memory. An engine computes each memory once,
+contiguous. torch repeats the region's views of it, without a copy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +21,10 @@ from dlinfer.graph.torch_private.symbols import plain_symbol, symbols_of
 
 @dataclass(frozen=True)
 class Results:
-    """What to ask of an engine, and how the region's outputs follow.
+    """What an engine has to compute, and how the region's outputs follow.
 
-    fresh: nodes of the region whose memory holds results, each with the order of its dimensions in memory; None where
-        it is contiguous.
-    module: takes the region's inputs, then the fresh values, each in the order of memory; gives the outputs.
+    fresh: nodes that allocate results, each with the order of its dimensions in memory, None where contiguous.
+    module: takes the region's inputs, then the fresh values in the order of memory, and returns the outputs.
     """
 
     fresh: Sequence[tuple[fx.Node, Order | None]]
@@ -33,14 +32,14 @@ class Results:
     written: int = 0
 
     def __call__(self, inputs: Sequence[object], values: Sequence[Tensor]) -> tuple[Any, ...]:
-        """values: of the function, the new contents of ``written`` inputs first."""
+        """values: the function's outputs, first the new contents of ``written`` inputs."""
         return self.module(*inputs, *values[self.written :])
 
 
 def results_of(owner: fx.GraphModule, outputs: Sequence[object], written: int) -> Results:
-    """How the outputs of a region follow from its inputs and from fresh memory. Raises NotAFunctionError.
+    """How a region's outputs follow from its inputs and fresh memory. written: how many inputs have a new content.
 
-    written: how many inputs have a new content.
+    Raises NotAFunctionError.
     """
     graph = fx.Graph()
     inputs = owner.graph.find_nodes(op="placeholder")
@@ -61,7 +60,7 @@ def results_of(owner: fx.GraphModule, outputs: Sequence[object], written: int) -
 
 
 def viewed(node: fx.Node) -> fx.Node | None:
-    """The input whose memory a node's result lies in; None where the result has memory of its own."""
+    """The argument that a node's result is a view of; None where the result has memory of its own."""
     mine = storages(node)
     if node.op != "call_function" or not mine:
         return None
@@ -69,13 +68,13 @@ def viewed(node: fx.Node) -> fx.Node | None:
 
 
 def is_same(node: fx.Node, other: fx.Node) -> bool:
-    """Whether a node shows another's memory just as that does: alias, or the result of an op in place."""
+    """Whether a node has the same memory, sizes and strides as another: an alias, or the result of an in-place op."""
     one, whole = fake(node), fake(other)
     return isinstance(one, Tensor) and isinstance(whole, Tensor) and same_place(one, whole)
 
 
 def _base(node: object) -> fx.Node | None:
-    """The node whose memory a tensor output lies in; None for a number."""
+    """The node that allocated the memory of a tensor output; None for a number."""
     if not isinstance(node, fx.Node) or not isinstance(fake(node), Tensor):
         if isinstance(node, fx.Node) and isinstance(fake(node), (list, tuple)):
             raise NotAFunctionError(node=node.name, reason="several tensors as one output")
@@ -86,12 +85,12 @@ def _base(node: object) -> fx.Node | None:
 
 
 def _is_tensor_or_parts(parent: fx.Node, node: fx.Node) -> bool:
-    """Whether to look for the memory behind ``parent``: not where that is an op which made several tensors."""
+    """Whether to look above ``parent``: not where it is an op that returns several new tensors."""
     return isinstance(fake(parent), Tensor) or viewed(parent) is not None
 
 
 def _order(base: fx.Node) -> Order | None:
-    """How a fresh result lies in memory by its fake; None where it is contiguous.
+    """The order of a result's dimensions in memory; None where it is contiguous.
 
     Raises NotAFunctionError where it has gaps or overlaps.
     """
@@ -104,7 +103,7 @@ def _order(base: fx.Node) -> Order | None:
 def _symbols(
     graph: fx.Graph, inputs: Sequence[fx.Node], made: Mapping[fx.Node, object]
 ) -> Callable[[Any], fx.Node]:
-    """A function from a symbol to the node that reads its value from the inputs."""
+    """Maps a symbol to the node that reads its value from the inputs."""
     known: dict[Any, fx.Node] = {}
 
     def read(symbol: object) -> fx.Node:
@@ -127,13 +126,13 @@ def _reader(graph: fx.Graph, inputs: Sequence[fx.Node], made: Mapping[fx.Node, A
 
 
 class _Replay:
-    """Writes the views of a region once more, behind its values."""
+    """Repeats the views of a region on the values that an engine computed."""
 
     def __init__(self, graph: fx.Graph, made: dict[fx.Node, Any], symbol: Callable[[Any], fx.Node]) -> None:
         self.graph, self.made, self.symbol = graph, made, symbol
 
     def of(self, node: object) -> Any:
-        """What an output of the region, or an argument of a view, is behind the values."""
+        """The new node of an output, or of an argument of a view."""
         if not isinstance(node, fx.Node):
             return node
         if node not in self.made:

@@ -1,154 +1,129 @@
-"""Writing through a view, as values: the content of the whole after one part of it is replaced.
+"""Writes through a view as values: the new content of the base tensor after one part of it is replaced.
 
-``x[:, 2:4].copy_(y)`` leaves ``x`` as ``slice_scatter(x, y, 1, 2, 4)``. Each view op that LLM code writes through has
-such an inverse here; the others raise NotAFunctionError.
+``x[:, 2:4].copy_(y)`` leaves ``x`` as ``slice_scatter(x, y, 1, 2, 4)``. Views that LLM code writes through have such an
+inverse here. The others raise NotAFunctionError.
 """
 
 import operator
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
 from dlinfer.errors import NotAFunctionError
-from dlinfer.graph.ir.dialect import arguments, fake, overload
+from dlinfer.graph.ir.dialect import arguments, fake, overload, tensor_of
 from dlinfer.graph.ir.layout import inverse_order
+from dlinfer.graph.torch_private.dispatcher import OpOverload
 from dlinfer.graph.torch_private.symbols import fixed_size
 
 aten = torch.ops.aten
 
-Emit = Callable[..., fx.Node]
-"""emit(op, args, value): a new node of the function; ``value`` is the fake that says what it gives."""
 
+@dataclass(frozen=True)
+class ViewWrite:
+    """A write through a view.
 
-def written_through(
-    emit: Emit,
-    sizes: Callable[[fx.Node], list[Any]],
-    view: fx.Node,
-    index: int | None,
-    whole: fx.Node,
-    part: object,
-) -> fx.Node:
-    """The node of the whole's new content. Raises NotAFunctionError for views that have no such inverse.
-
-    view: the view op of the old graph, of one tensor; index: which of its results, where it gives several.
-    whole: the whole's present value, part: the part's new one; both in the function. sizes(old node): its sizes there.
+    view: the view op in the old graph, of one tensor. index: which of its results is written, where it has several.
+    base: the base tensor's present value, and part: the part's new value; both in the new graph.
+    new_node: inserts a call into the new graph, with its fake result. sizes: an old node's sizes in the new graph.
     """
-    op = overload(view)
-    name = op._schema.name.removeprefix("aten::") if op is not None else str(view.target)
-    if name not in (_INVERSES if index is None else _PARTS):
-        raise NotAFunctionError(node=view.name, reason=f"a write through a view by {op or name}")
-    value = fake(view.all_input_nodes[0])
-    if index is not None:
-        return _PARTS[name](emit, view, index, whole, part, value)
-    return _INVERSES[name](emit, sizes, view, whole, part, value)
+
+    view: fx.Node
+    index: int | None
+    base: fx.Node
+    part: fx.Node
+    new_node: Callable[[Callable[..., object], tuple[Argument, ...], object], fx.Node]
+    sizes: Callable[[fx.Node], list[Argument]]
+
+    def new_base(self) -> fx.Node:
+        """The base tensor's new value. Raises NotAFunctionError for a view that has no inverse."""
+        op = overload(self.view)
+        name = op._schema.name.removeprefix("aten::") if op is not None else str(self.view.target)
+        inverse = (_INVERSES if self.index is None else _INVERSES_OF_PARTS).get(name)
+        if inverse is None:
+            raise NotAFunctionError(node=self.view.name, reason=f"a write through a view by {op or name}")
+        return inverse(self)
+
+    def result(self, op: OpOverload, *args: Argument) -> fx.Node:
+        """A call that computes the base's new value."""
+        return self.new_node(op, args, fake(self.view.all_input_nodes[0]))
 
 
-def _reshaped(emit: Emit, sizes: Any, view: fx.Node, whole: fx.Node, part: Any, value: Any) -> fx.Node:
-    return emit(aten.reshape.default, (part, sizes(view.args[0])), value)
+def _reshape(write: ViewWrite) -> fx.Node:
+    return write.result(aten.reshape.default, write.part, write.sizes(write.view.all_input_nodes[0]))
 
 
-def _permuted(emit: Emit, sizes: Any, view: fx.Node, whole: fx.Node, part: Any, value: Any) -> fx.Node:
-    rank = value.dim()
-    given = arguments(view)
-    order = [int(dim) % rank for dim in given["dims"]]
-    return emit(aten.permute.default, (part, inverse_order(order)), value)
+def _permute(write: ViewWrite) -> fx.Node:
+    dims: Sequence[int] = arguments(write.view)["dims"]
+    return write.result(aten.permute.default, write.part, inverse_order([dim % len(dims) for dim in dims]))
 
 
-def _transposed(
-    emit: Emit, sizes: object, view: fx.Node, whole: fx.Node, part: object, value: object
-) -> fx.Node:
-    _, one, other = arguments(view).values()  # swapaxes calls them axes
-    return emit(aten.transpose.int, (part, one, other), value)
+def _transpose(write: ViewWrite) -> fx.Node:
+    _, *dims = arguments(write.view).values()  # swapaxes calls them axes
+    return write.result(aten.transpose.int, write.part, *dims)
 
 
-def _turned(emit: Emit, sizes: Any, view: fx.Node, whole: fx.Node, part: Any, value: Any) -> fx.Node:
-    if value.dim() < 2:
-        return part
-    return emit(aten.transpose.int, (part, 0, 1), value)
+def _t(write: ViewWrite) -> fx.Node:
+    if tensor_of(write.view).dim() < 2:
+        return write.part
+    return write.result(aten.transpose.int, write.part, 0, 1)
 
 
-def _sliced(emit: Emit, sizes: object, view: fx.Node, whole: fx.Node, part: object, value: object) -> fx.Node:
-    given = arguments(view)
-    where = tuple(given[name] for name in ("dim", "start", "end", "step"))
-    return emit(aten.slice_scatter.default, (whole, part, *where), value)
+def _slice(write: ViewWrite) -> fx.Node:
+    _, *bounds = arguments(write.view).values()
+    return write.result(aten.slice_scatter.default, write.base, write.part, *bounds)
 
 
-def _selected(
-    emit: Emit, sizes: object, view: fx.Node, whole: fx.Node, part: object, value: object
-) -> fx.Node:
-    given = arguments(view)
-    return emit(aten.select_scatter.default, (whole, part, given["dim"], given["index"]), value)
+def _select(write: ViewWrite) -> fx.Node:
+    _, dim, index = arguments(write.view).values()
+    return write.result(aten.select_scatter.default, write.base, write.part, dim, index)
 
 
-def _narrowed(
-    emit: Emit, sizes: object, view: fx.Node, whole: fx.Node, part: object, value: object
-) -> fx.Node:
-    given = arguments(view)
-    start, length = given["start"], given["length"]
+def _narrow(write: ViewWrite) -> fx.Node:
+    _, dim, start, length = arguments(write.view).values()
     if isinstance(start, fx.Node) or isinstance(length, fx.Node):
-        end = emit(operator.add, (start, length), _number(start) + _number(length))
+        first, size = (fake(bound) if isinstance(bound, fx.Node) else bound for bound in (start, length))
+        end: Argument = write.new_node(operator.add, (start, length), first + size)
     else:
         end = start + length
-    return emit(aten.slice_scatter.default, (whole, part, given["dim"], start, end, 1), value)
+    return write.result(aten.slice_scatter.default, write.base, write.part, dim, start, end, 1)
 
 
-def _whole(emit: Emit, sizes: Any, view: fx.Node, whole: fx.Node, part: Any, value: Any) -> fx.Node:
-    return part
+def _alias(write: ViewWrite) -> fx.Node:
+    return write.part
 
 
-def _number(value: object) -> Any:
-    return fake(value) if isinstance(value, fx.Node) else value
+def _unbind(write: ViewWrite) -> fx.Node:
+    dim = arguments(write.view)["dim"]
+    return write.result(aten.select_scatter.default, write.base, write.part, dim, write.index)
 
 
-def _unbound(emit: Emit, view: fx.Node, index: int, whole: fx.Node, part: object, value: object) -> fx.Node:
-    return emit(aten.select_scatter.default, (whole, part, arguments(view)["dim"], index), value)
-
-
-def _split(emit: Emit, view: fx.Node, index: int, whole: fx.Node, part: object, value: object) -> fx.Node:
+def _split(write: ViewWrite) -> fx.Node:
     """A part of split or chunk begins where the parts before it end."""
-    dim = arguments(view)["dim"]
-    start = 0
-    for piece in fake(view)[:index]:
-        start += _fixed(view, piece.shape[dim])
-    end = start + _fixed(view, fake(view)[index].shape[dim])
-    return emit(aten.slice_scatter.default, (whole, part, dim, start, end, 1), value)
+    dim = arguments(write.view)["dim"]
+    *before, size = [fixed_size(part.shape[dim]) for part in fake(write.view)[: (write.index or 0) + 1]]
+    starts = [number for number in before if number is not None]
+    if size is None or len(starts) < len(before):
+        reason = f"a write into one part of {overload(write.view)} of unknown size"
+        raise NotAFunctionError(node=write.view.name, reason=reason)
+    start = sum(starts)
+    return write.result(aten.slice_scatter.default, write.base, write.part, dim, start, start + size, 1)
 
 
-def _fixed(view: fx.Node, size: object) -> int:
-    number = fixed_size(size)
-    if number is None:
-        raise NotAFunctionError(
-            node=view.name, reason=f"a write into one part of {overload(view)} of unknown size"
-        )
-    return number
-
-
-_INVERSES: dict[str, Callable[..., fx.Node]] = {
-    **dict.fromkeys(
-        (
-            "view",
-            "reshape",
-            "_unsafe_view",
-            "unsqueeze",
-            "squeeze",
-            "flatten",
-            "unflatten",
-            "view_as",
-            "reshape_as",
-        ),
-        _reshaped,
-    ),
-    "permute": _permuted,
-    **dict.fromkeys(("transpose", "swapaxes", "swapdims"), _transposed),
-    **dict.fromkeys(("t", "numpy_T"), _turned),
-    "slice": _sliced,
-    "select": _selected,
-    "narrow": _narrowed,
-    **dict.fromkeys(("alias", "detach", "lift_fresh"), _whole),
+_RESHAPES = "view reshape _unsafe_view unsqueeze squeeze flatten unflatten view_as reshape_as".split()
+_INVERSES: dict[str, Callable[[ViewWrite], fx.Node]] = {
+    **dict.fromkeys(_RESHAPES, _reshape),
+    "permute": _permute,
+    **dict.fromkeys(("transpose", "swapaxes", "swapdims"), _transpose),
+    **dict.fromkeys(("t", "numpy_T"), _t),
+    "slice": _slice,
+    "select": _select,
+    "narrow": _narrow,
+    **dict.fromkeys(("alias", "detach", "lift_fresh"), _alias),
 }
-_PARTS: dict[str, Callable[..., fx.Node]] = {
-    "unbind": _unbound,
+_INVERSES_OF_PARTS: dict[str, Callable[[ViewWrite], fx.Node]] = {
+    "unbind": _unbind,
     **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split"), _split),
 }

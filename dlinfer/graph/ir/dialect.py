@@ -50,6 +50,8 @@ _SCHEMA_TELLS_ALL = frozenset({"aten", "prims", "dlinfer", "dlinfer_graph", "dli
 _WITHOUT_STATE = frozenset({"torchvision", "quantized", "quantized_decomposed", "transformers"})
 """The same of other libraries, read in their sources, unless an op is registered in torch as effectful."""
 
+_REPLACES_MEMORY = frozenset({"set_", "resize_", "resize_as_", "as_strided_"})
+
 _PURE_PYTHON = frozenset(value for name, value in vars(operator).items() if name in operator.__all__) | {
     torch.sym_float,
     torch.sym_int,
@@ -169,7 +171,7 @@ def out_of_place(op: OpOverload) -> OpOverload | None:
     An op that gives its argument other memory has none: its result says nothing of what was written.
     """
     name = op._schema.name.removeprefix("aten::")
-    if op.namespace != "aten" or not name.endswith("_") or torch.Tag.inplace_view in op.tags:
+    if op.namespace != "aten" or not name.endswith("_") or name in _REPLACES_MEMORY:
         return None
     found = getattr(getattr(torch.ops.aten, name.removesuffix("_"), None), op._overloadname, None)
     return found if found is not None and parameters_of(found) == parameters_of(op) else None

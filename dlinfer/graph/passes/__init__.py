@@ -1,4 +1,4 @@
-"""Passes: a graph in the dialect comes in, the same graph leaves with edits, verified around each pass.
+"""Passes over graphs in the dialect, one a file. Each edits a graph in place, and is verified after it ran.
 
-One pass a file; ``fusion`` holds the rules, which are data. Lowering runs them; engines may bring passes of their own.
+``registry`` lists them in order, and ``fusion`` holds the fusion rules. Engines may add passes of their own.
 """

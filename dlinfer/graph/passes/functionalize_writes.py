@@ -1,8 +1,8 @@
-"""Writes that nobody else can see become plain results, so that patterns show through them.
+"""Replace an in-place op by its out-of-place form where nothing else can see the write.
 
-``weights /= weights.sum(-1, keepdim=True)`` and ``scores += mask`` write into a tensor that was made one line
-above and is not looked at again but through the result. Rules only match what is pure, and the out-of-place twin
-of such an op is.
+``weights /= weights.sum(-1, keepdim=True)`` and ``scores += mask`` write into a temporary. Fusion rules match only pure
+nodes, and the out-of-place op is pure. Must not touch a write to memory that existed before the graph, or that is read
+later other than through the result.
 """
 
 from torch import fx
@@ -25,13 +25,13 @@ def _run(graph_module: fx.GraphModule) -> list[Edit]:
     rewriter = Rewriter(graph_module)
     nodes = list(graph_module.graph.nodes)
     seen = _Seen({node: index for index, node in enumerate(nodes)})
-    moved: dict[fx.Node, Memory] = {}  # nodes that lie in other memory now -> the memory before
+    moved: dict[fx.Node, Memory] = {}  # nodes whose memory is new -> their old memory
     for node in nodes:
         before = frozenset(storages(node))
         if any(parent in moved and not moved[parent].isdisjoint(before) for parent in node.all_input_nodes):
             node.meta["val"] = rewriter.fake_call(node.target, *node.args, **node.kwargs)
             moved[node] = before
-        new = _plain_result(rewriter, node, seen) if node.op == "call_function" else None
+        new = _functionalize(rewriter, node, seen) if node.op == "call_function" else None
         if new is None:
             seen.add(node, seen.position[node])
             continue
@@ -40,23 +40,26 @@ def _run(graph_module: fx.GraphModule) -> list[Edit]:
     return rewriter.edits
 
 
-def _plain_result(rewriter: Rewriter, write: fx.Node, seen: "_Seen") -> fx.Node | None:
-    """The node that replaces a private write; None where it is none, or its result is laid out in another way."""
+def _functionalize(rewriter: Rewriter, write: fx.Node, seen: "_Seen") -> fx.Node | None:
+    """Replace a private write. None where it is not private, or the new result would have another layout."""
     op = overload(write)
-    twin = out_of_place(op) if op is not None else None
-    if twin is None or not seen.is_private(write):
+    functional = out_of_place(op) if op is not None else None
+    if functional is None or not seen.is_private(write):
         return None
-    new = rewriter.call(write, twin, *write.args, **write.kwargs)
+    new = rewriter.call(write, functional, *write.args, **write.kwargs)
     result, fresh = tensor_or_none(write), tensor_or_none(new)
     if result is None or fresh is None or not same_place(result, fresh):
-        rewriter.graph.erase_node(new)  # the write also converted, or filled a part of something larger
+        rewriter.graph.erase_node(new)  # the write also casts, or fills a part of something larger
         return None
     rewriter.replace(f"{op} out of place", [write], [new])
     return new
 
 
 class _Seen:
-    """The nodes so far, by memory: where each memory is last used, and which of it the graph did not make."""
+    """The nodes so far: the last use of each memory, and the memory that existed before the graph.
+
+    Each node is added once, so a pass over n writes takes O(n).
+    """
 
     def __init__(self, position: dict[fx.Node, int]) -> None:
         self.position = position
@@ -64,7 +67,7 @@ class _Seen:
         self.outside: set[int] = set()
 
     def add(self, node: fx.Node, position: int) -> None:
-        """Count a node that stands at a position, where it may have replaced another."""
+        """Add a node at a position, where it may have replaced another node."""
         self.position[node] = position
         last = max((self.position[user] for user in node.users), default=-1)
         for memory in storages(node):
@@ -73,7 +76,7 @@ class _Seen:
                 self.outside.add(memory)
 
     def is_private(self, write: fx.Node) -> bool:
-        """Whether the written memory was made in the graph and is seen after the write only through its result."""
+        """Whether the graph allocated the written memory, and reads it after the write only through the result."""
         target = write.args[0]
         if not isinstance(target, fx.Node) or written_arguments(write) != [target]:
             return False
@@ -81,12 +84,12 @@ class _Seen:
         return (
             bool(memory)
             and self.outside.isdisjoint(memory)
-            and all(self.last_use.get(one, -1) <= self.position[write] for one in memory)
+            and all(self.last_use.get(storage, -1) <= self.position[write] for storage in memory)
         )
 
 
 FUNCTIONALIZE_WRITES = Pass(
     name="functionalize_writes",
-    why="A write into a tensor that only its result is seen of hides patterns, and forbids reordering for nothing.",
+    why="A write into a temporary hides patterns and forbids reordering.",
     run=_run,
 )

@@ -1,8 +1,7 @@
-"""Where only some rows of a result are read, the layers behind the last attention compute these rows alone.
+"""Hoist a selection of rows (``hidden[:, -1:]``, ``hidden.index_select(1, last)``) above ops that work row by row.
 
-A model that reads a prompt gives the hidden states of all its tokens, and the next token comes of the last one. The
-choice of rows (``hidden[:, -1:]``, ``hidden.index_select(1, last)``) stands at the end of the graph. It moves up here
-through whatever treats each row by itself: of a model's last layer nothing but attention is left that needs all rows.
+A prompt's next token needs the last row of the hidden states alone. After the hoist only attention of the last layer
+computes all rows. Must not move a selection above an op that mixes rows, a write, or a node that something else reads.
 """
 
 from collections.abc import Iterable
@@ -24,18 +23,19 @@ _SLICE, _SELECT = torch.ops.aten.slice.Tensor, torch.ops.aten.index_select.defau
 
 
 def choose_rows_early(graph_module: fx.GraphModule) -> list[Edit]:
-    """Move each choice of rows up to where rows are mixed; gives one edit for each that spares a product."""
+    """Hoist each selection up to the op that mixes rows. Returns an edit for each that saves a product."""
     rewriter = Rewriter(graph_module)
     for node in list(graph_module.graph.nodes):
-        if node.target in (_SLICE, _SELECT) and _is_last(node):
+        if node.target in (_SLICE, _SELECT) and _is_hoistable(node):
             _move_up(rewriter, node)
     return rewriter.edits
 
 
-def _is_last(choice: fx.Node) -> bool:
-    """Whether what is chosen takes the place of what it is chosen from, and is read by no strides of a view.
+def _is_hoistable(choice: fx.Node) -> bool:
+    """Whether a selection is a graph output, or a slice that only products read.
 
-    An index may name a row many times, as experts' do; one that is a graph's last step names those that are wanted.
+    index_select may repeat rows (expert routing does), and hoisting it would then add work. So only one that is a graph
+    output is hoisted. Readers of a slice must not depend on its strides.
     """
     if choice.target is _SELECT:
         return choice.graph.output_node() in choice.users
@@ -43,8 +43,8 @@ def _is_last(choice: fx.Node) -> bool:
 
 
 def _move_up(rewriter: Rewriter, choice: fx.Node) -> None:
-    given = arguments(choice)
-    source, dim = given["self"], given["dim"] % fake(choice).dim()
+    call = arguments(choice)
+    source, dim = call["self"], call["dim"] % fake(choice).dim()
     effects = effects_of(rewriter.graph)
     spared = _spared(choice, source, dim, effects)
     if not any(flops_of(node) for node in spared):
@@ -54,12 +54,12 @@ def _move_up(rewriter: Rewriter, choice: fx.Node) -> None:
         computed[node] = _of_chosen_rows(rewriter, node, spared[node], choice, computed)
     new = computed[source]
     if choice.target is _SELECT and not (is_contiguous(fake(new)) and is_contiguous(fake(choice))):
-        return  # whoever is given the result reads it by its strides; what was added is dropped as unused
+        return  # the caller may read the result by its strides; DCE drops the nodes that were added
     rewriter.replace(HOIST_ROW_SELECTION.name, [choice], [new], spared)
 
 
 def _spared(choice: fx.Node, source: fx.Node, dim: int, effects: Effects) -> Rows:
-    """The nodes between what mixes rows and a choice that nothing reads but the choice and each other."""
+    """The nodes between the op that mixes rows and a selection, read by nothing but it and each other."""
     chosen_by = [node for node in choice.all_input_nodes if node is not source]
     rows: Rows = {source: dim}
     spared: Rows = {}
@@ -72,20 +72,20 @@ def _spared(choice: fx.Node, source: fx.Node, dim: int, effects: Effects) -> Row
         read = rows_of_arguments(node, rows[node])
         if read is None or any(rows.get(parent, at) != at for parent, at in read.items()):
             continue
-        if _may_be_anew(node, chosen_by, choice, effects):
+        if _may_swap(node, chosen_by, choice, effects):
             spared[node] = rows[node]
             rows |= read
             read_whole |= set(node.all_input_nodes) - read.keys()
-    # An item is chosen from, not the sequence that it is taken out of.
+    # Rows are selected from an item, not from the sequence that holds it.
     return {node: at for node, at in spared.items() if node.target is not getitem or node.args[0] in spared}
 
 
-def _may_be_anew(node: fx.Node, chosen_by: Iterable[fx.Node], choice: fx.Node, effects: Effects) -> bool:
-    """Whether rows may be chosen in front of a node as well as behind it."""
+def _may_swap(node: fx.Node, chosen_by: Iterable[fx.Node], choice: fx.Node, effects: Effects) -> bool:
+    """Whether rows may be selected before a node instead of after it."""
     return (
         is_pure(node)
         and not effects.ever_written(node)
-        and all(effects.position[one] < effects.position[node] for one in chosen_by)
+        and all(effects.position[index] < effects.position[node] for index in chosen_by)
         and not effects.written_between(chosen_by, node, choice)
     )
 
@@ -93,7 +93,7 @@ def _may_be_anew(node: fx.Node, chosen_by: Iterable[fx.Node], choice: fx.Node, e
 def _of_chosen_rows(
     rewriter: Rewriter, node: fx.Node, dim: int, choice: fx.Node, computed: dict[fx.Node, fx.Node]
 ) -> fx.Node:
-    """A new node in front of one, which gives the chosen rows of its result."""
+    """Insert a node before another that computes the selected rows of its result."""
     read = rows_of_arguments(node, dim)
     assert read is not None, node.format_node()
 
@@ -114,6 +114,6 @@ def _of_chosen_rows(
 
 HOIST_ROW_SELECTION = Pass(
     name="hoist_row_selection",
-    why="only the last token of a prompt says what follows: the layers behind the last attention compute no others.",
+    why="the next token depends on the last row of a prompt: after the last attention no other row is computed.",
     run=choose_rows_early,
 )

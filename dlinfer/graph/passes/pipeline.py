@@ -1,4 +1,4 @@
-"""The passes in their order, each verified after it ran and each reported with its edits and its time."""
+"""Runs passes in order, verifies the graph after each, and reports each with its edits and its time."""
 
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -12,7 +12,7 @@ from dlinfer.graph.ir.dialect import gives_something, has_hidden_effects, op_nam
 from dlinfer.graph.passes.rewriter import Edit
 
 StandsFor = Callable[[fx.Node], Sequence[Any] | None]
-"""The ops that write, in their order, that a node stands for; None where it stands for itself."""
+"""Gives the mutating ops that one node replaced, in their order; None where it replaced none."""
 
 
 def _itself(node: fx.Node) -> Sequence[Any] | None:
@@ -21,13 +21,11 @@ def _itself(node: fx.Node) -> Sequence[Any] | None:
 
 @dataclass(frozen=True)
 class Pass:
-    """One step: takes a graph in the dialect and changes it in place.
+    """One pass. It changes a graph in place.
 
-    name: what options turn it on or off by, and what reports call it.
-    why: what it is for, in a sentence.
-    run: gives the edits it made.
-    stands_for: of the nodes that it makes, where one writes what several wrote before.
-    always: no option turns it off, since results may be wrong without it.
+    name: the name in options and reports. why: its purpose in a sentence. run: returns the edits.
+    stands_for: for a node that mutates what several nodes mutated before.
+    always: options cannot turn it off, because results may be wrong without it.
     """
 
     name: str
@@ -55,8 +53,8 @@ def run_passes(
     disabled: Collection[str] = (),
     show: Callable[[PassReport, fx.GraphModule], None] | None = None,
 ) -> list[PassReport]:
-    """Run the passes that are not disabled, in order. Raises PassError when one leaves a graph that is not valid."""
-    reports = []
+    """Run the passes that are not disabled, in order. Raises PassError when one leaves an invalid graph."""
+    reports: list[PassReport] = []
     verify(graph_module, "capture", None)
     for item in passes:
         if item.name in disabled:
@@ -79,7 +77,7 @@ _Interface = tuple[list[str], list[str], list[str]]
 
 
 def _interface(graph_module: fx.GraphModule, stands_for: StandsFor = _itself) -> _Interface:
-    """What no pass may change: the inputs, the order of writes, and the ops that may have effects of their own."""
+    """What passes must keep: the inputs, the order of writes, and the ops with hidden effects."""
     nodes = graph_module.graph.nodes
     writing = [stands_for(node) or (node.target,) for node in nodes if written_arguments(node)]
     return (
@@ -95,7 +93,7 @@ def verify(
     before: _Interface | None,
     stands_for: StandsFor = _itself,
 ) -> None:
-    """Raise PassError unless the graph is well formed: order, fakes of every node, inputs and effects kept."""
+    """Raise PassError unless nodes are in order and have fakes, and inputs, writes and effects are as before."""
     try:
         graph_module.graph.lint()
     except RuntimeError as cause:

@@ -1,8 +1,7 @@
-"""Drop checks of sizes that cannot fail: a size is not negative, and what is one number is equal to itself.
+"""Drop assertions that cannot fail: a size is at least 0, and a number is equal to itself.
 
-torch writes a check into the graph for each thing that it assumed of a size without an example. Once equal sizes are
-one node, most of them say nothing, and each would be two steps at every call. A check of a number that data give, as
-``item()`` does, stays: what torch knows of its range it knows from the check.
+torch asserts each assumption about an unbacked size. CSE makes equal sizes one node, and then most of these assertions
+are trivial. Assertions about numbers that data give (``item()``) must stay, because torch takes their range from them.
 """
 
 import operator
@@ -22,8 +21,8 @@ _aten = torch.ops.aten
 
 def _run(graph_module: fx.GraphModule) -> list[Edit]:
     graph = graph_module.graph
-    sizes = set(_sizes_given(graph))
-    edits = []
+    sizes = set(_input_sizes(graph))
+    edits: list[Edit] = []
     for node in graph.find_nodes(op="call_function", target=_aten._assert_scalar.default):
         if _holds(node.args[0], sizes):
             edits.append(Edit("drop check that holds", (node.name,), (), model_line(node)))
@@ -31,7 +30,7 @@ def _run(graph_module: fx.GraphModule) -> list[Edit]:
     return edits
 
 
-def _sizes_given(graph: fx.Graph) -> Iterator[Any]:
+def _input_sizes(graph: fx.Graph) -> Iterator[Any]:
     """The symbols that are sizes of the graph's inputs."""
     for node in graph.find_nodes(op="placeholder"):
         value = fake(node)
@@ -44,12 +43,12 @@ def _holds(condition: object, sizes: set[Any]) -> bool:
         return True
     if not isinstance(condition, fx.Node) or len(condition.args) != 2:
         return False
-    one, other = condition.args
+    left, right = condition.args
     if condition.target is operator.eq:
-        return isinstance(one, fx.Node) and one is other and isinstance(fake(one), (int, torch.SymInt))
-    if condition.target is not operator.ge or not isinstance(one, fx.Node):
+        return isinstance(left, fx.Node) and left is right and isinstance(fake(left), (int, torch.SymInt))
+    if condition.target is not operator.ge or not isinstance(left, fx.Node):
         return False
-    return isinstance(other, int) and other == 0 and _is_size(one, sizes)
+    return isinstance(right, int) and right == 0 and _is_size(left, sizes)
 
 
 def _is_size(node: fx.Node, sizes: set[Any]) -> bool:
@@ -58,4 +57,4 @@ def _is_size(node: fx.Node, sizes: set[Any]) -> bool:
     return node.op == "placeholder" and plain_symbol(fake(node)) in sizes
 
 
-REDUNDANT_ASSERTS = Pass("redundant_asserts", "a size is checked for what every size is, at each call", _run)
+REDUNDANT_ASSERTS = Pass("redundant_asserts", "assertions that always hold cost two steps at each call", _run)

@@ -1,4 +1,4 @@
-"""All passes in the order in which they run."""
+"""The list of passes, in the order in which they run."""
 
 import functools
 
@@ -14,7 +14,7 @@ from dlinfer.graph.passes.select_bounds import SELECT_BOUNDS
 
 @functools.cache
 def passes() -> tuple[Pass, ...]:
-    """Clean, fuse, choose rows early, clean again."""
+    """Clean up, fuse, hoist row selections, clean up again."""
     from dlinfer.graph.passes.fusion.rules import RULES
 
     fusion = tuple(item if isinstance(item, Pass) else _as_pass(item) for item in RULES)

@@ -1,6 +1,7 @@
-"""Drop the calls that change nothing: casts to the dtype it has, dropout outside training, copies of fresh values.
+"""Drop calls that return their input: casts to the same dtype, views of the same shape, dropout outside training.
 
-Assumes nothing. What is dropped gives a value that is equal to its input in dtype, sizes, strides and memory.
+Must keep a call whose result differs from the input in dtype, sizes, strides or memory, or that is a graph output: the
+caller may tell the two tensor objects apart.
 """
 
 import torch
@@ -14,7 +15,7 @@ from dlinfer.graph.passes.rewriter import Edit, Rewriter
 
 _aten = torch.ops.aten
 
-# With the memory and the layout of their input these do nothing but make another tensor object.
+# Where memory and layout are those of the input, these only make another tensor object.
 _SAME = frozenset(
     (
         _aten.to.dtype,
@@ -52,12 +53,12 @@ def _run(graph_module: fx.GraphModule) -> list[Edit]:
 
 
 def _changes_nothing(node: fx.Node) -> bool:
-    if node.target is _aten.detach_.default:  # how ``torch.tensor`` ends; it gives its argument itself
+    if node.target is _aten.detach_.default:  # how ``torch.tensor`` ends; it returns its argument
         return node.all_input_nodes[0].op != "placeholder"
     if node.op != "call_function" or not node.all_input_nodes or not is_pure(node):
         return False
     if any(user.op == "output" for user in node.users):
-        return False  # a caller may tell its own tensor from another object on the same memory
+        return False  # the caller may tell the two objects apart
     source = node.all_input_nodes[0]
     if node.args and node.args[0] is not source:
         return False
@@ -69,10 +70,8 @@ def _changes_nothing(node: fx.Node) -> bool:
 
 
 def _alike(first: object, second: object) -> bool:
-    """Whether two fakes of one memory show the same, for every value of the symbols."""
+    """Whether two fakes of one memory are the same view, for every value of the symbols."""
     return isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor) and same_place(first, second)
 
 
-REMOVE_NOOPS = Pass(
-    "remove_noops", "calls that give their input back hide patterns and cost a call each", _run
-)
+REMOVE_NOOPS = Pass("remove_noops", "calls that return their input hide patterns and cost a call each", _run)

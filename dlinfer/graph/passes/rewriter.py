@@ -1,4 +1,4 @@
-"""What passes edit graphs with: new nodes that carry a fake result and the model's line, and a record of edits."""
+"""Edits a graph for a pass: new nodes get a fake result and a line of the model, and each edit is recorded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from dlinfer.graph.torch_private.fake_mode import FakeTensor, FakeTensorMode, sy
 
 @dataclass(frozen=True)
 class Edit:
-    """One change that a pass made: what it did, to which nodes, from which line of the model."""
+    """One change by a pass: its name, the nodes that it removed and added, and the line of the model."""
 
     what: str
     removed: tuple[str, ...]
@@ -23,7 +23,7 @@ class Edit:
 
 
 class Rewriter:
-    """Inserts and replaces nodes of one graph. A new node's fake result comes from running its op on fakes."""
+    """Inserts and replaces nodes of one graph."""
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
         self.graph_module = graph_module
@@ -32,7 +32,7 @@ class Rewriter:
         self.edits: list[Edit] = []
 
     def call(self, at: fx.Node, op: object, *args: object, **kwargs: object) -> fx.Node:
-        """Insert a call before ``at``, with the model's line of ``at``."""
+        """Insert a call before ``at``, with the model's line of ``at``. Its op runs on fakes."""
         node = self._insert(at, op, args, kwargs)
         node.meta["val"] = self.fake_call(op, *args, **kwargs)
         return node
@@ -54,19 +54,19 @@ class Rewriter:
         return node
 
     def fake_call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
-        """What ``op`` gives for arguments that may be nodes. Raises what its fake function raises."""
+        """Run ``op`` on the fakes of nodes. Raises what its fake function raises."""
         values, named = map_arg((args, kwargs), fake)
         with torch.no_grad() if self.mode is None else symbolic(self.mode):
             return call_on_fakes(op, values, named)
 
     def check(self, what: str, node: fx.Node) -> None:
-        """Record that a node was added which only raises."""
+        """Record that an assertion was added."""
         self.edits.append(Edit(what, (), (node.name,), model_line(node)))
 
     def replace(self, what: str, old: Sequence[fx.Node], new: Sequence[fx.Node], interior=()) -> None:
-        """Let users of each old node use the new one, and record the edit.
+        """Replace each old node by the new one, and record the edit.
 
-        The old nodes are erased, and ``interior`` ones (in any order) when nothing uses them any more.
+        Erases the old nodes, and those ``interior`` nodes that nothing uses any more.
         """
         line = model_line(old[0])
         for before, after in zip(old, new, strict=True):

@@ -1,7 +1,7 @@
-"""Which ops treat each row of what they are given by itself, so that some rows of their result need these rows alone.
+"""Which ops work row by row, so that some rows of their result depend on the same rows of their arguments alone.
 
-A row is what one index of a dimension holds: of hidden states [1, N, H] or [N, H], a token's. Ops are listed that stand
-between attention and the end of a model; of any other it is not known, and so not so.
+A row is a slice at one index of a dimension, such as a token of the hidden states [1, N, H] or [N, H]. The ops that
+occur between attention and the end of a model are listed. All others are assumed to mix rows.
 """
 
 import operator
@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dlinfer.graph.ir.dialect import arguments, fake, nodes_in, op_name, overload
+from dlinfer.graph.ir.dialect import arguments, fake, nodes_in, op_name, overload, tensor_or_none
 from dlinfer.graph.ir.layout import same_size, same_sizes
 
 _EXPERTS = ("hidden_states", "topk_weights", "topk_ids")
 
-# Arguments that have the rows of the result, and in which a row ends with the last dimension.
+# Arguments that have the rows of the result. A row extends to the end of the last dimension.
 _BY_NAME: dict[str, tuple[str, ...]] = {
     "aten.linear": ("input",),
     "aten.to.dtype": ("self",),
@@ -46,20 +46,20 @@ _BY_NAME: dict[str, tuple[str, ...]] = {
     "dlinfer.fused_moe_w4a16": _EXPERTS,
     "dlinfer.fused_moe_w8a8": _EXPERTS,
 }
-# Ops along one dimension of ``self``, which the argument ``dim`` names.
+# Ops that work along the dimension ``dim`` of ``self``.
 _ALONG_DIM = frozenset(f"aten.{name}" for name in ("slice.Tensor", "split_with_sizes", "softmax.int", "topk"))
 _RESHAPING = frozenset(
     f"aten.{name}" for name in "view reshape flatten.using_ints unflatten.int squeeze.dim unsqueeze".split()
 )
 
 Rows = dict[fx.Node, int]
-"""Nodes, and the dimension of their result that counts the rows."""
+"""Nodes, with the dimension of their result that counts rows."""
 
 
 def rows_of_arguments(node: fx.Node, dim: int) -> Rows | None:
-    """The arguments of which a node needs just the rows that are asked of its result; None where it needs others too.
+    """The arguments of which a node needs the selected rows only; None where it needs other rows too.
 
-    dim: counts the rows of the node's result, of each part where there are several, from the front.
+    dim: the dimension that counts rows of the result, or of each result, from the front.
     """
     if node.target is operator.getitem:
         return {node.args[0]: dim} if isinstance(node.args[0], fx.Node) else None
@@ -70,22 +70,22 @@ def rows_of_arguments(node: fx.Node, dim: int) -> Rows | None:
         return _reshaped(node, dim)
     name = op_name(node)
     if name in _BY_NAME:
-        given = arguments(node)
-        read = [given[one] for one in _BY_NAME[name]]
-        others = [value for one, value in given.items() if one not in _BY_NAME[name]]
+        call = arguments(node)
+        read = [call[parameter] for parameter in _BY_NAME[name]]
+        others = [value for parameter, value in call.items() if parameter not in _BY_NAME[name]]
         is_read_whole = not set(nodes_in(others)).isdisjoint(nodes_in(read))
         return None if is_read_whole else _all_have(node, dim, read)
     if name in _ALONG_DIM:
-        given = arguments(node)
-        is_along = given["dim"] % fake(given["self"]).dim() == dim
-        return None if is_along else _all_have(node, dim, [given["self"]], ends_last=False)
+        call = arguments(node)
+        is_along = call["dim"] % fake(call["self"]).dim() == dim
+        return None if is_along else _all_have(node, dim, [call["self"]], ends_last=False)
     if torch.Tag.pointwise in op.tags:
         return _broadcast(node, dim)
     return None
 
 
 def reshapes_rows(node: fx.Node) -> bool:
-    """Whether a node gives its argument's elements in their order, in another shape."""
+    """Whether a node returns its argument's elements in their order, in another shape."""
     return op_name(node) in _RESHAPING
 
 
@@ -95,11 +95,11 @@ def _results(node: fx.Node) -> list[Tensor]:
 
 
 def _all_have(node: fx.Node, dim: int, read: list[Any], *, ends_last: bool = True) -> Rows | None:
-    """The arguments ``read``, if they and the results all count the rows in dimension ``dim``; None where they do not.
+    """The arguments ``read``, if they and the results all count rows in dimension ``dim``; else None.
 
-    ends_last: a row goes to the end of the first argument's last dimension, which then counts no rows.
+    ends_last: a row extends to the end of the first argument's last dimension, which then counts no rows.
     """
-    if any(not isinstance(one, fx.Node) or not isinstance(fake(one), Tensor) for one in read):
+    if any(tensor_or_none(argument) is None for argument in read):
         return None
     tensors = [*_results(node), *map(fake, read)]
     rows = tensors[0].shape[dim]
@@ -111,11 +111,11 @@ def _all_have(node: fx.Node, dim: int, read: list[Any], *, ends_last: bool = Tru
 
 
 def _broadcast(node: fx.Node, dim: int) -> Rows | None:
-    """Of an op of single elements: its arguments that have the rows; those that are the same for all rows are not."""
+    """The arguments of a pointwise op that have the rows. Arguments that are broadcast over rows have none."""
     result = fake(node)
     if not isinstance(result, Tensor):
         return None
-    found: Rows = {}
+    rows: Rows = {}
     for parent in node.all_input_nodes:
         value = fake(parent)
         if not isinstance(value, Tensor):
@@ -125,12 +125,12 @@ def _broadcast(node: fx.Node, dim: int) -> Rows | None:
             continue
         if not same_size(value.shape[at], result.shape[dim]):
             return None
-        found[parent] = at
-    return found or None
+        rows[parent] = at
+    return rows or None
 
 
 def _reshaped(node: fx.Node, dim: int) -> Rows | None:
-    """Of an op that reshapes: where its argument counts the rows, if nothing but ones, or the same, is before them."""
+    """Where the argument of a reshape counts rows, if the dimensions before them are equal or all 1."""
     result, parent = fake(node), arguments(node)["self"]
     value = fake(parent)
     others = [size for at, size in enumerate(result.shape) if at != dim]
@@ -138,7 +138,7 @@ def _reshaped(node: fx.Node, dim: int) -> Rows | None:
         return None
     for at, size in enumerate(value.shape):
         before = value.shape[:at], result.shape[:dim]
-        is_first = all(same_size(one, 1) for sizes in before for one in sizes)
+        is_first = all(same_size(outer, 1) for sizes in before for outer in sizes)
         if same_size(size, result.shape[dim]) and (is_first or same_sizes(*before)):
             return {parent: at}
     return None

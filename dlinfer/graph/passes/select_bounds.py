@@ -1,6 +1,7 @@
-"""Checks in front of ``select`` at a place that the data tells: torch's kernel raises for one outside.
+"""Assert that an index which data give (``item()``) is in bounds before ``select`` makes a view by it.
 
-Assumes nothing. An engine computes where such a view lies and looks at whatever is there.
+torch's kernel raises for an index out of bounds. An engine computes the offset of the view and would read whatever
+lies there.
 """
 
 import operator
@@ -14,17 +15,17 @@ from dlinfer.graph.passes.rewriter import Edit, Rewriter
 from dlinfer.graph.torch_private.symbols import free_unbacked_symbols
 
 _aten = torch.ops.aten
-_PLACED = (_aten.select.int, _aten.select_scatter.default)
+_BY_INDEX = (_aten.select.int, _aten.select_scatter.default)
 
 
 def _run(graph_module: fx.GraphModule) -> list[Edit]:
     rewriter = Rewriter(graph_module)
     checked: set[tuple[fx.Node, fx.Node, int]] = set()
     for node in list(graph_module.graph.nodes):
-        if node.target not in _PLACED:
+        if node.target not in _BY_INDEX:
             continue
-        given = arguments(node)
-        index, source, dim = given["index"], given["self"], given["dim"]
+        call = arguments(node)
+        index, source, dim = call["index"], call["self"], call["dim"]
         if not isinstance(index, fx.Node) or not free_unbacked_symbols(fake(index)):
             continue
         if (index, source, dim) not in checked:
@@ -46,5 +47,5 @@ def _check(rewriter: Rewriter, at: fx.Node, index: fx.Node, source: fx.Node, dim
 
 
 SELECT_BOUNDS = Pass(
-    "select_bounds", "engines compute the place of a view without looking", _run, always=True
+    "select_bounds", "engines compute the offset of a view without a bounds check", _run, always=True
 )

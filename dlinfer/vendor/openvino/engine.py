@@ -11,7 +11,7 @@ from torch import fx
 from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.engine_kit.value_engine import ValueEngine
 from dlinfer.graph.engine_kit.value_region import Lowered
-from dlinfer.graph.functional.functional_ops import Twin, twin_of
+from dlinfer.graph.functional.functional_ops import FunctionalCall, functional_call
 from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.ir.dialect import (
     arguments,
@@ -71,8 +71,8 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
             return f"{number}, which the dtype of its tensor does not hold: torch wraps it around"
         if not written_arguments(node):
             return registry.refusal(Call.of(node))
-        twin = twin_of(node)
-        assert isinstance(twin, Twin), "refused before"
+        twin = functional_call(node)
+        assert isinstance(twin, FunctionalCall), "refused before"
         return None if twin.op is None else registry.refusal(_twin_call(node, twin))
 
     def is_heavy(self, node: fx.Node) -> bool:
@@ -123,7 +123,7 @@ def _number_beyond(node: fx.Node) -> int | None:
     return next((n for n in numbers for one in narrow if not one.min <= n <= one.max), None)
 
 
-def _twin_call(node: fx.Node, twin: Twin) -> Call:
+def _twin_call(node: fx.Node, twin: FunctionalCall) -> Call:
     """The call of a writing node's functional twin."""
     op = twin.op
     assert op is not None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dlinfer.graph.engine import Engine
-from dlinfer.graph.functional.functional_ops import twin_op
+from dlinfer.graph.functional.functional_ops import functional_op
 from dlinfer.graph.selftest.case import Case, packet_name
 from dlinfer.graph.selftest.suite import SelfTest
 from dlinfer.graph.selftest.torch_cases import FLOATS, TORCH_CASES, TorchCase, engine_cases
@@ -108,7 +108,7 @@ def _expected(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> list[Tensor]:
 def _paged(name: str, decodes: bool, sequences: tuple[tuple[int, int], ...]) -> TorchCase:
     return TorchCase(
         f"paged attention, {name}, blocks of {BLOCK}",
-        [packet_name(CACHED_ATTENTION), packet_name(twin_op(CACHED_ATTENTION))],
+        [packet_name(CACHED_ATTENTION), packet_name(functional_op(CACHED_ATTENTION))],
         _attention(decodes),
         _step(sequences),
         _expected,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dlinfer.graph.functional import functional_ops as variants
-from dlinfer.graph.functional.functional_ops import twin_op
+from dlinfer.graph.functional.functional_ops import functional_op
 from tests.graph.threads import together
 
 
@@ -22,7 +22,7 @@ def test_threads_that_come_first_make_one_twin(monkeypatch: pytest.MonkeyPatch) 
         return define(op)
 
     monkeypatch.setattr(variants, "_define", once)
-    twins = together(8, lambda number: twin_op(torch.ops.dlinfer_test.writes_for_twins.default))
+    twins = together(8, lambda number: functional_op(torch.ops.dlinfer_test.writes_for_twins.default))
     assert len(made) == 1
     assert set(twins) == {twins[0]}
     x = torch.zeros(3)

@@ -16,9 +16,9 @@ from dlinfer.graph.onnx.translations.writing import (
 
 def table() -> Table:
     """Translations by op."""
-    from dlinfer.graph.functional.functional_ops import twin_op
+    from dlinfer.graph.functional.functional_ops import functional_op
 
-    return {twin_op(torch.ops.dlinfer.fill_kv_cache.default): fill_kv_cache}
+    return {functional_op(torch.ops.dlinfer.fill_kv_cache.default): fill_kv_cache}
 
 
 def fill_kv_cache(

@@ -1,4 +1,1 @@
-"""Fusion rules: what to look for, what to put there, and why that is worth it. One rule a file.
-
-``rules`` lists them in their order; only the registry of passes imports it.
-"""
+"""Fusion rules, one a file: a pattern, and the fused op that replaces it. ``rules`` lists them in their order."""

@@ -1,7 +1,7 @@
-"""Linear layers of one input (q, k and v; gate and up) as one node.
+"""Merge linear layers that read one input (q, k and v; gate and up) into one ``dlinfer.linears`` node.
 
-This is a pass of its own and no fusion rule: the merged node stands where the first of the layers stood, since the
-others' weights are there from the start, while a rule's replacement stands where its last output stood.
+A pass and not a fusion rule, because the merged node replaces the first layer: weights exist from the start. A rule
+inserts its replacement before the last output. Must not merge across a write to the input or a weight.
 """
 
 from dataclasses import dataclass, field
@@ -39,23 +39,22 @@ _HEAVY = frozenset(
 REACH = 2
 """How many other heavy ops may stand between the first and the last of merged layers.
 
-A result that is computed earlier is kept longer. Layers of one block are near each other: nothing stands between q,
-k and v or gate and up, and one product between the two down-projections of multi-head latent attention. The
-cross-attentions of an encoder-decoder all project the encoder's output too, but merging them would keep the keys
-and values of every layer alive from the first one on.
+A result that is computed early stays in memory longer. Layers of one block are close: nothing stands between q, k and
+v or gate and up, and one product between the two down-projections of multi-head latent attention. The cross-attentions
+of an encoder-decoder all read the encoder's output, and merging them would keep the keys and values of all layers.
 """
 
 
 @dataclass
 class _Group:
-    """Layers that may be one node; ``rank`` counts the heavy ops before the first."""
+    """Layers to merge. rank: how many heavy ops stand before the first."""
 
     rank: int
     layers: list[fx.Node] = field(default_factory=list)
 
 
 def merge_linears(graph_module: fx.GraphModule) -> list[Edit]:
-    """Merge the linear layers that read the same input in the same state; gives one edit a group."""
+    """Merge the linear layers that read the same contents of an input. Returns one edit a group."""
     effects = effects_of(graph_module.graph)
     rewriter = Rewriter(graph_module)
     open_groups: dict[tuple[fx.Node, int], _Group] = {}
@@ -80,7 +79,7 @@ def merge_linears(graph_module: fx.GraphModule) -> list[Edit]:
 
 
 def _may_join(group: _Group, parameters: list[fx.Node], node: fx.Node, rank: int, effects: Effects) -> bool:
-    """Whether a layer may be computed where the first of a group is."""
+    """Whether a layer may be computed where the first layer of a group is."""
     first = group.layers[0]
     return (
         rank - group.rank - len(group.layers) <= REACH
@@ -96,7 +95,7 @@ def _operands(node: fx.Node) -> list[Any]:
 
 
 def _is_mergeable(node: fx.Node) -> bool:
-    """A linear layer as the op takes it, whose parameters exist before the graph starts."""
+    """Whether a node is a linear layer that the op takes, with parameters that exist before the graph runs."""
     if node.target not in _LINEAR:
         return False
     x, weight, *bias = _operands(node)
@@ -106,15 +105,15 @@ def _is_mergeable(node: fx.Node) -> bool:
     return (
         dtype in FLOATS
         and tensor_of(weight).dim() == 2
-        and all(same_sizes(tensor_of(one).shape, tensor_of(weight).shape[:1]) for one in bias)
+        and all(same_sizes(tensor_of(vector).shape, tensor_of(weight).shape[:1]) for vector in bias)
         and all(tensor_of(parameter).dtype is dtype for parameter in (weight, *bias))
     )
 
 
 def _merge(rewriter: Rewriter, layers: list[fx.Node]) -> None:
     first = layers[0]
-    given = [arguments(layer) for layer in layers]
-    weights, biases = [one["weight"] for one in given], [one.get("bias") for one in given]
+    calls = [arguments(layer) for layer in layers]
+    weights, biases = [call["weight"] for call in calls], [call.get("bias") for call in calls]
     merged = rewriter.call_like(first, first, ops.linears.overload, _operands(first)[0], weights, biases)
     merged.meta["val"] = [tensor_of(layer) for layer in layers]
     results = [rewriter.call_like(layer, first, getitem, merged, i) for i, layer in enumerate(layers)]
@@ -123,6 +122,6 @@ def _merge(rewriter: Rewriter, layers: list[fx.Node]) -> None:
 
 MERGED_LINEARS = Pass(
     name="merged_linears",
-    why="q, k, v and gate, up read their input once and share one parallel region; the weights stay where they are.",
+    why="q, k, v and gate, up read their input once in one parallel region; the weights are not copied.",
     run=merge_linears,
 )

@@ -61,7 +61,7 @@ _CORE = any_of(
 
 @dataclass(frozen=True)
 class _Core:
-    """x * rsqrt(mean(x^2) + eps). source: x before casts; wide: x in the dtype of ``node``, where it exists."""
+    """x * rsqrt(mean(x^2) + eps). source: x before casts. wide: x in the dtype of ``node``, where that exists."""
 
     node: fx.Node
     source: fx.Node
@@ -144,7 +144,7 @@ def _output(
     if not found or (weight is None and not isinstance(size, int)):
         return None
     inputs = (x,) if weight is None else (x, weight)
-    # Nodes that only make x wide stay when x is read through them or somebody else does.
+    # A cast of x stays where the op reads it, or something else does.
     shared = tuple(node for node in dict.fromkeys(core.casts) if node is not x)
     values = {"eps": core.eps, "dtype": dtype_of(output), "swap": swap}
     return Match((output,), (*core.interior, *inside), inputs, values, shared)

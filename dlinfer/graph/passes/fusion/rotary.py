@@ -1,11 +1,10 @@
 """Rotary embedding of a query and a key as model code writes it -> ``dlinfer.apply_rotary_pos_emb``.
 
-A rotation is x * cos + rotate_half(x) * sin. Two of them by the same tables, one after the other, are a layer's
-query and key. In partial rotary x is a slice of the head and the rest is concatenated behind: the slice and the
-concatenation stay, the rotation between them is the same.
+A rotation is x * cos + rotate_half(x) * sin. Two rotations by the same tables are a layer's query and key. In partial
+rotary x is a slice of the head, and the rest is concatenated after it; the slice and the concatenation stay.
 
-The tables of all tokens are shared by all heads: the dimension of size 1 in them is the heads'. Where the model has
-the heads before the tokens, the op gets views with the two exchanged.
+All heads share the tables, which have size 1 in the dimension of the heads. Where the model has heads before tokens,
+the op reads transposed views.
 """
 
 import operator
@@ -36,10 +35,10 @@ from dlinfer.graph.passes.rewriter import Rewriter
 
 @dataclass(frozen=True)
 class _Table:
-    """A cosine or sine table made ready for x.
+    """A cosine or sine table that is broadcast to x.
 
-    rows: [batch or 1, tokens, size] or [tokens, size], before it was. heads: the dimension of x that all rows serve.
-    passed: the nodes from rows to x.
+    rows: [batch or 1, tokens, size] or [tokens, size]. heads: the dimension of x that it is broadcast over.
+    passed: the nodes between ``rows`` and x.
     """
 
     rows: fx.Node
@@ -60,7 +59,7 @@ class _Rotation:
 
     @property
     def swap(self) -> Swap:
-        """What brings the heads behind the tokens."""
+        """The transposition that puts heads after tokens."""
         rank = rank_of(self.x)
         return None if self.cos.heads == rank - 2 else (rank - 3, rank - 2)
 
@@ -112,13 +111,13 @@ def _rotation(node: fx.Node) -> _Rotation | None:
 
 
 def _table(ready: fx.Node, x: fx.Node) -> _Table | None:
-    """How a table became ready for x, when it has one row for each token, the same for all heads."""
+    """A table that has one row for each token, broadcast over heads; else None."""
     rank = rank_of(x)
     node, casts = widened_from(ready)
     if calls(node, aten.unsqueeze.default) and is_tensor(node.args[0]) and isinstance(node.args[1], int):
         rows, passed = node.args[0], (*casts, node)
         heads = node.args[1] % rank_of(node) + rank - rank_of(node)
-    else:  # [tokens, size] meets [heads, tokens, size] without help
+    else:  # [tokens, size] broadcasts to [heads, tokens, size]
         rows, passed, heads = node, casts, rank - 3
         if rank_of(rows) != 2:
             return None
@@ -137,7 +136,7 @@ def _table(ready: fx.Node, x: fx.Node) -> _Table | None:
 
 
 def _rotation_before(key: _Rotation) -> _Rotation | None:
-    """The last rotation above ``key`` by the same tables."""
+    """The last rotation before ``key`` by the same tables."""
     nearest = max((node for node in _sums_with(key.cos.rows) if node < key.node), default=None)
     query = _rotation(nearest) if nearest is not None else None
     if query is None or query.node in key.interior or widened_from(key.x)[0] is query.node:
@@ -150,15 +149,17 @@ def _rotation_before(key: _Rotation) -> _Rotation | None:
         return None
     heads = key.cos.heads
     alike = [
-        same_size(one, other)
-        for dim, (one, other) in enumerate(zip(tensor_of(query.x).shape, tensor_of(key.x).shape, strict=True))
+        same_size(first, second)
+        for dim, (first, second) in enumerate(
+            zip(tensor_of(query.x).shape, tensor_of(key.x).shape, strict=True)
+        )
         if dim != heads
     ]
     return query if all(alike) else None
 
 
 def _sums_with(rows: fx.Node) -> Iterator[fx.Node]:
-    """Sums of a product with a table."""
+    """Sums with a product of a table."""
     ready = [rows]
     while ready:
         node = ready.pop()
@@ -183,7 +184,7 @@ def _build(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence[fx.Node
 
 
 def _one_row_per_token(rewriter: Rewriter, at: fx.Node, rows: fx.Node, query: fx.Node) -> fx.Node:
-    """A table repeated for each sequence of a batch: a view, however large the batch."""
+    """A table expanded to the batch, which is a view."""
     shape = tensor_of(query).shape
     if (
         len(shape) == 3
@@ -191,9 +192,9 @@ def _one_row_per_token(rewriter: Rewriter, at: fx.Node, rows: fx.Node, query: fx
         or (rank_of(rows) == 3 and same_size(tensor_of(rows).shape[0], shape[0]))
     ):
         return rows
-    for user in rows.users:  # the query of the layer before was of this size too
-        wanted = (shape[0], *tensor_of(rows).shape[-2:])
-        if calls(user, aten.expand.default) and user < at and same_sizes(tensor_of(user).shape, wanted):
+    for user in rows.users:  # the layer before needed the same view
+        sizes = (shape[0], *tensor_of(rows).shape[-2:])
+        if calls(user, aten.expand.default) and user < at and same_sizes(tensor_of(user).shape, sizes):
             return user
     batch = shape[0] if isinstance(shape[0], int) else rewriter.call(at, aten.sym_size.int, query, 0)
     return rewriter.call(at, aten.expand.default, rows, [batch, -1, -1])

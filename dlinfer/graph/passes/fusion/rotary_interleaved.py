@@ -1,10 +1,10 @@
 """Rotary embedding of adjacent pairs as model code writes it -> ``dlinfer.apply_rotary_pos_emb_interleaved``.
 
 Two spellings. GPT-J, GLM and Cohere write x * cos + r * sin, where r holds the pairs (-x[2i + 1], x[2i]) and the tables
-hold each value twice in a row; the op reads it once. DeepSeek-V3 writes both halves of the result from tables of half
-the size, and keeps the halves.
+repeat each value; the op reads a table of half the size. DeepSeek-V3 computes both halves of the result from tables of
+half the size.
 
-The op takes one tensor, so query and key are fused each for itself, and either may be absent.
+The op takes one tensor, so the rule replaces query and key separately.
 """
 
 from collections.abc import Iterator, Sequence
@@ -108,7 +108,7 @@ def _match(output: fx.Node) -> Match | None:
 
 
 def _by_element(value: Argument, found: Found) -> Iterator[Found]:
-    """A doubled table, seen through calls that compute each element by itself and keep the last dimension."""
+    """A doubled table, seen through elementwise ops that keep the last dimension."""
     return _BY_ELEMENT(value, found)
 
 
@@ -126,9 +126,9 @@ _BY_ELEMENT = any_of(
 
 
 def _half_table(table: fx.Node) -> tuple[fx.Node, bool, _Nodes] | None:
-    """(node, doubled, nodes passed) for a table of full size that holds each value twice in a row.
+    """(node, doubled, nodes between) for a table that repeats each value, side by side; else None.
 
-    ``doubled`` is False when ``node`` is the table before it was doubled.
+    doubled: whether ``node`` still repeats the values.
     """
     below, casts = widened_from(table)
     for found in matches(_DOUBLED, below):
@@ -137,7 +137,7 @@ def _half_table(table: fx.Node) -> tuple[fx.Node, bool, _Nodes] | None:
 
 
 def _broadcasts(table: fx.Node, x: fx.Node, swap: Swap, *, doubled: bool) -> bool:
-    """Whether the op can read a table for x, with two dimensions exchanged in both."""
+    """Whether the op can read a table for x, with both transposed."""
     shape, sizes = tensor_of(table).shape, tensor_of(x).shape
     if len(shape) != len(sizes) and (swap is not None or len(shape) > len(sizes)):
         return False

@@ -1,8 +1,8 @@
-"""A fusion rule is data: what it looks for, what it puts there, and why that is worth it.
+"""Fusion rules and their driver.
 
-A rule names the ops that its pattern ends in. ``match`` looks from such a node upwards and gives a Match or None;
-``build`` makes the replacement. The driver offers every anchor to every rule, in order, and checks what all rules
-must respect: nothing inside a match is used outside it, and no memory that the match reads is written in between.
+A rule names the ops that its pattern ends in, its anchors. ``match`` takes an anchor and returns a Match or None;
+``build`` inserts the replacement. The driver refuses a match with a node that something outside uses, and a match that
+reads memory which is written in between.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +20,11 @@ from dlinfer.graph.passes.rewriter import Edit, Rewriter
 class Match:
     """Nodes that a rule recognised.
 
-    outputs: the nodes whose results the replacement gives, in its order; the last of them in the graph is where
-        the replacement stands.
-    interior: nodes that vanish with the match; none may be used outside it.
+    outputs: the nodes that the replacement's results replace, in their order. It is inserted before the last of them.
+    interior: nodes that are erased with the match. Nothing outside may use them.
     inputs: nodes that the replacement reads.
-    shared: nodes that the match reads through (a cast, a table made ready for broadcasting) and that others may
-        use too; they vanish when nobody does.
-    values: what ``build`` needs besides (epsilons, sizes).
+    values: other arguments of ``build`` (epsilons, sizes).
+    shared: nodes that the match sees through (casts, views). Others may use them; they are erased when nothing does.
     """
 
     outputs: tuple[fx.Node, ...]
@@ -38,7 +36,7 @@ class Match:
 
 @dataclass(frozen=True)
 class FusionRule:
-    """name: as options and reports call it. why: the reason, in a sentence. anchors: overloads it ends in."""
+    """name: in options and reports. why: the reason, in a sentence. anchors: the ops that its pattern ends in."""
 
     name: str
     why: str
@@ -54,7 +52,7 @@ def replace_by(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence[fx.
 
 
 def apply_rule(rule: FusionRule, graph_module: fx.GraphModule) -> list[Edit]:
-    """Apply one rule wherever it matches; gives the edits."""
+    """Apply one rule wherever it matches. Returns the edits."""
     rewriter = Rewriter(graph_module)
     effects = effects_of(graph_module.graph)
     for anchor in list(graph_module.graph.nodes):
@@ -75,9 +73,9 @@ def apply_rule(rule: FusionRule, graph_module: fx.GraphModule) -> list[Edit]:
 
 
 def _place(match: Match, effects: Effects) -> fx.Node | None:
-    """Before which node the replacement can stand; None when the match cannot become one node.
+    """The node before which the replacement is inserted; None where the match is refused.
 
-    It must be pure, used from outside only by its outputs, and read one state of memory.
+    A match must be pure, used from outside only through its outputs, and read one state of memory.
     """
     inside = {*match.outputs, *match.interior}
     if not inside.isdisjoint(match.inputs):
@@ -88,7 +86,7 @@ def _place(match: Match, effects: Effects) -> fx.Node | None:
     if any(user not in read_through for node in match.interior for user in node.users):
         return None
     if any(effects.ever_written(node) for node in match.outputs):
-        return None  # views of an output are written: which memory they share must not change
+        return None  # a view of an output is written, and must keep sharing its memory
     position = effects.position
     last = max(match.outputs, key=position.__getitem__)
     if effects.written_between(
@@ -97,7 +95,7 @@ def _place(match: Match, effects: Effects) -> fx.Node | None:
         return None
     used = [user for node in match.outputs for user in node.users if user not in read_through]
     place = min([last, *used], key=position.__getitem__)
-    # An output may be used before the last of them is computed, when all inputs exist by then.
+    # A node may use an output before the last output; then all inputs must stand before that node.
     if place is not last and any(position[node] >= position[place] for node in match.inputs):
         return None
     return place

@@ -50,7 +50,7 @@ _WRITTEN_OUT = call(aten.matmul.default, through_casts(_SOFTMAX), "v")
 
 
 def _match_written_out(matmul: fx.Node) -> Match | None:
-    """The mask is added, of the operands' dtype, and broadcast to the scores."""
+    """The mask is added in the operands' dtype and broadcast to the scores."""
     result = only_user(matmul)
     if result is None or not _is_transposed_to_tokens(matmul, result):
         return None
@@ -103,10 +103,10 @@ def _build_written_out(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequ
 
 
 def _nan_where_all_is_hidden(rewriter: Rewriter, place: fx.Node, mask: fx.Node) -> fx.Node:
-    """The mask with NaN in each row that is -inf throughout.
+    """The mask, with NaN in each row that is -inf throughout.
 
-    The written form gives NaN for such a query, and torch's op zeros. A row of the lowest finite numbers, as
-    transformers makes it, gets the mean of the values from both. Layers of one mask share the result.
+    The written form returns NaN for such a query, and torch's op returns zeros. For a row of lowest finite numbers, as
+    transformers writes it, both return the mean of the values. Layers of one mask share the result.
     """
     hidden = rewriter.call(place, aten.eq.Scalar, mask, -math.inf)
     nothing = rewriter.call(place, aten.all.dim, hidden, -1, True)

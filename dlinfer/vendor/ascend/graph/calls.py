@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from dlinfer.graph.engine_kit.refused import RefusedError
-from dlinfer.graph.functional.functional_ops import twin_op
+from dlinfer.graph.functional.functional_ops import functional_op
 from dlinfer.ops.attention.kv_cache import check_slots
 
 Check = Callable[[Sequence[Any]], None]
@@ -75,7 +75,7 @@ def _length_check(ends: int, lengths: int) -> Check:
 
 
 def _twin(name: str) -> Any:
-    return twin_op(getattr(torch.ops.dlinfer, name).default)
+    return functional_op(getattr(torch.ops.dlinfer, name).default)
 
 
 def _origin(node: object) -> object:

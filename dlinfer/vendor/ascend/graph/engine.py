@@ -9,7 +9,7 @@ from torch.fx.node import map_arg
 from dlinfer.graph.engine_kit.options import EngineOptions
 from dlinfer.graph.engine_kit.value_engine import ValueEngine
 from dlinfer.graph.engine_kit.value_region import Lowered
-from dlinfer.graph.functional.functional_ops import Twin, twin_of
+from dlinfer.graph.functional.functional_ops import FunctionalCall, functional_call
 from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.ir.dialect import (
     arguments,
@@ -61,8 +61,8 @@ class AscendEngine(ValueEngine[AscendOptions]):
         """torchair's answer to a graph of this node alone."""
         op, args, kwargs = node.target, node.args, dict(node.kwargs)
         if written_arguments(node):
-            twin = twin_of(node)
-            if not isinstance(twin, Twin):
+            twin = functional_call(node)
+            if not isinstance(twin, FunctionalCall):
                 return twin
             if twin.op is None:
                 return None

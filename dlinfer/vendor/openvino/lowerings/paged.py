@@ -17,7 +17,7 @@ from openvino import Output
 from openvino.op import Constant, Parameter
 from torch import Tensor
 
-from dlinfer.graph.functional.functional_ops import twin_op
+from dlinfer.graph.functional.functional_ops import functional_op
 from dlinfer.graph.torch_private.symbols import example_number, fixed_size
 from dlinfer.vendor import discovery
 from dlinfer.vendor.openvino.builder import Builder
@@ -80,7 +80,7 @@ def _sizes(x: Tensor) -> list[int]:
     return [size for one in x.shape[1:] if (size := fixed_size(one)) is not None]
 
 
-@lowers(twin_op(CACHED_ATTENTION), refuses=_refusal, takes_rows=True)
+@lowers(functional_op(CACHED_ATTENTION), refuses=_refusal, takes_rows=True)
 def cached_attention(
     b: Builder,
     q: Output,

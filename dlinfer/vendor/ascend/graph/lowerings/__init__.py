@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.functional.functional_ops import twin_op
+from dlinfer.graph.functional.functional_ops import functional_op
 from dlinfer.graph.torch_private.dispatcher import OpOverload
 from dlinfer.ops.core.spec import NAMESPACE
 from dlinfer.vendor.ascend.graph.lowerings import (
@@ -53,7 +53,7 @@ def table() -> dict[Any, Callable[..., Any]]:
     lowerings: dict[Any, Callable[..., Any]] = {}
     for name, lowering in LOWERINGS.items():
         op = getattr(getattr(torch.ops, NAMESPACE), name).default
-        lowerings[twin_op(op) if op._schema.is_mutable else op] = lowering
+        lowerings[functional_op(op) if op._schema.is_mutable else op] = lowering
     return lowerings
 
 
