@@ -4,6 +4,14 @@ import inspect
 import re
 from collections.abc import Iterable, Sequence
 
+from dlinfer import errors
+
+NAMES = [
+    name for name, kind in vars(errors).items() if isinstance(kind, type) and kind is not errors.DlinferError
+]
+ERROR = re.compile(rf"\b(?:{'|'.join(name for name in NAMES if name[0].isupper() and name != 'Any')})\b")
+"""The errors of dlinfer.errors, which have an entry in the page of errors."""
+
 MARK = "<!-- Written by `make figures` from the code. Do not edit. -->"
 
 
@@ -24,13 +32,15 @@ def cell(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Docstring markup as Markdown's; what Markdown would read as markup is escaped."""
+    """Docstring markup as Markdown's; what Markdown would read as markup is escaped. Pages and errors become links."""
     parts = re.split(r"(``.+?``|`[^`]+`)", text)
     for index, part in enumerate(parts):
         if index % 2:
             parts[index] = re.sub(r"^``(.+)``$", r"`\1`", part)
         else:
-            parts[index] = part.replace("*", "\\*").replace("<", "&lt;")
+            escaped = part.replace("*", "\\*").replace("<", "&lt;")
+            escaped = re.sub(r"\bdocs/(\w+/\w+\.md)", r"[docs/\1](../\1)", escaped)
+            parts[index] = ERROR.sub(lambda found: f"[{found[0]}](errors.md#{found[0].lower()})", escaped)
     return "".join(parts)
 
 

@@ -41,6 +41,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "qwen2"
 
 
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if len(page.relative_to(ROOT).parts) == 3], ids=path_of
+)
+def test_a_page_opens_with_who_needs_it(page: Path) -> None:
+    paragraphs = [part for part in page.read_text().split("\n\n")[1:] if not part.startswith("<!--")]
+    if page.parent.name != "internals":
+        assert re.match(r"For [^.]*[.:]", paragraphs[0]), paragraphs[0]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=path_of)
 def test_imports_of_dlinfer_resolve(page: Path) -> None:
     for block in BLOCK.findall(page.read_text()):

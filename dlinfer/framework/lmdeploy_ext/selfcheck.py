@@ -66,7 +66,7 @@ def check() -> FrameworkState:
     try:
         version = metadata.version("lmdeploy")
     except metadata.PackageNotFoundError:
-        step = "to serve models, `pip install --no-deps lmdeploy` (see README.md for what else it needs)"
+        step = "to serve models, `pip install --no-deps lmdeploy` (docs/start/install.md says what else it needs)"
         return FrameworkState("lmdeploy", None, None, "", "absent", "not installed", step, "")
     tested, note = describe(version)
     state, detail, step, traceback = _try_devices()
