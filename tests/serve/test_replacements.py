@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.faults.serving import health_monitor
 from dlinfer.framework.lmdeploy_ext.faults.serving import process as serving
 from tests.serve.processes import ProcessTree
 
@@ -50,7 +51,7 @@ def test_health_monitor_stops_when_its_first_cancellation_is_swallowed(monkeypat
     async def start_and_stop() -> object:
         monitor = SimpleNamespace(_task=asyncio.create_task(probe_for_ever()))
         await asyncio.sleep(0)
-        await asyncio.wait_for(serving._stop_health_monitor.build(original)(monitor), timeout=300)
+        await asyncio.wait_for(health_monitor._stop_health_monitor.build(original)(monitor), timeout=300)
         return monitor._task
 
     assert asyncio.run(start_and_stop()) is None

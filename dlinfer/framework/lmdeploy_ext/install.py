@@ -40,20 +40,31 @@ def _records() -> list[Patch]:
     )
     from dlinfer.framework.lmdeploy_ext.faults.models import (
         cogvlm,
+        glm4_1v,
         glm_4v,
+        llava,
         model_classes,
         one_position,
-        vision_models,
+        qwen2_vl,
     )
     from dlinfer.framework.lmdeploy_ext.faults.sampling import (
         drafts,
+        float_logits,
         grammars,
         min_new_tokens,
+        mixed_prefill,
+        no_new_tokens,
         penalties,
-        scoring,
+        scaled_logits,
         steps,
     )
-    from dlinfer.framework.lmdeploy_ext.faults.serving import generation, left_streams, process
+    from dlinfer.framework.lmdeploy_ext.faults.serving import (
+        generation,
+        health_monitor,
+        left_streams,
+        process,
+        unsent_messages,
+    )
     from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
     from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model, packed_experts_model
     from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rope_parameters

@@ -161,3 +161,8 @@ def test_every_file_with_patches_is_in_the_list():
     listed = {patch.build.__module__ for patch in install._records()}
     on_transformers = {install.byte_order_mark.__name__}
     assert having - on_transformers == listed
+
+
+def test_every_corrected_fault_has_a_range_of_releases():
+    faults = [patch for patch in install._records() if ".faults." in patch.home]
+    assert faults and all(patch.versions for patch in faults)

@@ -9,6 +9,7 @@ from importlib import util
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Original, replaces
 
 logger = logging.getLogger("dlinfer")
@@ -24,6 +25,7 @@ def _plain() -> Any:
     "lmdeploy.tokenizer:GptOssTokenizer.__init__",
     why="fails where openai-harmony is not installed, which tokens do not need",
     when=activation.is_on,
+    versions=FAULTY,
     essential=False,
 )
 def _init(original: Original, self: Any, model_dir: str, trust_remote_code: bool = False) -> None:
@@ -41,6 +43,7 @@ def _init(original: Original, self: Any, model_dir: str, trust_remote_code: bool
 @replaces(
     "lmdeploy.tokenizer:GptOssTokenizer.detokenize_incrementally",
     why="reads channels with openai-harmony; without it the text is taken whole",
+    versions=FAULTY,
     essential=False,
 )
 def _detokenize(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Original, Patch, replaces
 
 # --- the model's configuration
@@ -62,6 +63,7 @@ SAVED_AS = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
     why="knows Phi-3.5-MoE by the name of its remote code, and not by the one that transformers 5 saves",
     when=activation.is_on,
     for_models=("phimoe",),
+    versions=FAULTY,
 )
 def _with_saved_names(original: Original) -> dict[str, str]:
     classes = original()
@@ -103,6 +105,7 @@ def _rotary(target: str, model: str, rotated: Callable[[Any], int]) -> Patch:
         target,
         why="looks for rope_parameters['type'], which transformers 5 does not write, and serves longrope alone",
         when=activation.is_on,
+        versions=FAULTY,
         for_models=(model,),
     )
     def init(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
@@ -134,6 +137,7 @@ PATCHES = (
     why="multiplies the experts' input by random numbers, which is meant for training",
     when=activation.is_on,
     for_models=("phimoe",),
+    versions=FAULTY,
 )
 def _without_jitter(
     original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None
@@ -147,6 +151,7 @@ def _without_jitter(
     why="leaves the head of a model with tied embeddings uninitialised",
     when=activation.is_on,
     for_models=("phimoe",),
+    versions=FAULTY,
 )
 def _tied(
     original: Original, self: Any, config: Any, ctx_mgr: Any, dtype: Any = None, device: Any = None
@@ -164,6 +169,7 @@ def _tied(
     why="tells attention that a head has as many elements as the latent and the rotated part together",
     when=activation.is_on,
     for_models=("minicpm3",),
+    versions=FAULTY,
 )
 def _head_sizes(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
     original(self, config, dtype, device)
@@ -180,6 +186,7 @@ def _logits(self: Any, hidden_states: Tensor) -> Tensor:
     why="has no get_logits, by which LMDeploy asks for those of the tokens that it needs",
     when=activation.is_on,
     for_models=("minicpm3",),
+    versions=FAULTY,
 )
 def _with_logits(
     original: Original, self: Any, config: Any, ctx_mgr: Any, dtype: Any = None, device: Any = None
@@ -193,6 +200,7 @@ def _with_logits(
     why="computes the logits of all tokens of a prompt, where one is wanted",
     when=activation.is_on,
     for_models=("minicpm3",),
+    versions=FAULTY,
 )
 def _hidden_states(
     original: Original,

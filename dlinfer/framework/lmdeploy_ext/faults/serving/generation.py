@@ -8,6 +8,7 @@ import logging
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Original, replaces
 
 logger = logging.getLogger("dlinfer")
@@ -18,6 +19,7 @@ logger = logging.getLogger("dlinfer")
     why="drops request_output_len in silence, so that a documented limit has no effect; a list of another length "
     "than the prompts' is an error in another thread, for which the caller waits for ever",
     when=activation.is_on,
+    versions=FAULTY,
     essential=False,
 )
 def _request_generator(

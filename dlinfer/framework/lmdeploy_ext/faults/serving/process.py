@@ -9,7 +9,6 @@ the port, which also tells each side when the other is gone.
 None of this depends on the device, but LMDeploy's own devices keep LMDeploy's own code.
 """
 
-import asyncio
 import contextlib
 import multiprocessing
 import os
@@ -197,35 +196,3 @@ def _abandon(engine: Any) -> None:
         if engine.proc.is_alive():
             engine.proc.kill()
             engine.proc.join()
-
-
-@replaces(
-    "lmdeploy.pytorch.engine.mp_engine.zmq_rpc:AsyncRPCClient.close_sockets",
-    why="context.term() waits for ever for a message that a dead engine can no longer take",
-    when=activation.is_on,
-    versions=FAULTY,
-    essential=False,
-)
-def _close_sockets(original: Original, self: Any) -> None:
-    for socket in (self.async_socket, self.sync_socket):
-        if not socket.closed:
-            socket.linger = 0
-    original(self)
-
-
-@replaces(
-    "lmdeploy.serve.core.health:EngineHealthMonitor.stop",
-    why="cancels its task once; before Python 3.12 asyncio.wait_for swallows a cancellation that meets the "
-    "end of a probe (bpo-37658), and the server then waits for ever for a task that never ends",
-    when=activation.is_on,
-    versions=FAULTY,
-    essential=False,
-)
-async def _stop_health_monitor(original: Original, self: Any) -> None:
-    if self._task is None:
-        await original(self)
-        return
-    while not self._task.done():
-        self._task.cancel()
-        await asyncio.wait({self._task}, timeout=1)
-    self._task = None

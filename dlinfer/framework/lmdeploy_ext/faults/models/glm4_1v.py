@@ -1,4 +1,4 @@
-"""What LMDeploy's vision models compute otherwise than transformers, put right."""
+"""GLM-4.1V: the language model's fields, and a bias that no checkpoint has."""
 
 from typing import Any
 
@@ -6,49 +6,6 @@ from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Original, replaces
-
-
-@replaces(
-    "lmdeploy.pytorch.models.qwen2_vl:VisionMlp.__init__",
-    why="computes GELU where the configuration says quick_gelu, as Qwen2-VL's does: x sigmoid(1.702 x)",
-    when=activation.is_on,
-    versions=FAULTY,
-    for_models=("qwen2_vl", "qwen2_5_vl"),
-)
-def _quick_gelu(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
-    original(self, config, dtype, device)
-    from transformers.activations import ACT2FN
-
-    self.act = ACT2FN[config.hidden_act]
-
-
-@replaces(
-    "lmdeploy.pytorch.configurations.qwen3_vl:Qwen3VLModelConfigBuilder.build",
-    why="where the dtype stands beside text_config, as transformers 5 saves it, takes it for none, hence float16",
-    when=activation.is_on,
-    versions=FAULTY,
-    for_models=("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
-)
-def _dtype_of_the_whole(
-    original: Original, cls: Any, hf_config: Any, model_path: str | None = None, **kwargs: Any
-) -> Any:
-    inside = getattr(hf_config, "text_config", None)
-    if inside is not None and inside.dtype is None:
-        inside.dtype = hf_config.dtype
-    return original(cls, hf_config, model_path, **kwargs)
-
-
-@replaces(
-    "lmdeploy.vl.model.llava_hf:LlavaHfVisionModel.build_preprocessor",
-    why="lets padding tokens stand for images, and takes every other one in the text for a piece of an image",
-    when=activation.is_on,
-    versions=FAULTY,
-    for_models=("llava",),
-)
-def _image_token(original: Original, self: Any, trust_remote_code: bool = False) -> None:
-    original(self, trust_remote_code)
-    self.image_token_id = self.hf_config.image_token_index
-
 
 _LANGUAGE_FIELDS = (
     "vocab_size",
@@ -63,6 +20,8 @@ _LANGUAGE_FIELDS = (
     "max_position_embeddings",
     "pad_token_id",
 )
+
+
 _SECTIONS = [8, 12, 12]  # what transformers takes where the configuration is silent
 
 

@@ -1,0 +1,19 @@
+"""LLaVA: which token stands for an image."""
+
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
+from dlinfer.framework.patching import Original, replaces
+
+
+@replaces(
+    "lmdeploy.vl.model.llava_hf:LlavaHfVisionModel.build_preprocessor",
+    why="lets padding tokens stand for images, and takes every other one in the text for a piece of an image",
+    when=activation.is_on,
+    versions=FAULTY,
+    for_models=("llava",),
+)
+def _image_token(original: Original, self: Any, trust_remote_code: bool = False) -> None:
+    original(self, trust_remote_code)
+    self.image_token_id = self.hf_config.image_token_index

@@ -1,0 +1,37 @@
+"""Qwen2-VL and Qwen3-VL: the activation of vision layers, and the dtype of the language model."""
+
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
+from dlinfer.framework.patching import Original, replaces
+
+
+@replaces(
+    "lmdeploy.pytorch.models.qwen2_vl:VisionMlp.__init__",
+    why="computes GELU where the configuration says quick_gelu, as Qwen2-VL's does: x sigmoid(1.702 x)",
+    when=activation.is_on,
+    versions=FAULTY,
+    for_models=("qwen2_vl", "qwen2_5_vl"),
+)
+def _quick_gelu(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
+    original(self, config, dtype, device)
+    from transformers.activations import ACT2FN
+
+    self.act = ACT2FN[config.hidden_act]
+
+
+@replaces(
+    "lmdeploy.pytorch.configurations.qwen3_vl:Qwen3VLModelConfigBuilder.build",
+    why="where the dtype stands beside text_config, as transformers 5 saves it, takes it for none, hence float16",
+    when=activation.is_on,
+    versions=FAULTY,
+    for_models=("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+)
+def _dtype_of_the_whole(
+    original: Original, cls: Any, hf_config: Any, model_path: str | None = None, **kwargs: Any
+) -> Any:
+    inside = getattr(hf_config, "text_config", None)
+    if inside is not None and inside.dtype is None:
+        inside.dtype = hf_config.dtype
+    return original(cls, hf_config, model_path, **kwargs)

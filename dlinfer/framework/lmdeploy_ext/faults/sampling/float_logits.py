@@ -1,0 +1,22 @@
+"""``output_logits="all"`` of a float32 model: the logits are read as float32."""
+
+from typing import Any
+
+import torch
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
+from dlinfer.framework.patching import Original, replaces
+
+
+@replaces(
+    "lmdeploy.pytorch.messages:HistoryLogits.get_logits",
+    why="takes float32 logits for 16-bit ones and fails in the engine's loop, which ends the engine",
+    when=activation.is_on,
+    versions=FAULTY,
+)
+def _get_logits(original: Original, self: Any) -> torch.Tensor | None:
+    if self._data is None or self._torch_dtype is None:
+        return original(self)
+    words = self.get_real()  # int16 [tokens, vocabulary * words in a number]
+    return torch.frombuffer(words, dtype=self._torch_dtype).view(words.shape[0], -1)

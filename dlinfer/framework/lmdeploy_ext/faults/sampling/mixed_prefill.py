@@ -1,0 +1,46 @@
+"""Requests for the log-probabilities of their input are prefilled apart from requests for tokens."""
+
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
+from dlinfer.framework.patching import Original, replaces
+
+
+@replaces(
+    "lmdeploy.pytorch.paging.prefill_scheduler:_PrefillScheduler.schedule",
+    why="puts requests for the logprobs of their input and requests for tokens into one prefill, which samples "
+    "nothing: the others end with token 0 as their text, and the engine's loop with the next step",
+    when=activation.is_on,
+    versions=FAULTY,
+)
+def _schedule(
+    original: Original,
+    self: Any,
+    *,
+    waiting: list[Any],
+    stopped: list[Any],
+    num_ready: int,
+    num_running: int,
+    turn_policy: Any,
+    prealloc_size: int = 0,
+) -> list[Any]:
+    if waiting:
+        first = min(waiting, key=lambda seq: seq.arrive_time)
+        other = [seq for seq in waiting if _scores(seq) != _scores(first)]
+        waiting = [seq for seq in waiting if _scores(seq) == _scores(first)]
+        stopped = stopped + other  # whose blocks can be reclaimed as before
+    return original(
+        self,
+        waiting=waiting,
+        stopped=stopped,
+        num_ready=num_ready,
+        num_running=num_running,
+        turn_policy=turn_policy,
+        prealloc_size=prealloc_size,
+    )
+
+
+def _scores(seq: Any) -> bool:
+    """Whether a sequence asks for the logprobs of its input, and so for no token."""
+    return seq.logprob_start_pos >= 0

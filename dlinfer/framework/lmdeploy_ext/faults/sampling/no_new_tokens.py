@@ -1,0 +1,26 @@
+"""``max_new_tokens=0``: the request leaves no row behind for its neighbours to decode with."""
+
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
+from dlinfer.framework.patching import Original, replaces
+
+
+@replaces(
+    "lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync.update_running_seqs",
+    why="leaves out requests with max_new_tokens=0 while the model agent keeps their rows, so that the next batch "
+    "decodes with its neighbours' rows",
+    when=activation.is_on,
+    versions=FAULTY,
+)
+def _update_running_seqs(original: Original, self: Any, running: list[Any], inputs: Any) -> None:
+    from lmdeploy.pytorch.disagg.config import EngineRole
+
+    if inputs is not None and self.config.role != EngineRole.Prefill:
+        chunk = self.long_context_chunker.enabled() and inputs.is_chunk
+        # A prefill for the logprobs of its input samples nothing, and the model agent keeps none of its rows.
+        if not chunk and inputs.logits_indices is None:
+            self.running_seqs.extend(running)
+            return
+    original(self, running, inputs)

@@ -1,0 +1,27 @@
+"""``output_logits="all"`` returns the logits of the model, not those that sampling scaled in place."""
+
+from typing import Any
+
+import torch
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
+from dlinfer.framework.patching import Original, replaces
+
+
+@replaces(
+    "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent._step_postprocess_with_output",
+    why="where every sequence has one row (a batch of one, prompts of one token), sampling scales the logits that "
+    "are returned, in place, by the default temperature of 0.8",
+    when=activation.is_on,
+    signature="(self, last_logits, logits, inputs, sampling_inputs, stopping_criteria, model_metas, "
+    "need_broadcast_next, return_logits=False, return_ce_loss=False, seq_length=None, all_routed_experts=None, "
+    "extra_inputs=None)",
+    versions=FAULTY,
+)
+def _step_postprocess(
+    original: Original, self: Any, last_logits: torch.Tensor, logits: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    if kwargs.get("return_logits") or kwargs.get("return_ce_loss"):
+        last_logits = last_logits.clone()  # sampling divides it by the temperature, in place
+    return original(self, last_logits, logits, *args, **kwargs)

@@ -1,0 +1,26 @@
+"""The health monitor of a server ends, also where Python swallows its first cancellation."""
+
+import asyncio
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
+from dlinfer.framework.patching import Original, replaces
+
+
+@replaces(
+    "lmdeploy.serve.core.health:EngineHealthMonitor.stop",
+    why="cancels its task once; before Python 3.12 asyncio.wait_for swallows a cancellation that meets the "
+    "end of a probe (bpo-37658), and the server then waits for ever for a task that never ends",
+    when=activation.is_on,
+    versions=FAULTY,
+    essential=False,
+)
+async def _stop_health_monitor(original: Original, self: Any) -> None:
+    if self._task is None:
+        await original(self)
+        return
+    while not self._task.done():
+        self._task.cancel()
+        await asyncio.wait({self._task}, timeout=1)
+    self._task = None

@@ -1,0 +1,21 @@
+"""A client of an engine that died closes its sockets without waiting for messages that nobody will read."""
+
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
+from dlinfer.framework.patching import Original, replaces
+
+
+@replaces(
+    "lmdeploy.pytorch.engine.mp_engine.zmq_rpc:AsyncRPCClient.close_sockets",
+    why="context.term() waits for ever for a message that a dead engine can no longer take",
+    when=activation.is_on,
+    versions=FAULTY,
+    essential=False,
+)
+def _close_sockets(original: Original, self: Any) -> None:
+    for socket in (self.async_socket, self.sync_socket):
+        if not socket.closed:
+            socket.linger = 0
+    original(self)
