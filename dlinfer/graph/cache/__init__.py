@@ -1,4 +1,4 @@
-"""What was compiled, on disk: entries by key, checked when they are read.
+"""The disk cache of compiled code: entries by key, checked when they are read.
 
-In come keys and bytes, out come the same bytes or nothing. Engines, bound calls and artifacts call it.
+Engines, bound calls and self-tests store bytes here and read the same bytes, or nothing.
 """

@@ -68,7 +68,7 @@ class ArtifactCache:
     def load(self, key: Key, read: Callable[[bytes], T]) -> T | None:
         """Return what ``read`` makes of the bytes stored under ``key``; None where there is no sound entry.
 
-        Where there is no entry, DLINFER_DEBUG shows in which fields the nearest one differs.
+        On a miss, DLINFER_DEBUG shows how the key of the nearest entry differs.
         """
         if _unusable(key):
             return None

@@ -45,7 +45,7 @@ class Environment:
     """Where compiled code is right, and fast.
 
     dlinfer: version and digest of the code as it was loaded. vendors: name -> its origin, with version and code digest
-    where it is a plug-in. cpu: the flags of the CPU. cpu_model: its name, by which libraries choose kernels.
+    where it is a plug-in. cpu: the flags of the CPU. cpu_model: its name; libraries choose kernels by it.
     isa: the instruction set that torch uses; forced_isa: variables that lower it. threads: of torch.
     torch_state: settings of torch that a capture or a compilation reads. settings: of dlinfer.
     """
@@ -103,7 +103,7 @@ def cpu_model() -> str:
 
 @functools.cache
 def _cpuinfo() -> dict[str, str]:
-    """What Linux says of the first CPU; empty elsewhere."""
+    """Linux's description of the first CPU; empty elsewhere."""
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:

@@ -20,7 +20,7 @@ _SUBJECT, _DIGEST = 12, 40
 
 @dataclass(frozen=True)
 class Key:
-    """What compiled code depends on. Values are plain data: numbers, texts, None, and containers of them.
+    """Everything that compiled code depends on. Values are plain data: numbers, texts, None, and containers of them.
 
     kind: ``cluster``, ``call``, ... subject: its name; a miss compares stored keys of the same subject.
     content: what was compiled, line by line. device: where it runs. engine: its name; engine_identity: its version and
@@ -100,11 +100,11 @@ def _canonical(value: object) -> Any:
 # --- in what two keys differ
 
 
-def differences(stored: str, wanted: str) -> list[str]:
-    """Each field in which the texts of two keys differ: ``environment.threads: 4 is stored, 2 is wanted``."""
+def differences(stored: str, needed: str) -> list[str]:
+    """The fields that differ between two keys, as text: ``environment.threads: 4 is stored, 2 is wanted``."""
     return [
         f"{name}: {_shown(old, new)} is stored, {_shown(new, old)} is wanted"
-        for name, old, new in _differing("", json.loads(stored), json.loads(wanted))
+        for name, old, new in _differing("", json.loads(stored), json.loads(needed))
     ]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 _LIBRARIES = {".so", ".pyd", ".dylib"}
 _COARSE = 50_000_000
-"""Nanoseconds by which a file system's clock may be behind the process's own."""
+"""A file system's clock may be so many nanoseconds behind the process's own."""
 
 
 class CodeChangedError(Exception):
@@ -57,7 +57,7 @@ class LoadedCode:
         return self._digest
 
     def _changed_module(self) -> str:
-        """What happened to the file of a module that was loaded since the last look; empty where none changed."""
+        """Names a module, loaded since the last look, whose file has changed since then; empty where there is none."""
         self._modules = len(sys.modules)
         for name, module in list(sys.modules.items()):
             path: str | None = getattr(module, "__file__", None)

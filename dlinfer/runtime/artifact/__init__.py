@@ -1,5 +1,5 @@
-"""Artifacts: compiled graphs with their weights and signatures, in memory and in files.
+"""Artifacts: compiled graphs with their weights and interfaces, in memory and in files.
 
-In come compiled graphs or a file of anybody's, which is checked piece by piece; out come stages that run. Users, the
-command line and sessions call it.
+Users, the command line and sessions write compiled graphs to a file. A file that is read is checked piece by piece
+before a stage of it runs.
 """

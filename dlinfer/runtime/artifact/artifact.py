@@ -22,7 +22,7 @@ class Artifact:
     conjugated or negated.
 
     interface: what it takes, as the leaves of (args, kwargs).
-    stored: the form in which it is saved, or why it has none.
+    stored: what ``save`` writes, or why it cannot be saved.
     """
 
     run: CompiledGraph

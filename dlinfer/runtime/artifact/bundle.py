@@ -12,7 +12,7 @@ from dlinfer.runtime.artifact.files import save
 
 @dataclass(frozen=True)
 class Bundle:
-    """What ``dlinfer.bundle`` gives. entries: for each name its stages, one or more shape profiles."""
+    """The result of ``dlinfer.bundle``. entries: for each name its stages, one or more shape profiles."""
 
     entries: Mapping[str, tuple[Artifact, ...]]
 
@@ -36,14 +36,14 @@ def bundle(entries: Mapping[str, Artifact | Sequence[Artifact]]) -> Bundle:
 
     Raises ArtifactStorageError for names that are no identifiers and stages that are not alike.
     """
-    found = {name: _stages(name, given) for name, given in entries.items()}
-    if not found:
+    stages = {name: _stages(name, artifacts) for name, artifacts in entries.items()}
+    if not stages:
         raise ArtifactStorageError(what="a bundle", detail="it has no entry")
-    return Bundle(found)
+    return Bundle(stages)
 
 
-def _stages(name: str, given: Any) -> tuple[Artifact, ...]:
-    stages = (given,) if isinstance(given, Artifact) else tuple(given)
+def _stages(name: str, artifacts: Any) -> tuple[Artifact, ...]:
+    stages = (artifacts,) if isinstance(artifacts, Artifact) else tuple(artifacts)
     if not name.isidentifier() or not name.isascii():
         raise ArtifactStorageError(what=f"entry {name!r}", detail="its name is no identifier")
     if not stages or not all(isinstance(stage, Artifact) for stage in stages):

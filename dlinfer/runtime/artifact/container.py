@@ -88,7 +88,7 @@ def write_container(sink: IO[bytes] | SealedWriter, manifest: Json, members: Map
 
 
 def _entry(offset: int, size: int) -> Json:
-    """What the header says of a member."""
+    """The header's entry for a member."""
     return {"dtype": "U8", "shape": [size], "data_offsets": [offset, offset + size]}
 
 
@@ -119,7 +119,7 @@ def written_whole(path: Path) -> Generator[IO[bytes]]:
 
 
 class OpenFile:
-    """A mapped file, held open. What is written into it shows in the mapping.
+    """A mapped file, held open. A write into the file shows in the mapping.
 
     A file that is replaced, as ``written_whole`` does it, stays as it was for those that hold it open.
     """

@@ -76,7 +76,7 @@ def save(entries: Mapping[str, Sequence[Storable]], path: str | Path, *, key: by
 def _described(
     artifact: Storable, stage: Stage, place: str, table: TensorTable, members: dict[str, Member]
 ) -> dict[str, Json]:
-    """What the manifest says of one stage; its members are added to ``members``."""
+    """Describe one stage for the manifest; its members are added to ``members``."""
     members[f"{place}/graph.json"] = json_member(stage.graph)
     payloads: dict[str, Json] = {}
     for region, payload in payloads_of(artifact.run).items():
@@ -154,9 +154,9 @@ def read(
 
 def _read(container: Container) -> ReadArtifact:
     manifest = container.manifest
-    if manifest["format"] != FORMAT:
-        wanted = manifest["format"]
-        raise ArtifactVersionError(source=container.source, what="format", wanted=wanted, here=FORMAT)
+    written = manifest["format"]
+    if written != FORMAT:
+        raise ArtifactVersionError(source=container.source, what="format", wanted=written, here=FORMAT)
     tensors = TensorFile(read_layouts(manifest["tensors"]), container, _WEIGHTS)
     stages: dict[str, tuple[ReadStage, ...]] = {}
     for item in manifest["stages"]:
@@ -181,10 +181,10 @@ def _stage(item: Json, container: Container, tensors: int) -> ReadStage:
     if not all(isinstance(text, str) for text in (entry, model, engine, version)):
         raise CodecError("a stage whose names are not texts")
     graph = container.json(item["graph"])
-    for op, wanted, here in other_op_versions(graph):
+    for op, written, here in other_op_versions(graph):
         what = f"dlinfer's op {op!r} of version"
         raise ArtifactVersionError(
-            source=container.source, what=what, wanted=wanted, here=here or "no such op"
+            source=container.source, what=what, wanted=written, here=here or "no such op"
         )
     return ReadStage(
         entry,

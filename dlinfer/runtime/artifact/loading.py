@@ -31,7 +31,7 @@ from dlinfer.runtime.options import SessionOptions
 
 @dataclass(frozen=True)
 class Plan:
-    """What a stage takes behind its weights, and what it gives.
+    """The inputs of a stage, without its weights, and its results.
 
     results: for each result of the graph, its output of the interface; None for one that is no tensor.
     names: what each result is called.
@@ -90,8 +90,8 @@ def _load_stage(artifact: ReadArtifact, stage: ReadStage, plan: Plan, options: S
     # The session knows outputs by these very ports.
     plan = replace(plan, interface=replace(read.interface, outputs=plan.interface.outputs))
     if options.engine not in (None, stage.engine) and stage.payloads:
-        given = f"engine {options.engine!r}"
-        raise ArtifactEngineError(source=artifact.source, wanted=f"engine {stage.engine!r}", given=given)
+        own, other = f"engine {stage.engine!r}", f"engine {options.engine!r}"
+        raise ArtifactEngineError(source=artifact.source, wanted=own, given=other)
     engine = find_engine(options.engine or stage.engine, "")
     if stage.payloads:
         _check_version(artifact, stage, engine)
@@ -117,7 +117,7 @@ def _load_stage(artifact: ReadArtifact, stage: ReadStage, plan: Plan, options: S
 
 
 def _engine_options(stage: ReadStage, engine: Engine, options: SessionOptions) -> dict[str, Any]:
-    """The session's over the artifact's, of which only those count that are meant to be kept in a file."""
+    """The session's options over those of the artifact that the engine lets a file store."""
     of_its_own = stage.engine_options if engine.name == stage.engine else {}
     kept = {name: value for name, value in of_its_own.items() if name in engine.stored_options}
     return kept | dict(options.engine_options)
@@ -163,8 +163,8 @@ def read_stage(artifact: ReadArtifact, stage: ReadStage, options: SessionOptions
 def _check_version(artifact: ReadArtifact, stage: ReadStage, engine: Engine) -> None:
     here = engine.payload_version()
     if not here:
-        wanted = f"an engine {engine.name!r} that keeps compiled regions"
-        raise ArtifactEngineError(source=artifact.source, wanted=wanted, given="one that does not")
+        keeper = f"an engine {engine.name!r} that keeps compiled regions"
+        raise ArtifactEngineError(source=artifact.source, wanted=keeper, given="one that does not")
     if here != stage.engine_version:
         raise ArtifactVersionError(
             source=artifact.source,

@@ -59,7 +59,7 @@ def register_decryption(name: str, function: Decrypt | None = None, key: bytes |
     """Let ``dlinfer.load(path, key=name)`` decrypt with a function and a key of your own.
 
     function: is called with the file's bytes and ``key`` and returns the bytes of an artifact; it raises where the key
-        is wrong. None means the built-in AES-256-GCM, for which ``key`` has 32 bytes.
+        is wrong. None means the built-in AES-256-GCM with a ``key`` of 32 bytes.
     A name that is known already is replaced.
     """
     if function is None:
@@ -84,8 +84,8 @@ def _registered_as(name: str, source: str) -> _Registered:
 
 def _checked_key(key: object, source: str) -> bytes:
     if not isinstance(key, (bytes, bytearray)) or len(key) != KEY_BYTES:
-        given = f"{len(key)} bytes" if isinstance(key, (bytes, bytearray)) else f"a {type(key).__name__}"
-        raise ArtifactKeyError(source=source, detail=f"a key has {KEY_BYTES} bytes, given was {given}")
+        kind = f"{len(key)} bytes" if isinstance(key, (bytes, bytearray)) else f"a {type(key).__name__}"
+        raise ArtifactKeyError(source=source, detail=f"a key has {KEY_BYTES} bytes, given was {kind}")
     return bytes(key)
 
 

@@ -1,4 +1,4 @@
-"""What of a compiled graph is kept in an artifact: plain data and the tensors that it reads."""
+"""The part of a compiled graph that an artifact stores: plain data and the tensors that the graph reads."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ class Stage:
 
 
 class Storable(Protocol):
-    """A compiled graph and the form in which it is saved, or why it has none."""
+    """A compiled graph with what ``save`` writes of it, or why it cannot be saved."""
 
     stored: Stage | str
     run: CompiledGraph
@@ -98,5 +98,5 @@ def _size(size: int | torch.SymInt, names: Mapping[Any, str]) -> Size | None:
 
 def payloads_of(compiled: CompiledGraph) -> dict[str, Payload]:
     """Return what the engine keeps of a graph's regions, by their names."""
-    found = {name: compiled.engine.payload(part) for name, part in compiled.parts.items()}
-    return {name: payload for name, payload in found.items() if payload is not None}
+    payloads = {name: compiled.engine.payload(part) for name, part in compiled.parts.items()}
+    return {name: payload for name, payload in payloads.items() if payload is not None}

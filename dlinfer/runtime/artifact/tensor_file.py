@@ -1,4 +1,4 @@
-"""The weights of an artifact: one member in which each tensor lies as it did in memory, used where it lies."""
+"""The weights of an artifact, in one member. Each tensor lies there as it did in memory, and is used where it lies."""
 
 import ctypes
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -17,9 +17,10 @@ from dlinfer.runtime.artifact.container import ALIGNMENT, Buffer, Container, Mem
 PLAIN_DTYPES = frozenset(
     getattr(torch, name)
     for name in (
-        "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 "
-        "complex128 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu"
-    ).split()
+        *"bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16".split(),
+        *"float32 float64 complex64 complex128".split(),
+        *"float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu".split(),
+    )
 )
 """Dtypes that a tensor in a file may have: an element is a number of whole bytes."""
 
@@ -105,7 +106,7 @@ def overlapping(spans: Sequence[tuple[int, int, str]]) -> list[list[int]]:
     groups = [[index] for index, (_, size, _) in enumerate(spans) if not size]
     taken = [index for index, (_, size, _) in enumerate(spans) if size]
     end, where = 0, ""
-    for index in sorted(taken, key=lambda one: (spans[one][2], spans[one][0], one)):
+    for index in sorted(taken, key=lambda index: (spans[index][2], spans[index][0], index)):
         start, size, device = spans[index]
         if device == where and start < end:
             groups[-1].append(index)
@@ -187,7 +188,7 @@ def _laid_out(memory: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def _writable(memory: memoryview) -> memoryview:
-    """The same memory without its mark of being read-only, of which torch would warn; see ``TensorFile.tensor``."""
+    """The same memory, not marked as read-only, since torch would warn of the mark; see ``TensorFile.tensor``."""
     if not memory.readonly or not len(memory):
         return memory
     array = numpy.frombuffer(memory, numpy.uint8)
