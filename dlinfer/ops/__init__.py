@@ -23,9 +23,10 @@ from dlinfer.ops.linear.lora import lora_linear
 from dlinfer.ops.moe.bf12 import fused_moe_bf12
 from dlinfer.ops.moe.clamped import fused_moe_clamped
 from dlinfer.ops.moe.eight_bit import fused_moe_blocked_fp8, fused_moe_static_fp8, fused_moe_w8a8
-from dlinfer.ops.moe.floating import fused_moe, moe_gating_topk_softmax
+from dlinfer.ops.moe.floating import fused_moe
 from dlinfer.ops.moe.four_bit import fused_moe_w4a16
 from dlinfer.ops.moe.mxfp4 import fused_moe_mxfp4
+from dlinfer.ops.moe.routing import moe_gating_topk_softmax
 from dlinfer.ops.norm.rms_norm import add_rms_norm, rms_norm
 from dlinfer.ops.norm.rms_norm_w8a8 import add_rms_norm_w8a8, rms_norm_w8a8
 from dlinfer.ops.quantised.dynamic_quant import dynamic_quant

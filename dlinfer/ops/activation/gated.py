@@ -47,34 +47,16 @@ def gelu_mul(gate: Tensor, up: Tensor, tanh: bool) -> Tensor:
     return (functional.gelu(gate, approximate="tanh" if tanh else "none") * up).contiguous()
 
 
-_SILU_RULES, _GELU_RULES = Rules("silu_mul"), Rules("gelu_mul")
-
-
+@silu_mul.check
+@gelu_mul.check
 def _check(rules: Rules, gate: Tensor, up: Tensor) -> None:
     rules.floating("gate", gate)
-    rules.like("up", up, "gate", gate)
-    rules.rank("up", up, gate.dim())
-    for dim in range(gate.dim()):
-        rules.size("up", up, dim, gate.shape[dim], "gate's size")
-
-
-@silu_mul.check
-def _check_silu_mul(gate: Tensor, up: Tensor) -> None:
-    _check(_SILU_RULES, gate, up)
-
-
-@gelu_mul.check
-def _check_gelu_mul(gate: Tensor, up: Tensor, tanh: bool) -> None:
-    _check(_GELU_RULES, gate, up)
+    rules.same_shape("up", up, "gate", gate)
 
 
 @silu_mul.fake
-def _fake_silu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    return gate.new_empty(gate.shape)
-
-
 @gelu_mul.fake
-def _fake_gelu_mul(gate: Tensor, up: Tensor, tanh: bool) -> Tensor:
+def _fake(gate: Tensor) -> Tensor:
     return gate.new_empty(gate.shape)
 
 

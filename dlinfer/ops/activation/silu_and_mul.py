@@ -31,14 +31,11 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return (functional.silu(gate) * up).contiguous()
 
 
-_RULES = Rules("silu_and_mul")
-
-
 @silu_and_mul.check
-def _check_silu_and_mul(x: Tensor) -> None:
-    _RULES.floating("x", x)
-    _RULES.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
-    _RULES.require(x.shape[-1] % 2 == 0, "x", "an even last dimension", lambda: tuple(x.shape))
+def _check_silu_and_mul(rules: Rules, x: Tensor) -> None:
+    rules.floating("x", x)
+    rules.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
+    rules.require(x.shape[-1] % 2 == 0, "x", "an even last dimension", lambda: tuple(x.shape))
 
 
 @silu_and_mul.fake

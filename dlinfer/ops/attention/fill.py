@@ -72,32 +72,29 @@ def _call_fill_kv_cache(
     return k_cache, v_cache
 
 
-_RULES = Rules("fill_kv_cache")
-
-
 @fill_kv_cache.check
 def _check_fill_kv_cache(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor
+    rules: Rules, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor
 ) -> None:
-    _RULES.floating("k", k)
-    _RULES.rank("k", k, 3)
-    _RULES.like("v", v, "k", k)
-    _RULES.rank("v", v, 3)
-    _RULES.size("v", v, 0, k.shape[0], "the tokens of k")
+    rules.floating("k", k)
+    rules.rank("k", k, 3)
+    rules.like("v", v, "k", k)
+    rules.rank("v", v, 3)
+    rules.size("v", v, 0, k.shape[0], "the tokens of k")
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        _RULES.like(name, cache, "k", k)
-        _RULES.rank(name, cache, 4)
+        rules.like(name, cache, "k", k)
+        rules.rank(name, cache, 4)
     keys, values = canonical(k_cache), canonical(v_cache)
-    _RULES.size("k_cache", keys, 2, k.shape[1], "the kv heads of k")
-    _RULES.size("k_cache", keys, 3, k.shape[2], "the head size of k")
-    _RULES.size("v_cache", values, 0, keys.shape[0], "the blocks of k_cache")
-    _RULES.size("v_cache", values, 1, keys.shape[1], "the block size of k_cache")
-    _RULES.size("v_cache", values, 2, v.shape[1], "the kv heads of v")
-    _RULES.size("v_cache", values, 3, v.shape[2], "the head size of v")
-    _RULES.integer("kv_start_indices", kv_start_indices)
-    _RULES.same_device("kv_start_indices", kv_start_indices, "k", k)
-    _RULES.rank("kv_start_indices", kv_start_indices, 1)
-    _RULES.size("kv_start_indices", kv_start_indices, 0, k.shape[0], "the tokens of k")
+    rules.size("k_cache", keys, 2, k.shape[1], "the kv heads of k")
+    rules.size("k_cache", keys, 3, k.shape[2], "the head size of k")
+    rules.size("v_cache", values, 0, keys.shape[0], "the blocks of k_cache")
+    rules.size("v_cache", values, 1, keys.shape[1], "the block size of k_cache")
+    rules.size("v_cache", values, 2, v.shape[1], "the kv heads of v")
+    rules.size("v_cache", values, 3, v.shape[2], "the head size of v")
+    rules.integer("kv_start_indices", kv_start_indices)
+    rules.same_device("kv_start_indices", kv_start_indices, "k", k)
+    rules.rank("kv_start_indices", kv_start_indices, 1)
+    rules.size("kv_start_indices", kv_start_indices, 0, k.shape[0], "the tokens of k")
 
 
 @fill_kv_cache.samples

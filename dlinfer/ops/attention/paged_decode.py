@@ -163,31 +163,25 @@ def _call_paged_decode_attention(
     return attn_output
 
 
-_RULES = Rules("paged_decode_attention")
-
-
 @paged_decode_attention.check
 def _check_paged_decode_attention(
+    rules: Rules,
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     block_offsets: Tensor,
     block_size: int,
     kv_seqlens: Tensor,
-    max_kv_seq_len: int,
     num_q_heads: int,
     num_kv_heads: int,
     attn_output: Tensor,
-    softmax_scale: float,
-    window_left: int,
-    logit_softcapping: float,
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    check_queries(_RULES, q, attn_output, num_q_heads, num_kv_heads)
-    check_pages(_RULES, q, k_cache, v_cache, block_offsets, block_size, kv_seqlens, num_kv_heads, attn_output)
-    _RULES.size("block_offsets", block_offsets, 0, q.shape[0], "one sequence for each token of q")
-    check_extras(_RULES, q, alibi_slopes, sinks)
+    check_queries(rules, q, attn_output, num_q_heads, num_kv_heads)
+    check_pages(rules, q, k_cache, v_cache, block_offsets, block_size, kv_seqlens, num_kv_heads, attn_output)
+    rules.size("block_offsets", block_offsets, 0, q.shape[0], "one sequence for each token of q")
+    check_extras(rules, q, alibi_slopes, sinks)
 
 
 def decode_arguments(make: SampleMaker, case: Case) -> tuple[Any, ...]:

@@ -182,11 +182,9 @@ def _call_paged_prefill_attention(
     return attn_output
 
 
-_RULES = Rules("paged_prefill_attention")
-
-
 @paged_prefill_attention.check
 def _check_paged_prefill_attention(
+    rules: Rules,
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -194,23 +192,16 @@ def _check_paged_prefill_attention(
     block_size: int,
     q_ends: Tensor,
     kv_seqlens: Tensor,
-    max_q_seq_len: int,
-    max_kv_seq_len: int,
     num_q_heads: int,
     num_kv_heads: int,
     attn_output: Tensor,
-    softmax_scale: float,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    logit_softcapping: float,
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    check_queries(_RULES, q, attn_output, num_q_heads, num_kv_heads)
-    check_pages(_RULES, q, k_cache, v_cache, block_offsets, block_size, kv_seqlens, num_kv_heads, attn_output)
-    check_lengths(_RULES, "q_ends", q_ends, block_offsets.shape[0])
-    check_extras(_RULES, q, alibi_slopes, sinks)
+    check_queries(rules, q, attn_output, num_q_heads, num_kv_heads)
+    check_pages(rules, q, k_cache, v_cache, block_offsets, block_size, kv_seqlens, num_kv_heads, attn_output)
+    check_lengths(rules, "q_ends", q_ends, block_offsets.shape[0])
+    check_extras(rules, q, alibi_slopes, sinks)
 
 
 def paged_prefill_arguments(make: SampleMaker, case: Case) -> tuple[Any, ...]:

@@ -141,39 +141,31 @@ def _call_prefill_attention(
     return attn_output
 
 
-_RULES = Rules("prefill_attention")
-
-
 @prefill_attention.check
 def _check_prefill_attention(
+    rules: Rules,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     q_ends: Tensor,
     kv_seqlens: Tensor,
-    max_q_seq_len: int,
     num_q_heads: int,
     num_kv_heads: int,
     attn_output: Tensor,
-    softmax_scale: float,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    logit_softcapping: float,
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    check_queries(_RULES, q, attn_output, num_q_heads, num_kv_heads)
+    check_queries(rules, q, attn_output, num_q_heads, num_kv_heads)
     for name, tensor in (("k", k), ("v", v)):
-        _RULES.like(name, tensor, "q", q)
-        _RULES.rank(name, tensor, 3)
-        _RULES.size(name, tensor, 0, k.shape[0], "the tokens of k")
-        _RULES.size(name, tensor, 1, num_kv_heads, "num_kv_heads")
-    _RULES.size("k", k, 2, q.shape[2], "the head size of q")
-    _RULES.size("attn_output", attn_output, 2, v.shape[2], "the head size of v")
-    check_lengths(_RULES, "q_ends", q_ends, None)
-    check_lengths(_RULES, "kv_seqlens", kv_seqlens, q_ends.shape[0])
-    check_extras(_RULES, q, alibi_slopes, sinks)
+        rules.like(name, tensor, "q", q)
+        rules.rank(name, tensor, 3)
+        rules.size(name, tensor, 0, k.shape[0], "the tokens of k")
+        rules.size(name, tensor, 1, num_kv_heads, "num_kv_heads")
+    rules.size("k", k, 2, q.shape[2], "the head size of q")
+    rules.size("attn_output", attn_output, 2, v.shape[2], "the head size of v")
+    check_lengths(rules, "q_ends", q_ends, None)
+    check_lengths(rules, "kv_seqlens", kv_seqlens, q_ends.shape[0])
+    check_extras(rules, q, alibi_slopes, sinks)
 
 
 @prefill_attention.samples

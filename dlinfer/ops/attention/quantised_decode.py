@@ -82,33 +82,27 @@ def quantised_paged_decode_attention(
     )
 
 
-_RULES = Rules("quantised_paged_decode_attention")
-
-
 @quantised_paged_decode_attention.check
 def _check_quantised_paged_decode_attention(
+    rules: Rules,
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     block_offsets: Tensor,
     block_size: int,
     kv_seqlens: Tensor,
-    max_kv_seq_len: int,
     num_q_heads: int,
     num_kv_heads: int,
     attn_output: Tensor,
-    softmax_scale: float,
-    window_left: int,
-    logit_softcapping: float,
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
     k_scales_zeros: Tensor,
     v_scales_zeros: Tensor,
     quant_bits: int,
 ) -> None:
-    check_queries(_RULES, q, attn_output, num_q_heads, num_kv_heads)
+    check_queries(rules, q, attn_output, num_q_heads, num_kv_heads)
     check_quantised_pages(
-        _RULES,
+        rules,
         q,
         (k_cache, v_cache),
         (k_scales_zeros, v_scales_zeros),
@@ -117,9 +111,9 @@ def _check_quantised_paged_decode_attention(
         num_kv_heads,
         attn_output,
     )
-    check_tables(_RULES, q, block_offsets, kv_seqlens)
-    _RULES.size("block_offsets", block_offsets, 0, q.shape[0], "one sequence for each token of q")
-    check_extras(_RULES, q, alibi_slopes, sinks)
+    check_tables(rules, q, block_offsets, kv_seqlens)
+    rules.size("block_offsets", block_offsets, 0, q.shape[0], "one sequence for each token of q")
+    check_extras(rules, q, alibi_slopes, sinks)
 
 
 @quantised_paged_decode_attention.samples

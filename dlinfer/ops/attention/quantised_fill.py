@@ -50,7 +50,7 @@ def fill_quantised_kv_cache(
     """
     keys, values = canonical(k_cache), canonical(v_cache)
     check_slots(kv_start_indices, keys)
-    check_apart(_RULES, k_cache, v_cache, quant_bits)
+    check_apart(fill_quantised_kv_cache.rules, k_cache, v_cache, quant_bits)
     for new, cache, scales_zeros in ((k, keys, k_scales_zeros), (v, values, v_scales_zeros)):
         codes, fresh = quantise(new, quant_bits, scales_zeros)
         for token, slot in enumerate(kv_start_indices.tolist()):
@@ -61,11 +61,9 @@ def fill_quantised_kv_cache(
                     canonical(scales_zeros)[block, offset] = fresh[token]
 
 
-_RULES = Rules("fill_quantised_kv_cache")
-
-
 @fill_quantised_kv_cache.check
 def _check_fill_quantised_kv_cache(
+    rules: Rules,
     k: Tensor,
     v: Tensor,
     k_cache: Tensor,
@@ -75,23 +73,23 @@ def _check_fill_quantised_kv_cache(
     v_scales_zeros: Tensor,
     quant_bits: int,
 ) -> None:
-    check_format(_RULES, quant_bits)
-    _RULES.floating("k", k)
-    _RULES.rank("k", k, 3)
-    _RULES.like("v", v, "k", k)
-    _RULES.rank("v", v, 3)
-    _RULES.size("v", v, 0, k.shape[0], "the tokens of k")
-    check_quantised_cache(_RULES, "k", k_cache, k_scales_zeros, quant_bits, k.shape[2], "k", k)
-    check_quantised_cache(_RULES, "v", v_cache, v_scales_zeros, quant_bits, v.shape[2], "v", v)
+    check_format(rules, quant_bits)
+    rules.floating("k", k)
+    rules.rank("k", k, 3)
+    rules.like("v", v, "k", k)
+    rules.rank("v", v, 3)
+    rules.size("v", v, 0, k.shape[0], "the tokens of k")
+    check_quantised_cache(rules, "k", k_cache, k_scales_zeros, quant_bits, k.shape[2], "k", k)
+    check_quantised_cache(rules, "v", v_cache, v_scales_zeros, quant_bits, v.shape[2], "v", v)
     keys, values = canonical(k_cache), canonical(v_cache)
-    _RULES.size("k_cache", keys, 2, k.shape[1], "the kv heads of k")
-    _RULES.size("v_cache", values, 0, keys.shape[0], "the blocks of k_cache")
-    _RULES.size("v_cache", values, 1, keys.shape[1], "the block size of k_cache")
-    _RULES.size("v_cache", values, 2, v.shape[1], "the kv heads of v")
-    _RULES.integer("kv_start_indices", kv_start_indices)
-    _RULES.same_device("kv_start_indices", kv_start_indices, "k", k)
-    _RULES.rank("kv_start_indices", kv_start_indices, 1)
-    _RULES.size("kv_start_indices", kv_start_indices, 0, k.shape[0], "the tokens of k")
+    rules.size("k_cache", keys, 2, k.shape[1], "the kv heads of k")
+    rules.size("v_cache", values, 0, keys.shape[0], "the blocks of k_cache")
+    rules.size("v_cache", values, 1, keys.shape[1], "the block size of k_cache")
+    rules.size("v_cache", values, 2, v.shape[1], "the kv heads of v")
+    rules.integer("kv_start_indices", kv_start_indices)
+    rules.same_device("kv_start_indices", kv_start_indices, "k", k)
+    rules.rank("kv_start_indices", kv_start_indices, 1)
+    rules.size("kv_start_indices", kv_start_indices, 0, k.shape[0], "the tokens of k")
 
 
 @fill_quantised_kv_cache.samples

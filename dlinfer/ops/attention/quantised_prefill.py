@@ -104,11 +104,9 @@ def _read(
     return dequantise(slots[chosen], quant_bits, scales, dtype).flatten(0, 1)[:kv_len]
 
 
-_RULES = Rules("quantised_paged_prefill_attention")
-
-
 @quantised_paged_prefill_attention.check
 def _check_quantised_paged_prefill_attention(
+    rules: Rules,
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -116,25 +114,18 @@ def _check_quantised_paged_prefill_attention(
     block_size: int,
     q_ends: Tensor,
     kv_seqlens: Tensor,
-    max_q_seq_len: int,
-    max_kv_seq_len: int,
     num_q_heads: int,
     num_kv_heads: int,
     attn_output: Tensor,
-    softmax_scale: float,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    logit_softcapping: float,
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
     k_scales_zeros: Tensor,
     v_scales_zeros: Tensor,
     quant_bits: int,
 ) -> None:
-    check_queries(_RULES, q, attn_output, num_q_heads, num_kv_heads)
+    check_queries(rules, q, attn_output, num_q_heads, num_kv_heads)
     check_quantised_pages(
-        _RULES,
+        rules,
         q,
         (k_cache, v_cache),
         (k_scales_zeros, v_scales_zeros),
@@ -143,9 +134,9 @@ def _check_quantised_paged_prefill_attention(
         num_kv_heads,
         attn_output,
     )
-    check_tables(_RULES, q, block_offsets, kv_seqlens)
-    check_lengths(_RULES, "q_ends", q_ends, block_offsets.shape[0])
-    check_extras(_RULES, q, alibi_slopes, sinks)
+    check_tables(rules, q, block_offsets, kv_seqlens)
+    check_lengths(rules, "q_ends", q_ends, block_offsets.shape[0])
+    check_extras(rules, q, alibi_slopes, sinks)
 
 
 def check_quantised_pages(

@@ -68,7 +68,9 @@ def chosen_positions(
     dtype = torch.promote_types(query.dtype, torch.float32)
     slots = canonical(key)
     out = torch.full((query.shape[0], 1, sparse_count), -1, dtype=torch.int32, device=query.device)
-    for start, end, length, blocks in _sequences(_INDEXER, query, q_ends, kv_seqlens, block_table, slots):
+    for start, end, length, blocks in _sequences(
+        lightning_indexer.rules, query, q_ends, kv_seqlens, block_table, slots
+    ):
         keys = slots[blocks].flatten(0, 1)[:length, 0].to(dtype)
         count = min(sparse_count, length)
         step = max(1, _SCORED // (query.shape[1] * length))
@@ -135,7 +137,7 @@ def sparse_flash_attention(
     keys, values, turned = canonical(key), canonical(value), canonical(key_rope)
     out = query.new_zeros(*query.shape[:2], values.shape[3])
     for start, end, length, blocks in _sequences(
-        _ATTENTION, query, actual_seq_lengths_query, kv_seqlens, block_table, keys
+        sparse_flash_attention.rules, query, actual_seq_lengths_query, kv_seqlens, block_table, keys
     ):
         k, v, r = (x[blocks].flatten(0, 1)[:length, 0].to(dtype) for x in (keys, values, turned))
         for token in range(start, end):
@@ -146,9 +148,6 @@ def sparse_flash_attention(
             if len(places):
                 out[token] = (scores * scale).softmax(-1) @ v[places]
     return out
-
-
-_INDEXER, _ATTENTION = Rules("lightning_indexer"), Rules("sparse_flash_attention")
 
 
 def _check_cache(rules: Rules, name: str, cache: Tensor, query: Tensor, size: int | None, owner: str) -> None:
@@ -170,6 +169,7 @@ def _check_table(rules: Rules, query: Tensor, block_table: Tensor, lengths: dict
 
 @lightning_indexer.check
 def _check_lightning_indexer(
+    rules: Rules,
     query: Tensor,
     key: Tensor,
     weights: Tensor,
@@ -178,82 +178,63 @@ def _check_lightning_indexer(
     block_table: Tensor,
     sparse_count: int,
 ) -> None:
-    _INDEXER.floating("query", query)
-    _INDEXER.rank("query", query, 3)
-    _check_cache(_INDEXER, "key", key, query, query.shape[2], "the size of query")
-    _INDEXER.like("weights", weights, "query", query)
-    _INDEXER.rank("weights", weights, 2)
+    rules.floating("query", query)
+    rules.rank("query", query, 3)
+    _check_cache(rules, "key", key, query, query.shape[2], "the size of query")
+    rules.like("weights", weights, "query", query)
+    rules.rank("weights", weights, 2)
     for dim in range(2):
-        _INDEXER.size("weights", weights, dim, query.shape[dim], "the tokens and heads of query")
+        rules.size("weights", weights, dim, query.shape[dim], "the tokens and heads of query")
     lengths = {
         "actual_seq_lengths_query": actual_seq_lengths_query,
         "actual_seq_lengths_key": actual_seq_lengths_key,
     }
-    _check_table(_INDEXER, query, block_table, lengths)
-    _INDEXER.require(sparse_count >= 1, "sparse_count", "at least 1", lambda: sparse_count)
+    _check_table(rules, query, block_table, lengths)
+    rules.require(sparse_count >= 1, "sparse_count", "at least 1", lambda: sparse_count)
 
 
 @lightning_indexer.fake
-def _fake_lightning_indexer(
-    query: Tensor,
-    key: Tensor,
-    weights: Tensor,
-    actual_seq_lengths_query: Tensor,
-    actual_seq_lengths_key: Tensor,
-    block_table: Tensor,
-    sparse_count: int,
-) -> Tensor:
+def _fake_lightning_indexer(query: Tensor, sparse_count: int) -> Tensor:
     return query.new_empty((query.shape[0], 1, sparse_count), dtype=torch.int32)
 
 
 @sparse_flash_attention.check
 def _check_sparse_flash_attention(
+    rules: Rules,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     sparse_indices: Tensor,
-    scale: float,
     block_table: Tensor,
     actual_seq_lengths_query: Tensor,
     kv_seqlens: Tensor,
     query_rope: Tensor,
     key_rope: Tensor,
 ) -> None:
-    _ATTENTION.floating("query", query)
-    _ATTENTION.rank("query", query, 3)
-    _ATTENTION.like("query_rope", query_rope, "query", query)
-    _ATTENTION.rank("query_rope", query_rope, 3)
+    rules.floating("query", query)
+    rules.rank("query", query, 3)
+    rules.like("query_rope", query_rope, "query", query)
+    rules.rank("query_rope", query_rope, 3)
     for dim in range(2):
-        _ATTENTION.size("query_rope", query_rope, dim, query.shape[dim], "the tokens and heads of query")
-    _check_cache(_ATTENTION, "key", key, query, query.shape[2], "the size of query")
-    _check_cache(_ATTENTION, "value", value, query, None, "")
-    _check_cache(_ATTENTION, "key_rope", key_rope, query, query_rope.shape[2], "the size of query_rope")
+        rules.size("query_rope", query_rope, dim, query.shape[dim], "the tokens and heads of query")
+    _check_cache(rules, "key", key, query, query.shape[2], "the size of query")
+    _check_cache(rules, "value", value, query, None, "")
+    _check_cache(rules, "key_rope", key_rope, query, query_rope.shape[2], "the size of query_rope")
     slots = canonical(key)
     for name, cache in (("value", value), ("key_rope", key_rope)):
         for dim in range(2):
-            _ATTENTION.size(name, canonical(cache), dim, slots.shape[dim], "the blocks of key and their size")
-    _ATTENTION.integer("sparse_indices", sparse_indices)
-    _ATTENTION.same_device("sparse_indices", sparse_indices, "query", query)
-    _ATTENTION.rank("sparse_indices", sparse_indices, 3)
-    _ATTENTION.size("sparse_indices", sparse_indices, 0, query.shape[0], "the tokens of query")
-    _ATTENTION.size("sparse_indices", sparse_indices, 1, 1, "one head of keys")
+            rules.size(name, canonical(cache), dim, slots.shape[dim], "the blocks of key and their size")
+    rules.integer("sparse_indices", sparse_indices)
+    rules.same_device("sparse_indices", sparse_indices, "query", query)
+    rules.rank("sparse_indices", sparse_indices, 3)
+    rules.size("sparse_indices", sparse_indices, 0, query.shape[0], "the tokens of query")
+    rules.size("sparse_indices", sparse_indices, 1, 1, "one head of keys")
     lengths = {"actual_seq_lengths_query": actual_seq_lengths_query, "kv_seqlens": kv_seqlens}
-    _check_table(_ATTENTION, query, block_table, lengths)
+    _check_table(rules, query, block_table, lengths)
 
 
 @sparse_flash_attention.fake
-def _fake_sparse_flash_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sparse_indices: Tensor,
-    scale: float,
-    block_table: Tensor,
-    actual_seq_lengths_query: Tensor,
-    kv_seqlens: Tensor,
-    query_rope: Tensor,
-    key_rope: Tensor,
-) -> Tensor:
+def _fake_sparse_flash_attention(query: Tensor, value: Tensor) -> Tensor:
     return query.new_empty((*query.shape[:2], canonical(value).shape[3]))
 
 

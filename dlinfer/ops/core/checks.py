@@ -15,7 +15,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Rules:
-    """The argument rules of one op: ``RULES = Rules("rms_norm")``, then ``RULES.dtype(...)`` and so on."""
+    """The argument rules of one op, which its ``check`` function takes as ``rules``."""
 
     def __init__(self, op: str) -> None:
         self.op = op
@@ -67,6 +67,13 @@ class Rules:
         if tensor.dim() not in ranks:
             wanted = " or ".join(str(rank) for rank in ranks)
             raise self.error(argument, f"{wanted} dimensions", f"{tensor.dim()}: {tuple(tensor.shape)}")
+
+    def same_shape(self, argument: str, tensor: Tensor, model_name: str, model: Tensor) -> None:
+        """Same dtype, device and shape as another argument."""
+        self.like(argument, tensor, model_name, model)
+        self.rank(argument, tensor, model.dim())
+        for dim in range(model.dim()):
+            self.size(argument, tensor, dim, model.shape[dim], f"the shape of {model_name}")
 
     def size(self, argument: str, tensor: Tensor, dim: int, size: int | torch.SymInt, why: str) -> None:
         """Size of one dimension; ``why`` names what it must equal."""

@@ -3,10 +3,13 @@
 A function becomes an op by ``@fused_op``: its annotations are the schema, its docstring the documentation and
 its body the reference implementation in plain torch. Beside it stand
 
-- ``@op.check``: the argument rules, run by every kernel before it computes and by the fake function;
+- ``@op.check``: the argument rules, run before every kernel and before the fake function;
 - ``@op.fake``: shapes and dtypes of the results, for compilers; ops that return nothing need none;
 - ``@op.python_call``, where the framework's call is not the torch op's: unpacks objects, allocates outputs;
 - ``@op.samples``: inputs with their edge cases, for opcheck, kernel tests and the conformance kit.
+
+The functions of ``check`` and ``fake`` take any of the op's parameters, by name; that of ``check`` may take ``rules``
+besides, the op's ``Rules``. So ops with the same parameters can share one function.
 
 Mutation is declared. A mutating op returns only fresh tensors, never an argument, and has no list defaults:
 torch's functionalisation and opcheck require both.
@@ -22,6 +25,7 @@ from torch import Tensor
 from torch.library import Library, infer_schema, register_fake
 
 from dlinfer.errors import DlinferError, KernelFailureError, OpArgumentError, OpCallError
+from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 
 NAMESPACE = "dlinfer"
@@ -59,25 +63,28 @@ class OpSpec:
         self.__doc__ = reference.__doc__
         _library.define(self.name + self.schema, tags=(torch.Tag.pt2_compliant_tag,))
         self.overload = getattr(getattr(torch.ops, NAMESPACE), self.name).default
-        self._check: Callable[..., None] = _no_check
+        self.rules = Rules(self.name)
+        self.validate: Callable[..., None] = _no_check
+        """Apply the argument rules to a call's arguments. Raises OpArgumentError."""
         self._call: Callable[..., Any] = self.overload
         self._samples: Callable[[SampleMaker], Iterator[Sample]] | None = None
         if inspect.signature(reference).return_annotation is None:
-            self.fake(_returns_nothing)
+            self.fake(lambda: None)
 
     # --- what an op's file adds beside the body
 
     def check(self, function: Callable[..., None]) -> Callable[..., None]:
-        """Register the argument rules; they take the op's parameters and raise OpArgumentError."""
-        self._check = function
+        """Register the argument rules; they raise OpArgumentError."""
+        self.validate = self._by_name(function)
         return function
 
     def fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Register the shape function; the argument rules run before it."""
+        shapes = self._by_name(function)
 
         def checked(*args: Any, **kwargs: Any) -> Any:
-            self._check(*args, **kwargs)
-            return function(*args, **kwargs)
+            self.validate(*args, **kwargs)
+            return shapes(*args, **kwargs)
 
         register_fake(f"{NAMESPACE}::{self.name}", checked, lib=_library)
         return function
@@ -94,6 +101,19 @@ class OpSpec:
         """Register the generator of sample inputs; they are the torch op's arguments."""
         self._samples = function
         return function
+
+    def _by_name(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of all the op's parameters that passes on those that ``function`` names.
+
+        It is generated as one expression, since argument rules run at every call.
+        """
+        names = tuple(inspect.signature(function).parameters)
+        if unknown := set(names) - {*self.parameters, "rules"}:
+            raise ValueError(
+                f"{function.__name__} names no parameters of op {self.name!r}: {sorted(unknown)}"
+            )
+        source = f"lambda {', '.join(self.parameters)}: function({', '.join(names)})"
+        return eval(source, {"function": function, "rules": self.rules})
 
     # --- what follows from it
 
@@ -123,10 +143,6 @@ class OpSpec:
         """The signature of the call that users make."""
         return inspect.signature(self.reference if self._call is self.overload else self._call)
 
-    def validate(self, *args: Any, **kwargs: Any) -> None:
-        """Apply the argument rules. Raises OpArgumentError."""
-        self._check(*args, **kwargs)
-
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The arguments of a call of the torch op, all by position."""
         return tuple(inspect.signature(self.reference).bind(*args, **kwargs).arguments.values())
@@ -143,10 +159,6 @@ class OpSpec:
 
 def _no_check(*args: Any, **kwargs: Any) -> None:
     """For ops without argument rules beyond their schema."""
-
-
-def _returns_nothing(*args: Any, **kwargs: Any) -> None:
-    """The shape function of ops that only write into arguments."""
 
 
 def fused_op(

@@ -51,24 +51,21 @@ def _call_linear(
     return out
 
 
-_RULES = Rules("linear")
-
-
 @linear.check
-def _check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    _RULES.floating("x", x)
-    _RULES.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
-    _RULES.like("weight", weight, "x", x)
-    _RULES.rank("weight", weight, 2)
-    _RULES.size("weight", weight, 1, x.shape[-1], "the last dimension of x")
+def _check_linear(rules: Rules, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    rules.floating("x", x)
+    rules.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
+    rules.like("weight", weight, "x", x)
+    rules.rank("weight", weight, 2)
+    rules.size("weight", weight, 1, x.shape[-1], "the last dimension of x")
     if bias is not None:
-        _RULES.like("bias", bias, "x", x)
-        _RULES.rank("bias", bias, 1)
-        _RULES.size("bias", bias, 0, weight.shape[0], "the first dimension of weight")
+        rules.like("bias", bias, "x", x)
+        rules.rank("bias", bias, 1)
+        rules.size("bias", bias, 0, weight.shape[0], "the first dimension of weight")
 
 
 @linear.fake
-def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _fake_linear(x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 

@@ -40,29 +40,28 @@ def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None
     return [functional.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 
 
-_RULES = Rules("linears")
-
-
 @linears.check
-def _check_linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
-    _RULES.floating("x", x)
-    _RULES.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
-    _RULES.require(len(weights) >= 1, "weights", "at least one weight", lambda: len(weights))
-    _RULES.require(
+def _check_linears(
+    rules: Rules, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+) -> None:
+    rules.floating("x", x)
+    rules.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
+    rules.require(len(weights) >= 1, "weights", "at least one weight", lambda: len(weights))
+    rules.require(
         len(biases) == len(weights), "biases", lambda: f"{len(weights)}, one a weight", lambda: len(biases)
     )
     for weight, bias in zip(weights, biases, strict=True):
-        _RULES.like("weights", weight, "x", x)
-        _RULES.rank("weights", weight, 2)
-        _RULES.size("weights", weight, 1, x.shape[-1], "the last dimension of x")
+        rules.like("weights", weight, "x", x)
+        rules.rank("weights", weight, 2)
+        rules.size("weights", weight, 1, x.shape[-1], "the last dimension of x")
         if bias is not None:
-            _RULES.like("biases", bias, "x", x)
-            _RULES.rank("biases", bias, 1)
-            _RULES.size("biases", bias, 0, weight.shape[0], "the first dimension of its weight")
+            rules.like("biases", bias, "x", x)
+            rules.rank("biases", bias, 1)
+            rules.size("biases", bias, 0, weight.shape[0], "the first dimension of its weight")
 
 
 @linears.fake
-def _fake_linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
+def _fake_linears(x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
     return [x.new_empty((*x.shape[:-1], weight.shape[0])) for weight in weights]
 
 

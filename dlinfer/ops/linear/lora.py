@@ -55,9 +55,6 @@ def lora_linear(
     return out
 
 
-_RULES = Rules("lora_linear")
-
-
 def check_adapters(a: Tensor, starts: Tensor, ranks: Tensor, adapter_ids: Tensor) -> None:
     """Each token's adapter exists, and each adapter's rows. Raises OpArgumentError.
 
@@ -65,12 +62,12 @@ def check_adapters(a: Tensor, starts: Tensor, ranks: Tensor, adapter_ids: Tensor
     """
     if adapter_ids.numel():
         highest = int(adapter_ids.max())
-        _RULES.require(
+        lora_linear.rules.require(
             highest < len(starts), "adapter_ids", lambda: f"ids below {len(starts)}", lambda: highest
         )
     for start, rank in zip(starts.tolist(), ranks.tolist(), strict=True):
         inside = rank >= 0 and start >= 0 and start + rank <= a.shape[0]
-        _RULES.require(
+        lora_linear.rules.require(
             inside,
             "starts",
             lambda: f"rows within {a.shape[0]}",
@@ -80,6 +77,7 @@ def check_adapters(a: Tensor, starts: Tensor, ranks: Tensor, adapter_ids: Tensor
 
 @lora_linear.check
 def _check_lora_linear(
+    rules: Rules,
     base: Tensor,
     x: Tensor,
     a: Tensor,
@@ -89,38 +87,29 @@ def _check_lora_linear(
     scalings: Tensor,
     adapter_ids: Tensor,
 ) -> None:
-    _RULES.floating("base", base)
-    _RULES.rank("base", base, 2)
+    rules.floating("base", base)
+    rules.rank("base", base, 2)
     for name, tensor in (("x", x), ("a", a), ("b", b)):
-        _RULES.like(name, tensor, "base", base)
-        _RULES.rank(name, tensor, 2)
-    _RULES.size("x", x, 0, base.shape[0], "the tokens of base")
-    _RULES.size("a", a, 1, x.shape[1], "the last dimension of x")
-    _RULES.size("b", b, 0, a.shape[0], "the rows of a")
-    _RULES.size("b", b, 1, base.shape[1], "the last dimension of base")
+        rules.like(name, tensor, "base", base)
+        rules.rank(name, tensor, 2)
+    rules.size("x", x, 0, base.shape[0], "the tokens of base")
+    rules.size("a", a, 1, x.shape[1], "the last dimension of x")
+    rules.size("b", b, 0, a.shape[0], "the rows of a")
+    rules.size("b", b, 1, base.shape[1], "the last dimension of base")
     for name, tensor in (("starts", starts), ("ranks", ranks), ("adapter_ids", adapter_ids)):
-        _RULES.integer(name, tensor)
-        _RULES.rank(name, tensor, 1)
-        _RULES.same_device(name, tensor, "base", base)
-    _RULES.floating("scalings", scalings)
-    _RULES.rank("scalings", scalings, 1)
-    _RULES.same_device("scalings", scalings, "base", base)
-    _RULES.size("ranks", ranks, 0, starts.shape[0], "the adapters of starts")
-    _RULES.size("scalings", scalings, 0, starts.shape[0], "the adapters of starts")
-    _RULES.size("adapter_ids", adapter_ids, 0, base.shape[0], "the tokens of base")
+        rules.integer(name, tensor)
+        rules.rank(name, tensor, 1)
+        rules.same_device(name, tensor, "base", base)
+    rules.floating("scalings", scalings)
+    rules.rank("scalings", scalings, 1)
+    rules.same_device("scalings", scalings, "base", base)
+    rules.size("ranks", ranks, 0, starts.shape[0], "the adapters of starts")
+    rules.size("scalings", scalings, 0, starts.shape[0], "the adapters of starts")
+    rules.size("adapter_ids", adapter_ids, 0, base.shape[0], "the tokens of base")
 
 
 @lora_linear.fake
-def _fake_lora_linear(
-    base: Tensor,
-    x: Tensor,
-    a: Tensor,
-    b: Tensor,
-    starts: Tensor,
-    ranks: Tensor,
-    scalings: Tensor,
-    adapter_ids: Tensor,
-) -> Tensor:
+def _fake_lora_linear(base: Tensor) -> Tensor:
     return base.new_empty(base.shape)
 
 

@@ -1,15 +1,16 @@
 """Mixture of experts with bfloat16 weights that are packed in 12 bits a number, without loss."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
-from dlinfer.ops.moe.floating import TOLERANCES, check_ids, fused_moe
+from dlinfer.ops.moe.floating import TOLERANCES, fused_moe
+from dlinfer.ops.moe.routing import check_choices, check_ids, choices, fake_result, refuse_expert_parallel
 from dlinfer.ops.quantised import bf12
 from dlinfer.utils.type_annotation import MoeMetadata
 
@@ -30,7 +31,7 @@ def fused_moe_bf12(
     Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError, also for ids
     that name no expert.
     """
-    check_ids(topk_ids, num_experts, RULES)
+    check_ids(topk_ids, num_experts, fused_moe_bf12.rules)
     hidden, dtype = hidden_states.shape[1], hidden_states.dtype
 
     def stack(packed: Tensor, rows: int, columns: int) -> Tensor:
@@ -74,12 +75,7 @@ def _call_fused_moe_bf12(
     Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError, also for ids
     that name no expert; UnsupportedFeatureError for expert parallelism.
     """
-    if moe_metadata is not None and moe_metadata.ep_size > 1:
-        raise UnsupportedFeatureError(
-            feature=f"expert parallelism (ep_size={moe_metadata.ep_size})",
-            where="dlinfer.ops.fused_moe_bf12",
-            advice="set ep=1; tensor parallelism is served",
-        )
+    refuse_expert_parallel(fused_moe_bf12, moe_metadata, "set ep=1; tensor parallelism is served")
     return fused_moe_bf12.overload(
         hidden_states,
         gate_up_weights,
@@ -92,43 +88,32 @@ def _call_fused_moe_bf12(
     )
 
 
-RULES = Rules("fused_moe_bf12")
-
-
 @fused_moe_bf12.check
 def _check_fused_moe_bf12(
+    rules: Rules,
     hidden_states: Tensor,
     gate_up_weights: Tensor,
     down_weights: Tensor,
     topk_weights: Tensor,
     topk_ids: Tensor,
-    renormalize: bool,
     num_experts: int,
     intermediate_size: int,
 ) -> None:
-    RULES.floating("hidden_states", hidden_states)
-    RULES.rank("hidden_states", hidden_states, 2)
-    RULES.require(num_experts >= 0, "num_experts", "0 or more", lambda: num_experts)
-    RULES.require(intermediate_size >= 0, "intermediate_size", "0 or more", lambda: intermediate_size)
-    tokens, hidden = hidden_states.shape
+    rules.floating("hidden_states", hidden_states)
+    rules.rank("hidden_states", hidden_states, 2)
+    rules.require(num_experts >= 0, "num_experts", "0 or more", lambda: num_experts)
+    rules.require(intermediate_size >= 0, "intermediate_size", "0 or more", lambda: intermediate_size)
+    hidden = hidden_states.shape[1]
     for name, packed, rows, columns in (
         ("gate_up_weights", gate_up_weights, 2 * intermediate_size, hidden),
         ("down_weights", down_weights, hidden, intermediate_size),
     ):
-        RULES.same_device(name, packed, "hidden_states", hidden_states)
-        bf12.check_packed(RULES, name, packed, num_experts * rows, columns)
-    RULES.floating("topk_weights", topk_weights)
-    RULES.integer("topk_ids", topk_ids)
-    for name, choice in (("topk_weights", topk_weights), ("topk_ids", topk_ids)):
-        RULES.same_device(name, choice, "hidden_states", hidden_states)
-        RULES.rank(name, choice, 2)
-        RULES.size(name, choice, 0, tokens, "the tokens of hidden_states")
-        RULES.size(name, choice, 1, topk_weights.shape[1], "the choices of topk_weights")
+        rules.same_device(name, packed, "hidden_states", hidden_states)
+        bf12.check_packed(rules, name, packed, num_experts * rows, columns)
+    check_choices(rules, hidden_states, topk_weights, topk_ids)
 
 
-@fused_moe_bf12.fake
-def _fake_fused_moe_bf12(hidden_states: Tensor, *others: object) -> Tensor:
-    return hidden_states.new_empty(hidden_states.shape)
+fused_moe_bf12.fake(fake_result)
 
 
 @fused_moe_bf12.samples
@@ -136,18 +121,16 @@ def _fused_moe_bf12_samples(make: SampleMaker) -> Iterator[Sample]:
     def plain(experts: int, rows: int, columns: int) -> Tensor:
         return make.tensor(experts * rows, columns, scale=columns**-0.5).bfloat16()
 
-    def routes(tokens: int, experts: int, topk: int) -> tuple[Tensor, Tensor]:
-        weights, ids = torch.randn(tokens, experts, generator=make.generator).softmax(-1).topk(topk)
-        return weights.to(make.device), ids.to(make.device)
-
-    def case(tokens: int, experts: int, hidden: int, inner: int, topk: int, renormalize: bool) -> tuple:
+    def case(
+        tokens: int, experts: int, hidden: int, inner: int, topk: int, renormalize: bool
+    ) -> tuple[Any, ...]:
         x, gate_up, down = (
             make.tensor(tokens, hidden),
             plain(experts, 2 * inner, hidden),
             plain(experts, hidden, inner),
         )
         packed = bf12.pack(gate_up), bf12.pack(down)
-        return x, *packed, *routes(tokens, experts, topk), renormalize, experts, inner
+        return x, *packed, *choices(make, tokens, experts, topk), renormalize, experts, inner
 
     yield Sample("one token", case(1, 8, 128, 48, 2, True))
     yield Sample("many tokens, not renormalised", case(33, 6, 256, 128, 4, False))
@@ -166,12 +149,15 @@ def _fused_moe_bf12_samples(make: SampleMaker) -> Iterator[Sample]:
         weight[1::5, 3::11] = -0.0
         weight[20] *= 1e-38  # subnormals among them
     packed = bf12.pack(gate_up), bf12.pack(down)
-    yield Sample("exceptions that are tiny", (make.tensor(4, 140), *packed, *routes(4, 3, 2), True, 3, 20))
+    yield Sample(
+        "exceptions that are tiny", (make.tensor(4, 140), *packed, *choices(make, 4, 3, 2), True, 3, 20)
+    )
     few = plain(2, 140, 20)
     down = few * 1e-12
     down[::2, ::9] = few[::2, ::9]
     down[13] = few[13]
     packed = bf12.pack(plain(2, 2 * 20, 140)), bf12.pack(down)
     yield Sample(
-        "exceptions that make the result", (make.tensor(3, 140), *packed, *routes(3, 2, 1), True, 2, 20)
+        "exceptions that make the result",
+        (make.tensor(3, 140), *packed, *choices(make, 3, 2, 1), True, 2, 20),
     )

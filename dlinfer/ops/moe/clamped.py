@@ -1,6 +1,7 @@
 """Mixture of experts whose products have biases and whose gated activation is clamped, as GPT-OSS's are."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,7 +9,8 @@ from torch import Tensor
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
-from dlinfer.ops.moe.floating import TOLERANCES, check_ids
+from dlinfer.ops.moe.floating import TOLERANCES
+from dlinfer.ops.moe.routing import check_choices, check_ids, fake_result
 
 
 @fused_op(tolerances=TOLERANCES)
@@ -37,7 +39,7 @@ def fused_moe_clamped(
     Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Computed in float32 at least and
     rounded once. Raises OpArgumentError, also for ids that name no expert.
     """
-    check_ids(topk_ids, gate_up_weights.shape[0], RULES)
+    check_ids(topk_ids, gate_up_weights.shape[0], fused_moe_clamped.rules)
     dtype = torch.promote_types(hidden_states.dtype, torch.float32)
     out = torch.zeros(hidden_states.shape, dtype=dtype, device=hidden_states.device)
     for expert in range(gate_up_weights.shape[0]):
@@ -51,11 +53,9 @@ def fused_moe_clamped(
     return out.to(hidden_states.dtype)
 
 
-RULES = Rules("fused_moe_clamped")
-
-
 @fused_moe_clamped.check
 def _check_fused_moe_clamped(
+    rules: Rules,
     hidden_states: Tensor,
     gate_up_weights: Tensor,
     gate_up_bias: Tensor,
@@ -63,57 +63,38 @@ def _check_fused_moe_clamped(
     down_bias: Tensor,
     topk_weights: Tensor,
     topk_ids: Tensor,
-    alpha: float,
     limit: float,
 ) -> None:
-    RULES.floating("hidden_states", hidden_states)
-    RULES.rank("hidden_states", hidden_states, 2)
+    rules.floating("hidden_states", hidden_states)
+    rules.rank("hidden_states", hidden_states, 2)
     for name, tensor, rank in (
         ("gate_up_weights", gate_up_weights, 3),
         ("gate_up_bias", gate_up_bias, 2),
         ("down_weights", down_weights, 3),
         ("down_bias", down_bias, 2),
     ):
-        RULES.like(name, tensor, "hidden_states", hidden_states)
-        RULES.rank(name, tensor, rank)
-        RULES.size(name, tensor, 0, gate_up_weights.shape[0], "the number of experts")
-    tokens, hidden = hidden_states.shape
+        rules.like(name, tensor, "hidden_states", hidden_states)
+        rules.rank(name, tensor, rank)
+        rules.size(name, tensor, 0, gate_up_weights.shape[0], "the number of experts")
+    hidden = hidden_states.shape[1]
     intermediate = down_weights.shape[2]
-    RULES.size("gate_up_weights", gate_up_weights, 2, hidden, "the hidden size")
-    RULES.size("gate_up_weights", gate_up_weights, 1, 2 * intermediate, "twice the intermediate size")
-    RULES.size("gate_up_bias", gate_up_bias, 1, 2 * intermediate, "twice the intermediate size")
-    RULES.size("down_weights", down_weights, 1, hidden, "the hidden size")
-    RULES.size("down_bias", down_bias, 1, hidden, "the hidden size")
-    RULES.floating("topk_weights", topk_weights)
-    RULES.integer("topk_ids", topk_ids)
-    for name, choice in (("topk_weights", topk_weights), ("topk_ids", topk_ids)):
-        RULES.same_device(name, choice, "hidden_states", hidden_states)
-        RULES.rank(name, choice, 2)
-        RULES.size(name, choice, 0, tokens, "the tokens of hidden_states")
-        RULES.size(name, choice, 1, topk_weights.shape[1], "the choices of topk_weights")
-    RULES.require(limit > 0, "limit", "a positive number", lambda: limit)
+    rules.size("gate_up_weights", gate_up_weights, 2, hidden, "the hidden size")
+    rules.size("gate_up_weights", gate_up_weights, 1, 2 * intermediate, "twice the intermediate size")
+    rules.size("gate_up_bias", gate_up_bias, 1, 2 * intermediate, "twice the intermediate size")
+    rules.size("down_weights", down_weights, 1, hidden, "the hidden size")
+    rules.size("down_bias", down_bias, 1, hidden, "the hidden size")
+    check_choices(rules, hidden_states, topk_weights, topk_ids)
+    rules.require(limit > 0, "limit", "a positive number", lambda: limit)
 
 
-@fused_moe_clamped.fake
-def _fake_fused_moe_clamped(
-    hidden_states: Tensor,
-    gate_up_weights: Tensor,
-    gate_up_bias: Tensor,
-    down_weights: Tensor,
-    down_bias: Tensor,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    alpha: float,
-    limit: float,
-) -> Tensor:
-    return hidden_states.new_empty(hidden_states.shape)
+fused_moe_clamped.fake(fake_result)
 
 
 @fused_moe_clamped.samples
 def _fused_moe_clamped_samples(make: SampleMaker) -> Iterator[Sample]:
     def case(
         tokens: int, experts: int, hidden: int, intermediate: int, topk: int, limit: float, scale: float = 1.0
-    ) -> tuple:
+    ) -> tuple[Any, ...]:
         logits = torch.randn(tokens, experts, generator=make.generator)
         weights, ids = logits.topk(topk)
         return (

@@ -1,16 +1,16 @@
 """Mixture of experts of 8-bit weights and activations: scaled by token and row, by block, or by fixed numbers."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
-from dlinfer.ops.moe.floating import check_ids
+from dlinfer.ops.moe.routing import check_choices, check_ids, choices, fake_result, refuse_expert_parallel
 from dlinfer.ops.quantised import eight_bit
 from dlinfer.ops.quantised.linear_fp8 import FP8, blocked_weight, check_block_scale
 from dlinfer.ops.quantised.linear_w8a8 import quantised_weight
@@ -64,7 +64,7 @@ def fused_moe_w8a8(
 
     Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError.
     """
-    check_ids(topk_ids, gate_up_weights.shape[0], _W8A8)
+    check_ids(topk_ids, gate_up_weights.shape[0], fused_moe_w8a8.rules)
 
     def by(weights: Tensor, scales: Tensor) -> Product:
         def product(rows: Tensor, expert: int) -> Tensor:
@@ -105,12 +105,7 @@ def _call_fused_moe_w8a8(
     between the two products, are quantised token by token as by ``dynamic_quant``, to the weights' dtype. Raises
     OpArgumentError; UnsupportedFeatureError for expert parallelism.
     """
-    if moe_metadata is not None and moe_metadata.ep_size > 1:
-        raise UnsupportedFeatureError(
-            feature=f"expert parallelism (ep_size={moe_metadata.ep_size})",
-            where="dlinfer.ops.fused_moe_w8a8",
-            advice="set ep=1",
-        )
+    refuse_expert_parallel(fused_moe_w8a8, moe_metadata)
     return fused_moe_w8a8.overload(
         hidden_states,
         gate_up_weights,
@@ -124,9 +119,6 @@ def _call_fused_moe_w8a8(
     )
 
 
-_W8A8 = Rules("fused_moe_w8a8")
-
-
 def _check_moe(
     rules: Rules,
     hidden_states: Tensor,
@@ -138,7 +130,7 @@ def _check_moe(
 ) -> None:
     rules.floating("hidden_states", hidden_states)
     rules.rank("hidden_states", hidden_states, 2)
-    tokens, hidden = hidden_states.shape
+    hidden = hidden_states.shape[1]
     rules.require(
         hidden >= 1, "hidden_states", "a hidden size of at least 1", lambda: tuple(hidden_states.shape)
     )
@@ -157,13 +149,7 @@ def _check_moe(
     rules.size("gate_up_weights", gate_up_weights, 2, hidden, "the hidden size")
     rules.size("gate_up_weights", gate_up_weights, 1, 2 * intermediate, "twice the intermediate size")
     rules.size("down_weights", down_weights, 1, hidden, "the hidden size")
-    rules.floating("topk_weights", topk_weights)
-    rules.integer("topk_ids", topk_ids)
-    for name, choice in (("topk_weights", topk_weights), ("topk_ids", topk_ids)):
-        rules.same_device(name, choice, "hidden_states", hidden_states)
-        rules.rank(name, choice, 2)
-        rules.size(name, choice, 0, tokens, "the tokens of hidden_states")
-        rules.size(name, choice, 1, topk, "topk")
+    check_choices(rules, hidden_states, topk_weights, topk_ids, topk)
 
 
 def _check_row_scales(rules: Rules, name: str, scales: Tensor, weights: Tensor, model: Tensor) -> None:
@@ -176,6 +162,7 @@ def _check_row_scales(rules: Rules, name: str, scales: Tensor, weights: Tensor, 
 
 @fused_moe_w8a8.check
 def _check_fused_moe_w8a8(
+    rules: Rules,
     hidden_states: Tensor,
     gate_up_weights: Tensor,
     gate_up_scales: Tensor,
@@ -184,9 +171,7 @@ def _check_fused_moe_w8a8(
     topk_weights: Tensor,
     topk_ids: Tensor,
     topk: int,
-    renormalize: bool,
 ) -> None:
-    rules = _W8A8
     if gate_up_weights.dtype not in eight_bit.LARGEST:
         raise rules.error("gate_up_weights", "an int8 or float8_e4m3fn tensor", gate_up_weights.dtype)
     _check_moe(rules, hidden_states, gate_up_weights, down_weights, topk_weights, topk_ids, topk)
@@ -197,24 +182,17 @@ def _check_fused_moe_w8a8(
     _check_row_scales(rules, "down_scales", down_scales, down_weights, hidden_states)
 
 
-@fused_moe_w8a8.fake
-def _fake_fused_moe_w8a8(hidden_states: Tensor, *others: object) -> Tensor:
-    return hidden_states.new_empty(hidden_states.shape)
-
-
-def _routes(make: SampleMaker, tokens: int, experts: int, topk: int) -> tuple[Tensor, Tensor]:
-    weights, ids = torch.randn(tokens, experts, generator=make.generator).softmax(-1).topk(topk)
-    return weights.to(make.device), ids.to(make.device)
+fused_moe_w8a8.fake(fake_result)
 
 
 @fused_moe_w8a8.samples
 def _fused_moe_w8a8_samples(make: SampleMaker) -> Iterator[Sample]:
     def case(
         dtype: torch.dtype, tokens: int, experts: int, hidden: int, inner: int, topk: int, renormalize: bool
-    ) -> tuple:
+    ) -> tuple[Any, ...]:
         gate_up = quantised_weight(make, dtype, experts, 2 * inner, hidden)
         down = quantised_weight(make, dtype, experts, hidden, inner)
-        routes = _routes(make, tokens, experts, topk)
+        routes = choices(make, tokens, experts, topk)
         return make.tensor(tokens, hidden), *gate_up, *down, *routes, topk, renormalize
 
     for dtype in eight_bit.LARGEST:
@@ -253,7 +231,7 @@ def fused_moe_blocked_fp8(
     Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Scales of the activation between the two
     products are no powers of two, as in LMDeploy (``pytorch/kernels/cuda/moe/blocked_fp8.py``). Raises OpArgumentError.
     """
-    check_ids(topk_ids, gate_up_weights.shape[0], _BLOCKED)
+    check_ids(topk_ids, gate_up_weights.shape[0], fused_moe_blocked_fp8.rules)
 
     def by(weights: Tensor, scales: Tensor, power_of_two: bool) -> Product:
         def product(rows: Tensor, expert: int) -> Tensor:
@@ -268,11 +246,9 @@ def fused_moe_blocked_fp8(
     return routed(hidden_states, gate_up_weights.shape[0], topk_weights, topk_ids, renormalize, *products)
 
 
-_BLOCKED = Rules("fused_moe_blocked_fp8")
-
-
 @fused_moe_blocked_fp8.check
 def _check_fused_moe_blocked_fp8(
+    rules: Rules,
     hidden_states: Tensor,
     gate_up_weights: Tensor,
     gate_up_scales: Tensor,
@@ -281,11 +257,8 @@ def _check_fused_moe_blocked_fp8(
     topk_weights: Tensor,
     topk_ids: Tensor,
     topk: int,
-    renormalize: bool,
     block_size: int,
-    power_of_two_scales: bool,
 ) -> None:
-    rules = _BLOCKED
     eight_bit.check_eight_bits(rules, "gate_up_weights", gate_up_weights, FP8)
     _check_moe(rules, hidden_states, gate_up_weights, down_weights, topk_weights, topk_ids, topk)
     rules.require(block_size >= 1, "block_size", "at least 1", lambda: block_size)
@@ -293,9 +266,7 @@ def _check_fused_moe_blocked_fp8(
     check_block_scale(rules, "down_scales", down_scales, down_weights, block_size, hidden_states)
 
 
-@fused_moe_blocked_fp8.fake
-def _fake_fused_moe_blocked_fp8(hidden_states: Tensor, *others: object) -> Tensor:
-    return hidden_states.new_empty(hidden_states.shape)
+fused_moe_blocked_fp8.fake(fake_result)
 
 
 @fused_moe_blocked_fp8.samples
@@ -309,10 +280,10 @@ def _fused_moe_blocked_fp8_samples(make: SampleMaker) -> Iterator[Sample]:
         renormalize: bool,
         block: int,
         two: bool,
-    ) -> tuple:
+    ) -> tuple[Any, ...]:
         gate_up = blocked_weight(make, block, experts, 2 * inner, hidden)
         down = blocked_weight(make, block, experts, hidden, inner)
-        routes = _routes(make, tokens, experts, topk)
+        routes = choices(make, tokens, experts, topk)
         return make.tensor(tokens, hidden), *gate_up, *down, *routes, topk, renormalize, block, two
 
     yield Sample("one token", case(1, 8, 32, 48, 2, True, 16, False))
@@ -349,7 +320,7 @@ def fused_moe_static_fp8(
 
     Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError.
     """
-    check_ids(topk_ids, gate_up_weights.shape[0], _STATIC)
+    check_ids(topk_ids, gate_up_weights.shape[0], fused_moe_static_fp8.rules)
 
     def by(weights: Tensor, scales: Tensor, input_scale: Tensor) -> Product:
         each = input_scale.expand(weights.shape[0])
@@ -367,11 +338,9 @@ def fused_moe_static_fp8(
     return routed(hidden_states, gate_up_weights.shape[0], topk_weights, topk_ids, renormalize, *products)
 
 
-_STATIC = Rules("fused_moe_static_fp8")
-
-
 @fused_moe_static_fp8.check
 def _check_fused_moe_static_fp8(
+    rules: Rules,
     hidden_states: Tensor,
     gate_up_weights: Tensor,
     gate_up_scales: Tensor,
@@ -382,9 +351,7 @@ def _check_fused_moe_static_fp8(
     topk_weights: Tensor,
     topk_ids: Tensor,
     topk: int,
-    renormalize: bool,
 ) -> None:
-    rules = _STATIC
     eight_bit.check_eight_bits(rules, "gate_up_weights", gate_up_weights, FP8)
     _check_moe(rules, hidden_states, gate_up_weights, down_weights, topk_weights, topk_ids, topk)
     for name, scales, weights in (
@@ -400,18 +367,16 @@ def _check_fused_moe_static_fp8(
             rules.size(name, scale, 0, gate_up_weights.shape[0], "the number of experts, or 1")
 
 
-@fused_moe_static_fp8.fake
-def _fake_fused_moe_static_fp8(hidden_states: Tensor, *others: object) -> Tensor:
-    return hidden_states.new_empty(hidden_states.shape)
+fused_moe_static_fp8.fake(fake_result)
 
 
 @fused_moe_static_fp8.samples
 def _fused_moe_static_fp8_samples(make: SampleMaker) -> Iterator[Sample]:
-    def case(tokens: int, experts: int, hidden: int, inner: int, topk: int, each: bool) -> tuple:
+    def case(tokens: int, experts: int, hidden: int, inner: int, topk: int, each: bool) -> tuple[Any, ...]:
         gate_up = quantised_weight(make, FP8, experts, 2 * inner, hidden)
         down = quantised_weight(make, FP8, experts, hidden, inner)
         scale = (torch.rand(experts if each else 1, generator=make.generator) + 0.5).to(make.device) / 100
-        routes = _routes(make, tokens, experts, topk)
+        routes = choices(make, tokens, experts, topk)
         return make.tensor(tokens, hidden), *gate_up, scale, *down, scale / 2, *routes, topk, True
 
     yield Sample("one token, a scale for each expert", case(1, 8, 32, 48, 2, True))

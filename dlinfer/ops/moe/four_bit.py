@@ -1,16 +1,17 @@
 """Mixture of experts whose weights are of 4 bits, packed as those of ``weight_quant_matmul``."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
 from dlinfer.ops.moe.eight_bit import Product, routed
-from dlinfer.ops.moe.floating import TOLERANCES, check_ids
+from dlinfer.ops.moe.floating import TOLERANCES
+from dlinfer.ops.moe.routing import check_choices, check_ids, choices, fake_result, refuse_expert_parallel
 from dlinfer.ops.quantised.packing import AWQ
 from dlinfer.utils.type_annotation import MoeMetadata
 
@@ -36,7 +37,7 @@ def fused_moe_w4a16(
     tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError, also for ids that name no
     expert.
     """
-    check_ids(topk_ids, gate_up_weights.shape[0], RULES)
+    check_ids(topk_ids, gate_up_weights.shape[0], fused_moe_w4a16.rules)
     packing, wide = AWQ.of_groups(group_size), torch.promote_types(hidden_states.dtype, torch.float32)
 
     def by(weights: Tensor, scales: Tensor, zeros: Tensor | None) -> Product:
@@ -87,12 +88,7 @@ def _call_fused_moe_w4a16(
     Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError;
     UnsupportedFeatureError for expert parallelism.
     """
-    if moe_metadata is not None and moe_metadata.ep_size > 1:
-        raise UnsupportedFeatureError(
-            feature=f"expert parallelism (ep_size={moe_metadata.ep_size})",
-            where="dlinfer.ops.fused_moe_w4a16",
-            advice="set ep=1",
-        )
+    refuse_expert_parallel(fused_moe_w4a16, moe_metadata)
     return fused_moe_w4a16.overload(
         hidden_states,
         gate_up_weights,
@@ -109,17 +105,15 @@ def _call_fused_moe_w4a16(
     )
 
 
-RULES = Rules("fused_moe_w4a16")
-
-
-def _packed(name: str, words: Tensor, hidden_states: Tensor) -> None:
+def _packed(rules: Rules, name: str, words: Tensor, hidden_states: Tensor) -> None:
     if words.dtype is not AWQ.storage:
-        raise RULES.error(name, "an int32 tensor of 8 numbers a word", words.dtype)
-    RULES.same_device(name, words, "hidden_states", hidden_states)
-    RULES.rank(name, words, 3)
+        raise rules.error(name, "an int32 tensor of 8 numbers a word", words.dtype)
+    rules.same_device(name, words, "hidden_states", hidden_states)
+    rules.rank(name, words, 3)
 
 
 def _check_weight(
+    rules: Rules,
     prefix: str,
     weights: Tensor,
     scales: Tensor,
@@ -129,22 +123,23 @@ def _check_weight(
     hidden_states: Tensor,
 ) -> None:
     groups = AWQ.of_groups(group_size).groups(weights.shape[1])
-    RULES.same_device(f"{prefix}_scales", scales, "hidden_states", hidden_states)
-    RULES.rank(f"{prefix}_scales", scales, 3)
-    RULES.size(f"{prefix}_weights", weights, 0, experts, "the number of experts")
-    RULES.size(f"{prefix}_scales", scales, 0, experts, "the number of experts")
-    RULES.size(f"{prefix}_scales", scales, 1, groups, f"the groups of {group_size} rows of {prefix}_weights")
+    rules.same_device(f"{prefix}_scales", scales, "hidden_states", hidden_states)
+    rules.rank(f"{prefix}_scales", scales, 3)
+    rules.size(f"{prefix}_weights", weights, 0, experts, "the number of experts")
+    rules.size(f"{prefix}_scales", scales, 0, experts, "the number of experts")
+    rules.size(f"{prefix}_scales", scales, 1, groups, f"the groups of {group_size} rows of {prefix}_weights")
     columns = weights.shape[2] * AWQ.per_word
-    RULES.size(f"{prefix}_scales", scales, 2, columns, f"8 for each word of {prefix}_weights")
+    rules.size(f"{prefix}_scales", scales, 2, columns, f"8 for each word of {prefix}_weights")
     if zeros is not None:
-        _packed(f"{prefix}_zeros", zeros, hidden_states)
-        RULES.size(f"{prefix}_zeros", zeros, 0, experts, "the number of experts")
-        RULES.size(f"{prefix}_zeros", zeros, 1, groups, f"the groups of {prefix}_scales")
-        RULES.size(f"{prefix}_zeros", zeros, 2, weights.shape[2], f"the words of {prefix}_weights")
+        _packed(rules, f"{prefix}_zeros", zeros, hidden_states)
+        rules.size(f"{prefix}_zeros", zeros, 0, experts, "the number of experts")
+        rules.size(f"{prefix}_zeros", zeros, 1, groups, f"the groups of {prefix}_scales")
+        rules.size(f"{prefix}_zeros", zeros, 2, weights.shape[2], f"the words of {prefix}_weights")
 
 
 @fused_moe_w4a16.check
 def _check_fused_moe_w4a16(
+    rules: Rules,
     hidden_states: Tensor,
     gate_up_weights: Tensor,
     gate_up_scales: Tensor,
@@ -155,38 +150,29 @@ def _check_fused_moe_w4a16(
     topk_weights: Tensor,
     topk_ids: Tensor,
     topk: int,
-    renormalize: bool,
     group_size: int,
 ) -> None:
-    RULES.floating("hidden_states", hidden_states)
-    RULES.rank("hidden_states", hidden_states, 2)
-    RULES.require(group_size >= 0, "group_size", "0 or more", lambda: group_size)
+    rules.floating("hidden_states", hidden_states)
+    rules.rank("hidden_states", hidden_states, 2)
+    rules.require(group_size >= 0, "group_size", "0 or more", lambda: group_size)
     for name, weights in (("gate_up_weights", gate_up_weights), ("down_weights", down_weights)):
-        _packed(name, weights, hidden_states)
-    RULES.floating("gate_up_scales", gate_up_scales)
-    RULES.like("down_scales", down_scales, "gate_up_scales", gate_up_scales)
+        _packed(rules, name, weights, hidden_states)
+    rules.floating("gate_up_scales", gate_up_scales)
+    rules.like("down_scales", down_scales, "gate_up_scales", gate_up_scales)
     experts = gate_up_weights.shape[0]
     for prefix, weights, scales, zeros in (
         ("gate_up", gate_up_weights, gate_up_scales, gate_up_zeros),
         ("down", down_weights, down_scales, down_zeros),
     ):
-        _check_weight(prefix, weights, scales, zeros, experts, group_size, hidden_states)
-    tokens, hidden = hidden_states.shape
-    RULES.size("gate_up_weights", gate_up_weights, 1, hidden, "the hidden size")
-    RULES.size("gate_up_scales", gate_up_scales, 2, 2 * down_weights.shape[1], "twice the intermediate size")
-    RULES.size("down_scales", down_scales, 2, hidden, "the hidden size")
-    RULES.floating("topk_weights", topk_weights)
-    RULES.integer("topk_ids", topk_ids)
-    for name, choice in (("topk_weights", topk_weights), ("topk_ids", topk_ids)):
-        RULES.same_device(name, choice, "hidden_states", hidden_states)
-        RULES.rank(name, choice, 2)
-        RULES.size(name, choice, 0, tokens, "the tokens of hidden_states")
-        RULES.size(name, choice, 1, topk, "topk")
+        _check_weight(rules, prefix, weights, scales, zeros, experts, group_size, hidden_states)
+    hidden = hidden_states.shape[1]
+    rules.size("gate_up_weights", gate_up_weights, 1, hidden, "the hidden size")
+    rules.size("gate_up_scales", gate_up_scales, 2, 2 * down_weights.shape[1], "twice the intermediate size")
+    rules.size("down_scales", down_scales, 2, hidden, "the hidden size")
+    check_choices(rules, hidden_states, topk_weights, topk_ids, topk)
 
 
-@fused_moe_w4a16.fake
-def _fake_fused_moe_w4a16(hidden_states: Tensor, *others: object) -> Tensor:
-    return hidden_states.new_empty(hidden_states.shape)
+fused_moe_w4a16.fake(fake_result)
 
 
 @fused_moe_w4a16.samples
@@ -194,7 +180,7 @@ def _fused_moe_w4a16_samples(make: SampleMaker) -> Iterator[Sample]:
     def words(*shape: int) -> Tensor:
         return make.integers(-(2**31), 2**31, *shape).to(AWQ.storage)
 
-    def weight(experts: int, rows: int, columns: int, group_size: int, dtype: torch.dtype) -> tuple:
+    def weight(experts: int, rows: int, columns: int, group_size: int, dtype: torch.dtype) -> tuple[Any, ...]:
         groups = AWQ.of_groups(group_size).groups(rows)
         scales = (make.tensor(experts, groups, columns).abs() + 0.5) * 0.1 * rows**-0.5
         return words(experts, rows, columns // 8), scales.to(dtype), words(experts, groups, columns // 8)
@@ -208,12 +194,11 @@ def _fused_moe_w4a16_samples(make: SampleMaker) -> Iterator[Sample]:
         renormalize: bool,
         group_size: int,
         dtype: torch.dtype | None = None,
-    ) -> tuple:
+    ) -> tuple[Any, ...]:
         of = dtype or make.dtype
         gate_up = weight(experts, hidden, 2 * intermediate, group_size, of)
         down = weight(experts, intermediate, hidden, group_size, of)
-        shares, ids = torch.randn(tokens, experts, generator=make.generator).softmax(-1).topk(topk)
-        routes = (shares.to(make.device), ids.to(make.device), topk, renormalize)
+        routes = (*choices(make, tokens, experts, topk), topk, renormalize)
         return make.tensor(tokens, hidden), *gate_up, *down, *routes, group_size
 
     half = torch.float16

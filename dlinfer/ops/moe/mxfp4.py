@@ -1,6 +1,7 @@
 """Mixture of experts as GPT-OSS's, with weights of 4-bit floats, packed as ``ops.quantised.packing.MXFP4`` says."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,7 +9,8 @@ from torch import Tensor
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
-from dlinfer.ops.moe.floating import TOLERANCES, check_ids
+from dlinfer.ops.moe.floating import TOLERANCES
+from dlinfer.ops.moe.routing import check_choices, check_ids, fake_result
 from dlinfer.ops.quantised.packing import MXFP4
 
 
@@ -48,7 +50,7 @@ def fused_moe_mxfp4(
     Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Computed in float32 at least and rounded
     once, one expert's weights widened at a time. Raises OpArgumentError, also for ids that name no expert.
     """
-    check_ids(topk_ids, gate_up_weights.shape[0], RULES)
+    check_ids(topk_ids, gate_up_weights.shape[0], fused_moe_mxfp4.rules)
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
     out = torch.zeros(hidden_states.shape, dtype=wide, device=hidden_states.device)
     for expert in range(gate_up_weights.shape[0]):
@@ -61,11 +63,9 @@ def fused_moe_mxfp4(
     return out.to(hidden_states.dtype)
 
 
-RULES = Rules("fused_moe_mxfp4")
-
-
 @fused_moe_mxfp4.check
 def _check_fused_moe_mxfp4(
+    rules: Rules,
     hidden_states: Tensor,
     gate_up_weights: Tensor,
     gate_up_scales: Tensor,
@@ -75,58 +75,49 @@ def _check_fused_moe_mxfp4(
     down_bias: Tensor,
     topk_weights: Tensor,
     topk_ids: Tensor,
-    alpha: float,
     limit: float,
 ) -> None:
-    RULES.floating("hidden_states", hidden_states)
-    RULES.rank("hidden_states", hidden_states, 2)
-    RULES.floating("gate_up_scales", gate_up_scales)
-    RULES.like("down_scales", down_scales, "gate_up_scales", gate_up_scales)
-    tokens, hidden = hidden_states.shape
+    rules.floating("hidden_states", hidden_states)
+    rules.rank("hidden_states", hidden_states, 2)
+    rules.floating("gate_up_scales", gate_up_scales)
+    rules.like("down_scales", down_scales, "gate_up_scales", gate_up_scales)
+    hidden = hidden_states.shape[1]
     experts = gate_up_weights.shape[0]
     for prefix, weights, scales, bias in (
         ("gate_up", gate_up_weights, gate_up_scales, gate_up_bias),
         ("down", down_weights, down_scales, down_bias),
     ):
         if weights.dtype is not MXFP4.storage:
-            raise RULES.error(f"{prefix}_weights", "an int32 tensor of 8 numbers a word", weights.dtype)
-        RULES.like(f"{prefix}_bias", bias, "hidden_states", hidden_states)
+            raise rules.error(f"{prefix}_weights", "an int32 tensor of 8 numbers a word", weights.dtype)
+        rules.like(f"{prefix}_bias", bias, "hidden_states", hidden_states)
         for name, tensor, rank in (("weights", weights, 3), ("scales", scales, 3), ("bias", bias, 2)):
-            RULES.same_device(f"{prefix}_{name}", tensor, "hidden_states", hidden_states)
-            RULES.rank(f"{prefix}_{name}", tensor, rank)
-            RULES.size(f"{prefix}_{name}", tensor, 0, experts, "the number of experts")
+            rules.same_device(f"{prefix}_{name}", tensor, "hidden_states", hidden_states)
+            rules.rank(f"{prefix}_{name}", tensor, rank)
+            rules.size(f"{prefix}_{name}", tensor, 0, experts, "the number of experts")
         columns = weights.shape[2] * MXFP4.per_word
-        RULES.size(f"{prefix}_scales", scales, 1, MXFP4.groups(weights.shape[1]), "the groups of 32 rows")
-        RULES.size(f"{prefix}_scales", scales, 2, columns, f"8 for each word of {prefix}_weights")
-        RULES.size(f"{prefix}_bias", bias, 1, columns, f"8 for each word of {prefix}_weights")
-    RULES.size("gate_up_weights", gate_up_weights, 1, hidden, "the hidden size")
-    RULES.size("gate_up_scales", gate_up_scales, 2, 2 * down_weights.shape[1], "twice the intermediate size")
-    RULES.size("down_scales", down_scales, 2, hidden, "the hidden size")
-    RULES.floating("topk_weights", topk_weights)
-    RULES.integer("topk_ids", topk_ids)
-    for name, choice in (("topk_weights", topk_weights), ("topk_ids", topk_ids)):
-        RULES.same_device(name, choice, "hidden_states", hidden_states)
-        RULES.rank(name, choice, 2)
-        RULES.size(name, choice, 0, tokens, "the tokens of hidden_states")
-        RULES.size(name, choice, 1, topk_weights.shape[1], "the choices of topk_weights")
-    RULES.require(limit > 0, "limit", "a positive number", lambda: limit)
+        rules.size(f"{prefix}_scales", scales, 1, MXFP4.groups(weights.shape[1]), "the groups of 32 rows")
+        rules.size(f"{prefix}_scales", scales, 2, columns, f"8 for each word of {prefix}_weights")
+        rules.size(f"{prefix}_bias", bias, 1, columns, f"8 for each word of {prefix}_weights")
+    rules.size("gate_up_weights", gate_up_weights, 1, hidden, "the hidden size")
+    rules.size("gate_up_scales", gate_up_scales, 2, 2 * down_weights.shape[1], "twice the intermediate size")
+    rules.size("down_scales", down_scales, 2, hidden, "the hidden size")
+    check_choices(rules, hidden_states, topk_weights, topk_ids)
+    rules.require(limit > 0, "limit", "a positive number", lambda: limit)
 
 
-@fused_moe_mxfp4.fake
-def _fake_fused_moe_mxfp4(hidden_states: Tensor, *others: object) -> Tensor:
-    return hidden_states.new_empty(hidden_states.shape)
+fused_moe_mxfp4.fake(fake_result)
 
 
 @fused_moe_mxfp4.samples
 def _fused_moe_mxfp4_samples(make: SampleMaker) -> Iterator[Sample]:
-    def weight(experts: int, rows: int, columns: int, dtype: torch.dtype) -> tuple:
+    def weight(experts: int, rows: int, columns: int, dtype: torch.dtype) -> tuple[Any, ...]:
         words = make.integers(-(2**31), 2**31, experts, rows, columns // 8).to(MXFP4.storage)
         powers = torch.exp2(make.integers(-4, -1, experts, MXFP4.groups(rows), columns).double())
         return words, (powers * 2.0 ** -round(rows**0.25)).to(dtype), make.tensor(experts, columns)
 
     def case(
         tokens: int, experts: int, hidden: int, inner: int, topk: int, limit: float, dtype: torch.dtype
-    ) -> tuple:
+    ) -> tuple[Any, ...]:
         weights, ids = torch.randn(tokens, experts, generator=make.generator).softmax(-1).topk(topk)
         parts = (*weight(experts, hidden, 2 * inner, dtype), *weight(experts, inner, hidden, dtype))
         return make.tensor(tokens, hidden), *parts, weights.to(make.device), ids.to(make.device), 1.702, limit

@@ -33,17 +33,20 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (weight * (wide * scale).to(x.dtype)).contiguous()
 
 
-_NORM = Rules("rms_norm")
-
-
 @rms_norm.check
-def _check_rms_norm(x: Tensor, weight: Tensor, eps: float) -> None:
-    check_norm(_NORM, x, weight, eps)
+def check_norm(rules: Rules, x: Tensor, weight: Tensor, eps: float) -> None:
+    """The argument rules that norms share."""
+    rules.floating("x", x)
+    rules.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
+    rules.like("weight", weight, "x", x)
+    rules.rank("weight", weight, 1)
+    rules.size("weight", weight, 0, x.shape[-1], "the last dimension of x")
+    rules.require(eps > 0, "eps", "a positive number", lambda: eps)
 
 
 @rms_norm.fake
-def _fake_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+def _fake_rms_norm(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
 
 
 @rms_norm.samples
@@ -68,22 +71,15 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return rms_norm.reference(total, weight, eps), total
 
 
-_ADD_NORM = Rules("add_rms_norm")
-
-
 @add_rms_norm.check
-def _check_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
-    check_norm(_ADD_NORM, x, weight, eps)
-    _ADD_NORM.like("residual", residual, "x", x)
-    _ADD_NORM.rank("residual", residual, x.dim())
-    for dim in range(x.dim()):
-        _ADD_NORM.size("residual", residual, dim, x.shape[dim], "the shape of x")
+def _check_add_rms_norm(rules: Rules, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
+    check_norm(rules, x, weight, eps)
+    rules.same_shape("residual", residual, "x", x)
 
 
 @add_rms_norm.fake
-def _fake_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    contiguous = torch.contiguous_format
-    return torch.empty_like(x, memory_format=contiguous), torch.empty_like(x, memory_format=contiguous)
+def _fake_add_rms_norm(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
 @add_rms_norm.samples
@@ -101,13 +97,3 @@ _SHAPES = {
     "2-d": (5, 48),
     "heads": (9, 4, 16),
 }
-
-
-def check_norm(rules: Rules, x: Tensor, weight: Tensor, eps: float) -> None:
-    """The argument rules that norms share."""
-    rules.floating("x", x)
-    rules.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
-    rules.like("weight", weight, "x", x)
-    rules.rank("weight", weight, 1)
-    rules.size("weight", weight, 0, x.shape[-1], "the last dimension of x")
-    rules.require(eps > 0, "eps", "a positive number", lambda: eps)

@@ -37,20 +37,14 @@ def rms_norm_w8a8(x: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtyp
     return eight_bit.per_token((weight.to(wide.dtype) * (wide * scale)).to(x.dtype), quant_dtype, least=0.0)
 
 
-_NORM = Rules("rms_norm_w8a8")
-
-
 @rms_norm_w8a8.check
-def _check_rms_norm_w8a8(x: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtype) -> None:
-    _check(_NORM, x, weight, eps, quant_dtype)
+def _check(rules: Rules, x: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtype) -> None:
+    check_norm(rules, x, weight, eps)
+    rules.require(x.shape[-1] >= 1, "x", "a last dimension of at least 1", lambda: tuple(x.shape))
+    eight_bit.check_quant_dtype(rules, "quant_dtype", quant_dtype)
 
 
-@rms_norm_w8a8.fake
-def _fake_rms_norm_w8a8(
-    x: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    return fake_rows(x, quant_dtype)
-
+rms_norm_w8a8.fake(fake_rows)
 
 _SHAPES = {"one token": (1, 1, 64), "many tokens": (1, 33, 128), "no tokens": (1, 0, 64), "2-d": (5, 37)}
 
@@ -81,24 +75,16 @@ def add_rms_norm_w8a8(
     return *rms_norm_w8a8.reference(total, weight, eps, quant_dtype), total
 
 
-_ADD_NORM = Rules("add_rms_norm_w8a8")
-
-
 @add_rms_norm_w8a8.check
 def _check_add_rms_norm_w8a8(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtype
+    rules: Rules, x: Tensor, residual: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtype
 ) -> None:
-    _check(_ADD_NORM, x, weight, eps, quant_dtype)
-    _ADD_NORM.like("residual", residual, "x", x)
-    _ADD_NORM.rank("residual", residual, x.dim())
-    for dim in range(x.dim()):
-        _ADD_NORM.size("residual", residual, dim, x.shape[dim], "the shape of x")
+    _check(rules, x, weight, eps, quant_dtype)
+    rules.same_shape("residual", residual, "x", x)
 
 
 @add_rms_norm_w8a8.fake
-def _fake_add_rms_norm_w8a8(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_add_rms_norm_w8a8(x: Tensor, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     return *fake_rows(x, quant_dtype), x.new_empty(x.shape)
 
 
@@ -112,9 +98,3 @@ def _add_rms_norm_w8a8_samples(make: SampleMaker) -> Iterator[Sample]:
     wide = make.tensor(1, 7, 96)
     views = wide[..., :32], wide[..., 32:64]
     yield Sample("strided views of one tensor", (*views, make.tensor(32), 1e-5, torch.int8))
-
-
-def _check(rules: Rules, x: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtype) -> None:
-    check_norm(rules, x, weight, eps)
-    rules.require(x.shape[-1] >= 1, "x", "a last dimension of at least 1", lambda: tuple(x.shape))
-    eight_bit.check_quant_dtype(rules, "quant_dtype", quant_dtype)

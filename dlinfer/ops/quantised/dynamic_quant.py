@@ -51,13 +51,10 @@ def _call_dynamic_quant(
     return dynamic_quant.overload(x, quant_dtype)
 
 
-_RULES = Rules("dynamic_quant")
-
-
 @dynamic_quant.check
-def _check_dynamic_quant(x: Tensor, quant_dtype: torch.dtype) -> None:
-    check_rows(_RULES, x)
-    eight_bit.check_quant_dtype(_RULES, "quant_dtype", quant_dtype)
+def _check_dynamic_quant(rules: Rules, x: Tensor, quant_dtype: torch.dtype) -> None:
+    check_rows(rules, x)
+    eight_bit.check_quant_dtype(rules, "quant_dtype", quant_dtype)
 
 
 def check_rows(rules: Rules, x: Tensor) -> None:

@@ -29,9 +29,6 @@ def embedding_bf12(indices: Tensor, weight: Tensor, rows: int, columns: int) -> 
     return bf12.rows_of(weight, indices, rows, columns)
 
 
-_RULES = Rules("embedding_bf12")
-
-
 def check_indices(indices: Tensor, rows: int) -> None:
     """Every index is in 0..rows - 1. Raises OpArgumentError.
 
@@ -39,22 +36,22 @@ def check_indices(indices: Tensor, rows: int) -> None:
     """
     if indices.numel():
         for one in (int(indices.min()), int(indices.max())):
-            _RULES.require(
+            embedding_bf12.rules.require(
                 0 <= one < rows, "indices", lambda: f"numbers in 0..{rows - 1}", lambda one=one: one
             )
 
 
 @embedding_bf12.check
-def _check_embedding_bf12(indices: Tensor, weight: Tensor, rows: int, columns: int) -> None:
-    _RULES.integer("indices", indices)
-    _RULES.require(rows >= 0, "rows", "0 or more", lambda: rows)
-    _RULES.require(columns >= 0, "columns", "0 or more", lambda: columns)
-    _RULES.same_device("weight", weight, "indices", indices)
-    bf12.check_packed(_RULES, "weight", weight, rows, columns)
+def _check_embedding_bf12(rules: Rules, indices: Tensor, weight: Tensor, rows: int, columns: int) -> None:
+    rules.integer("indices", indices)
+    rules.require(rows >= 0, "rows", "0 or more", lambda: rows)
+    rules.require(columns >= 0, "columns", "0 or more", lambda: columns)
+    rules.same_device("weight", weight, "indices", indices)
+    bf12.check_packed(rules, "weight", weight, rows, columns)
 
 
 @embedding_bf12.fake
-def _fake_embedding_bf12(indices: Tensor, weight: Tensor, rows: int, columns: int) -> Tensor:
+def _fake_embedding_bf12(indices: Tensor, columns: int) -> Tensor:
     return indices.new_empty((*indices.shape, columns), dtype=torch.bfloat16)
 
 

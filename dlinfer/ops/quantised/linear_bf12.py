@@ -57,24 +57,23 @@ def _call_linear_bf12(
     return out
 
 
-_RULES = Rules("linear_bf12")
-
-
 @linear_bf12.check
-def _check_linear_bf12(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> None:
-    _RULES.floating("x", x)
-    _RULES.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
-    _RULES.require(out_features >= 0, "out_features", "0 or more", lambda: out_features)
-    _RULES.same_device("weight", weight, "x", x)
-    bf12.check_packed(_RULES, "weight", weight, out_features, x.shape[-1])
+def _check_linear_bf12(
+    rules: Rules, x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int
+) -> None:
+    rules.floating("x", x)
+    rules.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
+    rules.require(out_features >= 0, "out_features", "0 or more", lambda: out_features)
+    rules.same_device("weight", weight, "x", x)
+    bf12.check_packed(rules, "weight", weight, out_features, x.shape[-1])
     if bias is not None:
-        _RULES.like("bias", bias, "x", x)
-        _RULES.rank("bias", bias, 1)
-        _RULES.size("bias", bias, 0, out_features, "out_features")
+        rules.like("bias", bias, "x", x)
+        rules.rank("bias", bias, 1)
+        rules.size("bias", bias, 0, out_features, "out_features")
 
 
 @linear_bf12.fake
-def _fake_linear_bf12(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+def _fake_linear_bf12(x: Tensor, out_features: int) -> Tensor:
     return x.new_empty((*x.shape[:-1], out_features))
 
 

@@ -1,6 +1,7 @@
 """Linear layers of float8 weights: with a scale for each block, as DeepSeek's, or fixed scales for whole tensors."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,19 +56,10 @@ def linear_blocked_fp8(
     return out if bias is None else out + bias
 
 
-_BLOCKED = Rules("linear_blocked_fp8")
-
-
 @linear_blocked_fp8.check
 def _check_linear_blocked_fp8(
-    x: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None,
-    block_size: int,
-    power_of_two_scales: bool,
+    rules: Rules, x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, block_size: int
 ) -> None:
-    rules = _BLOCKED
     check_linear(rules, x, weight, bias)
     rules.require(block_size >= 1, "block_size", "at least 1", lambda: block_size)
     check_block_scale(rules, "weight_scale", weight_scale, weight, block_size, x)
@@ -99,14 +91,7 @@ def check_block_scale(
 
 
 @linear_blocked_fp8.fake
-def _fake_linear_blocked_fp8(
-    x: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None,
-    block_size: int,
-    power_of_two_scales: bool,
-) -> Tensor:
+def _fake_linear_blocked_fp8(x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
@@ -122,7 +107,7 @@ def blocked_weight(make: SampleMaker, block_size: int, *shape: int) -> tuple[Ten
 def _linear_blocked_fp8_samples(make: SampleMaker) -> Iterator[Sample]:
     def case(
         x: Tensor, out_features: int, block: int, bias: bool = False, power_of_two: bool = False
-    ) -> tuple:
+    ) -> tuple[Any, ...]:
         given = make.tensor(out_features) if bias else None
         weight, scale = blocked_weight(make, block, out_features, x.shape[-1])
         return x, weight, scale, given, block, power_of_two
@@ -158,14 +143,10 @@ def linear_static_fp8(
     return out if bias is None else out + bias
 
 
-_STATIC = Rules("linear_static_fp8")
-
-
 @linear_static_fp8.check
 def _check_linear_static_fp8(
-    x: Tensor, weight: Tensor, weight_scale: Tensor, input_scale: Tensor, bias: Tensor | None
+    rules: Rules, x: Tensor, weight: Tensor, weight_scale: Tensor, input_scale: Tensor, bias: Tensor | None
 ) -> None:
-    rules = _STATIC
     check_linear(rules, x, weight, bias)
     eight_bit.check_scale(rules, "weight_scale", weight_scale, "x", x)
     check_row_scale(rules, "weight_scale", weight_scale, weight)
@@ -175,15 +156,13 @@ def _check_linear_static_fp8(
 
 
 @linear_static_fp8.fake
-def _fake_linear_static_fp8(
-    x: Tensor, weight: Tensor, weight_scale: Tensor, input_scale: Tensor, bias: Tensor | None
-) -> Tensor:
+def _fake_linear_static_fp8(x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
 @linear_static_fp8.samples
 def _linear_static_fp8_samples(make: SampleMaker) -> Iterator[Sample]:
-    def case(x: Tensor, out_features: int, input_scale: float, bias: bool = False) -> tuple:
+    def case(x: Tensor, out_features: int, input_scale: float, bias: bool = False) -> tuple[Any, ...]:
         weight, scale = quantised_weight(make, FP8, out_features, x.shape[-1])
         given = make.tensor(out_features) if bias else None
         return x, weight, scale.flatten(), torch.full((1,), input_scale, device=make.device), given

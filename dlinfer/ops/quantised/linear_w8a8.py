@@ -1,6 +1,7 @@
 """Linear layers of 8-bit weights and 8-bit activations: scaled token by token as they come, or by fixed numbers."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,12 +48,12 @@ def linear_w8a8(
     return out if bias is None else out + bias
 
 
-_LINEAR = Rules("linear_w8a8")
 _MOST_SUMMED = 131071  # times -128 * -128 this is the last that an int32 holds
 
 
 @linear_w8a8.check
 def _check_linear_w8a8(
+    rules: Rules,
     a: Tensor,
     b: Tensor,
     rms_scale: Tensor,
@@ -61,7 +62,6 @@ def _check_linear_w8a8(
     quant_dtype: torch.dtype,
     bias: Tensor | None,
 ) -> None:
-    rules = _LINEAR
     eight_bit.check_quant_dtype(rules, "quant_dtype", quant_dtype)
     eight_bit.check_eight_bits(rules, "a", a, quant_dtype)
     rules.require(a.dim() >= 1, "a", "at least one dimension", a.dim)
@@ -118,15 +118,7 @@ def check_bias(rules: Rules, bias: Tensor, model_name: str, model: Tensor, weigh
 
 
 @linear_w8a8.fake
-def _fake_linear_w8a8(
-    a: Tensor,
-    b: Tensor,
-    rms_scale: Tensor,
-    linear_scale: Tensor,
-    out_dtype: torch.dtype,
-    quant_dtype: torch.dtype,
-    bias: Tensor | None,
-) -> Tensor:
+def _fake_linear_w8a8(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
     return a.new_empty((*a.shape[:-1], b.shape[0]), dtype=out_dtype)
 
 
@@ -139,7 +131,7 @@ def quantised_weight(make: SampleMaker, dtype: torch.dtype, *shape: int) -> tupl
 
 @linear_w8a8.samples
 def _linear_w8a8_samples(make: SampleMaker) -> Iterator[Sample]:
-    def case(dtype: torch.dtype, x: Tensor, out_features: int, bias: bool = False) -> tuple:
+    def case(dtype: torch.dtype, x: Tensor, out_features: int, bias: bool = False) -> tuple[Any, ...]:
         numbers, scale = eight_bit.per_token(x, dtype)
         weight, weight_scale = quantised_weight(make, dtype, out_features, x.shape[-1])
         given = make.tensor(out_features) if bias else None
@@ -196,11 +188,9 @@ def linear_w8a8_static(
     return (total.to(deq_scale.dtype) * deq_scale).to(out_dtype)
 
 
-_STATIC = Rules("linear_w8a8_static")
-
-
 @linear_w8a8_static.check
 def _check_linear_w8a8_static(
+    rules: Rules,
     x: Tensor,
     weight: Tensor,
     input_scale: Tensor,
@@ -210,7 +200,6 @@ def _check_linear_w8a8_static(
     quant_dtype: torch.dtype,
     quant_bias: Tensor | None,
 ) -> None:
-    rules = _STATIC
     rules.floating("x", x)
     rules.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
     if quant_dtype is not torch.int8:
@@ -234,22 +223,13 @@ def _check_linear_w8a8_static(
 
 
 @linear_w8a8_static.fake
-def _fake_linear_w8a8_static(
-    x: Tensor,
-    weight: Tensor,
-    input_scale: Tensor,
-    input_offset: Tensor,
-    deq_scale: Tensor,
-    out_dtype: torch.dtype,
-    quant_dtype: torch.dtype,
-    quant_bias: Tensor | None,
-) -> Tensor:
+def _fake_linear_w8a8_static(x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=out_dtype)
 
 
 @linear_w8a8_static.samples
 def _linear_w8a8_static_samples(make: SampleMaker) -> Iterator[Sample]:
-    def case(x: Tensor, out_features: int, offset: int, bias: bool) -> tuple:
+    def case(x: Tensor, out_features: int, offset: int, bias: bool) -> tuple[Any, ...]:
         weight, scale = quantised_weight(make, torch.int8, out_features, x.shape[-1])
         by = torch.full((1,), 1 / 32, dtype=make.dtype, device=make.device)
         shift = torch.full((1,), offset, dtype=torch.int8, device=make.device)

@@ -68,46 +68,47 @@ def _call_weight_quant_matmul(
     return out
 
 
-_RULES = Rules("weight_quant_matmul")
-
-
 @weight_quant_matmul.check
 def _check_weight_quant_matmul(
-    x: Tensor, qweight: Tensor, scales: Tensor, offset: Tensor | None, bias: Tensor | None, group_size: int
+    rules: Rules,
+    x: Tensor,
+    qweight: Tensor,
+    scales: Tensor,
+    offset: Tensor | None,
+    bias: Tensor | None,
+    group_size: int,
 ) -> None:
-    _RULES.floating("x", x)
-    _RULES.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
+    rules.floating("x", x)
+    rules.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
     _packed("qweight", qweight, x)
-    _RULES.size("qweight", qweight, 0, x.shape[-1], "the last dimension of x")
-    _RULES.require(group_size >= 0, "group_size", "0 or more", lambda: group_size)
+    rules.size("qweight", qweight, 0, x.shape[-1], "the last dimension of x")
+    rules.require(group_size >= 0, "group_size", "0 or more", lambda: group_size)
     groups = AWQ.of_groups(group_size).groups(qweight.shape[0])
-    _RULES.floating("scales", scales)
-    _RULES.same_device("scales", scales, "x", x)
-    _RULES.rank("scales", scales, 2)
-    _RULES.size("scales", scales, 0, groups, f"the groups of {group_size} in_features")
-    _RULES.size("scales", scales, 1, qweight.shape[1] * AWQ.per_word, "8 for each word of qweight")
+    rules.floating("scales", scales)
+    rules.same_device("scales", scales, "x", x)
+    rules.rank("scales", scales, 2)
+    rules.size("scales", scales, 0, groups, f"the groups of {group_size} in_features")
+    rules.size("scales", scales, 1, qweight.shape[1] * AWQ.per_word, "8 for each word of qweight")
     if offset is not None:
         _packed("offset", offset, x)
-        _RULES.size("offset", offset, 0, groups, "the groups of scales")
-        _RULES.size("offset", offset, 1, qweight.shape[1], "the words of qweight")
+        rules.size("offset", offset, 0, groups, "the groups of scales")
+        rules.size("offset", offset, 1, qweight.shape[1], "the words of qweight")
     if bias is not None:
-        _RULES.floating("bias", bias)
-        _RULES.same_device("bias", bias, "x", x)
-        _RULES.rank("bias", bias, 1)
-        _RULES.size("bias", bias, 0, scales.shape[1], "the last dimension of scales")
+        rules.floating("bias", bias)
+        rules.same_device("bias", bias, "x", x)
+        rules.rank("bias", bias, 1)
+        rules.size("bias", bias, 0, scales.shape[1], "the last dimension of scales")
 
 
 def _packed(argument: str, tensor: Tensor, x: Tensor) -> None:
     if tensor.dtype is not AWQ.storage:
-        raise _RULES.error(argument, "an int32 tensor of 8 numbers a word", tensor.dtype)
-    _RULES.same_device(argument, tensor, "x", x)
-    _RULES.rank(argument, tensor, 2)
+        raise weight_quant_matmul.rules.error(argument, "an int32 tensor of 8 numbers a word", tensor.dtype)
+    weight_quant_matmul.rules.same_device(argument, tensor, "x", x)
+    weight_quant_matmul.rules.rank(argument, tensor, 2)
 
 
 @weight_quant_matmul.fake
-def _fake_weight_quant_matmul(
-    x: Tensor, qweight: Tensor, scales: Tensor, offset: Tensor | None, bias: Tensor | None, group_size: int
-) -> Tensor:
+def _fake_weight_quant_matmul(x: Tensor, scales: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:-1], scales.shape[1]))
 
 

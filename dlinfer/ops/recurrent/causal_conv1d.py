@@ -1,6 +1,7 @@
 """A short causal convolution of each channel over time, with the last inputs of each sequence as its state."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ def causal_conv1d(
     """
     width = weight.shape[1]
     dtype = torch.promote_types(x.dtype, torch.float32)
-    for one in sequences(_RULES, conv_state.shape[0], state_ids, q_ends, fresh, x.shape[0]):
+    for one in sequences(causal_conv1d.rules, conv_state.shape[0], state_ids, q_ends, fresh, x.shape[0]):
         known = None if one.fresh or one.slot is None else conv_state[one.slot]
         before = x.new_zeros(x.shape[1], width) if known is None else known
         inputs = torch.cat([before, x[one.start : one.end].t()], dim=1)
@@ -84,11 +85,9 @@ def _call_causal_conv1d(
     return out
 
 
-_RULES = Rules("causal_conv1d")
-
-
 @causal_conv1d.check
 def _check_causal_conv1d(
+    rules: Rules,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -96,28 +95,27 @@ def _check_causal_conv1d(
     state_ids: Tensor,
     q_ends: Tensor,
     fresh: Tensor,
-    silu: bool,
     out: Tensor,
 ) -> None:
-    _RULES.floating("x", x)
-    _RULES.rank("x", x, 2)
+    rules.floating("x", x)
+    rules.rank("x", x, 2)
     channels = x.shape[1]
-    _RULES.like("weight", weight, "x", x)
-    _RULES.rank("weight", weight, 2)
-    _RULES.size("weight", weight, 0, channels, "the channels of x")
+    rules.like("weight", weight, "x", x)
+    rules.rank("weight", weight, 2)
+    rules.size("weight", weight, 0, channels, "the channels of x")
     if bias is not None:
-        _RULES.like("bias", bias, "x", x)
-        _RULES.rank("bias", bias, 1)
-        _RULES.size("bias", bias, 0, channels, "the channels of x")
-    _RULES.like("conv_state", conv_state, "x", x)
-    _RULES.rank("conv_state", conv_state, 3)
-    _RULES.size("conv_state", conv_state, 1, channels, "the channels of x")
-    _RULES.size("conv_state", conv_state, 2, weight.shape[1], "the width of weight")
-    check_sequences(_RULES, conv_state, state_ids, q_ends, fresh, ("x", x))
-    _RULES.like("out", out, "x", x)
-    _RULES.rank("out", out, 2)
+        rules.like("bias", bias, "x", x)
+        rules.rank("bias", bias, 1)
+        rules.size("bias", bias, 0, channels, "the channels of x")
+    rules.like("conv_state", conv_state, "x", x)
+    rules.rank("conv_state", conv_state, 3)
+    rules.size("conv_state", conv_state, 1, channels, "the channels of x")
+    rules.size("conv_state", conv_state, 2, weight.shape[1], "the width of weight")
+    check_sequences(rules, conv_state, state_ids, q_ends, fresh, ("x", x))
+    rules.like("out", out, "x", x)
+    rules.rank("out", out, 2)
     for dim in range(2):
-        _RULES.size("out", out, dim, x.shape[dim], "the shape of x")
+        rules.size("out", out, dim, x.shape[dim], "the shape of x")
 
 
 @causal_conv1d.samples
@@ -131,7 +129,7 @@ def _causal_conv1d_samples(make: SampleMaker) -> Iterator[Sample]:
         bias: bool = False,
         silu: bool = True,
         dtype: torch.dtype = torch.int64,
-    ) -> tuple:
+    ) -> tuple[Any, ...]:
         x = make.tensor(sum(lengths), channels)
         return (
             x,

@@ -1,6 +1,7 @@
 """Linear attention by the gated delta rule (Yang, Kautz and Hatamizadeh, 2024, arXiv:2412.06464)."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +47,9 @@ def gated_delta_rule(
     dtype = torch.promote_types(value.dtype, torch.float32)
     q, k = (prepared(x, value.shape[1], dtype, normalise) for x in (query, key))
     q, v, b, kept = q * scale, value.to(dtype), beta.to(dtype), decay.to(dtype).exp()
-    for one in sequences(_RULES, recurrent_state.shape[0], state_ids, q_ends, fresh, value.shape[0]):
+    for one in sequences(
+        gated_delta_rule.rules, recurrent_state.shape[0], state_ids, q_ends, fresh, value.shape[0]
+    ):
         known = None if one.fresh or one.slot is None else recurrent_state[one.slot].to(dtype)
         state = v.new_zeros(recurrent_state.shape[1:]) if known is None else known
         for token in range(one.start, one.end):
@@ -110,11 +113,9 @@ def prepared(x: Tensor, value_heads: int, dtype: torch.dtype, normalise: bool) -
     return wide if groups == 1 else wide.repeat_interleave(groups, dim=1)
 
 
-_RULES = Rules("gated_delta_rule")
-
-
 @gated_delta_rule.check
 def _check_gated_delta_rule(
+    rules: Rules,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -124,40 +125,38 @@ def _check_gated_delta_rule(
     state_ids: Tensor,
     q_ends: Tensor,
     fresh: Tensor,
-    scale: float,
-    normalise: bool,
     out: Tensor,
 ) -> None:
-    _RULES.floating("query", query)
+    rules.floating("query", query)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        _RULES.like(name, tensor, "query", query)
-        _RULES.rank(name, tensor, 3)
-        _RULES.size(name, tensor, 0, query.shape[0], "the tokens of query")
-    _RULES.size("key", key, 1, query.shape[1], "the heads of query")
-    _RULES.size("key", key, 2, query.shape[2], "the size of query")
+        rules.like(name, tensor, "query", query)
+        rules.rank(name, tensor, 3)
+        rules.size(name, tensor, 0, query.shape[0], "the tokens of query")
+    rules.size("key", key, 1, query.shape[1], "the heads of query")
+    rules.size("key", key, 2, query.shape[2], "the size of query")
     tokens, heads, size = value.shape
     multiple = query.shape[1] > 0 and heads % query.shape[1] == 0
-    _RULES.require(
+    rules.require(
         multiple, "value", lambda: f"a multiple of {query.shape[1]} heads", lambda: tuple(value.shape)
     )
     for name, tensor in (("decay", decay), ("beta", beta)):
-        _RULES.floating(name, tensor)
-        _RULES.same_device(name, tensor, "query", query)
-        _RULES.rank(name, tensor, 2)
-        _RULES.size(name, tensor, 0, tokens, "the tokens of query")
-        _RULES.size(name, tensor, 1, heads, "the heads of value")
-    _RULES.floating("recurrent_state", recurrent_state)
-    _RULES.same_device("recurrent_state", recurrent_state, "query", query)
-    _RULES.rank("recurrent_state", recurrent_state, 4)
+        rules.floating(name, tensor)
+        rules.same_device(name, tensor, "query", query)
+        rules.rank(name, tensor, 2)
+        rules.size(name, tensor, 0, tokens, "the tokens of query")
+        rules.size(name, tensor, 1, heads, "the heads of value")
+    rules.floating("recurrent_state", recurrent_state)
+    rules.same_device("recurrent_state", recurrent_state, "query", query)
+    rules.rank("recurrent_state", recurrent_state, 4)
     for dim, (wanted, why) in enumerate(
         ((heads, "the heads of value"), (size, "the size of value"), (query.shape[2], "the size of query"))
     ):
-        _RULES.size("recurrent_state", recurrent_state, dim + 1, wanted, why)
-    check_sequences(_RULES, recurrent_state, state_ids, q_ends, fresh, ("query", query))
-    _RULES.like("out", out, "query", query)
-    _RULES.rank("out", out, 3)
+        rules.size("recurrent_state", recurrent_state, dim + 1, wanted, why)
+    check_sequences(rules, recurrent_state, state_ids, q_ends, fresh, ("query", query))
+    rules.like("out", out, "query", query)
+    rules.rank("out", out, 3)
     for dim in range(3):
-        _RULES.size("out", out, dim, value.shape[dim], "the shape of value")
+        rules.size("out", out, dim, value.shape[dim], "the shape of value")
 
 
 @gated_delta_rule.samples
@@ -172,7 +171,7 @@ def _gated_delta_rule_samples(make: SampleMaker) -> Iterator[Sample]:
         value_size: int = 12,
         normalise: bool = True,
         dtype: torch.dtype = torch.int64,
-    ) -> tuple:
+    ) -> tuple[Any, ...]:
         tokens = sum(lengths)
         value = make.tensor(tokens, value_heads, value_size)
         # without normalising, keys as long as 2 would let the state grow without bound

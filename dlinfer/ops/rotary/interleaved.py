@@ -37,20 +37,17 @@ def apply_rotary_pos_emb_interleaved(
     return torch.stack(rotated, dim=-1).flatten(-2)
 
 
-_RULES = Rules("apply_rotary_pos_emb_interleaved")
-
-
 @apply_rotary_pos_emb_interleaved.check
 def _check_apply_rotary_pos_emb_interleaved(
-    native_input: Tensor, cos: Tensor, sin: Tensor, return_native_layout: bool
+    rules: Rules, native_input: Tensor, cos: Tensor, sin: Tensor
 ) -> None:
     shape = native_input.shape
-    _RULES.floating("native_input", native_input)
-    _RULES.rank("native_input", native_input, 3, 4)
-    _RULES.require(shape[-1] % 2 == 0, "native_input", "an even last dimension", lambda: tuple(shape))
+    rules.floating("native_input", native_input)
+    rules.rank("native_input", native_input, 3, 4)
+    rules.require(shape[-1] % 2 == 0, "native_input", "an even last dimension", lambda: tuple(shape))
     for name, table in (("cos", cos), ("sin", sin)):
-        _RULES.like(name, table, "native_input", native_input)
-        _RULES.require(
+        rules.like(name, table, "native_input", native_input)
+        rules.require(
             1 <= table.dim() <= native_input.dim() and table.shape[-1] in (shape[-1], shape[-1] // 2),
             name,
             "a last dimension of native_input's size or half of it, and no more dimensions",
@@ -58,13 +55,11 @@ def _check_apply_rotary_pos_emb_interleaved(
         )
         for dim in range(2, table.dim() + 1):
             if table.shape[-dim] != 1:
-                _RULES.size(name, table, -dim, shape[-dim], "native_input's, or 1")
+                rules.size(name, table, -dim, shape[-dim], "native_input's, or 1")
 
 
 @apply_rotary_pos_emb_interleaved.fake
-def _fake_apply_rotary_pos_emb_interleaved(
-    native_input: Tensor, cos: Tensor, sin: Tensor, return_native_layout: bool
-) -> Tensor:
+def _fake_apply_rotary_pos_emb_interleaved(native_input: Tensor) -> Tensor:
     return native_input.new_empty(native_input.shape)
 
 

@@ -63,35 +63,32 @@ def _call_apply_rotary_pos_emb(
     return apply_rotary_pos_emb.overload(q, k, cos, sin)
 
 
-_RULES = Rules("apply_rotary_pos_emb")
-
-
 @apply_rotary_pos_emb.check
-def _check_apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
-    _RULES.floating("q", q)
-    _RULES.rank("q", q, 3, 4)
-    _RULES.rank("k", k, q.dim())
+def _check_apply_rotary_pos_emb(rules: Rules, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+    rules.floating("q", q)
+    rules.rank("q", q, 3, 4)
+    rules.rank("k", k, q.dim())
     head_size = q.shape[-1]
-    _RULES.require(head_size % 2 == 0, "q", "an even head size", lambda: tuple(q.shape))
+    rules.require(head_size % 2 == 0, "q", "an even head size", lambda: tuple(q.shape))
     for dim in range(q.dim() - 2):
-        _RULES.size("k", k, dim, q.shape[dim], "the tokens of q")
-    _RULES.size("k", k, -1, head_size, "the head size of q")
+        rules.size("k", k, dim, q.shape[dim], "the tokens of q")
+    rules.size("k", k, -1, head_size, "the head size of q")
     tokens = q.shape[0] if q.dim() == 3 else q.shape[0] * q.shape[1]
     for name, table in (("cos", cos), ("sin", sin)):
-        _RULES.like(name, table, "q", q)
-        _RULES.require(table.dim() >= 2, name, "at least 2 dimensions", table.dim)
-        _RULES.size(name, table, -1, head_size, "the head size of q")
-        _RULES.require(
+        rules.like(name, table, "q", q)
+        rules.require(table.dim() >= 2, name, "at least 2 dimensions", table.dim)
+        rules.size(name, table, -1, head_size, "the head size of q")
+        rules.require(
             table.numel() == tokens * head_size,
             name,
             lambda: f"{tokens} rows, one for each token of q",
             lambda table=table: tuple(table.shape),
         )
-    _RULES.like("k", k, "q", q)
+    rules.like("k", k, "q", q)
 
 
 @apply_rotary_pos_emb.fake
-def _fake_apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def _fake_apply_rotary_pos_emb(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape)
 
 

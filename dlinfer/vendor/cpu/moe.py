@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dlinfer import ops
 from dlinfer.ops import moe_gating_topk_softmax as gating
-from dlinfer.ops.moe.clamped import RULES
-from dlinfer.ops.moe.floating import check_ids
+from dlinfer.ops.moe.routing import check_ids
 from dlinfer.vendor.cpu.compiled import compiled
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -41,9 +41,11 @@ def fused_moe(
         try:
             return kernel(hidden_states, *stacks, topk_weights, topk_ids, renormalize)
         except RuntimeError:
-            check_ids(topk_ids, experts)  # it reads the ids, and says it in the op's words
+            check_ids(
+                topk_ids, experts, ops.fused_moe.rules
+            )  # it reads the ids, and says it in the op's words
             raise
-    check_ids(topk_ids, experts)
+    check_ids(topk_ids, experts, ops.fused_moe.rules)
     return grouped_moe(hidden_states, *stacks, topk_weights, topk_ids, renormalize)
 
 
@@ -88,9 +90,9 @@ def fused_moe_clamped(
         try:
             return kernel(hidden_states, *stacks, topk_weights, topk_ids, alpha, limit)
         except RuntimeError:
-            check_ids(topk_ids, experts, RULES)
+            check_ids(topk_ids, experts, ops.fused_moe_clamped.rules)
             raise
-    check_ids(topk_ids, experts, RULES)
+    check_ids(topk_ids, experts, ops.fused_moe_clamped.rules)
     weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
     order, expert, ends = _by_expert(topk_ids, experts)
     token = order // topk_ids.shape[1]

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from dlinfer.ops.moe.bf12 import RULES
-from dlinfer.ops.moe.floating import check_ids
+from dlinfer import ops
+from dlinfer.ops.moe.routing import check_ids
 from dlinfer.ops.quantised.bf12 import STRIP
 from dlinfer.vendor.cpu.bf12.matrices import unpack
 from dlinfer.vendor.cpu.compiled import compiled
@@ -31,9 +31,11 @@ def fused_moe_bf12(
         try:
             return kernel(hidden_states, *stacks, *routing, renormalize, num_experts, intermediate_size)
         except RuntimeError:
-            check_ids(topk_ids, num_experts, RULES)  # it reads the ids, and says it in the op's words
+            check_ids(
+                topk_ids, num_experts, ops.fused_moe_bf12.rules
+            )  # it reads the ids, and says it in the op's words
             raise
-    check_ids(topk_ids, num_experts, RULES)
+    check_ids(topk_ids, num_experts, ops.fused_moe_bf12.rules)
     gate_up = unpack(gate_up_weights, num_experts * 2 * intermediate_size, hidden)
     down = unpack(down_weights, num_experts * hidden, intermediate_size)
     gate_up, down = (one.to(hidden_states.dtype).unflatten(0, (num_experts, -1)) for one in (gate_up, down))

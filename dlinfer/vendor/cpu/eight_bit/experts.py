@@ -6,9 +6,10 @@ An expert's weights are read in place; those of the others are not touched.
 import torch
 from torch import Tensor
 
+from dlinfer import ops
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.moe.eight_bit import Product
-from dlinfer.ops.moe.floating import check_ids
+from dlinfer.ops.moe.routing import check_ids
 from dlinfer.ops.quantised import eight_bit
 from dlinfer.vendor.cpu.eight_bit import rows
 from dlinfer.vendor.cpu.eight_bit.products import (
@@ -18,7 +19,7 @@ from dlinfer.vendor.cpu.eight_bit.products import (
 )
 from dlinfer.vendor.cpu.four_bit.experts import routed
 
-_W8A8, _BLOCKED, _STATIC = (
+ops.fused_moe_w8a8.rules, ops.fused_moe_blocked_fp8.rules, ops.fused_moe_static_fp8.rules = (
     Rules(op) for op in ("fused_moe_w8a8", "fused_moe_blocked_fp8", "fused_moe_static_fp8")
 )
 
@@ -34,7 +35,7 @@ def fused_moe_w8a8(
     topk: int,
     renormalize: bool,
 ) -> Tensor:
-    check_ids(topk_ids, gate_up_weights.shape[0], _W8A8)
+    check_ids(topk_ids, gate_up_weights.shape[0], ops.fused_moe_w8a8.rules)
 
     def by(weights: Tensor, scales: Tensor) -> Product:
         scaled = scaled_int8_product if weights.dtype is torch.int8 else scaled_fp8_product
@@ -63,7 +64,7 @@ def fused_moe_blocked_fp8(
     block_size: int,
     power_of_two_scales: bool,
 ) -> Tensor:
-    check_ids(topk_ids, gate_up_weights.shape[0], _BLOCKED)
+    check_ids(topk_ids, gate_up_weights.shape[0], ops.fused_moe_blocked_fp8.rules)
     block = (block_size, block_size)
 
     def by(weights: Tensor, scales: Tensor, power_of_two: bool) -> Product:
@@ -90,7 +91,7 @@ def fused_moe_static_fp8(
     topk: int,
     renormalize: bool,
 ) -> Tensor:
-    check_ids(topk_ids, gate_up_weights.shape[0], _STATIC)
+    check_ids(topk_ids, gate_up_weights.shape[0], ops.fused_moe_static_fp8.rules)
 
     def by(weights: Tensor, scales: Tensor, input_scale: Tensor) -> Product:
         each = input_scale.expand(weights.shape[0])

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dlinfer import ops
 from dlinfer.ops.moe import mxfp4 as moe_mxfp4
 from dlinfer.ops.moe.eight_bit import Product
-from dlinfer.ops.moe.floating import check_ids
-from dlinfer.ops.moe.four_bit import RULES
+from dlinfer.ops.moe.routing import check_ids
 from dlinfer.vendor.cpu.four_bit.linears import mxfp4_matmul, weight_quant_matmul
 
 _ROWS = 4096
@@ -33,7 +33,7 @@ def fused_moe_w4a16(
     renormalize: bool,
     group_size: int,
 ) -> Tensor:
-    check_ids(topk_ids, gate_up_weights.shape[0], RULES)
+    check_ids(topk_ids, gate_up_weights.shape[0], ops.fused_moe_w4a16.rules)
 
     def by(weights: Tensor, scales: Tensor, zeros: Tensor | None) -> Product:
         def product(x: Tensor, expert: int) -> Tensor:
@@ -59,7 +59,7 @@ def fused_moe_mxfp4(
     alpha: float,
     limit: float,
 ) -> Tensor:
-    check_ids(topk_ids, gate_up_weights.shape[0], moe_mxfp4.RULES)
+    check_ids(topk_ids, gate_up_weights.shape[0], ops.fused_moe_mxfp4.rules)
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
 
     def by(weights: Tensor, scales: Tensor, bias: Tensor) -> Product:

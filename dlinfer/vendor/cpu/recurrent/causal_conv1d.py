@@ -4,11 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dlinfer.ops.core.checks import Rules
+from dlinfer import ops
 from dlinfer.ops.recurrent.sequence_states import check_numbers
 from dlinfer.vendor.cpu.recurrent.slots import keep, states_of
-
-_RULES = Rules("causal_conv1d")
 
 
 def causal_conv1d(
@@ -22,7 +20,7 @@ def causal_conv1d(
     silu: bool,
     out: Tensor,
 ) -> None:
-    ends = check_numbers(_RULES, conv_state.shape[0], state_ids, q_ends, x.shape[0])
+    ends = check_numbers(ops.causal_conv1d.rules, conv_state.shape[0], state_ids, q_ends, x.shape[0])
     if not x.shape[0]:
         return
     batch, width = len(ends), weight.shape[1]

@@ -8,13 +8,12 @@ in as many steps as the longest sequence has chunks.
 import torch
 from torch import Tensor
 
-from dlinfer.ops.core.checks import Rules
+from dlinfer import ops
 from dlinfer.ops.recurrent.gated_delta_rule import prepared
 from dlinfer.ops.recurrent.sequence_states import check_numbers
 from dlinfer.vendor.cpu.recurrent.slots import keep, states_of
 
 _CHUNK = 64  # tokens of a chunk at most
-_RULES = Rules("gated_delta_rule")
 
 
 def gated_delta_rule(
@@ -32,7 +31,7 @@ def gated_delta_rule(
     out: Tensor,
 ) -> None:
     slots, tokens = recurrent_state.shape[0], value.shape[0]
-    ends = check_numbers(_RULES, slots, state_ids, q_ends, tokens)
+    ends = check_numbers(ops.gated_delta_rule.rules, slots, state_ids, q_ends, tokens)
     if not tokens:
         return
     dtype = torch.promote_types(value.dtype, torch.float32)

@@ -1,0 +1,140 @@
+"""The router of a mixture of experts, and what the ops that run experts share."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import OpSpec, Tolerance, fused_op
+from dlinfer.utils.type_annotation import MoeMetadata
+
+ROUTING_TOLERANCES = {
+    dtype: Tolerance(2e-6, 2e-7, "a float32 softmax of exactly converted logits")
+    for dtype in (torch.float32, torch.float16, torch.bfloat16)
+}
+
+
+@fused_op(tolerances=ROUTING_TOLERANCES)
+def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> tuple[Tensor, Tensor]:
+    """The torch op behind ``dlinfer.ops.moe_gating_topk_softmax``, which documents the arguments.
+
+    n_groups: ``moe_metadata.router_n_groups``. Returns weights [..., topk], float32 (float64 for float64),
+    and ids [..., topk], int64. Nothing is mutated. Raises OpArgumentError.
+    """
+    weights = router_logits.to(torch.promote_types(router_logits.dtype, torch.float32)).softmax(dim=-1)
+    if n_groups < 1:
+        return weights.topk(topk, dim=-1)
+    group_size = router_logits.shape[-1] // n_groups
+    chosen, ids = weights.unflatten(-1, (n_groups, group_size)).topk(topk // n_groups, dim=-1)
+    first_of_group = torch.arange(0, n_groups * group_size, group_size, device=ids.device)
+    return chosen.flatten(-2), (ids + first_of_group[:, None]).flatten(-2)
+
+
+@moe_gating_topk_softmax.python_call
+def _call_moe_gating_topk_softmax(
+    router_logits: Tensor, topk: int, moe_metadata: MoeMetadata | None = None
+) -> tuple[Tensor, Tensor]:
+    """The topk experts of each token by softmax over all experts, and their probabilities.
+
+    router_logits: [..., experts], any strides.
+    topk: 1..experts.
+    moe_metadata: read for its ``router_n_groups``: below 1 for none; else the experts form that many equal groups
+        in order, and each gives its best topk / n_groups experts.
+
+    Returns weights [..., topk], float32, not renormalised, and ids [..., topk], int64, both in falling order, with
+    groups falling within each group. Nothing is mutated. The softmax is taken in float32, as in LMDeploy
+    (``pytorch/backends/default/moe.py``) and HF transformers. Raises OpArgumentError.
+    """
+    n_groups = -1 if moe_metadata is None else moe_metadata.router_n_groups
+    return moe_gating_topk_softmax.overload(router_logits, topk, n_groups)
+
+
+@moe_gating_topk_softmax.check
+def _check_moe_gating_topk_softmax(rules: Rules, router_logits: Tensor, topk: int, n_groups: int) -> None:
+    rules.floating("router_logits", router_logits)
+    rules.require(router_logits.dim() >= 1, "router_logits", "at least one dimension", router_logits.dim)
+    experts = router_logits.shape[-1]
+    rules.require(topk >= 1, "topk", "at least 1", lambda: topk)
+    rules.require(topk <= experts, "topk", lambda: f"at most {experts}, the number of experts", lambda: topk)
+    if n_groups >= 1:
+        rules.require(
+            topk % n_groups == 0, "n_groups", lambda: f"a divisor of topk = {topk}", lambda: n_groups
+        )
+        rules.require(
+            experts % n_groups == 0, "n_groups", lambda: f"a divisor of {experts} experts", lambda: n_groups
+        )
+
+
+@moe_gating_topk_softmax.fake
+def _fake_moe_gating_topk_softmax(router_logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+    shape = (*router_logits.shape[:-1], topk)
+    dtype = torch.promote_types(router_logits.dtype, torch.float32)
+    return router_logits.new_empty(shape, dtype=dtype), router_logits.new_empty(shape, dtype=torch.int64)
+
+
+@moe_gating_topk_softmax.samples
+def _moe_gating_topk_softmax_samples(make: SampleMaker) -> Iterator[Sample]:
+    def logits(*shape: int, dim: int = -1) -> Tensor:
+        """Each once along ``dim``, in 16 bits too: of equal ones any may be chosen."""
+        return make.tensor(*shape).argsort(dim=dim).sub(shape[dim] // 2).div(8).to(make.dtype)
+
+    yield Sample("one token", (logits(1, 8), 2, -1))
+    yield Sample("many tokens", (logits(33, 60), 4, 0))
+    yield Sample("no tokens", (logits(0, 8), 2, -1))
+    yield Sample("3-d", (logits(1, 5, 16), 1, -1))
+    yield Sample("all experts", (logits(3, 4), 4, -1))
+    yield Sample("groups", (logits(7, 16), 8, 4))
+    yield Sample("strided", (logits(16, 9, dim=0).t(), 3, -1))
+
+
+# --- for ops that run experts
+
+
+def check_ids(topk_ids: Tensor, experts: int, rules: Rules) -> None:
+    """Every id names an expert. Raises OpArgumentError. It reads the ids, so kernels call it and fakes do not."""
+    if topk_ids.numel():
+        lowest, highest = (int(bound) for bound in topk_ids.aminmax())
+        rules.require(
+            lowest >= 0 and highest < experts,
+            "topk_ids",
+            lambda: f"ids of 0..{experts - 1}",
+            lambda: f"ids of {lowest}..{highest}",
+        )
+
+
+def check_choices(
+    rules: Rules, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor, topk: int | None = None
+) -> None:
+    """Rules of the experts that each token has chosen; ``topk`` of them, where the op has that argument."""
+    rules.floating("topk_weights", topk_weights)
+    rules.integer("topk_ids", topk_ids)
+    count, why = (topk_weights.shape[1], "the choices of topk_weights") if topk is None else (topk, "topk")
+    for name, choice in (("topk_weights", topk_weights), ("topk_ids", topk_ids)):
+        rules.same_device(name, choice, "hidden_states", hidden_states)
+        rules.rank(name, choice, 2)
+        rules.size(name, choice, 0, hidden_states.shape[0], "the tokens of hidden_states")
+        rules.size(name, choice, 1, count, why)
+
+
+def fake_result(hidden_states: Tensor) -> Tensor:
+    """The result's shape and dtype: those of hidden_states."""
+    return hidden_states.new_empty(hidden_states.shape)
+
+
+def refuse_expert_parallel(op: OpSpec, moe_metadata: MoeMetadata | None, advice: str = "set ep=1") -> None:
+    """Raise UnsupportedFeatureError where the experts are spread over several ranks."""
+    if moe_metadata is not None and moe_metadata.ep_size > 1:
+        raise UnsupportedFeatureError(
+            feature=f"expert parallelism (ep_size={moe_metadata.ep_size})",
+            where=f"dlinfer.ops.{op.name}",
+            advice=advice,
+        )
+
+
+def choices(make: SampleMaker, tokens: int, experts: int, topk: int) -> tuple[Tensor, Tensor]:
+    """(topk_weights, topk_ids) of a sample."""
+    weights, ids = torch.randn(tokens, experts, generator=make.generator).softmax(-1).topk(topk)
+    return weights.to(make.device), ids.to(make.device)
