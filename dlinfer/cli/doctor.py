@@ -24,7 +24,7 @@ from dlinfer.graph.engine import find_engine
 from dlinfer.graph.selftest.case import Result
 from dlinfer.graph.selftest.suite import SelfTest
 from dlinfer.ops import registry
-from dlinfer.ops.core.kernels import kernel_authors
+from dlinfer.ops.core.kernels import kernel_authors, several_implementations
 from dlinfer.vendor import discovery
 from dlinfer.vendor.base import Vendor
 from dlinfer.vendor.cpu import memory
@@ -114,6 +114,7 @@ class Report:
         kernel, as the host's for vendors that bring graph engines only. reference: the slow reference answers.
         none: a call is refused, since the vendor fails or the fallback policy is "error".
     defaults: device type -> the vendor that answers there unless another is chosen, or null.
+    implementations: vendor -> op -> its kernels, the preferred one first, where a vendor has several for an op.
     selftests: of each engine that has one (docs/internals/selftest.md).
     unknown_variables: ``DLINFER_*`` variables in the environment that are no setting.
     problems: what makes op calls fail: wrong settings, or a default vendor that fails.
@@ -133,6 +134,7 @@ class Report:
     unknown_variables: list[str]
     problems: list[str]
     selftests: list[EngineSelfTest]
+    implementations: dict[str, dict[str, list[str]]]
 
 
 def to_json(report: Report) -> str:
@@ -176,6 +178,11 @@ def collect(selftest: bool = False) -> Report:
         unknown_variables=settings.unknown(os.environ),
         problems=problems,
         selftests=_selftests(states, selftest) if policy and not problems else [],
+        implementations={
+            state.name: found
+            for state in states
+            if state.state == "PASS" and (found := several_implementations(discovery.get(state.name)))
+        },
     )
 
 

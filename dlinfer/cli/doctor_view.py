@@ -71,6 +71,11 @@ def _ops(report: Report, console: Console) -> None:
     for op, answers in report.ops.items():
         table.add_row(op, *(_coloured(answers[vendor.name]) for vendor in report.vendors))
     console.print(table)
+    for vendor, ops in report.implementations.items():
+        for op, kernels in ops.items():
+            console.print(
+                Text(f"{vendor}: {op} runs on the first of these that takes a call: {', '.join(kernels)}")
+            )
 
 
 def _selftests(report: Report, console: Console) -> None:

@@ -13,6 +13,7 @@ from dlinfer.conformance import blocks, borders
 from dlinfer.conformance.case import Case, Subject
 from dlinfer.conformance.checks import graphs, indices, memory, shapes, values, whole
 from dlinfer.errors import UnknownOpError
+from dlinfer.ops.core.kernels import several_implementations
 from dlinfer.ops.core.spec import OpSpec, registry
 from dlinfer.vendor import discovery
 from dlinfer.vendor.base import HOST
@@ -44,6 +45,7 @@ class Check:
 
 CHECKS = (
     Check(VALUES, values.values, Of.EVERY, Of.EVERY),
+    Check("implementations", values.implementations, Of.EVERY, Of.EVERY),
     Check("schema", shapes.schema, Of.EVERY, Of.EVERY),
     Check("fake", shapes.fake, Of.EVERY, Of.EVERY),
     Check("symbolic", shapes.symbolic, Of.ONE, Of.EVERY),
@@ -100,7 +102,7 @@ def plan(
     subject: Subject, *, ops: Collection[str], checks: Collection[str], thorough: bool
 ) -> Iterator[Task]:
     """Everything that is asked, op by op. ops, checks: names; empty for all."""
-    claims = claims_of(subject)
+    claims, several = claims_of(subject), several_implementations(subject.vendor)
     for op in registry().values():
         if ops and op.name not in ops:
             continue
@@ -111,6 +113,8 @@ def plan(
                 yield Task(Case(subject, op, dtype, ""), None)
             for check in CHECKS:
                 if checks and check.name not in checks:
+                    continue
+                if check.name == "implementations" and op.name not in several:
                     continue
                 if (check.eager and not claimed) or (not check.eager and not subject.vendor.engines):
                     continue

@@ -4,12 +4,14 @@ Making a vendor is cheap; its SDK and kernels are loaded on first use. This file
 ops can ask for the active vendor without an import cycle.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from dlinfer.errors import KernelDeclined
 from dlinfer.toolchain.recipe import Toolchain
 from dlinfer.vendor.claims import Claims, Proofs
 from dlinfer.vendor.device import Device
@@ -43,6 +45,52 @@ def refuses(rule: Rule) -> Callable[[Kernel], Kernel]:
 def rule_of(kernel: Kernel) -> Rule | None:
     """The rule that ``refuses`` attached to a kernel. None: it takes every call, or decides during the call."""
     return getattr(kernel, "refuses", None)
+
+
+def in_order(*kernels: Kernel) -> Kernel:
+    """One kernel made of several implementations of an op, the preferred one first.
+
+    A call runs on the first implementation whose rule takes it and that does not raise KernelDeclined. It is declined
+    where all decline it, with the reason of each.
+    """
+
+    def rule(*args: Any, **kwargs: Any) -> str | None:
+        reasons: list[str] = []
+        for kernel in kernels:
+            asked = rule_of(kernel)
+            reason = None if asked is None else asked(*args, **kwargs)
+            if reason is None:
+                return None
+            reasons.append(f"{kernel_name(kernel)}: {reason}")
+        return "; ".join(reasons)
+
+    @refuses(rule)
+    @functools.wraps(kernels[0])
+    def run(*args: Any, **kwargs: Any) -> object:
+        reasons: list[str] = []
+        for kernel in kernels:
+            asked = rule_of(kernel)
+            reason = None if asked is None else asked(*args, **kwargs)
+            if reason is None:
+                try:
+                    return kernel(*args, **kwargs)
+                except KernelDeclined as declined:
+                    reason = str(declined)
+            reasons.append(f"{kernel_name(kernel)}: {reason}")
+        raise KernelDeclined(reason="; ".join(reasons))
+
+    run.implementations = kernels  # pyright: ignore[reportAttributeAccessIssue]
+    return run
+
+
+def implementations(kernel: Kernel) -> tuple[Kernel, ...]:
+    """The implementations that ``in_order`` has put together; the kernel itself where it has one."""
+    return getattr(kernel, "implementations", (kernel,))
+
+
+def kernel_name(kernel: Kernel) -> str:
+    """Module and name of an implementation, for people."""
+    return f"{kernel.__module__}.{kernel.__qualname__}"
 
 
 @dataclass(frozen=True)
@@ -87,7 +135,8 @@ class Vendor:
     device_type: torch's name of the device whose tensors its kernels take ("cpu", "npu", ...), or "any".
     summary: one line for people.
     probe: says whether it can run here, and why not.
-    load_kernels: returns op name -> kernel; called once, at activation. None for a vendor with graph engines only.
+    load_kernels: returns op name -> kernel, which ``in_order`` may make of several; called once, at activation. None
+        for a vendor with graph engines only.
         Ops outside its graphs then run on the host's kernels if these can reach its tensors, else on the reference
         under the fallback policy (``discovery.kernels_of``).
     load_device: returns the ``Device`` that serving frameworks need; called once, and may initialise the device. None

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from dlinfer import settings
 from dlinfer.conformance.case import Case, Failed, Skipped, bits, dirty_memory, poison
+from dlinfer.errors import KernelDeclined
 from dlinfer.ops.core import oracle
+from dlinfer.vendor import base, discovery
 
 OUTPUTS = ("out", "attn_output")
 """Arguments that a call writes and does not read."""
@@ -25,6 +27,24 @@ def values(case: Case) -> None:
     args = case.fresh()
     dirty_memory(want)
     case.compare(args, case.call(args), want)
+
+
+def implementations(case: Case) -> str:
+    """Each of several kernels of an op, called on its own: those that take the call are right. Returns what ran."""
+    kernels = base.implementations(discovery.kernels_of(case.subject.vendor)[case.op.name])
+    want, notes = case.expected(), list[str]()
+    for kernel in kernels:
+        name, args, rule = base.kernel_name(kernel), case.fresh(), base.rule_of(kernel)
+        try:
+            reason = None if rule is None else rule(*args)
+            if reason is None:
+                case.compare(args, kernel(*args), want)
+        except KernelDeclined as declined:
+            reason = str(declined)
+        except Failed as wrong:
+            raise Failed(f"{name}: {wrong}") from wrong
+        notes.append(f"{name} {'ran' if reason is None else f'declined: {reason}'}")
+    return "; ".join(notes)
 
 
 def determinism(case: Case) -> None:

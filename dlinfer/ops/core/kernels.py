@@ -18,7 +18,7 @@ from dlinfer.errors import InferenceOnlyError, KernelDeclined, KernelSignatureEr
 from dlinfer.ops.core import fallback
 from dlinfer.ops.core.spec import NAMESPACE, OpSpec, registry
 from dlinfer.vendor import discovery
-from dlinfer.vendor.base import Kernel, Vendor, rule_of
+from dlinfer.vendor.base import Kernel, Vendor, implementations, kernel_name, rule_of
 
 _AUTOCAST_KEYS = ("AutocastCPU", "AutocastCUDA", "AutocastPrivateUse1")
 _NO_KERNEL = "the vendor has no kernel for this op"
@@ -50,6 +50,12 @@ def kernel_authors(vendor: Vendor) -> Mapping[str, str]:
         _validate(vendor, kernels)
         _authors[vendor.name] = {op: discovery.author(kernel, vendor) for op, kernel in kernels.items()}
     return _authors[vendor.name]
+
+
+def several_implementations(vendor: Vendor) -> dict[str, list[str]]:
+    """Op -> names of its kernels, the preferred one first, for the ops that a vendor has several kernels for."""
+    kernels = {op: implementations(kernel) for op, kernel in discovery.kernels_of(vendor).items()}
+    return {op: [kernel_name(one) for one in several] for op, several in kernels.items() if len(several) > 1}
 
 
 def bind(device_type: str, vendor: Vendor) -> None:
@@ -93,9 +99,10 @@ def _validate(vendor: Vendor, kernels: Mapping[str, Kernel]) -> None:
         spec = registry().get(name)
         if spec is None:
             raise UnknownOpError(vendor=vendor.name, op=name, known=", ".join(registry()))
-        given = tuple(inspect.signature(kernel).parameters)
-        if given != spec.parameters:
-            raise KernelSignatureError(vendor=vendor.name, op=name, given=given, expected=spec.parameters)
+        for one in implementations(kernel):
+            given = tuple(inspect.signature(one).parameters)
+            if given != spec.parameters:
+                raise KernelSignatureError(vendor=vendor.name, op=name, given=given, expected=spec.parameters)
 
 
 def _bound_kernel(spec: OpSpec, vendor: Vendor, kernel: Kernel | None) -> Callable[..., Any]:
