@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from dlinfer.graph.bound_call.constants import Constant
-from dlinfer.graph.bound_call.inputs import Assumption, evaluate, is_steady, root
+from dlinfer.graph.bound_call.inputs import evaluate, is_steady, root
 from dlinfer.graph.interface.interface import Interface, as_taken, mismatches
 from dlinfer.graph.interface.ports import Port
 
@@ -35,7 +35,7 @@ _REGISTRIES = ("_modules", "_parameters", "_buffers")
 def bind(
     interface: Interface,
     sources: Sequence[str],
-    assumptions: Sequence[Assumption],
+    taken: int,
     steady: Collection[str],
     given: Mapping[str, Any],
     defaults: Mapping[str, Any],
@@ -45,23 +45,24 @@ def bind(
 ) -> Reader:
     """A function from a call's arguments to the list of all inputs; None where what is bound is not what is given.
 
-    sources: where each value of a call is read. given: arguments that fit the interface, which what is steady is bound
-    to. defaults: of arguments that a call may leave
-    out. namespace: the function's globals. hooks: how many hooks were registered when the constants were compared.
+    sources: where each value of the interface is read; the graph takes the first ``taken``, and conditions read the
+    others. given: arguments that fit the interface, to which the steady ones are bound. defaults: of arguments that a
+    call may leave out. namespace: the function's globals. hooks: how many hooks were registered when the constants were
+    compared.
     A changing tensor that does not lie as compiled loops expect is copied: for small inputs that is no more than a
     step's metadata.
     """
     writer = _Writer(given)
-    inputs: list[Any] = [None] * len(sources)
+    inputs: list[Any] = [None] * taken
     ports = iter(interface.inputs)
-    for index, source in enumerate(sources):
+    for index, source in enumerate(sources[:taken]):
         port = None if index in interface.constants else next(ports)
         if port is None or port.held or is_steady(source, steady):
             inputs[index] = evaluate(source, given)
             writer.bound(source, inputs[index], steady)
         else:
             writer.changing(port, source, index)
-    for source in dict.fromkeys(source for one in assumptions for source in one.sources):
+    for source in sources[taken:]:
         writer.bound(source, evaluate(source, given), steady)
     for constant in constants:
         writer.constant(constant, namespace)

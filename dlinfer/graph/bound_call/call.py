@@ -25,15 +25,15 @@ from dlinfer.graph.bound_call.constants import (
     hooks_registered,
     receiver_of,
 )
-from dlinfer.graph.bound_call.inputs import Assumption, evaluate, is_steady, port_of, root
+from dlinfer.graph.bound_call.inputs import evaluate, is_steady, number_port, port_of, root
 from dlinfer.graph.interface.interface import Interface
-from dlinfer.graph.interface.ports import Port
+from dlinfer.graph.interface.ports import ANY_NUMBER, Port
 from dlinfer.graph.ir.device import autocast
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import GraphReport
 from dlinfer.graph.torch_private import dynamo, guards
-from dlinfer.graph.torch_private.expressions import SizeTextError
+from dlinfer.graph.torch_private.expressions import Size, SizeTextError, parse_size
 from dlinfer.graph.torch_private.thread_state import is_autocast_enabled
 
 
@@ -41,14 +41,14 @@ from dlinfer.graph.torch_private.thread_state import is_autocast_enabled
 class BoundCall:
     """A compiled function.
 
-    sources: where each value that the program takes is read from the arguments. steady: see ``capture_call``.
+    sources: where each value of the interface is read from the arguments: first what the program takes, then numbers
+        that only conditions read. steady: see ``capture_call``.
     """
 
     function: Callable[..., Any]
     program: CompiledGraph
     interface: Interface
     sources: Sequence[str]
-    assumptions: Sequence[Assumption]
     steady: frozenset[str]
     report: GraphReport
     constants: Sequence[Constant] = ()
@@ -60,7 +60,6 @@ class BoundCall:
         self._namespace = namespace_of(self.function)
         parameters = inspect.signature(method_of(self.function)[0]).parameters
         sources = [*self.sources, *(one.source for one in self.constants)]
-        sources += [source for one in self.assumptions for source in one.sources]
         self._defaults = {  # of arguments that the graph reads and a call may leave out
             name: parameters[name].default
             for name in map(root, sources)
@@ -104,11 +103,9 @@ class BoundCall:
         inputs, _ = self.interface.bind(
             self.interface.values_among(leaves, [dynamo.source_name(source) for source in self.sources])
         )
-        for assumption in self.assumptions:
-            assumption.check(given)
         for constant in self.constants:
             constant.check(given, self._namespace)
-        return inputs
+        return inputs[: len(self.program.program.inputs)]
 
     def _check_autocast(self) -> None:
         """Raises ArtifactInputError where the function would cast otherwise now: casts are nodes of the graph."""
@@ -125,7 +122,7 @@ class BoundCall:
         binding = bind(
             self.interface,
             self.sources,
-            self.assumptions,
+            len(self.program.program.inputs),
             self.steady,
             given,
             self._defaults,
@@ -206,15 +203,13 @@ def capture_call(
     assert collector.program is not None and collector.report is not None
     given = _given(function, kwargs)
     line = getattr(method, "__qualname__", repr(method))
-    sources = [source for source, _ in collector.inputs]
-    interface = _interface(collector.inputs, given, steady, line)
+    interface, sources = _interface(collector, given, steady, line)
     constants = constants_of([*hooks, *collector.constants], given, namespace_of(function))
     call = BoundCall(
         function,
         collector.program,
         interface,
         sources,
-        collector.assumptions,
         frozenset(steady),
         collector.report,
         constants,
@@ -223,12 +218,15 @@ def capture_call(
 
 
 def _interface(
-    inputs: Sequence[tuple[str, Any]], given: Mapping[str, Any], steady: Sequence[str], line: str
-) -> Interface:
-    """The ports of a captured graph. Raises CaptureError where one of them holds for this call only."""
+    collector: "_Collector", given: Mapping[str, Any], steady: Sequence[str], line: str
+) -> tuple[Interface, list[str]]:
+    """The ports and conditions of a captured graph, and where their values are read.
+
+    Raises CaptureError where a port holds for this call only.
+    """
     ports: list[Port] = []
     constants: dict[int, float] = {}
-    for place, (source, example) in enumerate(inputs):
+    for place, (source, example) in enumerate(collector.inputs):
         value, name = evaluate(source, given), dynamo.source_name(source)
         fixed: Any = None
         if isinstance(value, float):  # a module's eps: Dynamo passes it as a tensor, the capture folds it
@@ -243,7 +241,15 @@ def _interface(
         if fixed is not None and not is_steady(source, steady):
             reason = f"it would hold only while {name} is {fixed}, which may change between calls"
             raise CaptureError(reason=reason, line=line)
-    return Interface(tuple(ports), constants=constants)
+    symbols: dict[str, str] = {}  # where a condition reads a number -> its symbol
+    conditions: list[Size] = []
+    for condition, read in collector.conditions:
+        names = {f"v{index}": symbols.setdefault(one, f"s{len(symbols)}") for index, one in enumerate(read)}
+        conditions.append(condition.renamed({name: names[name] for name in condition.symbols}))
+    ports += [number_port(source, parse_size(symbol)) for source, symbol in symbols.items()]
+    ranges = dict.fromkeys(symbols.values(), ANY_NUMBER)
+    interface = Interface(tuple(ports), (), ranges, tuple(conditions), constants)
+    return interface, [source for source, _ in collector.inputs] + list(symbols)
 
 
 class _Collector:
@@ -256,7 +262,7 @@ class _Collector:
         self.program: CompiledGraph | None = None
         self.report: GraphReport | None = None
         self.inputs: list[tuple[str, Any]] = []
-        self.assumptions: list[Assumption] = []
+        self.conditions: list[tuple[Size, tuple[str, ...]]] = []
         self._twice: list[tuple[str, str]] = []
         self._given: tuple[Any, ...] = ()
         self._outputs: tuple[Any, ...] = ()
@@ -273,7 +279,7 @@ class _Collector:
         mode = dynamo.dynamo_fake_mode()
         assert mode is not None, "Dynamo calls its backends inside a tracing context"
         try:
-            self.assumptions = [Assumption(*one) for one in guards.conditions(mode, self.inputs)]
+            self.conditions = guards.conditions(mode, self.inputs)
         except SizeTextError as cause:
             raise CaptureError(reason=f"a guard on a size: {cause}", line="the call") from cause
         self._twice = [
@@ -305,9 +311,11 @@ class _Collector:
         for source, _ in self.inputs:
             if not root(source):
                 return f"it reads {source!r}, which is no argument of its own"
-        for assumption in self.assumptions:
-            if changing := assumption.changing(steady):
-                return f"it would hold only while {assumption}, and {', '.join(changing)} may change between calls"
+        for condition, read in self.conditions:
+            if changing := [dynamo.source_name(source) for source in read if not is_steady(source, steady)]:
+                names = {f"v{index}": dynamo.source_name(source) for index, source in enumerate(read)}
+                text = condition.renamed({name: names[name] for name in condition.symbols})
+                return f"it would hold only while {text}, and {', '.join(changing)} may change between calls"
         for pair in self._twice:
             if all(map(root, pair)) and not all(is_steady(source, steady) for source in pair):
                 one, other = map(dynamo.source_name, pair)

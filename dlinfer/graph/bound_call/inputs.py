@@ -1,14 +1,12 @@
-"""What a compiled call reads from its arguments, as ports, and what its capture assumed of them."""
+"""What a compiled call reads from its arguments: expressions, and a port for each."""
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dlinfer.errors import ArtifactInputError
-from dlinfer.graph.interface.ports import Port, bounds_of
+from dlinfer.graph.interface.ports import ANY_NUMBER, Port, bounds_of
 from dlinfer.graph.ir.conj_neg import is_lazy
 from dlinfer.graph.ir.device import HOST
 from dlinfer.graph.torch_private.dynamo import source_name
@@ -20,7 +18,7 @@ def port_of(source: str, example: Any, value: Any, steady: Collection[str]) -> P
     """The port of a graph input with this fake, which was read from ``source`` as ``value``."""
     name, held = source_name(source), is_steady(source, steady)
     if not isinstance(example, torch.Tensor):
-        return Port(name, torch.int64, (None,), ((0, None),), torch.device(HOST), number=True)
+        return number_port(source)
     sizes = tuple(None if (size := fixed_size(one)) is None else parse_size(size) for one in example.shape)
     strides = None if value.is_contiguous() else tuple(map(parse_size, value.stride()))
     lazy = is_lazy(value)
@@ -29,29 +27,9 @@ def port_of(source: str, example: Any, value: Any, steady: Collection[str]) -> P
     )
 
 
-@dataclass(frozen=True)
-class Assumption:
-    """A condition on sizes and numbers that a graph holds under, over v0, v1, ..., which are read by ``sources``."""
-
-    condition: Size
-    sources: tuple[str, ...]
-
-    def check(self, given: Mapping[str, Any]) -> None:
-        """Raises ArtifactInputError where it is not true of the arguments."""
-        values = {f"v{index}": evaluate(source, given) for index, source in enumerate(self.sources)}
-        if not self.condition.evaluate(values):
-            numbers = ", ".join(str(number) for number in values.values())
-            raise ArtifactInputError(
-                name=", ".join(map(source_name, self.sources)), expected=str(self), given=numbers
-            )
-
-    def changing(self, steady: Collection[str]) -> list[str]:
-        """What it reads that is not steady."""
-        return [source_name(source) for source in self.sources if not is_steady(source, steady)]
-
-    def __str__(self) -> str:
-        names = {f"v{index}": source_name(source) for index, source in enumerate(self.sources)}
-        return str(self.condition.renamed({name: names[name] for name in self.condition.symbols}))
+def number_port(source: str, size: Size | None = None) -> Port:
+    """The port of an integer that is read from ``source``."""
+    return Port(source_name(source), torch.int64, (size,), (ANY_NUMBER,), torch.device(HOST), number=True)
 
 
 _EXPRESSION = re.compile(r"L\['(\w+)'\](\.(?:size|stride|storage_offset)\(\)|\.\w+|\['\w+'\]|\[\d+\])*")

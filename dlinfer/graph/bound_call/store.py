@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_leaves
 from dlinfer.errors import ArtifactInputError
 from dlinfer.graph.bound_call.call import BoundCall, capture_call, method_of
 from dlinfer.graph.bound_call.constants import Constant
-from dlinfer.graph.bound_call.inputs import Assumption
 from dlinfer.graph.cache.disk import ArtifactCache
 from dlinfer.graph.cache.fingerprint import environment
 from dlinfer.graph.cache.key import Key
@@ -26,7 +25,6 @@ from dlinfer.graph.ir.device import graph_device
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import LOADED, GraphReport, record
-from dlinfer.graph.torch_private.expressions import parse_condition
 from dlinfer.settings import cache_folder
 from dlinfer.vendor import discovery
 
@@ -127,23 +125,17 @@ class CallStore:
     def _read(self, contents: bytes) -> BoundCall:
         data = json.loads(contents)
         interface = read_interface(data["interface"])
-        assumptions = [
-            Assumption(parse_condition(text), tuple(sources)) for text, sources in data["assumptions"]
-        ]
         program = CompiledGraph.from_dict(data["graph"], self.engine, self.folder)
         report = GraphReport.from_dict(data["report"])
         report.cause, report.not_loaded = LOADED, ""
         constants = [Constant(source, value) for source, value in data["constants"]]
-        return BoundCall(
-            self.function, program, interface, data["sources"], assumptions, self.steady, report, constants
-        )
+        return BoundCall(self.function, program, interface, data["sources"], self.steady, report, constants)
 
 
 def _written(call: BoundCall) -> bytes:
     data = {
         "sources": list(call.sources),
         "interface": write_interface(call.interface),
-        "assumptions": [(str(one.condition), one.sources) for one in call.assumptions],
         "constants": [astuple(constant) for constant in call.constants],
         "graph": call.program.to_dict(),
         "report": call.report.to_dict(),

@@ -209,6 +209,8 @@ class _Reader:
     def read(self) -> ReadGraph:
         interface = read_interface(self.data["interface"])
         for number, (name, (low, high)) in enumerate(interface.symbols.items()):
+            if low < 0:
+                raise CodecError(f"a range from {low} to {high}")
             self.symbols[name] = new_symbol(self.mode, number, low, high, interface.examples.get(name))
         names = {plain_symbol(value): name for name, value in self.symbols.items()}
         conditions = {str(size): size for size in interface.conditions}

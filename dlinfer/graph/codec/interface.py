@@ -96,7 +96,7 @@ def _read_range(item: Json) -> Range:
     low, high, hint = item["low"], item["high"], item["hint"]
     if type(low) is not int or not all(type(limit) in (int, type(None)) for limit in (high, hint)):
         raise CodecError("a range that is not of integers")
-    if low < 0 or (high is not None and high <= low) or (hint is not None and not low <= hint):
+    if (high is not None and high <= low) or (hint is not None and not low <= hint):
         raise CodecError(f"a range from {low} to {high}")
     if hint is not None and high is not None and hint > high:
         raise CodecError(f"an example {hint} beyond {high}")

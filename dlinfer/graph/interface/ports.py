@@ -12,6 +12,9 @@ from dlinfer.graph.torch_private.expressions import Size
 Range = tuple[int, int | None]
 """The lowest and the highest value of a size; None where there is no highest."""
 
+ANY_NUMBER: Range = (-(1 << 63), None)
+"""The range of an integer that is not checked."""
+
 
 def is_plain(value: torch.Tensor) -> bool:
     """Whether a tensor has elements that lie by strides: it is not sparse, nested or quantized."""
@@ -84,9 +87,8 @@ class Port:
 
     def __str__(self) -> str:
         if self.number:
-            return (
-                f"a number of type int{'' if self.bounds == ((0, None),) else f', {_range(self.bounds[0])}'}"
-            )
+            is_any = self.bounds[0] in ((0, None), ANY_NUMBER)
+            return "a number of type int" + ("" if is_any else f", {_range(self.bounds[0])}")
         layout = "contiguous" if self.strides is None else f"strides ({', '.join(map(str, self.strides))})"
         place = "" if self.offset is None else f" from element {self.offset} of its memory on"
         return f"{self.dtype} [{', '.join(map(_range, self.bounds))}] {layout} on {self.device}{place}"
@@ -100,7 +102,7 @@ def _range(bounds: Range) -> str:
 def bounds_of(sizes: Iterable[Size | None], symbols: Mapping[str, Range]) -> tuple[Range, ...]:
     """The range of each size. Raises KeyError for an unknown symbol."""
     found = [(0, None) if size is None else size.bounds(symbols) for size in sizes]
-    return tuple((max(0, low or 0), high) for low, high in found)
+    return tuple((0 if low is None else low, high) for low, high in found)
 
 
 def shown(value: Any) -> str:
