@@ -128,7 +128,7 @@ def _refuse_gradients(graph_module: fx.GraphModule, example_inputs: Sequence[obj
     """Raise InferenceOnlyError for an op that records gradients, outside of the model's ``no_grad`` and the like."""
     records, before = torch.is_grad_enabled(), dict[fx.Node, bool]()
     for node in graph_module.graph.nodes:
-        if node.target is torch._C._set_grad_enabled:
+        if node.target is dynamo.SET_GRAD_ENABLED:
             records = bool(node.args[0])
         elif getattr(node.target, "__name__", "") == "_enter_inference_mode":
             before[node], records = records, records and not node.args[0]

@@ -21,7 +21,7 @@ from dlinfer.graph.ir.conj_neg import refuse_lazy_constants
 from dlinfer.graph.ir.device import autocast
 from dlinfer.graph.ir.dialect import STATIC, gives_something, is_pure, model_line, op_name
 from dlinfer.graph.ir.program import attribute
-from dlinfer.graph.torch_private.dynamo import is_static_input
+from dlinfer.graph.torch_private.dynamo import SET_GRAD_ENABLED, is_static_input
 from dlinfer.graph.torch_private.fake_mode import (
     FakeTensor,
     FakeTensorMode,
@@ -98,7 +98,7 @@ def trace(
 def _forget_grad_mode(graph_module: fx.GraphModule) -> None:
     """Nothing here has a gradient. Switches are recorded where the function has them, and where a generator that holds
     ``no_grad`` is collected meanwhile."""
-    for node in graph_module.graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled):
+    for node in graph_module.graph.find_nodes(op="call_function", target=SET_GRAD_ENABLED):
         graph_module.graph.erase_node(node)
 
 
@@ -220,4 +220,4 @@ _INFERENCE_MODE = ("_enter_inference_mode", "_exit_inference_mode")
 def _sets_gradients(node: fx.Node) -> bool:
     """Whether a node turns the recording of gradients on or off, as ``no_grad`` and ``inference_mode`` do."""
     name = getattr(node.target, "__name__", "")
-    return node.target is torch._C._set_grad_enabled or name in _INFERENCE_MODE
+    return node.target is SET_GRAD_ENABLED or name in _INFERENCE_MODE

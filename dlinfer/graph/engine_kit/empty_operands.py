@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from math import prod
-from typing import Any
 
 import torch
 from torch import fx
@@ -11,9 +10,10 @@ from dlinfer import ops
 from dlinfer.graph.engine_kit.output_sizes import reader, sizes_of
 from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.ir.dialect import fake, op_name
+from dlinfer.graph.ir.program import Inputs
 from dlinfer.graph.torch_private.symbols import lowest_size
 
-Shapes = Callable[[fx.Node], Iterable[Sequence[Any]]]
+Shapes = Callable[[fx.Node], Iterable[Sequence[int | torch.SymInt]]]
 """Returns the shapes of a node's operands that must have elements."""
 
 
@@ -25,7 +25,7 @@ _PRODUCTS = (
 _FACTORS = ("mat1", "mat", "batch1", "input", "x", "self")
 
 
-def first_factor(packet: Any, names: Collection[str]) -> str | None:
+def first_factor(packet: object, names: Collection[str]) -> str | None:
     """Return the argument of a matrix product whose last dimension is summed over; None for other ops."""
     if packet not in _PRODUCTS:
         return None
@@ -38,7 +38,7 @@ class EmptyOperands:
     def __init__(self, graph: fx.Graph, shapes: Shapes) -> None:
         """Raise UnknownSizeError for a size that does not follow from the inputs."""
         self._names: list[str] = []
-        sizes: list[Sequence[Any]] = []
+        sizes: list[Sequence[int | torch.SymInt]] = []
         for node in graph.nodes:
             for shape in shapes(node):
                 open_ = [size for size in shape if lowest_size(size) <= 0]
@@ -48,7 +48,7 @@ class EmptyOperands:
         inputs = [fake(node) for node in graph.find_nodes(op="placeholder")]
         self._sizes = reader(sizes_of(sizes, inputs)) if sizes else None
 
-    def __call__(self, inputs: Sequence[Any]) -> None:
+    def __call__(self, inputs: Inputs) -> None:
         if self._sizes is None:
             return
         for name, sizes in zip(self._names, self._sizes(inputs), strict=True):

@@ -14,6 +14,7 @@ import torch
 
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.graph.engine_kit.weight_samples import WeightSamples
+from dlinfer.graph.ir.program import Function, Inputs
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,12 @@ class _Built:
     address, version) of each. samples: some elements of each.
     """
 
-    run: Callable[..., Any]
+    run: Function
     weights: tuple[torch.Tensor, ...]
     marks: tuple[tuple[int, int, int], ...]
     samples: WeightSamples
 
-    def fits(self, inputs: Sequence[Any]) -> bool:
+    def fits(self, inputs: Inputs) -> bool:
         """Whether the inputs still are the built-in weights."""
         for index, address, version in self.marks:
             weight = inputs[index]
@@ -61,7 +62,7 @@ class HeldWeights:
         self,
         held: Sequence[int],
         names: Sequence[str],
-        build: Callable[[tuple[torch.Tensor, ...]], Callable[..., Any]],
+        build: Callable[[tuple[torch.Tensor, ...]], Function],
         notes: list[str],
     ) -> None:
         self.held = tuple(held)
@@ -89,7 +90,7 @@ class HeldWeights:
         built = self._built  # read once: another thread may release it
         return sum(weight.nbytes for weight in built.weights) if built is not None else 0
 
-    def _renewed(self, inputs: Sequence[Any]) -> _Built:
+    def _renewed(self, inputs: Inputs) -> _Built:
         with self._lock:
             old = self._built
             if old is not None and old.fits(inputs):  # another thread was first

@@ -1,13 +1,11 @@
 """A cheap check at each call: does a written input share memory with another input?"""
 
-from collections.abc import Sequence
-from typing import Any
-
 from torch import Tensor
 
 from dlinfer.graph.functional.aliasing import overlapping
 from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.ir.dialect import fake
+from dlinfer.graph.ir.program import Inputs
 
 
 class InputOverlap:
@@ -27,9 +25,9 @@ class InputOverlap:
             if index not in self._steady and isinstance(fake(node), Tensor)
         ]
         self._written_places = {place for place, index in enumerate(self._moving) if index in self._written}
-        self._apart: tuple[Any, Any] = (None, None)
+        self._apart: tuple[object, object] = (None, None)
 
-    def __call__(self, inputs: Sequence[Any]) -> str | None:
+    def __call__(self, inputs: Inputs) -> str | None:
         if not self._written:
             return None
         moving = [inputs[index] for index in self._moving]

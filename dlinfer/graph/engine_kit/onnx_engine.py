@@ -68,7 +68,7 @@ class OnnxEngine(ValueEngine[Options]):
 class OnnxLowered(Lowered):
     """A function as an ONNX graph. Its weights go into the model of each session."""
 
-    def __init__(self, engine: OnnxEngine[Any], function: Function, options: Any) -> None:
+    def __init__(self, engine: OnnxEngine[Options], function: Function, options: Options) -> None:
         super().__init__(function, function.weights)
         self.placement = engine.placement
         graph_module = _checked(function.graph_module)
@@ -103,7 +103,7 @@ def _checked(graph_module: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(graph_module, graph)
 
 
-def as_tensor(value: Any) -> Tensor:
+def as_tensor(value: Tensor | float) -> Tensor:
     """An input as ONNX knows it: contiguous; a number as a tensor of no dimensions."""
     if not isinstance(value, Tensor):
         return torch.tensor(value)

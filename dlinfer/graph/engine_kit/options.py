@@ -44,7 +44,7 @@ class EngineOptions:
                 refuse(item.name, value, str(error))
 
     @classmethod
-    def of(cls: type[_Self], options: Mapping[str, Any]) -> _Self:
+    def of(cls: type[_Self], options: Mapping[str, object]) -> _Self:
         """Options by name. Raises CompileOptionError; for an unknown name it lists the known names."""
         known = [item.name for item in fields(cls)]
         for name, value in options.items():

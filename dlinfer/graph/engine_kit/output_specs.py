@@ -1,7 +1,6 @@
 """The outputs of a function: the dtype of each, and its sizes, which follow from a call's inputs."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +9,7 @@ from dlinfer.errors import EngineResultError
 from dlinfer.graph.engine_kit.output_sizes import reader, sizes_of
 from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.ir.dialect import fake
+from dlinfer.graph.ir.program import Inputs
 
 
 class OutputSpecs:
@@ -23,7 +23,7 @@ class OutputSpecs:
             sizes_of([value.shape for value in outputs], [fake(node) for node in function.inputs])
         )
 
-    def empty(self, inputs: Sequence[Any], in_place: Collection[int] = ()) -> list[Tensor]:
+    def empty(self, inputs: Inputs, in_place: Collection[int] = ()) -> list[Tensor]:
         """Allocate contiguous memory for the outputs of a call.
 
         in_place: indices of written inputs; their own memory is the output where it is contiguous.
@@ -37,7 +37,7 @@ class OutputSpecs:
             )
         ]
 
-    def check(self, inputs: Sequence[Any], outputs: Sequence[Tensor], engine: str, region: str) -> None:
+    def check(self, inputs: Inputs, outputs: Sequence[Tensor], engine: str, region: str) -> None:
         """Raise EngineResultError where outputs are not of these dtypes and sizes."""
         expected = self._sizes(inputs)
         if len(outputs) != len(expected):

@@ -15,7 +15,7 @@ the fallback policy and with the vendor's reason in the report.
 import operator
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -76,13 +76,13 @@ class ValueEngine(Engine, Generic[Options]):
         """Return why tensors of a dtype are not taken; None where they are."""
         return None
 
-    def read_options(self, options: Mapping[str, Any]) -> Options:
+    def read_options(self, options: Mapping[str, object]) -> Options:
         """Options from names and values. Raises CompileOptionError."""
         return self.options_type.of(options)
 
     # --- the engine
 
-    def check_options(self, options: Mapping[str, Any]) -> None:
+    def check_options(self, options: Mapping[str, object]) -> None:
         """Raise CompileOptionError."""
         self.read_options(options)
 

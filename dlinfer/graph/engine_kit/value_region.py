@@ -15,7 +15,7 @@ from dlinfer.graph.engine_kit.output_specs import OutputSpecs
 from dlinfer.graph.engine_kit.refused import RefusedError, WrongInputError
 from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.ir.extract import Subgraph
-from dlinfer.graph.ir.program import RegionRun
+from dlinfer.graph.ir.program import Inputs, Outputs, RegionRun
 
 Executable = Callable[..., Sequence[Tensor]]
 """Called with a function's inputs; returns its outputs. An output that is the new content of an input may be that input
@@ -49,7 +49,7 @@ class Lowered(ABC):
         Called at once where nothing is held, else at the first call, and again when a weight has changed.
         """
 
-    def check(self, inputs: Sequence[Any]) -> None:  # noqa: B027 - most vendors need none
+    def check(self, inputs: Inputs) -> None:  # noqa: B027 - most vendors need none
         """Raise RefusedError for inputs that the executable computes wrongly, WrongInputError for wrong inputs."""
 
 
@@ -79,7 +79,7 @@ class ValueRegion(RegionRun):
         self._function = lowered.function
         self._overlap = InputOverlap(lowered.function)
         self._written = tuple(index for index in lowered.function.writes if index is not None)
-        self._eager: Callable[..., tuple[Any, ...]] | None = None
+        self._eager: Callable[..., Outputs] | None = None
         self._held: HeldWeights | None = None
         self._run: Executable
         if lowered.held:
@@ -88,7 +88,7 @@ class ValueRegion(RegionRun):
         else:
             self._run = lowered.compile(())
 
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+    def __call__(self, *inputs: Any) -> Outputs:
         function = self._function
         function.check(inputs)
         try:
@@ -132,7 +132,7 @@ class ValueRegion(RegionRun):
 
         return refuse
 
-    def _left(self, reason: str, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    def _left(self, reason: str, inputs: Inputs) -> Outputs:
         """Let torch run a call, under the policy; note each reason once."""
         leave_for_a_call(self._region, self._engine, reason, self._policy)
         note = f"ran by torch at a call: {reason}"
@@ -140,7 +140,7 @@ class ValueRegion(RegionRun):
             self.lowered.notes.append(note)
         return self._by_torch(inputs)
 
-    def _by_torch(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    def _by_torch(self, inputs: Inputs) -> Outputs:
         if self._eager is None:
             self._eager = eager_program(self._region)
         return self._eager(*inputs)

@@ -6,9 +6,9 @@ An element takes a few nanoseconds if it is in a CPU cache, some tens if not.
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,11 +21,14 @@ _ADDRESSES = 1 << 62
 """More bytes than any processor can address; numpy would clip an index behind the end."""
 
 
+_Places = npt.NDArray[np.int64]
+
+
 class WeightSamples:
     """Values of sampled elements. The weights must stay alive and in place while it is used."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
-        by_word: dict[int, list[tuple[int, Any]]] = {}
+        by_word: dict[int, list[tuple[int, _Places]]] = {}
         for owner, weight in enumerate(weights):
             if weight.device.type == HOST and weight.layout is torch.strided and weight.numel():
                 size, address = weight.element_size(), weight.data_ptr()
@@ -62,7 +65,7 @@ class WeightSamples:
         return different
 
 
-def _offsets(weight: Tensor) -> Any:
+def _offsets(weight: Tensor) -> _Places:
     """Offsets in elements: a random element of each of equal parts of the weight."""
     count = min(SAMPLES, weight.numel())
     ends = np.linspace(0, weight.numel(), count + 1).astype(np.int64)

@@ -121,7 +121,13 @@ def refusal_in(text: str) -> OpArgumentError | None:
 
 
 Function = Callable[..., Any]
-"""What a step calls."""
+"""A step calls it."""
+
+Inputs = Sequence[Any]
+"""The arguments of one call: tensors, and numbers for symbolic sizes."""
+
+Outputs = tuple[Any, ...]
+"""The results of one call, as ``Inputs``."""
 
 Join = Callable[[Sequence[Step], Iterable[str]], tuple[Sequence[Step], Mapping[str, Function]]]
 """Gives (the same steps with some joined, what the joined ones call); the names are of values read after the last."""
@@ -166,7 +172,7 @@ class RegionRun(ABC):
     source: str = ""
 
     @abstractmethod
-    def __call__(self, *inputs: object) -> tuple[Any, ...]:
+    def __call__(self, *inputs: object) -> Outputs:
         """Run the region once."""
 
     def unbind(self) -> None:  # noqa: B027 - most runs hold nothing between two calls

@@ -5,13 +5,13 @@ allocator may cut a mask from an arena of int32 words.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from torch import fx
 
 from dlinfer.errors import DlinferError
 from dlinfer.graph.ir.dialect import storages
 from dlinfer.graph.ir.effects import effects_of
+from dlinfer.graph.ir.program import Inputs
 
 Apart = list[tuple[list[int], list[int]]]
 """Pairs of lists of positions of a graph's inputs: none of the first list shares memory with one of the second."""
@@ -43,7 +43,7 @@ def apart_of(graph: fx.Graph) -> Apart:
     return [(first, second) for first, second in pairs if first and second]
 
 
-def check_apart(apart: Apart, inputs: Sequence[Any]) -> None:
+def check_apart(apart: Apart, inputs: Inputs) -> None:
     """Raise SharedMemoryError, before anything is written, where inputs share memory after all."""
     for first, second in apart:
         ranges = list(_ranges(inputs, first))
@@ -53,7 +53,7 @@ def check_apart(apart: Apart, inputs: Sequence[Any]) -> None:
                     raise SharedMemoryError(bools=other, wider=index)
 
 
-def _ranges(inputs: Sequence[Any], positions: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+def _ranges(inputs: Inputs, positions: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     for index in positions:
         storage = inputs[index].untyped_storage()
         begin = storage.data_ptr()

@@ -10,6 +10,9 @@ from torch import fx
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+SET_GRAD_ENABLED = torch._C._set_grad_enabled
+"""The target of the node by which a Dynamo graph switches gradients on or off."""
+
 
 def dynamo_fake_mode() -> FakeTensorMode | None:
     """The fake mode that Dynamo made for the backend it is calling; None outside such a call."""

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import fx
@@ -34,7 +33,7 @@ class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
         self._refusals = Refusals(opset=contrib.OPSET, translations=contrib.table, fault=sessions.why_refused)
         self.selftest = SelfTest(lambda: f"ONNX Runtime {sessions.version()}", self._cases)
 
-    def read_options(self, options: Mapping[str, Any]) -> OrtOptions:
+    def read_options(self, options: Mapping[str, object]) -> OrtOptions:
         """Raise CompileOptionError, or ProviderUnavailableError for a provider that is not installed."""
         chosen = super().read_options(options)
         sessions.check_providers(chosen)

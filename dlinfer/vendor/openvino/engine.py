@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import openvino as ov
 import torch
@@ -53,7 +52,7 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
     def __init__(self) -> None:
         self.selftest = selftest(self)
 
-    def read_options(self, options: Mapping[str, Any]) -> OpenVINOOptions:
+    def read_options(self, options: Mapping[str, object]) -> OpenVINOOptions:
         """Raise CompileOptionError, for a device that is not there too, or UnsupportedFeatureError."""
         check_process()
         chosen = super().read_options(options)
