@@ -10,15 +10,16 @@ NAME = "cli.md"
 BEFORE = "`python -m dlinfer` is the same command. `dlinfer COMMAND --help` prints what this page says of it."
 
 
-def _commands(
+def commands(
     of: argparse.ArgumentParser,
 ) -> Iterator[tuple[argparse.ArgumentParser, str]]:
+    """Every command, with what it is for."""
     for action in of._actions:
         if isinstance(action, argparse._SubParsersAction):
             helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
             for name, command in action.choices.items():
                 yield command, helps.get(name, "")
-                yield from _commands(command)
+                yield from commands(command)
 
 
 def _written(action: argparse.Action) -> str:
@@ -47,7 +48,7 @@ def _entry(command: argparse.ArgumentParser, summary: str) -> str:
 
 
 def document() -> str:
-    entries = [_entry(command, summary) for command, summary in _commands(parser_of_all())]
+    entries = [_entry(command, summary) for command, summary in commands(parser_of_all())]
     return page(
         "Command line", "For everybody who types `dlinfer`: each command and its options.", BEFORE, *entries
     )

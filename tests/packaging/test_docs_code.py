@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dlinfer.cli import parser_of_all
+from docs.generate import cli_page
 from examples.tiny_models.build import build
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +93,15 @@ def test_commands_that_it_shows_exist(page: Path) -> None:
                 assert [word for word in words[1:] if "=" not in word and word not in targets] == [], line
             elif words[0] == "dlinfer":
                 _parse(words[1:], line)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=path_of)
+def test_options_that_it_names_exist(page: Path) -> None:
+    """Of commands that stand within a sentence."""
+    commands = {command.prog.split()[1]: command for command, _ in cli_page.commands(parser_of_all())}
+    for name, rest in re.findall(r"`dlinfer ([a-z-]+)([^`]*)`", page.read_text()):
+        options = {option for action in commands[name]._actions for option in action.option_strings}
+        assert set(re.findall(r"--[a-z-]+", rest)) <= options, f"dlinfer {name}{rest}"
 
 
 def _parse(words: list[str], line: str) -> None:
