@@ -18,7 +18,9 @@ SEAM_TORCH ?= 2.12.1 2.13.0
 export PYTHON TORCH_INDEX MODEL
 
 # The folders whose prose and names the check reads.
-PROSE := $(addprefix dlinfer/,toolchain utils explanation graph/cache graph/codec graph/engine_kit graph/lowering graph/report runtime/artifact vendor/ascend vendor/camb vendor/maca)
+PROSE := $(addprefix dlinfer/,toolchain utils explanation framework/mindie_ext framework/transformers_ext \
+	graph/cache graph/codec graph/engine_kit graph/lowering graph/report runtime/artifact \
+	vendor/ascend vendor/camb vendor/maca)
 
 .PHONY: help
 help: ## print this list

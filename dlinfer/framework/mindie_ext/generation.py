@@ -44,7 +44,7 @@ class WarmupParams:
 
 
 class Generation:
-    """What a server calls for each step. Mixed into a backend, which brings model, sampler and pool."""
+    """The methods that a server calls for each step. A mixin: the backend brings model, sampler and pool."""
 
     if TYPE_CHECKING:
         config: ModelConfig
@@ -72,7 +72,7 @@ class Generation:
         """The longest sequence: what the config allows, and what the model's positions reach."""
         longest = self.model_wrapper.max_position_embeddings
         allowed = self.config.max_seq_len
-        return min(one for one in (allowed, longest) if one is not None)
+        return min(limit for limit in (allowed, longest) if limit is not None)
 
     def generate_token(self, input_metadata: InputMetadata, warmup: bool = False) -> GenerationOutput:
         """One step: forward, sampling and the checks of what ends, for each request of the batch.
@@ -137,10 +137,10 @@ class Generation:
         return self.generate(requests, is_prefill=False)
 
     def generate_mix(self, requests: Several[Request], is_prefill_batch: np.ndarray) -> GenerationOutput:
-        """One step in which some requests are prefilled, in whole or in part, and others decoded.
+        """Run one step that prefills some requests, in whole or in part, and decodes others.
 
-        is_prefill_batch: [requests] bool. A request's split_start_position and split_end_position say which of its
-            tokens are computed; it gets a token where last_prompt is true.
+        is_prefill_batch: [requests] bool. A request's split_start_position and split_end_position bound the tokens to
+            compute; a request with last_prompt gets a token.
         """
         flags = np.asarray(is_prefill_batch, dtype=bool)
         block_size = self.pool("generate_mix").kvcache_settings.block_size
@@ -195,7 +195,7 @@ class Generation:
 
 
 def _nothing_written(length: int, is_prefill: bool, block_size: int, blocks: int) -> ModelInput:
-    """A forward of one sequence of so many tokens, none of which is written; a decode reads one key of block 0."""
+    """A forward of one sequence with so many tokens. It writes none of them; a decode reads one key of block 0."""
     ends = np.asarray([length], dtype=np.int64)
     needed = -(-length // block_size)
     return ModelInput(

@@ -20,15 +20,15 @@ from dlinfer.framework.mindie_ext.generator_backend import GeneratorBackend
 class GeneratorTorch(Generation, GeneratorBackend):
     """The interface for third-party serving frameworks on the torch backend: forward and sampling over a KV pool.
 
-    model_config: a mapping of MindIE's keys; docs/vendors/mindie_config.md lists them. It is checked as a whole before
-        anything is loaded; then the model is loaded from safetensors and the KV pool allocated.
+    model_config: a mapping of MindIE's keys; docs/vendors/mindie_config.md lists them. The whole mapping is checked
+        first. Then the model is loaded from safetensors and the KV pool allocated.
 
-    cache_pool: the pool of KV blocks; the class has none, an object has its own. tokenizer: None with
-    ``load_tokenizer=False``. device: where it computes. rank: of world_size processes, each of which makes its own
-    object. adapter_manager: the LoRA adapters.
+    cache_pool: the object's own pool of KV blocks. tokenizer: None with ``load_tokenizer=False``. device: the device of
+    the model. rank: the number of this process among world_size ones; each makes its own object. adapter_manager: the
+    LoRA adapters.
 
     Methods may be called from several threads; they run one after the other. Raises ModelConfigError, MemoryPlanError,
-    UnsupportedFeatureError (a model or a feature that is not served) and RankLostError.
+    RankLostError, and UnsupportedFeatureError for a model or a feature that is not served.
     """
 
     cache_pool: CachePool | None = None
@@ -61,9 +61,9 @@ class GeneratorTorch(Generation, GeneratorBackend):
         )
 
     def update_cache_policy(self, kvcache_settings: KVCacheSettings) -> None:
-        """Replace the KV pool by one of other sizes. What stood in the old one is lost, and so are its sequences.
+        """Replace the KV pool by one of other sizes. The old pool's contents and sequences are lost.
 
-        Raises MemoryPlanError, and then there is no pool.
+        Raises MemoryPlanError, which leaves no pool.
         """
         with self.lock:
             self.clear_kv_cache()
@@ -171,7 +171,7 @@ class GeneratorTorch(Generation, GeneratorBackend):
         Returns 1, as MindIE's method does.
         """
         with self.lock:
-            ids = [int(one) for one in sequence_ids]
+            ids = [int(sequence_id) for sequence_id in sequence_ids]
             self.store.clear(ids)
             return super().clear_cache(ids)
 

@@ -1,9 +1,8 @@
-"""``attn_implementation="dlinfer"``: transformers' attention on ``dlinfer.ops.prefill_attention``, and for one query a
-sequence on ``paged_decode_attention``.
+"""``attn_implementation="dlinfer"``: transformers' attention on dlinfer's ops.
 
-transformers calls it with what its own masks say. Eagerly, a mask is read once a forward and its runs go to the op,
-which repeats no heads and copies no keys. Under a compiler the same arithmetic is left to torch's own
-``scaled_dot_product_attention``, in which graph mode finds what its engines serve.
+``prefill_attention`` serves prompts, ``paged_decode_attention`` serves one query a sequence. Eagerly, the mask is read
+once a forward and its runs go to the op, so no head is repeated and no key copied. Under a compiler the module calls
+torch's own ``scaled_dot_product_attention``, and graph mode fuses it for its engines.
 """
 
 from typing import Any
@@ -20,7 +19,7 @@ from dlinfer.framework.transformers_ext.mask_runs import Run, runs_of
 NAME = "dlinfer"
 
 _RUNS = "_dlinfer_runs"
-"""The attribute by which a mask keeps its runs from one layer to the next."""
+"""Attribute of a mask that keeps its runs from one layer to the next."""
 
 
 def attention_forward(
@@ -90,7 +89,7 @@ def refuse(
             where='attn_implementation="dlinfer"',
             advice="call model.eval(), or train with another attn_implementation",
         )
-    if torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value)):
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
         raise InferenceOnlyError(what=f"attention of {type(module).__name__}")
 
 
@@ -123,11 +122,11 @@ def _by_runs(
     if one_query.serves(query, runs):
         return one_query.attend(query, key, value, runs, scaling, softcap, sinks)
     batch, heads, queries, _ = query.shape
-    whole = all(sum(run.last - run.first for run in one) == queries for one in runs)
+    whole = all(sum(run.last - run.first for run in sequence) == queries for sequence in runs)
     make = query.new_empty if whole else query.new_zeros
     out = make(batch, queries, heads, value.shape[-1])
     for index, sequence in enumerate(runs):
-        q, k, v = (one[index].transpose(0, 1) for one in (query, key, value))
+        q, k, v = (tensor[index].transpose(0, 1) for tensor in (query, key, value))
         for run in sequence:
             count, seen = run.last - run.first, run.end - run.begin
             ops.prefill_attention(

@@ -6,11 +6,11 @@ from torch import Tensor, nn
 from dlinfer.framework.transformers_ext.fuse import NotFused
 
 _LAYOUT = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
-"""What transformers' ``use_experts_implementation`` writes into a module of experts."""
+"""Attributes that transformers' ``use_experts_implementation`` writes into a module of experts."""
 
 
 def are_dispatched(module: nn.Module) -> bool:
-    """Whether a module is one of experts that an implementation may be chosen for."""
+    """Whether a module holds experts with a selectable implementation."""
     return all(isinstance(module.__dict__.get(name), bool) for name in _LAYOUT)
 
 
@@ -20,16 +20,18 @@ def refuse_others(module: nn.Module) -> None:
     from transformers.integrations.moe import _default_apply_gate
 
     if not module.has_gate or not module.is_concatenated or module.is_transposed:
-        raise NotFused("its experts' weights are laid out otherwise than gate above up")
+        raise NotFused("its experts' weights are not laid out as gate above up")
     if module.has_bias or getattr(module, "has_post_expert_norm", False):
         raise NotFused("its experts have biases or norms")
     if getattr(module, "_is_expert_parallel", False):
         raise NotFused("its experts are spread over processes")
     if getattr(type(module), "_apply_gate", None) is not _default_apply_gate:
-        raise NotFused("its experts have a gate of their own kind")
+        raise NotFused("its experts have a gate of another kind")
     activation = getattr(module, "act_fn", None)
     if activation is not F.silu and not isinstance(activation, (nn.SiLU, SiLUActivation)):
         raise NotFused("its experts' activation is not silu")
     weights = [getattr(module, name, None) for name in ("gate_up_proj", "down_proj")]
-    if not all(isinstance(one, Tensor) and one.dim() == 3 and one.is_floating_point() for one in weights):
-        raise NotFused("its experts' weights are no stacks of floating numbers")
+    if not all(
+        isinstance(weight, Tensor) and weight.dim() == 3 and weight.is_floating_point() for weight in weights
+    ):
+        raise NotFused("its experts' weights are not floating-point stacks")

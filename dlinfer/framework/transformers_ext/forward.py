@@ -14,12 +14,12 @@ from dlinfer.framework.transformers_ext.fuse import Fused
 from dlinfer.ops.core import fallback
 
 PLAN = "_dlinfer"
-"""The attribute by which a module knows its plan."""
+"""Attribute of a module that holds its plan."""
 
 
 @dataclass
 class Plan:
-    """What a module runs. name: its path in the model. children: the modules below it, for which the plan was made."""
+    """The fused forward of a module. name: its path in the model. children: the modules below it at planning time."""
 
     name: str
     fused: Fused | None
@@ -66,13 +66,13 @@ def experts_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     Raises as ``fused_forward``.
     """
     plan: Plan = self._dlinfer  # pyright: ignore[reportAssignmentType]
-    given = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), args, strict=False)) | kwargs
+    arguments = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), args, strict=False)) | kwargs
     gate_up, down = self.gate_up_proj, self.down_proj
     assert isinstance(gate_up, Tensor)
     assert isinstance(down, Tensor)
-    if not all(isinstance(one, Tensor) for one in given.values()) or len(given) != 3:
-        return _own_forward(self, plan, "it is called with other than three tensors", args, kwargs)
-    x, ids, weights = given["hidden_states"], given["top_k_index"], given["top_k_weights"]
+    if not all(isinstance(value, Tensor) for value in arguments.values()) or len(arguments) != 3:
+        return _own_forward(self, plan, "it is not called with three tensors", args, kwargs)
+    x, ids, weights = arguments["hidden_states"], arguments["top_k_index"], arguments["top_k_weights"]
     reason = _changed(self, plan, x.device.type) or _other_dtype(x, gate_up.dtype)
     if reason is None and x.dim() != 2:
         reason = f"its input has {x.dim()} dimensions"
@@ -142,5 +142,5 @@ def _tensor(module: nn.Module, path: str) -> Tensor:
 
 
 def _refuse_gradients(name: str, *tensors: Tensor) -> None:
-    if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         raise InferenceOnlyError(what=name)

@@ -1,7 +1,6 @@
 """A module's forward as a graph of fused ops, found by the passes that graph mode runs.
 
-What a module computes decides, not what its class is called: a norm of a model that nobody has seen yet is found like
-Llama's.
+The computation decides, not the class name: a norm of an unknown model is found like Llama's.
 """
 
 import inspect
@@ -68,8 +67,8 @@ def fuse(module: nn.Module) -> Fused:
             break
     else:
         raise NotFused(_NOTHING if _NOTHING in reasons else reasons[0])
-    found = sorted({name for graph in graphs.values() for name in _ops(graph)})
-    return Fused(graphs, argument, tuple(tensors), dtype, tuple(found))
+    names = sorted({name for graph in graphs.values() for name in _ops(graph)})
+    return Fused(graphs, argument, tuple(tensors), dtype, tuple(names))
 
 
 def refuse_weights(tensors: dict[str, Tensor]) -> torch.dtype:
@@ -90,7 +89,7 @@ def one_argument(module: nn.Module) -> str | None:
 
 
 def _sizes(tensors: Any) -> Iterator[int]:
-    """What the last size of the input may be: that of a weight."""
+    """Candidates for the last size of the input: the last sizes of the weights."""
     yield from dict.fromkeys(tensor.shape[-1] for tensor in tensors if tensor.dim())
 
 
@@ -103,8 +102,8 @@ def _graph(
     x = with_symbols(mode, example, range(rank - 1))
     fixed = [mode.from_tensor(tensor.detach(), static_shapes=True) for tensor in tensors.values()]
 
-    def forward(x: Tensor, *given: Tensor) -> Any:
-        return torch.func.functional_call(module, dict(zip(tensors, given, strict=True)), (x,))
+    def forward(x: Tensor, *weights: Tensor) -> Any:
+        return torch.func.functional_call(module, dict(zip(tensors, weights, strict=True)), (x,))
 
     try:
         with _silent():
@@ -142,7 +141,7 @@ def _silent() -> Iterator[None]:
 def _ops(graph_module: fx.GraphModule) -> list[str]:
     targets = [node.target for node in graph_module.graph.nodes if node.op == "call_function"]
     return [
-        one._schema.name.partition("::")[2]
-        for one in targets
-        if isinstance(one, torch._ops.OpOverload) and one.namespace == "dlinfer"
+        target._schema.name.partition("::")[2]
+        for target in targets
+        if isinstance(target, torch._ops.OpOverload) and target.namespace == "dlinfer"
     ]

@@ -1,7 +1,7 @@
-"""What a boolean attention mask says, as runs of queries that see one range of keys each or one key more each.
+"""Boolean attention masks as runs of queries: each run sees one range of keys, fixed or growing by one key a query.
 
-Masks of transformers are almost always such runs: causal, with a sliding window, with padding on either side, over a
-static cache that is not full. Read off the mask itself, they hold for any rule that made it.
+Almost all masks of transformers are such runs: causal, with a sliding window, with padding on either side, over a
+static cache that is not full. The runs are read from the mask itself, so the rule that made it does not matter.
 """
 
 from dataclasses import dataclass
@@ -46,13 +46,13 @@ def runs_of(mask: Tensor) -> list[list[Run]] | None:
     seen = counts > 0
     if bool((seen & (ends - begins != counts)).any()):
         return None
-    found: list[list[Run]] = []
+    per_sequence: list[list[Run]] = []
     for begin, end, some in zip(begins.tolist(), ends.tolist(), seen.tolist(), strict=True):
         runs = _sequence(begin, end, some)
         if runs is None:
             return None
-        found.append(runs)
-    return found
+        per_sequence.append(runs)
+    return per_sequence
 
 
 def _sequence(begins: list[int], ends: list[int], seen: list[bool]) -> list[Run] | None:

@@ -1,6 +1,6 @@
-"""A decoding step of transformers' attention: one query a sequence, over keys where transformers' cache has them.
+"""A decoding step of transformers' attention: one query a sequence, over the keys in transformers' cache.
 
-To ``paged_decode_attention`` such a cache is a paged one in which each sequence has one block, as long as the cache.
+``paged_decode_attention`` takes this cache as a paged one: each sequence has one block, as long as the cache.
 """
 
 import torch
@@ -12,9 +12,11 @@ from dlinfer.ops.attention.kv_cache import kv_order
 
 
 def serves(query: Tensor, runs: list[list[Run]]) -> bool:
-    """Whether each sequence has one query, of which one range of keys is seen, or none."""
+    """Whether each sequence has one query that sees one range of keys, or none."""
     return (
-        query.shape[2] == 1 and all(len(one) <= 1 for one in runs) and kv_order(query.device.type) == "BSHD"
+        query.shape[2] == 1
+        and all(len(sequence) <= 1 for sequence in runs)
+        and kv_order(query.device.type) == "BSHD"
     )
 
 
@@ -30,8 +32,8 @@ def attend(
     """[batch, 1, heads, size of value], a new tensor; arguments as of ``attention_forward``, runs as ``runs_of``."""
     batch, heads, _, _ = query.shape
     out = query.new_empty(batch, heads, value.shape[-1])
-    ends = [one[0].end if one else 0 for one in runs]
-    seen = [one[0].end - one[0].begin if one else 0 for one in runs]
+    ends = [sequence[0].end if sequence else 0 for sequence in runs]
+    seen = [sequence[0].end - sequence[0].begin if sequence else 0 for sequence in runs]
 
     def some(rows: slice, window: int | None) -> None:
         lengths = torch.tensor(ends[rows])

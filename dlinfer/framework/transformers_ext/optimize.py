@@ -44,7 +44,7 @@ class Kept:
 
 
 class Optimization:
-    """What ``optimize`` did to a model. ``str`` gives it by class, a line each."""
+    """The result of ``optimize``. ``str`` lists it by class, a line each."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -53,31 +53,31 @@ class Optimization:
 
     def undo(self) -> None:
         """Give the modules back their classes' own forwards. A second call does nothing."""
-        for one in self.swapped:
-            module = self._model.get_submodule(one.name)
+        for swapped in self.swapped:
+            module = self._model.get_submodule(swapped.name)
             module.__dict__.pop("forward", None)
             module.__dict__.pop(PLAN, None)
         self.swapped = []
 
     def __str__(self) -> str:
-        ran = Counter((one.module, ", ".join(one.ops)) for one in self.swapped)
-        left = Counter((one.module, one.reason) for one in self.kept)
+        ran = Counter((entry.module, ", ".join(entry.ops)) for entry in self.swapped)
+        left = Counter((entry.module, entry.reason) for entry in self.kept)
         lines = [f"{count} x {name}: {what}" for (name, what), count in ran.items()]
         lines += [f"{count} x {name} kept: {why}" for (name, why), count in left.items()]
-        return "\n".join(lines) or "nothing was looked at"
+        return "\n".join(lines) or "the model has no modules to optimize"
 
 
 def optimize(model: nn.Module) -> Optimization:
-    """Let the modules of a Hugging Face model run on dlinfer's ops where they compute what the ops compute.
+    """Run the modules of a Hugging Face model on dlinfer's ops, in place.
 
-    A module that takes one tensor (norms, gated MLPs) is traced as it stands, and swapped where graph mode's fusion
-    passes find an op in it; experts that transformers dispatches by its ExpertsInterface run by ``fused_moe``, and
-    linear layers outside of all these by ``linear``. The model is changed in place: swapped modules get a forward of
-    their own, and keep their class, their names and the very tensors of their weights. Where a module is in training,
-    under autocast, given other dtypes than it has, or was changed since, it runs its class's own forward, under the
-    fallback policy. Calls that record gradients raise InferenceOnlyError.
+    A module with one input tensor (a norm, a gated MLP) is traced. Its forward is replaced if graph mode's fusion
+    passes find an op in it. Experts behind transformers' ExpertsInterface run on ``fused_moe``, all other linear layers on
+    ``linear``. Replaced modules keep their class, their names and the tensors of their weights.
 
-    Returns what was swapped, what not and why, with ``undo()``.
+    A module runs its class's own forward, under the fallback policy, in training, under autocast, for inputs of another
+    dtype, and after a change to the module. Calls that record gradients raise InferenceOnlyError.
+
+    Returns the replaced modules, the others with the reason, and ``undo()``.
     """
     done = Optimization(model)
     known: dict[Any, Fused | NotFused] = {}
@@ -136,9 +136,9 @@ def _refuse_changed(module: nn.Module) -> None:
     if PLAN in module.__dict__:
         raise NotFused("it runs on dlinfer's ops already")
     if "forward" in module.__dict__:
-        raise NotFused("its forward was replaced by somebody else")
+        raise NotFused("its forward was replaced by other code")
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
-    if any(getattr(one, name) for one in module.modules() for name in hooks):
+    if any(getattr(child, name) for child in module.modules() for name in hooks):
         raise NotFused("it has hooks")
 
 
@@ -156,18 +156,18 @@ def _fused(module: nn.Module, known: dict[Any, Fused | NotFused]) -> Fused:
                 known[key] = fuse(module)
             except NotFused as refused:
                 known[key] = refused
-    found = known[key]
-    if isinstance(found, NotFused):
-        raise NotFused(*found.args)
-    return found
+    result = known[key]
+    if isinstance(result, NotFused):
+        raise NotFused(*result.args)
+    return result
 
 
 def _key(module: nn.Module) -> Any:
-    """What a module's graph depends on: its classes, its numbers, the identity of what else it holds, its weights."""
+    """The key of a module's graph: classes, numbers, identities of other attributes, and weights."""
     parts: list[Any] = []
-    for name, one in module.named_modules():
-        parts.append((name, type(one)))
-        for attribute, value in sorted(vars(one).items()):
+    for name, child in module.named_modules():
+        parts.append((name, type(child)))
+        for attribute, value in sorted(vars(child).items()):
             if attribute.startswith("_") or isinstance(value, nn.Module):
                 continue
             plain = isinstance(value, (int, float, str, bool, type(None)))

@@ -72,7 +72,7 @@ def paged_attention_forward(
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         _refuse("attention that is not causal", "serve decoders only")
     k_cache, v_cache = pages.caches[layer]
-    q, k, v = (one[0].transpose(0, 1) for one in (query, key, value))
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     ops.fill_kv_cache(k, v, k_cache, v_cache, pages.slots)
     heads, kv_heads = q.shape[1], k.shape[1]
     longest = pages.block_tables.shape[1] * pages.block_size

@@ -1,4 +1,4 @@
-"""The names by which transformers finds dlinfer's attention."""
+"""Registers dlinfer's attention under its name in transformers."""
 
 from dlinfer.framework.transformers_ext import attention, paged
 

@@ -160,7 +160,7 @@ def row(name: str, kind: str, result: dict[str, Any]) -> str:
         f"{result['error']:.1e}",
         same[result["tokens"]],
         told,
-        "<br>".join(result["swapped"]) or "nothing was looked at",
+        "<br>".join(result["swapped"]) or "the model has no modules to optimize",
     ]
     return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
 

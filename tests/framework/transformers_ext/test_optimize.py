@@ -236,14 +236,14 @@ def test_a_copy_has_its_own_weights(model_of, copied):
 def test_what_is_kept_and_why(model_of):
     model = model_of("gpt-oss")
     reasons = {one.module: one.reason for one in optimize(model).kept}
-    assert reasons["GptOssExperts"] == "its experts' weights are laid out otherwise than gate above up"
+    assert reasons["GptOssExperts"] == "its experts' weights are not laid out as gate above up"
     model = model_of("llama")
     model.model.norm.register_forward_hook(lambda *given: None)
     model.model.layers[0].mlp.forward = lambda x: x
     done = optimize(model)
     assert {one.name: one.reason for one in done.kept} == {
         "model.norm": "it has hooks",
-        "model.layers.0.mlp": "its forward was replaced by somebody else",
+        "model.layers.0.mlp": "its forward was replaced by other code",
     }
     assert "4 x LlamaRMSNorm: rms_norm" in str(done)
     again = optimize(model)

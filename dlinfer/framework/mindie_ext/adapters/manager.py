@@ -88,16 +88,16 @@ class AdapterManager:
         Raises AdapterError for a name that is not loaded; MindIE's would take the model itself.
         """
         names: list[str] = []
-        for one in [None] if adapter_ids is None else adapter_ids:
-            if one is None or one in (*_NONE, model_name, model_id):
+        for adapter in [None] if adapter_ids is None else adapter_ids:
+            if adapter is None or adapter in (*_NONE, model_name, model_id):
                 names.append(BASE)
                 continue
-            if one not in self._places:
+            if adapter not in self._places:
                 known = ", ".join(self._places) or "none"
                 raise AdapterError(
-                    name=one, detail="it is not loaded", advice=f"load it first; loaded: {known}"
+                    name=adapter, detail="it is not loaded", advice=f"load it first; loaded: {known}"
                 )
-            names.append(one)
+            names.append(adapter)
         return names
 
     @contextmanager
@@ -111,7 +111,7 @@ class AdapterManager:
             yield
             return
         each = [names[0]] * len(token_counts) if len(names) == 1 else list(names)
-        places = [self._places.get(one, -1) for one in each]
+        places = [self._places.get(name, -1) for name in each]
         tokens = sum(token_counts)
         if tokens > self.capacity:
             advice = "compute fewer tokens in a step, or raise max_prefill_tokens in the model_config"
@@ -150,8 +150,8 @@ class AdapterManager:
             raise AdapterError(name=name, detail=detail, advice=advice)
         if own.a.shape[1] != layer.in_features or own.b.shape[0] != layer.out_features:
             shapes = f"{tuple(own.a.shape)} and {tuple(own.b.shape)}"
-            wanted = f"{layer.in_features} in and {layer.out_features} out"
-            detail = f"{module} has A and B of {shapes}, the layer {wanted}"
+            needed = f"{layer.in_features} in and {layer.out_features} out"
+            detail = f"{module} has A and B of {shapes}, the layer {needed}"
             raise AdapterError(name=name, detail=detail, advice="load an adapter of this model")
 
     def _layer(self, module: str) -> LoraLinear:

@@ -55,7 +55,7 @@ def read_adapter(name: str, path: str) -> dict[str, LoraWeights]:
         sides.setdefault(match["module"], {})[match["side"]] = tensor
     if not sides:
         raise _fault(name, "it has no tensors", "save it with PEFT's save_pretrained")
-    found: dict[str, LoraWeights] = {}
+    weights: dict[str, LoraWeights] = {}
     for module, both in sides.items():
         if both.keys() != {"A", "B"}:
             raise _fault(name, f"{module} has only one of lora_A and lora_B", "save it anew")
@@ -63,8 +63,8 @@ def read_adapter(name: str, path: str) -> dict[str, LoraWeights]:
         if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1]:
             shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
             raise _fault(name, f"{module} has A and B of {shapes}, which do not fit", "save it anew")
-        found[module] = LoraWeights(a, b, _scaling(config, module, a.shape[0]))
-    return found
+        weights[module] = LoraWeights(a, b, _scaling(config, module, a.shape[0]))
+    return weights
 
 
 def _scaling(config: dict[str, Any], module: str, rank: int) -> float:

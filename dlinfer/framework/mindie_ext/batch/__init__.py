@@ -1,4 +1,4 @@
-"""What a server hands to a generator for one step, what it gets back, and what is remembered of each sequence."""
+"""One step of a generator: the server's input, the output, and the state kept for each sequence."""
 
 from dlinfer.framework.mindie_ext.batch.generation_output import FinishReason, GenerationOutput
 from dlinfer.framework.mindie_ext.batch.input_metadata import InputMetadata

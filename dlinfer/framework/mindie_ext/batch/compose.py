@@ -1,4 +1,4 @@
-"""From a step's metadata to the inputs of its forward: which tokens, at which positions, in which slots."""
+"""Turns a step's metadata into the inputs of its forward: tokens, positions, slots."""
 
 from dataclasses import dataclass
 
@@ -40,7 +40,7 @@ def compose(metadata: InputMetadata, store: SequenceStore, limits: Limits) -> St
         _refuse("batch_size", f"at most {limits.max_batch_size} (max_batch_size)", requests)
     if metadata.block_tables.ndim != 2 or len(metadata.block_tables) != requests:
         _refuse("block_tables", f"[{requests}, blocks]", metadata.block_tables.shape)
-    given = np.zeros(0, dtype=np.int64) if metadata.input_ids is None else np.asarray(metadata.input_ids)
+    input_ids = np.zeros(0, dtype=np.int64) if metadata.input_ids is None else np.asarray(metadata.input_ids)
     tokens: list[int] = []
     positions: list[int] = []
     states: list[SequenceState] = []
@@ -52,7 +52,7 @@ def compose(metadata: InputMetadata, store: SequenceStore, limits: Limits) -> St
         prefill = _is_prefill(metadata, index)
         if prefill:
             start, end = _piece(metadata, index)
-            new = given[taken : taken + end - start].tolist()
+            new = input_ids[taken : taken + end - start].tolist()
             taken += end - start
             state = _prefilled(metadata, store, index, sequence_id, (start, end), new, limits.ignore_eos)
             _check_tokens(new, limits.vocab_size, sequence_id)
@@ -69,8 +69,8 @@ def compose(metadata: InputMetadata, store: SequenceStore, limits: Limits) -> St
         counts.append(end - start)
         if last:
             draws.append(index)
-    if taken != len(given):
-        _refuse("input_ids", f"the {taken} tokens of the prefilled requests", len(given))
+    if taken != len(input_ids):
+        _refuse("input_ids", f"the {taken} tokens of the prefilled requests", len(input_ids))
     lengths = np.asarray(ends, dtype=np.int64)
     query_length = np.asarray(counts, dtype=np.int64)
     tables = blocks_of(metadata.block_tables, lengths, limits)
@@ -91,8 +91,10 @@ def compose(metadata: InputMetadata, store: SequenceStore, limits: Limits) -> St
 
 
 def blocks_of(block_tables: np.ndarray, lengths: np.ndarray, limits: Limits) -> np.ndarray:
-    """The blocks that the sequences need, [sequences, most] int32. Raises where one lacks a block or names one that
-    there is not. What stands behind a sequence's last block is 0, which is not read."""
+    """The blocks that the sequences need, [sequences, most] int32. Columns after a sequence's last block are 0.
+
+    Raises GeneratorCallError if a sequence has too few blocks or names a block that does not exist.
+    """
     needed = -(-lengths // limits.block_size)
     most = int(needed.max())
     if block_tables.shape[1] < most:
@@ -101,7 +103,7 @@ def blocks_of(block_tables: np.ndarray, lengths: np.ndarray, limits: Limits) -> 
     used = np.arange(most) < needed[:, None]
     wrong = used & ((tables < 0) | (tables >= limits.blocks))
     if wrong.any():
-        row, column = (int(one) for one in np.argwhere(wrong)[0])
+        row, column = (int(index) for index in np.argwhere(wrong)[0])
         expected = f"a block below {limits.blocks} at [{row}, {column}], for {int(lengths[row])} tokens"
         _refuse("block_tables", expected, int(tables[row, column]))
     return np.where(used, tables, 0).astype(np.int32)
@@ -175,5 +177,5 @@ def _check_tokens(tokens: list[int], vocab_size: int, sequence_id: int) -> None:
         _refuse("input_ids", f"token ids from 0 to {vocab_size - 1} in sequence {sequence_id}", wrong)
 
 
-def _refuse(argument: str, expected: str, given: object) -> tuple[int, int]:
-    raise GeneratorCallError(call="generate_token", argument=argument, expected=expected, given=given)
+def _refuse(argument: str, expected: str, actual: object) -> tuple[int, int]:
+    raise GeneratorCallError(call="generate_token", argument=argument, expected=expected, given=actual)

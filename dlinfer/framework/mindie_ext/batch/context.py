@@ -1,4 +1,4 @@
-"""What a generator remembers of each sequence between two steps."""
+"""The state that a generator keeps for each sequence between two steps."""
 
 import secrets
 from collections.abc import Iterable
@@ -50,8 +50,8 @@ class SequenceStore:
 
     def clear(self, sequence_ids: Iterable[int]) -> None:
         """Forget sequences; ids that are not known are passed over."""
-        for one in sequence_ids:
-            self._states.pop(int(one), None)
+        for sequence_id in sequence_ids:
+            self._states.pop(int(sequence_id), None)
 
 
 def new_state(metadata: InputMetadata, index: int, tokens: list[int], ignore_eos: bool) -> SequenceState:

@@ -25,7 +25,7 @@ def metadata_of(
     states = [step.states[index] for index in step.draws]
     ids = metadata.all_sequence_ids[step.draws]
     plain = sampling_record(**defaults)
-    records = np.concatenate([plain if one.sampling is None else one.sampling for one in states])
+    records = np.concatenate([plain if state.sampling is None else state.sampling for state in states])
     drawn = SamplingMetadata.from_numpy(
         batch_sequence_ids=[ids[index : index + 1] for index in range(len(ids))],
         reserved_sequence_ids=[np.zeros(0, dtype=np.int64) for _ in states],
@@ -41,12 +41,12 @@ def metadata_of(
         do_sample=records["do_sample"].astype(np.bool_),
         top_logprobs=records["top_logprobs"].astype(np.int64),
         num_top_tokens=records["top_logprobs"].astype(np.int64),
-        seeds=np.asarray([one.seed for one in states], dtype=np.int64),
+        seeds=np.asarray([state.seed for state in states], dtype=np.int64),
         to_tensor=to_tensor,
     )
     drawn.update_token_ids(
-        _padded([one.tokens for one in states], vocab_size),
-        _padded([one.new_tokens for one in states], vocab_size),
+        _padded([state.tokens for state in states], vocab_size),
+        _padded([state.new_tokens for state in states], vocab_size),
     )
     return drawn
 

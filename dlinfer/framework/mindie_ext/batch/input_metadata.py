@@ -64,9 +64,11 @@ class InputMetadata:
                 _refuse(f"{len(ids)} sequences in a request")
         if any(len(ids) for ids in self.reserved_sequence_ids):
             _refuse("reserved sequences, which belong to several sequences in a request")
-        if self.batch_best_of is not None and any((one or 1) > 1 for one in self.batch_best_of):
+        if self.batch_best_of is not None and any((best_of or 1) > 1 for best_of in self.batch_best_of):
             _refuse("best_of > 1")
-        if self.batch_use_beam_search is not None and any(bool(one) for one in self.batch_use_beam_search):
+        if self.batch_use_beam_search is not None and any(
+            bool(beams) for beams in self.batch_use_beam_search
+        ):
             _refuse("beam search")
         if self.batch_response_format is not None and any(self.batch_response_format):
             _refuse("response_format (guided decoding)")
@@ -97,7 +99,7 @@ class InputMetadata:
         requests = list(llm_requests)
         mixed = isinstance(is_prefill, np.ndarray)
         kinds = (
-            [bool(one) for one in is_prefill]
+            [bool(flag) for flag in is_prefill]
             if isinstance(is_prefill, np.ndarray)
             else [is_prefill] * len(requests)
         )
@@ -162,12 +164,12 @@ def _limit(params: GenerationParams) -> int:
 def form_block_tables(requests: Several[Request]) -> np.ndarray:
     """The blocks of each request, [requests, blocks] int32, padded with -1."""
     tables = [request.block_tables for request in requests]
-    if any(one is None for one in tables):
-        missing = next(r.req_id for r, one in zip(requests, tables, strict=True) if one is None)
+    if any(table is None for table in tables):
+        missing = next(r.req_id for r, table in zip(requests, tables, strict=True) if table is None)
         raise GeneratorCallError(
             call="InputMetadata", argument="block_tables", expected="blocks for each request", given=missing
         )
-    rows = [one for one in tables if one is not None]
+    rows = [table for table in tables if table is not None]
     result = np.full((len(rows), max(map(len, rows), default=0)), -1, dtype=np.int32)
     for index, row in enumerate(rows):
         result[index, : len(row)] = row

@@ -1,4 +1,4 @@
-"""From sampled tokens to what a server is told of a step."""
+"""Turns sampled tokens into the output of a step."""
 
 from typing import Any
 

@@ -62,9 +62,9 @@ class Request:
     ) -> None:
         prompt = np.asarray(input_ids)
         if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
-            given = f"{prompt.dtype} {prompt.shape}"
+            actual = f"{prompt.dtype} {prompt.shape}"
             raise GeneratorCallError(
-                call="Request", argument="input_ids", expected="[tokens] integers", given=given
+                call="Request", argument="input_ids", expected="[tokens] integers", given=actual
             )
         self.req_id = req_id
         self.input_ids = prompt.astype(np.int64)

@@ -51,8 +51,8 @@ class CachePool:
         """Allocate the host blocks, zeroed; none where cpu_mem is 0. Raises MemoryPlanError."""
         settings = self.kvcache_settings
         host = discovery.device("cpu").memory()
-        wanted = settings.num_cpu_blocks * settings.cache_block_bytes
-        if wanted > host.available:
+        needed = settings.num_cpu_blocks * settings.cache_block_bytes
+        if needed > host.available:
             raise MemoryPlanError(
                 asked=f"cpu_mem = {settings.cpu_mem / GB:.3g} GB was",
                 blocks=settings.num_cpu_blocks,

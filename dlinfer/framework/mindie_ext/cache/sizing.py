@@ -15,6 +15,6 @@ def memory_of_blocks(config: Any, info: ModelInfo, max_seq_len: int) -> int:
     block = info.num_layers * config.block_size * slot * info.data_byte_size
     memory = discovery.device(info.device.type)
     sequences = config.max_batch_size or memory.max_batch_size
-    wanted = sequences * -(-max_seq_len // config.block_size) * block
+    needed = sequences * -(-max_seq_len // config.block_size) * block
     now = memory.memory()
-    return min(wanted, int(now.available * (_SHARE_OF_HOST if now.shared else _SHARE_OF_CARD)))
+    return min(needed, int(now.available * (_SHARE_OF_HOST if now.shared else _SHARE_OF_CARD)))

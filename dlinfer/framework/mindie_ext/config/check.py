@@ -24,26 +24,26 @@ def check_model_config(model_config: Mapping[str, Any]) -> ModelConfig:
     """
     if not isinstance(model_config, Mapping):
         _raise([("model_config", "a mapping of keys to values", type(model_config).__name__)])
-    given = {key: value for key, value in model_config.items() if isinstance(key, str)}
+    config = {key: value for key, value in model_config.items() if isinstance(key, str)}
     faults: list[Fault] = [
         ("model_config", "keys that are text", key) for key in model_config if not isinstance(key, str)
     ]
-    if given.get("backend_type") == "ms":
+    if config.get("backend_type") == "ms":
         advice = "'atb': 'ms' is MindIE's MindSpore backend, which is not served"
         faults.append(("backend_type", advice, "ms"))
-        given["backend_type"] = "atb"
-    faults += refused(given)
-    faults += _misspelt(given)
+        config["backend_type"] = "atb"
+    faults += refused(config)
+    faults += _misspelt(config)
     checked: ModelConfig | None = None
     try:
         checked = ModelConfig.model_validate(
-            {key: value for key, value in given.items() if value is not None}
+            {key: value for key, value in config.items() if value is not None}
         )
     except ValidationError as error:
-        faults += [_fault(one) for one in error.errors()]
+        faults += [_fault(detail) for detail in error.errors()]
     wrong = {key for key, _, _ in faults}
-    faults += _against_each_other(given, wrong)
-    faults += _folders(given, wrong)
+    faults += _against_each_other(config, wrong)
+    faults += _folders(config, wrong)
     if faults or checked is None:
         _raise(faults)
     return checked
@@ -61,19 +61,19 @@ def _fault(error: Any) -> Fault:
     return key, f"{error['msg'].removeprefix('Value error, ')} ({description})", error["input"]
 
 
-def _misspelt(given: Mapping[str, Any]) -> Iterator[Fault]:
+def _misspelt(config: Mapping[str, Any]) -> Iterator[Fault]:
     known = (*ModelConfig.model_fields, *REFUSED)
-    for key in given:
+    for key in config:
         if key in known:
             continue
         close = difflib.get_close_matches(key, known, n=1, cutoff=_ALIKE)
-        if close and close[0] not in given:
-            yield key, f"the key {close[0]!r}", given[key]
+        if close and close[0] not in config:
+            yield key, f"the key {close[0]!r}", config[key]
 
 
-def _against_each_other(given: Mapping[str, Any], wrong: set[str]) -> Iterator[Fault]:
+def _against_each_other(config: Mapping[str, Any], wrong: set[str]) -> Iterator[Fault]:
     def number(key: str) -> int | None:
-        value = given.get(key, ModelConfig.model_fields[key].default)
+        value = config.get(key, ModelConfig.model_fields[key].default)
         return None if key in wrong or value is None else int(value)
 
     size, rank, local, device = (number(key) for key in ("world_size", "rank", "local_rank", "npu_device_id"))
@@ -85,28 +85,28 @@ def _against_each_other(given: Mapping[str, Any], wrong: set[str]) -> Iterator[F
         try:
             there = len(visible_devices(size))
         except ValueError as error:
-            yield VARIABLE, str(error), given.get("npu_device_id")
+            yield VARIABLE, str(error), config.get("npu_device_id")
         else:
             if device is not None and device >= there:
                 yield "npu_device_id", f"below the {there} visible devices ({VARIABLE})", device
             if local is not None and local < size and local >= there:
                 yield "local_rank", f"below the {there} visible devices ({VARIABLE})", local
     prompt, longest = number("max_input_len"), number("max_seq_len")
-    if "max_input_len" in given and prompt is not None and longest is not None and prompt > longest:
+    if "max_input_len" in config and prompt is not None and longest is not None and prompt > longest:
         yield "max_input_len", f"at most max_seq_len = {longest}", prompt
     loras, lora_rank = number("max_loras"), number("max_lora_rank")
     if loras is not None and lora_rank is not None and bool(loras) != bool(lora_rank):
         yield ("max_lora_rank" if loras else "max_loras"), "both max_loras and max_lora_rank, or neither", 0
 
 
-def _folders(given: Mapping[str, Any], wrong: set[str]) -> Iterator[Fault]:
-    model = given.get("model_id")
+def _folders(config: Mapping[str, Any], wrong: set[str]) -> Iterator[Fault]:
+    model = config.get("model_id")
     if isinstance(model, str) and "model_id" not in wrong:
-        trusted = str(given.get("trust_remote_code", False)).lower() in ("true", "1")
+        trusted = str(config.get("trust_remote_code", False)).lower() in ("true", "1")
         fault = fault_of_model(model, trusted)
         if fault is not None:
             yield fault
-    tokenizer = given.get("tokenizer_path")
+    tokenizer = config.get("tokenizer_path")
     if isinstance(tokenizer, str) and "tokenizer_path" not in wrong:
         fault = fault_of_tokenizer(tokenizer)
         if fault is not None:

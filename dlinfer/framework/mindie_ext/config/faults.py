@@ -1,4 +1,4 @@
-"""What is wrong with a model_config."""
+"""The faults of a model_config."""
 
 from typing import Any
 
@@ -10,4 +10,4 @@ class Faults(list[Fault]):
     """All faults of a config."""
 
     def __str__(self) -> str:
-        return "; ".join(f"{key}: expected {expected}, given {given!r}" for key, expected, given in self)
+        return "; ".join(f"{key}: expected {expected}, given {value!r}" for key, expected, value in self)

@@ -54,7 +54,7 @@ class ModelConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=(), hide_input_in_errors=True)
 
-    # What the document calls required.
+    # Keys that the document calls required.
     model_id: Annotated[str, Field(min_length=1, description="folder of the model's weights")]
     backend_type: Annotated[
         Literal["atb", "torch"], Field(description="'atb' and 'torch' are this class; 'ms' is refused")
@@ -68,7 +68,7 @@ class ModelConfig(BaseModel):
         Flag, Field(description="run Python code from the weights' folder; the user vouches for it")
     ] = False
 
-    # What the document calls optional.
+    # Keys that the document calls optional.
     model_name: Annotated[
         Name | None, Field(description="letters, digits, - . _ ; neither first nor last")
     ] = None

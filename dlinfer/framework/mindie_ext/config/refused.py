@@ -37,9 +37,9 @@ REFUSED: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def refused(given: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+def refused(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """(key, what is expected, what was given) of each key that asks for what is not here."""
     for key, (feature, asks_nothing) in REFUSED.items():
-        value = given.get(key)
+        value = config.get(key)
         if value is not None and not asks_nothing(value):
             yield key, f"to be left out: {feature} is not served", value

@@ -1,4 +1,4 @@
-"""What the arguments of a forward have to be, checked before anything is written."""
+"""Checks of a forward's arguments before anything is written."""
 
 from dataclasses import dataclass, replace
 
@@ -100,14 +100,14 @@ def _check_pages(
 def _integers(name: str, tensor: Tensor | None, rank: int) -> None:
     if tensor is None:
         return
-    given = f"{tensor.dtype} {tuple(tensor.shape)}"
+    actual = f"{tensor.dtype} {tuple(tensor.shape)}"
     whole = tensor.dtype in (torch.int32, torch.int64)
     name = "lm_head_indices" if name == "rows" else name
-    _require(whole and tensor.dim() == rank, name, f"int32 or int64 of {rank} dimension(s)", given)
+    _require(whole and tensor.dim() == rank, name, f"int32 or int64 of {rank} dimension(s)", actual)
 
 
-def _require(holds: bool, argument: str, expected: str, given: object) -> None:
+def _require(holds: bool, argument: str, expected: str, actual: object) -> None:
     if not holds:
-        shown = repr(given)
-        given = given if len(shown) <= 100 else shown[:100] + "..."
-        raise GeneratorCallError(call="forward_tensor", argument=argument, expected=expected, given=given)
+        shown = repr(actual)
+        actual = actual if len(shown) <= 100 else shown[:100] + "..."
+        raise GeneratorCallError(call="forward_tensor", argument=argument, expected=expected, given=actual)

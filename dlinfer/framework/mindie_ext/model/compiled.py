@@ -24,7 +24,7 @@ from dlinfer.graph.report.policy import leave_graph
 from dlinfer.graph.torch_private.dynamo import mark_unbacked
 
 _STEADY = ("pages.caches", "pages.block_size", "pages.is_decode")
-"""What is the same at each call: a graph may depend on it."""
+"""Arguments that are the same at each call, so a graph may depend on them."""
 
 
 class CompiledModel:
@@ -93,7 +93,7 @@ def _mark_sizes(kwargs: dict[str, Any], pages: Pages) -> None:
 def _identity(model: PagedModel) -> str:
     """Everything that the graphs depend on besides torch, dlinfer and the CPU: code, config, sizes of weights."""
     classes = {type(module) for module in model.modules()}
-    files = sorted({inspect.getfile(one) for one in classes if not one.__module__.startswith("torch.")})
+    files = sorted({inspect.getfile(kind) for kind in classes if not kind.__module__.startswith("torch.")})
     code = hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in files)).hexdigest()
     weights = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     lines = [
@@ -101,6 +101,6 @@ def _identity(model: PagedModel) -> str:
         code,
         model.model.config.to_json_string(use_diff=False),
     ]
-    lines += sorted(f"{one.__module__}.{one.__qualname__}" for one in classes)
+    lines += sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in classes)
     lines += [f"{name} {t.dtype} {tuple(t.shape)} {t.stride()}" for name, t in weights]
     return "\n".join(lines)

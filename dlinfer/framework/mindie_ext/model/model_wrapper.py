@@ -157,12 +157,12 @@ class ModelWrapper:
 
 def _ends(model: Any, tokenizer: Any, chosen: Any) -> frozenset[int]:
     """Tokens that end a text: those that were chosen, or the checkpoint's and the tokenizer's."""
-    given = chosen
-    if given is None:
-        given = getattr(model.generation_config, "eos_token_id", None)
-        if given is None:
-            given = getattr(model.config, "eos_token_id", None)
-    ids = set(given) if isinstance(given, (list, tuple)) else {given}
+    end_ids = chosen
+    if end_ids is None:
+        end_ids = getattr(model.generation_config, "eos_token_id", None)
+        if end_ids is None:
+            end_ids = getattr(model.config, "eos_token_id", None)
+    ids = set(end_ids) if isinstance(end_ids, (list, tuple)) else {end_ids}
     if chosen is None and tokenizer is not None:
         ids.add(tokenizer.eos_token_id)
-    return frozenset(int(one) for one in ids if one is not None)
+    return frozenset(int(token) for token in ids if token is not None)

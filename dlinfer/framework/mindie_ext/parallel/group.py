@@ -92,5 +92,5 @@ def _is_lost(error: BaseException) -> bool:
         return True
     text = str(error)
     return any(
-        one in text for one in ("Connection closed by peer", "Connection reset", "Broken pipe", "Timed out")
+        sign in text for sign in ("Connection closed by peer", "Connection reset", "Broken pipe", "Timed out")
     )

@@ -40,7 +40,7 @@ def refuse_unspread(config: Any, world_size: int) -> None:
     text = config.get_text_config(decoder=True)
     if not getattr(text, "base_model_tp_plan", None):
         raise UnsupportedFeatureError(
-            feature=f"world_size = {world_size} of {text.model_type}, for which transformers has no plan,",
+            feature=f"world_size = {world_size} of {text.model_type}, a model type without a plan in transformers,",
             where="dlinfer's GeneratorTorch",
             advice="serve it with world_size 1",
         )

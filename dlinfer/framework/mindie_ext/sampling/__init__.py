@@ -1,4 +1,4 @@
-"""From logits to tokens: penalties, temperature, filters, draws, and what is told of them."""
+"""Turns logits into tokens: penalties, temperature, filters, draws, log-probabilities."""
 
 from dlinfer.framework.mindie_ext.sampling.deprecated import SamplingData, SamplingParam
 from dlinfer.framework.mindie_ext.sampling.metadata import SamplingMetadata

@@ -31,20 +31,20 @@ class SamplingData:
         request_ids: np.ndarray | None = None,
     ) -> "SamplingData":
         """Raises SamplingError where the arrays are not of the same sequences, or there is none."""
-        given = [one for one in (all_input_ids, output_ids, request_ids) if one is not None]
-        if not given or len({len(one) for one in given}) != 1:
+        arrays = [array for array in (all_input_ids, output_ids, request_ids) if array is not None]
+        if not arrays or len({len(array) for array in arrays}) != 1:
             raise SamplingError(
                 parameter="SamplingData",
                 expected="arrays of the same sequences",
-                given=[len(one) for one in given],
+                arrays=[len(array) for array in arrays],
             )
         return cls(all_input_ids, output_ids, is_prefill, request_ids)
 
     @property
     def count(self) -> int:
         """Sequences."""
-        given = (self.request_ids, self.all_input_ids, self.output_ids)
-        return next(len(one) for one in given if one is not None)
+        arrays = (self.request_ids, self.all_input_ids, self.output_ids)
+        return next(len(array) for array in arrays if array is not None)
 
 
 @dataclass

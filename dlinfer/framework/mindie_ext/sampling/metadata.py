@@ -98,7 +98,7 @@ class SamplingMetadata:
         if seed_array is None:
             seed_array = np.asarray([secrets.randbits(63) for _ in range(count)], dtype=np.int64)
         top = checked("top_logprobs", top_logprobs, count)
-        ends = np.cumsum([len(one) for one in batch_sequence_ids]).tolist()
+        ends = np.cumsum([len(ids) for ids in batch_sequence_ids]).tolist()
         return cls(
             batch_sequence_ids=batch_sequence_ids,
             reserved_sequence_ids=reserved_sequence_ids,
@@ -156,13 +156,13 @@ class SamplingMetadata:
         """The metadata of MindIE's deprecated pair."""
         rows = sampling_data.count
         ids = np.arange(rows) if sampling_data.request_ids is None else sampling_data.request_ids
-        made = cls.from_numpy(
+        metadata = cls.from_numpy(
             batch_sequence_ids=[ids[row : row + 1] for row in range(rows)],
             is_prefill=sampling_data.is_prefill,
             **sampling_param.arrays,
         )
-        made.update_token_ids(sampling_data.all_input_ids, sampling_data.output_ids)
-        return made
+        metadata.update_token_ids(sampling_data.all_input_ids, sampling_data.output_ids)
+        return metadata
 
     def update_token_ids(self, all_token_ids: np.ndarray | None, output_token_ids: np.ndarray | None) -> None:
         """Tell which tokens the sequences have so far: [sequences, most] integers each. Raises SamplingError."""

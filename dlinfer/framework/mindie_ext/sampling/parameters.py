@@ -51,8 +51,8 @@ def checked(name: str, values: np.ndarray | None, count: int) -> np.ndarray | No
     if values is None:
         return None
     if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iufb":
-        given = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
-        raise SamplingError(parameter=name, expected=f"a numpy array [{count}] of numbers", given=given)
+        actual = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
+        raise SamplingError(parameter=name, expected=f"a numpy array [{count}] of numbers", given=actual)
     if len(values) != count:
         raise SamplingError(parameter=name, expected=f"{count} values, one a sequence", given=len(values))
     if name in _RULES:

@@ -47,13 +47,13 @@ class Sampler:
                 self._drawn.pop(int(sequence_id), None)
 
     def __call__(self, logits: Tensor, metadata: SamplingMetadata | None = None) -> SamplingOutput:
-        """A token for each row of logits, which are not mutated.
+        """Sample a token for each row of logits. The logits are not mutated.
 
         logits: [sequences, vocabulary], floating. metadata: None is greedy. Order: repetition, frequency and presence
         penalty, temperature, top_k, top_p, draw. A greedy token is the most likely after the penalties, the first of
         equals. Log-probabilities are those after penalties and, for drawn sequences, temperature.
 
-        Raises SamplingError for logits of another shape, NaN, or a row in which no token is possible.
+        Raises SamplingError for logits of another shape, NaN, or a row without a possible token.
         """
         rows = 0 if metadata is None else len(metadata.all_sequence_ids)
         if (
@@ -63,8 +63,8 @@ class Sampler:
             or rows not in (0, len(logits))
         ):
             expected = f"[{rows or 'sequences'}, vocabulary] of a floating dtype"
-            given = f"{logits.dtype} {tuple(logits.shape)}"
-            raise SamplingError(parameter="logits", expected=expected, given=given)
+            actual = f"{logits.dtype} {tuple(logits.shape)}"
+            raise SamplingError(parameter="logits", expected=expected, given=actual)
         wide = logits.detach().cpu()
         wide = wide.float() if metadata is None else penalised(wide, metadata)
         self._check(wide, metadata)
@@ -123,7 +123,7 @@ class Sampler:
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0, 0])
             whose: Any = row if metadata is None else int(metadata.all_sequence_ids[row])
-            expected = "numbers, of which one is no -inf (and none inf where a token is drawn)"
+            expected = "numbers, at least one above -inf (and none inf where a token is drawn)"
             raise SamplingError(
                 parameter=f"logits of sequence {whose}", expected=expected, given=float(highest[row])
             )

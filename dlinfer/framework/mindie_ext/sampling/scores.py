@@ -1,4 +1,4 @@
-"""What parameters make of logits, before a token is chosen."""
+"""Applies sampling parameters to logits before a token is chosen."""
 
 import numpy as np
 import torch
@@ -10,9 +10,9 @@ from dlinfer.framework.mindie_ext.sampling.metadata import SamplingMetadata
 def penalised(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
     """float32 logits with the penalties of their sequences; a new tensor where anything changes.
 
-    logits: [sequences, vocabulary]. The repetition penalty divides the positive logits of tokens that the prompt or the
-    answer has, and multiplies the negative ones (Keskar et al., 2019, arXiv:1909.05858); the frequency penalty is taken
-    off once for each time that the answer has the token, the presence penalty once.
+    logits: [sequences, vocabulary]. For tokens of the prompt and the answer, the repetition penalty divides positive
+    logits and multiplies negative ones (Keskar et al., 2019, arXiv:1909.05858). The frequency penalty is subtracted
+    once for each occurrence in the answer, the presence penalty once.
     """
     wide = logits.float()
     repetition = _column(metadata.repetition_penalty, 1.0)
