@@ -71,7 +71,7 @@ def optimize(model: nn.Module) -> Optimization:
     """Run the modules of a Hugging Face model on dlinfer's ops, in place.
 
     A module with one input tensor (a norm, a gated MLP) is traced. Its forward is replaced if graph mode's fusion
-    passes find an op in it. Experts behind transformers' ExpertsInterface run on ``fused_moe``, all other linear layers on
+    passes find an op in it. Experts behind transformers' ExpertsInterface run on ``fused_moe``, other linear layers on
     ``linear``. Replaced modules keep their class, their names and the tensors of their weights.
 
     A module runs its class's own forward, under the fallback policy, in training, under autocast, for inputs of another
