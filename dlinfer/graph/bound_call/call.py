@@ -1,10 +1,9 @@
-"""Compiled calls without guards, for adaptors that know themselves what can change between two calls.
+"""Compiled calls without Dynamo's guards, for adaptors that know what can change between two calls.
 
-Dynamo captures the function once; after that the inputs are read by the expressions that Dynamo found them by and the
-program is called directly. Nothing is compiled behind the adaptor's back, and no guard costs time at each step. The
-adaptor compiles one call for each combination of flags that it may pass, and marks the sizes that change. A capture
-that assumes something of a size or number that may change is refused. A call whose constants are not those of the
-capture (``constants``) is refused too, but for what an argument holds, which is the adaptor's to know.
+Dynamo captures the function once. Later calls read the inputs by Dynamo's source expressions and run the program, so
+nothing recompiles and no guard costs time. The adaptor compiles one call for each combination of flags that it passes,
+and marks the sizes that change. A capture with a guard on a size that may change is refused. So is a call whose
+constants (``constants``) differ from the capture's; constants inside an argument are not compared.
 """
 
 import inspect
@@ -167,12 +166,10 @@ def capture_call(
     Raises CaptureError where it is not one graph, or one that holds only for some values of what is not steady.
     """
     method, _ = method_of(function)
+    line = getattr(method, "__qualname__", repr(method))
     hooks = hooks_of(function)
     if any(evaluate(source, {"self": function}) for source in hooks):
-        raise CaptureError(
-            reason="it has hooks, which a compiled call would leave out",
-            line=getattr(method, "__qualname__", repr(method)),
-        )
+        raise CaptureError(reason="it has hooks, which a compiled call would leave out", line=line)
     collector = _Collector(options, receiver_of(function))
     compiled = torch.compile(function, backend=collector, fullgraph=True, dynamic=True)
     try:
@@ -184,25 +181,22 @@ def capture_call(
         ours = getattr(cause, "inner_exception", None)
         if isinstance(ours, DlinferError):
             raise ours from cause
-        reason, line = dynamo.explain_dynamo_error(cause)
-        raise CaptureError(reason=reason, line=line) from cause
+        reason, model_line = dynamo.explain_dynamo_error(cause)
+        raise CaptureError(reason=reason, line=model_line) from cause
     except AssertionError as cause:
         condition = dynamo.broken_at_once(cause)
         if not condition:
             raise
-        raise CaptureError(
-            reason=f"it would hold only while {condition}, which is not so in this call",
-            line=getattr(method, "__qualname__", repr(method)),
-        ) from cause
+        reason = f"it would hold only while {condition}, which is not so in this call"
+        raise CaptureError(reason=reason, line=line) from cause
     finally:
         dynamo.forget_compiled(method)  # each capture would count against Dynamo's limit for the function
     reason = collector.reason_against(result, steady)
     collector.release()
     if reason:
-        raise CaptureError(reason=reason, line=getattr(method, "__qualname__", repr(method)))
+        raise CaptureError(reason=reason, line=line)
     assert collector.program is not None and collector.report is not None
     given = _given(function, kwargs)
-    line = getattr(method, "__qualname__", repr(method))
     interface, sources = _interface(collector, given, steady, line)
     constants = constants_of([*hooks, *collector.constants], given, namespace_of(function))
     call = BoundCall(
@@ -326,11 +320,8 @@ class _Collector:
                     f"it writes into {dynamo.source_name(source)}, which may be another tensor at each call"
                 )
         for (source, _), given in zip(self.inputs, self._given, strict=True):
-            if (
-                isinstance(given, torch.Tensor)
-                and not is_steady(source, steady)
-                and _one_memory(result, given)
-            ):
+            is_view = isinstance(given, torch.Tensor) and _one_memory(result, given)
+            if is_view and not is_steady(source, steady):
                 return f"its result is a view of {dynamo.source_name(source)}, which each call may copy"
         return ""
 
