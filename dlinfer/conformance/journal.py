@@ -57,7 +57,7 @@ def _outside(module: str, own: Path) -> Iterator[Path]:
 
 def read(path: Path) -> tuple[str, list[Result]]:
     """(key, results) of a file; a line that was being written when the run ended is left out."""
-    key, results = "", []
+    key, results = "", list[Result]()
     try:
         first, *lines = path.read_text().splitlines()
         key = json.loads(first)["key"]

@@ -89,8 +89,7 @@ def claims_of(subject: Subject) -> Claims:
     """
     vendor = subject.vendor
     if vendor.claims is None:
-        kernels = vendor.load_kernels() if vendor.load_kernels is not None else {}
-        return {op: Claim(in_part=True) for op in kernels}
+        return {op: Claim(in_part=True) for op in (vendor.load_kernels() if vendor.load_kernels else ())}
     claims = vendor.claims()
     for op in claims:
         if op not in registry():

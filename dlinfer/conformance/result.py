@@ -58,7 +58,7 @@ class Report:
     """Everything that was found of a vendor."""
 
     header: Header
-    results: list[Result] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list[Result])
     seconds: float = 0.0
 
     @property

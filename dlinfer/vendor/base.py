@@ -79,7 +79,7 @@ def in_order(*kernels: Kernel) -> Kernel:
             reasons.append(f"{kernel_name(kernel)}: {reason}")
         raise KernelDeclined(reason="; ".join(reasons))
 
-    run.implementations = kernels  # pyright: ignore[reportAttributeAccessIssue]
+    run.implementations = kernels  # pyright: ignore[reportFunctionMemberAccess]
     return run
 
 

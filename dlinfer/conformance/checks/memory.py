@@ -133,7 +133,7 @@ def _resident() -> int:
 
 def least_growth(held: Callable[[], tuple[int, ...]], work: Callable[[], None]) -> list[int]:
     """How much each number grows over ``work``, in the round in which it grows least: what leaks does so in each."""
-    grown = []
+    grown: list[list[int]] = []
     before = held()
     for _ in range(ROUNDS):
         work()

@@ -58,7 +58,7 @@ def _reversed(tensor: Tensor) -> Tensor:
     return tensor.permute(backwards).contiguous().permute(backwards)
 
 
-def _by_fakes(case: Case, args: list[Any]) -> list[tuple]:
+def _by_fakes(case: Case, args: list[Any]) -> list[tuple[Any, ...]]:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fakes = pytree.tree_map_only(Tensor, mode.from_tensor, args)
         return _described(case.op.overload(*fakes))
@@ -70,7 +70,7 @@ def _listed(returned: Any) -> list[Any]:
     return list(returned) if isinstance(returned, list | tuple) else [returned]
 
 
-def _described(returned: Any) -> list[tuple]:
+def _described(returned: Any) -> list[tuple[Any, ...]]:
     """(shape, dtype, strides where there is more than one element, type of device) of each result."""
     return [
         (
@@ -85,7 +85,7 @@ def _described(returned: Any) -> list[tuple]:
     ]
 
 
-def _text(described: list[tuple]) -> str:
+def _text(described: list[tuple[Any, ...]]) -> str:
     parts = [
         f"{str(dtype).removeprefix('torch.')}{list(shape)} strides {strides} on {device}"
         for shape, dtype, strides, device in described

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,7 +80,7 @@ def outputs(case: Case) -> None:
     case.compare(args, case.call(args), want)
 
 
-def _emptied(case: Case, args: list) -> list:
+def _emptied(case: Case, args: list[Any]) -> list[Any]:
     for name, tensor in case.named(args):
         if name in OUTPUTS:
             tensor.fill_(poison(tensor.dtype))

@@ -99,7 +99,7 @@ def _oracle(case: Whole) -> list[Tensor]:
     make = case.subject.maker(case.dtype, on_host=True)
     make.layout = KVCacheLayout(block_size=case.subject.vendor.kv_cache_layout.block_size)
     model = _Model(case.op, _wide(weights(make)))
-    results = []
+    results: list[Tensor] = []
     with _reference():
         caches: dict[str, Tensor] = {}
         for given, step in steps(make, case.op.takes_tokens):

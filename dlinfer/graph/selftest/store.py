@@ -42,5 +42,5 @@ def _cache() -> ArtifactCache:
 
 
 def _read(contents: bytes) -> Result:
-    fields = json.loads(contents)
+    fields: dict[str, Any] = json.loads(contents)
     return Result(**{**fields, "covers": tuple(fields["covers"])})

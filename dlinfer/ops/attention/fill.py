@@ -8,7 +8,7 @@ from torch import Tensor
 from dlinfer.ops.attention.kv_cache import canonical, check_slots, guard_layout, packed
 from dlinfer.ops.attention.kv_quantisation import Scales, scales_of
 from dlinfer.ops.attention.quantised_fill import fill_quantised_kv_cache
-from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.checks import Rules, ints
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
 
@@ -26,7 +26,7 @@ def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_sta
     keys, values = canonical(k_cache), canonical(v_cache)
     block_size = keys.shape[1]
     check_slots(kv_start_indices, keys)
-    for token, slot in enumerate(kv_start_indices.tolist()):
+    for token, slot in enumerate(ints(kv_start_indices)):
         if slot >= 0:
             block, offset = divmod(slot, block_size)
             keys[block, offset] = k[token]

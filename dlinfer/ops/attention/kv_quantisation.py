@@ -103,7 +103,7 @@ def dequantise(codes: Tensor, quant_bits: int, scales_zeros: Tensor, dtype: torc
         return table.index_select(0, codes.reshape(-1).view(torch.uint8).int()).view(codes.shape)
     if quant_bits == INT4:
         codes = torch.cat([codes & 15, codes >> 4], dim=-1)
-    scale, zero = scales_zeros.to(wide).split(1, dim=-1)
+    scale, zero = torch.split(scales_zeros.to(wide), 1, dim=-1)
     return codes.to(wide).sub_(zero).mul_(scale).to(dtype)
 
 

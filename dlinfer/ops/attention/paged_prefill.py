@@ -21,7 +21,7 @@ from dlinfer.ops.attention.semantics import (
     scale_of,
     window,
 )
-from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.checks import Rules, ints
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
 
@@ -54,8 +54,9 @@ def paged_prefill_attention(
     may share memory with row i of q; rows behind the last end are left alone. window_left, window_right: -1
     is no bound. Returns nothing. Raises OpArgumentError.
     """
-    rows, start = [], 0
-    for index, (end, kv_len) in enumerate(zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True)):
+    rows: list[Tensor] = []
+    start = 0
+    for index, (end, kv_len) in enumerate(zip(ints(q_ends), ints(kv_seqlens), strict=True)):
         rows.append(
             attend(
                 q[start:end],

@@ -17,7 +17,7 @@ from dlinfer.ops.attention.semantics import (
     scale_of,
     window,
 )
-from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.checks import Rules, ints
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
 
@@ -47,8 +47,9 @@ def prefill_attention(
     may share memory with row i of q; rows behind the last end are left alone. window_left, window_right: -1
     is no bound. Returns nothing. Raises OpArgumentError.
     """
-    rows, q_start, kv_start = [], 0, 0
-    for q_end, kv_len in zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True):
+    rows: list[Tensor] = []
+    q_start = kv_start = 0
+    for q_end, kv_len in zip(ints(q_ends), ints(kv_seqlens), strict=True):
         keys, values = k[kv_start : kv_start + kv_len], v[kv_start : kv_start + kv_len]
         rows.append(
             attend(

@@ -17,7 +17,7 @@ from dlinfer.ops.attention.kv_quantisation import (
     quantise,
 )
 from dlinfer.ops.attention.quantised_samples import quantised_cache
-from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.checks import Rules, ints
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
 
@@ -53,7 +53,7 @@ def fill_quantised_kv_cache(
     check_apart(fill_quantised_kv_cache.rules, k_cache, v_cache, quant_bits)
     for new, cache, scales_zeros in ((k, keys, k_scales_zeros), (v, values, v_scales_zeros)):
         codes, fresh = quantise(new, quant_bits, scales_zeros)
-        for token, slot in enumerate(kv_start_indices.tolist()):
+        for token, slot in enumerate(ints(kv_start_indices)):
             if slot >= 0:
                 block, offset = divmod(slot, cache.shape[1])
                 cache[block, offset] = codes[token]
@@ -99,7 +99,7 @@ def _fill_quantised_kv_cache_samples(make: SampleMaker) -> Iterator[Sample]:
     def sample(
         name: str, bits: int, k: Tensor, v: Tensor, blocks: int, block_size: int, where: Tensor
     ) -> Sample:
-        caches, scales = [], []
+        caches, scales = list[Tensor](), list[Tensor]()
         for new in (k, v):
             cache, scales_zeros = quantised_cache(make, blocks, block_size, new.shape[1], new.shape[2], bits)
             caches.append(cache)

@@ -22,7 +22,7 @@ from dlinfer.ops.attention.semantics import (
     check_queries,
     check_tables,
 )
-from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.checks import Rules, ints
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
 
@@ -72,8 +72,9 @@ def quantised_paged_prefill_attention(
 
     Returns nothing. Raises OpArgumentError.
     """
-    rows, start = [], 0
-    for index, (end, kv_len) in enumerate(zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True)):
+    rows: list[Tensor] = []
+    start = 0
+    for index, (end, kv_len) in enumerate(zip(ints(q_ends), ints(kv_seqlens), strict=True)):
         blocks = block_offsets[index]
         rows.append(
             attend(

@@ -1,6 +1,7 @@
 """The attention ops' samples: one table of cases, laid out packed or in pages."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ class Case:
         return self.sizes[0] ** -0.5 if self.scale is None else self.scale
 
 
-EXTRAS = {
+EXTRAS: dict[str, dict[str, Any]] = {
     "window": {"window": (5, 5)},
     "window of one token": {"window": (0, 0)},
     "soft-cap": {"softcap": 2.0},
@@ -132,12 +133,12 @@ def pages(make: SampleMaker, case: Case) -> tuple[Tensor, Tensor, Tensor]:
         table[row, :count] = order[first : first + count]
         written.view(-1)[_slots(table[row, :count], case.block_size)[:length]] = True
         first += count
-    caches = []
+    caches: list[Tensor] = []
     for size in case.sizes:
         cache = make.cache(len(order), case.block_size, case.heads[1], size)
         make.layout.canonical(cache)[~written] = torch.nan
         caches.append(cache)
-    return *caches, table.to(case.index_dtype)
+    return caches[0], caches[1], table.to(case.index_dtype)
 
 
 def _slots(blocks: Tensor, block_size: int) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from dlinfer.ops.attention.kv_cache import canonical
 from dlinfer.ops.attention.semantics import TOLERANCES, check_lengths
-from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.checks import Rules, ints
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
 
@@ -92,7 +92,7 @@ def _sequences(
     rules: Rules, query: Tensor, q_ends: Tensor, kv_seqlens: Tensor, block_table: Tensor, slots: Tensor
 ) -> Iterator[tuple[int, int, int, Tensor]]:
     """First query, the one behind the last, length and blocks of each sequence with queries. Reads the numbers."""
-    ends, lengths, start = q_ends.tolist(), kv_seqlens.tolist(), 0
+    ends, lengths, start = ints(q_ends), ints(kv_seqlens), 0
     rules.require(
         (ends[-1] if ends else 0) == query.shape[0],
         "actual_seq_lengths_query",

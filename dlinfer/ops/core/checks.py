@@ -14,6 +14,11 @@ from dlinfer.errors import OpArgumentError
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
+def ints(tensor: Tensor) -> list[int]:
+    """The numbers of a one-dimensional integer or bool tensor. Waits for the device."""
+    return tensor.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
 class Rules:
     """The argument rules of one op, which its ``check`` function takes as ``rules``."""
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.checks import Rules, ints
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
 
@@ -46,7 +46,7 @@ def lora_linear(
     check_adapters(a, starts, ranks, adapter_ids)
     out = base.clone(memory_format=torch.contiguous_format)
     for adapter, (start, rank, scaling) in enumerate(
-        zip(starts.tolist(), ranks.tolist(), scalings.tolist(), strict=True)
+        zip(ints(starts), ints(ranks), scalings.tolist(), strict=True)
     ):
         rows = (adapter_ids == adapter).nonzero()[:, 0]
         if rank and len(rows):
@@ -65,7 +65,7 @@ def check_adapters(a: Tensor, starts: Tensor, ranks: Tensor, adapter_ids: Tensor
         lora_linear.rules.require(
             highest < len(starts), "adapter_ids", lambda: f"ids below {len(starts)}", lambda: highest
         )
-    for start, rank in zip(starts.tolist(), ranks.tolist(), strict=True):
+    for start, rank in zip(ints(starts), ints(ranks), strict=True):
         inside = rank >= 0 and start >= 0 and start + rank <= a.shape[0]
         lora_linear.rules.require(
             inside,

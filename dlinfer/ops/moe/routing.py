@@ -28,7 +28,7 @@ def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> 
     if n_groups < 1:
         return weights.topk(topk, dim=-1)
     group_size = router_logits.shape[-1] // n_groups
-    chosen, ids = weights.unflatten(-1, (n_groups, group_size)).topk(topk // n_groups, dim=-1)
+    chosen, ids = torch.unflatten(weights, -1, (n_groups, group_size)).topk(topk // n_groups, dim=-1)
     first_of_group = torch.arange(0, n_groups * group_size, group_size, device=ids.device)
     return chosen.flatten(-2), (ids + first_of_group[:, None]).flatten(-2)
 

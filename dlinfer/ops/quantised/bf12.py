@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.checks import Rules, ints
 
 STRIP = 4
 """Rows that lie together."""
@@ -113,7 +113,7 @@ def _base(weight: Tensor) -> tuple[int, int]:
     of_exponent = torch.zeros(256, dtype=torch.int64, device=weight.device)
     for _, bits in _wide_rows(weight):
         of_exponent += torch.bincount((bits >> 7 & 0xFF).flatten(), minlength=256)
-    counts = of_exponent.tolist()
+    counts = ints(of_exponent)
     coded = [sum(counts[base + 1 : base + 1 + _CODES]) for base in range(_BASES)]
     base = coded.index(max(coded))
     return base, sum(counts[1:]) - coded[base]
@@ -199,7 +199,7 @@ def _rows(parts: _Parts, which: Tensor, columns: int) -> Tensor:
     """bfloat16 [count, columns] of rows ``which``, int64 [count]."""
     strip, in_strip = which // STRIP, which % STRIP
     words = parts.words[strip, :, in_strip].int() & 0xFFFF
-    first, second, codes = words.split(_QUARTER, -1)
+    first, second, codes = torch.split(words, _QUARTER, -1)
     fields = torch.stack((first, _swapped(first), second, _swapped(second)), -2) & _FIELD
     codes = torch.stack([codes >> place & 0xF for place in (0, 4, 8, 12)], -2)
     exponents = torch.where(codes == 0, 0, parts.base + codes)

@@ -42,9 +42,8 @@ def rounded_in_blocks(x: Tensor, block_size: int, power_of_two: bool) -> Tensor:
     power_of_two: scales are the next power of two (ue8m0).
     """
     hidden = x.shape[-1]
-    wide = torch.nn.functional.pad(x.to(torch.float32), (0, -hidden % block_size)).unflatten(
-        -1, (-1, block_size)
-    )
+    padded = torch.nn.functional.pad(x.to(torch.float32), (0, -hidden % block_size))
+    wide = torch.unflatten(padded, -1, (-1, block_size))
     largest, most = wide.abs().amax(-1, keepdim=True).clamp(min=LEAST_OF_BLOCK), LARGEST[torch.float8_e4m3fn]
     if power_of_two:
         scale = next_power_of_two(largest * (1 / most))

@@ -93,11 +93,11 @@ class Packing:
         turns = (self.along, target.along) == ("in", "out") and self.storage is target.storage
         if turns and words.shape[1] % self.per_word == 0:
             made = words.new_empty(words.shape[0], self.per_word, words.shape[1] // self.per_word)
-            for part, out in zip(words.split(_ROWS), made.split(_ROWS), strict=True):
+            for part, out in zip(torch.split(words, _ROWS), torch.split(made, _ROWS), strict=True):
                 self._turn(part, target, out)
             return made.flatten(0, 1)
         step = _ROWS if self.along == "in" else _ROWS * self.per_word
-        return torch.cat([target.pack(self.unpack(part)) for part in words.split(step)])
+        return torch.cat([target.pack(self.unpack(part)) for part in torch.split(words, step)])
 
     def _turn(self, words: Tensor, target: "Packing", out: Tensor) -> None:
         """Write words of neighbours of "out" into ``out`` [rows, per_word, columns / per_word].
@@ -105,7 +105,7 @@ class Packing:
         words: [rows, columns] of neighbours of "in". So many words of one row are a square of numbers, which is
         transposed: blocks of half its size change places, then those inside them (Warren, Hacker's Delight, 7-3).
         """
-        neighbours = words.unflatten(1, (-1, self.per_word))
+        neighbours = torch.unflatten(words, 1, (-1, self.per_word))
         square = [neighbours[:, :, which].clone() for which in target.order]
         half = self.per_word // 2
         while half:
@@ -133,7 +133,7 @@ class Packing:
         if size % self.per_word:
             expected = f"a multiple of {self.per_word} in dimension {dim}"
             raise OpArgumentError(op="packing", argument="numbers", expected=expected, given=size)
-        neighbours = numbers.long().unflatten(dim, (size // self.per_word, self.per_word))
+        neighbours = torch.unflatten(numbers.long(), dim, (size // self.per_word, self.per_word))
         words = torch.zeros_like(neighbours.select(dim + 1, 0))
         for place, which in enumerate(self.order):
             words |= (neighbours.select(dim + 1, which) & (2**self.bits - 1)) << (place * self.bits)
@@ -181,8 +181,8 @@ class Packing:
             raise OpArgumentError(op="packing", argument="numbers", expected="None", given=self.numbers)
         wide, levels = weight.double(), 2**self.bits - 1
         size = self.group_size or max(weight.shape[0], 1)
-        scales, zeros, numbers = [], [], []
-        for group in wide.split(size):
+        scales, zeros, numbers = list[Tensor](), list[Tensor](), list[Tensor]()
+        for group in torch.split(wide, size):
             if self.symmetric:
                 scale = group.abs().amax(0) / (self.middle - 1)
             else:

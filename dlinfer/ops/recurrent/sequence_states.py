@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.checks import Rules, ints
 
 
 class Sequence(NamedTuple):
@@ -46,7 +46,7 @@ def check_numbers(rules: Rules, slots: int, state_ids: Tensor, q_ends: Tensor, t
 
     It reads the numbers, so it is for kernels and not for fakes. Returns the ends, those of no sequences being none.
     """
-    ends = q_ends.tolist()
+    ends = ints(q_ends)
     rising = all(one <= other for one, other in zip([0, *ends], ends, strict=False))
     rules.require(
         rising and (ends[-1] if ends else 0) == tokens,
@@ -65,7 +65,7 @@ def sequences(
     """The sequences that have tokens, in order, for references. Raises OpArgumentError as ``check_numbers`` does."""
     ends = check_numbers(rules, slots, state_ids, q_ends, tokens)
     start = 0
-    for end, slot, begins in zip(ends, state_ids.tolist(), fresh.tolist(), strict=True):
+    for end, slot, begins in zip(ends, ints(state_ids), map(bool, ints(fresh)), strict=True):
         if end > start:
             yield Sequence(start, end, slot if slot >= 0 else None, begins)
         start = end

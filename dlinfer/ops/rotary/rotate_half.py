@@ -30,7 +30,7 @@ def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tupl
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     head_size = x.shape[-1]
     per_token = (*x.shape[:-2], 1, head_size)
-    first, second = x.split(head_size // 2, dim=-1)
+    first, second = torch.split(x, head_size // 2, dim=-1)
     rotated = torch.cat((-second, first), dim=-1)
     return (x * cos.reshape(per_token) + rotated * sin.reshape(per_token)).contiguous()
 
