@@ -1,1 +1,1 @@
-"""What is refused before it costs anything: folders, models, options and requests."""
+"""Refuses folders, models, options and requests that are not served, before they cost anything."""

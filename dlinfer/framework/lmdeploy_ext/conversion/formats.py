@@ -30,7 +30,7 @@ class Format(ABC):
     """One format. A weight is [out_features, in_features], floating.
 
     name: the command's word for it. shared: the numbers that share a scale, in words. dtype: for ``config.json``; None
-    keeps what it has. joined: the dimension in which the tensors of pieces of rows are joined.
+    keeps what it has. joined: the dimension that joins the tensors of pieces of rows.
     """
 
     name: ClassVar[str]

@@ -26,39 +26,39 @@ def rewrite(hf_config: Any) -> None:
     Where LMDeploy has no such method, ``experts_packed_as`` names the method for our layer. Raises
     UnsupportedFeatureError for a checkpoint that cannot be converted.
     """
-    found: Any = getattr(hf_config, "quantization_config", None)
+    stored: Any = getattr(hf_config, "quantization_config", None)
     nested = (getattr(part, "quantization_config", None) for part in language_configs(hf_config)[1:])
     plan = None
-    if isinstance(found, Mapping):
-        _warn_of_setting(found)
-        plan = plan_of(found, hf_config.to_dict())
+    if isinstance(stored, Mapping):
+        _warn_of_setting(stored)
+        plan = plan_of(stored, hf_config.to_dict())
         if plan is not None and plan.config is None:
             del hf_config.quantization_config  # LMDeploy asks whether it is there, and not what it is
-            hf_config.experts_packed_as = found["quant_method"]
-    elif found is None and all(part is None for part in nested):
+            hf_config.experts_packed_as = stored["quant_method"]
+    elif stored is None and all(part is None for part in nested):
         plan = asked_plan(hf_config.to_dict())
     if plan is not None and plan.config is not None:
         hf_config.quantization_config = plan.config
 
 
-def _warn_of_setting(found: Mapping[str, Any]) -> None:
+def _warn_of_setting(stored: Mapping[str, Any]) -> None:
     """Warn that DLINFER_CPU_WEIGHTS does not change a checkpoint that is quantised already."""
     bits = asked_bits()
-    if bits and CONVERTED_FROM not in found:
+    if bits and CONVERTED_FROM not in stored:
         logger.warning(
             "DLINFER_CPU_WEIGHTS=%s is for checkpoints in floats: this one is quantised already (%s) and stays so.",
             bits,
-            found.get("quant_method", "unknown"),
+            stored.get("quant_method", "unknown"),
         )
 
 
 def stored_dtype(hf_config: Any) -> str | None:
     """The dtype of a converted checkpoint of 4 bits, which LMDeploy would replace for AWQ; None for any other."""
-    found = getattr(hf_config, "quantization_config", None)
-    if not isinstance(found, Mapping) or CONVERTED_FROM not in found or found.get("quant_method") != "awq":
+    config = getattr(hf_config, "quantization_config", None)
+    if not isinstance(config, Mapping) or CONVERTED_FROM not in config or config.get("quant_method") != "awq":
         return None
-    stored = str(getattr(hf_config, "dtype", None)).removeprefix("torch.")
-    return stored if stored in ("bfloat16", "float32") else None
+    dtype = str(getattr(hf_config, "dtype", None)).removeprefix("torch.")
+    return dtype if dtype in ("bfloat16", "float32") else None
 
 
 _JOINED: Mapping[str, Any] = {
@@ -97,8 +97,8 @@ class Layers:
         path = place_of(name.rpartition(".")[0])
         parent, _, last = path.rpartition(".")
         whole = self._joined.get(last, last)
-        found = self._modules.get(path) or self._modules.get(f"{parent}.{whole}" if parent else whole)
-        return found if hasattr(found, "in_features") else None
+        layer = self._modules.get(path) or self._modules.get(f"{parent}.{whole}" if parent else whole)
+        return layer if hasattr(layer, "in_features") else None
 
 
 def plan_of_folder(folder: Path) -> Plan | None:
@@ -106,10 +106,10 @@ def plan_of_folder(folder: Path) -> Plan | None:
     if not (folder / "config.json").is_file():
         return None
     model = model_files.read_json(folder / "config.json")
-    found = model.get("quantization_config")
-    if found is None and not any(isinstance(part, dict) for part in language_configs(model)[1:]):
+    stored = model.get("quantization_config")
+    if stored is None and not any(isinstance(part, dict) for part in language_configs(model)[1:]):
         return asked_plan(model)
-    return plan_of(found, model) if isinstance(found, dict) else None
+    return plan_of(stored, model) if isinstance(stored, dict) else None
 
 
 def converted(

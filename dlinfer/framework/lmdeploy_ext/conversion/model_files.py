@@ -26,7 +26,7 @@ NAMES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-"""Files of weights and of their index, in the order in which LMDeploy's loader looks for them."""
+"""Files of weights and of their index, in the order of LMDeploy's search."""
 
 _WIDE = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 FLOATING = tuple(_WIDE)
@@ -58,7 +58,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def readable_config(folder: Path) -> dict[str, Any]:
-    """A folder's config.json; empty where it cannot be read, for which ``check_model_folder`` has the error."""
+    """A folder's config.json, or nothing where it cannot be read. ``check_model_folder`` raises the error."""
     try:
         return read_json(folder / "config.json")
     except (OSError, ValueError):
@@ -115,16 +115,16 @@ def is_pickled(path: Path) -> bool:
 
 
 def header(path: Path) -> dict[str, Stored]:
-    """The tensors of a whole safetensors file by name, in the order in which they lie."""
+    """The tensors of a whole safetensors file by name, in the order of their bytes."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         entries = json.loads(file.read(length))
     entries.pop("__metadata__", None)
-    found = (
+    tensors = (
         Stored(name, path.name, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
         for name, entry in entries.items()
     )
-    return {one.name: one for one in sorted(found, key=lambda one: one.begin)}
+    return {stored.name: stored for stored in sorted(tensors, key=lambda stored: stored.begin)}
 
 
 def read(folder: Path) -> list[Stored]:
@@ -137,9 +137,9 @@ def read(folder: Path) -> list[Stored]:
 
 def loaded_bytes(tensors: list[Stored], itemsize: int, tied: bool) -> int:
     """Bytes of all weights in memory. tied: the output projection is the embedding, and a stored one is not loaded."""
-    heads = [one for one in tensors if one.name.endswith("lm_head.weight")]
+    heads = [stored for stored in tensors if stored.name.endswith("lm_head.weight")]
     left_out = set(heads) if tied and len(heads) < len(tensors) else set()
-    return sum(one.loaded(itemsize) for one in tensors if one not in left_out)
+    return sum(stored.loaded(itemsize) for stored in tensors if stored not in left_out)
 
 
 def largest_file(folder: Path) -> int:
@@ -149,7 +149,7 @@ def largest_file(folder: Path) -> int:
 
 def largest_tensor(tensors: list[Stored]) -> int:
     """Bytes of the largest tensor in its file: so much of a file is resident where pages are given back."""
-    return max((one.nbytes for one in tensors), default=0)
+    return max((stored.nbytes for stored in tensors), default=0)
 
 
 # --- tensors
@@ -176,26 +176,26 @@ def tensor(path: Path, name: str) -> Tensor:
 def tensors(path: str | Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """(prefix and name, tensor) of a whole safetensors file, whose pages go back to the system tensor by tensor.
 
-    safetensors maps a file for torch as writable, which Linux refuses where the file is larger than the memory, and its
-    pages stay resident until it is closed: a checkpoint that is packed while it loads would be in memory twice.
+    safetensors maps a file for torch as writable, which Linux refuses where the file is larger than the memory. Its
+    pages stay resident until it is closed, so that a checkpoint would be in memory twice while it is packed.
 
     A tensor is a view of the file and must not be written to. It may be kept: later reads come from the file again.
     Raises UnsupportedFeatureError, before the first tensor, for a dtype that is not in ``DTYPES``.
     """
     path = Path(path)
-    stored = header(path)
-    for one in stored.values():
-        if one.dtype not in DTYPES:
+    tensors = header(path).values()
+    for stored in tensors:
+        if stored.dtype not in DTYPES:
             raise refuse(
-                f"dtype {one.dtype} of tensor {one.name!r} in {path}, while weights are packed as they load,",
+                f"dtype {stored.dtype} of tensor {stored.name!r} in {path}, while weights are packed as they load,",
                 "unset DLINFER_CPU_WEIGHTS, or give a checkpoint whose weights are all in floats",
             )
     mapping = _mapped(path)
-    for one in stored.values():
-        yield f"{prefix}{one.name}", _view(mapping, one)
-        first = one.begin // mmap.PAGESIZE * mmap.PAGESIZE
-        if one.nbytes and hasattr(mmap, "MADV_DONTNEED"):
-            mapping.madvise(mmap.MADV_DONTNEED, first, one.begin + one.nbytes - first)
+    for stored in tensors:
+        yield f"{prefix}{stored.name}", _view(mapping, stored)
+        first = stored.begin // mmap.PAGESIZE * mmap.PAGESIZE
+        if stored.nbytes and hasattr(mmap, "MADV_DONTNEED"):
+            mapping.madvise(mmap.MADV_DONTNEED, first, stored.begin + stored.nbytes - first)
 
 
 def _pickled(path: Path, device: str) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Plans checkpoints of compressed-tensors in which experts alone are packed, for LMDeploy's own layer of experts.
+"""Plans checkpoints of compressed-tensors with experts alone packed, for LMDeploy's own layer of experts.
 
 That layer has symmetric groups of 32 inputs with scales in bfloat16. A stored group that is a multiple of 32 becomes
 several with the same scale.

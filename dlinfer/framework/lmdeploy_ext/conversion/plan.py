@@ -17,7 +17,7 @@ from dlinfer.framework.lmdeploy_ext.device import activation
 _BF12 = "bf12"
 _CONVERTED = ("gptq", "compressed-tensors", "mxfp4")
 QUANTISED_FORMATS = ("awq", *_CONVERTED)
-"""Values of LMDeploy's option model_format that name a way in which a checkpoint is quantised already."""
+"""Values of LMDeploy's option model_format for checkpoints that are quantised already."""
 
 
 def plan_of(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan | None:
@@ -40,9 +40,9 @@ def _mxfp4(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
     """The plan of gpt-oss with experts in 4-bit floats. Raises UnsupportedFeatureError for another model.
 
     Format: OCP Microscaling Formats specification 1.0. Each projection of the experts has ``..._blocks`` uint8
-    [experts, out, in / 32, 16], two numbers E2M1 in a byte with the first in the lower half, and ``..._scales`` uint8
-    [experts, out, in / 32], powers of two in E8M0. All else is in 16 bits. LMDeploy does not know the method: it loads
-    a model in floats, in which the layer of ``layers/moe`` takes those tensors as they are.
+    [experts, out, in / 32, 16] and ``..._scales`` uint8 [experts, out, in / 32]. A byte of blocks is two numbers E2M1,
+    the first in the lower half; a scale is a power of two in E8M0. All else is in 16 bits. LMDeploy does not know the
+    method: it loads a model in floats, whose layer of ``layers/moe`` takes those tensors as they are.
     """
     checkpoint = Checkpoint("mxfp4", config, model)
     checkpoint.require(model.get("model_type") == "gpt_oss", "in another model than gpt-oss")
@@ -67,7 +67,7 @@ def packs_bf12(hf_config: Any) -> bool:
     # ``rewrite`` leaves the second where LMDeploy gets no configuration for a quantised checkpoint.
     names = ("quantization_config", "experts_packed_as")
     quantised = (getattr(part, name, None) for part in language_configs(hf_config) for name in names)
-    return asked_bits() == _BF12 and all(found is None for found in quantised)
+    return asked_bits() == _BF12 and all(value is None for value in quantised)
 
 
 def packs_head(config: Any) -> bool:

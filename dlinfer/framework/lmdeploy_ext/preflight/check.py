@@ -200,7 +200,7 @@ def _memory(folder: Path, built: model.Built) -> Memory:
         needed=needed,
         free=free,
         source=source,
-        stored=sum(one.nbytes for one in tensors),
+        stored=sum(tensor.nbytes for tensor in tensors),
         kv_token=built.block_bytes // built.cache.block_size,
         kv_blocks=blocks,
         block_size=built.cache.block_size,
@@ -217,13 +217,13 @@ def resident() -> int:
 
 
 def _packed_as(config: Any) -> str:
-    """The method by which weights in floats are packed while they load, and the setting that asks; or empty."""
-    found = getattr(config.hf_config, "quantization_config", None) or {}
-    return f"{found['quant_method']} (of {found[CONVERTED_FROM]})" if CONVERTED_FROM in found else ""
+    """The method that packs weights in floats while they load, and the setting that asks for it; or empty."""
+    stored = getattr(config.hf_config, "quantization_config", None) or {}
+    return f"{stored['quant_method']} (of {stored[CONVERTED_FROM]})" if CONVERTED_FROM in stored else ""
 
 
 def _method(config: dict[str, Any]) -> str:
-    """The method by which a checkpoint is quantised, or empty."""
-    for _, found in quantisation_of(config):
-        return str(found.get("quant_method", "unknown")) if isinstance(found, dict) else "unknown"
+    """The method of a quantised checkpoint, or empty."""
+    for _, stored in quantisation_of(config):
+        return str(stored.get("quant_method", "unknown")) if isinstance(stored, dict) else "unknown"
     return ""

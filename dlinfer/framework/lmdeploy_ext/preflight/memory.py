@@ -24,8 +24,8 @@ class Shape:
 def widest(hidden: int, attention: int, intermediate: int, experts: int) -> int:
     """Elements that one token has in the buffers of a layer.
 
-    The residual and the normed input; the joint projection of q, k and v, and the rotated ones; the joint projection of
-    gate and up, and their product, of each of a token's experts, whose results are summed at the end.
+    The residual and the normed input; the joint projection of q, k and v, and the rotated ones. For each of a token's
+    experts: the joint projection of gate and up, their product, and its result, which is summed at the end.
     attention: width of the joint projection of q, k and v.
     """
     mlp = 3 * intermediate * max(experts, 1) + hidden * experts

@@ -1,7 +1,7 @@
 """Builds LMDeploy's model of a folder without memory.
 
-LMDeploy builds the class on torch's device ``meta`` with the backend of the chosen device: its layers are those that an
-engine would have, and a layer that an engine would refuse is refused here.
+LMDeploy builds the class on torch's device ``meta`` with the backend of the chosen device. Its layers are those of an
+engine, and a layer that an engine would refuse is refused here.
 """
 
 from dataclasses import dataclass
@@ -63,7 +63,9 @@ class Built:
         """Bytes of all parameters, shared ones once; a tied projection becomes the embedding once weights load."""
         named = self.module.named_parameters()
         left_out = "lm_head.weight" if self.config.tie_word_embeddings else ""
-        return sum(one.numel() * one.element_size() for name, one in named if name != left_out)
+        return sum(
+            parameter.numel() * parameter.element_size() for name, parameter in named if name != left_out
+        )
 
     @property
     def packs_head(self) -> bool:
@@ -91,8 +93,8 @@ class Built:
     def implementations(self) -> list[str]:
         """Names of the classes that compute the layers, each once."""
         attributes = ("impl", "rotary_impl", "index_impl")
-        found = (getattr(module, name, None) for module in self.module.modules() for name in attributes)
-        return list(dict.fromkeys(type(impl).__name__ for impl in found if impl is not None))
+        layers = (getattr(module, name, None) for module in self.module.modules() for name in attributes)
+        return list(dict.fromkeys(type(impl).__name__ for impl in layers if impl is not None))
 
     @property
     def shape(self) -> Shape:
@@ -120,8 +122,8 @@ def engine_config(device: str, **options: Any) -> Any:
     from lmdeploy import PytorchEngineConfig
     from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
 
-    given = {name: value for name, value in options.items() if value is not None}
-    return ConfigBuilder.update_engine_config(PytorchEngineConfig(device_type=device, **given))
+    chosen = {name: value for name, value in options.items() if value is not None}
+    return ConfigBuilder.update_engine_config(PytorchEngineConfig(device_type=device, **chosen))
 
 
 def build(folder: Path, engine: Any, trust_remote_code: bool = False) -> Built:

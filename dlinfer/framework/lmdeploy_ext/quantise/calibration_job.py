@@ -1,4 +1,4 @@
-"""The process in which auto-round runs. The folder holds tokens.pt: the samples, and those held out."""
+"""The process of auto-round. The folder holds tokens.pt: the samples, and those held out."""
 
 import importlib.util
 import math

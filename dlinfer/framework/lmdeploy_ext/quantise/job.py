@@ -28,12 +28,12 @@ def run(
     module: str,
     folder: Path,
     job: dict[str, Any],
-    told: Callable[[str], None] | None = None,
+    on_line: Callable[[str], None] | None = None,
     **settings: str,
 ) -> dict[str, Any]:
     """Run a module of this package in ``folder`` and return its answer. Raises JobError.
 
-    told: gets each line that it prints. settings: environment variables to set.
+    on_line: gets each line that it prints. settings: environment variables to set.
     """
     (folder / "job.json").write_text(json.dumps(job))
     root = str(Path(dlinfer.__file__).parents[1])
@@ -41,7 +41,7 @@ def run(
     environment = {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", **settings}
     command = [sys.executable, "-m", f"{__package__}.{module}", str(folder)]
     try:
-        process.run(command, seconds=_SECONDS, folder=folder, environment=environment, on_line=told)
+        process.run(command, seconds=_SECONDS, folder=folder, environment=environment, on_line=on_line)
     except process.ProcessFailedError as failed:
         raise JobError(failed) from failed
     return json.loads((folder / "answer.json").read_text())

@@ -1,4 +1,4 @@
-"""The process in which LMDeploy serves a model for ``loss``.
+"""The process of LMDeploy, which serves a model for ``loss``.
 
 The first job writes its logits into the folder; the others compare theirs with them, a window at a time.
 """

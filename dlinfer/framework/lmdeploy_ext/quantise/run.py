@@ -37,7 +37,7 @@ Parts = Callable[[str], dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Report:
-    """What was written.
+    """A finished quantisation.
 
     format, group: the format, and the numbers that share a scale. quantised, kept: how many tensors were quantised, and
     how many copied. weights_before, weights_after: bytes of the quantised tensors. bytes_before, bytes_after: of all.
@@ -84,7 +84,7 @@ def quantise(
 ) -> Report:
     """Write the model of ``folder``, quantised, to ``out``, which appears whole or not at all.
 
-    Whatever can be known before is checked before anything is written. calibration: the data to round by; None rounds
+    Every check that needs no numbers runs before anything is written. calibration: the data to round by; None rounds
     each number to the nearest. Raises the errors of ``source.read``, QuantisationSourceError also for numbers that are
     not finite or outgrow the format, QuantisationOutputError where ``out`` exists or cannot be written, and
     CalibrationError.
@@ -162,12 +162,12 @@ def _check_out(out: Path) -> None:
 def _layout(source: Source, form: Format, shard: str) -> writer.Layout:
     """The tensors of the file that replaces a shard."""
     layout: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for name, one in source.tensors.items():
-        if one.file == shard and name in source.quantised:
+    for name, tensor in source.tensors.items():
+        if tensor.file == shard and name in source.quantised:
             owner = name.removesuffix("weight")
-            layout |= {f"{owner}{part}": planned for part, planned in form.parts(*one.shape).items()}
-        elif one.file == shard:
-            layout[name] = one.dtype, one.shape
+            layout |= {f"{owner}{part}": planned for part, planned in form.parts(*tensor.shape).items()}
+        elif tensor.file == shard:
+            layout[name] = tensor.dtype, tensor.shape
     return layout
 
 
@@ -176,7 +176,7 @@ def _bytes(layout: writer.Layout) -> int:
 
 
 def _check_room(out: Path, source: Source, layouts: dict[str, writer.Layout], copies: int) -> None:
-    weights = sum(len(writer.header(one)[0]) + _bytes(one) for one in layouts.values())
+    weights = sum(len(writer.header(layout)[0]) + _bytes(layout) for layout in layouts.values())
     needed = copies * weights + sum(path.stat().st_size for path in source.files)
     free = shutil.disk_usage(out.resolve().parent).free
     if needed > free:
@@ -204,7 +204,7 @@ def _write(
             safe_open(source.folder / shard, framework="pt") as file,
             writer.ShardWriter(folder / shard, layout) as out,
         ):
-            for name in sorted(name for name, one in source.tensors.items() if one.file == shard):
+            for name in sorted(name for name, tensor in source.tensors.items() if tensor.file == shard):
                 progress(done, source.nbytes, name)
                 tensors, owner = {name: file.get_tensor(name)}, name.removesuffix("weight")
                 if name in source.quantised:
@@ -246,7 +246,7 @@ def _quantised(
         difference += float((again.double() - piece.double()).square().sum())
         norm += float(piece.double().square().sum())
         pieces.append(parts)
-    joined = {part: torch.cat([one[part] for one in pieces], dim=form.joined) for part in pieces[0]}
+    joined = {part: torch.cat([piece[part] for piece in pieces], dim=form.joined) for part in pieces[0]}
     return joined, math.sqrt(difference / norm) if norm else 0.0
 
 

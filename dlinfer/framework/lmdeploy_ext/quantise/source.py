@@ -1,5 +1,6 @@
 """Reads the configuration and headers of a folder, and decides which weights are quantised."""
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ _WEIGHTS = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".h5"
 class Source:
     """A folder that can be quantised.
 
-    config: its config.json. tensors: name -> where it is, in which dtype and shape. quantised: names of the weights
+    config: its config.json. tensors: name -> its file, dtype and shape. quantised: names of the weights
     that are. files: its other files, which are copied. sharded: whether there is an index.
     """
 
@@ -44,10 +45,10 @@ class Source:
     files: tuple[Path, ...]
     sharded: bool
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(one.nbytes for one in self.tensors.values())
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @property
     def quantised_nbytes(self) -> int:
@@ -57,14 +58,15 @@ class Source:
     @property
     def shards(self) -> list[str]:
         """Names of the weight files."""
-        return sorted({one.file for one in self.tensors.values()})
+        return sorted({tensor.file for tensor in self.tensors.values()})
 
 
 def read(folder: Path, form: Format) -> Source:
     """Check a folder. Reads no weight.
 
-    Raises ModelFolderError for a folder that is not whole, UnsupportedFeatureError for a class that is not admitted and
-    for a result that LMDeploy would not read, and QuantisationSourceError for weights that the format cannot take.
+    Raises ModelFolderError for a folder that is not whole, and QuantisationSourceError for weights that the format
+    cannot take. Raises UnsupportedFeatureError for a class that is not admitted, and for a result that LMDeploy would
+    not read.
     """
 
     def require(is_fit: Any, detail: str, advice: str) -> None:
@@ -72,8 +74,8 @@ def read(folder: Path, form: Format) -> Source:
             raise refusal(folder, form, detail, advice)
 
     config = model_files.readable_config(folder)
-    for _, found in quantisation_of(config):
-        method = found.get("quant_method", "unknown") if isinstance(found, dict) else "unknown"
+    for _, stored in quantisation_of(config):
+        method = stored.get("quant_method", "unknown") if isinstance(stored, dict) else "unknown"
         require(False, f"it is quantised already ({method})", _IN_FLOATS)
     names = architectures(config)
     _check_class(names)
@@ -87,9 +89,11 @@ def read(folder: Path, form: Format) -> Source:
         require(
             "/" not in shard and path.suffix == ".safetensors", f"its index names a file {shard!r}", again
         )
-    tensors = {one.name: one for one in model_files.read(folder)}
-    for one in tensors.values():
-        require(one.dtype in DTYPES, f"{one.name} has dtype {one.dtype}", "save the model in bfloat16")
+    tensors = {tensor.name: tensor for tensor in model_files.read(folder)}
+    for tensor in tensors.values():
+        require(
+            tensor.dtype in DTYPES, f"{tensor.name} has dtype {tensor.dtype}", "save the model in bfloat16"
+        )
     layers = range(int(config.get("num_hidden_layers") or 0))
     quantised = [f"model.layers.{layer}.{part}.weight" for layer in layers for part in LAYERS]
     missing = [name for name in quantised if name not in tensors]
@@ -103,14 +107,14 @@ def read(folder: Path, form: Format) -> Source:
             owner not in owners or part in ("weight", "bias"), f"it has {name} beside a weight", _IN_FLOATS
         )
     smaller = "a smaller --group-size, or w8a8" if form.name == "awq-int4" else "awq-int4 or w8a8"
-    for one in (tensors[name] for name in quantised):
-        is_float = one.dtype in FLOATING
-        require(is_float, f"it is quantised already: {one.name} has dtype {one.dtype}", _IN_FLOATS)
-        is_matrix = len(one.shape) == 2 and one.elements
-        shape = f"{one.name} has the shape {list(one.shape)}"
+    for tensor in (tensors[name] for name in quantised):
+        is_float = tensor.dtype in FLOATING
+        require(is_float, f"it is quantised already: {tensor.name} has dtype {tensor.dtype}", _IN_FLOATS)
+        is_matrix = len(tensor.shape) == 2 and tensor.elements
+        shape = f"{tensor.name} has the shape {list(tensor.shape)}"
         require(is_matrix, shape, "give the checkpoint as it was saved")
-        fault = form.fault(*one.shape)
-        require(not fault, f"{one.name}: {fault}", f"use {smaller}")
+        fault = form.fault(*tensor.shape)
+        require(not fault, f"{tensor.name}: {fault}", f"use {smaller}")
     check_support(written_config(config, form))
     others = (path for path in sorted(folder.iterdir()) if path.is_file() and _is_copied(path.name))
     return Source(folder, config, tensors, frozenset(quantised), tuple(others), weights == INDEX)

@@ -1,8 +1,8 @@
 """Splits LMDeploy's vision-language models into a language part and a vision part, which run as graphs of their own.
 
 A model's forward embeds the text, writes features of images into it, and calls the language model. Graph mode compiles
-the two parts, each for all sizes; the few operations between them stay eager, so that a step with images runs the same
-graph of the language model as a step without.
+the two parts, each for all sizes. The few operations between them stay eager, so that steps with and without images
+run the same graph of the language model.
 """
 
 import inspect

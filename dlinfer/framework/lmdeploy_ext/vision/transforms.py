@@ -64,7 +64,7 @@ def _import(name: str, globals: Any = None, locals: Any = None, fromlist: Any = 
 
 
 def with_transforms(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, for which ``import torchvision`` finds the transforms above."""
+    """The same function; its ``import torchvision`` finds the transforms above."""
     assert isinstance(function, FunctionType)
     names = function.__globals__ | {"__builtins__": vars(builtins) | {"__import__": _import}}
     copy = FunctionType(

@@ -306,7 +306,7 @@ def test_blocks_are_taken_where_they_are_whole():
     }
     check_support(served(BLOCKED, **sizes))
     with pytest.raises(
-        UnsupportedFeatureError, match="compressed-tensors float-quantized in blocks of 128, of which"
+        UnsupportedFeatureError, match="compressed-tensors float-quantized in blocks of 128, but"
     ):
         check_support(served(BLOCKED))
 

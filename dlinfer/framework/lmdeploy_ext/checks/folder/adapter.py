@@ -30,7 +30,7 @@ _PARTS = (
 _PLAIN |= dict.fromkeys(_PARTS.split(), (None, [], {}))
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _CONFIG = "adapter_config.json"
-# In the order in which LMDeploy looks for them.
+# LMDeploy looks for them in this order.
 _WEIGHTS = ("adapter_model.bin", "adapter_model.safetensors")
 _AGAIN = "give the folder that PEFT's save_pretrained wrote, whole"
 _RETRAIN = "merge the adapter into the model (PEFT's merge_and_unload), or use an adapter of plain LoRA"
@@ -65,13 +65,13 @@ def targets(name: str, path: str) -> set[str]:
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
         raise fault(name, path, f"its {_CONFIG} has r={rank!r} and lora_alpha={alpha!r}")
-    found = config.get("target_modules")
-    if isinstance(found, str):
-        detail = f"target_modules={found!r} is a pattern, which LMDeploy reads letter by letter"
+    names = config.get("target_modules")
+    if isinstance(names, str):
+        detail = f"target_modules={names!r} is a pattern, which LMDeploy reads letter by letter"
         raise fault(name, path, detail, f"write the list of names into {_CONFIG}")
-    if not isinstance(found, list) or not found or not all(isinstance(one, str) for one in found):
-        raise fault(name, path, f"its {_CONFIG} has target_modules={found!r}")
-    return set(found)
+    if not isinstance(names, list) or not names or not all(isinstance(item, str) for item in names):
+        raise fault(name, path, f"its {_CONFIG} has target_modules={names!r}")
+    return set(names)
 
 
 def sizes(name: str, path: str) -> Sizes:
@@ -86,10 +86,10 @@ def sizes(name: str, path: str) -> Sizes:
     if not sides:
         raise fault(name, path, "it has no tensors")
     result: Sizes = {}
-    for module, found in sides.items():
-        if found.keys() != {"A", "B"}:
-            raise fault(name, path, f"{module} has lora_{min(found)} alone")
-        a, b = found["A"], found["B"]
+    for module, tensors in sides.items():
+        if tensors.keys() != {"A", "B"}:
+            raise fault(name, path, f"{module} has lora_{min(tensors)} alone")
+        a, b = tensors["A"], tensors["B"]
         if len(a) != 2 or len(b) != 2 or a[0] != rank or b[1] != rank:
             raise fault(name, path, f"{module} has A of {a} and B of {b}, which is not of rank {rank}")
         result[module] = a, b

@@ -135,17 +135,17 @@ def _check_tokenizer(folder: Path) -> None:
 
 def _check_weights(folder: Path) -> set[str]:
     """The names of the tensors."""
-    found = model_files.index_or_file(folder)
-    if found is None:
+    file = model_files.index_or_file(folder)
+    if file is None:
         names = ", ".join(model_files.NAMES)
         raise unusable(folder, f"it holds no weights (none of {names})", _COPY_AGAIN)
-    if not found.endswith(".index.json"):
-        return _check_weight_file(folder, found, names=())
-    weight_map = _read_json(folder, found).get("weight_map")
+    if not file.endswith(".index.json"):
+        return _check_weight_file(folder, file, names=())
+    weight_map = _read_json(folder, file).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise unusable(folder, f"{found} has no weight_map", _COPY_AGAIN)
+        raise unusable(folder, f"{file} has no weight_map", _COPY_AGAIN)
     for shard in sorted(set(weight_map.values())):
-        _check_weight_file(folder, shard, [name for name, file in weight_map.items() if file == shard])
+        _check_weight_file(folder, shard, [name for name, held in weight_map.items() if held == shard])
     return set(weight_map)
 
 

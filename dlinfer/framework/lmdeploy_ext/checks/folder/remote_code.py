@@ -1,7 +1,7 @@
 """Refuses configurations that need code from the model's folder, which runs only with the user's consent.
 
 Without consent, LMDeploy reads such a ``config.json`` into transformers' generic class, which serves where the file
-holds all that LMDeploy's class reads. A nested configuration stays a dict, on which LMDeploy fails with an
+holds all that LMDeploy's class reads. A nested configuration then stays a dict, and LMDeploy fails with an
 AttributeError that names neither the file nor the option.
 """
 

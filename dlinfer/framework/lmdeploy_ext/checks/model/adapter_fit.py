@@ -67,12 +67,12 @@ def _modules(model: torch.nn.Module, target: str, name: str, path: str) -> dict[
     from lmdeploy.pytorch.nn.linear.base import LinearBase
 
     last = target.rpartition(".")[2]
-    found, part = find_all_target(model, last)
-    if not found:
+    targets, part = find_all_target(model, last)
+    if not targets:
         detail = f"{type(model).__name__} has no module named {target!r}, which target_modules asks for"
         raise fault(name, path, detail, _OTHER)
     modules: dict[str, tuple[int, int]] = {}
-    for where, module in found:
+    for where, module in targets:
         if not isinstance(module, LinearBase) or ".layers." not in where:
             raise fault(name, path, f"LMDeploy serves no LoRA on {where}", f"leave {target!r} out")
         linear: Any = module  # classes of linear layers have these fields of their own

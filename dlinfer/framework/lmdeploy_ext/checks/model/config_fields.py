@@ -31,7 +31,7 @@ _FIELDS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "deepseek_v2": {"mlp_bias": (False,)},
     "qwen2_moe": {"qkv_bias": (True,)},
 }
-"""model_type -> further fields, with the values for which LMDeploy's class is right. A field may be left out."""
+"""model_type -> further fields, with the values that LMDeploy's class computes. A field may be left out."""
 
 _OWN_HEAD_DIM = ("mixtral", "phimoe")
 """LMDeploy's classes that divide hidden_size by the number of heads, whatever head_dim says."""

@@ -50,13 +50,13 @@ EXPERTS_ALONE = ("Qwen3MoeForCausalLM",)
 """Classes of LMDeploy's that say which layer they build, so that experts may be packed and other layers in floats."""
 
 
-def check(names: Sequence[str], found: Any, model: Mapping[str, Any], is_inside: bool = False) -> None:
+def check(names: Sequence[str], stored: Any, model: Mapping[str, Any], is_inside: bool = False) -> None:
     """Raise UnsupportedFeatureError for a quantisation that is not served.
 
-    names: the model's architectures. found: its ``quantization_config``. model: its whole configuration. is_inside:
+    names: the model's architectures. stored: its ``quantization_config``. model: its whole configuration. is_inside:
     whether that is nested in another model's.
     """
-    config = found if isinstance(found, Mapping) else {}
+    config = stored if isinstance(stored, Mapping) else {}
     method = str(config.get("quant_method", "unknown"))
     plan = plan_of(config, model)
     if plan is not None:
@@ -106,7 +106,7 @@ def _check_fp8(names: Sequence[str], config: Mapping[str, Any], model: Mapping[s
     for name, size in linear_sizes(model).items():
         # Of q, k and v, and of gate and up, LMDeploy joins the blocks of rows, which must be whole.
         is_whole = name == "hidden_size" or size % BLOCK == 0
-        _require(is_whole, f"{form} in blocks of {BLOCK}, of which {name} = {size} is no multiple")
+        _require(is_whole, f"{form} in blocks of {BLOCK}, but {name} = {size} is no multiple of it")
 
 
 def _check_awq(names: Sequence[str], config: Mapping[str, Any], model: Mapping[str, Any]) -> None:

@@ -76,8 +76,8 @@ def check_support(config: dict[str, Any], is_draft: bool = False) -> None:
             continue
         if name in NOT_SERVED:
             raise refuse(f"{name} ({NOT_SERVED[name]})", "use another model")
-    for part, found in quantisation_of(config):
-        quantisation.check(names, found, part, is_inside=part is not config)
+    for part, quantisation_config in quantisation_of(config):
+        quantisation.check(names, quantisation_config, part, is_inside=part is not config)
 
 
 def is_vision_language(config: dict[str, Any]) -> bool:
@@ -92,9 +92,9 @@ def is_vision_language(config: dict[str, Any]) -> bool:
 def quantisation_of(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
     """(configuration, its ``quantization_config``) of a configuration, and of a language model nested in it."""
     for part in language_configs(config):
-        found = part.get("quantization_config") if isinstance(part, dict) else None
-        if found:
-            yield part, found
+        quantisation_config = part.get("quantization_config") if isinstance(part, dict) else None
+        if quantisation_config:
+            yield part, quantisation_config
 
 
 def language_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -116,7 +116,7 @@ def reason_against(names: Sequence[str], config: Mapping[str, Any]) -> str | Non
     if config.get("flash_mode"):
         return "it leaves out tokens of images that tell little (flash_mode)"
     if any(SERVED_VISION.get(name) == "" for name in names) and config.get("quantization_config"):
-        return "quantised weights, with which nobody has compared its tokens"
+        return "quantised weights: nobody has compared its tokens with them"
     if "Glm4vForConditionalGeneration" in names and config.get("text_config") is None:
-        return "its configuration has no text_config, outside of which transformers 5 reads no language model"
+        return "its configuration has no text_config, where transformers 5 looks for the language model"
     return None

@@ -3,7 +3,7 @@
 LMDeploy allocates parameters without initialising them and never checks whether all were loaded: a checkpoint that
 lacks a tensor generates garbage without a word. So the checkpoint is loaded first into a copy of the model on torch's
 device ``meta``, where LMDeploy's own code maps names, joins parameters and cuts tensors up for shapes alone. This finds
-a tensor that has no place, has another shape, or is missing, also where it is one part of a joined parameter. A tensor
+a tensor that has no place, has another shape, or is missing, also as one part of a joined parameter. A tensor
 whose values that code needs, as a packed tensor's scales, is read.
 """
 
@@ -149,9 +149,11 @@ class _Load:
         """(name, parameter, the first run of numbers that are missing)."""
         # EAGLE-3's drafts say so where their checkpoint has no embedding, and get their target's.
         borrowed = () if getattr(self.model, "include_embed_tokens", True) else ("embed_tokens.weight",)
-        gaps = ((name, one, self.written.gap(one)) for name, one in self.model.named_parameters())
+        gaps = ((name, tensor, self.written.gap(tensor)) for name, tensor in self.model.named_parameters())
         return [
-            (name, one, gap) for name, one, gap in gaps if gap is not None and not name.endswith(borrowed)
+            (name, tensor, gap)
+            for name, tensor, gap in gaps
+            if gap is not None and not name.endswith(borrowed)
         ]
 
 
@@ -168,7 +170,7 @@ def _incomplete(
     folder: Path, unfilled: list[tuple[str, Tensor, tuple[int, int]]], load: _Load
 ) -> ModelFolderError:
     name, parameter, gap = unfilled[0]
-    whole = [name for name, one, missing in unfilled if missing == (0, one.numel())]
+    whole = [name for name, tensor, missing in unfilled if missing == (0, tensor.numel())]
     advice = _NO_HEAD if [name for name, _, _ in unfilled] == ["lm_head.weight"] else _ADVICE
     count = f"({len(unfilled)} parameters in all)"
     if gap == (0, parameter.numel()):

@@ -42,9 +42,9 @@ class Written(TorchDispatchMode):
         named = kwargs or {}
         if func is torch.ops.aten.copy_.default and args[1].numel() not in (1, args[0].numel()):
             raise ValueError(f"shape {list(args[1].shape)} where {list(args[0].shape)} is expected")
-        if func is torch.ops.aten.equal.default and any(one.is_meta for one in args):
+        if func is torch.ops.aten.equal.default and any(each.is_meta for each in args):
             # LMDeploy compares a loaded tensor with the next one, which a copy without memory cannot do.
-            return any(StorageWeakRef(one.untyped_storage()) in self._notes for one in args) or func(*args)
+            return any(StorageWeakRef(each.untyped_storage()) in self._notes for each in args) or func(*args)
         for index, name in _written_arguments(func):
             value = args[index] if index < len(args) else named.get(name)
             if isinstance(value, Tensor):
@@ -81,7 +81,7 @@ def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     """(index, name) of the arguments that an op writes to."""
     declared = enumerate(func._schema.arguments)
     return tuple(
-        (i, one.name) for i, one in declared if one.alias_info is not None and one.alias_info.is_write
+        (i, each.name) for i, each in declared if each.alias_info is not None and each.alias_info.is_write
     )
 
 

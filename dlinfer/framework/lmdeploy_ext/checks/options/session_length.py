@@ -16,14 +16,14 @@ def positions(config: Any) -> int | None:
     Rope types that scale positions have factor times the original length, as in other engines.
     """
     most = getattr(config, "max_position_embeddings", None)
-    given = rope_parameters.parameters(config)
-    kind = rope_parameters.rope_type(given)
+    rope = rope_parameters.parameters(config)
+    kind = rope_parameters.rope_type(rope)
     if most is None or kind == "dynamic":  # whose frequencies grow with the text
         return None
-    factor = given.get("factor")
+    factor = rope.get("factor")
     if kind in _SCALED_TOTAL or not isinstance(factor, int | float):
         return most
-    original = given.get("original_max_position_embeddings") or most if kind == "yarn" else most
+    original = rope.get("original_max_position_embeddings") or most if kind == "yarn" else most
     return max(most, int(original * factor))
 
 

@@ -1,10 +1,13 @@
 """Keeps requests out of the engine's loop that would end it.
 
 LMDeploy 0.18 runs all requests in one loop. An exception in it ends the engine for every user, while the process lives
-on and answers "engine unavailable". On every device such requests are: a prompt without a token (``assert
-len(token_ids) > 0``, as from an empty prompt where the tokenizer adds no BOS), a token id outside the vocabulary
-(embedding lookup), an unknown adapter (``AdapterManager.get_adapter_ids``), top_k or logprobs above the size of the
-vocabulary (``torch.topk``), and stop or bad token ids outside it (``Tensor.gather``).
+on and answers "engine unavailable". On every device such requests are:
+
+- a prompt without a token, as where the tokenizer adds no BOS to an empty prompt (``assert len(token_ids) > 0``);
+- a token id outside the vocabulary (embedding lookup);
+- an unknown adapter (``AdapterManager.get_adapter_ids``);
+- top_k or logprobs above the size of the vocabulary (``torch.topk``);
+- stop or bad token ids outside the vocabulary (``Tensor.gather``).
 """
 
 from collections.abc import Iterable, Sequence
