@@ -94,7 +94,8 @@ def _strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Docstrings, and messages: strings that hold a sentence."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.count(" ") >= 3:
-            yield node.lineno, node.value
+            if not re.fullmatch(r"\(.*\)", node.value):  # a function's signature
+                yield node.lineno, node.value
         elif isinstance(node, ast.JoinedStr):
             parts = (part.value if isinstance(part, ast.Constant) else "X" for part in node.values)
             yield node.lineno, "".join(map(str, parts))
