@@ -59,8 +59,8 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext.layers": "settings vendor ops framework framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.faults.sampling": "framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device",
-    "dlinfer.framework.lmdeploy_ext.faults.models": "framework framework.lmdeploy_ext.versions "
-    "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers",
+    "dlinfer.framework.lmdeploy_ext.faults.models": "framework framework.lmdeploy_ext.device "
+    "framework.lmdeploy_ext.layers",
     "dlinfer.framework.lmdeploy_ext.vision": "errors framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.faults.models",
     "dlinfer.framework.lmdeploy_ext.running": "errors utils settings vendor graph.torch_private "

@@ -17,28 +17,13 @@ def text_of(function: Function) -> str:
 
 
 def signature_of(function: Function, bound: bool = False) -> inspect.Signature:
-    """The parameters of a function. bound: without the first, as a method is called."""
-    given = function.args
-    positional = [*given.posonlyargs, *given.args]
-    required = len(positional) - len(given.defaults)
-    kind: Any = inspect.Parameter
-    parameters = [
-        kind(
-            arg.arg,
-            kind.POSITIONAL_ONLY if at < len(given.posonlyargs) else kind.POSITIONAL_OR_KEYWORD,
-            default=kind.empty if at < required else ...,
-        )
-        for at, arg in enumerate(positional)
-    ]
-    if given.vararg is not None:
-        parameters.append(kind(given.vararg.arg, kind.VAR_POSITIONAL))
-    parameters += [
-        kind(arg.arg, kind.KEYWORD_ONLY, default=kind.empty if default is None else ...)
-        for arg, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)
-    ]
-    if given.kwarg is not None:
-        parameters.append(kind(given.kwarg.arg, kind.VAR_KEYWORD))
-    return inspect.Signature(parameters[1:] if bound else parameters)
+    """The parameters of a function. bound: without the first, as a method is called. Defaults read as ``...``."""
+    arguments = _bare(function.args)
+    arguments.defaults = [ast.Constant(...) for _ in arguments.defaults]
+    arguments.kw_defaults = [default and ast.Constant(...) for default in arguments.kw_defaults]
+    expression = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, ast.Constant(None))))
+    signature = inspect.signature(eval(compile(expression, "<signature>", "eval")))
+    return signature.replace(parameters=list(signature.parameters.values())[bound:])
 
 
 def is_static(function: Function) -> bool:

@@ -9,12 +9,13 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from dlinfer import settings
 from dlinfer.errors import DeviceConflictError, UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.device import devices, view
-from dlinfer.framework.lmdeploy_ext.versions import describe
-from dlinfer.framework.patching import Patch, PatchSet
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY, describe
+from dlinfer.framework.patching import Patch, PatchSet, replaces
 from dlinfer.vendor import Device, discovery
 from dlinfer.vendor.streams import HostStreams
 
@@ -62,6 +63,11 @@ def active() -> str | None:
 def is_on() -> bool:
     """Whether LMDeploy runs on a device of ours in this process: the condition of most patches."""
     return _active is not None
+
+
+def corrects(target: str, *, why: str, **record: Any) -> Callable[[Callable[..., Any]], Patch]:
+    """``replaces`` for a fault of the tested releases, which is corrected on a device of ours. record: as there."""
+    return replaces(target, why=why, when=is_on, versions=FAULTY, **record)
 
 
 def refuse(feature: str, advice: str, device_type: str | None = None) -> UnsupportedFeatureError:

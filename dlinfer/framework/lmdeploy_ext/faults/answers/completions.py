@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.checks.request.prompts import refusal
-from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.lmdeploy_ext.faults.answers.token_text import text_of
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.patching import Original
 
 
 @dataclass
@@ -232,11 +231,9 @@ class _Completion:
         return said
 
 
-@replaces(
+@corrects(
     "lmdeploy.serve.openai.endpoints.completions:register",
     why="one choice, no log-probabilities, no echo, and the index 0 for every prompt of a streamed list",
-    when=activation.is_on,
-    versions=FAULTY,
 )
 def _register(original: Original, router: Any, server_context: Any) -> None:
     from fastapi import Depends, Request

@@ -8,7 +8,7 @@ import logging
 from importlib import util
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Original, replaces
 
@@ -21,11 +21,9 @@ def _plain() -> Any:
     return HuggingFaceTokenizer
 
 
-@replaces(
+@corrects(
     "lmdeploy.tokenizer:GptOssTokenizer.__init__",
     why="fails where openai-harmony is not installed, which tokens do not need",
-    when=activation.is_on,
-    versions=FAULTY,
     essential=False,
 )
 def _init(original: Original, self: Any, model_dir: str, trust_remote_code: bool = False) -> None:

@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
+from dlinfer.framework.patching import Original
 
 _PIECES = "_dlinfer_pieces"
 """Attribute of LMDeploy's response parser that holds its Pieces."""
@@ -70,11 +69,9 @@ def _markers(parser: Any) -> list[str]:
     return markers
 
 
-@replaces(
+@corrects(
     "lmdeploy.serve.parsers.response_parser:BaseResponseParser.stream_chunk",
     why="takes a marker that comes in two pieces for text",
-    when=activation.is_on,
-    versions=FAULTY,
 )
 def _stream_chunk(
     original: Original, self: Any, delta_text: str, delta_token_ids: list[int], **kwargs: Any

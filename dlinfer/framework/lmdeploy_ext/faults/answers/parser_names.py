@@ -6,16 +6,13 @@ registry, and give None.
 
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
+from dlinfer.framework.patching import Original
 
 
-@replaces(
+@corrects(
     "lmdeploy.serve.parsers.response_parser:validate_parser_names",
     why="takes a name with a dot, for which the registry has nothing",
-    when=activation.is_on,
-    versions=FAULTY,
     essential=False,
 )
 def _validate(

@@ -8,9 +8,8 @@ between the parts of JSON until the answer is cut off.
 from collections.abc import Sequence
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
+from dlinfer.framework.patching import Original
 
 _BLANKS = 2
 """At most so many blanks in a row between the parts of a call's arguments."""
@@ -71,11 +70,9 @@ def _with_parameters(tool: Any) -> Any:
     )
 
 
-@replaces(
+@corrects(
     "lmdeploy.serve.parsers.response_parser:BaseResponseParser.__init__",
     why="takes a tool_choice that names a function for 'auto', and lets a required call be blanks without end",
-    when=activation.is_on,
-    versions=FAULTY,
 )
 def _init(original: Original, self: Any, request: Any) -> None:
     required = callable_tools(request)

@@ -9,19 +9,15 @@ from typing import Any
 
 from dlinfer.errors import GenerationOptionError
 from dlinfer.framework.lmdeploy_ext.checks.request.prompts import cache_refusal, refusal
-from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.device.activation import refuse
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects, refuse
+from dlinfer.framework.patching import Original
 
 _MODELS = ("InternLM2ForRewardModel", "Qwen2ForRewardModel")
 
 
-@replaces(
+@corrects(
     "lmdeploy.serve.core.async_engine:AsyncEngine.async_get_reward_score",
     why="/pooling is a 500 on a model without rewards, on one token, and on what the engine refuses",
-    when=activation.is_on,
-    versions=FAULTY,
     essential=False,
 )
 async def _reward_score(original: Original, self: Any, input_ids: Sequence[Any]) -> Any:
@@ -49,11 +45,9 @@ def _check(async_engine: Any, ids: Any) -> None:
         raise GenerationOptionError(field="input", given=repr(ids)[:80], expected=f"another text. {reason}")
 
 
-@replaces(
+@corrects(
     "lmdeploy.pipeline:Pipeline.get_reward_score",
     why="fails on one token, and without a word on what the engine refuses",
-    when=activation.is_on,
-    versions=FAULTY,
     essential=False,
 )
 def _pipeline_score(original: Original, self: Any, input_ids: list[Any]) -> list[float]:

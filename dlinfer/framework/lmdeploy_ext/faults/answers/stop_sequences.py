@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.lmdeploy_ext.faults.answers.stop_text import StopReason
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Original, replaces
@@ -29,11 +29,9 @@ def _map_finish_reason(original: Original, reason: str | None) -> str:
     return "stop_sequence" if ended else original(reason)
 
 
-@replaces(
+@corrects(
     "lmdeploy.serve.anthropic.endpoints.messages:register",
     why="gives None for the stop sequence in every case",
-    when=activation.is_on,
-    versions=FAULTY,
     essential=False,
 )
 def _register(

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from dlinfer.errors import GenerationOptionError
-from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.lmdeploy_ext.faults.answers.forbidden_text import forbid
 from dlinfer.framework.lmdeploy_ext.faults.answers.logprobs import ranked
 from dlinfer.framework.lmdeploy_ext.faults.answers.stop_text import StopText
@@ -103,11 +103,9 @@ def _split(output: Any) -> Iterator[Any]:
 # --- above it: text, tokens and log-probabilities together
 
 
-@replaces(
+@corrects(
     "lmdeploy.serve.core.async_engine:AsyncEngine.generate",
     why="stops at the ids of single tokens, and takes longer stop strings for none",
-    when=activation.is_on,
-    versions=FAULTY,
 )
 async def _generate(
     original: Original, self: Any, request: Any, stream_response: bool = True
@@ -216,11 +214,9 @@ def _holding(answer: Any, text: StopText, released: list[Any]) -> Any:
 # --- which stop and bad words are token ids
 
 
-@replaces(
+@corrects(
     "lmdeploy.messages:GenerationConfig.convert_stop_bad_words_to_ids",
     why="drops words of several tokens with a warning, and takes others for all tokens that contain them",
-    when=activation.is_on,
-    versions=FAULTY,
 )
 def _convert(original: Original, self: Any, tokenizer: Any) -> None:
     special = _special_tokens(tokenizer) if self.stop_words or self.bad_words else {}

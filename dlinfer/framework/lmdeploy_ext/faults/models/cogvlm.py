@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.lmdeploy_ext.faults.models.one_position import of_images, pixels
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.patching import Original
 
 ARCHITECTURE = "CogVLMForCausalLM"
 SECOND_BASE = 500000
@@ -51,11 +50,9 @@ def _filled(embeds: Tensor, features: Tensor, experts: Tensor) -> Tensor:
     return embeds
 
 
-@replaces(
+@corrects(
     f"{_MODEL}:CogVLMForCausalLM.prepare_inputs_for_generation",
     why="takes every padding token of a text for a piece of an image",
-    when=activation.is_on,
-    versions=FAULTY,
 )
 def prepare(
     original: Original,
@@ -78,11 +75,9 @@ def prepare(
     }
 
 
-@replaces(
+@corrects(
     f"{_MODEL}:CogVLMModel.forward",
     why="gives the closing token of an image to the vision expert",
-    when=activation.is_on,
-    versions=FAULTY,
 )
 def forward(
     original: Original,
@@ -103,11 +98,9 @@ def forward(
     return original(self, *step, None, inputs_embeds, lang_ids, vision_ids)
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.configurations.cogvlm:CogVLMModelConfigBuilder.build",
     why="asks CUDA whether it knows bfloat16, and puts the answer in the place of the model's dtype",
-    when=activation.is_on,
-    versions=FAULTY,
 )
 def build(original: Original, cls: Any, hf_config: Any, model_path: Any = None, **kwargs: Any) -> Any:
     from lmdeploy.pytorch.configurations.default import DefaultModelConfigBuilder
@@ -120,11 +113,9 @@ def build(original: Original, cls: Any, hf_config: Any, model_path: Any = None, 
     return config
 
 
-@replaces(
+@corrects(
     f"{_MODEL}:CogVLMModel.__init__",
     why="rotates CogVLM2's heads by CogVLM's frequencies",
-    when=activation.is_on,
-    versions=FAULTY,
 )
 def init(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
     original(self, config, dtype, device)
@@ -135,11 +126,9 @@ def init(original: Original, self: Any, config: Any, dtype: Any = None, device: 
         self.rotary_emb = build_rotary_embedding(size, 2048, SECOND_BASE, emb_type=RopeType.LinearScaling)
 
 
-@replaces(
+@corrects(
     "lmdeploy.vl.model.cogvlm:CogVLMVisionModel.proc_messages",
     why="drops all but the first text of a message, and looks for a field that templates of tokenizers do not have",
-    when=activation.is_on,
-    versions=FAULTY,
 )
 def proc_messages(
     original: Original, messages: Any, chat_template: Any, tools: Any = None, chat_template_kwargs: Any = None

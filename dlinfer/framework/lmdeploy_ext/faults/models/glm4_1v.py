@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.device.activation import refuse
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects, refuse
+from dlinfer.framework.patching import Original
 
 _LANGUAGE_FIELDS = (
     "vocab_size",
@@ -25,12 +23,10 @@ _LANGUAGE_FIELDS = (
 _SECTIONS = [8, 12, 12]  # what transformers takes where the configuration is silent
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.configurations.glm4_1v:Glm4vModelConfigBuilder.build",
     why="the model looks for the language model's fields at the top of the configuration, where transformers 5 "
     "has none",
-    when=activation.is_on,
-    versions=FAULTY,
     for_models=("glm4v",),
 )
 def _language_at_the_top(
@@ -51,11 +47,9 @@ def _language_at_the_top(
     return made
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.models.glm4_1v:Glm4vVisionAttention.__init__",
     why="adds a bias that no checkpoint has to attention's output, from uninitialised memory",
-    when=activation.is_on,
-    versions=FAULTY,
     for_models=("glm4v",),
 )
 def _no_bias(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:

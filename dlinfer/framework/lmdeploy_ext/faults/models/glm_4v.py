@@ -7,10 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.lmdeploy_ext.faults.models.one_position import of_images, pixels
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.patching import Original
 
 CLASS = "ChatGLMForConditionalGeneration"
 
@@ -25,11 +24,9 @@ def with_images(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-@replaces(
+@corrects(
     f"lmdeploy.pytorch.models.chatglm2:{CLASS}.prepare_inputs_for_generation",
     why="takes every padding token of a text for a piece of an image",
-    when=activation.is_on,
-    versions=FAULTY,
 )
 def prepare(
     original: Original,
@@ -44,11 +41,9 @@ def prepare(
     return inputs
 
 
-@replaces(
+@corrects(
     "lmdeploy.vl.model.glm4_v:GLM4VisionModel.proc_messages",
     why="drops all but the first text of a message",
-    when=activation.is_on,
-    versions=FAULTY,
 )
 def proc_messages(
     original: Original, messages: Any, chat_template: Any, tools: Any = None, chat_template_kwargs: Any = None

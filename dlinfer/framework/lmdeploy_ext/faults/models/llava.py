@@ -2,16 +2,13 @@
 
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
+from dlinfer.framework.patching import Original
 
 
-@replaces(
+@corrects(
     "lmdeploy.vl.model.llava_hf:LlavaHfVisionModel.build_preprocessor",
     why="lets padding tokens stand for images, and takes every other one in the text for a piece of an image",
-    when=activation.is_on,
-    versions=FAULTY,
     for_models=("llava",),
 )
 def _image_token(original: Original, self: Any, trust_remote_code: bool = False) -> None:

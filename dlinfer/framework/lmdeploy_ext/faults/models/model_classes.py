@@ -10,11 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.device.activation import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects, refuse
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, Patch, replaces
+from dlinfer.framework.patching import Original, Patch
 
 # --- the model's configuration
 
@@ -58,12 +56,10 @@ SAVED_AS = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
 """A class of transformers 5's -> LMDeploy's name of the same model, which checkpoints of before have."""
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.models.patch:_get_module_map",
     why="knows Phi-3.5-MoE by the name of its remote code, and not by the one that transformers 5 saves",
-    when=activation.is_on,
     for_models=("phimoe",),
-    versions=FAULTY,
 )
 def _with_saved_names(original: Original) -> dict[str, str]:
     classes = original()
@@ -101,11 +97,9 @@ def _tables(config: Any, dim: int) -> nn.Module:
 def _rotary(target: str, model: str, rotated: Callable[[Any], int]) -> Patch:
     """For a class's model. rotated: how many features of a head are rotated, from a configuration."""
 
-    @replaces(
+    @corrects(
         target,
         why="looks for rope_parameters['type'], which transformers 5 does not write, and serves longrope alone",
-        when=activation.is_on,
-        versions=FAULTY,
         for_models=(model,),
     )
     def init(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
@@ -132,12 +126,10 @@ PATCHES = (
 # --- Phi-3.5-MoE's layers
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.models.phi3_moe:PhiMoESparseMoeBlock.__init__",
     why="multiplies the experts' input by random numbers, which is meant for training",
-    when=activation.is_on,
     for_models=("phimoe",),
-    versions=FAULTY,
 )
 def _without_jitter(
     original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None
@@ -146,12 +138,10 @@ def _without_jitter(
     self.input_jitter_noise = 0.0
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.models.phi3_moe:PhiMoEForCausalLM.__init__",
     why="leaves the head of a model with tied embeddings uninitialised",
-    when=activation.is_on,
     for_models=("phimoe",),
-    versions=FAULTY,
 )
 def _tied(
     original: Original, self: Any, config: Any, ctx_mgr: Any, dtype: Any = None, device: Any = None
@@ -164,12 +154,10 @@ def _tied(
 # --- MiniCPM3's layers
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.models.minicpm3:MiniCPMAttention.__init__",
     why="tells attention that a head has as many elements as the latent and the rotated part together",
-    when=activation.is_on,
     for_models=("minicpm3",),
-    versions=FAULTY,
 )
 def _head_sizes(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
     original(self, config, dtype, device)
@@ -181,12 +169,10 @@ def _logits(self: Any, hidden_states: Tensor) -> Tensor:
     return self.lm_head(hidden_states / (self.config.hidden_size / self.config.dim_model_base))
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.models.minicpm3:MiniCPM3ForCausalLM.__init__",
     why="has no get_logits, by which LMDeploy asks for those of the tokens that it needs",
-    when=activation.is_on,
     for_models=("minicpm3",),
-    versions=FAULTY,
 )
 def _with_logits(
     original: Original, self: Any, config: Any, ctx_mgr: Any, dtype: Any = None, device: Any = None
@@ -195,12 +181,10 @@ def _with_logits(
     self.get_logits = types.MethodType(_logits, self)
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.models.minicpm3:MiniCPM3ForCausalLM.forward",
     why="computes the logits of all tokens of a prompt, where one is wanted",
-    when=activation.is_on,
     for_models=("minicpm3",),
-    versions=FAULTY,
 )
 def _hidden_states(
     original: Original,

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
+from dlinfer.framework.patching import Original
 
 
 def pixels(context: Any) -> Tensor | None:
@@ -67,11 +66,9 @@ def _update_model_metas(
 
 
 PATCHES = tuple(
-    replaces(
+    corrects(
         f"lmdeploy.pytorch.models.{model}.update_model_metas",
         why="splits positions by a tensor of lengths, and counts an evicted sequence's images twice",
-        when=activation.is_on,
-        versions=FAULTY,
     )(_update_model_metas)
     for model in ("cogvlm:CogVLMForCausalLM", "chatglm2:ChatGLMForConditionalGeneration")
 )

@@ -2,16 +2,13 @@
 
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
+from dlinfer.framework.patching import Original
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.models.qwen2_vl:VisionMlp.__init__",
     why="computes GELU where the configuration says quick_gelu, as Qwen2-VL's does: x sigmoid(1.702 x)",
-    when=activation.is_on,
-    versions=FAULTY,
     for_models=("qwen2_vl", "qwen2_5_vl"),
 )
 def _quick_gelu(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
@@ -21,11 +18,9 @@ def _quick_gelu(original: Original, self: Any, config: Any, dtype: Any = None, d
     self.act = ACT2FN[config.hidden_act]
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.configurations.qwen3_vl:Qwen3VLModelConfigBuilder.build",
     why="where the dtype stands beside text_config, as transformers 5 saves it, takes it for none, hence float16",
-    when=activation.is_on,
-    versions=FAULTY,
     for_models=("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
 )
 def _dtype_of_the_whole(

@@ -11,10 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.lmdeploy_ext.faults.sampling.texts import Text
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.patching import Original
 
 FEATURE = "speculative decoding"
 
@@ -34,11 +33,9 @@ def count(inputs: Any, rows: Sequence[tuple[int, Text, Sequence[int]]]) -> None:
         inputs.random_offsets[row] = text.prompt_length + length
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.spec_decode.reject_sampler:RejectionSampler.forward",
     why="accepts drafts by numbers that have no seed",
-    when=activation.is_on,
-    versions=FAULTY,
     for_feature=FEATURE,
 )
 def _forward(

@@ -4,16 +4,13 @@ from typing import Any
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
+from dlinfer.framework.patching import Original
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.messages:HistoryLogits.get_logits",
     why="takes float32 logits for 16-bit ones and fails in the engine's loop, which ends the engine",
-    when=activation.is_on,
-    versions=FAULTY,
 )
 def _get_logits(original: Original, self: Any) -> torch.Tensor | None:
     if self._data is None or self._torch_dtype is None:

@@ -12,9 +12,8 @@ import functools
 import re
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
+from dlinfer.framework.patching import Original
 
 _LITERALS = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]')
 """Strings and classes of characters. Both are matched, so that a string that looks like a class is left alone."""
@@ -37,11 +36,9 @@ def mended(grammar: str, is_json: bool) -> str:
     return _LITERALS.sub(functools.partial(_mended_literal, is_json=is_json), grammar)
 
 
-@replaces(
+@corrects(
     "lmdeploy._guided_decoding:compile_response_format",
     why="lets an answer hold halves of surrogate pairs, and strings of bounded length raw control characters",
-    when=activation.is_on,
-    versions=FAULTY,
 )
 def _compile(original: Original, compiler: Any, response_format: dict[str, Any]) -> Any:
     from lmdeploy._guided_decoding import _grammar_source

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
+from dlinfer.framework.patching import Original
 
 
 def _padded(words: list[list[int]]) -> tuple[Tensor | None, Tensor | None]:
@@ -23,11 +22,9 @@ def _padded(words: list[list[int]]) -> tuple[Tensor | None, Tensor | None]:
     return tokens, tokens >= 0
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.strategies.ar.sampling:ARSamplingStrategy.make_sampling_inputs",
     why="forbids stop words for one token more than min_new_tokens",
-    when=activation.is_on,
-    versions=FAULTY,
 )
 def _make_sampling_inputs(original: Original, self: Any, seqs: list[Any]) -> Any:
     inputs = original(self, seqs)

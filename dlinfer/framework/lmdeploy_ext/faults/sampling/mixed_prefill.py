@@ -2,17 +2,14 @@
 
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
+from dlinfer.framework.patching import Original
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.paging.prefill_scheduler:_PrefillScheduler.schedule",
     why="puts requests for the logprobs of their input and requests for tokens into one prefill, which samples "
     "nothing: the others end with token 0 as their text, and the engine's loop with the next step",
-    when=activation.is_on,
-    versions=FAULTY,
 )
 def _schedule(
     original: Original,

@@ -2,17 +2,14 @@
 
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
+from dlinfer.framework.patching import Original
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync.update_running_seqs",
     why="leaves out requests with max_new_tokens=0 while the model agent keeps their rows, so that the next batch "
     "decodes with its neighbours' rows",
-    when=activation.is_on,
-    versions=FAULTY,
 )
 def _update_running_seqs(original: Original, self: Any, running: list[Any], inputs: Any) -> None:
     from lmdeploy.pytorch.disagg.config import EngineRole

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.lmdeploy_ext.faults.sampling import drafts, texts
 from dlinfer.framework.lmdeploy_ext.faults.sampling.texts import Text
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
@@ -84,12 +84,10 @@ def end_repeating(scores: Tensor, rows: Sequence[Row], inputs: Any, window: int)
     return scores
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.engine.logits_process:FusedLogitsProcessor.__call__",
     why="penalises by a list of tokens that lacks the newest one, unless another request's prefill came between; "
     "takes the padding of an empty text for a repetition of n-grams; gives logits processors a padded text",
-    when=activation.is_on,
-    versions=FAULTY,
 )
 async def _call(original: Original, self: Any, scores: Tensor) -> Any:
     inputs = self.sampling_inputs
@@ -118,19 +116,11 @@ def _no_list(original: Original, pad_id: int, seqs: list[Any], sampling_inputs: 
 
 
 PATCHES = tuple(
-    replaces(
-        f"lmdeploy.pytorch.strategies.ar.sampling:{name}", why=why, when=activation.is_on, versions=FAULTY
+    corrects(
+        f"lmdeploy.pytorch.strategies.ar.sampling:{name}",
+        why="copies all tokens of a batch at each step, for penalties and processors that read the rows' texts here",
     )(_no_list)
-    for name, why in (
-        (
-            "_gather_generated_ids",
-            "copies all generated tokens at each step, for penalties that are counted elsewhere",
-        ),
-        (
-            "_gather_all_ids",
-            "copies all tokens at each step, for logits processors that read the rows' texts here",
-        ),
-    )
+    for name in ("_gather_generated_ids", "_gather_all_ids")
 )
 
 

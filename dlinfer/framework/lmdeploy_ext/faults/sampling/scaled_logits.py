@@ -4,20 +4,17 @@ from typing import Any
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
+from dlinfer.framework.patching import Original
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent._step_postprocess_with_output",
     why="where every sequence has one row (a batch of one, prompts of one token), sampling scales the logits that "
     "are returned, in place, by the default temperature of 0.8",
-    when=activation.is_on,
     signature="(self, last_logits, logits, inputs, sampling_inputs, stopping_criteria, model_metas, "
     "need_broadcast_next, return_logits=False, return_ce_loss=False, seq_length=None, all_routed_experts=None, "
     "extra_inputs=None)",
-    versions=FAULTY,
 )
 def _step_postprocess(
     original: Original, self: Any, last_logits: torch.Tensor, logits: torch.Tensor, *args: Any, **kwargs: Any

@@ -7,10 +7,9 @@ dropped, and drawn again after the prefill that re-reads the text.
 
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.lmdeploy_ext.faults.sampling.texts import START, Start, Texts
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.patching import Original
 
 _NAME = "dlinfer_texts"  # the attribute of an agent that holds its Texts
 
@@ -29,12 +28,10 @@ def _is_unfinished(inputs: Any) -> bool:
     return inputs.is_chunk and not inputs.is_last_chunk
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.engine.inputs_maker:_ForwardInputsTask._build_payload",
     why="a step's inputs are made while the step before computes, so their lists of generated tokens lack the "
     "newest one; a prefill's are complete, and say where each text starts",
-    when=activation.is_on,
-    versions=FAULTY,
 )
 def _build_payload(original: Original, self: Any) -> dict[str, Any]:
     payload = original(self)
@@ -59,12 +56,10 @@ def _restart_grammar(manager: Any, inputs: Any, row: int, start: Start) -> None:
         manager.accept_token(matcher, token)
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent.async_sampling_logits",
     why="draws a token after each unfinished chunk and gives it to the request's grammar; a preempted request's "
     "grammar keeps the token that the preemption dropped: answers end in 'stop' and do not follow their schema",
-    when=activation.is_on,
-    versions=FAULTY,
 )
 async def _async_sampling_logits(
     original: Original, self: Any, logits: Any, inputs: Any, extra_inputs: Any, sampling_inputs: Any

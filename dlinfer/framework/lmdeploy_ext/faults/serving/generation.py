@@ -7,19 +7,16 @@ import copy
 import logging
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
+from dlinfer.framework.patching import Original
 
 logger = logging.getLogger("dlinfer")
 
 
-@replaces(
+@corrects(
     "lmdeploy.pipeline:Pipeline._request_generator",
     why="drops request_output_len in silence, so that a documented limit has no effect; a list of another length "
     "than the prompts' is an error in another thread, for which the caller waits for ever",
-    when=activation.is_on,
-    versions=FAULTY,
     essential=False,
 )
 def _request_generator(

@@ -3,17 +3,14 @@
 import asyncio
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
+from dlinfer.framework.patching import Original
 
 
-@replaces(
+@corrects(
     "lmdeploy.serve.core.health:EngineHealthMonitor.stop",
     why="cancels its task once; before Python 3.12 asyncio.wait_for swallows a cancellation that meets the "
     "end of a probe (bpo-37658), and the server then waits for ever for a task that never ends",
-    when=activation.is_on,
-    versions=FAULTY,
     essential=False,
 )
 async def _stop_health_monitor(original: Original, self: Any) -> None:

@@ -7,16 +7,13 @@ task then publishes to a mailbox that is closed, which is logged as a failure, w
 import asyncio
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
+from dlinfer.framework.patching import Original
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.engine.mp_engine.base_worker:StreamMailbox.publish",
     why="takes a client that has left for a failure of the engine",
-    when=activation.is_on,
-    versions=FAULTY,
     essential=False,
 )
 def _publish(original: Original, self: Any, output: Any) -> None:

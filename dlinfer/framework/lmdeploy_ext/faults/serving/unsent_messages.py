@@ -2,16 +2,13 @@
 
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
+from dlinfer.framework.patching import Original
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.engine.mp_engine.zmq_rpc:AsyncRPCClient.close_sockets",
     why="context.term() waits for ever for a message that a dead engine can no longer take",
-    when=activation.is_on,
-    versions=FAULTY,
     essential=False,
 )
 def _close_sockets(original: Original, self: Any) -> None:

@@ -13,6 +13,7 @@ from lmdeploy.vl.model.glm4_v import GLM4VisionModel
 
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.request.media import check_one_image
+from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.faults.models import cogvlm
 from dlinfer.framework.lmdeploy_ext.faults.models.one_position import of_images
 from dlinfer.framework.lmdeploy_ext.vision.parts import PARTS, of_model
@@ -114,7 +115,7 @@ def test_other_devices_get_the_pixels():
     seen: list[Any] = []
     patched = cogvlm.forward.build(lambda self, *args: seen.extend(args) or torch.zeros(1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cogvlm.activation, "_active", None)
+        patch.setattr(activation, "_active", None)
         patched(None, *range(8))
     assert seen == list(range(8))
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.faults.sampling import penalties
 from dlinfer.framework.lmdeploy_ext.faults.sampling.texts import START, Rules, Start, Text, Texts
 
@@ -93,7 +94,7 @@ def test_a_text_that_repeats_itself_ends_if_it_can(dtype: torch.dtype):
 
 def test_processors_read_each_rows_own_text(monkeypatch: pytest.MonkeyPatch):
     """LMDeploy pads texts of other lengths in the middle, and counts one token for a step of several."""
-    monkeypatch.setattr(penalties.activation, "_active", "cpu")
+    monkeypatch.setattr(activation, "_active", "cpu")
     processors = [lambda tokens, logits: logits]
     rules = Rules(has_processors=True)
     contexts: list[dict[str, Any]] = [{"session_id": number, "seq_id": 0} for number in range(3)]
