@@ -25,7 +25,11 @@ _EXACT = Tolerance(0.0, 0.0, "codes, scales and zeros are defined to the last bi
 TOLERANCES = {torch.float32: _EXACT, torch.float16: _EXACT, torch.bfloat16: _EXACT}
 
 
-@fused_op(mutates=("k_cache", "v_cache", "k_scales_zeros", "v_scales_zeros"), tolerances=TOLERANCES)
+@fused_op(
+    mutates=("k_cache", "v_cache", "k_scales_zeros", "v_scales_zeros"),
+    tolerances=TOLERANCES,
+    makes_codes=True,
+)
 def fill_quantised_kv_cache(
     k: Tensor,
     v: Tensor,

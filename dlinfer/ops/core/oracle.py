@@ -9,9 +9,6 @@ from torch import Tensor
 from dlinfer.ops.core.spec import OpSpec
 from dlinfer.utils import closeness
 
-IN_ITS_DTYPE = ("fill_quantised_kv_cache",)
-"""Ops that quantise into a cache: their codes are defined in the dtype of the input, not in float64."""
-
 
 def widened(value: Any) -> Any:
     """Copies of arguments with floating tensors in float64; 8-bit numbers keep their dtype."""
@@ -31,7 +28,7 @@ def results(op: OpSpec, args: Sequence[Any], returned: Any) -> list[Tensor]:
 
 def expected(op: OpSpec, args: Sequence[Any]) -> list[Tensor]:
     """The expected results of a call, computed by the reference in float64."""
-    if op.name in IN_ITS_DTYPE:
+    if op.makes_codes:
         given = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
         op.reference(*given)
         found = results(op, given, None)

@@ -52,11 +52,13 @@ class OpSpec:
         mutates: Sequence[str],
         tolerances: Mapping[torch.dtype, Tolerance],
         version: int = 1,
+        makes_codes: bool = False,
     ) -> None:
         self.name = reference.__name__
         self.reference = reference
         self.mutates = tuple(mutates)
         self.version = version
+        self.makes_codes = makes_codes
         self.tolerances = dict(tolerances)
         self.parameters = tuple(inspect.signature(reference).parameters)
         self.schema = infer_schema(reference, mutates_args=self.mutates)
@@ -162,17 +164,22 @@ def _no_check(*args: Any, **kwargs: Any) -> None:
 
 
 def fused_op(
-    *, tolerances: Mapping[torch.dtype, Tolerance], mutates: Sequence[str] = (), version: int = 1
+    *,
+    tolerances: Mapping[torch.dtype, Tolerance],
+    mutates: Sequence[str] = (),
+    version: int = 1,
+    makes_codes: bool = False,
 ) -> Callable[[Callable[..., Any]], OpSpec]:
     """Make an op of the decorated function: its body is the reference, its annotations the schema.
 
     mutates: names of the tensor parameters that the op writes.
     tolerances: per dtype, how far a kernel may be from the reference computed in float64.
     version: one more whenever the schema, or what the op means, changes; artifacts say which they were made for.
+    makes_codes: the op quantises; its codes are defined for its input's dtype, so the oracle computes in that.
     """
 
     def decorate(reference: Callable[..., Any]) -> OpSpec:
-        spec = OpSpec(reference, mutates, tolerances, version)
+        spec = OpSpec(reference, mutates, tolerances, version, makes_codes)
         if spec.name in _registry:
             raise ValueError(f"op {spec.name!r} is defined twice")
         _registry[spec.name] = spec
