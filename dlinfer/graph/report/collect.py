@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from dlinfer.errors import DlinferError
+from dlinfer.errors import SettingError
 from dlinfer.graph.report.report import GraphReport
 
 _current: ContextVar[GraphReport | None] = ContextVar("_current", default=None)
@@ -26,7 +26,7 @@ def emit(fill: Callable[[GraphReport], object]) -> None:
     """Call ``fill`` with the report that collects. An error in it is warned of, and compiling goes on."""
     try:
         fill(_current.get() or GraphReport("a function", -1, ""))
-    except DlinferError:  # a setting that is wrong
+    except SettingError:  # the user asked for output that does not exist
         raise
     except Exception as error:  # noqa: BLE001 - the graph is right without its report
         text = f"dlinfer: the report of a graph is incomplete: {type(error).__name__}: {error}"
