@@ -124,12 +124,8 @@ def refusal(call: Call) -> str | None:
     if found is None:
         return f"no lowering for {call.name}"
     for value in pytree.tree_leaves((list(map(call.fake, call.given)), call.result)):
-        if isinstance(value, Tensor):
-            if (reason := dtypes.refusal(value.dtype)) is not None:
-                return reason
-            sizes = list(map(fixed_size, value.shape))
-            if 0 in sizes and None in sizes:  # OpenVINO skips what works out the other sizes
-                return without_elements(call.name)
+        if isinstance(value, Tensor) and (reason := dtypes.refusal(value.dtype)) is not None:
+            return reason
     if any(fixed_size(size) == 0 for shape in not_empty(call) for size in shape):
         return without_elements(call.name)
     return found.refuses(call)

@@ -141,3 +141,16 @@ def test_a_size_that_grows_as_another_one_does_is_a_multiple_of_it():
     assert symbols.multiple_of(12, 8) == 1.5
     assert mode.shape_env is not None
     assert not mode.shape_env.guards
+
+
+def test_symbols_in_text():
+    assert symbols.SYMBOL.findall("[s0 + 3, u12, z1, x2, as3]") == ["s0", "u12", "z1"]
+
+
+def test_an_expression_adds_no_guard():
+    mode, sizes, _ = fakes(rows=(2, 100, 5))
+    rows = sizes["rows"]
+    assert str(symbols.expression_of(rows + 1)) == f"{rows} + 1"
+    assert symbols.expression_of(7) == 7
+    assert mode.shape_env is not None
+    assert not mode.shape_env.guards

@@ -8,9 +8,10 @@ import openvino.opset16 as op
 import torch
 from openvino import Output
 
+from dlinfer.graph.engine_kit.empty_operands import without_elements
 from dlinfer.graph.torch_private.symbols import fixed_size
 from dlinfer.vendor.openvino.builder import Builder, Size
-from dlinfer.vendor.openvino.registry import lowers
+from dlinfer.vendor.openvino.registry import Call, lowers
 
 aten = torch.ops.aten
 I64 = ov.Type.i64
@@ -57,13 +58,25 @@ def sizes_of(b: Builder, x: Output, old: Sequence[Any], new: Sequence[Any]) -> l
     return found
 
 
-@lowers(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten._reshape_alias.default)
+def _computes_sizes_of_nothing(call: Call) -> str | None:
+    """OpenVINO skips ops that read a tensor which is always empty, and those that compute its other sizes too."""
+    sizes = list(map(fixed_size, call.result.shape))
+    return without_elements(call.name) if 0 in sizes and None in sizes else None
+
+
+@lowers(
+    aten.view.default,
+    aten.reshape.default,
+    aten._unsafe_view.default,
+    aten._reshape_alias.default,
+    refuses=_computes_sizes_of_nothing,
+)
 def view(b: Builder, x: Output, size: list[Size], *_: Any) -> Output:
     known = None if any(isinstance(one, int) and one == -1 for one in size) else size
     return to_result(b, x, known)
 
 
-@lowers(aten.view_as.default, aten.reshape_as.default)
+@lowers(aten.view_as.default, aten.reshape_as.default, refuses=_computes_sizes_of_nothing)
 def view_as(b: Builder, x: Output, other: Output) -> Output:
     return to_result(b, x, [b.size(other, dim) for dim in range(rank(other))])
 
@@ -76,6 +89,7 @@ def view_as(b: Builder, x: Output, other: Output) -> Output:
     aten.squeeze.dims,
     aten.unsqueeze.default,
     aten.ravel.default,
+    refuses=_computes_sizes_of_nothing,
 )
 def reshaped(b: Builder, x: Output, *_: Any) -> Output:
     return to_result(b, x)
