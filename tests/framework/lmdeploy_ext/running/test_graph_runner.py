@@ -13,17 +13,17 @@ def runner() -> CompiledRunner:
 def test_a_graph_that_tells_is_not_told_for() -> None:
     def call(value: int) -> tuple[int, int]:
         computing.begins()
-        return value, computing.told()
+        return value, computing.count()
 
     one = runner()
     for _ in range(3):
-        before = computing.told()
+        before = computing.count()
         assert one._told("decoding", call, {"value": 7}) == (7, before + 1)
-        assert computing.told() == before + 1
+        assert computing.count() == before + 1
 
 
 def test_a_graph_that_tells_nothing_is_told_for_before_it_runs_from_its_second_run_on() -> None:
-    one, start = runner(), computing.told()
-    seen = [one._told("decoding", computing.told, {}) - start for _ in range(3)]
+    one, start = runner(), computing.count()
+    seen = [one._told("decoding", computing.count, {}) - start for _ in range(3)]
     assert seen == [0, 1, 2]
-    assert one._told("prefill", computing.told, {}) - start == 2  # another graph, and its first run
+    assert one._told("prefill", computing.count, {}) - start == 2  # another graph, and its first run
