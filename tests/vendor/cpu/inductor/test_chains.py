@@ -331,9 +331,9 @@ def test_a_long_chain_tells_that_it_computes(count, told):
     steps = [linear(name, before, "w") for before, name in zip(["x", *names], names, strict=False)]
     _, chained = programs(steps, (Value(names[-1]),), constants={"w": torch.randn(8, 8).bfloat16()})
     assert joined(chained) == [count]
-    before = computing.told()
+    before = computing.count()
     chained(x_of(1, 8))
-    assert computing.told() - before == told
+    assert computing.count() - before == told
 
 
 def test_only_what_is_read_later_leaves_a_chain():
