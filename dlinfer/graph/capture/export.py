@@ -1,4 +1,4 @@
-"""torch.export's program as a captured graph with its weights, and what sizes it really serves."""
+"""An ExportedProgram as a captured graph with its weights, and the sizes that it supports."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -172,7 +172,7 @@ def _reference(module: torch.nn.Module, targets: list[str], program: ExportedPro
 
 
 def from_one_on(exported: Exported) -> Exported:
-    """The same graph in a world where sizes that may be 0 or 1 are unknown to the compiler, so that they may be.
+    """Re-trace with an unbacked symbol for every size that may be 0 or 1, so that neither value is specialized.
 
     Only sizes at which a trial succeeded are left in their range. Where the graph cannot be told without knowing
     that a size is 2 or more, it keeps the sizes from 2 on.

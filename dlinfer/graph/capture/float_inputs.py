@@ -1,8 +1,7 @@
-"""Floats that a caller passes, such as a temperature: inputs of the graph, so that another value needs no other graph.
+"""Float arguments, such as a temperature, as dynamic inputs of the graph.
 
-Dynamo passes a float as a tensor without dimensions and reads it by ``item``. Arithmetic and comparisons with it are
-captured on that tensor, cast so that they round as they do with a Python number. Whatever else takes such a float takes
-its value, by which the graph is guarded then.
+Dynamo passes a float as a 0-d tensor and reads it by ``item``. Arithmetic and comparisons are captured on that tensor,
+with casts that round as a Python number does. Other uses specialize on the value and add a guard.
 """
 
 import operator
@@ -21,7 +20,7 @@ _Binary = Callable[[Any, Any], Any]
 
 
 def _spelled(name: str, function: _Binary, *others: object) -> dict[Any, _Binary]:
-    """The ways to write an op of two operands: Python's operator, torch's function, the method."""
+    """The spellings of a binary op: Python's operator, torch's function, the method."""
     return dict.fromkeys((getattr(operator, name), getattr(torch, name, None), name, *others), function)
 
 
@@ -51,7 +50,7 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 def is_float_read(node: fx.Node) -> bool:
-    """Whether a node of a Dynamo graph reads a float that comes in as a tensor."""
+    """Whether a node of a Dynamo graph reads a float input."""
     return (
         node.op == "call_method"
         and node.target == "item"
@@ -63,11 +62,13 @@ def is_float_read(node: fx.Node) -> bool:
 
 
 def changing_floats(graph: fx.Graph) -> set[fx.Node]:
-    """The inputs that are floats which change from call to call: arguments of the function, and what Dynamo compiles
-    again for. Others are a module's own (LayerNorm's eps), which fusion rules read as constants."""
+    """The float inputs that change between calls: arguments of the function, and causes of a recompilation.
+
+    Floats of modules, such as the eps of LayerNorm, are constants, which fusion rules read.
+    """
     placeholders = graph.find_nodes(op="placeholder")
     if any(_device(node) not in (HOST, None) for node in placeholders):
-        return set()  # kernels of other devices take no tensor of the host for a number
+        return set()  # other devices' kernels take no host tensor as a number
     sources, cause = input_sources(graph), recompilation_cause()
     return {
         node
@@ -85,9 +86,9 @@ def _device(node: fx.Node) -> str | None:
 
 
 def on_floats(node: fx.Node, args: Any, kwargs: Any, floats: tuple[bool, ...]) -> Any:
-    """The result of a node that reads floats which came in, each a float64 tensor without dimensions.
+    """The result of a node that reads float inputs, which are 0-d float64 tensors; None where it needs their values.
 
-    floats: for each argument, whether it is such a float. None where the node has to take their values.
+    floats: for each argument, whether it is a float input.
     """
     expected = node.meta.get("example_value")
     if kwargs or len(args) != 2:
@@ -111,7 +112,7 @@ def on_floats(node: fx.Node, args: Any, kwargs: Any, floats: tuple[bool, ...]) -
 
 
 def _of_numbers(function: _Binary, args: Any) -> Any:
-    """A float that is computed of such a float and another number."""
+    """A float that is computed from a float input and another number."""
     left, right = args
     if not isinstance(left, torch.Tensor):
         left = right.new_full((), left)
@@ -119,10 +120,12 @@ def _of_numbers(function: _Binary, args: Any) -> Any:
 
 
 def _rounded(function: _Binary, args: Any, floats: tuple[bool, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Arithmetic of a tensor and a float that rounds as torch's kernels do: a float is cast to the dtype of the result,
-    and products of 16 bits with one are computed in float32."""
+    """Arithmetic of a tensor and a float, rounded as torch's kernels round it.
+
+    The float is cast to the dtype of the result. Products and quotients of 16-bit floats are computed in float32.
+    """
     left, right = args
-    if floats[0] and function is torch.div:  # as Tensor.__rtruediv__ has it
+    if floats[0] and function is torch.div:  # as in Tensor.__rtruediv__
         function, left, right, floats = torch.mul, right.reciprocal(), left, (False, True)
     half = dtype in _HALF and function in (torch.mul, torch.div)
     compute = torch.float32 if half else dtype

@@ -1,4 +1,4 @@
-"""Retracing: a graph that is there, over other fakes of its inputs."""
+"""Re-trace a graph with other fakes of its inputs."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from dlinfer.graph.torch_private.fake_mode import FakeTensorMode, symbolic
 
 
 class RetraceError(Exception):
-    """Why a graph cannot be told over these fakes."""
+    """The graph cannot be re-traced with these fake inputs."""
 
 
 def retrace(
@@ -21,26 +21,25 @@ def retrace(
 ) -> fx.GraphModule:
     """A copy of a graph in which every result is a fake of ``mode``.
 
-    inputs: the new value of each placeholder: a fake of ``mode``, a symbolic number of it, or a constant.
-    Names, order, the model's lines and marks of static inputs stay. The copy shares the constants of the original.
-    Raises RetraceError where an op cannot be told over these fakes, because it would have to know a size.
+    inputs: the new value of each placeholder: a fake or a symbolic number of ``mode``, or a constant.
+    The copy keeps names, order, meta and constants. Raises RetraceError where an op depends on an unknown size.
     """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    held: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
     for node in graph_module.graph.nodes:
         copy = copies[node] = graph.node_copy(node, copies.__getitem__)
         if node.op == "placeholder":
             copy.meta["val"] = inputs[node]
         elif node.op == "get_attr":
-            held[str(node.target)] = attribute(graph_module, str(node.target))
-            copy.meta["val"] = _fake_constant(held[str(node.target)], mode)
+            constants[str(node.target)] = attribute(graph_module, str(node.target))
+            copy.meta["val"] = _fake_constant(constants[str(node.target)], mode)
         elif node.op == "call_function":
             try:
                 copy.meta["val"] = fake_result(copy, mode)
             except Exception as cause:  # an op's fake function may raise anything
                 raise RetraceError(f"{node.name}: {cause}") from cause
-    return fx.GraphModule(held, graph, "graph")
+    return fx.GraphModule(constants, graph, "graph")
 
 
 def fake_result(
@@ -48,7 +47,7 @@ def fake_result(
     mode: FakeTensorMode,
     check: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None,
 ) -> Any:
-    """What a call gives on the fakes of its arguments. check: sees the target and these before it is called."""
+    """Run a call on the fakes of its arguments. check: takes the target and these fakes first."""
     assert callable(node.target)
     args, kwargs = map_arg((node.args, node.kwargs), fake)
     if check is not None:

@@ -1,8 +1,7 @@
-"""Capture: a Dynamo graph, or any function, as a graph in the dialect.
+"""Capture a Dynamo graph, or any function, as a graph in the dialect.
 
-Dynamo's graph speaks torch's Python API in its many spellings. Replaying it before dispatch gives one spelling,
-ATen's, without splitting the ops that engines have kernels for: ``linear`` stays ``linear`` and a write stays a
-write (AOT autograd would make it a clone of the cache).
+A Dynamo graph calls torch's Python API. Replaying it before dispatch records ATen ops, without decomposing those that
+engines have kernels for: ``linear`` stays ``linear``, and a write stays a write. AOTAutograd would clone the cache.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -32,7 +31,7 @@ from dlinfer.graph.torch_private.fake_mode import (
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph in the dialect with its inputs' fakes, in the order in which it is called."""
+    """A graph in the dialect with the fakes of its inputs, in the order of a call."""
 
     graph_module: fx.GraphModule
     fakes: tuple[Any, ...]
@@ -45,14 +44,14 @@ _AUTOCAST = ("_enter_autocast", "_exit_autocast")
 def capture(
     dynamo_graph: fx.GraphModule, fakes: Sequence[object], mode: FakeTensorMode, *, keep_floats: bool = True
 ) -> Captured:
-    """The dialect's form of a graph of torch calls. Raises CaptureError with the reason and the model's line.
+    """Capture a Dynamo graph. Raises CaptureError with the reason and the model's line.
 
-    keep_floats: floats that change are inputs of the graph; otherwise it takes and guards their values.
+    keep_floats: floats that change are dynamic inputs of the graph; otherwise it specializes on their values.
     """
     _refuse_exotic(fakes)
     _refuse_derivatives(dynamo_graph)
     replay = _Replay(dynamo_graph, changing_floats(dynamo_graph.graph) if keep_floats else set())
-    decomposed = bool(autocast()) or any(map(_acts_below, dynamo_graph.graph.nodes))
+    decomposed = bool(autocast()) or any(map(_changes_dispatch, dynamo_graph.graph.nodes))
     captured = trace(replay.run, fakes, mode, decomposed=decomposed)
     for new, old in zip(
         captured.graph_module.graph.find_nodes(op="placeholder"),
@@ -65,8 +64,8 @@ def capture(
     return captured
 
 
-def _acts_below(node: fx.Node) -> bool:
-    """Whether a node changes what ops mean between their call and their kernels: autocast's casts, vmap's batching."""
+def _changes_dispatch(node: fx.Node) -> bool:
+    """Whether a node changes how ops are dispatched: autocast, vmap."""
     module = getattr(node.target, "__module__", None) or ""
     return getattr(node.target, "__name__", "") in _AUTOCAST or module.startswith("torch._functorch")
 
@@ -78,7 +77,7 @@ def trace(
     *,
     decomposed: bool = False,
 ) -> Captured:
-    """Record what ``function`` calls on fake inputs of ``mode``. Raises CaptureError."""
+    """Trace ``function`` on fake inputs of ``mode``. Raises CaptureError."""
     try:
         with traceback.preserve_node_meta():
             graph_module = trace_coarse(function, fakes, mode, decomposed=decomposed)
@@ -96,14 +95,16 @@ def trace(
 
 
 def _forget_grad_mode(graph_module: fx.GraphModule) -> None:
-    """Nothing here has a gradient. Switches are recorded where the function has them, and where a generator that holds
-    ``no_grad`` is collected meanwhile."""
+    """Drop switches of grad mode, since nothing here has a gradient.
+
+    The function may contain them, or a generator that holds ``no_grad`` is collected during the trace.
+    """
     for node in graph_module.graph.find_nodes(op="call_function", target=SET_GRAD_ENABLED):
         graph_module.graph.erase_node(node)
 
 
 def _refuse_read_indices(graph_module: fx.GraphModule) -> None:
-    """Indexing by a tensor without dimensions reads its number, which a graph would keep from its first call."""
+    """Indexing by a 0-d tensor reads its number, and the graph would keep the number of its first call."""
     for node in graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.item.default):
         if "val" not in node.meta:
             line = model_line(node) or "an unknown line"
@@ -113,8 +114,10 @@ def _refuse_read_indices(graph_module: fx.GraphModule) -> None:
 
 
 def _drop_without_result(graph: fx.Graph) -> None:
-    """Drop calls without a tensor result, such as ``promote_types``. Torch made them while it traced, and later nodes
-    hold their answers. Raises CaptureError where a node reads such a result."""
+    """Drop calls whose result is no tensor or number, such as ``promote_types``: the trace has used their results.
+
+    Raises CaptureError where a node reads such a result.
+    """
     for node in reversed(graph.nodes):
         if node.op != "call_function" or "val" in node.meta or not gives_something(node):
             continue
@@ -125,7 +128,7 @@ def _drop_without_result(graph: fx.Graph) -> None:
 
 
 def _refuse_fake_constants(graph_module: fx.GraphModule) -> None:
-    """A fake tensor that no op of the graph gave was made where torch does not record, and has no values."""
+    """A fake tensor that no node computes comes from code that torch does not trace, and has no values."""
     for node in graph_module.graph.find_nodes(op="get_attr"):
         if isinstance(attribute(graph_module, str(node.target)), FakeTensor):
             user = next(iter(node.users), node)
@@ -166,7 +169,7 @@ class _Replay(fx.Interpreter):
         self._floats: set[fx.Node] = set()
 
     def _run_on_floats(self, node: fx.Node) -> Any:
-        """A node that reads floats that came in: on their tensors, or on their values, which are guarded."""
+        """Run a node that reads float inputs: on their tensors, or on their values, with a guard."""
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         result = on_floats(node, args, kwargs, tuple(one in self._floats for one in node.args))
         if result is not None:
@@ -189,7 +192,7 @@ class _Replay(fx.Interpreter):
                 # Asking its symbol for the value folds it and adds the guard Eq(symbol, value).
                 return float(n.meta["example_value"])
             if n.op == "call_function" and _sets_gradients(n):
-                return None  # nothing here has a gradient: the backend made sure
+                return None  # nothing here has a gradient, as the backend checks
             if not self._floats.isdisjoint(n.all_input_nodes):
                 return self._run_on_floats(n)
             return super().run_node(n)
@@ -202,14 +205,14 @@ class _Replay(fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target in (F.dropout, torch.dropout):
-            given = dict(zip(("input", "p", "train"), args, strict=False)) | kwargs
-            if not given.get("training", given.get("train", True)) or given.get("p") == 0:
-                # The kernel gives its input back, but the fake result would be memory of its own.
-                return given["input"]
+            call = dict(zip(("input", "p", "train"), args, strict=False)) | kwargs
+            if not call.get("training", call.get("train", True)) or call.get("p") == 0:
+                # The kernel returns its input, but the fake result would have memory of its own.
+                return call["input"]
         if getattr(target, "__name__", "") == "_get_data_attr":
-            return args[0].detach()  # ``x.data``, which torch itself does not record
+            return args[0].detach()  # ``x.data``, which torch does not trace
         if getattr(target, "__name__", "") == _CHECKPOINT:
-            return args[0](*args[1:])  # it is about what backward keeps; the graph of the body comes first
+            return args[0](*args[1:])  # it only affects backward; the first argument is the body
         return super().call_function(target, args, kwargs)
 
 
@@ -218,6 +221,6 @@ _INFERENCE_MODE = ("_enter_inference_mode", "_exit_inference_mode")
 
 
 def _sets_gradients(node: fx.Node) -> bool:
-    """Whether a node turns the recording of gradients on or off, as ``no_grad`` and ``inference_mode`` do."""
+    """Whether a node changes grad mode, as ``no_grad`` and ``inference_mode`` do."""
     name = getattr(node.target, "__name__", "")
     return node.target is SET_GRAD_ENABLED or name in _INFERENCE_MODE

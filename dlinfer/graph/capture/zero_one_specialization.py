@@ -1,9 +1,8 @@
-"""Sizes 0 and 1: what torch.export takes for granted is tried.
+"""Tests an exported graph at sizes 0 and 1, which torch.export never traces.
 
-torch.export looks at a model with every changing size at 2 or more, and then promises the whole range that it was
-told. A model may do something else at size 1 (``if x.shape[0] == 1``, ``squeeze``). So the captured graph is run at
-these sizes, op by op: each result must have the sizes that the graph says, and the outputs and writes must be the
-module's own.
+torch.export traces with every dynamic size at 2 or more, and then declares the whole range. A model may behave
+differently at size 1 (``if x.shape[0] == 1``, ``squeeze``). So the captured graph runs at these sizes, op by op: each
+result must have the sizes of its fake, and outputs and writes must equal the module's.
 """
 
 import itertools
@@ -21,16 +20,15 @@ from dlinfer.graph.torch_private.symbols import symbols_of
 from dlinfer.utils.closeness import difference
 
 Reference = Callable[[Sequence[torch.Tensor], Sequence[Any]], Sequence[Any]]
-"""The module's own outputs for these weights (some of them copies that it may write) and inputs."""
+"""The module's outputs for weights (copies of those that it writes) and inputs."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A captured graph, and what to try it with.
+    """A captured graph with the inputs to test it on.
 
-    weights: the values of its STATIC inputs; examples: those of the others, where they are known.
-    names: a name for each symbol of its inputs; lows: the lowest that each may be.
-    conditions: what must be true of the sizes.
+    weights: values of STATIC inputs. examples: values of the other inputs. names: a name for each symbol.
+    lows: the declared minimum of each symbol. conditions: guards on the sizes.
     """
 
     graph_module: fx.GraphModule
@@ -42,7 +40,7 @@ class Trial:
     reference: Reference
 
     def lowest(self) -> dict[str, int]:
-        """The lowest value from which on each symbol is served: as declared, or 1 or 2 where a trial failed."""
+        """The minimum of each symbol: as declared, or 1 or 2 where a test failed."""
         served = dict(self.lows)
         usual = self._usual()
         for size in (1, 0):
@@ -88,7 +86,7 @@ class Trial:
         )
 
     def _outcome(self, inputs: Sequence[object], run: Callable[..., Sequence[object]]) -> list[Any] | None:
-        """Outputs and written tensors of a run on copies of what is written; None where it fails."""
+        """Outputs and written tensors of a run, which writes into copies; None where it fails."""
         written = self._written()
         weights = [w.clone() if index in written else w for index, w in enumerate(self.weights)]
         leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in inputs]
@@ -101,7 +99,7 @@ class Trial:
         return [*outputs, *leaves, *(weights[index] for index in sorted(written))]
 
     def _draws(self) -> bool:
-        """Whether the graph draws random numbers. Only then is the generator touched, which all threads share."""
+        """Whether the graph draws random numbers. Otherwise the generator, which threads share, is not touched."""
         return any(map(is_random, self.graph_module.graph.nodes))
 
     def _written(self) -> set[int]:
@@ -111,7 +109,7 @@ class Trial:
         return {index for index, node in enumerate(static) if effects.is_written(node)}
 
     def _resized(self, node: fx.Node, example: object, values: Mapping[str, int]) -> Any:
-        """The example with its rows repeated or left out until it has these sizes."""
+        """The example, with rows repeated or dropped to match these sizes."""
         if not isinstance(example, torch.Tensor):
             return self._size(fake(node), values) if isinstance(fake(node), torch.SymInt) else example
         for dim, size in enumerate(fake(node).shape):
@@ -124,7 +122,7 @@ class Trial:
         try:
             return to_size(size, self.names).evaluate(values)
         except SizeTextError:
-            return None  # one that only running it tells
+            return None  # it depends on data
 
 
 def _numbers(value: object) -> Iterator[Any]:
@@ -140,7 +138,7 @@ def _same(given: Any, wanted: Any) -> bool:
 
 
 class _Sized(fx.Interpreter):
-    """Runs the graph and compares the sizes of each result with what the graph says of them."""
+    """Runs the graph and compares the sizes of each result with its fake."""
 
     def __init__(self, trial: Trial, values: Mapping[str, int]) -> None:
         super().__init__(trial.graph_module)

@@ -1,5 +1,5 @@
-"""The one intermediate representation: FX graphs in the dialect, and what can be asked of them.
+"""The intermediate representation: FX graphs in the dialect, and analyses of them.
 
-In comes a graph of capture's; out come answers about its nodes, effects and sizes, cut-out graphs, and programs that
-run. It knows torch and the seam only, and every other room may call it.
+Answers questions about nodes, effects, layouts and sizes, extracts subgraphs, and writes programs that run. It imports
+torch and ``torch_private`` only.
 """

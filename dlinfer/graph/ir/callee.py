@@ -1,4 +1,4 @@
-"""References to what a step calls, as text that another process understands."""
+"""Names of the functions that steps call, as text that another process can resolve."""
 
 import builtins
 import math
@@ -14,12 +14,12 @@ from dlinfer.graph.ir.result_check import CHECK, check_result
 from dlinfer.graph.torch_private.dispatcher import HigherOrderOperator, OpOverload
 
 COUNT_WRITES = "count_writes"
-"""The callee of the step that counts a write in ``tensor._version`` of each tensor in a list. Kernels that are called
-below torch's dispatcher do not count theirs, and who keeps a copy of a tensor compares the count."""
+"""The callee of the step that increments ``tensor._version`` of each tensor in a list. Kernels that are called below
+torch's dispatcher do not, and engines that hold copies of weights compare the version."""
 
 _aten = torch.ops.aten
-# The same ops through torch's other door: there arguments are parsed in C for one signature, where an overload matches
-# its schema to them anew at each call, which takes longer than what a view does (1 us instead of 2 to 12).
+# The same ops as Python functions of torch. These parse arguments in C for one signature, in 1 us. An OpOverload
+# matches its schema at each call, which takes 2 to 12 us, longer than a view itself.
 _QUICK: dict[Any, Callable[..., Any]] = {
     _aten.expand.default: torch.Tensor.expand,
     _aten.flatten.using_ints: torch.flatten,
@@ -50,7 +50,7 @@ def reference(target: Any) -> str:
 
 
 def resolve(text: str) -> Callable[..., Any]:
-    """The function that a reference names. Raises AttributeError or KeyError where there is none."""
+    """The function of a reference. Raises AttributeError or KeyError where there is none."""
     kind, _, path = text.partition(" ")
     if kind == LAYOUT:
         return laid_out

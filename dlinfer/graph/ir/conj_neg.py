@@ -1,7 +1,6 @@
-"""Tensors that torch holds lazily conjugated or negated: ``z.conj()``, and ``z.conj().imag``. A bit says so, and their
-memory has the other sign.
+"""Tensors with the conj or neg bit: ``z.conj()`` and ``z.conj().imag``, whose memory has the other sign.
 
-ATen's kernels look at the bit; loops and kernels that read memory do not. So a graph takes such an input resolved.
+ATen's kernels respect the bits. Loops and kernels that read memory do not, so a graph takes such an input resolved.
 """
 
 from collections.abc import Sequence
@@ -17,21 +16,21 @@ from dlinfer.graph.ir.effects import effects_of
 _NEVER = frozenset(
     (torch.bfloat16, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 )
-"""Common dtypes whose tensors never have such a bit: a complex number has no part of these dtypes."""
+"""Common dtypes whose tensors never have these bits: no complex number has parts of these dtypes."""
 
 
 def may_be_lazy(dtype: torch.dtype) -> bool:
-    """Whether there are tensors of this dtype with such a bit."""
+    """Whether tensors of this dtype may have a conj or neg bit."""
     return dtype not in _NEVER
 
 
 def is_lazy(value: object) -> bool:
-    """Whether a value is a tensor that torch holds lazily conjugated or negated."""
+    """Whether a value is a tensor with the conj or neg bit."""
     return isinstance(value, torch.Tensor) and (value.is_neg() or value.is_conj())
 
 
 def resolved(value: Any) -> Any:
-    """A value, or a copy of it without such a bit."""
+    """A value, or a copy of it without these bits."""
     return value.resolve_conj().resolve_neg() if is_lazy(value) else value
 
 
@@ -44,8 +43,7 @@ def with_resolved(inputs: Sequence[object], indices: Sequence[int]) -> tuple[Any
 
 
 def refuse_shared(graph: fx.Graph, indices: Sequence[int]) -> None:
-    """Raises CaptureError where a graph that takes these inputs as copies could tell them from the tensors themselves:
-    it writes memory that was there before, or gives an input back."""
+    """Raises CaptureError where it matters that these inputs are copies: the graph writes or returns an input."""
     placeholders = graph.find_nodes(op="placeholder")
     names = ", ".join(placeholders[index].name for index in indices)
     effects = effects_of(graph)
@@ -61,12 +59,12 @@ def refuse_shared(graph: fx.Graph, indices: Sequence[int]) -> None:
 
 
 def lazy_inputs(values: Sequence[object]) -> tuple[int, ...]:
-    """The indices of those that are lazy."""
+    """The indices of values with the conj or neg bit."""
     return tuple(index for index, value in enumerate(values) if is_lazy(value))
 
 
 def refuse_lazy_constants(graph_module: fx.GraphModule) -> None:
-    """Raises CaptureError where a tensor of the graph's own has such a bit."""
+    """Raises CaptureError where a constant of the graph has the conj or neg bit."""
     for node in graph_module.graph.find_nodes(op="get_attr"):
         if is_lazy(fake(node)) or is_lazy(getattr(graph_module, str(node.target), None)):
             reason = f"the constant {node.name} is lazily conjugated or negated: call resolve_conj() or resolve_neg()"

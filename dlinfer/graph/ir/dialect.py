@@ -1,9 +1,8 @@
-"""The dialect: what a captured graph is made of, and the questions that passes ask of its nodes.
+"""The dialect of captured graphs, and the questions that passes ask of its nodes.
 
-A graph in the dialect is an ``fx.GraphModule`` of torch's core ops (``OpOverload``), dlinfer's ops and arithmetic
-on symbolic sizes. It is for inference only, sizes may be symbolic and writes stay in place, so the order of nodes
-means something: a node may not move across a write to memory that it reads. Each node's ``meta["val"]`` is its
-fake result; fakes whose storage is the same are views of one memory.
+A graph in the dialect is an ``fx.GraphModule`` of ATen ops before dispatch (``OpOverload``), dlinfer's ops and
+arithmetic on symbolic sizes, for inference. Writes stay in place, so order matters: a node must not move across a write
+to memory that it reads. ``meta["val"]`` of a node is its fake result. Fakes with one storage are views of one memory.
 """
 
 import math
@@ -22,20 +21,18 @@ from dlinfer.graph.torch_private.fake_mode import storage_id
 from dlinfer.graph.torch_private.symbols import symbols_of
 
 STATIC = "static_input"
-"""Key in a placeholder's meta: the input is a parameter or buffer of a module, the same tensor at each call."""
+"""Key in a placeholder's meta: the input is a module's parameter or buffer, the same tensor at each call."""
 
 _UNDECLARED_WRITES: dict[str, Callable[[dict[str, Any]], tuple[str, ...]]] = {
-    # torch's schemas of these do not say that running statistics are updated.
-    "aten::batch_norm": lambda given: ("running_mean", "running_var") if given["training"] else (),
-    "aten::instance_norm": lambda given: ("running_mean", "running_var") if given["use_input_stats"] else (),
-    "aten::_batch_norm_impl_index": lambda given: (
-        ("running_mean", "running_var") if given["training"] else ()
-    ),
-    "aten::native_batch_norm": lambda given: ("running_mean", "running_var") if given["training"] else (),
-    "aten::cudnn_batch_norm": lambda given: ("running_mean", "running_var") if given["training"] else (),
+    # torch's schemas of these do not declare that running statistics are updated.
+    "aten::batch_norm": lambda call: ("running_mean", "running_var") if call["training"] else (),
+    "aten::instance_norm": lambda call: ("running_mean", "running_var") if call["use_input_stats"] else (),
+    "aten::_batch_norm_impl_index": lambda call: ("running_mean", "running_var") if call["training"] else (),
+    "aten::native_batch_norm": lambda call: ("running_mean", "running_var") if call["training"] else (),
+    "aten::cudnn_batch_norm": lambda call: ("running_mean", "running_var") if call["training"] else (),
 }
 
-# Random only where they train; torch tags the others ``nondeterministic_seeded``.
+# Random in training only; torch tags the others ``nondeterministic_seeded``.
 _RANDOM_IN_TRAINING = {
     "aten::dropout": "train",
     "aten::feature_dropout": "train",
@@ -46,9 +43,9 @@ _RANDOM_IN_TRAINING = {
 }
 
 _SCHEMA_TELLS_ALL = frozenset({"aten", "prims", "dlinfer", "dlinfer_graph", "dlinfer_values"})
-"""Namespaces of ops that do what their schemas and tags say, and nothing else."""
+"""Namespaces of ops without effects beyond their schemas and tags."""
 _WITHOUT_STATE = frozenset({"torchvision", "quantized", "quantized_decomposed", "transformers"})
-"""The same of other libraries, read in their sources, unless an op is registered in torch as effectful."""
+"""Other libraries of which this is known from their sources, for ops that are not registered as effectful."""
 
 _REPLACES_MEMORY = frozenset({"set_", "resize_", "resize_as_", "as_strided_"})
 
@@ -92,7 +89,7 @@ def tensors_of(node: fx.Node) -> list[torch.Tensor]:
 
 
 def storages(node: fx.Node) -> set[int]:
-    """Identities of the memory that a node's result lies in."""
+    """Storage ids of a node's result."""
     return {storage_id(tensor) for tensor in tensors_of(node) if tensor.layout == torch.strided}
 
 
@@ -102,7 +99,7 @@ def overload(node: fx.Node) -> OpOverload | None:
 
 
 def op_name(node: fx.Node) -> str:
-    """What a node calls, as people write it: ``aten.add.Tensor``, ``dlinfer.rms_norm``, ``operator.mul``."""
+    """The name of what a node calls: ``aten.add.Tensor``, ``dlinfer.rms_norm``, ``operator.mul``."""
     op = overload(node)
     if op is not None:
         return str(op).removesuffix(".default")
@@ -117,19 +114,19 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     """The arguments of a node's op by parameter name, defaults included."""
     op = overload(node)
     assert op is not None, node.format_node()
-    given: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for index, parameter in enumerate(op._schema.arguments):
         if parameter.name in node.kwargs:
-            given[parameter.name] = node.kwargs[parameter.name]
+            by_name[parameter.name] = node.kwargs[parameter.name]
         elif not parameter.kwarg_only and index < len(node.args):
-            given[parameter.name] = node.args[index]
+            by_name[parameter.name] = node.args[index]
         elif parameter.has_default_value():
-            given[parameter.name] = parameter.default_value
-    return given
+            by_name[parameter.name] = parameter.default_value
+    return by_name
 
 
 def written_arguments(node: fx.Node) -> list[fx.Node]:
-    """The nodes whose memory this node writes. Of a call of graphs (``cond``) that write, all tensors it is given."""
+    """Nodes whose memory this node writes; for a higher-order op with a mutating branch, all its tensor operands."""
     op = overload(node)
     if op is None:
         if not isinstance(node.target, HigherOrderOperator) or not any(map(_writes, _called_graphs(node))):
@@ -139,23 +136,23 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
     declares = any(p.alias_info is not None and p.alias_info.is_write for p in op._schema.arguments)
     if not declares and undeclared is None:
         return []
-    given = arguments(node)
+    call = arguments(node)
     names = [
         p.name
         for p in op._schema.arguments
-        if p.alias_info is not None and p.alias_info.is_write and p.name in given
+        if p.alias_info is not None and p.alias_info.is_write and p.name in call
     ]
     if undeclared is not None:
-        names += undeclared(given)
-    return [leaf for name in names for leaf in nodes_in(given[name])]
+        names += undeclared(call)
+    return [leaf for name in names for leaf in nodes_in(call[name])]
 
 
 def _called_graphs(node: fx.Node) -> Iterator[fx.GraphModule]:
-    """The graphs that a higher-order op is given, which are attributes of its own graph's module."""
+    """The graphs that a higher-order op calls: attributes of the graph's module."""
     for parent in node.all_input_nodes:
         if parent.op == "get_attr":
             owner = parent.graph.owning_module
-            assert owner is not None, "a graph that calls others stands in a module with them"
+            assert owner is not None, "a graph that calls others belongs to a module that holds them"
             value: Any = operator.attrgetter(str(parent.target))(owner)
             if isinstance(value, fx.GraphModule):
                 yield value
@@ -166,31 +163,32 @@ def _writes(graph_module: fx.GraphModule) -> bool:
 
 
 def out_of_place(op: OpOverload) -> OpOverload | None:
-    """``aten.div.Tensor`` of ``aten.div_.Tensor``: the same parameters, a result of its own, nothing written.
+    """``aten.div.Tensor`` for ``aten.div_.Tensor``: the same parameters and no write.
 
-    An op that gives its argument other memory has none: its result says nothing of what was written.
+    An op that replaces its argument's memory, such as ``set_``, has none.
     """
     name = op._schema.name.removeprefix("aten::")
     if op.namespace != "aten" or not name.endswith("_") or name in _REPLACES_MEMORY:
         return None
-    found = getattr(getattr(torch.ops.aten, name.removesuffix("_"), None), op._overloadname, None)
-    return found if found is not None and parameters_of(found) == parameters_of(op) else None
+    functional = getattr(getattr(torch.ops.aten, name.removesuffix("_"), None), op._overloadname, None)
+    has_form = functional is not None and parameters_of(functional) == parameters_of(op)
+    return functional if has_form else None
 
 
 def parameters_of(op: OpOverload) -> list[tuple[str, str]]:
     """Name and type of each parameter of an op."""
-    return [(one.name, str(one.type)) for one in op._schema.arguments]
+    return [(parameter.name, str(parameter.type)) for parameter in op._schema.arguments]
 
 
 def nodes_in(argument: Any) -> Iterator[fx.Node]:
     """Every node in an argument, however deep in lists, dicts and slices."""
-    found: list[fx.Node] = []
-    map_arg(argument, found.append)
-    return iter(found)
+    nodes: list[fx.Node] = []
+    map_arg(argument, nodes.append)
+    return iter(nodes)
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether a node draws from a random generator, so that its order among such nodes matters."""
+    """Whether a node draws random numbers. The order of such nodes matters."""
     op = overload(node)
     if op is None:
         return False
@@ -202,10 +200,9 @@ def is_random(node: fx.Node) -> bool:
 
 
 def has_hidden_effects(node: fx.Node) -> bool:
-    """Whether an op may do more than its schema says: keep a counter, draw noise, fill a queue.
+    """Whether an op may have effects that its schema does not declare: a counter, noise, a queue.
 
-    An op of somebody else's library is assumed to. It runs as often as the model calls it, in the model's order among
-    the ops that have effects.
+    Ops of libraries that are not listed are assumed to. They run as often as the model calls them, in its order.
     """
     op = overload(node)
     if op is None or op.namespace in _SCHEMA_TELLS_ALL:
@@ -214,7 +211,7 @@ def has_hidden_effects(node: fx.Node) -> bool:
 
 
 def is_pure(node: fx.Node) -> bool:
-    """Whether a node only computes its result: it may be removed when unused and merged with its like."""
+    """Whether a node only computes its result, so that DCE may drop it and CSE may merge it."""
     if node.op == "get_attr":
         return True
     if node.op != "call_function":
@@ -224,43 +221,43 @@ def is_pure(node: fx.Node) -> bool:
         return node.target in _PURE_PYTHON
     if has_hidden_effects(node) or written_arguments(node) or is_random(node):
         return False
-    # An op that returns nothing is called for an effect: an assertion, a message, a write.
+    # An op without a result is called for an effect: an assertion, a message, a write.
     return gives_something(node)
 
 
 def gives_something(node: fx.Node) -> bool:
-    """Whether a node has a result; what writes into arguments or only checks has none."""
+    """Whether an op has a result. Assertions and some writes have none."""
     op = overload(node)
     return op is None or len(op._schema.returns) > 0
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node's result is nothing but its inputs' memory seen with another shape."""
+    """Whether a node is pure and its result lies in memory of its arguments."""
     if node.op != "call_function" or not is_pure(node):
         return False
-    mine = storages(node)
-    if not mine:
+    memory = storages(node)
+    if not memory:
         return False
-    return mine <= {identity for parent in node.all_input_nodes for identity in storages(parent)}
+    return memory <= {identity for parent in node.all_input_nodes for identity in storages(parent)}
 
 
 def is_size(node: fx.Node) -> bool:
-    """Whether a node's result is a number: a size or arithmetic on sizes."""
+    """Whether a node's result is a number, such as a size."""
     return isinstance(fake(node), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def reads_number(node: fx.Node) -> bool:
-    """Whether a node's result is a number that lies in a tensor's memory (``item``), and not one of its sizes."""
+    """Whether a node reads a number from a tensor's memory (``item``). Sizes are not read from memory."""
     op = overload(node)
     return op is not None and is_size(node) and not op._schema.name.startswith("aten::sym_")
 
 
 def brings_symbol(node: fx.Node) -> bool:
-    """Whether its result, or its result's size, is a number that only running it tells: item, nonzero."""
+    """Whether a node creates an unbacked symbol: its result, or a size of it, depends on data (item, nonzero)."""
     op = overload(node)
     if op is None or reads_number(node):
         return op is not None
-    if torch.Tag.dynamic_output_shape in op.tags:  # of some calls only: index by a mask, but not by numbers
+    if torch.Tag.dynamic_output_shape in op.tags:  # only some calls: index by a mask, but not by integers
         return not _symbols(node) <= {
             symbol for parent in node.all_input_nodes for symbol in _symbols(parent)
         }
@@ -272,33 +269,33 @@ def _symbols(node: fx.Node) -> set[Any]:
 
 
 def reshapes_argument(node: fx.Node) -> bool:
-    """Whether a node gives one of its arguments other sizes or memory in place, as ``t_`` and ``set_`` do."""
+    """Whether a node changes sizes or memory of an argument in place, as ``t_`` and ``set_`` do."""
     op = overload(node)
     return op is not None and torch.Tag.inplace_view in op.tags
 
 
 def placed_memory(node: fx.Node) -> set[int]:
-    """Memory that a node looks at by an offset from the memory's beginning, as ``as_strided`` does.
+    """Memory that a node reads at an absolute storage offset, as ``as_strided`` does.
 
-    A node of an input's memory is right only where the input lies as that of the capture did. Without an offset
-    ``as_strided`` begins where its argument does, and is right anywhere.
+    Such a node on an input's memory is right only for inputs with the storage offset of the captured call. Without an
+    offset argument ``as_strided`` begins where its argument does, and is always right.
     """
     op = overload(node)
     if op is None or not op._schema.name.startswith("aten::as_strided"):
         return set()
-    given = arguments(node)
-    return set() if given["storage_offset"] is None else storages(given["self"])
+    call = arguments(node)
+    return set() if call["storage_offset"] is None else storages(call["self"])
 
 
 def call_on_fakes(op: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
-    """What an op gives on fakes; these keep their sizes, also where the op reshapes its argument in place."""
+    """Run an op on fakes. These keep their sizes even where the op reshapes its argument in place."""
     if torch.Tag.inplace_view in getattr(op, "tags", ()):
-        args = [one.detach() if isinstance(one, torch.Tensor) else one for one in args]
+        args = [value.detach() if isinstance(value, torch.Tensor) else value for value in args]
     return op(*args, **kwargs)
 
 
 def is_compute(node: fx.Node) -> bool:
-    """Whether a node does work on tensors' values: neither a view nor arithmetic on sizes."""
+    """Whether a node computes on tensor values. Views and arithmetic on sizes do not."""
     if node.op != "call_function" or node.target is operator.getitem or is_size(node):
         return False
     return not is_view(node)

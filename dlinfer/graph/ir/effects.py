@@ -1,11 +1,10 @@
-"""What a graph does to memory: which is written when, which may be shared, and how results lie in it.
+"""Memory effects of a graph: what is written when, what may alias, and how results are laid out.
 
-``effects_of(graph)`` is asked by everybody and worked out by nobody else. Memory is named by the identity of a fake's
-storage, which views of one memory share. That tells memory apart that the graph itself makes. What was there before
-it runs (inputs, parameters, buffers, constants) may share memory at a later call though it did not at this one: a
-caller passes the same tensor twice, or feeds back a view of a buffer that an earlier call gave out, or a module's
-buffer is replaced by a view of another. So a write to any of that counts as a write to all of it. What a graph names
-as the target of a write (``is_written``) is asked apart, where copies are made or results bound.
+``effects_of(graph)`` is the only place that computes them. Memory is identified by the storage of a fake, which views
+share. This separates memory that the graph allocates. Memory that existed before (inputs, parameters, buffers,
+constants) may alias at a later call though it did not at this one: a caller may pass one tensor twice, or a view of a
+buffer. So a write to any of it counts as a write to all of it. ``is_written`` asks only for the memory that a graph
+names as the target of a write.
 """
 
 import operator
@@ -30,11 +29,11 @@ Memory = frozenset[int]
 
 
 class Effects:
-    """The effects of a graph as it stands; ``effects_of`` gives them anew when it has changed.
+    """The effects of a graph as it is now; ``effects_of`` computes them again after a change.
 
-    position: node -> its place in the graph. outside: the memory that was there before the graph runs.
-    by_width: the same as memory of bools, of other numbers of one byte, and of wider numbers.
-    written: the memory that nodes name as what they write.
+    position: node -> its index in the graph. outside: memory that existed before the graph runs.
+    by_width: the same, split into bools, other numbers of one byte, and wider numbers.
+    written: memory that nodes name as the target of a write.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -52,7 +51,7 @@ class Effects:
         self._in_order = [(self.position[node], memory) for node, memory in self._writes.items()]
 
     def shared_with(self, memory: Memory) -> Memory:
-        """The memory that some memory may be, or have a part of, at some call."""
+        """The memory that may alias some memory at some call."""
         bools, small, wide = self.by_width
         if not memory.isdisjoint(small):
             return memory | self.outside
@@ -61,20 +60,20 @@ class Effects:
         return memory.union(*more)
 
     def writes(self, node: fx.Node) -> Memory:
-        """The memory that a node may write."""
+        """Memory that a node may write."""
         return self._writes.get(node, frozenset())
 
     def is_written(self, node: fx.Node) -> bool:
-        """Whether some node names the memory that this one's result lies in as what it writes."""
+        """Whether some node names this result's memory as the target of a write."""
         return not self.written.isdisjoint(storages(node))
 
     def ever_written(self, node: fx.Node) -> bool:
-        """Whether the memory that a node's result lies in may be written anywhere in the graph."""
+        """Whether any node of the graph may write this result's memory."""
         memory = storages(node)
         return any(not touched.isdisjoint(memory) for _, touched in self._in_order)
 
     def written_between(self, reads: Iterable[fx.Node], first: fx.Node, last: fx.Node) -> bool:
-        """Whether memory of ``reads`` may be written after ``first`` and before ``last``, both excluded."""
+        """Whether a node between ``first`` and ``last`` may write memory of ``reads``."""
         start, end = sorted((self.position[first], self.position[last]))
         memory = {identity for node in reads for identity in storages(node)}
         return any(
@@ -82,14 +81,14 @@ class Effects:
         )
 
     def writes_before(self, node: fx.Node, place: fx.Node) -> int:
-        """How many writes to ``node``'s memory may stand before ``place``; where it is equal, equal values are read."""
+        """How many writes to a node's memory may come before ``place``. Equal counts mean equal contents."""
         memory, end = storages(node), self.position[place]
         return sum(1 for index, touched in self._in_order if index < end and not touched.isdisjoint(memory))
 
     def admit(self, graph: fx.Graph) -> None:
-        """Give nodes that were put into the graph since, and write nothing, the position of their neighbour.
+        """Give new nodes, which write nothing, the position of their neighbour.
 
-        For a pass that makes many small edits: what else changed is known to it, and counting anew takes longer.
+        For passes with many small edits, because computing all effects again takes longer.
         """
         before = 0
         for node in graph.nodes:
@@ -97,32 +96,32 @@ class Effects:
 
 
 def _by_width(nodes: Iterable[fx.Node]) -> tuple[Memory, Memory, Memory]:
-    """Memory of bools, of other numbers of one byte, and of wider ones.
+    """Memory of bools, of other numbers of one byte, and of wider numbers.
 
-    Bools and wider numbers are assumed to be apart, which each call of a compiled graph checks (``lowering/apart``).
-    A mask that is passed in is then no reason for a cache to wait, nor the other way round. Bytes may be either.
+    Bools and wider numbers are assumed not to alias, which each call of a compiled graph checks (``lowering/apart``).
+    So a mask does not order writes to a cache. Bytes may alias both.
     """
-    found: tuple[set[int], set[int], set[int]] = (set(), set(), set())
+    by_kind: tuple[set[int], set[int], set[int]] = (set(), set(), set())
     for node in nodes:
         for tensor in tensors_of(node):
             kind = 0 if tensor.dtype is torch.bool else 1 if tensor.dtype.itemsize == 1 else 2
             if tensor.layout == torch.strided:
-                found[kind].add(storage_id(tensor))
-    bools, small, wide = map(frozenset, found)
-    both = bools & wide  # one memory that is seen as both
+                by_kind[kind].add(storage_id(tensor))
+    bools, small, wide = map(frozenset, by_kind)
+    both = bools & wide  # one memory with views of both
     return bools - both, small | both, wide - both
 
 
 def memory_read(node: fx.Node) -> Memory:
-    """The memory that a node's arguments lie in."""
+    """Memory of a node's arguments."""
     return frozenset(memory for parent in node.all_input_nodes for memory in storages(parent))
 
 
 def reshaped_memory(nodes: Iterable[fx.Node]) -> Memory:
-    """The memory of tensors that some of these nodes give other sizes in place.
+    """Memory of tensors whose sizes some of these nodes change in place.
 
-    Several nodes may give one tensor object (``x.float()`` of float32 is ``x``), and all see its new sizes: such
-    memory's views are told apart by their order alone.
+    Several nodes may return one tensor object (``x.float()`` of float32 is ``x``), and all see its new sizes. So nodes
+    on such memory must keep their order.
     """
     return frozenset(
         memory
@@ -133,7 +132,7 @@ def reshaped_memory(nodes: Iterable[fx.Node]) -> Memory:
 
 
 def made_memory(node: fx.Node) -> bool:
-    """Whether a node's result is a tensor in memory that the node, or whose results it is one of, has made."""
+    """Whether a node, or the op whose result it is an item of, allocated its tensor."""
     if not isinstance(fake(node), torch.Tensor):
         return False
     maker = node
@@ -148,14 +147,13 @@ def made_memory(node: fx.Node) -> bool:
 
 
 def layout_to_keep(node: fx.Node) -> Order | None:
-    """How the result of a library's kernel is to be laid out for those who read it by its fake's strides.
+    """The order of dimensions that readers of a kernel's result expect; None where nothing has to be enforced.
 
-    None where that is certain without a look: numbers, single elements, views, and memory that was there before. None
-    too where the result has gaps or overlaps by its fake, which nothing here would give it: see ``has_layout``.
+    None for numbers, single elements, views and memory that existed before. None too where the fake has gaps or
+    overlaps, which cannot be enforced: see ``has_layout``.
 
-    A fake's strides are what an op's Python description says, and the kernel behind it may lay its result out in
-    another way: by the CPU, its libraries, the backend that attention is told to use, a plugin's taste. So only our
-    own kernels, and loops that are compiled for these strides, are taken at their word.
+    The strides of a fake come from an op's Python description. The kernel may use others, depending on the CPU, its
+    libraries or the attention backend. So only our kernels, and loops compiled for these strides, are trusted.
     """
     value = fake(node)
     if not isinstance(value, torch.Tensor) or value.dim() == 0 or not made_memory(node):
@@ -164,7 +162,7 @@ def layout_to_keep(node: fx.Node) -> Order | None:
 
 
 def has_layout(node: fx.Node) -> bool:
-    """Whether the strides of a kernel's result may be read off its fake, once it lies as ``layout_to_keep`` says."""
+    """Whether a kernel's result has the strides of its fake, once ``layout_to_keep`` is enforced."""
     value = fake(node)
     return not isinstance(value, torch.Tensor) or not made_memory(node) or dense_order(value) is not None
 
@@ -173,19 +171,21 @@ _NAME = "_dlinfer_effects"
 
 
 def effects_of(graph: fx.Graph) -> Effects:
-    """The effects of a graph: worked out at the first question, and again whenever a node, its arguments or its fake
-    has changed since. Whoever holds on to the answer while editing the graph answers for that itself."""
+    """The effects of a graph. Cached until a node, its arguments or its fake changes.
+
+    A pass that keeps the result while it edits the graph is responsible for it.
+    """
     state = [(node, node.args, node.kwargs, fake(node)) for node in graph.nodes]
     known: tuple[list[Any], Effects] | None = getattr(graph, _NAME, None)
     if known is not None and _same_state(known[0], state):
         return known[1]
-    made = Effects(graph)
-    setattr(graph, _NAME, (state, made))
-    return made
+    effects = Effects(graph)
+    setattr(graph, _NAME, (state, effects))
+    return effects
 
 
 def _same_state(old: list[Any], new: list[Any]) -> bool:
-    """Whether two states are of the same objects, all of which they keep alive."""
+    """Whether two states hold the same objects."""
     return len(old) == len(new) and all(
         one is other
         for before, after in zip(old, new, strict=True)

@@ -1,4 +1,4 @@
-"""Cutting nodes out of a graph into a graph of their own."""
+"""Extracts nodes of a graph into a subgraph."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,8 @@ from dlinfer.graph.torch_private.symbols import plain_symbol, symbols_of
 class Subgraph:
     """Some nodes of a graph as a module of their own.
 
-    inputs: nodes outside whose results it takes, one for each of its placeholders.
-    outputs: nodes inside whose results are read outside, in the order of its output tuple.
-    made: inputs that the graph around it had no node for: sizes of its placeholders, to be read before all else.
+    inputs: outer nodes, one for each placeholder. outputs: inner nodes that outer nodes read, in the order of results.
+    made: inputs that were inserted into the outer graph: sizes of placeholders, to be read first.
     """
 
     graph_module: fx.GraphModule
@@ -35,7 +34,7 @@ class Subgraph:
 
 
 def extract(owner: fx.GraphModule, nodes: Sequence[fx.Node], name: str) -> Subgraph:
-    """Copy ``nodes``, given in the order they are to run in, into a graph of their own."""
+    """Copy nodes, in the order in which they run, into a subgraph."""
     inside = set(nodes)
     outputs = tuple(n for n in nodes if any(user not in inside for user in n.users))
     return extract_with_outputs(owner, nodes, outputs, name)
@@ -44,7 +43,7 @@ def extract(owner: fx.GraphModule, nodes: Sequence[fx.Node], name: str) -> Subgr
 def extract_with_outputs(
     owner: fx.GraphModule, nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], name: str
 ) -> Subgraph:
-    """As ``extract``, with the outputs chosen by the caller."""
+    """As ``extract``, with these outputs."""
     inside = set(nodes)
     parents = dict.fromkeys(p for n in nodes for p in n.all_input_nodes if p not in inside)
     before = set(owner.graph.nodes)
@@ -77,10 +76,10 @@ def extract_with_outputs(
 def _symbol_inputs(
     owner: fx.GraphModule, parents: Iterable[fx.Node], nodes: Sequence[fx.Node]
 ) -> list[fx.Node]:
-    """Nodes for the symbols in the shapes of ``nodes`` that no input shows by being one or having one as a size.
+    """Nodes for the symbols of ``nodes`` that are neither an input nor a size of one.
 
-    Compilers of a cut-out graph take a symbol's value from such an input. Symbols that the nodes themselves bring
-    into being (by ``item`` or ``nonzero``) have none.
+    Compilers take a symbol's value from an input of the subgraph. Unbacked symbols that ``nodes`` create (``item``,
+    ``nonzero``) need none.
     """
     shown = {symbol for node in parents for symbol in _shown(fake(node))}
     used: set[Any] = set()
@@ -93,7 +92,7 @@ def _symbol_inputs(
 
 
 def _origin(owner: fx.GraphModule, symbol: object) -> fx.Node:
-    """The first node of ``owner`` whose result has a symbol."""
+    """The first node whose result has a symbol."""
     return next(
         node
         for node in owner.graph.nodes
@@ -107,10 +106,10 @@ def _shown(value: object) -> set[Any]:
 
 
 def _node_of(owner: fx.GraphModule, symbol: object) -> fx.Node:
-    """A node of ``owner`` whose value is ``symbol`` and which runs before all that needs it.
+    """A node whose value is a symbol, before everything that needs it.
 
-    An input that is the symbol, an input's size, or the op inside that brings it into being. A size that the graph
-    itself reads somewhere may come too late. Raises CaptureError where there is none.
+    An input, an input's size, or the op that creates the symbol. A ``sym_size`` of the graph may come too late. Raises
+    CaptureError where there is none.
     """
     placeholders = owner.graph.find_nodes(op="placeholder")
     for node in placeholders:
@@ -123,9 +122,9 @@ def _node_of(owner: fx.GraphModule, symbol: object) -> fx.Node:
         for dim, size in enumerate(fake(node).shape if isinstance(fake(node), torch.Tensor) else ()):
             if plain_symbol(size) == symbol:
                 with owner.graph.inserting_after(placeholders[-1]):
-                    made = owner.graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
-                made.meta |= {"val": size, _READ_FIRST: True}
-                return made
+                    read = owner.graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
+                read.meta |= {"val": size, _READ_FIRST: True}
+                return read
     for node in owner.graph.nodes:
         if node.op == "call_function" and plain_symbol(fake(node)) == symbol:
             return node
@@ -135,4 +134,4 @@ def _node_of(owner: fx.GraphModule, symbol: object) -> fx.Node:
 
 
 _READ_FIRST = "read_first"
-"""Key in the meta of a size that a Subgraph made."""
+"""Key in the meta of a ``sym_size`` that was inserted for a Subgraph."""

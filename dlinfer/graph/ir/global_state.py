@@ -1,8 +1,8 @@
 """The global state of torch that a compiled graph depends on: recorded at compile time, compared at each call.
 
-Autocast and the recording of gradients belong to the calling thread. A graph always runs without them: its casts are
-nodes of its own. The default dtype and deterministic algorithms belong to the process, so a call cannot change them
-without changing what other threads compute. Where they would change the graph's results, the call is refused.
+A graph always runs without autocast and without recording gradients, which are settings of the calling thread. Its
+casts are nodes. The default dtype and deterministic algorithms are settings of the process, which a call must not
+change. Where they would change the graph's results, the call is refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +45,7 @@ class GlobalState:
 
 
 class Requirement:
-    """What a graph needs of the process's settings. Asked at each call, so it costs what two getters cost."""
+    """The settings of the process that a graph needs. The check at each call costs two getters."""
 
     def __init__(self, state: GlobalState, reads_default_dtype: bool) -> None:
         self.state = state
@@ -54,7 +54,7 @@ class Requirement:
 
     @classmethod
     def of(cls, graph: fx.Graph) -> "Requirement":
-        """What a graph needs that is compiled now."""
+        """The requirement of a graph that is compiled now."""
         return cls(GlobalState.now(), reads_default_dtype(graph))
 
     def run(self, program: Callable[..., object], inputs: Sequence[object]) -> Any:
@@ -71,7 +71,7 @@ class Requirement:
         return program(*inputs)
 
     def check_default_dtype(self) -> None:
-        """Raises TorchStateChangedError where the graph reads the default dtype, and it is another one now."""
+        """Raises TorchStateChangedError where the graph reads the default dtype and it has changed."""
         given = torch.get_default_dtype()
         if self._dtype is not None and given is not self._dtype:
             raise TorchStateChangedError(what="the default dtype", compiled_for=self._dtype, given=given)
@@ -84,12 +84,12 @@ class Requirement:
             raise TorchStateChangedError(what="fill_uninitialized_memory", compiled_for="off", given="on")
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """As JSON."""
         return {**asdict(self.state), "reads_default_dtype": self.reads_default_dtype}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Requirement":
-        """What ``to_dict`` gave. Raises KeyError, TypeError and ValueError on other data."""
+        """From ``to_dict``. Raises KeyError, TypeError and ValueError on other data."""
         fields = dict(data)
         reads = bool(fields.pop("reads_default_dtype"))
         dtype_named(fields["default_dtype"])
@@ -105,7 +105,7 @@ def dtype_named(name: str) -> torch.dtype:
 
 
 def explicit_dtypes(graph: fx.Graph) -> None:
-    """Write the dtype into calls that leave it to torch's default: ``rand``, ``zeros``, ``arange``."""
+    """Add the dtype to calls that use the default dtype: ``rand``, ``zeros``, ``arange``."""
     for node in graph.nodes:
         op = overload(node)
         if op is None or op.namespace != "aten" or not _is_float_of_no_float(node):
@@ -115,8 +115,11 @@ def explicit_dtypes(graph: fx.Graph) -> None:
 
 
 def reads_default_dtype(graph: fx.Graph) -> bool:
-    """Whether torch's default dtype may decide the dtype of a result: of a float that is made of no float, with no
-    dtype in the call, and of anything inside ops that are neither torch's nor dlinfer's."""
+    """Whether a result may depend on the default dtype.
+
+    A floating-point result without floating-point arguments and without a ``dtype`` argument does. Ops of other
+    libraries may.
+    """
     return any(_reads_default_dtype(node) for node in graph.nodes if node.op == "call_function")
 
 

@@ -1,7 +1,7 @@
-"""Where a tensor's elements lie: questions of sizes and strides, and the step that makes an answer true.
+"""Sizes, strides and contiguity of fake tensors, and the step that enforces a layout.
 
-Fake tensors are asked, by arithmetic on what their sizes and strides say: no guard is added, and an answer that is not
-certain for every value of the symbols is no. ``laid_out`` runs behind a kernel, on its real result.
+Questions add no guard. The answer is yes only where it is certain for every value of the symbols. ``laid_out`` runs
+after a kernel, on its real result.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ import torch
 from dlinfer.graph.torch_private.symbols import expression_of, same_expression
 
 Order = tuple[int, ...]
-"""A tensor's dimensions as they lie in memory, outermost first."""
+"""A tensor's dimensions in the order of memory, outermost first."""
 
 LAYOUT = "layout"
 """The callee of the step that calls ``laid_out``."""
 
 
 def same_size(one: object, other: object) -> bool:
-    """Whether two sizes, strides or offsets are certainly equal. Symbolic ones are compared as they are written."""
+    """Whether two sizes, strides or offsets are certainly equal: the same number or the same expression."""
     return expression_of(one) == expression_of(other)
 
 
@@ -29,7 +29,7 @@ def same_sizes(one: Sequence[object], other: Sequence[object]) -> bool:
 
 
 def same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two views of one memory certainly show the same elements in the same shape and dtype."""
+    """Whether two views of one memory certainly have the same elements, shape and dtype."""
     return (
         one.dtype is other.dtype
         and same_sizes(one.shape, other.shape)
@@ -39,15 +39,12 @@ def same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def is_contiguous(value: torch.Tensor) -> bool:
-    """Whether a fake tensor is certainly contiguous.
-
-    Asking a fake tensor itself, with symbolic sizes, would take milliseconds.
-    """
+    """Whether a fake tensor is certainly contiguous. ``Tensor.is_contiguous`` takes milliseconds on symbolic sizes."""
     return is_dense(value, range(value.dim()))
 
 
 def is_dense(value: torch.Tensor, order: Sequence[int]) -> bool:
-    """Whether a fake tensor certainly has no gaps and no overlaps, its dimensions lying in this order."""
+    """Whether a fake tensor certainly has no gaps and no overlaps, with its dimensions in this order."""
     expected: Any = 1
     for dim in reversed(order):
         size, stride = value.shape[dim], value.stride(dim)
@@ -60,18 +57,15 @@ def is_dense(value: torch.Tensor, order: Sequence[int]) -> bool:
 
 
 def dense_order(value: torch.Tensor) -> Order | None:
-    """The order in which a fake tensor's dimensions lie in memory; None where it has, or may have, gaps or overlaps.
-
-    A tensor that is contiguous has its dimensions in their own order.
-    """
+    """The order of a fake tensor's dimensions in memory; None where it may have gaps or overlaps."""
     own = tuple(range(value.dim()))
     if is_contiguous(value) or any(same_size(size, 0) for size in value.shape):
         return own
     left, order = list(own), []
     expected: Any = 1
     while left:
-        # From the innermost: the dimension whose stride is what has been filled so far. Of several the last; sizes of
-        # 1 fit anywhere, but stay where they are if they can.
+        # From the innermost: the dimension whose stride is the number of elements so far, the last of several. Sizes of
+        # 1 fit anywhere, and stay in their place if they can.
         free = [dim for dim in left if same_size(value.shape[dim], 1)]
         fitting = [dim for dim in left if same_size(value.stride(dim), expected)]
         if not fitting and not free:
@@ -87,12 +81,12 @@ def dense_order(value: torch.Tensor) -> Order | None:
 
 
 def _counted(size: object) -> Any:
-    """A size as strides count it: torch counts one that may be 0 as 1 there."""
+    """A size as strides count it: torch counts 0 as 1."""
     return max(size, 1) if isinstance(size, int) else torch.sym_max(size, 1)
 
 
 def laid_out(tensor: torch.Tensor, order: Order | None) -> torch.Tensor:
-    """The tensor, or a copy of it, dense with its dimensions in this order of memory. None: contiguous."""
+    """The tensor, or a copy of it, dense with its dimensions in this order. None: contiguous."""
     if order is None:
         return tensor.contiguous()
     ordered = tensor.permute(order)

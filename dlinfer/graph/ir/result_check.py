@@ -1,6 +1,6 @@
-"""Checks behind kernels that are not ours: a result has the dtype and the sizes that its op's fake function says.
+"""Assertions after kernels that are not ours: a result has the dtype and sizes of its op's fake function.
 
-Loops that are compiled for those read memory by them, so a wrong fake function would let them read past its end.
+Compiled loops read memory by these sizes. With a wrong fake function they would read past the end.
 """
 
 import torch
@@ -11,7 +11,7 @@ from dlinfer.graph.ir.effects import made_memory
 from dlinfer.graph.torch_private.symbols import fixed_size, plain_symbol
 
 CHECK = "check"
-"""The kind of the step that calls ``check_result``; its callee goes on with the name of the op."""
+"""The kind of the step that calls ``check_result``. Its callee ends with the name of the op."""
 
 _aten = torch.ops.aten
 _PLAIN_COPIES = frozenset(
@@ -28,26 +28,26 @@ _PLAIN_COPIES = frozenset(
 
 
 def maker_of(node: fx.Node) -> str:
-    """The name of the op that a node's result, or the sequence that it is an item of, comes from."""
+    """The name of the op that computes a node's result, or the sequence that it is an item of."""
     while overload(node) is None and node.op == "call_function" and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return op_name(node)
 
 
 Size = int | fx.Node | tuple[fx.Node, int] | None
-"""A number, the input of the graph that is it, an input and the dimension that has it, or None where no input tells."""
+"""A number, an input that is the size, an input and its dimension, or None where no input has the size."""
 
 
 def expected_result(node: fx.Node) -> tuple[torch.dtype, tuple[Size, ...]] | None:
-    """The dtype and the sizes that a node's result must have, where its op made it; else None.
+    """The dtype and sizes that a node's result must have, where its op allocated it; else None.
 
-    A size that no input tells is read from the result itself, or asserted where loops take it.
+    A size that no input has is read from the result itself, or asserted where loops read it.
     """
     value = fake(node)
     if not isinstance(value, torch.Tensor) or not made_memory(node) or overload(node) in _PLAIN_COPIES:
         return None
     if maker_of(node).startswith("dlinfer."):
-        return None  # conformance holds a vendor's kernels to the fused op's fake function
+        return None  # conformance tests a vendor's kernels against the fake function
     return value.dtype, tuple(_size(node.graph, size) for size in value.shape)
 
 
@@ -70,7 +70,7 @@ def _size(graph: fx.Graph, size: object) -> Size:
 def check_result(result: torch.Tensor, dtype: torch.dtype, sizes: tuple[object, ...]) -> None:
     """Raises ValueError where a result has another dtype, rank or size than these.
 
-    A size is a number, a tensor and the dimension that has it, or None, which is any size.
+    A size is a number, a tensor and its dimension, or None for any size.
     """
     shape = result.shape
     if result.dtype is dtype and shape == sizes:

@@ -1,4 +1,4 @@
-"""The error of a graph that failed while running, of the class that eager raises too."""
+"""GraphRunError, as a subclass of the exception that eager mode raises."""
 
 import functools
 from typing import Any
@@ -15,10 +15,9 @@ _PLAIN = frozenset(
 
 
 def run_error(kind: type[Exception]) -> type[GraphRunError] | None:
-    """The class of GraphRunError that is also a ``kind``, so that ``except IndexError`` works as in eager mode.
+    """A class of GraphRunError that is also a ``kind``, so that ``except IndexError`` works as in eager mode.
 
-    None where ``kind`` is not one of Python's plain exceptions, or one of these by another name: it may have attributes
-    that only its own code sets.
+    None for other than Python's plain exceptions, which may have attributes of their own.
     """
     if issubclass(GraphRunError, kind):
         return GraphRunError

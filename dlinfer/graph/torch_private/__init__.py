@@ -1,5 +1,5 @@
 """Every private name of torch that dlinfer needs, one file a subsystem.
 
-In come torch's objects, out come the same or plain data. Anybody may call; nobody else names a private part of torch.
+The other rooms call these functions and name no private part of torch themselves.
 ``tests/graph/torch_private`` uses each function, so a release of torch that changes one fails there first.
 """

@@ -1,4 +1,4 @@
-"""Dynamo: what it says of the graph that it hands to a backend, why it compiles again, and what it is told."""
+"""Dynamo: facts about the graph that it passes to a backend, why it recompiles, and marks on its inputs."""
 
 import inspect
 import re
@@ -15,35 +15,35 @@ SET_GRAD_ENABLED = torch._C._set_grad_enabled
 
 
 def dynamo_fake_mode() -> FakeTensorMode | None:
-    """The fake mode that Dynamo made for the backend it is calling; None outside such a call."""
+    """The fake mode of the backend call that Dynamo makes now; None outside such a call."""
     context = TracingContext.try_get()
     return context.fake_mode if context is not None else None
 
 
 def fakes_of_inputs(mode: FakeTensorMode, inputs: Sequence[object]) -> list[Any]:
-    """Fake twins of a Dynamo graph's inputs, with the symbolic sizes that Dynamo chose for them.
+    """Fakes of a Dynamo graph's inputs, with the symbolic sizes that Dynamo chose.
 
-    Dynamo hands the backend a fresh fake mode, because its own fakes may have been changed by the tracing.
-    The symbols come back through the symbolic context that it kept for each tensor.
+    Dynamo passes a fresh fake mode to the backend, because tracing may have changed its own fakes. The symbolic context
+    of each tensor holds the symbols.
     """
     context = TracingContext.try_get()
     assert context is not None, "called outside a Dynamo backend"
 
-    def twin(value: object) -> Any:
+    def faked(value: object) -> Any:
         if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
             return value
         symbolic = context.tensor_to_context.get(value)
-        # Symbols are found again by the name of the place that the tensor came from.
+        # Dynamo looks up symbols by the source of the tensor.
         source = getattr(symbolic, "tensor_source", None)
         return mode.from_tensor(
             value, symbolic_context=symbolic, source=source, static_shapes=symbolic is None
         )
 
-    return [twin(value) for value in inputs]
+    return [faked(value) for value in inputs]
 
 
 def input_sources(graph: fx.Graph) -> list[str]:
-    """For each placeholder of a Dynamo graph, the Python expression over ``L`` that Dynamo reads it from."""
+    """For each placeholder, Dynamo's source expression over ``L``."""
     names = []
     for node in graph.find_nodes(op="placeholder"):
         argument = node.meta.get("grapharg")
@@ -52,7 +52,7 @@ def input_sources(graph: fx.Graph) -> list[str]:
 
 
 def is_static_input(placeholder: fx.Node) -> bool:
-    """Whether Dynamo knows this input as a parameter or buffer of a module, the same tensor at each call."""
+    """Whether Dynamo marks an input as a module's parameter or buffer, the same tensor at each call."""
     return "_dynamo_static_input_type" in (placeholder.meta.get("tensor_dict") or {})
 
 
@@ -60,9 +60,9 @@ _OF_CLASS = re.compile(r"(?:dict\()?type\((L\[.*?)\)(?:\.__mro__\[\d+\])?\.__dic
 
 
 def constants_read() -> list[str]:
-    """Dynamo's expressions for what it took as a constant: numbers, flags, names, and dicts of hooks that are empty.
+    """Dynamo's sources of values that it specialized on: numbers, flags, names, and empty dicts of hooks.
 
-    An attribute of a class is read as one of the object, which may get one of its own later.
+    An attribute of a class is given as one of the object, which may get its own later.
     """
     context = TracingContext.try_get()
     assert context is not None, "called outside a Dynamo backend"
@@ -73,7 +73,7 @@ def constants_read() -> list[str]:
 
 
 def inputs_given_twice() -> list[tuple[str, str]]:
-    """Dynamo's expressions for inputs that are one tensor, of which its graph takes only the first."""
+    """Dynamo's sources of inputs that are the same tensor; its graph takes only the first."""
     context = TracingContext.try_get()
     assert context is not None, "called outside a Dynamo backend"
     return [
@@ -84,7 +84,7 @@ def inputs_given_twice() -> list[tuple[str, str]]:
 
 
 def recompilation_cause() -> str:
-    """Why Dynamo compiles a function again; empty at the first time by this backend."""
+    """Why Dynamo recompiles; empty at the first compilation by this backend."""
     from torch._dynamo.utils import get_metrics_context
 
     reason = get_metrics_context()._metrics.get("recompile_reason") or ""
@@ -92,7 +92,7 @@ def recompilation_cause() -> str:
 
 
 def dynamo_errors() -> tuple[type[Exception], ...]:
-    """What Dynamo raises where it cannot capture a function."""
+    """The exceptions that Dynamo raises where it cannot capture a function."""
     from torch._dynamo import exc
 
     return (exc.TorchDynamoException,)
@@ -108,9 +108,9 @@ def explain_dynamo_error(cause: Exception) -> tuple[str, str]:
 
 
 def broken_at_once(cause: AssertionError) -> str:
-    """The condition of a graph that was false of the call it was captured by; empty for another assertion.
+    """The guard that failed for the captured call itself; empty for another assertion.
 
-    Dynamo takes sizes that a broadcast makes equal for equal, and an unbacked one may have been 1.
+    Dynamo assumes that sizes which a broadcast makes equal are equal, and an unbacked size may have been 1.
     """
     found = re.match(r"Guard failed on the same frame.*reason: [\d/]+: (.*?)\s*(#|$)", str(cause), re.DOTALL)
     return found[1] if found else ""
@@ -129,28 +129,28 @@ def graph_breaks() -> list[tuple[str, str]]:
 
 
 def source_name(source: str) -> str:
-    """Dynamo's expression for an input, ``L['self']._modules['norm'].eps``, as people write it: ``self.norm.eps``."""
+    """A source, ``L['self']._modules['norm'].eps``, as Python code: ``self.norm.eps``."""
     return re.sub(
         r"^L\['(\w+)'\]", r"\1", re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", source)
     )
 
 
 def mark_unbacked(tensor: torch.Tensor, dim: int, counted: str) -> None:
-    """Tell Dynamo to assume nothing of a size, not even that it is not 1; sizes that count the same are equal."""
+    """Mark a size as unbacked, so that it may be 0 or 1. Sizes with one ``counted`` are equal."""
     from torch._dynamo.decorators import mark_unbacked as mark
 
     mark(tensor, dim, shape_id=counted)
 
 
 def mark_fixed(tensor: torch.Tensor, dim: int) -> None:
-    """Tell Dynamo that a size is the same in every call, where it would take any for one that changes."""
+    """Mark a size as static."""
     from torch._dynamo.decorators import mark_static
 
     mark_static(tensor, dim)
 
 
 def forget_compiled(method: Callable[..., object]) -> None:
-    """Drop what Dynamo has compiled for a function."""
+    """Drop Dynamo's compiled code of a function."""
     from torch._dynamo.eval_frame import reset_code
 
     reset_code(inspect.unwrap(method).__code__)
@@ -159,7 +159,7 @@ def forget_compiled(method: Callable[..., object]) -> None:
 def compile_apart(
     function: Callable[..., object], backend: Callable[..., object], dynamic: bool | None
 ) -> Any:
-    """``torch.compile`` whose cache entries are its own: nothing compiled before is used, counted or replaced."""
+    """``torch.compile`` with its own cache entries, so that earlier compilations are neither used nor counted."""
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         apart: dict[str, Any] = {"isolate_recompiles": True}
         return torch.compile(function, backend=backend, dynamic=dynamic, **apart)

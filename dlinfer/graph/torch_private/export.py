@@ -1,4 +1,4 @@
-"""torch.export: what an exported program says of its inputs and outputs."""
+"""torch.export: the inputs and outputs of an exported program."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def export_kinds(exported: Any) -> list[tuple[str, str, Any]]:
 
 
 def export_gives_results_only(exported: Any) -> bool:
-    """Whether the outputs of an exported graph are what the module returns, and none stands for a write."""
+    """Whether an exported graph returns only the module's outputs, and no new contents of inputs."""
     from torch.export.graph_signature import OutputKind
 
     return all(spec.kind == OutputKind.USER_OUTPUT for spec in exported.graph_signature.output_specs)

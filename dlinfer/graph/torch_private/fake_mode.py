@@ -29,7 +29,7 @@ __all__ = [
 
 
 def storage_id(fake: torch.Tensor) -> int:
-    """An identity of the memory behind a fake tensor: views of each other share it."""
+    """The identity of a fake tensor's storage, which views share."""
     return fake.untyped_storage()._cdata
 
 
@@ -44,12 +44,12 @@ def fresh_mode() -> FakeTensorMode:
 
 
 def strict_mode() -> FakeTensorMode:
-    """A fake mode with symbols of its own, in which no op runs for real and no real tensor is taken."""
+    """A fake mode with symbols of its own that runs no real kernel and takes no real tensor."""
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=False, allow_fallback_kernels=False)
 
 
 def with_symbols(mode: FakeTensorMode, example: torch.Tensor, dims: Iterable[int]) -> torch.Tensor:
-    """A fake of an example, whose sizes in ``dims`` are symbols, each its own; the others are numbers."""
+    """A fake of an example with a new symbol for each size in ``dims``; the other sizes are numbers."""
     kinds = [DimDynamic.STATIC] * example.dim()
     for dim in dims:
         kinds[dim] = DimDynamic.DYNAMIC
@@ -58,8 +58,8 @@ def with_symbols(mode: FakeTensorMode, example: torch.Tensor, dims: Iterable[int
 
 @contextmanager
 def symbolic(mode: FakeTensorMode) -> Iterator[None]:
-    """Ops run on fakes of ``mode``. Those that torch writes in C++ as calls of others (``pad``) take symbols for sizes:
-    without the Python dispatcher they would ask for numbers, and so assume them."""
+    """Run ops on fakes of ``mode``. With the Python dispatcher, ops composed in C++ (``pad``) keep symbolic sizes;
+    without it they would specialize them."""
     with torch.no_grad(), mode, enable_python_dispatcher():
         yield
 
@@ -81,11 +81,10 @@ def trace_coarse(
     *,
     decomposed: bool = False,
 ) -> fx.GraphModule:
-    """Run ``function`` on fake inputs and record the ATen and custom ops that it calls, uncomposed.
+    """Trace ``function`` on fake inputs before dispatch, into ATen and custom ops.
 
-    Before dispatch, ``linear``, ``layer_norm`` and ``scaled_dot_product_attention`` are one node each and writes
-    stay in place. ``decomposed`` records what reaches the kernels instead, which autocast needs: its casts happen
-    between the two.
+    ``linear``, ``layer_norm`` and ``scaled_dot_product_attention`` are one node each, and writes stay in place.
+    ``decomposed`` traces after dispatch instead, which autocast needs: its casts happen in between.
     """
     with torch.no_grad(), mode, _admits_real_constants(mode):
         return make_fx(function, pre_dispatch=not decomposed, _allow_non_fake_inputs=True)(*fakes)
@@ -97,14 +96,14 @@ def trace_decomposed(
     mode: FakeTensorMode,
     table: dict[Any, Callable[..., Any]],
 ) -> fx.GraphModule:
-    """Record ``function`` on fakes as the ops that are left after dispatch and the decompositions in ``table``."""
-    # As AOTAutograd does: kernels in C++ that take no symbolic sizes (pad) are decomposed in Python instead.
+    """Trace ``function`` on fakes after dispatch, with the decompositions in ``table``."""
+    # As in AOTAutograd: ops composed in C++ that take no symbolic sizes (pad) are decomposed in Python.
     with torch.no_grad(), mode, _admits_real_constants(mode), enable_python_dispatcher():
         return make_fx(function, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
 
 
 def undecided_errors() -> tuple[type[Exception], ...]:
-    """What fake ops raise where they would have to know a size that is only known at each call."""
+    """The exceptions of fake ops that depend on the value of an unbacked size."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     return (GuardOnDataDependentSymNode,)

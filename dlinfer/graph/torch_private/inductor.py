@@ -1,4 +1,4 @@
-"""Inductor: its decompositions, the ops that it calls a library for, and graphs that it compiles, saves and loads."""
+"""Inductor: its decompositions, its fallback kernels, and graphs that it compiles, saves and loads."""
 
 import functools
 import math
@@ -28,7 +28,7 @@ _PASSES = (
     "_post_fusion_custom_pass",
     "_fuse_ddp_communication_passes",
 )
-"""Settings that hold functions, which torch leaves out of what it calls the portable configuration."""
+"""Settings that hold functions, which torch leaves out of the portable configuration."""
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -39,14 +39,14 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def calls_library(op: object) -> bool:
-    """Whether inductor has no loop of its own for an op and calls torch's kernel from its code."""
+    """Whether inductor calls torch's kernel for an op instead of a loop of its own."""
     from torch._inductor import lowering
 
     return op not in lowering.lowerings or op in lowering.fallbacks
 
 
 def configuration() -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of inductor, and of aot_autograd before it: (all that code depends on, those that were changed)."""
+    """Settings of inductor and aot_autograd: (all that compiled code depends on, those that were changed)."""
     import torch._functorch.config as functorch
     from torch._inductor import config
 
@@ -60,7 +60,7 @@ def configuration() -> tuple[dict[str, Any], dict[str, Any]]:
 
 @functools.lru_cache(maxsize=8)
 def _portable(inductor: bytes, functorch: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Both parts of ``configuration`` but for functions, while the configurations have these hashes."""
+    """Both parts of ``configuration`` without functions, cached by the configurations' hashes."""
     import torch._functorch.config as functorch_config
     from torch._inductor import config
 
@@ -79,7 +79,7 @@ def _portable(inductor: bytes, functorch: bytes) -> tuple[dict[str, Any], dict[s
 
 
 def _pass_identity(custom: object) -> Any:
-    """What identifies a pass that was given to inductor; a function that does not say is another in each process."""
+    """The identity of a custom pass. A function without a uuid differs in each process."""
     if isinstance(custom, (list, tuple)):
         return [_pass_identity(one) for one in custom]
     if custom is None or isinstance(custom, str):  # the name of one that torch has
@@ -89,7 +89,7 @@ def _pass_identity(custom: object) -> Any:
 
 
 def compiler() -> str:
-    """The C++ compiler that inductor calls, as it says itself; ``none`` where there is none."""
+    """The version line of inductor's C++ compiler; ``none`` where there is none."""
     from torch._inductor import config
 
     chosen: Any = config.cpp.cxx
@@ -108,16 +108,16 @@ def _compiler(names: tuple[str, ...]) -> str:
 
 
 def compile_loops(graph_module: fx.GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> Any:
-    """Compile a functional graph by inductor: a callable with the graph's inputs, that can be saved.
+    """Compile a functional graph with inductor into a callable that can be saved.
 
-    Guards that inductor puts on the symbols land in the mode's ShapeEnv: see ``guards_of``.
+    Guards on symbols are added to the mode's ShapeEnv: see ``guards_of``.
     """
     from torch._guards import tracing
     from torch._inductor import standalone_compile
 
     patches = {
         "fallback_random": True,
-        # Round to bfloat16 after each op as the model written in torch does, so that results agree with eager's.
+        # Round to bfloat16 after each op, as eager mode does.
         "emulate_precision_casts": True,
         # Its constant folding also turns ``x + zeros`` into x, so that two results, or a result and an input,
         # would share memory; a later write to one would show in the other.

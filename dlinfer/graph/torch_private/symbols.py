@@ -1,4 +1,4 @@
-"""Symbols of symbolic sizes: which a value has, the range and example of each, and new ones."""
+"""Symbols of symbolic sizes: their ranges and hints, and new symbols."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ SYMBOL = re.compile(r"\b[suz]\d+\b")
 
 
 def symbols_of(value: object) -> list[Any]:
-    """The symbols of a fake tensor's sizes and strides or of a symbolic number, in the order of their mention."""
+    """The symbols of a fake tensor's sizes and strides or of a symbolic number, in order."""
     numbers = [*value.shape, *value.stride()] if isinstance(value, torch.Tensor) else [value]
     return [
         symbol
@@ -54,7 +54,7 @@ def symbols_of(value: object) -> list[Any]:
 
 
 def plain_symbol(value: object) -> Any:
-    """The symbol that a symbolic number is, where it is nothing but one; else None."""
+    """The symbol of a symbolic number that is a single symbol; else None."""
     if isinstance(value, torch.SymInt) and value.node.expr.is_symbol:
         return value.node.expr
     return None
@@ -72,12 +72,12 @@ def same_expression(one: object, other: object) -> bool:
     terms: list[Any] = [expression_of(one), expression_of(other)]
     if terms[0] == terms[1]:
         return True
-    # Two products of one another's factors may be written differently: 8*(n + 1) is 8*n + 8.
+    # Equal expressions may be written differently: 8*(n + 1) is 8*n + 8.
     return (terms[0] - terms[1]).expand() == 0
 
 
 def multiple_of(size: object, other: object) -> float | None:
-    """How many times ``other`` a size is, where that is the same for every value of their symbols. Adds no guard."""
+    """The quotient of two sizes, where it is the same for every value of their symbols. Adds no guard."""
     import sympy
 
     terms: list[Any] = [
@@ -89,7 +89,7 @@ def multiple_of(size: object, other: object) -> float | None:
 
 
 def fresh_symbol(mode: FakeTensorMode, symbol: Any, environment: ShapeEnv, number: int) -> Any:
-    """A symbol of ``mode`` with the range of ``symbol`` and, where it has one, its example value."""
+    """A new symbol of ``mode`` with the range and the hint of ``symbol``."""
     hint = environment.backed_var_to_val.get(symbol)
     return _create(mode, number, environment.var_to_range[symbol], None if hint is None else int(hint))
 
@@ -97,7 +97,7 @@ def fresh_symbol(mode: FakeTensorMode, symbol: Any, environment: ShapeEnv, numbe
 def new_symbol(
     mode: FakeTensorMode, number: int, low: int, high: int | None, hint: int | None
 ) -> torch.SymInt:
-    """A symbolic size. Where it may be 0 or 1 nothing is assumed of it, not even that it is not 1."""
+    """A new symbolic size. One that may be 0 or 1 is unbacked, so that neither value is specialized."""
     from torch.utils._sympy.numbers import int_oo
     from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -109,13 +109,13 @@ def new_symbol(
 
 
 def _create(mode: FakeTensorMode, number: int, limits: Any, hint: int | None) -> Any:
-    """A new symbol in a range; without an example nothing is assumed of it."""
+    """A new symbol in a range; an unbacked one where there is no hint."""
     from torch._dynamo.source import LocalSource
 
     env = mode.shape_env
     assert env is not None
     if hint is None:
-        with env.ignore_fresh_unbacked_symbols():  # it comes from an input, not from a node
+        with env.ignore_fresh_unbacked_symbols():  # an input brings it, not a node
             made = env.create_unbacked_symint().node.expr
     else:
         made = env.create_symbol(
@@ -138,27 +138,27 @@ def symbolic_number(mode: FakeTensorMode, value: torch.SymInt, fresh: dict[Any, 
 
 
 def fake_of_any_length(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
-    """A fake of a tensor whose first size is a symbol, one for equal sizes; 0 and 1 stay what they are."""
+    """A fake of a tensor whose first size is a symbol, shared by equal sizes; 0 and 1 are specialized."""
     kinds = [DimDynamic.STATIC if dim else DimDynamic.DUCK for dim in range(tensor.dim())]
     return mode.from_tensor(tensor, symbolic_context=StatelessSymbolicContext(kinds))
 
 
 def fixed_size(size: Any) -> int | None:
-    """A size that is a number, or a symbol that became one; None for one that may vary."""
+    """A size that is a number, or was specialized to one; None for a size that may vary."""
     if isinstance(size, torch.SymInt):
         return int(size.node.expr) if size.node.expr.is_number else None
     return size
 
 
 def example_number(number: int | torch.SymInt, unknown: int = 0) -> int:
-    """The value that a symbolic number had in the call that was captured; ``unknown`` where it had none."""
+    """The hint of a symbolic number; ``unknown`` where it has none."""
     if not isinstance(number, torch.SymInt):
         return number
     return int(number.node.hint) if number.node.has_hint() else unknown
 
 
 def size_range(size: Any) -> int | tuple[int, int | None]:
-    """A size, or the range that a symbolic one may have: sympy has no bounds of some quotients."""
+    """A size, or the range of a symbolic one. A bound that sympy cannot compute is 0 or None."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     limits = size.node.shape_env.bound_sympy(size.node.expr)
@@ -175,9 +175,9 @@ def lowest_size(size: object) -> int:
 def declared_range(
     symbol: Any, mode: FakeTensorMode, declared: Mapping[Any, Any]
 ) -> tuple[int, int | None, int | None]:
-    """(lowest, highest or None, example or None) of a symbol; what torch.export was told goes before what it found.
+    """(lowest, highest or None, hint or None) of a symbol, from the declared range before the inferred one.
 
-    torch.export takes every size for 2 or more while it looks, and widens the range to what it was told afterwards.
+    torch.export traces with every size at 2 or more, and widens the range to the declared one afterwards.
     """
     env = mode.shape_env
     assert env is not None
@@ -188,7 +188,7 @@ def declared_range(
 
 
 def symbol_ranges(fakes: Sequence[object]) -> dict[str, str]:
-    """The range that each symbol in the inputs' sizes may take, as text."""
+    """The range of each symbol in the inputs' sizes, as text."""
     ranges: dict[str, str] = {}
     for value in fakes:
         numbers = [*value.shape, *value.stride()] if isinstance(value, torch.Tensor) else [value]
@@ -201,7 +201,7 @@ def symbol_ranges(fakes: Sequence[object]) -> dict[str, str]:
 
 
 def sized_symbols(mode: FakeTensorMode) -> dict[str, str]:
-    """Each symbolic integer that comes in: the values it may take and where it is read from."""
+    """Each symbolic integer of the inputs: its range and its source."""
     from torch.utils._sympy.numbers import int_oo
 
     environment = mode.shape_env

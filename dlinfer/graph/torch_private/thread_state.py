@@ -1,4 +1,4 @@
-"""What torch has set for the thread that calls a compiled graph: autocast and the recording of gradients."""
+"""Autocast and grad mode of the thread that calls a compiled graph."""
 
 from collections.abc import Callable
 from typing import Any
