@@ -1,6 +1,6 @@
 """HOW a model becomes a compiled graph.
 
-The doors are here: ``backend`` (torch.compile), ``options``, ``engine`` (the base class of engines, and the search for
-one) and ``observe`` (a report's view of a compilation). Behind them are rooms, from the lowest: torch_private, ir,
-passes, report, cache, codec, capture, functional, onnx, lowering, selftest, engine_kit, direct.
+The entry points are here: ``backend`` (torch.compile), ``options``, ``engine`` (the base class of engines), ``observe``
+and ``debug``. The rooms, from the lowest: torch_private, ir, interface, passes, report, cache, capture, codec,
+functional, onnx, lowering, selftest, engine_kit, bound_call.
 """

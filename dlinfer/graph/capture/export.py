@@ -77,15 +77,15 @@ def read_export(
     fakes = tuple(node.meta["val"] for node in placeholders)
     captured = _with_resolved(Captured(graph_module, fakes, mode_of(fakes)), weights)
     explicit_dtypes(captured.graph_module.graph)  # an artifact is called, and loaded, under other defaults
-    given = isinstance(module, ExportedProgram)
+    is_program = isinstance(module, ExportedProgram)
     return Exported(
         captured,
         weights,
         inputs,
         _output_names(program),
         program.range_constraints,
-        None if given else pytree.tree_leaves((args, dict(kwargs or {}))),
-        None if given else _reference(module, targets, program),
+        None if is_program else pytree.tree_leaves((args, dict(kwargs or {}))),
+        None if is_program else _reference(module, targets, program),
     )
 
 
@@ -127,7 +127,7 @@ def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
 
 
 def input_names(placeholders: Iterable[torch.fx.Node], program: ExportedProgram) -> dict[torch.fx.Node, str]:
-    """What the module calls its inputs. fx puts a number behind a word of Python's: ``input`` is node ``input_1``."""
+    """The names of the module's inputs. fx puts a number behind a word of Python's: ``input`` is node ``input_1``."""
     signature = program.module_call_graph[0].signature
     parameters = set((signature.forward_arg_names if signature is not None else None) or ())
     names = {}
@@ -163,7 +163,7 @@ def _reference(module: torch.nn.Module, targets: list[str], program: ExportedPro
 
     def run(weights: Sequence[torch.Tensor], leaves: Sequence[object]) -> Sequence[Any]:
         args, kwargs = pytree.tree_unflatten(list(leaves), spec)
-        swapped = {name: one for name, one in zip(targets, weights, strict=True) if name in known}
+        swapped = {name: weight for name, weight in zip(targets, weights, strict=True) if name in known}
         return pytree.tree_leaves(
             torch.func.functional_call(module, swapped, args, kwargs, tie_weights=False)
         )
@@ -174,9 +174,8 @@ def _reference(module: torch.nn.Module, targets: list[str], program: ExportedPro
 def from_one_on(exported: Exported) -> Exported:
     """Re-trace with an unbacked symbol for every size that may be 0 or 1, so that neither value is specialized.
 
-    Only sizes at which a trial succeeded are left in their range. Where the graph cannot be told without knowing
-    that a size is 2 or more, it keeps the sizes from 2 on.
-    Raises CaptureError where size 1 was asked for by name and the module does something else there.
+    A size stays in the range only if a test run succeeded at it. A graph that depends on sizes of 2 or more keeps its
+    range from 2 on. Raises CaptureError where the range names size 1 and the module behaves differently there.
     """
     captured = exported.captured
     placeholders = captured.graph_module.graph.find_nodes(op="placeholder")
@@ -205,9 +204,9 @@ def from_one_on(exported: Exported) -> Exported:
 def _over_new_symbols(
     captured: Captured, declared: Mapping[Any, tuple[int, int | None, int | None]]
 ) -> Captured:
-    """The graph over new symbols: for each of its own the lowest and the highest value and an example.
+    """Re-trace with new symbols. declared: the lowest value, the highest and a hint of each old symbol.
 
-    What was assumed of the old symbols is assumed of the new ones. Raises RetraceError, and SizeTextError for a size
+    The new symbols get the guards of the old ones. Raises RetraceError, and SizeTextError for a size
     that cannot be told over the symbols.
     """
     mode = strict_mode()
@@ -257,11 +256,11 @@ def _served(exported: Exported, lows: Mapping[Any, int]) -> dict[Any, int]:
 
 
 def _places(placeholders: Sequence[torch.fx.Node], symbol: object) -> str:
-    found = [
+    places = [
         f"{node.name}.shape[{dim}]"
         for node in placeholders
         if isinstance(node.meta["val"], torch.Tensor)
         for dim, size in enumerate(node.meta["val"].shape)
         if isinstance(size, torch.SymInt) and size.node.expr == symbol
     ]
-    return ", ".join(found)
+    return ", ".join(places)

@@ -135,6 +135,6 @@ def _rounded(function: _Binary, args: Any, floats: tuple[bool, ...], dtype: torc
 
 def _cast(args: Any, which: tuple[bool, ...], dtype: torch.dtype) -> list[Any]:
     return [
-        one.to(dtype) if is_cast and one.dtype is not dtype else one
-        for one, is_cast in zip(args, which, strict=True)
+        value.to(dtype) if is_cast and value.dtype is not dtype else value
+        for value, is_cast in zip(args, which, strict=True)
     ]

@@ -19,7 +19,7 @@ class RetraceError(Exception):
 def retrace(
     graph_module: fx.GraphModule, inputs: Mapping[fx.Node, object], mode: FakeTensorMode
 ) -> fx.GraphModule:
-    """A copy of a graph in which every result is a fake of ``mode``.
+    """A copy of a graph with fakes of ``mode`` as results.
 
     inputs: the new value of each placeholder: a fake or a symbolic number of ``mode``, or a constant.
     The copy keeps names, order, meta and constants. Raises RetraceError where an op depends on an unknown size.

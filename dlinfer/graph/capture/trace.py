@@ -109,7 +109,7 @@ def _refuse_read_indices(graph_module: fx.GraphModule) -> None:
         if "val" not in node.meta:
             line = model_line(node) or "an unknown line"
             raise CaptureError(
-                reason="an index is a tensor without dimensions, of which torch reads the number", line=line
+                reason="an index is a tensor without dimensions: torch reads its number", line=line
             )
 
 
@@ -171,7 +171,7 @@ class _Replay(fx.Interpreter):
     def _run_on_floats(self, node: fx.Node) -> Any:
         """Run a node that reads float inputs: on their tensors, or on their values, with a guard."""
         args, kwargs = self.fetch_args_kwargs_from_env(node)
-        result = on_floats(node, args, kwargs, tuple(one in self._floats for one in node.args))
+        result = on_floats(node, args, kwargs, tuple(argument in self._floats for argument in node.args))
         if result is not None:
             if isinstance(node.meta.get("example_value"), torch.SymFloat):
                 self._floats.add(node)

@@ -77,12 +77,14 @@ class Trial:
             for node, value in zip(self._inputs(), self.examples, strict=True)
         ]
         with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=self._draws()):
-            wanted = self._outcome(inputs, self.reference)
-            given = self._outcome(inputs, lambda weights, leaves: _Sized(self, values).run(*weights, *leaves))
+            expected = self._outcome(inputs, self.reference)
+            results = self._outcome(
+                inputs, lambda weights, leaves: _Sized(self, values).run(*weights, *leaves)
+            )
         return (
-            wanted is not None
-            and given is not None
-            and all(itertools.starmap(_same, zip(given, wanted, strict=True)))
+            expected is not None
+            and results is not None
+            and all(itertools.starmap(_same, zip(results, expected, strict=True)))
         )
 
     def _outcome(self, inputs: Sequence[object], run: Callable[..., Sequence[object]]) -> list[Any] | None:
@@ -113,9 +115,9 @@ class Trial:
         if not isinstance(example, torch.Tensor):
             return self._size(fake(node), values) if isinstance(fake(node), torch.SymInt) else example
         for dim, size in enumerate(fake(node).shape):
-            wanted = self._size(size, values)
-            if wanted is not None and wanted != example.shape[dim]:
-                example = example.index_select(dim, torch.arange(wanted) % max(1, example.shape[dim]))
+            expected = self._size(size, values)
+            if expected is not None and expected != example.shape[dim]:
+                example = example.index_select(dim, torch.arange(expected) % max(1, example.shape[dim]))
         return example
 
     def _size(self, size: Any, values: Mapping[str, int]) -> int | None:
@@ -129,12 +131,12 @@ def _numbers(value: object) -> Iterator[Any]:
     return iter(value.shape) if isinstance(value, torch.Tensor) else iter((value,))
 
 
-def _same(given: Any, wanted: Any) -> bool:
-    if not isinstance(wanted, torch.Tensor) or not isinstance(given, torch.Tensor):
-        return type(given) is type(wanted) and given == wanted
+def _same(result: Any, expected: Any) -> bool:
+    if not isinstance(expected, torch.Tensor) or not isinstance(result, torch.Tensor):
+        return type(result) is type(expected) and result == expected
     # Both run torch's kernels on the same numbers: more than rounding is another computation.
-    bound = 1e-3 if given.dtype.itemsize >= 4 else 5e-2
-    return difference([given], [wanted], rtol=bound, atol=bound) is None
+    bound = 1e-3 if result.dtype.itemsize >= 4 else 5e-2
+    return difference([result], [expected], rtol=bound, atol=bound) is None
 
 
 class _Sized(fx.Interpreter):
@@ -150,9 +152,11 @@ class _Sized(fx.Interpreter):
         if not isinstance(known, (tuple, list)):
             known, real = (known,), (result,)
         if n.op != "output":
-            for one, other in zip(known, real, strict=True):
-                if isinstance(one, torch.Tensor) and not self._fits(one, other):
-                    raise ValueError(f"{n.name} has sizes {tuple(other.shape)}, not {tuple(one.shape)}")
+            for known_result, value in zip(known, real, strict=True):
+                if isinstance(known_result, torch.Tensor) and not self._fits(known_result, value):
+                    raise ValueError(
+                        f"{n.name} has sizes {tuple(value.shape)}, not {tuple(known_result.shape)}"
+                    )
         return result
 
     def _fits(self, known: torch.Tensor, real: torch.Tensor) -> bool:

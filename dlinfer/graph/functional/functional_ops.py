@@ -1,7 +1,7 @@
 """The functional form of an op that writes: it takes the same arguments and returns the new contents.
 
 ``aten.add_.Tensor`` has ``aten.add.Tensor``. An op outside ATen that declares its writes, such as
-``dlinfer::fill_kv_cache``, gets a functional op in the namespace ``dlinfer_values``, which returns the op's results and
+``dlinfer::fill_kv_cache``, gets a functional op in the namespace ``dlinfer_values``. That returns the op's results,
 then the new content of each written argument. Engines lower it. In torch it copies the arguments and calls the op.
 """
 
@@ -64,13 +64,13 @@ def functional_call(node: fx.Node) -> FunctionalCall | str:
         return f"{op} draws random numbers"
     if op._schema.name in _COPIES:
         return FunctionalCall(None, targets, 0, False, (node.args[1],), {})
-    declared = [one for one in op._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    declared = [parameter for parameter in op._schema.arguments if _writes(parameter)]
     if len(declared) != len(targets):
         return f"{op} writes into a list of tensors, or into one that its schema does not name"
     if op.namespace != "aten":
         own = len(op._schema.returns)
-        given = arguments(node)
-        args = tuple(given[one.name] for one in op._schema.arguments)
+        by_name = arguments(node)
+        args = tuple(by_name[parameter.name] for parameter in op._schema.arguments)
         return FunctionalCall(functional_op(op), targets, own, own + len(targets) > 1, args, {})
     if declared[0].kwarg_only:
         return _without_out(node, op, targets)
@@ -87,15 +87,17 @@ def _functional(node: fx.Node, op: OpOverload, targets: Sequence[fx.Node]) -> Fu
 def _without_out(node: fx.Node, op: OpOverload, targets: Sequence[fx.Node]) -> FunctionalCall | str:
     """``aten.add.Tensor`` for ``aten.add.out``."""
     parameters = [
-        kind for kind, one in zip(parameters_of(op), op._schema.arguments, strict=True) if not _writes(one)
+        kind
+        for kind, parameter in zip(parameters_of(op), op._schema.arguments, strict=True)
+        if not _writes(parameter)
     ]
     packet = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::"), None)
     for name in packet.overloads() if packet is not None else ():
         functional = getattr(packet, name)
         if parameters_of(functional) == parameters and len(functional._schema.returns) == len(targets):
-            inputs = [one.name for one in op._schema.arguments if not _writes(one)]
-            given = arguments(node)
-            kwargs = {key: given[key] for key in inputs if key in given}
+            inputs = [parameter.name for parameter in op._schema.arguments if not _writes(parameter)]
+            by_name = arguments(node)
+            kwargs = {key: by_name[key] for key in inputs if key in by_name}
             return FunctionalCall(functional, targets, 0, len(targets) > 1, (), kwargs)
     return f"{op} has no functional functional"
 
@@ -116,8 +118,10 @@ def _define(op: OpOverload) -> OpOverload:
     schema = op._schema
     name = f"{schema.name.replace('::', '_')}{'_' if op._overloadname != 'default' else ''}"
     name += "" if op._overloadname == "default" else op._overloadname
-    written = [index for index, one in enumerate(schema.arguments) if _writes(one)]
-    returns = ", ".join([*(str(one.type) for one in schema.returns), *("Tensor" for _ in written)])
+    written = [index for index, parameter in enumerate(schema.arguments) if _writes(parameter)]
+    returns = ", ".join(
+        [*(str(parameter.type) for parameter in schema.returns), *("Tensor" for _ in written)]
+    )
     _library.define(f"{name}({_parameters(schema)}) -> ({returns})", tags=(torch.Tag.pt2_compliant_tag,))
 
     def run(*args: Any) -> Any:

@@ -1,9 +1,9 @@
-"""A region as a pure function: values in, values out, no writes and no aliases.
+"""Functionalize a region: values in, values out, no writes and no aliases.
 
-This is for engines whose graphs have values only (OpenVINO, ONNX). Each write becomes the functional variant of its op
-(``variants``); a write through a view becomes the new content of the whole tensor (``scatter``); later reads of that
-memory read the new content. New contents of inputs are outputs that an engine binds to the input's own memory, so a
-KV cache is never copied. Torch makes those outputs of the region that are views afterwards (``outputs``).
+For engines whose graphs have only values (OpenVINO, ONNX). Each in-place op becomes its functional form
+(``functional_ops``). A write through a view becomes a new value of the base tensor (``view_inverses``), and later reads
+use that value. New contents of inputs are outputs, which an engine binds to the input's own memory, so a KV cache is
+never copied. torch computes outputs that are views afterwards (``outputs``).
 """
 
 import operator
@@ -137,7 +137,7 @@ class _Builder:
 
     def build(self) -> Function:
         placed = Counter(
-            one for node in self.owner.graph.find_nodes(op="placeholder") for one in storages(node)
+            memory for node in self.owner.graph.find_nodes(op="placeholder") for memory in storages(node)
         )
         shared = {memory for memory, times in placed.items() if times > 1}
         for number, node in enumerate(self.owner.graph.nodes):
@@ -259,7 +259,7 @@ class _Builder:
         value = fake(target)
         if torch.Tag.pointwise not in functional.op.tags:
             return value
-        args, kwargs = map_arg((functional.args, functional.kwargs), lambda one: _unit(fake(one)))
+        args, kwargs = map_arg((functional.args, functional.kwargs), lambda node: _unit(fake(node)))
         with torch.no_grad():
             dtype = functional.op(*args, **kwargs).dtype
         return value if dtype == value.dtype else value.to(dtype)

@@ -21,7 +21,7 @@ from dlinfer.graph.torch_private.symbols import plain_symbol, symbols_of
 
 @dataclass(frozen=True)
 class Results:
-    """What an engine has to compute, and how the region's outputs follow.
+    """The values that an engine has to compute, and how the region's outputs follow.
 
     fresh: nodes that allocate results, each with the order of its dimensions in memory, None where contiguous.
     module: takes the region's inputs, then the fresh values in the order of memory, and returns the outputs.
@@ -43,17 +43,17 @@ def results_of(owner: fx.GraphModule, outputs: Sequence[object], written: int) -
     """
     graph = fx.Graph()
     inputs = owner.graph.find_nodes(op="placeholder")
-    made: dict[fx.Node, Any] = {node: graph.placeholder(node.name) for node in inputs}
+    copies: dict[fx.Node, Any] = {node: graph.placeholder(node.name) for node in inputs}
     bases = list(dict.fromkeys(base for node in outputs if (base := _base(node)) is not None))
     fresh = [(base, _order(base)) for base in bases if base.op == "call_function"]
     values = [(base, order, graph.placeholder(f"value_{n}")) for n, (base, order) in enumerate(fresh)]
     for base, order, value in values:
-        made[base] = (
+        copies[base] = (
             value
             if order is None
             else graph.call_function(torch.ops.aten.permute.default, (value, inverse_order(order)))
         )
-    replay = _Replay(graph, made, _symbols(graph, inputs, made))
+    replay = _Replay(graph, copies, _symbols(graph, inputs, copies))
     graph.output(tuple(replay.of(node) for node in outputs))
     constants = {str(n.target): attribute(owner, str(n.target)) for n in graph.find_nodes(op="get_attr")}
     return Results(fresh, fx.GraphModule(constants, graph, "results"), written)
@@ -69,8 +69,8 @@ def viewed(node: fx.Node) -> fx.Node | None:
 
 def is_same(node: fx.Node, other: fx.Node) -> bool:
     """Whether a node has the same memory, sizes and strides as another: an alias, or the result of an in-place op."""
-    one, whole = fake(node), fake(other)
-    return isinstance(one, Tensor) and isinstance(whole, Tensor) and same_place(one, whole)
+    value, base = fake(node), fake(other)
+    return isinstance(value, Tensor) and isinstance(base, Tensor) and same_place(value, base)
 
 
 def _base(node: object) -> fx.Node | None:
@@ -101,43 +101,45 @@ def _order(base: fx.Node) -> Order | None:
 
 
 def _symbols(
-    graph: fx.Graph, inputs: Sequence[fx.Node], made: Mapping[fx.Node, object]
+    graph: fx.Graph, inputs: Sequence[fx.Node], copies: Mapping[fx.Node, object]
 ) -> Callable[[Any], fx.Node]:
     """Maps a symbol to the node that reads its value from the inputs."""
     known: dict[Any, fx.Node] = {}
 
     def read(symbol: object) -> fx.Node:
         if symbol not in known:
-            known[symbol] = _reader(graph, inputs, made, symbol)
+            known[symbol] = _reader(graph, inputs, copies, symbol)
         return known[symbol]
 
     return read
 
 
-def _reader(graph: fx.Graph, inputs: Sequence[fx.Node], made: Mapping[fx.Node, Any], symbol: Any) -> fx.Node:
+def _reader(
+    graph: fx.Graph, inputs: Sequence[fx.Node], copies: Mapping[fx.Node, Any], symbol: Any
+) -> fx.Node:
     for node in inputs:
         value = fake(node)
         if plain_symbol(value) == symbol:
-            return made[node]
+            return copies[node]
         for dim, size in enumerate(value.shape if isinstance(value, Tensor) else ()):
             if plain_symbol(size) == symbol:
-                return graph.call_function(torch.ops.aten.sym_size.int, (made[node], dim))
+                return graph.call_function(torch.ops.aten.sym_size.int, (copies[node], dim))
     raise NotAFunctionError(node=str(symbol), reason="a size that no input of the region shows")
 
 
 class _Replay:
     """Repeats the views of a region on the values that an engine computed."""
 
-    def __init__(self, graph: fx.Graph, made: dict[fx.Node, Any], symbol: Callable[[Any], fx.Node]) -> None:
-        self.graph, self.made, self.symbol = graph, made, symbol
+    def __init__(self, graph: fx.Graph, copies: dict[fx.Node, Any], symbol: Callable[[Any], fx.Node]) -> None:
+        self.graph, self.copies, self.symbol = graph, copies, symbol
 
     def of(self, node: object) -> Any:
         """The new node of an output, or of an argument of a view."""
         if not isinstance(node, fx.Node):
             return node
-        if node not in self.made:
-            self.made[node] = self._write(node)
-        return self.made[node]
+        if node not in self.copies:
+            self.copies[node] = self._write(node)
+        return self.copies[node]
 
     def _write(self, node: fx.Node) -> Any:
         value = fake(node)

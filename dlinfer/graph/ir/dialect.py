@@ -45,7 +45,7 @@ _RANDOM_IN_TRAINING = {
 _SCHEMA_TELLS_ALL = frozenset({"aten", "prims", "dlinfer", "dlinfer_graph", "dlinfer_values"})
 """Namespaces of ops without effects beyond their schemas and tags."""
 _WITHOUT_STATE = frozenset({"torchvision", "quantized", "quantized_decomposed", "transformers"})
-"""Other libraries of which this is known from their sources, for ops that are not registered as effectful."""
+"""Other libraries without such effects, as their sources show. Ops registered as effectful are excepted."""
 
 _REPLACES_MEMORY = frozenset({"set_", "resize_", "resize_as_", "as_strided_"})
 

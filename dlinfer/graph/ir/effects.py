@@ -2,7 +2,7 @@
 
 ``effects_of(graph)`` is the only place that computes them. Memory is identified by the storage of a fake, which views
 share. This separates memory that the graph allocates. Memory that existed before (inputs, parameters, buffers,
-constants) may alias at a later call though it did not at this one: a caller may pass one tensor twice, or a view of a
+constants) may alias at a later call though it did not at this one. A caller may pass one tensor twice, or a view of a
 buffer. So a write to any of it counts as a write to all of it. ``is_written`` asks only for the memory that a graph
 names as the target of a write.
 """
@@ -187,7 +187,7 @@ def effects_of(graph: fx.Graph) -> Effects:
 def _same_state(old: list[Any], new: list[Any]) -> bool:
     """Whether two states hold the same objects."""
     return len(old) == len(new) and all(
-        one is other
+        value is now
         for before, after in zip(old, new, strict=True)
-        for one, other in zip(before, after, strict=True)
+        for value, now in zip(before, after, strict=True)
     )

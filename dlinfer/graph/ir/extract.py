@@ -19,13 +19,13 @@ class Subgraph:
     """Some nodes of a graph as a module of their own.
 
     inputs: outer nodes, one for each placeholder. outputs: inner nodes that outer nodes read, in the order of results.
-    made: inputs that were inserted into the outer graph: sizes of placeholders, to be read first.
+    inserted: inputs that were inserted into the outer graph: sizes of placeholders, to be read first.
     """
 
     graph_module: fx.GraphModule
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
-    made: tuple[fx.Node, ...] = ()
+    inserted: tuple[fx.Node, ...] = ()
 
     @property
     def name(self) -> str:
@@ -34,7 +34,7 @@ class Subgraph:
 
 
 def extract(owner: fx.GraphModule, nodes: Sequence[fx.Node], name: str) -> Subgraph:
-    """Copy nodes, in the order in which they run, into a subgraph."""
+    """Copy nodes, in their order of execution, into a subgraph."""
     inside = set(nodes)
     outputs = tuple(n for n in nodes if any(user not in inside for user in n.users))
     return extract_with_outputs(owner, nodes, outputs, name)
@@ -48,7 +48,7 @@ def extract_with_outputs(
     parents = dict.fromkeys(p for n in nodes for p in n.all_input_nodes if p not in inside)
     before = set(owner.graph.nodes)
     parents |= dict.fromkeys(_symbol_inputs(owner, parents, nodes))
-    made = tuple(p for p in parents if p not in before)
+    inserted = tuple(p for p in parents if p not in before)
     constants = [p for p in parents if p.op == "get_attr"]
     inputs = tuple(p for p in parents if p.op != "get_attr")
     graph = fx.Graph()
@@ -70,7 +70,7 @@ def extract_with_outputs(
             values[str(node.target)] = attribute(owner, str(node.target))
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in outputs))
-    return Subgraph(fx.GraphModule(values, graph, name), inputs, tuple(outputs), made)
+    return Subgraph(fx.GraphModule(values, graph, name), inputs, tuple(outputs), inserted)
 
 
 def _symbol_inputs(

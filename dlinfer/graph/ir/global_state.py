@@ -72,9 +72,9 @@ class Requirement:
 
     def check_default_dtype(self) -> None:
         """Raises TorchStateChangedError where the graph reads the default dtype and it has changed."""
-        given = torch.get_default_dtype()
-        if self._dtype is not None and given is not self._dtype:
-            raise TorchStateChangedError(what="the default dtype", compiled_for=self._dtype, given=given)
+        now = torch.get_default_dtype()
+        if self._dtype is not None and now is not self._dtype:
+            raise TorchStateChangedError(what="the default dtype", compiled_for=self._dtype, given=now)
 
     def _check_deterministic(self) -> None:
         if not self.state.deterministic:
@@ -98,10 +98,10 @@ class Requirement:
 
 def dtype_named(name: str) -> torch.dtype:
     """The dtype of its text. Raises ValueError."""
-    found = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name[:40]!r} is no dtype")
-    return found
+    return dtype
 
 
 def explicit_dtypes(graph: fx.Graph) -> None:
@@ -110,7 +110,10 @@ def explicit_dtypes(graph: fx.Graph) -> None:
         op = overload(node)
         if op is None or op.namespace != "aten" or not _is_float_of_no_float(node):
             continue
-        if any(one.name == "dtype" for one in op._schema.arguments) and arguments(node).get("dtype") is None:
+        if (
+            any(parameter.name == "dtype" for parameter in op._schema.arguments)
+            and arguments(node).get("dtype") is None
+        ):
             node.kwargs = {**node.kwargs, "dtype": tensors_of(node)[0].dtype}
 
 

@@ -18,23 +18,23 @@ LAYOUT = "layout"
 """The callee of the step that calls ``laid_out``."""
 
 
-def same_size(one: object, other: object) -> bool:
+def same_size(left: object, right: object) -> bool:
     """Whether two sizes, strides or offsets are certainly equal: the same number or the same expression."""
-    return expression_of(one) == expression_of(other)
+    return expression_of(left) == expression_of(right)
 
 
-def same_sizes(one: Sequence[object], other: Sequence[object]) -> bool:
+def same_sizes(left: Sequence[object], right: Sequence[object]) -> bool:
     """Whether two shapes, or two lists of strides, are certainly equal."""
-    return len(one) == len(other) and all(map(same_size, one, other))
+    return len(left) == len(right) and all(map(same_size, left, right))
 
 
-def same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two views of one memory certainly have the same elements, shape and dtype."""
+def same_place(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two views of left memory certainly have the same elements, shape and dtype."""
     return (
-        one.dtype is other.dtype
-        and same_sizes(one.shape, other.shape)
-        and same_sizes(one.stride(), other.stride())
-        and same_size(one.storage_offset(), other.storage_offset())
+        left.dtype is right.dtype
+        and same_sizes(left.shape, right.shape)
+        and same_sizes(left.stride(), right.stride())
+        and same_size(left.storage_offset(), right.storage_offset())
     )
 
 

@@ -1,9 +1,8 @@
-"""A program: the straight line of calls that a compiled graph runs as.
+"""Program: a compiled graph as a list of calls.
 
-It is plain data, so that it can be stored: each step names what it calls by a reference that the engine resolves, and
-its arguments are fixed or the values of earlier steps. To run, the steps are written out as one Python function, a
-line each, in which a value is forgotten after its last use. When a step raises, the line number says which node of
-which model's line it was, at no cost while nothing raises.
+A program is plain data that can be stored. Each step names its function by a reference that the engine resolves. Its
+arguments are constants or results of earlier steps. To run, the steps become one Python function with one line a step,
+which drops a value after its last use. When a step raises, the line number identifies its node and the model's line.
 """
 
 import itertools
@@ -32,7 +31,7 @@ _OUT_OF_RANGE = re.compile(r"\bindex\b.*\bout of (range|bounds)\b")
 
 @dataclass(frozen=True)
 class Value:
-    """An input of a program, or what an earlier step gave."""
+    """An input of a program, or the result of an earlier step."""
 
     name: str
 
@@ -70,8 +69,10 @@ class Step:
 
     @classmethod
     def laid_out(cls, node: fx.Node, kind: str, callee: str) -> "list[Step]":
-        """The call of a kernel, and behind it the steps that make its result what the graph says: one that checks its
-        dtype and sizes, unless the kernel is ours, and one that lays it out, where that takes a look."""
+        """The call of a kernel, and the steps after it that enforce the fake's metadata.
+
+        One asserts dtype and sizes, unless the kernel is ours. One enforces the layout, where that is not certain.
+        """
         call, order = cls.of(node, kind, callee), layout_to_keep(node)
         steps = [call]
         expected = None if callee.startswith("native ") else expected_result(node)
@@ -79,8 +80,8 @@ class Step:
             checked = (Value(node.name), *refer(expected))
             steps.append(cls((), CHECK, f"{CHECK} {maker_of(node)}", checked, {}, call.line))
         if order is not None:
-            wanted = None if order == tuple(range(len(order))) else order
-            steps.append(cls(node.name, "view", LAYOUT, (Value(node.name), wanted), {}, call.line))
+            layout = None if order == tuple(range(len(order))) else order
+            steps.append(cls(node.name, "view", LAYOUT, (Value(node.name), layout), {}, call.line))
         return steps
 
     @property
@@ -91,7 +92,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Joined(Step):
-    """One call that does what several steps in a row would. Where it raises, its message begins with ``step N: ``.
+    """One call that replaces several steps in a row. Where it raises, its message begins with ``step N: ``.
 
     parts: those steps, as N counts them.
     """
@@ -99,24 +100,24 @@ class Joined(Step):
     parts: tuple[Step, ...] = ()
 
     def failing(self, message: str) -> tuple[Step, str]:
-        """(the part that raised, what it said); the whole where the message does not tell."""
-        found = re.match(r"step (\d+): ", message)
-        if found is None or int(found.group(1)) >= len(self.parts):
+        """(the part that raised, its message); the whole step where the message names no part."""
+        prefix = re.match(r"step (\d+): ", message)
+        if prefix is None or int(prefix.group(1)) >= len(self.parts):
             return self, message
-        return self.parts[int(found.group(1))], message[found.end() :]
+        return self.parts[int(prefix.group(1))], message[prefix.end() :]
 
 
 def refusal_in(text: str) -> OpArgumentError | None:
-    """The error whose message a line of a text ends with: kernels in C++ have text alone to raise."""
-    found = re.search(
+    """The OpArgumentError in the text of an exception: kernels in C++ raise text only."""
+    match = re.search(
         r"dlinfer\.ops\.(?P<op>\w+): argument (?P<argument>\w+): expected (?P<expected>.+), given (?P<given>.+)\.$",
         text,
         re.MULTILINE,
     )
-    if found is None:
+    if match is None:
         return None
     return OpArgumentError(
-        op=found["op"], argument=found["argument"], expected=found["expected"], given=found["given"]
+        op=match["op"], argument=match["argument"], expected=match["expected"], given=match["given"]
     )
 
 
@@ -130,11 +131,11 @@ Outputs = tuple[Any, ...]
 """The results of one call, as ``Inputs``."""
 
 Join = Callable[[Sequence[Step], Iterable[str]], tuple[Sequence[Step], Mapping[str, Function]]]
-"""Gives (the same steps with some joined, what the joined ones call); the names are of values read after the last."""
+"""Returns (the steps with some joined, the functions of joined steps). The names are values that are read later."""
 
 
 def refer(argument: object) -> Any:
-    """An argument with Value and Constant where it has nodes."""
+    """An argument, with Value and Constant in place of nodes."""
     if isinstance(argument, fx.Node):
         return Constant(str(argument.target)) if argument.op == "get_attr" else Value(argument.name)
     if isinstance(argument, tuple):
@@ -162,7 +163,7 @@ def values_in(argument: object) -> Iterator[str]:
 
 
 class RegionRun(ABC):
-    """What an engine compiles a region to.
+    """A region, compiled by an engine.
 
     It is called with the region's inputs in order, writes into them in place, and returns the tuple of its outputs.
 
@@ -176,12 +177,12 @@ class RegionRun(ABC):
         """Run the region once."""
 
     def unbind(self) -> None:  # noqa: B027 - most runs hold nothing between two calls
-        """Release inputs of earlier calls, weights above all; the next call binds anew."""
+        """Release inputs of earlier calls, such as weights; the next call binds them again."""
 
 
 @dataclass
 class Program(RegionRun):
-    """Callable with the graph's inputs, gives the tuple of its outputs. Threads may call it at once.
+    """A callable that takes the graph's inputs and returns the tuple of its outputs. Threads may call it at once.
 
     resolve: gives the function behind a step's callee; asked once, when the program is made.
     join: makes one call of several steps where the engine can. ``steps`` stay as they are, for reports and the disk.
@@ -240,8 +241,10 @@ class Program(RegionRun):
         return Counter(step.kind for step in self.steps)
 
     def _explained(self, cause: Exception) -> GraphRunError | None:
-        """The error that names the step which raised, of the cause's class too. None where no step did, or where the
-        cause's class is somebody's own: it is raised as it is, with the same text as a note."""
+        """The GraphRunError that names the failed step, also of the cause's class.
+
+        None where no step raised. None too for a class that is not Python's own: it is raised with the text as a note.
+        """
         line, trace = 0, cause.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code.co_filename == self.filename:
@@ -298,21 +301,21 @@ class Program(RegionRun):
         return self._joined[callee] if callee in self._joined else self.resolve(callee)
 
     def _last_uses(self) -> dict[int, list[str]]:
-        """For each step, the values that nothing reads after it."""
+        """For each step, the values that no later step reads."""
         last: dict[str, int] = {}
         for index, step in enumerate(self._lines):
             for name in (*step.names, *values_in([step.args, dict(step.kwargs)])):
                 last[name] = index
-        kept = set(values_in(self.output))
+        outputs = set(values_in(self.output))
         by_step: dict[int, list[str]] = {}
         for name, index in last.items():
-            if name not in kept:
+            if name not in outputs:
                 by_step.setdefault(index, []).append(name)
         return by_step
 
 
 class _Writer:
-    """Arguments as Python text; what has no literal becomes a name in the program's scope."""
+    """Writes arguments as Python code. An object without a literal becomes a name in the program's scope."""
 
     def __init__(self, scope: dict[str, Any], names: Mapping[str, str], constants: Mapping[str, str]) -> None:
         self.scope = scope
@@ -322,14 +325,14 @@ class _Writer:
         self._objects: dict[int, str] = {}
 
     def function(self, kind: str, callee: str, resolve: Callable[[str], Callable[..., object]]) -> str:
-        """A name in the scope for what a step calls."""
+        """A name in the scope for the function of a step."""
         if callee not in self._functions:
             name = self._functions[callee] = f"{kind}{len(self._functions)}"
             self.scope[name] = resolve(callee)
         return self._functions[callee]
 
     def text(self, value: object) -> str:
-        """Python text that evaluates to ``value``."""
+        """Python code that evaluates to ``value``."""
         if isinstance(value, Value):
             return self.names[value.name]
         if isinstance(value, Constant):

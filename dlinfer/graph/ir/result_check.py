@@ -61,8 +61,8 @@ def _size(graph: fx.Graph, size: object) -> Size:
         if plain_symbol(fake(node)) == symbol:
             return node
     for node in inputs:
-        for dim, one in enumerate(fake(node).shape if isinstance(fake(node), torch.Tensor) else ()):
-            if plain_symbol(one) == symbol:
+        for dim, number in enumerate(fake(node).shape if isinstance(fake(node), torch.Tensor) else ()):
+            if plain_symbol(number) == symbol:
                 return node, dim
     return None
 

@@ -21,7 +21,7 @@ def run_error(kind: type[Exception]) -> type[GraphRunError] | None:
     """
     if issubclass(GraphRunError, kind):
         return GraphRunError
-    base = next(one for one in kind.__mro__ if one.__module__ == "builtins")
+    base = next(parent for parent in kind.__mro__ if parent.__module__ == "builtins")
     is_plain = kind.__init__ is base.__init__ and kind.__new__ is base.__new__
     return _joined(kind) if is_plain and base in _PLAIN else None
 

@@ -100,7 +100,7 @@ def _assemble(
             continue
         name = f"region_{index}"
         region = extract(graph_module, part.nodes, name)
-        first += [Step.of(node, "size", callee.reference(node.target)) for node in region.made]
+        first += [Step.of(node, "size", callee.reference(node.target)) for node in region.inserted]
         compiled = parts[name] = _compiled(engine, region, options, payloads.get(name))
         placement |= compiled.placement
         divided.refusals |= {

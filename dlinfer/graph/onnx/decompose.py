@@ -1,7 +1,6 @@
-"""A graph rewritten in ops that have a translation, as an exporter wants it: the others decomposed, one by one.
+"""Decompose the ops of a graph that have no translation to ONNX, one by one.
 
-Only what has no translation is traced anew. To retrace the whole graph, as torch.onnx does, costs seconds where
-sizes are symbolic, and splits ops that stand for one kernel.
+torch.onnx re-traces the whole graph, which takes seconds with symbolic sizes and decomposes ops that have a kernel.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +35,7 @@ def in_known_ops(
 ) -> tuple[fx.Graph, Mapping[str, torch.Tensor]]:
     """(a copy of the graph in which every op has a translation, its constants by the name of their placeholder).
 
-    Constants of the graph become placeholders behind the others. Assertions that fakes have answered are left out.
+    Constants become placeholders after the others. Assertions that fakes have checked are dropped.
     Raises NotExportableError, naming the node of ``graph_module``.
     """
     return _Writer(graph_module, registry).written()
@@ -72,7 +71,7 @@ class _Writer:
         self.copies[node] = copy
 
     def _constant(self, node: fx.Node, value: object) -> None:
-        """A placeholder for a constant; it may stand behind other nodes when a decomposition brought it."""
+        """Add a placeholder for a constant, before all other nodes."""
         if not isinstance(value, torch.Tensor):
             raise NotExportableError(
                 node=node.name, op="get_attr", reason=f"a constant {type(value).__name__}"
@@ -123,7 +122,7 @@ class _Writer:
     def _traced(
         self, node: fx.Node, wrap: Callable[[Callable[..., object]], Callable[..., object]]
     ) -> fx.GraphModule:
-        """What torch makes of one node below dispatch and by its decompositions."""
+        """Trace one node after dispatch, with decompositions."""
         parents = node.all_input_nodes
 
         def call(*values: Argument) -> object:

@@ -1,8 +1,8 @@
-"""A function's graph as an ONNX model.
+"""Export a function's graph as an ONNX model.
 
 ``export`` takes a graph of values (``dlinfer.graph.functional``): ATen ops before dispatch and dlinfer's own, symbolic
 sizes, no writes. Every placeholder is an input of the model, weights too, in the graph's order; symbolic sizes are
-named dimensions. What weights become (initialisers of a file, memory bound to a session) is up to who uses it.
+named dimensions. The caller decides what weights become: initializers of a file, or memory bound to a session.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """A model with the names by which it is fed.
+    """A model with the names of its inputs and outputs.
 
     model: an ``onnx_ir.Model`` without weights. inputs: a name for each placeholder of the graph, in order.
     outputs: likewise for its outputs.
@@ -88,7 +88,7 @@ def _registry(opset: int, translations: Callable[[], Table] | None) -> Registry:
 
 
 def _named(model: "onnx_ir.Model", graph: fx.Graph, constants: Mapping[str, Tensor]) -> OnnxGraph:
-    """Give inputs and outputs names of their own, and move constants to the initialisers."""
+    """Rename inputs and outputs, and make constants initializers."""
     import onnx_ir
 
     body = model.graph
@@ -108,7 +108,7 @@ def _named(model: "onnx_ir.Model", graph: fx.Graph, constants: Mapping[str, Tens
 
 
 def _separate(body: "onnx_ir.Graph") -> None:
-    """Let no output be an input or another output: ONNX wants each to have a node of its own."""
+    """Insert Identity where an output is an input or another output, which ONNX does not allow."""
     import onnx_ir
 
     taken = set(body.inputs)

@@ -1,4 +1,4 @@
-"""Calls for which torch.onnx's own translation is wrong, found by running torch's op database through it."""
+"""Calls that torch.onnx translates wrongly, as torch's op database shows."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -33,12 +33,12 @@ def guards() -> Mapping[OpOverload, Callable[..., None]]:
 
 
 def _bags(*args: object, **kwargs: object) -> None:
-    """It is a loop that reads where offsets and indices say; ONNX Runtime's process ends with SIGSEGV."""
+    """The translation is a loop that reads at unchecked offsets. ONNX Runtime ends with SIGSEGV."""
     raise Untranslated("its offsets are read unchecked")
 
 
 def _crossing(self: object, other: object, dim: int | None = None) -> None:
-    """torch takes the first dimension of size 3, the translation the last dimension."""
+    """torch uses the first dimension of size 3, the translation the last dimension."""
     if dim is None:
         raise Untranslated("a cross product over a dimension that is not named")
 
@@ -52,18 +52,18 @@ def _pooling(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> None:
-    """ONNX counts what lies behind the padding where torch does not. It has no divisor (``unread``)."""
+    """ONNX counts elements beyond the padding, and torch does not. ONNX has no divisor (``ignored_arguments``)."""
     if ceil_mode and count_include_pad:
         raise Untranslated("an average with ceil_mode that counts its padding")
 
 
 def _strided(self: object, *args: object, **kwargs: object) -> None:
-    """It reads the memory behind a tensor, and values have none."""
+    """It reads a tensor's memory, and ONNX values have none."""
     raise Untranslated("it reads memory by strides")
 
 
 def _padding(self: object, pad: Sequence[object], mode: str = "constant", value: float | None = None) -> None:
-    """ONNX pads first and cuts then; torch the other way round, which matters where nothing is left to repeat."""
+    """ONNX pads before it cuts, and torch after, which differs where nothing is left to repeat."""
     if mode != "constant" and any(isinstance(size, int) and size < 0 for size in pad):
         raise Untranslated(f"padding by {mode} that cuts at another side")
 
@@ -71,11 +71,11 @@ def _padding(self: object, pad: Sequence[object], mode: str = "constant", value:
 def _reducing(
     self: object, dim: int, index: object, src: object, reduce: str, *, include_self: bool = True
 ) -> None:
-    """ONNX has no mean, and always counts what is there."""
+    """ONNX has no mean, and always includes ``self``."""
     if reduce == "mean" or not include_self:
         raise Untranslated(f"scatter_reduce by {reduce}, include_self={include_self}")
 
 
 def _imprecise(self: object) -> None:
-    """Written out, it over- or underflows where torch's does not."""
+    """The translation overflows or underflows where torch's kernel does not."""
     raise Untranslated("its translation overflows")

@@ -1,4 +1,4 @@
-"""Arguments that the exporter's own translations never read, such as ``label_smoothing`` of ``cross_entropy_loss``.
+"""Arguments that the exporter's translations never read, such as ``label_smoothing`` of ``cross_entropy_loss``.
 
 A call that passes one is refused, unless the argument does not change the values of a result.
 """
@@ -14,7 +14,7 @@ HARMLESS = frozenset(
     "layout device pin_memory memory_format non_blocking stride implicit path cudnn_enabled cudnn_enable"
     " scale_grad_by_freq sparse sparse_grad requires_grad".split()
 )
-"""Parameters of any op that say where a result lies, how it is computed, or what its gradient is."""
+"""Parameters of any op that affect layout, speed or gradients only."""
 
 HARMLESS_OF: Mapping[str, frozenset[str]] = {
     "aten::embedding": frozenset({"padding_idx"}),  # of the gradient
@@ -35,7 +35,7 @@ def refuse_unread(graph: fx.Graph, registry: Registry) -> None:
 
 
 def unread_argument(node: fx.Node, registry: Registry) -> str | None:
-    """Why a call is refused: the argument that its translation ignores. None where there is none."""
+    """Why a call is refused: its translation ignores an argument. None where it is not refused."""
     op = overload(node)
     unread = registry.unread(op) if op is not None else frozenset()
     if op is None or not unread:

@@ -1,8 +1,7 @@
-"""Indices that the data holds: what torch raises for, a session raises for too.
+"""Make ONNX raise for negative indices where torch does.
 
-ONNX counts negative indices from the end in every op, torch in some ops only. In front of the others a negative index
-becomes one behind every end, which names no other element: ONNX Runtime's kernels raise for it before they write
-anything. What a vendor's kernel does that does not look is not defined by ONNX.
+ONNX counts negative indices from the end in every op, torch in some ops only. Before the others a negative index is
+replaced by one beyond every dimension, for which ONNX Runtime's kernels raise before they write.
 """
 
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from dlinfer.graph.torch_private.fake_mode import mode_of
 _aten = torch.ops.aten
 
 BEHIND = 2**31 - 1
-"""Behind the end of every dimension; fits int32."""
+"""Beyond the end of every dimension; fits int32."""
 
 _FROM_THE_FRONT: Mapping[str, str] = {
     "aten::embedding": "indices",
@@ -45,7 +44,7 @@ def takes_indices(graph: fx.Graph) -> bool:
 
 
 def refuse_negative(graph: fx.Graph) -> None:
-    """Put each negative index behind the end, where torch takes none. Changes ``graph``."""
+    """Replace negative indices of ops that refuse them in torch. Changes ``graph``."""
     made: dict[tuple[fx.Node, int | None], fx.Node] = {}
     for node in list(graph.nodes):
         op = overload(node)

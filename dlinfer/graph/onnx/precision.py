@@ -1,7 +1,7 @@
-"""Numbers that a translation makes too short: float32 constants beside float64, and Python floats as float32.
+"""Refuses calls that lose precision in ONNX: float32 constants beside float64, and Python floats as float32.
 
-The exporter builds a Python number in float32 where its own types do not say otherwise, and some translations compute
-in float32 whatever they are passed. A float that is computed from sizes has 64 bits in Python, and 32 in a model.
+The exporter writes Python numbers as float32 unless a type requires more, and some translations always compute in
+float32. A float that is computed from sizes has 64 bits in Python, and 32 in a model.
 """
 
 import math
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
 _SHORT_BITS = 12
-"""A number with at most so many digits is the same in float32, and no float64 beside it that follows from such numbers
-is rounded to it."""
+"""A number with at most this many binary digits is exact in float32."""
 
 
 def python_float(node: fx.Node) -> str | None:
@@ -30,7 +29,7 @@ def python_float(node: fx.Node) -> str | None:
 
 
 def short_numbers(node: fx.Node, model: "onnx_ir.Model") -> str | None:
-    """Why a call that deals in float64 is refused: its translation computes with shorter numbers.
+    """Why a float64 call is refused: its translation computes in float32.
 
     model: the call alone, an ``onnx_ir.Model``. None where the call is as long as torch's.
     """
@@ -81,7 +80,7 @@ def _constants(model: "onnx_ir.Model") -> Iterator[float]:
 
 
 _MOVING = frozenset("Cast CastLike Concat Expand Identity Pow Reshape Squeeze Tile Unsqueeze".split())
-"""Ops of ONNX that compute nothing with a constant; Pow takes its exponent as it is."""
+"""Ops of ONNX that only move a constant. Pow uses its exponent exactly."""
 
 
 def _computes(model: "onnx_ir.Model") -> bool:

@@ -1,7 +1,4 @@
-"""torch's promotion of dtypes made explicit: ONNX's elementwise ops take operands of one type.
-
-An elementwise op of torch computes in the dtype that its operands promote to, and a comparison compares in it.
-"""
+"""Insert the casts of torch's type promotion, because ONNX's elementwise ops take operands of one type."""
 
 import torch
 from torch import fx
@@ -12,12 +9,12 @@ from dlinfer.graph.torch_private.fake_mode import mode_of
 _aten = torch.ops.aten
 
 _CHOOSERS = {"aten::where": ("condition",), "aten::masked_fill": ("mask",)}
-"""Operands that choose among the others and are of a dtype of their own."""
+"""Operands that select among the others, and do not promote."""
 
 _OWN_DTYPE = frozenset(
     {"aten::_to_copy", "aten::to", "aten::copy", "aten::bitwise_left_shift", "aten::bitwise_right_shift"}
 )
-"""Elementwise ops that are told what dtype to give, or whose operands do not promote."""
+"""Elementwise ops with a dtype argument, or whose operands do not promote."""
 
 
 _ACCUMULATING = frozenset({"aten::cumsum", "aten::sum", "aten::prod"})
@@ -47,7 +44,7 @@ def promote(graph: fx.Graph) -> None:
 
 
 def _operands(node: fx.Node) -> list[fx.Node]:
-    """The tensors that a node computes with, and sizes that it takes as numbers."""
+    """The tensors and sizes that a node computes with."""
     op = overload(node)
     assert op is not None
     choosers = _CHOOSERS.get(op._schema.name, ())
@@ -57,7 +54,7 @@ def _operands(node: fx.Node) -> list[fx.Node]:
 
 
 def _dtype(node: fx.Node, operands: list[torch.Tensor]) -> torch.dtype | None:
-    """The dtype that a node computes in; None where its operands are to stay as they are."""
+    """The dtype that a node computes in; None where its operands need no cast."""
     result = fake(node)
     if not isinstance(result, torch.Tensor) or not operands:
         return None

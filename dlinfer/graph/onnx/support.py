@@ -1,7 +1,6 @@
-"""Which nodes have a place in an ONNX model that a runtime takes: each kind is written as a model of its own, once.
+"""Which nodes an ONNX runtime supports: each kind of node is exported alone and passed to the runtime, once.
 
-The exporter and the runtime know best what they serve, so they are asked; what they answer is the reason. Kinds are
-told apart by op, arguments, and the dtypes, sizes and strides of tensors, so that a model's layers ask once.
+A kind is an op with its arguments and the dtypes, sizes and strides of tensors, so all layers of a model share it.
 """
 
 import operator
@@ -35,14 +34,14 @@ from dlinfer.ops.attention.kv_cache import kv_order
 
 
 def no_type_of_onnx(dtype: torch.dtype) -> str | None:
-    """Why ONNX has no tensors of a dtype; None where it has."""
+    """Why ONNX does not support a dtype; None where it does."""
     if dtype.is_complex or onnx_type(dtype) is None:
         return f"{_name(dtype)} is no type of ONNX's tensors"
     return None
 
 
 def fault_by_onnx(model: bytes) -> str | None:
-    """What ONNX's own checker has against a model: a type that an op of the standard does not take."""
+    """Why ONNX's checker refuses a model; None where it accepts it."""
     import onnx
 
     try:
@@ -53,10 +52,10 @@ def fault_by_onnx(model: bytes) -> str | None:
 
 
 class Refusals:
-    """The exporter's and a runtime's answers about nodes, kept. Threads may ask at once.
+    """Cached answers of the exporter and a runtime about kinds of nodes. Threads may share it.
 
     opset, translations: as for ``export``.
-    fault: what the runtime has against a model, given as bytes; None where it takes it.
+    fault: why the runtime refuses a model, as bytes; None where it accepts it.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Refusals:
         self._lock = threading.Lock()
 
     def of(self, node: fx.Node) -> str | None:
-        """Why a call has no place in a model; None where it has. Its effect must have a meaning as values."""
+        """Why a call is not supported; None where it is. It must have a functional form."""
         key = f"{kind(node)} {_cache_order(node)}"
         with self._lock:
             if key not in self._answers:
@@ -93,14 +92,14 @@ class Refusals:
 
 
 def _cache_order(node: fx.Node) -> str:
-    """How the caches lie that a node writes: a translation may serve one layout and not another."""
+    """The layout of the caches that a node writes: a translation may support only one."""
     op = overload(node)
     cache = arguments(node).get("k_cache") if op is not None else None
     return kv_order(fake(cache).device.type) if isinstance(cache, fx.Node) else ""
 
 
 def kind(node: fx.Node) -> str:
-    """A node as text that is equal for nodes that differ in names of nodes and symbols only."""
+    """A node as text, independent of the names of nodes and symbols."""
     names: dict[fx.Node, str] = {}
 
     def shown(parent: fx.Node) -> str:
@@ -121,7 +120,7 @@ def _shown(value: object) -> str:
 
 
 def _alone(node: fx.Node) -> Subgraph:
-    """A region of one node, and of the results that are taken from it."""
+    """A region of one node and its results."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for parent in node.all_input_nodes:

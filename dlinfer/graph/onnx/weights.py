@@ -1,4 +1,4 @@
-"""A model with tensors in it for some of its inputs: as bytes, or as a file with the tensors beside it."""
+"""A model with initializers for some inputs: as bytes, or as a file with the tensors beside it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     import onnx_ir
 
 INLINE_BYTES = 1 << 20
-"""Weights up to this size in all stand in the model's own file, unless another size is asked for."""
+"""Weights up to this total size are stored in the model's file by default."""
 
 MOST_BYTES = (1 << 31) - (1 << 24)
-"""Weights that one message of protobuf takes, which has 2 GiB, beside the graph itself."""
+"""The limit for weights in one protobuf message, which has at most 2 GiB with the graph."""
 
 
 def fill(graph: OnnxGraph, weights: Mapping[str, Tensor]) -> list["onnx_ir.Value"]:
-    """Make inputs of a graph, by name, initialisers on the tensors' own memory; gives their values."""
+    """Turn inputs of a graph, by name, into initializers on the tensors' memory. Returns their values."""
     import onnx_ir
 
     body = graph.model.graph
@@ -35,9 +35,9 @@ def fill(graph: OnnxGraph, weights: Mapping[str, Tensor]) -> list["onnx_ir.Value
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """A graph, and the tensors that are known of its inputs, by name. What is known is an initialiser of the model.
+    """A graph, and tensors for some of its inputs by name, which become initializers.
 
-    Nothing is copied and nothing written before it is asked for; the graph keeps no reference to the tensors.
+    Nothing is copied or written in advance, and the graph keeps no reference to the tensors.
     """
 
     graph: OnnxGraph
@@ -49,7 +49,7 @@ class OnnxModel:
         return sum(weight.nbytes for weight in self.weights.values())
 
     def to_bytes(self) -> bytes:
-        """The whole model as ONNX's protobuf. Weights of more than MOST_BYTES have no place in it: ``save`` them."""
+        """The whole model as ONNX's protobuf. ``save`` models with weights of more than MOST_BYTES instead."""
         with self.filled():
             return self.graph.to_bytes()
 

@@ -37,7 +37,7 @@ class Pass:
 
 @dataclass
 class PassReport:
-    """What one pass did to one graph."""
+    """The edits of one pass to one graph."""
 
     name: str
     why: str
@@ -77,7 +77,7 @@ _Interface = tuple[list[str], list[str], list[str]]
 
 
 def _interface(graph_module: fx.GraphModule, stands_for: StandsFor = _itself) -> _Interface:
-    """What passes must keep: the inputs, the order of writes, and the ops with hidden effects."""
+    """The inputs, the order of writes, and the ops with hidden effects: passes must keep them."""
     nodes = graph_module.graph.nodes
     writing = [stands_for(node) or (node.target,) for node in nodes if written_arguments(node)]
     return (

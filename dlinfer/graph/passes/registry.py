@@ -1,4 +1,4 @@
-"""The list of passes, in the order in which they run."""
+"""The list of passes, in their order."""
 
 import functools
 

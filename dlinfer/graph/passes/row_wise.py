@@ -57,7 +57,7 @@ Rows = dict[fx.Node, int]
 
 
 def rows_of_arguments(node: fx.Node, dim: int) -> Rows | None:
-    """The arguments of which a node needs the selected rows only; None where it needs other rows too.
+    """The arguments whose selected rows are enough for a node; None where it needs other rows too.
 
     dim: the dimension that counts rows of the result, or of each result, from the front.
     """

@@ -17,18 +17,18 @@ _PATTERN = call(ops.rms_norm.overload, both("sum", call(aten.add.Tensor, "x", "r
 
 
 def _match(norm: fx.Node) -> Match | None:
-    found = next(matches(_PATTERN, norm), None)
-    if found is None or len(found["sum"].users) < 2:
+    bound = next(matches(_PATTERN, norm), None)
+    if bound is None or len(bound["sum"].users) < 2:
         return None  # without a second reader of the sum there is nothing to share
-    total, terms = tensor_of(found["sum"]), (found["x"], found["residual"])
+    total, terms = tensor_of(bound["sum"]), (bound["x"], bound["residual"])
     for term in terms:
-        if dtype_of(term) is not total.dtype or not same_shape(term, found["sum"]):
+        if dtype_of(term) is not total.dtype or not same_shape(term, bound["sum"]):
             return None
         if tensor_of(term).device != total.device:
             return None
     if not is_contiguous(total):
         return None
-    return Match((found["sum"], norm), (), (*terms, found["weight"]), {"eps": norm.args[2]})
+    return Match((bound["sum"], norm), (), (*terms, bound["weight"]), {"eps": norm.args[2]})
 
 
 def _build(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence[fx.Node]:

@@ -68,7 +68,7 @@ def only_user(node: fx.Node) -> fx.Node | None:
 
 
 def cast_source(node: Argument) -> fx.Node | None:
-    """What a cast casts; None when ``node`` is no cast, or one to another device."""
+    """The argument of a cast; None when ``node`` is no cast, or one to another device."""
     if not calls(node, *CASTS):
         return None
     source = node.args[0]

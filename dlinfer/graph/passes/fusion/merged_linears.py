@@ -89,9 +89,9 @@ def _may_join(group: _Group, parameters: list[fx.Node], node: fx.Node, rank: int
 
 
 def _operands(node: fx.Node) -> list[Any]:
-    given = arguments(node)
-    bias = given.get("bias")
-    return [given.get("x", given.get("input")), given["weight"], *([] if bias is None else [bias])]
+    call = arguments(node)
+    bias = call.get("bias")
+    return [call.get("x", call.get("input")), call["weight"], *([] if bias is None else [bias])]
 
 
 def _is_mergeable(node: fx.Node) -> bool:

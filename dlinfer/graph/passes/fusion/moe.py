@@ -22,7 +22,7 @@ from dlinfer.graph.passes.fusion.match import (
     widened_from,
 )
 from dlinfer.graph.passes.fusion.pattern import (
-    Found,
+    Bindings,
     Part,
     Pattern,
     any_of,
@@ -50,20 +50,20 @@ _TOPK = call(
 
 
 def _match_gating(topk: fx.Node) -> Match | None:
-    found = next(matches(_TOPK, topk), None)
-    if found is None:
+    bound = next(matches(_TOPK, topk), None)
+    if bound is None:
         return None
-    logits, interior = found["logits"], found.interior
-    if only_user(logits) is found["softmax"]:
+    logits, interior = bound["logits"], bound.interior
+    if only_user(logits) is bound["softmax"]:
         source, casts = widened_from(logits)  # a cast that rounds decides between experts
         if all(only_user(cast) is not None for cast in casts):
             logits, interior = source, (*interior, *casts)
     dtype = dtype_of(logits)
-    if dtype not in FLOATS or dtype_of(found["softmax"]) is not torch.promote_types(dtype, torch.float32):
+    if dtype not in FLOATS or dtype_of(bound["softmax"]) is not torch.promote_types(dtype, torch.float32):
         return None
     if not all(map(is_contiguous, tensors_of(topk))):
         return None
-    values = {"op": ops.moe_gating_topk_softmax.overload, "arguments": (int(found.numbers["k"]), -1)}
+    values = {"op": ops.moe_gating_topk_softmax.overload, "arguments": (int(bound.numbers["k"]), -1)}
     return Match((topk,), interior, (logits,), values)
 
 
@@ -141,16 +141,16 @@ _EXPERTS = call(aten.sum.dim_IntList, both("pairs", loose_call(_RESHAPES, any_of
 
 
 def _match_experts(total: fx.Node) -> Match | None:
-    for found in matches(_EXPERTS, total):
-        output = _output(found["hidden_states"], total)
-        if output is None or not _fits(found) or not is_contiguous(tensor_of(output)):
+    for bound in matches(_EXPERTS, total):
+        output = _output(bound["hidden_states"], total)
+        if output is None or not _fits(bound) or not is_contiguous(tensor_of(output)):
             continue
-        weights, division = _renormalised(found)
-        inputs = (*(found[name] for name in ("hidden_states", "gate_up", "down")), weights, found["ids"])
-        topk = tensor_of(found["ids"]).shape[1]
+        weights, division = _renormalised(bound)
+        inputs = (*(bound[name] for name in ("hidden_states", "gate_up", "down")), weights, bound["ids"])
+        topk = tensor_of(bound["ids"]).shape[1]
         values = {"op": ops.fused_moe.overload, "arguments": (topk, bool(division))}
-        inside = (*found.interior, *division, *([] if output is total else [total]))
-        return Match((output,), inside, inputs, values, found.shared)
+        inside = (*bound.interior, *division, *([] if output is total else [total]))
+        return Match((output,), inside, inputs, values, bound.shared)
     return None
 
 
@@ -163,11 +163,11 @@ def _output(hidden_states: fx.Node, total: fx.Node) -> fx.Node | None:
     return cast if calls(cast, *CASTS) and dtype_of(cast) is dtype else None
 
 
-def _fits(found: Found) -> bool:
+def _fits(bound: Bindings) -> bool:
     """Whether shapes and dtypes are as the op takes them."""
     names = ("hidden_states", "gate_up", "down", "weights", "ids", "flat_weights", "flat_ids")
-    x, gate_up, down, weights, ids, flat_weights, flat_ids = (tensor_of(found[name]) for name in names)
-    experts = found.numbers.get("experts", gate_up.shape[0])
+    x, gate_up, down, weights, ids, flat_weights, flat_ids = (tensor_of(bound[name]) for name in names)
+    experts = bound.numbers.get("experts", gate_up.shape[0])
     return (
         x.dim() == ids.dim() == 2
         and flat_weights.dim() == flat_ids.dim() == 1
@@ -176,21 +176,21 @@ def _fits(found: Found) -> bool:
         and x.dtype is gate_up.dtype is down.dtype
         and weights.dtype in FLOATS
         and same_sizes(weights.shape, ids.shape)
-        and same_sizes(tensor_of(found["pairs"]).shape, (*ids.shape, x.shape[1]))
+        and same_sizes(tensor_of(bound["pairs"]).shape, (*ids.shape, x.shape[1]))
         and same_size(x.shape[0], ids.shape[0])
         and isinstance(ids.shape[1], int)
-        and ids.shape[1] == found.numbers["topk"]
+        and ids.shape[1] == bound.numbers["topk"]
         and same_size(gate_up.shape[0], experts)
-        and found.numbers.get("last_expert", experts - 1) == experts - 1
-        and ("places" not in found.nodes or same_shape(found["places"], found["order"]))
+        and bound.numbers.get("last_expert", experts - 1) == experts - 1
+        and ("places" not in bound.nodes or same_shape(bound["places"], bound["order"]))
     )
 
 
-def _renormalised(found: Found) -> tuple[fx.Node, tuple[fx.Node, ...]]:
+def _renormalised(bound: Bindings) -> tuple[fx.Node, tuple[fx.Node, ...]]:
     """The weights, and the nodes that divide them by their sum where nothing else uses the quotient."""
-    weights = found["weights"]
+    weights = bound["weights"]
     division = call(aten.div.Tensor, "raw", both("sum", call(aten.sum.dim_IntList, "raw", [-1], True)))
-    if all(user in found.interior for user in weights.users):
+    if all(user in bound.interior for user in weights.users):
         for inner in matches(division, weights):
             if only_user(inner["sum"]) is weights:
                 return inner["raw"], (weights, inner["sum"])

@@ -2,8 +2,8 @@
 
     SQUARE = any_of(call(aten.pow.Tensor_Scalar, "x", 2), call(aten.mul.Tensor, "x", "x"))
 
-A pattern takes an argument of a node and what was bound before, and yields the bindings under which it matches. The
-matcher backtracks, and tries both orders of the operands of an addition and a multiplication; write the rarer first. In
+A pattern takes an argument of a node and earlier bindings, and yields the bindings of each match. The matcher
+backtracks, and tries both orders of the operands of an addition and a multiplication; write the rarer first. In
 a pattern a string binds a tensor to a name, and the same name stands for the same node. A list matches items, ``...``
 matches anything, and other values must be equal. Dimensions count from the end. A parameter that a call does not
 mention must have its default value.
@@ -36,7 +36,7 @@ _COMMUTATIVE = frozenset((*ADD, *MUL))
 
 
 @dataclass(frozen=True)
-class Found:
+class Bindings:
     """A partial match. interior and shared: as in ``Match``."""
 
     nodes: Mapping[str, fx.Node] = field(default_factory=dict)
@@ -47,24 +47,24 @@ class Found:
     def __getitem__(self, name: str) -> fx.Node:
         return self.nodes[name]
 
-    def inside(self, node: fx.Node) -> "Found":
+    def inside(self, node: fx.Node) -> "Bindings":
         """With one more interior node."""
         return replace(self, interior=(*self.interior, node))
 
-    def through(self, nodes: Sequence[fx.Node]) -> "Found":
+    def through(self, nodes: Sequence[fx.Node]) -> "Bindings":
         """With more shared nodes."""
         return replace(self, shared=(*self.shared, *nodes)) if nodes else self
 
 
-Pattern = Callable[[Argument, Found], Iterator[Found]]
+Pattern = Callable[[Argument, Bindings], Iterator[Bindings]]
 Part = Pattern | str | float | None | EllipsisType | list["Part"]
 """A pattern, or what stands for one: a name, a constant, anything, a list of parts."""
 
 
-def matches(part: Part, anchor: fx.Node) -> Iterator[Found]:
-    """The ways in which a pattern that ends in ``anchor`` matches; the anchor itself is not interior."""
-    for found in _pattern(part)(anchor, Found()):
-        yield replace(found, interior=tuple(node for node in found.interior if node is not anchor))
+def matches(part: Part, anchor: fx.Node) -> Iterator[Bindings]:
+    """All matches of a pattern that ends in ``anchor``. The anchor itself is not interior."""
+    for bound in _pattern(part)(anchor, Bindings()):
+        yield replace(bound, interior=tuple(node for node in bound.interior if node is not anchor))
 
 
 Ops = OpOverload | Sequence[OpOverload | str]
@@ -87,21 +87,21 @@ def _call(ops: Ops, positional: Sequence[Part], named: Mapping[str, Part], *, ex
     by_position = [_pattern(part) for part in positional]
     by_name = {name: _pattern(part) for name, part in named.items()}
 
-    def match(value: Argument, found: Found) -> Iterator[Found]:
+    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
         if not isinstance(value, fx.Node) or not (
             value.target in targets or (by_string and op_name(value) in targets)
         ):
             return
-        given = arguments(value)
-        parts = dict(zip(given, by_position, strict=False)) | by_name
-        if exact and not _rest_is_default(value, given, parts):
+        operands = arguments(value)
+        parts = dict(zip(operands, by_position, strict=False)) | by_name
+        if exact and not _rest_is_default(value, operands, parts):
             return
-        dims = _negative_dims(value, given)
-        pairs = [(part, dims.get(name, given[name])) for name, part in parts.items()]
-        yield from _all(pairs, found.inside(value))
-        if value.target in _COMMUTATIVE and given["self"] is not given["other"]:
+        dims = _negative_dims(value, operands)
+        pairs = [(part, dims.get(name, operands[name])) for name, part in parts.items()]
+        yield from _all(pairs, bound.inside(value))
+        if value.target in _COMMUTATIVE and operands["self"] is not operands["other"]:
             (first, left), (second, right), *rest = pairs
-            yield from _all([(first, right), (second, left), *rest], found.inside(value))
+            yield from _all([(first, right), (second, left), *rest], bound.inside(value))
 
     return match
 
@@ -110,9 +110,9 @@ def item(sequence: Part, index: int) -> Pattern:
     """One result of a node that has several."""
     source = _pattern(sequence)
 
-    def match(value: Argument, found: Found) -> Iterator[Found]:
+    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
         if calls(value, operator.getitem) and value.args[1] == index:
-            yield from source(value.args[0], found.inside(value))
+            yield from source(value.args[0], bound.inside(value))
 
     return match
 
@@ -121,9 +121,9 @@ def any_of(*parts: Part) -> Pattern:
     """One of several patterns, tried in this order."""
     patterns = [_pattern(part) for part in parts]
 
-    def match(value: Argument, found: Found) -> Iterator[Found]:
+    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
         for each in patterns:
-            yield from each(value, found)
+            yield from each(value, bound)
 
     return match
 
@@ -131,15 +131,15 @@ def any_of(*parts: Part) -> Pattern:
 def both(*parts: Part) -> Pattern:
     """Several patterns of one argument."""
     patterns = [_pattern(part) for part in parts]
-    return lambda value, found: _all([(each, value) for each in patterns], found)
+    return lambda value, bound: _all([(each, value) for each in patterns], bound)
 
 
 def number(name: str) -> Pattern:
     """A Python number, bound to a name."""
 
-    def match(value: Argument, found: Found) -> Iterator[Found]:
+    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
         if is_number(value):
-            yield replace(found, numbers={**found.numbers, name: value})
+            yield replace(bound, numbers={**bound.numbers, name: value})
 
     return match
 
@@ -148,10 +148,10 @@ def widened(part: Part) -> Pattern:
     """A tensor, seen through casts that lose nothing. Others may use the casts too."""
     source = _pattern(part)
 
-    def match(value: Argument, found: Found) -> Iterator[Found]:
+    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
         if is_tensor(value):
             below, casts = widened_from(value)
-            yield from source(below, found.through(casts))
+            yield from source(below, bound.through(casts))
 
     return match
 
@@ -160,24 +160,24 @@ def through_casts(part: Part) -> Pattern:
     """A tensor, seen through any casts. They belong to the match."""
     source = _pattern(part)
 
-    def match(value: Argument, found: Found) -> Iterator[Found]:
-        yield from source(value, found)
+    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
+        yield from source(value, bound)
         below = cast_source(value)
         if below is not None and is_tensor(value):
-            yield from match(below, found.inside(value))
+            yield from match(below, bound.inside(value))
 
     return match
 
 
 def view_of(part: Part, is_source: Callable[[fx.Node, fx.Node], bool]) -> Pattern:
-    """A view, seen through to a tensor for which ``is_source(tensor, view)``, however the model spells it."""
+    """A view of a tensor, however the model spells it. ``is_source(tensor, view)`` accepts the tensor."""
     source = _pattern(part)
 
-    def match(value: Argument, found: Found) -> Iterator[Found]:
+    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
         if is_tensor(value):
             for node in seen_through(value):
                 if is_source(node, value):
-                    yield from source(node, found.through(views_between(value, node)))
+                    yield from source(node, bound.through(views_between(value, node)))
 
     return match
 
@@ -191,8 +191,8 @@ def cut_from(whole: Part, cut: Callable[[fx.Node, fx.Node], fx.Node | None], par
     """A pattern of two parts, "first" and "second", and the tensor that ``cut`` finds both to be views of."""
     source, inner = _pattern(whole), _pattern(parts)
 
-    def match(value: Argument, found: Found) -> Iterator[Found]:
-        for partial in inner(value, found):
+    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
+        for partial in inner(value, bound):
             first, second = partial["first"], partial["second"]
             node = cut(first, second)
             if node is not None:
@@ -206,9 +206,9 @@ def shared(part: Part) -> Pattern:
     """A pattern whose nodes others may use too."""
     inner = _pattern(part)
 
-    def match(value: Argument, found: Found) -> Iterator[Found]:
-        for partial in inner(value, replace(found, interior=())):
-            yield replace(partial, interior=found.interior, shared=(*partial.shared, *partial.interior))
+    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
+        for partial in inner(value, replace(bound, interior=())):
+            yield replace(partial, interior=bound.interior, shared=(*partial.shared, *partial.interior))
 
     return match
 
@@ -217,44 +217,44 @@ def _pattern(part: Part) -> Pattern:
     if isinstance(part, str):
         return _named(part)
     if isinstance(part, EllipsisType):
-        return lambda _, found: iter((found,))
+        return lambda _, bound: iter((bound,))
     if isinstance(part, list):
         return _items([_pattern(item) for item in part])
     return _constant(part) if part is None or isinstance(part, (int, float)) else part
 
 
-def _all(pairs: Sequence[tuple[Pattern, Argument]], found: Found) -> Iterator[Found]:
+def _all(pairs: Sequence[tuple[Pattern, Argument]], bound: Bindings) -> Iterator[Bindings]:
     if not pairs:
-        yield found
+        yield bound
         return
     (first, value), *rest = pairs
-    for partial in first(value, found):
+    for partial in first(value, bound):
         yield from _all(rest, partial)
 
 
 def _named(name: str) -> Pattern:
-    def match(value: Argument, found: Found) -> Iterator[Found]:
-        known = found.nodes.get(name)
+    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
+        known = bound.nodes.get(name)
         if known is value and known is not None:
-            yield found
+            yield bound
         elif known is None and is_tensor(value):
-            yield replace(found, nodes={**found.nodes, name: value})
+            yield replace(bound, nodes={**bound.nodes, name: value})
 
     return match
 
 
 def _constant(expected: float | None) -> Pattern:
-    def match(value: Argument, found: Found) -> Iterator[Found]:
+    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
         if value is expected or (isinstance(value, (int, float)) and value == expected):
-            yield found
+            yield bound
 
     return match
 
 
 def _items(patterns: Sequence[Pattern]) -> Pattern:
-    def match(value: Argument, found: Found) -> Iterator[Found]:
+    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
         if _is_list(value) and len(value) == len(patterns):
-            yield from _all(list(zip(patterns, value, strict=True)), found)
+            yield from _all(list(zip(patterns, value, strict=True)), bound)
 
     return match
 
@@ -263,23 +263,24 @@ def _is_list(value: Argument) -> TypeGuard[Sequence[Argument]]:
     return isinstance(value, (list, tuple))
 
 
-def _rest_is_default(node: fx.Node, given: Mapping[str, Argument], parts: Mapping[str, Pattern]) -> bool:
+def _rest_is_default(node: fx.Node, operands: Mapping[str, Argument], parts: Mapping[str, Pattern]) -> bool:
     op = overload(node)
     assert op is not None, node.format_node()
     return all(
         parameter.name in parts
-        or (parameter.has_default_value() and given[parameter.name] == parameter.default_value)
+        or (parameter.has_default_value() and operands[parameter.name] == parameter.default_value)
         for parameter in op._schema.arguments
     )
 
 
-def _negative_dims(node: fx.Node, given: Mapping[str, Argument]) -> dict[str, Argument]:
+def _negative_dims(node: fx.Node, operands: Mapping[str, Argument]) -> dict[str, Argument]:
     """The argument ``dim``, an int or a list of ints, counted from the end."""
-    dim = given.get("dim")
+    dim = operands.get("dim")
     if dim is None:
         return {}
-    rank = max(rank_of(value) for value in (given.get("self"), node) if is_tensor(value))
+    rank = max(rank_of(value) for value in (operands.get("self"), node) if is_tensor(value))
     dims = [
-        one - rank if isinstance(one, int) and one >= 0 else one for one in (dim if _is_list(dim) else [dim])
+        number - rank if isinstance(number, int) and number >= 0 else number
+        for number in (dim if _is_list(dim) else [dim])
     ]
     return {"dim": dims if _is_list(dim) else dims[0]}

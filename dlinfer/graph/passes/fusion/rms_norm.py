@@ -2,10 +2,10 @@
 
 The core is x * rsqrt(mean(x^2) + eps) in any spelling. Below it models differ in where they round:
 
-    Llama, Qwen, T5     weight * core.to(x.dtype)            rms_norm(x, weight), which rounds there too
-    OLMo2, GPT-OSS      (weight * core).to(x.dtype)          rms_norm(x.float(), weight.float()).to(x.dtype)
-    Gemma               (core * (1 + weight.float())) cast   the same, with 1 + weight as the model computes it
-    Llama4's L2 norm    core.to(x.dtype)                     rms_norm(x, ones)
+    Llama, Qwen, T5     weight * core.to(x.dtype)            rms_norm(x, weight), which rounds there too.
+    OLMo2, GPT-OSS      (weight * core).to(x.dtype)          rms_norm(x.float(), weight.float()).to(x.dtype).
+    Gemma               (core * (1 + weight.float())) cast   the same, with 1 + weight as the model computes it.
+    Llama4's L2 norm    core.to(x.dtype)                     rms_norm(x, ones).
 
 The rule takes the weight in only where the op rounds as the model does. Otherwise it replaces the core alone, with a
 weight of ones. A result is never rounded more often than the model rounds it.
@@ -81,16 +81,16 @@ def _match(anchor: fx.Node) -> Match | None:
 
 
 def _core(node: fx.Node) -> _Core | None:
-    for found in matches(_CORE, node):
-        wide, squared = found["wide"], found["squared"]
+    for bound in matches(_CORE, node):
+        wide, squared = bound["wide"], bound["squared"]
         source, casts = widened_from(wide)
         other, other_casts = widened_from(squared)
         if source is not other or dtype_of(node) not in FLOATS or not same_shape(node, source):
             continue
-        if found.numbers["eps"] <= 0 or dtype_of(squared) is not dtype_of(found["mean"]):
+        if bound.numbers["eps"] <= 0 or dtype_of(squared) is not dtype_of(bound["mean"]):
             continue
-        x = next((one for one in (wide, squared) if dtype_of(one) is dtype_of(node)), source)
-        return _Core(node, source, x, found.numbers["eps"], found.interior, (*casts, *other_casts))
+        x = next((x for x in (wide, squared) if dtype_of(x) is dtype_of(node)), source)
+        return _Core(node, source, x, bound.numbers["eps"], bound.interior, (*casts, *other_casts))
     return None
 
 
@@ -126,10 +126,10 @@ def _weight(product: fx.Node | None, value: fx.Node) -> fx.Node | None:
     """w, when ``product`` is ``value`` times a vector over the last dimension."""
     if product is None:
         return None
-    for found in matches(call(aten.mul.Tensor, "value", "weight"), product):
-        weight = found["weight"]
+    for bound in matches(call(aten.mul.Tensor, "value", "weight"), product):
+        weight = bound["weight"]
         vector = tensor_of(weight)
-        if found["value"] is not value or weight is value or vector.dim() != 1:
+        if bound["value"] is not value or weight is value or vector.dim() != 1:
             continue
         if vector.is_floating_point() and same_size(vector.shape[0], tensor_of(value).shape[-1]):
             return weight
@@ -139,9 +139,9 @@ def _weight(product: fx.Node | None, value: fx.Node) -> fx.Node | None:
 def _output(
     core: _Core, output: fx.Node, x: fx.Node, weight: fx.Node | None, inside: tuple[fx.Node, ...] = ()
 ) -> Match | None:
-    found, swap = contiguous_after(tensor_of(output))
+    bound, swap = contiguous_after(tensor_of(output))
     size = tensor_of(x).shape[-1]
-    if not found or (weight is None and not isinstance(size, int)):
+    if not bound or (weight is None and not isinstance(size, int)):
         return None
     inputs = (x,) if weight is None else (x, weight)
     # A cast of x stays where the op reads it, or something else does.
@@ -152,8 +152,8 @@ def _output(
 
 def _match_single_node(node: fx.Node) -> Match | None:
     """``torch.nn.functional.rms_norm``: computed and weighted in float32, rounded once."""
-    given = arguments(node)
-    x, shape, weight, eps = (given[name] for name in ("input", "normalized_shape", "weight", "eps"))
+    by_name = arguments(node)
+    x, shape, weight, eps = (by_name[name] for name in ("input", "normalized_shape", "weight", "eps"))
     if not is_tensor(x) or dtype_of(x) not in FLOATS:
         return None
     if len(shape) != 1 or not same_size(shape[0], tensor_of(x).shape[-1]):
@@ -162,8 +162,8 @@ def _match_single_node(node: fx.Node) -> Match | None:
     eps = torch.finfo(wide).eps if eps is None else eps
     if not is_number(eps) or eps <= 0 or (weight is None and not isinstance(tensor_of(x).shape[-1], int)):
         return None
-    found, swap = contiguous_after(tensor_of(node))
-    if not found:
+    bound, swap = contiguous_after(tensor_of(node))
+    if not bound:
         return None
     inputs = (x, weight) if is_tensor(weight) else (x,)
     if len(inputs) == 2 and dtype_of(inputs[1]) is not dtype_of(x):

@@ -82,7 +82,7 @@ def _match(anchor: fx.Node) -> Match | None:
     if key is None or query is None:
         return None
     inputs = (query.x, key.x, query.cos.rows, query.sin.rows)
-    passed = (node for one in (query, key) for node in (*one.shared, *one.cos.passed, *one.sin.passed))
+    passed = (node for part in (query, key) for node in (*part.shared, *part.cos.passed, *part.sin.passed))
     shared = tuple(node for node in dict.fromkeys(passed) if node not in inputs)
     values = {"dtype": dtype_of(key.node), "swap": key.swap}
     return Match((query.node, key.node), (*query.interior, *key.interior), inputs, values, shared)
@@ -92,15 +92,15 @@ def _match(anchor: fx.Node) -> Match | None:
 
 
 def _rotation(node: fx.Node) -> _Rotation | None:
-    for found in matches(_ROTATION, node):
-        x, whole = found["x"], found["whole"]
-        cos, sin = _table(found["cos"], x), _table(found["sin"], x)
+    for bound in matches(_ROTATION, node):
+        x, whole = bound["x"], bound["whole"]
+        cos, sin = _table(bound["cos"], x), _table(bound["sin"], x)
         if cos is None or sin is None or cos.heads != sin.heads:
             continue
         casts = (*widened_from(whole)[1], *widened_from(x)[1])
         # A cast that the model makes anyway saves one here.
         wide = next((cast for cast in casts if dtype_of(cast) is dtype_of(node)), x)
-        rotation = _Rotation(node, wide, cos, sin, found.interior, found.shared)
+        rotation = _Rotation(node, wide, cos, sin, bound.interior, bound.shared)
         if rank_of(x) in (3, 4) and same_shape(node, x) and fits(tensor_of(node), rotation.swap):
             return rotation
         return None

@@ -1,8 +1,8 @@
 """Rotary embedding of adjacent pairs as model code writes it -> ``dlinfer.apply_rotary_pos_emb_interleaved``.
 
-Two spellings. GPT-J, GLM and Cohere write x * cos + r * sin, where r holds the pairs (-x[2i + 1], x[2i]) and the tables
-repeat each value; the op reads a table of half the size. DeepSeek-V3 computes both halves of the result from tables of
-half the size.
+Two spellings. GPT-J, GLM and Cohere write x * cos + r * sin, where r holds the pairs (-x[2i + 1], x[2i]). Their tables
+repeat each value, and the op reads a table of half the size. DeepSeek-V3 computes both halves of the result from tables
+of half the size.
 
 The op takes one tensor, so the rule replaces query and key separately.
 """
@@ -28,7 +28,7 @@ from dlinfer.graph.passes.fusion.match import (
     widened_from,
 )
 from dlinfer.graph.passes.fusion.pattern import (
-    Found,
+    Bindings,
     any_of,
     both,
     call,
@@ -80,40 +80,40 @@ _HALVES = cut_from(  # (a * cos - b * sin, b * cos + a * sin), a and b the even 
 
 def _match(output: fx.Node) -> Match | None:
     is_halves = calls(output, aten.cat.default)
-    found = next(matches(_HALVES if is_halves else _SUM, output), None)
-    if found is None:
+    bound = next(matches(_HALVES if is_halves else _SUM, output), None)
+    if bound is None:
         return None
-    x = found["x"]
-    whole = found.nodes.get("whole", x)
+    x = bound["x"]
+    whole = bound.nodes.get("whole", x)
     is_contiguous, swap = contiguous_after(tensor_of(output))
     if not is_contiguous or rank_of(x) not in (3, 4) or not same_shape(output, x):
         return None
-    if not is_halves and not same_shape(whole, found["pairs"]):
+    if not is_halves and not same_shape(whole, bound["pairs"]):
         return None
-    tables = [(found[name], False, ()) if is_halves else _half_table(found[name]) for name in ("cos", "sin")]
+    tables = [(bound[name], False, ()) if is_halves else _half_table(bound[name]) for name in ("cos", "sin")]
     read = [table for table in tables if table is not None]
     if len(read) < 2 or not all(_broadcasts(rows, x, swap, doubled=doubled) for rows, doubled, _ in read):
         return None
     casts = (*widened_from(whole)[1], *widened_from(x)[1])
     wide = next((cast for cast in casts if dtype_of(cast) is dtype_of(output)), x)
     rows = tuple(table[0] for table in read)
-    passed = (*found.shared, *(node for table in read for node in table[2]))
+    passed = (*bound.shared, *(node for table in read for node in table[2]))
     shared = tuple(node for node in dict.fromkeys(passed) if node is not wide and node not in rows)
     doubled = tuple(table[1] for table in read)
     values = {"dtype": dtype_of(output), "swap": swap, "halves": is_halves, "doubled": doubled}
-    return Match((output,), found.interior, (wide, *rows), values, shared)
+    return Match((output,), bound.interior, (wide, *rows), values, shared)
 
 
 # --- the tables
 
 
-def _by_element(value: Argument, found: Found) -> Iterator[Found]:
+def _by_element(value: Argument, bound: Bindings) -> Iterator[Bindings]:
     """A doubled table, seen through elementwise ops that keep the last dimension."""
-    return _BY_ELEMENT(value, found)
+    return _BY_ELEMENT(value, bound)
 
 
-def _not_last(dim: Argument, found: Found) -> Iterator[Found]:
-    return iter((found,) if isinstance(dim, int) and dim != -1 else ())
+def _not_last(dim: Argument, bound: Bindings) -> Iterator[Bindings]:
+    return iter((bound,) if isinstance(dim, int) and dim != -1 else ())
 
 
 _DOUBLED = call(aten.repeat_interleave.self_int, "table", 2, -1)
@@ -131,8 +131,8 @@ def _half_table(table: fx.Node) -> tuple[fx.Node, bool, _Nodes] | None:
     doubled: whether ``node`` still repeats the values.
     """
     below, casts = widened_from(table)
-    for found in matches(_DOUBLED, below):
-        return found["table"], False, (*casts, below)
+    for bound in matches(_DOUBLED, below):
+        return bound["table"], False, (*casts, below)
     return (below, True, casts) if any(matches(_BY_ELEMENT, below)) else None
 
 

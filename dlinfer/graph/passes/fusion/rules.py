@@ -1,4 +1,4 @@
-"""All fusion rules in the order in which they are applied."""
+"""All fusion rules, in their order."""
 
 from dlinfer.graph.passes.functionalize_writes import FUNCTIONALIZE_WRITES
 from dlinfer.graph.passes.fusion.add_rms_norm import ADD_RMS_NORM

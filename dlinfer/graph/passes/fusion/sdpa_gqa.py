@@ -14,7 +14,7 @@ from dlinfer.graph.ir.dialect import arguments, tensor_of, tensor_or_none
 from dlinfer.graph.ir.layout import is_contiguous, same_size, same_sizes
 from dlinfer.graph.passes.fusion.match import aten, calls, dtype_of, only_user, same_shape
 from dlinfer.graph.passes.fusion.pattern import (
-    Found,
+    Bindings,
     Pattern,
     any_of,
     both,
@@ -54,16 +54,16 @@ def _match_written_out(matmul: fx.Node) -> Match | None:
     result = only_user(matmul)
     if result is None or not _is_transposed_to_tokens(matmul, result):
         return None
-    for found in matches(_WRITTEN_OUT, matmul):
-        mask = found.nodes.get("mask")
-        inside = (matmul, *found.interior)
-        if not _is_attention(found["q"], found["k"], found["v"], mask, inside):
+    for bound in matches(_WRITTEN_OUT, matmul):
+        mask = bound.nodes.get("mask")
+        inside = (matmul, *bound.interior)
+        if not _is_attention(bound["q"], bound["k"], bound["v"], mask, inside):
             continue
-        if mask is not None and not same_shape(found["product"], found["scores"]):
+        if mask is not None and not same_shape(bound["product"], bound["scores"]):
             continue
-        scale = found.numbers.get("factor", 1 / found.numbers.get("divisor", 1.0))
-        inputs = (found["q"], found["k"], found["v"], *([] if mask is None else [mask]))
-        return Match((result,), inside, inputs, {"scale": float(scale)}, found.shared)
+        scale = bound.numbers.get("factor", 1 / bound.numbers.get("divisor", 1.0))
+        inputs = (bound["q"], bound["k"], bound["v"], *([] if mask is None else [mask]))
+        return Match((result,), inside, inputs, {"scale": float(scale)}, bound.shared)
     return None
 
 
@@ -97,7 +97,7 @@ def _is_transposed_to_tokens(matmul: fx.Node, result: fx.Node) -> bool:
 
 def _build_written_out(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence[fx.Node]:
     q, k, v, *mask = match.inputs
-    masks = [_nan_where_all_is_hidden(rewriter, place, one) for one in mask]
+    masks = [_nan_where_all_is_hidden(rewriter, place, node) for node in mask]
     attention = rewriter.call(place, _SDPA, q, k, v, *masks, scale=match.values["scale"])
     return [rewriter.call(place, aten.transpose.int, attention, 1, 2)]
 
@@ -118,20 +118,20 @@ def _nan_where_all_is_hidden(rewriter: Rewriter, place: fx.Node, mask: fx.Node) 
 
 def _is_expanded(few: fx.Node, wide: fx.Node) -> bool:
     """Whether [batch, heads, times, tokens, size] repeats [batch, heads, tokens, size] by a stride of 0."""
-    one, many = tensor_or_none(few), tensor_of(wide)
-    if one is None or one.dim() != 4 or many.dim() != 5 or many.stride(2) != 0:
+    source, many = tensor_or_none(few), tensor_of(wide)
+    if source is None or source.dim() != 4 or many.dim() != 5 or many.stride(2) != 0:
         return False
     strides = many.stride()
     return (
-        one.dtype is many.dtype
-        and same_sizes((*many.shape[:2], *many.shape[3:]), one.shape)
-        and same_sizes((*strides[:2], *strides[3:]), one.stride())
-        and same_size(many.storage_offset(), one.storage_offset())
+        source.dtype is many.dtype
+        and same_sizes((*many.shape[:2], *many.shape[3:]), source.shape)
+        and same_sizes((*strides[:2], *strides[3:]), source.stride())
+        and same_size(many.storage_offset(), source.storage_offset())
     )
 
 
 def _repeated(name: str) -> Pattern:
-    """A tensor each of whose heads is repeated, adjacently."""
+    """A tensor whose heads are repeated, each beside its copies."""
     expanded = both(f"expanded_{name}", view_of(name, _is_expanded))
     interleaved = call(aten.repeat_interleave.self_int, name, ..., -3, output_size=...)
     return shared(any_of(interleaved, loose_call(aten.reshape.default, expanded)))
@@ -150,31 +150,31 @@ _GROUPED = call(
 
 
 def _match_repeated(attention: fx.Node) -> Match | None:
-    found = next(matches(_GROUPED, attention), None)
-    if found is None or not all(_joins_heads(found, attention, name) for name in ("key", "value")):
+    bound = next(matches(_GROUPED, attention), None)
+    if bound is None or not all(_joins_heads(bound, attention, name) for name in ("key", "value")):
         return None
-    key, value = tensor_of(found["key"]), tensor_of(found["value"])
+    key, value = tensor_of(bound["key"]), tensor_of(bound["value"])
     # torch's fast kernels need adjacent features; another kernel would give a result of other strides.
     if not same_size(key.shape[1], value.shape[1]) or not all(
         same_size(few.stride(-1), 1) for few in (key, value)
     ):
         return None
-    given = arguments(attention)
+    by_name = arguments(attention)
     values = {
         "op": _SDPA,
-        "arguments": tuple(given[name] for name in ("attn_mask", "dropout_p", "is_causal")),
-        "named": {"scale": given["scale"], "enable_gqa": True},
+        "arguments": tuple(by_name[name] for name in ("attn_mask", "dropout_p", "is_causal")),
+        "named": {"scale": by_name["scale"], "enable_gqa": True},
     }
-    inputs = (found["query"], found["key"], found["value"])
-    return Match((attention,), (), inputs, values, found.shared)
+    inputs = (bound["query"], bound["key"], bound["value"])
+    return Match((attention,), (), inputs, values, bound.shared)
 
 
-def _joins_heads(found: Found, attention: fx.Node, name: str) -> bool:
+def _joins_heads(bound: Bindings, attention: fx.Node, name: str) -> bool:
     """Whether the repeated tensor has the query's sizes: torch broadcasts heads too."""
-    query, many = tensor_of(found["query"]), tensor_of(arguments(attention)[name])
+    query, many = tensor_of(bound["query"]), tensor_of(arguments(attention)[name])
     if not query.dim() == many.dim() == 4 or not same_sizes(query.shape[:2], many.shape[:2]):
         return False
-    expanded = found.nodes.get(f"expanded_{name}")
+    expanded = bound.nodes.get(f"expanded_{name}")
     if expanded is None:
         return True
     batch, heads, times, tokens, size = tensor_of(expanded).shape
@@ -187,16 +187,16 @@ _ONE_TOKEN = call(_SDPA, "query", "key", "value", attn_mask=any_of(None, "mask")
 
 
 def _match_one_token(attention: fx.Node) -> Match | None:
-    found = next(matches(_ONE_TOKEN, attention), None)
-    if found is None or not _is_shared_by_heads(found.nodes.get("mask")):
+    bound = next(matches(_ONE_TOKEN, attention), None)
+    if bound is None or not _is_shared_by_heads(bound.nodes.get("mask")):
         return None
-    q, k, v = (tensor_of(found[name]) for name in ("query", "key", "value"))
+    q, k, v = (tensor_of(bound[name]) for name in ("query", "key", "value"))
     if not q.dim() == k.dim() == 4 or not same_sizes(k.shape[:2], v.shape[:2]):
         return None
     sizes = (*q.shape[1:], k.shape[1])
     if not all(isinstance(size, int) for size in sizes) or q.shape[2] != 1 or q.shape[1] == k.shape[1]:
         return None
-    return Match((attention,), (), tuple(found.nodes.values()), {"scale": arguments(attention)["scale"]})
+    return Match((attention,), (), tuple(bound.nodes.values()), {"scale": arguments(attention)["scale"]})
 
 
 def _is_shared_by_heads(mask: fx.Node | None) -> bool:

@@ -33,9 +33,9 @@ def views_between(view: fx.Node, whole: fx.Node) -> tuple[fx.Node, ...]:
     return tuple(takewhile(lambda node: node is not whole, seen_through(view)))
 
 
-def are_transposed(one: fx.Node, other: fx.Node, dim: int, with_dim: int) -> bool:
+def are_transposed(left: fx.Node, right: fx.Node, dim: int, with_dim: int) -> bool:
     """Whether two views of one memory differ by a swap of two dimensions, counted from the front."""
-    first, second = tensor_or_none(one), tensor_or_none(other)
+    first, second = tensor_or_none(left), tensor_or_none(right)
     if first is None or second is None or first.dim() != second.dim() or first.dim() <= max(dim, with_dim):
         return False
     order = list(range(first.dim()))
@@ -49,17 +49,17 @@ def are_transposed(one: fx.Node, other: fx.Node, dim: int, with_dim: int) -> boo
 
 
 def halves(first: fx.Node, second: fx.Node) -> fx.Node | None:
-    """The node of which two nodes are ``x[..., :n]`` and ``x[..., n:]``; None where there is none."""
+    """The node x, where two nodes are ``x[..., :n]`` and ``x[..., n:]``; else None."""
     return _cut_from(first, second, None, 1)
 
 
 def evens_and_odds(even: fx.Node, odd: fx.Node) -> fx.Node | None:
-    """The node of which two nodes are ``x[..., 0::2]`` and ``x[..., 1::2]``; None where there is none."""
+    """The node x, where two nodes are ``x[..., 0::2]`` and ``x[..., 1::2]``; else None."""
     return _cut_from(even, odd, 1, 2)
 
 
 def _cut_from(first: fx.Node, second: fx.Node, start: int | None, step: int) -> fx.Node | None:
-    """The node of which ``first`` and ``second`` are parts. start: of the second; None: where the first one ends."""
+    """The base node of two parts. start: index of the second part; None: it begins where the first part ends."""
     wholes = set(seen_through(second))
     for whole in seen_through(first):
         if whole in wholes and _is_part(first, whole, 0, step) and _is_part(second, whole, start, step):

@@ -93,7 +93,7 @@ class InductorEngine(Engine):
                 )
             elif isinstance(item, Cluster):
                 subgraph = extract_with_outputs(owner, item.body, item.outputs, "cluster")
-                first += [Step.of(node, "size", kernels.callee_of(node)) for node in subgraph.made]
+                first += [Step.of(node, "size", kernels.callee_of(node)) for node in subgraph.inserted]
                 steps.append(self._cluster_step(item, subgraph, cache, result, options))
             else:
                 kind = "size" if is_size(item) else "kernel" if is_compute(item) else "view"

@@ -16,7 +16,7 @@ def result(function, *args, dynamic=True) -> fx.Node:
     return graph.output_node().all_input_nodes[0]
 
 
-def found(part, function, *args, dynamic=True) -> list[pattern.Found]:
+def found(part, function, *args, dynamic=True) -> list[pattern.Bindings]:
     return list(pattern.matches(part, result(function, *args, dynamic=dynamic)))
 
 
