@@ -41,7 +41,10 @@ def main() -> None:
 def compare(session: Session, pairs: int, runs: int) -> None:
     inputs = {"input": torch.randn(4, 64)}
     session.setup()
-    call, arguments = session._running["forward"][0].bound([inputs["input"]])
+    stage = session._running["forward"][0]
+    arguments, _ = stage.interface.bind([inputs["input"]])
+    call = stage.loaded.run
+    arguments = (*stage.weights, *arguments)
 
     def benchmark() -> float:
         return session.run_benchmark(num_inferences=runs, input_dict=inputs).inf_time

@@ -256,7 +256,7 @@ def data_reassigned() -> None:
     """Every engine: ``x.data = y`` is taken for an ordinary write, whose result alone counts."""
     from dlinfer.graph.ir import dialect
 
-    dialect._EXCHANGES_MEMORY = frozenset()
+    dialect._REPLACES_MEMORY = frozenset()
     from dlinfer.graph.passes import functionalize_writes
 
     functionalize_writes._Seen.is_private = _private_by_result

@@ -45,12 +45,12 @@ def test_an_engine_that_throws_in_the_middle_of_a_run(monkeypatch):
     calls = []
 
     class Failing(StubEngine):
-        def resolve(self, reference):
-            function = super().resolve(reference)
+        def resolve(self, callee):
+            function = super().resolve(callee)
 
             def counted(*args, **kwargs):
-                calls.append(reference)
-                if "sin" in reference and len(calls) == 6:
+                calls.append(callee)
+                if "sin" in callee and len(calls) == 6:
                     raise RuntimeError("device lost")
                 return function(*args, **kwargs)
 

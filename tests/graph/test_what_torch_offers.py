@@ -177,7 +177,7 @@ def flagged(x: Tensor, double: bool) -> Tensor:
 
 
 def test_without_guards_another_flag_runs_the_first_ones_graph():
-    options = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+    options: Any = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
     compiled = torch.compile(flagged, backend="eager", fullgraph=True, options=options)
     x = torch.ones(3)
     assert torch.equal(compiled(x, True), compiled(x, False))

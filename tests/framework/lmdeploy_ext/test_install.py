@@ -4,6 +4,7 @@ import logging
 import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lmdeploy import PytorchEngineConfig
@@ -130,8 +131,10 @@ def test_a_misfit_of_one_model_stops_that_model_alone(refuse, caplog):
     ConfigBuilder.update_engine_config(config)
     llama = LlamaConfig(architectures=["LlamaForCausalLM"])
     ModelConfig.from_hf_config(llama, dtype="float32", device_type="cpu")
+    refused: Any = PretrainedConfig()
+    refused.model_type = "deepseek_v32"
     with pytest.raises(PatchError, match="deepseek_v32"):
-        ModelConfig.from_hf_config(PretrainedConfig(model_type="deepseek_v32"), device_type="cpu")
+        ModelConfig.from_hf_config(refused, device_type="cpu")
     ConfigBuilder.update_engine_config(config)  # another engine, of another model
 
 

@@ -1,6 +1,7 @@
 """The private parts of torch about symbolic sizes, each on a small case."""
 
 import math
+from typing import Any
 
 import pytest
 import sympy
@@ -70,6 +71,8 @@ def test_floats_are_rounded_as_python_does(text):
 
 
 def test_a_condition_is_taken_apart():
+    a: Any
+    b: Any
     a, b = fake_mode.fresh_mode().from_tensor(torch.ones(7, 3)).shape
     both = sympy.And((a > 4).node.expr, (b != a).node.expr)
     names = {symbols.plain_symbol(a): "a", symbols.plain_symbol(b): "b"}

@@ -40,8 +40,8 @@ def test_an_input_lies_where_the_caller_has_it(monkeypatch, tmp_path):
     seen = []
 
     class Spy(Stub):
-        def resolve(self, reference):
-            function = super().resolve(reference)
+        def resolve(self, callee):
+            function = super().resolve(callee)
 
             def spied(*args):
                 seen.extend(one.data_ptr() for one in args if isinstance(one, torch.Tensor))
@@ -227,8 +227,8 @@ def test_an_engine_that_fails_leaves_a_session_that_runs(monkeypatch, tmp_path):
     broken = threading.Event()
 
     class Fails(Stub):
-        def resolve(self, reference):
-            function = super().resolve(reference)
+        def resolve(self, callee):
+            function = super().resolve(callee)
 
             def failing(*args):
                 if broken.is_set():

@@ -60,8 +60,8 @@ def test_runs_that_write_a_buffer_are_kept_apart(tmp_path, monkeypatch, often_sw
     inside, most = [0], [0]
 
     class Watches(Stub):
-        def resolve(self, reference):
-            function = super().resolve(reference)
+        def resolve(self, callee):
+            function = super().resolve(callee)
 
             def watched(*args):
                 inside[0] += 1

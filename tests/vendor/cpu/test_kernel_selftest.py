@@ -1,6 +1,7 @@
 """Every C++ kernel has self-test cases, and its callers look them up under the right name and dtype."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -87,4 +88,5 @@ def test_a_graph_asks_for_the_dtype_that_is_computed_in(
 
     torch.compile(layer, backend="dlinfer", options={"engine": "inductor", "fallback": "error"})(x)
     assert {precision for kind, precision in asked if kind == "native weight_quant_matmul"} == {of_x}
-    assert InductorEngine().selftest._covering(("native weight_quant_matmul", of_x))
+    selftest: Any = InductorEngine().selftest
+    assert selftest._covering(("native weight_quant_matmul", of_x))

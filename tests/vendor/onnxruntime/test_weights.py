@@ -1,5 +1,7 @@
 """Weights: read where torch has them, or built in and noticed when they change."""
 
+from typing import Any
+
 import numpy
 import pytest
 import torch
@@ -22,15 +24,15 @@ def addresses(run) -> set[int]:
 
 def test_a_weight_is_bound_where_it_lies_and_once():
     weight, bias = X(6, 4), X(6)
-    result = compiled(layer, X(3, 4), weight, bias, static=(1, 2))
-    as_in_eager(lambda x: result.run(x, weight, bias), lambda x: layer(x, weight, bias), X(5, 4))
-    assert {weight.data_ptr(), bias.data_ptr()} <= addresses(result.run)
-    (binding,) = result.run._run._free
+    run: Any = compiled(layer, X(3, 4), weight, bias, static=(1, 2)).run
+    as_in_eager(lambda x: run(x, weight, bias), lambda x: layer(x, weight, bias), X(5, 4))
+    assert {weight.data_ptr(), bias.data_ptr()} <= addresses(run)
+    (binding,) = run._run._free
     calls = []
     bind = binding.binding.bind_input
     binding.binding.bind_input = lambda name, *rest: calls.append(name) or bind(name, *rest)
     given = X(7, 4)
-    result.run(given, weight, bias)
+    run(given, weight, bias)
     assert len(calls) == 1  # the weights are bound already
 
 

@@ -64,7 +64,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_written_is_what_eager_writes(case):
     function, make = CASES[case]
-    run = compiled(function, *make(3)).run
+    run: Any = compiled(function, *make(3)).run
     for size in (3, 2, 4):
         as_in_eager(run, function, *make(size))
 
@@ -91,7 +91,7 @@ def test_fill_kv_cache_writes_as_the_active_vendor_lays_caches_out():
     def make(tokens):
         return X(tokens, 8, 4), X(tokens, 8, 4), X(8, 8, 8, 4), X(8, 8, 8, 4), torch.randperm(64)[:tokens]
 
-    run = compiled(function, *make(5)).run
+    run: Any = compiled(function, *make(5)).run
     assert run.lowered.in_place == {2, 3}
     for tokens in (5, 3):
         as_in_eager(run, function, *make(tokens))
@@ -107,7 +107,7 @@ def test_fill_kv_cache_leaves_padding_out():
         slots[0] = -1
         return X(tokens, 2, 8), X(tokens, 2, 4), X(4, 8, 2, 8), X(4, 8, 2, 4), slots
 
-    run = compiled(function, *make(5)).run
+    run: Any = compiled(function, *make(5)).run
     for tokens in (5, 3):
         as_in_eager(run, function, *make(tokens))
 
@@ -115,7 +115,7 @@ def test_fill_kv_cache_leaves_padding_out():
 def test_a_cache_is_bound_and_not_copied():
     """The session writes into the very memory that it reads, and nothing of the cache's size is made at a call."""
     cache, new, at = CASES["index_copy"][1](3)
-    run = compiled(cached_step, cache, new, at).run
+    run: Any = compiled(cached_step, cache, new, at).run
     assert run.lowered.in_place == {0}
     address = cache.data_ptr()
     made = []
@@ -140,7 +140,7 @@ def test_a_cache_is_bound_and_not_copied():
 def test_memory_of_a_content_that_others_read_is_not_shared():
     """ONNX Runtime may run the node that writes before one that reads what was there."""
     function, make = CASES["a counter that is read before"]
-    run = compiled(function, *make(3)).run
+    run: Any = compiled(function, *make(3)).run
     assert run.lowered.in_place == frozenset()
 
 
@@ -167,7 +167,7 @@ def test_a_written_input_that_is_not_contiguous():
     def make():
         return X(6, 4).t(), X(4, 6)
 
-    run = compiled(function, *make()).run
+    run: Any = compiled(function, *make()).run
     ours, other = make()
     theirs = ours.clone()
     base = ours

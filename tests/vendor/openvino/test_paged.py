@@ -232,7 +232,8 @@ def two_layers(q, k, v, k_cache, v_cache, slots, table, ends, lengths, k_cache_2
 def test_layers_find_their_blocks_together():
     step, second = Step([3, 5], [2, 7]), Step([3, 5], [2, 7])
     run, report = lowered(two_layers, *step.args, *second.caches)
-    template = run.regions["region_0"].lowered.template
+    region: Any = run.regions["region_0"]
+    template = region.lowered.template
     names = [node.get_type_name() for node in template.model.get_ops()]
     assert names.count("PagedAttentionExtension") == 2
     assert names.count("Range") == 1
@@ -275,7 +276,8 @@ def test_a_region_lets_go_of_its_weights_and_works_again():
     kwargs: dict[str, Any] = dict(zip(names, step.args, strict=True))
     options = CompileOptions(engine="openvino", fallback="error")
     call, want = capture_call(module, kwargs, steady=names, options=options)
-    (region,) = call.program.regions.values()
+    (run,) = call.program.regions.values()
+    region: Any = run
     assert region.nbytes == (SIZE + 1) * SIZE * 4
     call.unbind()
     assert region.nbytes == 0
@@ -350,7 +352,8 @@ def test_attention_without_a_write_is_refused():
 )
 def test_options_that_caches_do_not_fit(options, complaint):
     run, _ = lowered(prefill, *Step([3], [0]).args)
-    template = run.regions["region_0"].lowered.template
+    region: Any = run.regions["region_0"]
+    template = region.lowered.template
     template.cache = "bf16"
     assert complaint in (template.misfit(OpenVINOOptions(**options)) or "")
     assert template.misfit(OpenVINOOptions()) is None

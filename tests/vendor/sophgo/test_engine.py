@@ -276,15 +276,15 @@ def test_nodes_outside_are_refused_with_reasons_and_counted(graph_mode):
 
 def test_after_a_worker_that_ended_the_next_run_works(fresh, graph_mode):
     x = torch.randn(6, 16)
-    region = compiled(product, x, *WEIGHTS, static=(1, 2))
-    region.run(x, *WEIGHTS)
-    (net,) = region.run._run._built.run._nets.values()
+    run: Any = compiled(product, x, *WEIGHTS, static=(1, 2)).run
+    run(x, *WEIGHTS)
+    (net,) = run._run._built.run._nets.values()
     worker = net._model._worker
     with contextlib.suppress(ProcessLookupError):
         os.kill(worker.pid, signal.SIGKILL)
     with pytest.raises(SophgoWorkerError):
-        region.run(x, *WEIGHTS)
-    (result,) = region.run(x, *WEIGHTS)
+        run(x, *WEIGHTS)
+    (result,) = run(x, *WEIGHTS)
     assert relative(result, product(x, *WEIGHTS)) < 1e-6
 
 

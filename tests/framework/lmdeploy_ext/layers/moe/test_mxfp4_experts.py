@@ -67,7 +67,9 @@ def test_a_checkpoint_is_loaded_whole_with_gate_before_up(monkeypatch: pytest.Mo
         numbers, blocks, scales = conversion_files.mxfp4(torch.randn(3, out, into))
         bias = torch.randn(3, out)
         for kind, given in (("blocks", blocks), ("scales", scales), ("bias", bias)):
-            (made,) = plan_of(CONFIG, MODEL).convert(f"{where}.{name}_proj_{kind}", given, None)
+            plan = plan_of(CONFIG, MODEL)
+            assert plan is not None
+            (made,) = plan.convert(f"{where}.{name}_proj_{kind}", given, None)
             assert made[1] is given
             load(None, *made, params)
         rows = torch.cat([torch.arange(0, out, 2), torch.arange(1, out, 2)])
