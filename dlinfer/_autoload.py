@@ -1,4 +1,4 @@
-"""What torch runs of dlinfer when it is imported: one finder on ``sys.meta_path``, nothing more.
+"""torch runs this module during ``import torch``: it adds one finder to ``sys.meta_path``, nothing more.
 
 torch loads every entry point of the group ``torch.backends`` at the end of its own import, unless
 ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``. An exception here would break everybody's ``import torch``, so this module

@@ -228,11 +228,11 @@ class DeviceConflictError(DlinferError, RuntimeError):
 
 
 class DeviceWithoutVendorError(DlinferError, RuntimeError):
-    """A framework's device type is asked for whose vendor has no package installed here."""
+    """The vendor of a framework's device type has no package installed here."""
 
     message = (
-        "device_type {device!r} cannot be used: dlinfer brings the op interface for it, but its kernels and its graph "
-        "runner are a vendor's, and no installed package provides the vendor {device!r}."
+        "device_type {device!r} cannot be used: no installed package provides the vendor {device!r}. dlinfer itself "
+        "brings the op interface only, not that vendor's kernels and graph runner."
     )
     next_step = (
         "install the vendor's package (an entry point {device!r} in the group {group}; `dlinfer doctor` lists what is "
@@ -241,10 +241,10 @@ class DeviceWithoutVendorError(DlinferError, RuntimeError):
 
 
 class DeviceUnknownError(DlinferError, RuntimeError):
-    """A serving framework is to run on a device of which no vendor says what a framework needs."""
+    """A serving framework asked for a device that no installed vendor describes."""
 
     message = (
-        "no vendor says what a serving framework needs of device {device!r} (memory, streams, ...); "
+        "no installed vendor describes device {device!r} to serving frameworks (memory, streams, ...); "
         "installed: {vendors}."
     )
     next_step = "install or repair the vendor's package; `dlinfer doctor` says why it is not available."

@@ -232,7 +232,7 @@ def _origin(item: Field[Any], environ: Mapping[str, str]) -> Origin:
 
 _PREFIX = "DLINFER_"
 _OF_TESTS = "DLINFER_TEST_"
-"""What the tests of dlinfer set for their own processes."""
+"""Variables that dlinfer's own tests set for their processes."""
 
 
 def unknown(environ: Mapping[str, str]) -> list[str]:

@@ -15,18 +15,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         command_line = parser_of_all()
     except RuntimeError as error:
-        given = list(sys.argv[1:] if argv is None else argv)
+        words = list(sys.argv[1:] if argv is None else argv)
         failed = autoload.reason(error)
-        if failed is None or given[:1] != ["doctor"]:
+        if failed is None or words[:1] != ["doctor"]:
             raise
-        return autoload.run_without(given, failed)
+        return autoload.run_without(words, failed)
     arguments = command_line.parse_args(argv)
     return arguments.run(arguments)
 
 
 def parser_of_all() -> argparse.ArgumentParser:
     """The parser of every command; docs/reference/cli.md is written from it."""
-    parser = argparse.ArgumentParser(prog="dlinfer", description="LLM serving on any accelerator.")
+    parser = argparse.ArgumentParser(
+        prog="dlinfer", description="LLM serving on any accelerator. Start with `dlinfer doctor`."
+    )
     parser.add_argument("--version", action="version", version=f"dlinfer {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     text = "show what is installed here, which vendors can run and which cannot, and why"
@@ -100,7 +102,9 @@ def _add_conformance(commands: Any) -> None:
 def _add_contract(commands: Any) -> None:
     from dlinfer.cli import contract
 
-    text = "compare what LMDeploy's source asks of dlinfer with what there is, and name every difference"
+    text = (
+        "compare the calls that LMDeploy's source makes to dlinfer with dlinfer itself; list every difference"
+    )
     command = commands.add_parser(
         "contract", help=text, description=f"{_sentence(text)}.", epilog=contract.EXIT
     )
@@ -125,7 +129,7 @@ def _add_new_vendor(commands: Any) -> None:
 def _add_preflight(commands: Any) -> None:
     from dlinfer.cli import preflight
 
-    text = "tell what LMDeploy would make of a model folder, before weights load: refusals, ops, memory"
+    text = "check a model folder for LMDeploy before weights load: refusals, ops, memory"
     command = commands.add_parser(
         "preflight", help=text, description=f"{_sentence(text)}.", epilog=preflight.EXIT
     )
@@ -136,7 +140,7 @@ def _add_preflight(commands: Any) -> None:
 def _add_quantise(commands: Any) -> None:
     from dlinfer.cli import quantise
 
-    text = "quantise a model folder to 4 or 8 bits that LMDeploy reads, without data or with a look at some"
+    text = "quantise a model folder to 4 or 8 bits for LMDeploy, optionally with calibration data"
     command = commands.add_parser(
         "quantise", help=text, description=f"{_sentence(text)}.", epilog=quantise.EXIT
     )

@@ -14,7 +14,7 @@ SWITCH = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def reason(error: BaseException) -> str | None:
-    """What failed, in torch's words and its cause's; None for an error that is not torch's autoload."""
+    """The failure in torch's words, with its cause; None for an error of another kind."""
     if not str(error).startswith("Failed to load the backend extension"):
         return None
     said = str(error).partition(". You can")[0]
@@ -28,12 +28,12 @@ def problem() -> str:
     if not failed:
         return ""
     return (
-        f"import torch fails here, and all that needs it ({failed}); this report was made with {SWITCH}=0. "
-        "Next step: do what is said of that package's vendor, or uninstall the package."
+        f"import torch fails here, and everything that needs it ({failed}); this report was made with {SWITCH}=0. "
+        "Next step: follow the advice for that package's vendor below, or uninstall the package."
     )
 
 
 def run_without(argv: Sequence[str], failed: str) -> int:
-    """Run a command in a process in which torch loads no such package; gives its exit status."""
+    """Run a command in a process where torch loads no such package; return its exit status."""
     command = [sys.executable, "-m", "dlinfer", *argv]
     return subprocess.run(command, env=os.environ | {SWITCH: "0", FAILED: failed}, check=False).returncode

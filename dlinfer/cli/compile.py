@@ -89,15 +89,15 @@ def _ending() -> Iterator[None]:
 
     here = threading.current_thread() is threading.main_thread()  # elsewhere signals cannot be set
     asking = (signal.SIGTERM, signal.SIGHUP) if here else ()
-    signals = [one for one in asking if signal.getsignal(one) is signal.SIG_DFL]
+    signals = [number for number in asking if signal.getsignal(number) is signal.SIG_DFL]
     try:
-        for one in signals:
-            signal.signal(one, end)
+        for number in signals:
+            signal.signal(number, end)
         with _asked_again() if here else contextlib.nullcontext():
             yield
     finally:
-        for one in signals:
-            signal.signal(one, signal.SIG_DFL)
+        for number in signals:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

@@ -12,13 +12,13 @@ BROKEN, NOT_ASKED = 1, 2
 """Exit status where a claim does not hold, and where the vendor could not be asked."""
 
 EXIT = (
-    "Exit status: 0 when every claim of the vendor holds, 1 when one does not or nothing passed, 2 when it could not "
-    "be asked (it is not installed, it cannot run here, or there is no such op or check)."
+    "Exit status: 0 if every claim of the vendor holds. 1 if a claim does not hold or nothing passed. 2 if the vendor "
+    "is not installed or cannot run here, or there is no such op or check."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the subcommand takes."""
+    """Add the subcommand's arguments."""
     parser.add_argument("vendor", metavar="VENDOR", help="a vendor's name, as `dlinfer doctor` lists it")
     parser.add_argument("--thorough", action="store_true", help="every check of every sample, large ones too")
     parser.add_argument(
@@ -84,7 +84,7 @@ def _check_names(arguments: argparse.Namespace) -> None:
     from dlinfer.conformance import plan
 
     for what, names in plan.names().items():
-        for given in getattr(arguments, what):
-            if given not in names:
-                detail = f"there is no {what} {given!r}. Known: {', '.join(names)}."
+        for name in getattr(arguments, what):
+            if name not in names:
+                detail = f"there is no {what} {name!r}. Known: {', '.join(names)}."
                 raise ConformanceError(vendor=arguments.vendor, detail=detail)

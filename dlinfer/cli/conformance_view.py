@@ -70,12 +70,14 @@ def _table(report: Report) -> Table:
     checks = report.checks()
     table = Table("op", *checks, title=f"conformance of {report.header.vendor}", title_justify="left")
     for op, results in report.by_op().items():
-        table.add_row(op, *(_cell([one for one in results if one.check == check]) for check in checks))
+        table.add_row(
+            op, *(_cell([result for result in results if result.check == check]) for check in checks)
+        )
     return table
 
 
 def _cell(results: list[Result]) -> Text:
-    counts = Counter(one.state for one in results)
+    counts = Counter(result.state for result in results)
     worst = next((state for state in _WORST if counts[state]), None)
     if worst is None:
         return Text("")
@@ -87,30 +89,30 @@ def _cell(results: list[Result]) -> Text:
 
 def _failures(report: Report, console: Console) -> None:
     shown: Counter[tuple[str, str]] = Counter()
-    for one in report.failures:
-        shown[one.op, one.check] += 1
-        if shown[one.op, one.check] <= MOST_SHOWN:
-            console.print(Text("FAIL ", style="red"), Text(str(one)), sep="")
+    for result in report.failures:
+        shown[result.op, result.check] += 1
+        if shown[result.op, result.check] <= MOST_SHOWN:
+            console.print(Text("FAIL ", style="red"), Text(str(result)), sep="")
     for (op, check), count in shown.items():
         if count > MOST_SHOWN:
             console.print(Text(f"     {op} {check}: {count - MOST_SHOWN} more"))
 
 
 def _declined(report: Report, console: Console) -> None:
-    declined = [one for one in report.results if one.state == DECLINED]
+    declined = [result for result in report.results if result.state == DECLINED]
     by_reason: dict[tuple[str, str], Counter[str]] = {}
-    for one in declined:
-        reason = one.detail.replace(f"dlinfer.{one.op}", "the op")
-        by_reason.setdefault((one.check, reason), Counter())[one.op] += 1
+    for result in declined:
+        reason = result.detail.replace(f"dlinfer.{result.op}", "the op")
+        by_reason.setdefault((result.check, reason), Counter())[result.op] += 1
     for (check, detail), ops in by_reason.items():
         words = ", ".join(f"{op} {count}" for op, count in ops.items())
         console.print(Text("declined ", style="yellow"), Text(f"{check}: {detail} ({words})"), sep="")
 
 
 def _notes(report: Report, console: Console) -> None:
-    for one in report.results:
-        if one.state == PASSED and one.detail:
-            console.print(Text("passed, but ", style="yellow"), Text(str(one)), sep="")
+    for result in report.results:
+        if result.state == PASSED and result.detail:
+            console.print(Text("passed, but ", style="yellow"), Text(str(result)), sep="")
 
 
 def _verdict(report: Report, console: Console) -> None:

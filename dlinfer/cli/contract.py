@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--record",
         action="store_true",
-        help="take this source for the state that was looked over: writes a file into the package, for a checkout",
+        help="record this source as reviewed: writes a file into the package, for a checkout of dlinfer",
     )
 
 
@@ -90,22 +90,22 @@ def show(report: "Report", console: Console | None = None) -> None:
 
 def _drifts(report: "Report") -> Table:
     table = _table("drift", "severity", "kind", "what")
-    for one in report.drifts:
-        table.add_row(Text(one.severity, style=_COLOURS[one.severity]), one.kind, Text(one.where))
-        for label, text in (("used", one.used), ("offered", one.offered), ("next step", one.next_step)):
+    for drift in report.drifts:
+        table.add_row(Text(drift.severity, style=_COLOURS[drift.severity]), drift.kind, Text(drift.where))
+        for label, text in (("used", drift.used), ("offered", drift.offered), ("next step", drift.next_step)):
             table.add_row("", "", Text(f"{label}: {text}"))
     return table
 
 
 def _elsewhere(report: "Report") -> Table:
     table = _table(f"not provided for {report.device}, and not reached there", "name", "where", "why")
-    for one in report.elsewhere:
-        table.add_row(Text(one.name), Text(one.where), Text(one.reason))
+    for name in report.elsewhere:
+        table.add_row(Text(name.name), Text(name.where), Text(name.reason))
     return table
 
 
 def _verdict(report: "Report", console: Console) -> None:
-    essential = sum(one.severity == "essential" for one in report.drifts)
+    essential = sum(drift.severity == "essential" for drift in report.drifts)
     optional = len(report.drifts) - essential
     admitted = "inside" if report.admitted else "outside"
     where = f"{report.lmdeploy} is {admitted} the tested range"

@@ -1,7 +1,7 @@
-"""What ``dlinfer doctor`` finds out, as data. The dataclasses are the schema of ``--json`` (docs/reference/json.md).
+"""The findings of ``dlinfer doctor``, as data. The dataclasses are the schema of ``--json`` (docs/reference/json.md).
 
-Nothing found here may end the doctor: a broken plugin, a wrong setting or a broken framework is what it is
-asked about. LMDeploy is never imported in this process.
+No finding may end the doctor: users run it because a plugin, a setting or a framework is broken. LMDeploy is never
+imported in this process.
 """
 
 import json
@@ -32,7 +32,7 @@ from dlinfer.vendor.cpu import memory
 SCHEMA = 3
 
 RIVALS = ("dlinfer-ascend", "dlinfer-maca", "dlinfer-camb")
-"""What another project of this name is called on PyPI, a distribution for each vendor."""
+"""Distributions of another project with the same name on PyPI, one for each vendor."""
 
 Coverage = str
 """``native``, ``reference``, ``none``, or the name of another vendor, whose kernel answers."""
@@ -178,16 +178,26 @@ def collect(selftest: bool = False) -> Report:
         unknown_variables=settings.unknown(os.environ),
         problems=problems,
         selftests=_selftests(states, selftest) if policy and not problems else [],
-        implementations={
-            state.name: found
-            for state in states
-            if state.state == "PASS" and (found := several_implementations(discovery.get(state.name)))
-        },
+        implementations=_implementations(states),
     )
 
 
+def _implementations(states: list[VendorState]) -> dict[str, dict[str, list[str]]]:
+    """Vendor -> op -> kernels, for ops with several kernels."""
+    several: dict[str, dict[str, list[str]]] = {}
+    for state in states:
+        if state.state == "PASS":
+            try:
+                kernels = several_implementations(discovery.get(state.name))
+            except Exception:  # noqa: BLE001, S112 - a plugin's code; the default devices report its failure
+                continue
+            if kernels:
+                several[state.name] = kernels
+    return several
+
+
 def _selftests(states: list[VendorState], run: bool) -> list[EngineSelfTest]:
-    found: list[EngineSelfTest] = []
+    selftests: list[EngineSelfTest] = []
     for state in states:
         if state.state != "PASS":
             continue
@@ -196,11 +206,13 @@ def _selftests(states: list[VendorState], run: bool) -> list[EngineSelfTest]:
                 selftest = find_engine(name, state.device_type).selftest
                 results = selftest.results(run) if isinstance(selftest, SelfTest) else []
             except Exception as error:  # noqa: BLE001 - loading an engine runs a plugin's code; its failure is the finding
-                found.append(EngineSelfTest(name, state.name, 0, 0, [], f"{type(error).__name__}: {error}"))
+                selftests.append(
+                    EngineSelfTest(name, state.name, 0, 0, [], f"{type(error).__name__}: {error}")
+                )
                 continue
             if selftest is not None:
-                found.append(_counted(name, state.name, results))
-    return found
+                selftests.append(_counted(name, state.name, results))
+    return selftests
 
 
 def _counted(engine: str, vendor: str, results: list[Result]) -> EngineSelfTest:
@@ -269,7 +281,7 @@ def _coverage(op: str, vendor: VendorState, authors: Mapping[str, str], policy: 
 
 def _defaults(states: list[VendorState], problems: list[str]) -> dict[str, str | None]:
     """Device type -> default vendor. Adds to ``problems`` where that cannot be had or fails."""
-    found: dict[str, str | None] = {}
+    vendors: dict[str, str | None] = {}
     failing = {state.name for state in states if state.state == "FAIL"}
     for device_type in sorted({state.device_type for state in states} - {"", "any"}):
         try:
@@ -277,11 +289,11 @@ def _defaults(states: list[VendorState], problems: list[str]) -> dict[str, str |
                 vendor = discovery.default(device_type)  # what it passes over stands in the table of vendors
         except DlinferError as error:
             problems.append(str(error))
-            return found
-        found[device_type] = vendor.name if vendor is not None else None
+            return vendors
+        vendors[device_type] = vendor.name if vendor is not None else None
         if vendor is not None and vendor.name in failing:
             problems.append(
                 f"vendor {vendor.name!r} is the default for device {device_type} and fails. "
                 "Next step: set DLINFER_VENDOR to one that passes, or uninstall it."
             )
-    return found
+    return vendors

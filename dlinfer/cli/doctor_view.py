@@ -80,12 +80,18 @@ def _ops(report: Report, console: Console) -> None:
 
 def _selftests(report: Report, console: Console) -> None:
     table = _table("self-tests on this CPU", "engine", "passed", "failed", "not run")
-    for one in report.selftests:
-        table.add_row(one.engine, str(one.passed), str(len(one.failed)), str(one.not_run), one.problem)
+    for selftest in report.selftests:
+        table.add_row(
+            selftest.engine,
+            str(selftest.passed),
+            str(len(selftest.failed)),
+            str(selftest.not_run),
+            selftest.problem,
+        )
     console.print(table)
-    for one in report.selftests:
-        for case in one.failed:
-            line = f"{one.engine}: '{case.name}' failed in {case.precision}: {case.reason}; "
+    for selftest in report.selftests:
+        for case in selftest.failed:
+            line = f"{selftest.engine}: '{case.name}' failed in {case.precision}: {case.reason}; "
             line += f"{', '.join(case.covers)} run another way"
             console.print(Text(line, style="yellow"))
 

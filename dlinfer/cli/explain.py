@@ -44,16 +44,16 @@ def explain_folder(
 
     cache = StaticCache(config=model.config, max_cache_len=length + 8)
     prompt = torch.arange(batch * length).reshape(batch, length) % model.config.get_text_config().vocab_size
-    given: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
+    fixed: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
     with torch.no_grad():
         model(
-            input_ids=prompt, **given
+            input_ids=prompt, **fixed
         )  # the cache makes its tensors at the first call, which is no part of a step
     cache.reset()
     explanation = explain(
-        model, input_ids=prompt, **given, options={"engine": engine}, dynamic=dynamic or None
+        model, input_ids=prompt, **fixed, options={"engine": engine}, dynamic=dynamic or None
     )
-    explanation.run(input_ids=prompt[:, :1].contiguous(), **given)
+    explanation.run(input_ids=prompt[:, :1].contiguous(), **fixed)
     return explanation
 
 

@@ -24,7 +24,7 @@ class NewVendorError(DlinferError, ValueError):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the subcommand takes."""
+    """Add the subcommand's arguments."""
     parser.add_argument(
         "name", metavar="NAME", help="of the vendor and of its device: lower-case letters and digits"
     )
@@ -40,38 +40,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the package and say what to do next. Gives the exit status."""
     try:
-        made = write(arguments.name, arguments.folder)
+        package = write(arguments.name, arguments.folder)
     except (NewVendorError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    sys.stdout.write(f"wrote {made}\n")
-    sys.stdout.write(f"next: pip install -e {made} && dlinfer conformance {arguments.name}\n")
+    sys.stdout.write(f"wrote {package}\n")
+    sys.stdout.write(f"next: pip install -e {package} && dlinfer conformance {arguments.name}\n")
     return 0
 
 
 def write(name: str, folder: Path) -> Path:
     """Write ``folder/dlinfer-<name>``; gives its path. Raises NewVendorError, writing nothing."""
     check_name(name)
-    made = folder / f"dlinfer-{name}"
-    if made.exists():
-        raise NewVendorError(name=name, detail=f"{made} is there already")
+    package = folder / f"dlinfer-{name}"
+    if package.exists():
+        raise NewVendorError(name=name, detail=f"{package} is there already")
     for place, text in rendered(name).items():
-        file = made / place
+        file = package / place
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    return made
+    return package
 
 
 def rendered(name: str) -> dict[str, str]:
     """The package's files: path in it -> text."""
-    found = {}
+    files = {}
     for file in sorted(TEMPLATE.rglob(f"*{SUFFIX}")):
         place = file.relative_to(TEMPLATE).as_posix().removesuffix(SUFFIX)
         first, slash, rest = place.partition("/")
         if first == PACKAGE:
             place = f"dlinfer_{name}{slash}{rest}"
-        found[place] = file.read_text().replace("@NAME@", name)
-    return found
+        files[place] = file.read_text().replace("@NAME@", name)
+    return files
 
 
 def check_name(name: str) -> None:

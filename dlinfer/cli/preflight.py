@@ -79,14 +79,14 @@ def show(report: "Report", console: Console | None = None) -> None:
     console.print(table)
     if report.ops:
         ops = _table("ops", "op", "kernel of", "")
-        for one in report.ops:
-            style = "yellow" if one.reason else "green"
-            ops.add_row(one.op, Text(one.vendor, style=style), Text(one.reason))
+        for op in report.ops:
+            style = "yellow" if op.reason else "green"
+            ops.add_row(op.op, Text(op.vendor, style=style), Text(op.reason))
         console.print(ops)
     if report.memory is not None:
         console.print(_memory(report.memory))
-    for one in report.refusals:
-        console.print(Text(f"{one.error}: {one.text} Next step: {one.next_step}", style="red"))
+    for refusal in report.refusals:
+        console.print(Text(f"{refusal.error}: {refusal.text} Next step: {refusal.next_step}", style="red"))
     verdict = "PASS: it can be served" if report.fits else "FAIL: it is refused"
     console.print(Text(verdict, style="green" if report.fits else "red"))
 

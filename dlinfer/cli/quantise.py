@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("awq-int4", "w8a8", "fp8")
 EXIT = (
-    "Exit status: 0 when the folder is written or the loss measured, 1 when something is refused and nothing was "
-    "written, 2 when options do not go together or LMDeploy cannot be imported, 130 or 143 when a signal ended it and "
-    "nothing was written."
+    "Exit status: 0 if the folder was written or the loss measured. 1 if something is refused. 2 if options conflict "
+    "or LMDeploy cannot be imported. 130 or 143 if a signal ended it. Nothing is written unless the status is 0."
 )
 
 
@@ -83,12 +82,12 @@ def _check_together(arguments: argparse.Namespace) -> None:
         beside, unused = "--loss", ("group_size", "calibrate", *_SEARCH)
     else:
         beside, unused = "--output", _OF_LOSS
-    given = [f"--{name.replace('_', '-')}" for name in unused if getattr(arguments, name) is not None]
-    if given:
-        arguments.usage_error(f"not allowed with {beside}: {', '.join(given)}")
-    given = [f"--{name}" for name in _SEARCH if getattr(arguments, name) is not None]
-    if given and arguments.calibrate is None:
-        arguments.usage_error(f"not allowed without --calibrate: {', '.join(given)}")
+    unfit = [f"--{name.replace('_', '-')}" for name in unused if getattr(arguments, name) is not None]
+    if unfit:
+        arguments.usage_error(f"not allowed with {beside}: {', '.join(unfit)}")
+    unfit = [f"--{name}" for name in _SEARCH if getattr(arguments, name) is not None]
+    if unfit and arguments.calibrate is None:
+        arguments.usage_error(f"not allowed without --calibrate: {', '.join(unfit)}")
 
 
 def _given(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
@@ -130,32 +129,32 @@ def _loss(arguments: argparse.Namespace) -> int:
     from dlinfer.framework.lmdeploy_ext.quantise.loss import measure
 
     with _progress(quiet=arguments.json) as progress:
-        found = measure(
+        loss = measure(
             arguments.folder,
             arguments.format,
             tell=lambda text: progress(0, 1, text),
             **_given(arguments, _OF_LOSS),
         )
     if arguments.json:
-        sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
+        sys.stdout.write(json.dumps(asdict(loss), indent=2) + "\n")
     else:
-        show_loss(found)
+        show_loss(loss)
     return 0
 
 
-def show_loss(found: "Loss", console: Console | None = None) -> None:
+def show_loss(loss: "Loss", console: Console | None = None) -> None:
     """Print what a model loses; a pipe gets plain text that is not wrapped."""
     console = console or Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=500, no_color=True)
-    title = f"{found.folder}, {found.tokens} tokens of {found.text}"
+    title = f"{loss.folder}, {loss.tokens} tokens of {loss.text}"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for column in ("", "perplexity", "logit error", "worst logit", "divergence", "same token"):
         table.add_column(column, justify="left" if not column else "right")
-    table.add_row("as it is stored", f"{found.perplexity:.5g}")
-    for way in found.ways:
+    table.add_row("as it is stored", f"{loss.perplexity:.5g}")
+    for way in loss.ways:
         table.add_row(
-            f"{found.format}, head {way.head}",
+            f"{loss.format}, head {way.head}",
             f"{way.perplexity:.5g}",
             f"{way.logit_error:.2%}",
             f"{way.worst_logit:.3g}",
@@ -184,11 +183,12 @@ def show(report: "Report", console: Console | None = None) -> None:
     error = f"{report.worst_error:.2%} of its norm, {report.worst_tensor}"
     console.print(Text(f"largest error of a weight, with a scale for {report.group}: {error}"))
     if report.perplexity is not None:
-        found = report.perplexity
+        perplexity = report.perplexity
         console.print(
             Text(
-                f"perplexity of text that was held out: {found.floats:.4g} in floats, {found.nearest:.4g} rounded to "
-                f"the nearest, {found.calibrated:.4g} calibrated with {found.samples} samples"
+                f"perplexity of text that was held out: {perplexity.floats:.4g} in floats, "
+                f"{perplexity.nearest:.4g} rounded to the nearest, "
+                f"{perplexity.calibrated:.4g} calibrated with {perplexity.samples} samples"
             )
         )
 

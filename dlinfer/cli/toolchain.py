@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def known() -> dict[str, Toolchain]:
     """Every recipe by its name, from the vendors that have one. A vendor that cannot be loaded has none."""
-    found = {}
+    recipes = {}
     for name in discovery.names():
         try:
             vendor = discovery.get(name)
@@ -47,8 +47,8 @@ def known() -> dict[str, Toolchain]:
             continue  # doctor says what is wrong with it
         if vendor.toolchain is not None:
             recipe = vendor.toolchain()
-            found[recipe.name] = recipe
-    return found
+            recipes[recipe.name] = recipe
+    return recipes
 
 
 def _chosen(names: Sequence[str]) -> list[Toolchain]:
@@ -62,11 +62,11 @@ def _chosen(names: Sequence[str]) -> list[Toolchain]:
 
 def _list(names: Sequence[str]) -> int:
     for recipe in known().values():
-        found = state(recipe)
-        word = "installed" if found.installed else "missing"
+        current = state(recipe)
+        word = "installed" if current.installed else "missing"
         sys.stdout.write(f"{recipe.name:<12} {word:<10} {recipe.summary}\n")
-        sys.stdout.write(f"{'':<23} {found.reason}; {folder(recipe)}\n")
-        if not found.installed:
+        sys.stdout.write(f"{'':<23} {current.reason}; {folder(recipe)}\n")
+        if not current.installed:
             sys.stdout.write(f"{'':<23} `dlinfer toolchain install {recipe.name}` takes {_takes(recipe)}\n")
     return 0
 

@@ -36,7 +36,7 @@ class SamplingData:
             raise SamplingError(
                 parameter="SamplingData",
                 expected="arrays of the same sequences",
-                arrays=[len(array) for array in arrays],
+                given=[len(array) for array in arrays],
             )
         return cls(all_input_ids, output_ids, is_prefill, request_ids)
 
