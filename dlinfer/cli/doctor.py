@@ -189,7 +189,7 @@ def _implementations(states: list[VendorState]) -> dict[str, dict[str, list[str]
         if state.state == "PASS":
             try:
                 kernels = several_implementations(discovery.get(state.name))
-            except Exception:  # noqa: BLE001, S112 - a plugin's code; the default devices report its failure
+            except Exception:  # noqa: BLE001 - a plugin's code; the default devices report its failure
                 continue
             if kernels:
                 several[state.name] = kernels
