@@ -69,7 +69,7 @@ def test_another_command_says_what_torch_says(monkeypatch):
     def fails():
         raise RuntimeError("Failed to load the backend extension: torch_npu. You can disable it")
 
-    monkeypatch.setattr(cli, "_parser", fails)
+    monkeypatch.setattr(cli, "parser_of_all", fails)
     with pytest.raises(RuntimeError, match="torch_npu"):
         cli.main(["explain", "folder"])
     assert autoload.reason(RuntimeError("another")) is None

@@ -33,8 +33,8 @@ MUTATIONS = (
     Mutation(
         "DLINFER_VENDOR is ignored",
         "dlinfer/vendor/discovery.py",
-        "if wanted and get(wanted).serves(device_type):",
-        "if False and get(wanted).serves(device_type):",
+        "if name and get(name).serves(device_type):",
+        "if False and get(name).serves(device_type):",
         ("tests/vendor/test_discovery.py",),
     ),
     Mutation(

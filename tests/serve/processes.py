@@ -77,7 +77,9 @@ class ProcessTree:
         return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
 
     def last_line(self) -> str:
-        return self.output().strip().splitlines()[-1]
+        """The last line of the output, without the pointer to the docs behind an error of dlinfer's."""
+        lines = self.output().strip().splitlines()
+        return next(line for line in reversed(lines) if not line.startswith("See docs/"))
 
     def alive(self) -> list[psutil.Process]:
         """Every process of the tree that still runs."""

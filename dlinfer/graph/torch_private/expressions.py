@@ -109,7 +109,7 @@ def _largest(*values: Any) -> Any:
 
 
 _SCOPE = {"__builtins__": {}, "min": _least, "max": _largest}
-_SCOPE |= {"trunc": math.trunc, "floor": math.floor, "ceil": math.ceil}
+_SCOPE |= {"trunc": math.trunc, "floor": math.floor, "ceil": math.ceil, "pow": pow, "sqrt": torch.sym_sqrt}
 
 
 # --- from torch's symbolic numbers
@@ -149,10 +149,11 @@ _WRITTEN = (
 _WRITTEN += (Max, Min, sympy.Max, sympy.Min, functions.FloorDiv, functions.Mod, functions.PythonMod)
 _WRITTEN += (functions.IntTrueDiv, functions.FloatTrueDiv, functions.ToFloat, functions.Identity)
 _WRITTEN += (functions.TruncToInt, functions.FloorToInt, functions.CeilToInt)
+_WRITTEN += (functions.FloatPow, functions.OpaqueUnaryFn_sqrt)
 
 
 class _Printer(PythonPrinter):
-    """Python of operators and five functions."""
+    """Python of operators and seven functions."""
 
     def _print_Relational(self, expr: Any) -> str:  # noqa: N802
         return f"{self._print(expr.args[0])} {expr.rel_op} {self._print(expr.args[1])}"
@@ -170,6 +171,12 @@ class _Printer(PythonPrinter):
 
     def _print_CeilToInt(self, expr: Any) -> str:  # noqa: N802
         return f"ceil({self._print(expr.args[0])})"
+
+    def _print_FloatPow(self, expr: Any) -> str:  # noqa: N802
+        return f"pow({self._print(expr.args[0])}, {self._print(expr.args[1])})"
+
+    def _print_OpaqueUnaryFn_sqrt(self, expr: Any) -> str:  # noqa: N802
+        return f"sqrt({self._print(expr.args[0])})"
 
 
 # --- from text
@@ -216,6 +223,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "trunc": functions.TruncToInt,
     "floor": functions.FloorToInt,
     "ceil": functions.CeilToInt,
+    "pow": lambda base, exponent: functions.FloatPow(_as_float(base), _as_float(exponent)),
+    "sqrt": functions.OpaqueUnaryFn_sqrt,
 }
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "==": sympy.Eq,
@@ -227,12 +236,15 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+def _as_float(operand: Any) -> Any:
+    return functions.ToFloat(operand) if operand.is_integer else operand
+
+
 def _alike(one: Any, other: Any) -> tuple[Any, Any]:
     """Two operands, both integers or both floats: sympy would distribute a float over a sum of integers."""
     if bool(one.is_integer) == bool(other.is_integer):
         return one, other
-    one, other = (functions.ToFloat(operand) if operand.is_integer else operand for operand in (one, other))
-    return one, other
+    return _as_float(one), _as_float(other)
 
 
 def _divided(one: Any, other: Any) -> Any:

@@ -14,6 +14,7 @@ from dlinfer.graph.torch_private.expressions import (
     conjuncts,
     named,
     number_node,
+    parse_condition,
     parse_size,
     to_size,
 )
@@ -78,3 +79,11 @@ def test_a_condition_is_taken_apart():
     names = {symbols.plain_symbol(a): "a", symbols.plain_symbol(b): "b"}
     assert sorted(str(named(part, names)) for part in conjuncts(both)) == ["a > 4", "b != a"]
     assert not conjuncts(sympy.true)
+
+
+def test_attention_scales_are_written_and_read_back():
+    for text in ("pow(s0, -0.5) == 0.25", "1 / sqrt(s0) == 0.25"):
+        condition = parse_condition(text)
+        assert condition.evaluate({"s0": 16}) == True  # noqa: E712 - a condition may give sympy's or torch's bool
+        assert condition.evaluate({"s0": 4}) == False  # noqa: E712
+        assert str(parse_condition(str(condition))) == str(condition)

@@ -144,7 +144,7 @@ def require(*uses: str) -> None:
 
 
 def tell_of_misfits() -> None:
-    """Log what does not fit this LMDeploy, each patch once: what is needed to everybody, the rest to who uses it."""
+    """Log each patch that does not fit this LMDeploy once, and of those that every model needs the first alone."""
     for patch, error in patches().misfits():
         if patch.target in _told or (_active is None and not patch.essential):
             continue
@@ -152,6 +152,10 @@ def tell_of_misfits() -> None:
         if not patch.essential:
             logger.warning("device_type %s runs without an optional patch: %s", _active, error)
             continue
+        if not patch.uses:
+            if "" in _told:
+                continue
+            _told.add("")
         _, line = describe(patches().version())
         only = f" for {', '.join(patch.uses)}" if patch.uses else ""
         logger.warning(
