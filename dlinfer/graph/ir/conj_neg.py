@@ -13,15 +13,10 @@ from dlinfer.errors import CaptureError
 from dlinfer.graph.ir.dialect import fake, storages
 from dlinfer.graph.ir.effects import effects_of
 
-_NEVER = frozenset(
-    (torch.bfloat16, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-)
-"""Common dtypes whose tensors never have these bits: no complex number has parts of these dtypes."""
-
 
 def may_be_lazy(dtype: torch.dtype) -> bool:
     """Whether tensors of this dtype may have a conj or neg bit."""
-    return dtype not in _NEVER
+    return dtype is not torch.bool  # torch sets the neg bit for every other dtype
 
 
 def is_lazy(value: object) -> bool:

@@ -429,3 +429,17 @@ def test_indexes_it_does_not_have(session, index):
         session.get_input_name("forward", index)
     with pytest.raises(SessionCallError, match="has 1"):
         session.signature("forward", index)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64])
+def test_inputs_with_the_neg_bit_are_resolved_for_every_dtype(dtype, tmp_path):
+    class Twice(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    x = torch._neg_view(torch.arange(1, 5).to(dtype))
+    artifact = dlinfer.compile(Twice().eval(), (), {"x": x.clone()})
+    assert torch.equal(artifact(x=x), x * 2)
+    artifact.save(tmp_path / "twice.dlinfer")
+    (result,) = dlinfer.load(tmp_path / "twice.dlinfer").run({"x": x}).values()
+    assert torch.equal(result, x * 2)
