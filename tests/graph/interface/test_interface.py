@@ -114,7 +114,8 @@ def test_the_parts_of_the_check_are_python():
     text = list(mismatches(port("x", None, 8), "x", lambda value: objects.setdefault(id(value), "k")))
     assert "x.shape[1] != 8" in text
     assert not any("shape[0]" in line for line in text)
-    assert as_taken(port("x", 8, dtype=torch.int64), "x") == "x.contiguous()"
+    assert as_taken(port("x", 8, dtype=torch.bool), "x") == "x.contiguous()"
+    assert as_taken(port("x", 8), "x") == "x.resolve_conj().resolve_neg().contiguous()"
     assert as_taken(port("x", 8, held=True), "x") == "x"
 
 

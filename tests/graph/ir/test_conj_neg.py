@@ -35,8 +35,9 @@ def test_which_tensors_are_lazy():
     assert lazy_inputs(values) == (1, 2)
     assert all(not is_lazy(value) for value in with_resolved(values, (1, 2)))
     assert resolved(values[3]) is values[3]
-    assert may_be_lazy(torch.float32)
-    assert not may_be_lazy(torch.bfloat16)
+    assert all(map(may_be_lazy, (torch.float32, torch.bfloat16, torch.int64)))
+    assert is_lazy(torch._neg_view(torch.ones(2, dtype=torch.bfloat16)))
+    assert not may_be_lazy(torch.bool)
 
 
 @pytest.mark.usefixtures("graph_mode")
