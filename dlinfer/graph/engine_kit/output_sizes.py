@@ -4,27 +4,18 @@ A size is an integer or the text of an expression: plain data that can be stored
 in dimension 1, and ``n2`` is the value of input 2, which is a number.
 """
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import SymInt, Tensor
 
-from dlinfer.graph.torch_private.expressions import SizeTextError, parse_size, to_size
+from dlinfer.graph.torch_private.expressions import FUNCTIONS, SizeTextError, parse_size, to_size
 from dlinfer.graph.torch_private.symbols import fixed_size, plain_symbol
 
 SizeText = int | str
 
 _PLACE = re.compile(r"i(\d+)d(\d+)|n(\d+)", re.ASCII)
-_SCOPE: dict[str, object] = {
-    "__builtins__": {},
-    "min": min,
-    "max": max,
-    "trunc": math.trunc,
-    "floor": math.floor,
-    "ceil": math.ceil,
-}
 
 
 class UnknownSizeError(Exception):
@@ -62,7 +53,10 @@ def _size(size: int | SymInt, places: dict[Any, str]) -> SizeText:
 def reader(sizes: Sequence[Sequence[SizeText]]) -> Callable[[Sequence[Any]], tuple[tuple[int, ...], ...]]:
     """A function from a call's inputs to the sizes of its results. Raises ValueError for text that is no size."""
     rows = ["".join(f"{_text(size)}, " for size in row) for row in sizes]
-    return eval(f"lambda inputs: ({''.join(f'({row}), ' for row in rows)})", dict(_SCOPE))
+    return eval(
+        f"lambda inputs: ({''.join(f'({row}), ' for row in rows)})",
+        {"__builtins__": {}, "min": min, "max": max, **FUNCTIONS},
+    )
 
 
 def _text(size: SizeText) -> str:

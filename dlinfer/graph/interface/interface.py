@@ -4,7 +4,6 @@ Artifacts and sessions use ``Interface.bind``, which checks a whole call. Bound 
 ``as_taken`` into a function of their own, which also reads the values.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +14,7 @@ import torch
 from dlinfer.errors import ArtifactInputError
 from dlinfer.graph.interface.ports import Port, Range, shown
 from dlinfer.graph.ir.conj_neg import may_be_lazy
-from dlinfer.graph.torch_private.expressions import Size
+from dlinfer.graph.torch_private.expressions import FUNCTIONS, Size
 
 Bind = Callable[[Sequence[Any]], tuple[list[Any], tuple[int, ...]]]
 """Takes a value for each input; gives all that the graph is called with, and the values of its symbols."""
@@ -127,12 +126,7 @@ class _Binder:
     def __init__(self, interface: Interface) -> None:
         self._interface = interface
         self._names = {symbol: f"n{index}" for index, symbol in enumerate(interface.places)}
-        self._scope: dict[str, Any] = {
-            "trunc": math.trunc,
-            "floor": math.floor,
-            "ceil": math.ceil,
-            "self": self,
-        }
+        self._scope: dict[str, Any] = {**FUNCTIONS, "self": self}
         self._objects: dict[int, str] = {}
 
     def function(self) -> Bind:

@@ -108,8 +108,15 @@ def _largest(*values: Any) -> Any:
     return reduce(torch.sym_max, values)
 
 
-_SCOPE = {"__builtins__": {}, "min": _least, "max": _largest}
-_SCOPE |= {"trunc": math.trunc, "floor": math.floor, "ceil": math.ceil, "pow": pow, "sqrt": torch.sym_sqrt}
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "trunc": math.trunc,
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "pow": pow,
+    "sqrt": torch.sym_sqrt,
+}
+"""Functions that a printed expression calls, besides min and max: code that contains one needs them in its scope."""
+_SCOPE = {"__builtins__": {}, "min": _least, "max": _largest, **FUNCTIONS}
 
 
 # --- from torch's symbolic numbers

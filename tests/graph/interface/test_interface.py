@@ -123,3 +123,12 @@ def test_values_are_shown_by_kind():
     assert shown([1]) == "a list"
     assert shown(torch.ones(2, 3).t()) == "a torch.float32 tensor of sizes (3, 2), strides (1, 3), on cpu"
     assert "nested" in shown(torch.nested.nested_tensor([torch.ones(1)]))
+
+
+@pytest.mark.parametrize("text", ["pow(s0, -0.5) == 0.25", "1 / sqrt(s0) == 0.25", "max(s0, 16) == 16"])
+def test_a_condition_calls_functions(text):
+    first = port("x", "s0")
+    interface = Interface((first,), symbols={"s0": (1, None)}, conditions=(parse_condition(text),))
+    assert interface.bind([torch.ones(16)])[1] == (16,)
+    with pytest.raises(ArtifactInputError):
+        interface.bind([torch.ones(17)])

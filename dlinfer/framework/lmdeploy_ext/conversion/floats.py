@@ -1,6 +1,6 @@
 """Quantises a checkpoint in floats while it loads, as DLINFER_CPU_WEIGHTS and DLINFER_CPU_HEAD ask.
 
-The numbers are those that ``dlinfer quantise`` would have written: AWQ for int4, W8A8 for int8. Each weight is packed
+``dlinfer quantise`` writes the same numbers: AWQ for int4, W8A8 for int8. Each weight is packed
 as it is read, some rows at a time, so that at most one weight is in memory in floats.
 """
 

@@ -86,7 +86,7 @@ class TorchView(ModuleType):
 
 
 def _device_class(translate: Callable[..., torch.device]) -> type:
-    """A class that makes devices as ``translate`` does, and whose instances are those of ``torch.device``."""
+    """A class that makes devices like ``translate``; its instances are ``torch.device`` objects."""
 
     class DeviceType(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:

@@ -1,7 +1,7 @@
 """Builds LMDeploy's model of a folder without memory.
 
-LMDeploy builds the class on torch's device ``meta`` with the backend of the chosen device. Its layers are those of an
-engine, and a layer that an engine would refuse is refused here.
+LMDeploy builds the class on torch's device ``meta`` with the backend of the chosen device. So it has
+an engine's layers, and a layer that an engine refuses is refused here.
 """
 
 from dataclasses import dataclass

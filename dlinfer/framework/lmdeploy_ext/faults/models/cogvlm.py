@@ -24,7 +24,7 @@ _MODEL = "lmdeploy.pytorch.models.cogvlm"
 
 
 def with_images(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of the language model with features in the place of pixels.
+    """The arguments of the language model: features replace the pixels.
 
     A prefill without images marks no token as an image's, so that it runs the graph of a prefill with images.
     """
@@ -100,7 +100,7 @@ def forward(
 
 @corrects(
     "lmdeploy.pytorch.configurations.cogvlm:CogVLMModelConfigBuilder.build",
-    why="asks CUDA whether it knows bfloat16, and puts the answer in the place of the model's dtype",
+    why="asks CUDA whether it knows bfloat16, and overwrites the model's dtype with the answer",
 )
 def build(original: Original, cls: Any, hf_config: Any, model_path: Any = None, **kwargs: Any) -> Any:
     from lmdeploy.pytorch.configurations.default import DefaultModelConfigBuilder

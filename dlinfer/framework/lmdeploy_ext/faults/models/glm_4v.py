@@ -15,7 +15,7 @@ CLASS = "ChatGLMForConditionalGeneration"
 
 
 def with_images(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of the language model with features in the place of pixels."""
+    """The arguments of the language model: features replace the pixels."""
     images, mask = arguments.pop("images", None), arguments.pop("image_mask", None)
     if images is not None:
         features = model.transformer.vision(images).flatten(0, 1)[None]

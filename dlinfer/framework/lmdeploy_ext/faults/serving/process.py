@@ -38,8 +38,8 @@ def _serves(engine_config: Any) -> bool:
 def run_engine_process(report: Connection, **kwargs: Any) -> None:
     """Target of the engine's process: LMDeploy's own ``_mp_proc``, reporting through a pipe.
 
-    Sends ``("port", number)`` when the RPC socket is bound, and ``("failed", error or text)`` when the process ends
-    by an exception, which is then raised for the traceback. ``kwargs`` are those of ``ZMQMPEngine._mp_proc``.
+    Sends ``("port", number)`` when the RPC socket is bound, and ``("failed", error or text)`` when an
+    exception ends the process. The exception is raised again. ``kwargs`` go to ``ZMQMPEngine._mp_proc``.
     """
     from lmdeploy.pytorch.engine.mp_engine.zmq_engine import ZMQMPEngine
 
