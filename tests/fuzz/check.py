@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,8 +81,10 @@ def eagerly(program: Program) -> list[CallTrace]:
         )
     model, kept = execute.module(program)
     forward = execute.plain(model)
-    if program.door == "direct":  # its results are laid out as for contiguous arguments
+    if program.door == "direct":
         forward = _of_contiguous(forward)
+    elif program.door != "compile":
+        forward = _laid_out_as_examples(forward)
     return execute.calls(program, forward, kept, watch=program.door != "loaded")
 
 
@@ -100,9 +102,26 @@ def _documented(program: Program, engine: str, difference: Difference, given: Se
 
 
 def _of_contiguous(forward: Forward) -> Forward:
+    """A bound call computes with contiguous arguments, and lays its results out as for them."""
     return lambda arguments: forward(
         {name: one if isinstance(one, float) else one.contiguous() for name, one in arguments.items()}
     )
+
+
+def _laid_out_as_examples(forward: Forward) -> Forward:
+    """An artifact copies an argument that is not contiguous, if its example is. Examples clone the first arguments."""
+    contiguous: set[str] | None = None
+
+    def run(arguments: Mapping[str, Any]) -> Any:
+        nonlocal contiguous
+        if contiguous is None:
+            tensors = {name: one for name, one in arguments.items() if isinstance(one, torch.Tensor)}
+            contiguous = {name for name, one in tensors.items() if one.clone().is_contiguous()}
+        return forward(
+            {name: one.contiguous() if name in contiguous else one for name, one in arguments.items()}
+        )
+
+    return run
 
 
 def _compiled(program: Program, engine: str, watch: bool) -> list[list[CallTrace]]:
