@@ -440,24 +440,10 @@ class ArtifactCorruptError(ArtifactError, ValueError):
 
 
 class ArtifactVersionError(ArtifactError):
-    """An artifact is of another version of the format, or its payload of another version of the engine."""
+    """An artifact has another version of the format, or holds an op of another version."""
 
     message = "the artifact {source} needs {what} {wanted}, here is {here}."
     next_step = "install that version, or make the artifact again with this one."
-
-
-class ArtifactEngineError(ArtifactError):
-    """An artifact is asked to run on another engine or device than its payload was made for."""
-
-    message = "the artifact {source} was made for {wanted}, and is asked to run on {given}."
-    next_step = "leave the engine to the artifact, or compile the model for the other one."
-
-
-class ArtifactCpuError(ArtifactError):
-    """A payload needs instructions that this CPU does not have."""
-
-    message = "the artifact {source} needs a CPU with {missing}, which this one lacks."
-    next_step = "run it on such a machine, or make it again on this one."
 
 
 class ArtifactKeyError(ArtifactError, ValueError):

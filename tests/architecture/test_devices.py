@@ -20,7 +20,6 @@ HONEST = {
     "dlinfer.framework.mindie_ext.cache.pool": "blocks that are swapped out stand on the host",
     "dlinfer.framework.mindie_ext.model.model_wrapper": "a generator's device where no vendor serves NPUs",
     "dlinfer.runtime.session.batch_collector": "a public default: a batch is collected in the host's memory",
-    "dlinfer.runtime.artifact.files": "the instructions that a payload needs of the processor that runs it, no device",
 }
 """Module -> why it may say so."""
 

@@ -1,6 +1,6 @@
 """Artifacts as files: what is written of compiled graphs, and what is read back, checked piece by piece.
 
-A file holds graphs in their written form, their weights once, and what engines keep of regions. Reading unpickles
+A file holds graphs in their written form and their weights once. Reading unpickles
 nothing and runs nothing; docs/guides/artifacts.md describes the format.
 """
 
@@ -13,12 +13,11 @@ from typing import Any
 
 from dlinfer.errors import (
     ArtifactCorruptError,
-    ArtifactCpuError,
     ArtifactNotFoundError,
     ArtifactStorageError,
     ArtifactVersionError,
 )
-from dlinfer.graph.cache.fingerprint import cpu_flags, environment
+from dlinfer.graph.cache.fingerprint import environment
 from dlinfer.graph.cache.key import canonical_text
 from dlinfer.graph.codec.arguments import CodecError, Json, name_of, refuse_malformed
 from dlinfer.graph.codec.graph import Layout, other_op_versions
@@ -30,13 +29,12 @@ from dlinfer.runtime.artifact.container import (
     Container,
     Member,
     json_member,
-    member_of,
     open_container,
     write_container,
     written_whole,
 )
 from dlinfer.runtime.artifact.sealing import SealedWriter
-from dlinfer.runtime.artifact.stored import Stage, Storable, payloads_of
+from dlinfer.runtime.artifact.stored import Stage, Storable
 from dlinfer.runtime.artifact.tensor_file import TensorFile, TensorTable, read_layouts
 
 _WEIGHTS = "weights.bin"
@@ -78,22 +76,15 @@ def _described(
 ) -> dict[str, Json]:
     """Describe one stage for the manifest; its members are added to ``members``."""
     members[f"{place}/graph.json"] = json_member(stage.graph)
-    payloads: dict[str, Json] = {}
-    for region, payload in payloads_of(artifact.run).items():
-        payloads[region] = {"member": f"{place}/{region}.bin", "cpu": list(payload.cpu)}
-        members[f"{place}/{region}.bin"] = member_of(payload.data)
-    engine = artifact.run.engine
     return {
         "model": stage.model,
         "engine": stage.engine,
-        "engine_version": engine.payload_version(),
         "engine_options": stage.engine_options,
         "small_regions": stage.small_regions,
         "graph": f"{place}/graph.json",
         "tensors": [table.add(tensor) for tensor in stage.tensors],
         "results": stage.results,
         "requirement": artifact.run.requirement.to_dict(),
-        "payloads": payloads,
     }
 
 
@@ -102,7 +93,7 @@ def _described(
 
 @dataclass(frozen=True)
 class ReadStage:
-    """One stage of a file. tensors: the numbers of its weights and constants; payloads: by region.
+    """One stage of a file. tensors: the numbers of its weights and constants.
 
     requirement: what it needs of torch's settings.
     """
@@ -110,7 +101,6 @@ class ReadStage:
     entry: str
     model: str
     engine: str
-    engine_version: str
     engine_options: dict[str, Any]
     small_regions: bool
     graph: Json
@@ -118,7 +108,6 @@ class ReadStage:
     interface: Interface
     results: tuple[str, ...]
     requirement: Requirement
-    payloads: Mapping[str, memoryview]
 
 
 @dataclass(frozen=True)
@@ -141,7 +130,7 @@ def read(
     """Check an artifact from a file or from memory and read all but its weights.
 
     key: of 32 bytes, or the name of a registered decryption (``sealing.register_decryption``).
-    Raises ArtifactNotFoundError, ArtifactCorruptError, ArtifactVersionError, ArtifactKeyError, ArtifactCpuError.
+    Raises ArtifactNotFoundError, ArtifactCorruptError, ArtifactVersionError, ArtifactKeyError.
     """
     source = str(origin) if isinstance(origin, (str, Path)) else f"of {len(origin)} bytes"
     container = open_container(Path(origin) if isinstance(origin, str) else origin, source, key)
@@ -171,14 +160,8 @@ def _stage(item: Json, container: Container, tensors: int) -> ReadStage:
     numbers = tuple(item["tensors"])
     if not all(type(number) is int and 0 <= number < tensors for number in numbers):
         raise CodecError("a stage with a tensor that is not there")
-    payloads: dict[str, memoryview] = {}
-    for region, payload in item["payloads"].items():
-        missing = sorted(set(payload["cpu"]) - set(cpu_flags().split()))
-        if missing:
-            raise ArtifactCpuError(source=container.source, missing=", ".join(missing))
-        payloads[region] = container.member(payload["member"])
-    entry, model, engine, version = (item[name] for name in ("entry", "model", "engine", "engine_version"))
-    if not all(isinstance(text, str) for text in (entry, model, engine, version)):
+    entry, model, engine = (item[name] for name in ("entry", "model", "engine"))
+    if not all(isinstance(text, str) for text in (entry, model, engine)):
         raise CodecError("a stage whose names are not texts")
     graph = container.json(item["graph"])
     for op, written, here in other_op_versions(graph):
@@ -190,7 +173,6 @@ def _stage(item: Json, container: Container, tensors: int) -> ReadStage:
         entry,
         model,
         engine,
-        version,
         dict(item["engine_options"]),
         bool(item["small_regions"]),
         graph,
@@ -198,5 +180,4 @@ def _stage(item: Json, container: Container, tensors: int) -> ReadStage:
         read_interface(graph["interface"]),
         tuple(map(name_of, item["results"])),
         Requirement.from_dict(item["requirement"]),
-        payloads,
     )

@@ -3,14 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
-from dlinfer.errors import (
-    ArtifactCorruptError,
-    ArtifactEngineError,
-    ArtifactVersionError,
-    DlinferError,
-)
+from dlinfer.errors import ArtifactCorruptError
 from dlinfer.graph.codec.arguments import CodecError, refuse_malformed
 from dlinfer.graph.codec.graph import ReadGraph, read_graph
 from dlinfer.graph.engine import (
@@ -75,9 +68,9 @@ def plan_of(artifact: ReadArtifact, stage: ReadStage) -> Plan:
 
 
 def load_stage(artifact: ReadArtifact, stage: ReadStage, plan: Plan, options: SessionOptions) -> LoadedStage:
-    """Lower the stored graph through its engine, or restore what the engine kept of it.
+    """Lower the stored graph through its engine.
 
-    Raises ArtifactCorruptError, ArtifactEngineError, ArtifactVersionError, EngineUnavailableError,
+    Raises ArtifactCorruptError, EngineUnavailableError,
     CompileOptionError for options that the engine does not have, TorchStateChangedError for a graph that reads another
     default dtype and, under the fallback policy ``error``, GraphFallbackError.
     """
@@ -89,12 +82,7 @@ def _load_stage(artifact: ReadArtifact, stage: ReadStage, plan: Plan, options: S
     read = read_stage(artifact, stage, options)
     # The session knows outputs by these very ports.
     plan = replace(plan, interface=replace(read.interface, outputs=plan.interface.outputs))
-    if options.engine not in (None, stage.engine) and stage.payloads:
-        own, other = f"engine {stage.engine!r}", f"engine {options.engine!r}"
-        raise ArtifactEngineError(source=artifact.source, wanted=own, given=other)
     engine = find_engine(options.engine or stage.engine, "")
-    if stage.payloads:
-        _check_version(artifact, stage, engine)
     report = GraphReport(model=stage.model, index=-1, engine=engine.name, cause=LOADED)
     record(report)
     compile_options = CompileOptions(
@@ -107,9 +95,7 @@ def _load_stage(artifact: ReadArtifact, stage: ReadStage, plan: Plan, options: S
     check_options(engine, compile_options)
     graph_module = read.captured.graph_module
     with collecting(report):
-        run = _placed(artifact, stage, engine, compile_options, graph_module)
-    if stage.payloads:
-        run.requirement = stage.requirement  # what the engine kept was compiled under these settings
+        run = place(graph_module, engine, compile_options)
     written = frozenset(stage.tensors[number] for number in read.writes)
     concurrent = engine.concurrent and not written
     weights = stage.tensors[: stage.graph["weights"]]
@@ -121,24 +107,6 @@ def _engine_options(stage: ReadStage, engine: Engine, options: SessionOptions) -
     of_its_own = stage.engine_options if engine.name == stage.engine else {}
     kept = {name: value for name, value in of_its_own.items() if name in engine.stored_options}
     return kept | dict(options.engine_options)
-
-
-def _placed(
-    artifact: ReadArtifact,
-    stage: ReadStage,
-    engine: Engine,
-    options: CompileOptions,
-    graph_module: torch.fx.GraphModule,
-) -> CompiledGraph:
-    if not stage.payloads:
-        return place(graph_module, engine, options)
-    try:
-        return place(graph_module, engine, options, stage.payloads)
-    except DlinferError:
-        raise
-    except Exception as cause:  # an engine judges its own payload, by whatever its SDK raises
-        detail = f"engine {engine.name!r} does not take its payload: {type(cause).__name__}: {cause}"
-        raise ArtifactCorruptError(source=artifact.source, detail=detail) from cause
 
 
 def read_stage(artifact: ReadArtifact, stage: ReadStage, options: SessionOptions) -> ReadGraph:
@@ -158,17 +126,3 @@ def read_stage(artifact: ReadArtifact, stage: ReadStage, options: SessionOptions
         detail = f"the graph of entry {stage.entry!r}: {cause}"
         raise ArtifactCorruptError(source=artifact.source, detail=detail) from cause
     return read
-
-
-def _check_version(artifact: ReadArtifact, stage: ReadStage, engine: Engine) -> None:
-    here = engine.payload_version()
-    if not here:
-        keeper = f"an engine {engine.name!r} that keeps compiled regions"
-        raise ArtifactEngineError(source=artifact.source, wanted=keeper, given="one that does not")
-    if here != stage.engine_version:
-        raise ArtifactVersionError(
-            source=artifact.source,
-            what=f"engine {engine.name!r}",
-            wanted=stage.engine_version,
-            here=here,
-        )

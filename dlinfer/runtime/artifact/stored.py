@@ -9,7 +9,7 @@ import torch
 from dlinfer.graph.capture.export import Exported
 from dlinfer.graph.codec.arguments import CodecError
 from dlinfer.graph.codec.graph import write_graph
-from dlinfer.graph.engine import Engine, Payload
+from dlinfer.graph.engine import Engine
 from dlinfer.graph.interface.interface import Interface
 from dlinfer.graph.interface.ports import Port, Range, bounds_of
 from dlinfer.graph.ir.dialect import fake
@@ -94,9 +94,3 @@ def _size(size: int | torch.SymInt, names: Mapping[Any, str]) -> Size | None:
         return to_size(size, names)
     except SizeTextError:
         return None  # only running it tells
-
-
-def payloads_of(compiled: CompiledGraph) -> dict[str, Payload]:
-    """Return what the engine keeps of a graph's regions, by their names."""
-    payloads = {name: compiled.engine.payload(part) for name, part in compiled.parts.items()}
-    return {name: payload for name, payload in payloads.items() if payload is not None}

@@ -18,8 +18,6 @@ from torch import nn
 import dlinfer
 from dlinfer.errors import (
     ArtifactCorruptError,
-    ArtifactCpuError,
-    ArtifactEngineError,
     ArtifactError,
     ArtifactInputError,
     ArtifactKeyError,
@@ -34,7 +32,6 @@ from tests.runtime.artifact.artifact_files import (
     Head,
     Keeps,
     altered,
-    archive,
     compiled_head,
     old_archive,
     rows,
@@ -442,31 +439,6 @@ def test_an_engine_that_is_not_here(good, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(DlinferError, match="warpdrive"):
         dlinfer.load(altered(good, change)).setup()
-
-
-# --- payloads of engines
-
-
-def with_payload(good, cpu=(), version="7", engine=None):
-    members, manifest = unpacked(good)
-    manifest["stages"][0]["payloads"] = {"region_0": {"member": "stage_0/region_0.bin", "cpu": list(cpu)}}
-    manifest["stages"][0]["engine_version"] = version
-    if engine is not None:
-        manifest["stages"][0]["engine"] = engine
-    return archive(members | {"stage_0/region_0.bin": b"compiled"}, manifest)
-
-
-def test_a_payload_for_another_cpu(good):
-    refused(with_payload(good, cpu=["avx9000"]), ArtifactCpuError, "avx9000")
-
-
-def test_a_payload_for_an_engine_that_keeps_none(good):
-    refused(with_payload(good), ArtifactEngineError)
-
-
-def test_a_payload_runs_on_its_own_engine_only(good):
-    with pytest.raises(ArtifactEngineError, match="other"):
-        dlinfer.load(with_payload(good), options={"engine": "other"}).setup()
 
 
 def test_symbols_keep_their_bounds(good):
