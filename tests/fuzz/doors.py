@@ -19,7 +19,8 @@ from dlinfer.errors import (
     KVLayoutChangedError,
     TorchStateChangedError,
 )
-from dlinfer.graph.bound_call.call import BoundCall, capture_call
+from dlinfer.graph.bound_call.call import BoundCall
+from dlinfer.graph.bound_call.capture import capture_call
 from dlinfer.graph.lowering.apart import SharedMemoryError
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report import report

@@ -110,7 +110,7 @@ _DOORS = {
     "compile": """    run = torch.compile(model, backend="dlinfer", dynamic={dynamic}, options={options})
     return lambda given: run(**given)
 """,
-    "direct": """    from dlinfer.graph.bound_call.call import capture_call
+    "direct": """    from dlinfer.graph.bound_call.capture import capture_call
     from dlinfer.graph.options import CompileOptions
     from dlinfer.graph.torch_private.dynamo import mark_unbacked
 

@@ -1,15 +1,14 @@
-"""What a compiled call has bound, as one generated function: it reads the inputs of a call, or says to bind anew.
+"""The reader of a bound call's inputs, as one generated function.
 
-Weights and steady arguments are read once and then only compared with what was read; the rest is read at each call.
-The comparisons see another object in the place of a bound one: an element of a list of caches, a parameter or a module
-that was replaced (assignment, ``load_state_dict(assign=True)``), another number in an attribute. Writes into the same
-tensors need none. They do not see a tensor that itself becomes another one (``parameter.data = ...`` of another dtype
-or layout, which ``Module.to(dtype)`` does, or ``resize_``): after these, ``BoundCall.unbind``.
+The reader compares weights and steady arguments with the objects that it has bound, and reads other inputs from the
+arguments. It sees a replaced object: a cache in a list, a parameter or module (assignment,
+``load_state_dict(assign=True)``), another number in an attribute. Writes into bound tensors need no comparison. It does
+not see a tensor that changes its own dtype or layout: ``resize_``, ``parameter.data = ...``, which ``Module.to(dtype)``
+does. After these, call ``BoundCall.unbind``.
 
-Python's own comparison of lists and dicts does most of it at the speed of C: a bound container is compared with a copy
-of it, where objects that are identical are equal at once. Of two different tensors it asks ``==``, which raises unless
-the result has one element. So tensors of one element, the only ones that could be equal without being the same, are
-compared by ``is`` besides.
+A bound list or dict is compared with a copy of it. Python does this fast, because identical elements count as equal.
+For two different tensors Python calls ``==``, whose result must have one element to be true or false. So tensors of one
+element are compared by ``is`` besides.
 """
 
 import re
@@ -20,12 +19,11 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from dlinfer.graph.bound_call.constants import Constant
-from dlinfer.graph.bound_call.inputs import evaluate, is_steady, root
+from dlinfer.graph.bound_call.sources import Scope, evaluate, is_argument, is_steady, root
 from dlinfer.graph.interface.interface import Interface, as_taken, mismatches
-from dlinfer.graph.interface.ports import Port
 
 Reader = Callable[[Mapping[str, Any]], list[Any] | None]
+"""Takes a call's arguments; returns the program's inputs, or None where the bound objects are not those of the call."""
 
 _STEP = re.compile(r"\.\w+\(\)|\.\w+|\['\w+'\]|\[\d+\]")
 _OWN = "L['self']"
@@ -35,167 +33,145 @@ _REGISTRIES = ("_modules", "_parameters", "_buffers")
 def bind(
     interface: Interface,
     sources: Sequence[str],
-    taken: int,
+    count: int,
     steady: Collection[str],
-    given: Mapping[str, Any],
+    scope: Scope,
     defaults: Mapping[str, Any],
-    constants: Sequence[Constant],
-    namespace: Mapping[str, Any],
     hooks: int,
 ) -> Reader:
-    """A function from a call's arguments to the list of all inputs; None where what is bound is not what is given.
+    """Bind a call's steady objects.
 
-    sources: where each value of the interface is read; the graph takes the first ``taken``, and conditions read the
-    others. given: arguments that fit the interface, to which the steady ones are bound. defaults: of arguments that a
-    call may leave out. namespace: the function's globals. hooks: how many hooks were registered when the constants were
-    compared.
-    A changing tensor that does not lie as compiled loops expect is copied: for small inputs that is no more than a
-    step's metadata.
+    sources: the expression of each value of the interface. count: the program takes the first of them; the others are
+    only compared. scope: of a call that fits the interface. defaults: of arguments that a call may leave out.
+    hooks: ``RemovableHandle.next_id`` before the interface was checked, so that a new hook is seen.
     """
-    writer = _Writer(given)
-    inputs: list[Any] = [None] * taken
+    writer = _Writer(scope, steady)
     ports = iter(interface.inputs)
-    for index, source in enumerate(sources[:taken]):
+    inputs: list[Any] = [None] * count
+    for index, source in enumerate(sources):
         port = None if index in interface.constants else next(ports)
-        if port is None or port.held or is_steady(source, steady):
-            inputs[index] = evaluate(source, given)
-            writer.bound(source, inputs[index], steady)
-        else:
-            writer.changing(port, source, index)
-    for source in sources[taken:]:
-        writer.bound(source, evaluate(source, given), steady)
-    for constant in constants:
-        writer.constant(constant, namespace)
+        if port is None or is_steady(source, steady):
+            value = evaluate(source, scope)
+            (writer.constant if port is None else writer.bound)(source, value)
+            if index < count:
+                inputs[index] = value
+            continue
+        writer.reads += [
+            f"x = {_text(source)}",
+            f"if {' or '.join(mismatches(port, 'x', writer.name))}: return None",
+            f"inputs[{index}] = {as_taken(port, 'x')}",
+        ]
     return writer.function(inputs, defaults, hooks)
 
 
 class _Writer:
-    """Writes the function: checks line by line, with the objects that they name in its scope."""
+    """Writes the function: checks line by line, with the objects that they name in its scope.
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self._given = given
-        self._scope: dict[str, Any] = {"own": given["self"]}
-        self._names: dict[int, str] = {}
+    reads: lines that read inputs.
+    """
+
+    def __init__(self, scope: Scope, steady: Collection[str]) -> None:
+        self.reads: list[str] = []
+        self._arguments, self._steady = scope["L"], ("self", *steady)
+        owner = self._arguments["self"]
+        self._scope: dict[str, Any] = {"own": owner, "G": scope["G"]}
+        self._names: dict[int, str] = {id(owner): "own"}
         self._live: dict[int, Any] = {}
-        self._arguments: dict[str, None] = {}
         self._checks: dict[str, None] = {}
-        self._reads: list[str] = []
         self._constants: dict[str, Any] = {}
         self._holders: dict[str, Any] = {}
 
-    def name(self, value: Any) -> str:
+    def name(self, value: object) -> str:
         """The name of an object in the scope."""
         if id(value) not in self._names:
             self._names[id(value)] = f"c{len(self._names)}"
             self._scope[self._names[id(value)]] = value
         return self._names[id(value)]
 
-    def changing(self, port: Port, source: str, index: int) -> None:
-        """Read an input that changes, and check what the graph relies on."""
-        self._reads += [
-            f"x = {_text(source)}",
-            f"if {' or '.join(mismatches(port, 'x', self.name))}: return None",
-            f"inputs[{index}] = {as_taken(port, 'x')}",
-        ]
-
-    def bound(self, source: str, value: Any, steady: Collection[str]) -> None:
-        """Check that an expression still gives what it gave, by the objects on its way."""
+    def bound(self, source: str, value: object) -> None:
+        """Check that an expression still gives this value, by the objects on its way."""
         argument = root(source)
-        if argument != "self" and argument not in steady:
-            # A number that never changes, of an argument that does.
-            text = _text(source)
-            self._reads.append(f"if type({text}) is not {self.name(type(value))}: return None")
-            self._reads.append(f"if {text} != {self.name(value)}: return None")
+        if argument not in self._steady:  # a steady number in an argument that changes
+            self._compare(_text(source), value)
             return
-        place = "own"
+        container = self._arguments[argument]
         if argument != "self":
-            place = self.name(self._given[argument])
-            self._arguments[f"L[{argument!r}] is not {place}"] = None
-        found = self._given[argument]
-        for step in _STEP.findall(source[len(f"L[{argument!r}]") :]):
-            container, found = found, _taken(found, step)
-            self._step(container, place, step, found)
-            place = self.name(found)
+            self._checks[f"L[{argument!r}] is not {self.name(container)}"] = None
+        for step in _steps(source):
+            result = _taken(container, step)
+            self._step(container, step, result)
+            container = result
 
-    def _step(self, container: Any, place: str, step: str, found: Any) -> None:
+    def constant(self, source: str, value: object) -> None:
+        """Check that an expression has an equal value where it lies. Holders on its way are bound where they can be."""
+        if is_argument(source) or root(source) not in ("", *self._steady):
+            self._compare(source, value)
+            return
+        steps = _steps(source)
+        path = source[: len(source) - len(steps[-1])] if steps else source
+        if path not in self._holders:
+            self._holders[path] = self._steady_holder(root(source), steps[:-1])
+            if self._holders[path] is not None:
+                self.bound(path, self._holders[path])
+        holder = self._holders[path]
+        self._constants[_text(source) if holder is None else self._read(holder, steps[-1])] = value
+
+    def _compare(self, text: str, value: object) -> None:
+        if value is None or type(value) is bool:
+            self._checks[f"{text} is not {value}"] = None
+        else:
+            self._checks[f"type({text}) is not {self.name(type(value))} or {text} != {self.name(value)}"] = (
+                None
+            )
+
+    def _step(self, container: Any, step: str, result: object) -> None:
         if isinstance(container, nn.Module) and step[1:] in _REGISTRIES:
             return  # torch never replaces these dicts
         if isinstance(container, (torch.Tensor, tuple)):
             return  # its sizes: it is bound itself
         if type(container) in (list, dict) and step.startswith("[") and _is_plain(container):
             self._live[id(container)] = container
-            if not isinstance(found, torch.Tensor) or (found.numel() > 1 and _is_torchs(found)):
+            if not isinstance(result, torch.Tensor) or (result.numel() > 1 and _is_torchs(result)):
                 return
+        self._checks[f"{self._read(container, step)} is not {self.name(result)}"] = None
+
+    def _read(self, container: object, step: str) -> str:
+        """Code for one step. It goes around the module's own, slow way of finding attributes."""
         own = getattr(container, "__dict__", {})
-        if (
-            step[1:] in own and own[step[1:]] is found
-        ):  # read without the module's own way of finding attributes
-            place, step = self.name(own), f"[{step[1:]!r}]"
-        self._checks[f"{place}{step} is not {self.name(found)}"] = None
+        if step[1:] in own and own[step[1:]] is _taken(container, step):
+            return f"{self.name(own)}[{step[1:]!r}]"
+        return f"{self.name(container)}{step}"
 
-    def constant(self, constant: Constant, namespace: Mapping[str, Any]) -> None:
-        """Check that a constant is what it was, where it lies; hooks are checked by their count."""
-        source, value = constant.source, constant.value
-        if constant.is_hooks:
-            return
-        if constant.global_name:
-            self._constants[f"{self.name(namespace)}[{constant.global_name!r}]"] = value
-            return
-        if constant.is_argument:
-            same = value is None or type(value) is bool
-            kind = "" if same else f"type({source}) is not {self.name(type(value))} or "
-            self._arguments[f"{kind}{source} {'is not' if same else '!='} {self.name(value)}"] = None
-            return
-        *way, last = _STEP.findall(source[len(_OWN) :])
-        path = _OWN + "".join(way)
-        if path not in self._holders:
-            self._holders[path] = self._steady_holder(way)
-            if self._holders[path] is not None:
-                self.bound(path, self._holders[path], ())
-        holder = self._holders[path]
-        if holder is None:
-            self._constants[_text(source)] = value
-            return
-        own = getattr(holder, "__dict__", {})
-        if last[1:] in own:
-            holder, last = own, f"[{last[1:]!r}]"
-        self._constants[f"{self.name(holder)}{last}"] = value
-
-    def _steady_holder(self, way: Sequence[str]) -> Any:
-        """What lies at the end of some steps from the owner; None where a step, as a bound method or a property, gives
-        another object whenever it is taken."""
-        holder = self._given["self"]
-        for step in way:
+    def _steady_holder(self, argument: str, steps: Sequence[str]) -> object:
+        """The object at the end of some steps; None behind a property, which returns another object at each read."""
+        holder = self._arguments.get(argument)
+        for step in steps:
             container, holder = holder, _taken(holder, step)
             if _taken(container, step) is not holder:
                 return None
         return holder
 
     def function(self, inputs: list[Any], defaults: Mapping[str, Any], hooks: int) -> Reader:
-        """The function that does all this and gives these inputs, with those that change in their places."""
-        self._scope["bound"] = inputs
-        self._scope["handles"] = RemovableHandle
-        self._checks[f"handles.next_id != {hooks}"] = None
+        """The reader. It returns ``inputs``, with those that change in their places."""
+        self._scope |= {"bound": inputs, "handles": RemovableHandle}
+        checks = [*self._checks, f"handles.next_id != {hooks}"]
         if self._constants:
             self._scope["constants"] = tuple(self._constants.values())
-            self._checks[f"({''.join(f'{one}, ' for one in self._constants)}) != constants"] = None
-        checks = [*self._arguments]
+            checks.append(f"({''.join(f'{text}, ' for text in self._constants)}) != constants")
         if self._live:
             self._scope["live"] = tuple(self._live.values())
-            self._scope["copies"] = tuple(one.copy() for one in self._live.values())
+            self._scope["copies"] = tuple(container.copy() for container in self._live.values())
             checks.append("live != copies")
-        lines = [f"if {check}: return None" for check in (*checks, *self._checks)]
-        lines += ["inputs = bound.copy()", *self._reads, "return inputs"]
+        lines = [f"if {check}: return None" for check in checks]
+        lines += ["inputs = bound.copy()", *self.reads, "return inputs"]
         if defaults:
             self._scope["defaults"] = dict(defaults)
             lines.insert(0, "L = defaults | L")
         body = "".join(f"        {line}\n" for line in lines)
-        # What cannot be read or compared is not what was bound; binding anew says what is wrong with it.
+        # An object that cannot be read or compared is not the bound one. Binding anew says what is wrong with it.
         errors = "(LookupError, AttributeError, TypeError, ValueError, RuntimeError)"
         text = f"def read(L):\n    try:\n{body}    except {errors}:\n        return None\n"
-        exec(
-            compile(text, "<dlinfer inputs>", "exec"), self._scope
-        )  # expressions of Dynamo's own, as its guards are
+        exec(compile(text, "<dlinfer inputs>", "exec"), self._scope)  # Dynamo's expressions, as in its guards
         return self._scope["read"]
 
 
@@ -203,8 +179,13 @@ def _text(source: str) -> str:
     return "own" + source[len(_OWN) :] if source.startswith(_OWN) else source
 
 
+def _steps(source: str) -> list[str]:
+    argument = root(source)
+    return _STEP.findall(source[len(f"L[{argument!r}]") :]) if argument else []
+
+
 def _taken(value: Any, step: str) -> Any:
-    """What one step of an expression gives."""
+    """The result of one step of an expression."""
     if step.endswith("()"):
         return getattr(value, step[1:-2])()
     if step.startswith("."):
@@ -212,9 +193,9 @@ def _taken(value: Any, step: str) -> Any:
     return value[step[2:-2] if step.startswith("['") else int(step[1:-1])]
 
 
-def _is_plain(container: Any) -> bool:
+def _is_plain(container: list[object] | dict[str, object]) -> bool:
     """Whether a list or dict has only what stays where it is; a counter beside a tensor would change at each call."""
-    values = container.values() if isinstance(container, dict) else container
+    values = container if isinstance(container, list) else container.values()
     return all(
         value is None or type(value) in (list, dict, tuple) or isinstance(value, (torch.Tensor, nn.Module))
         for value in values

@@ -1,20 +1,21 @@
 """Compiled calls on disk: a second process starts without capturing or compiling.
 
-Dynamo alone needs seconds for a large model. An adaptor that can say what a graph depends on (the model's code and
-configuration, the phase, dtypes) finds the compiled call under that identity and runs it after a look at its inputs.
+Dynamo alone needs seconds for a large model. The adaptor passes an identity: text of everything that the graph depends
+on, such as the model's code and configuration, the phase and dtypes. A stored call of this identity runs after a check
+of its inputs.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from dlinfer.errors import ArtifactInputError
-from dlinfer.graph.bound_call.call import BoundCall, capture_call, method_of
-from dlinfer.graph.bound_call.constants import Constant
+from dlinfer.graph.bound_call.call import BoundCall
+from dlinfer.graph.bound_call.capture import capture_call
+from dlinfer.graph.bound_call.sources import Traced
 from dlinfer.graph.cache.disk import ArtifactCache
 from dlinfer.graph.cache.fingerprint import environment
 from dlinfer.graph.cache.key import Key
@@ -39,22 +40,26 @@ def compile_call(
 ) -> tuple[BoundCall, torch.Tensor, bool]:
     """Compile ``function`` for calls like this one and run it: (compiled, its result, whether it was on disk).
 
-    identity: text that tells everything the graph depends on besides torch, dlinfer, the CPU and the options.
+    identity: text of everything that the graph depends on besides torch, dlinfer, the CPU and the options.
     steady: arguments that are the same objects at each call (KV caches); see ``capture_call``.
     Raises CaptureError where the function is not one graph that gives one tensor.
     """
     chosen = options or CompileOptions()
-    store = CallStore(chosen, function, steady, identity, _device(function, kwargs))
-    call = store.load()
-    misfit = store.why_missed() if call is None else _misfit(call, kwargs)
+    traced = Traced(function)
+    owner = traced.owner
+    weights = (*owner.parameters(), *owner.buffers()) if isinstance(owner, torch.nn.Module) else ()
+    device = graph_device((*tree_leaves(dict(kwargs)), *weights))
+    store = CallStore(chosen, function, steady, identity, device)
+    call = store.cache.load(store.key, store.read)
+    misfit = store.cache.why_missed(store.key) if call is None else _misfit(call, kwargs)
     if call is not None and not misfit:
         record(call.report)
         with torch.no_grad():
             return call, call(**kwargs), True
-    call, result = capture_call(function, kwargs, steady=steady, options=chosen)
-    call.report.not_loaded = misfit
-    store.keep(call)
-    return call, result, False
+    new, result = capture_call(function, kwargs, steady=steady, options=chosen)
+    new.report.not_loaded = misfit
+    store.cache.store(store.key, lambda: _written(new))
+    return new, result, False
 
 
 def _misfit(call: BoundCall, kwargs: Mapping[str, Any]) -> str:
@@ -65,13 +70,6 @@ def _misfit(call: BoundCall, kwargs: Mapping[str, Any]) -> str:
         show("cache", "a stored call does not fit", f"  {error}")
         return str(error)
     return ""
-
-
-def _device(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> torch.device:
-    """Where the call runs, told from its arguments and its owner's parameters and buffers."""
-    owner = method_of(function)[1]
-    weights = (*owner.parameters(), *owner.buffers()) if isinstance(owner, torch.nn.Module) else ()
-    return graph_device((*tree_leaves(dict(kwargs)), *weights))
 
 
 class CallStore:
@@ -85,58 +83,44 @@ class CallStore:
         identity: str,
         device: torch.device,
     ) -> None:
-        self.folder = options.cache_dir or cache_folder()
-        self.cache = ArtifactCache(self.folder, "calls")
-        self.function = function
-        self.steady = frozenset(steady)
-        self.engine = find_engine(options.wanted_engine, device.type)
-        self.key = self._key(options, identity, device)
-
-    def _key(self, options: CompileOptions, identity: str, device: torch.device) -> Key:
+        self._folder = options.cache_dir or cache_folder()
+        self._function, self._steady = function, frozenset(steady)
+        self._engine = find_engine(options.wanted_engine, device.type)
+        self.cache = ArtifactCache(self._folder, "calls")
         active = discovery.activate_default(device.type)
-        vendors = {provider_of(self.engine.name), active and active.name}
-        method = method_of(self.function)[0]
-        return Key(
+        vendors = {provider_of(self._engine.name), active and active.name}
+        method = Traced(function).method
+        self.key = Key(
             kind="call",
             subject=f"{method.__module__}.{method.__qualname__}",
             environment=environment(filter(None, vendors)),
             content=tuple(identity.split("\n")),
             device=str(device),
-            engine=self.engine.name,
-            engine_identity=self.engine.identity(self.folder),
+            engine=self._engine.name,
+            engine_identity=self._engine.identity(self._folder),
             engine_options=options.wanted_engine_options,
             options=options.identity(),
             disabled_passes=tuple(sorted(options.disabled_passes)),
-            steady=tuple(sorted(self.steady)),
+            steady=tuple(sorted(self._steady)),
         )
 
-    def load(self) -> BoundCall | None:
-        """The stored call; None where there is no sound one."""
-        return self.cache.load(self.key, self._read)
-
-    def why_missed(self) -> str:
-        """In what the nearest stored call differs; empty where there is none."""
-        return self.cache.why_missed(self.key)
-
-    def keep(self, call: BoundCall) -> bool:
-        """Store a call; False where a part of it cannot be stored."""
-        return self.cache.store(self.key, lambda: _written(call))
-
-    def _read(self, contents: bytes) -> BoundCall:
+    def read(self, contents: bytes) -> BoundCall:
+        """The call of these bytes. Raises where they are not sound."""
         data = json.loads(contents)
-        interface = read_interface(data["interface"])
-        program = CompiledGraph.from_dict(data["graph"], self.engine, self.folder)
+        program = CompiledGraph.from_dict(data["graph"], self._engine, self._folder)
         report = GraphReport.from_dict(data["report"])
         report.cause, report.not_loaded = LOADED, ""
-        constants = [Constant(source, value) for source, value in data["constants"]]
-        return BoundCall(self.function, program, interface, data["sources"], self.steady, report, constants)
+        interface = read_interface(data["interface"])
+        return BoundCall(
+            self._function, program, interface, data["sources"], data["hooks"], self._steady, report
+        )
 
 
 def _written(call: BoundCall) -> bytes:
     data = {
         "sources": list(call.sources),
+        "hooks": list(call.hooks),
         "interface": write_interface(call.interface),
-        "constants": [astuple(constant) for constant in call.constants],
         "graph": call.program.to_dict(),
         "report": call.report.to_dict(),
     }

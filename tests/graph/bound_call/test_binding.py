@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dlinfer.errors import ArtifactInputError
-from dlinfer.graph.bound_call.call import capture_call
+from dlinfer.graph.bound_call.capture import capture_call
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.torch_private.dynamo import mark_unbacked
 from tests.graph.compiling import StubEngine, use_engine

@@ -1,128 +1,216 @@
-"""Calls without guards: what they may assume, and what makes them refuse to be made."""
-
-from dataclasses import dataclass
+"""Constants of a bound call: arguments, flags, numbers, globals and hooks that change are refused by name."""
 
 import pytest
 import torch
+from torch import nn
 
 from dlinfer.errors import ArtifactInputError, CaptureError
-from dlinfer.graph.bound_call.call import capture_call
+from dlinfer.graph.bound_call.capture import capture_call
+from dlinfer.graph.bound_call.sources import Traced
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.torch_private.dynamo import mark_fixed, mark_unbacked
+from dlinfer.graph.torch_private.dynamo import mark_fixed
+from tests.graph.compiling import StubEngine, use_engine
 
 pytestmark = pytest.mark.usefixtures("graph_mode")
 
-
-def halves_for_long_tables(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    return x / 2 + table.sum() if table.shape[0] > 3 else x * 3
+SCALE = 2
 
 
-def captured(function, steady=(), **kwargs):
-    return capture_call(function, kwargs, steady=steady, options=CompileOptions())
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.drop = nn.Linear(4, 4), nn.Dropout(0.5)
+        self.doubled, self.times, self.kind = False, 3, "plain"
+
+    def forward(self, x):
+        y = self.layer(x) * 2 if self.doubled else self.layer(x)
+        y = y + 1 if self.kind == "shifted" else y
+        return self.drop(y) * SCALE * self.times
 
 
-def test_an_assumption_on_a_size_that_may_change_is_refused():
-    with pytest.raises(
-        CaptureError, match=r"only while table.size\(\)\[0\] > 3, and table\.size\(\)\[0\] may change"
-    ):
-        captured(halves_for_long_tables, x=torch.ones(2, 9), table=torch.ones(5))
+class Other(nn.Linear):
+    def forward(this, input):  # noqa: N805  # pyright: ignore[reportSelfClsParameterName]
+        return torch.nn.functional.linear(input, this.weight, this.bias) * this.in_features
 
 
-def test_an_assumption_on_a_steady_argument_is_asked_of_each_new_one():
-    x, table = torch.ones(2, 9), torch.ones(5)
-    call, result = captured(halves_for_long_tables, steady=["table"], x=x, table=table)
-    assert torch.equal(result, halves_for_long_tables(x, table))
-    for given in (x * 4, x[:, :3]):
-        assert torch.equal(call(x=given, table=table), halves_for_long_tables(given, table))
-    longer = torch.ones(7)
-    assert torch.equal(call(x=x, table=longer), halves_for_long_tables(x, longer))
-    with pytest.raises(ArtifactInputError, match=r"table\.size\(\)\[0\] > 3, given 2"):
-        call(x=x, table=torch.ones(2))
+@pytest.fixture(autouse=True)
+def engine(monkeypatch):
+    use_engine(monkeypatch, StubEngine())
 
 
-def test_sizes_that_were_equal_by_chance_must_stay_equal():
-    def added(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        return x * 2 + table[0]
+@pytest.fixture
+def model():
+    return Model().eval().requires_grad_(False)
 
-    x, table = torch.ones(5, 9), torch.ones(5)
-    with pytest.raises(CaptureError, match=r"only while x\.size\(\)\[0\] == table\.size\(\)\[0\]"):
-        captured(added, x=x, table=table)
-    mark_unbacked(x, 0, "rows")
-    call, _ = captured(added, steady=["table"], x=x, table=table)
-    for rows in (1, 2, 7):
-        assert torch.equal(call(x=torch.ones(rows, 9), table=table), added(torch.ones(rows, 9), table))
+
+def rows():
+    given = torch.randn(3, 4)
+    mark_fixed(given, 1)
+    return given
+
+
+def captured(function, **kwargs):
+    return capture_call(function, kwargs, steady=(), options=CompileOptions())[0]
 
 
 @pytest.mark.parametrize(
-    ("sizes", "taken"), [((2, 0, 1), False), ((0, 3), False), ((2, 3, 1), True), ((1, 1), True)]
+    ("name", "value", "said"),
+    [
+        ("doubled", True, r"'self\.doubled'.*expected False, given True"),
+        ("times", 5, r"'self\.times'.*expected 3, given 5"),
+        ("kind", "shifted", r"'self\.kind'.*expected 'plain', given 'shifted'"),
+    ],
 )
-def test_an_example_without_elements_is_refused(sizes, taken):
-    """The strides of such a tensor are 1, whatever those of later ones are."""
-
-    def added(x: torch.Tensor) -> torch.Tensor:
-        return x * 2 + x.sum(0)
-
-    x = torch.ones(sizes)
-    for dim in range(x.dim()):
-        mark_unbacked(x, dim, f"size {dim}")
-    if not taken:
-        with pytest.raises(CaptureError, match="x has no elements in this call"):
-            captured(added, x=x)
-        return
-    call, _ = captured(added, x=x)
-    later = torch.randn((4, 3, 5)[: x.dim()])
-    torch.testing.assert_close(call(x=later), added(later))
+def test_an_attribute(model, name, value, said):
+    x = rows()
+    call, before = captured(model, x=x), getattr(model, name)
+    setattr(model, name, value)
+    with pytest.raises(ArtifactInputError, match=said):
+        call(x=x)
+    setattr(model, name, before)
+    torch.testing.assert_close(call(x=x), model(x))
 
 
-def test_sizes_that_are_not_equal_in_the_captured_call_are_refused():
-    x, y = torch.ones(0, 3), torch.ones(1, 3)
-    mark_unbacked(x, 0, "rows")
-    mark_unbacked(y, 0, "others")
-    with pytest.raises(CaptureError, match=r"only while .*y\.size\(\)\[0\].*, which is not so in this call"):
-        captured(lambda x, y: x + y, x=x, y=y)
+class Flagged(nn.Module):
+    def forward(self, x, doubled=False, kind="plain", shift=None):
+        y = x * 2 if doubled else x
+        y = y + 1 if kind == "shifted" else y
+        return y * 3 if shift is None else y + shift
 
 
-def test_a_number_in_a_changing_argument_may_be_steady():
-    @dataclass
-    class Meta:
-        width: int
-        shift: torch.Tensor
-
-    def cut(x: torch.Tensor, meta: Meta) -> torch.Tensor:
-        return x.view(-1, meta.width) + meta.shift
-
-    x = torch.arange(12.0)
-    with pytest.raises(CaptureError, match=r"meta\.width may change"):
-        captured(cut, x=x, meta=Meta(4, torch.ones(1)))
-    call, _ = captured(cut, steady=["x", "meta.width"], x=x, meta=Meta(4, torch.ones(1)))
-    assert torch.equal(call(x=x, meta=Meta(4, torch.ones(1) * 3)), x.view(3, 4) + 3)
-    other = torch.arange(8.0)
-    assert torch.equal(call(x=other[:12], meta=Meta(4, torch.ones(1))), other.view(2, 4) + 1)
-
-
-def test_autocast_that_differs_from_the_capture_is_refused():
-    x = torch.ones(2, 9)
-    mark_fixed(x, 1)
-    call, _ = captured(Applied(), x=x)
-    with torch.no_grad():
-        plain = call(x=x)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            with pytest.raises(ArtifactInputError, match="autocast"):
-                call(x=x)
-            casting, result = captured(Applied(), x=x)
-            assert result.dtype is torch.bfloat16
-            assert torch.equal(casting(x=x), Applied()(x))
-        with pytest.raises(ArtifactInputError, match="autocast off"):
-            casting(x=x)
-        assert torch.equal(call(x=x), plain)
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("doubled", True, r"'doubled'.*expected False, given True"),
+        ("doubled", None, r"'doubled'.*expected False, given None"),
+        ("kind", "shifted", r"'kind'.*expected 'plain', given 'shifted'"),
+        ("shift", torch.ones(4), r"'shift'.*expected None, given a torch\.float32 tensor"),
+    ],
+    ids=["flag", "no flag", "text", "tensor for None"],
+)
+def test_an_argument(name, value, said):
+    module, x = Flagged(), rows()
+    call = captured(module, x=x)
+    call(x=x)
+    binding = call._binding
+    with pytest.raises(ArtifactInputError, match=said):
+        call(x=x, **{name: value})
+    for given in ({}, {"doubled": False, "kind": "".join(("pl", "ain"))}):
+        assert torch.equal(call(x=x, **given), module(x))
+    assert call._binding is binding
 
 
-class Applied(torch.nn.Module):
-    weight: torch.Tensor
+def test_an_argument_that_a_later_call_leaves_out():
+    module, x = Flagged(), rows()
+    call = captured(module, x=x, doubled=True)
+    assert torch.equal(call(x=x, doubled=True), module(x, doubled=True))
+    with pytest.raises(ArtifactInputError, match=r"'doubled'.*expected True, given False"):
+        call(x=x)
 
-    def __init__(self) -> None:
+
+class Config:
+    def __init__(self, doubled):
+        self.doubled = doubled
+
+
+class Holding(nn.Module):
+    shared = 3
+
+    def __init__(self):
         super().__init__()
-        self.register_buffer("weight", torch.full((9, 9), 0.3))
+        self.drop, self.config = nn.Dropout(0.5), Config(False)
+        self.sizes, self.table = [2, 5], {"a": 7}
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ self.weight * 2
+    def forward(self, x):
+        x = x * 2 if self.config.doubled else x
+        return self.drop(x) * self.sizes[1] * self.table["a"] * self.shared
+
+
+def _replace_by_its_like(module):
+    module.drop, module.config = nn.Dropout(0.5).eval(), Config(False)
+
+
+CHANGES = {
+    "module": (lambda module: setattr(module, "drop", nn.Dropout(0.5)), r"'self\.drop\.training'"),
+    "object": (lambda module: setattr(module, "config", Config(True)), r"'self\.config\.doubled'"),
+    "item": (lambda module: module.sizes.__setitem__(1, 6), r"self\.sizes"),
+    "list": (lambda module: setattr(module, "sizes", [2, 6]), r"self\.sizes"),
+    "dict": (lambda module: module.table.update(a=8), r"self\.table"),
+    "attribute of the class": (lambda module: setattr(module, "shared", 4), r"'self\.shared'"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_the_owner_holds(name):
+    change, said = CHANGES[name]
+    module, x = Holding().eval(), rows()
+    call = captured(module, x=x)
+    call(x=x)
+    binding = call._binding
+    assert torch.equal(call(x=x), module(x))
+    assert call._binding is binding
+    _replace_by_its_like(module)
+    assert torch.equal(call(x=x), module(x))
+    change(module)
+    with pytest.raises(ArtifactInputError, match=said):
+        call(x=x)
+
+
+def test_a_global(model, monkeypatch):
+    x = rows()
+    call = captured(model, x=x)
+    call(x=x)
+    monkeypatch.setitem(globals(), "SCALE", 3)
+    with pytest.raises(ArtifactInputError, match=r"SCALE.*expected 2, given 3"):
+        call(x=x)
+
+
+def test_train(model):
+    x = rows()
+    call = captured(model, x=x)
+    call(x=x)
+    model.train()
+    with pytest.raises(ArtifactInputError, match=r"'self\.drop\.training'.*expected False, given True"):
+        call(x=x)
+    model.eval()
+    torch.testing.assert_close(call(x=x), model(x))
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_a_hook(model, register):
+    x = rows()
+    call = captured(model, x=x)
+    call(x=x)
+    elsewhere = nn.Linear(4, 4).register_forward_hook(lambda *_: None)
+    torch.testing.assert_close(call(x=x), model(x))
+    hook = getattr(model.layer, register)(lambda *_: None)
+    with pytest.raises(ArtifactInputError, match=r"self\.layer\._forward.*expected no hook, given 1 hooks"):
+        call(x=x)
+    hook.remove()
+    elsewhere.remove()
+    torch.testing.assert_close(call(x=x), model(x))
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_a_hook_of_the_function_itself(model, register):
+    x = rows()
+    call = captured(model, x=x)
+    call(x=x)
+    hook = getattr(model, register)(lambda *_: None)
+    with pytest.raises(ArtifactInputError, match=r"self\._forward.*expected no hook, given 1 hooks"):
+        call(x=x)
+    with pytest.raises(CaptureError, match="it has hooks, which a compiled call would leave out"):
+        captured(model, x=x)
+    hook.remove()
+    torch.testing.assert_close(call(x=x), model(x))
+
+
+def test_a_receiver_that_is_not_called_self():
+    module, x = Other(4, 4).requires_grad_(False), rows()
+    assert (Traced(module).receiver, Traced(module.forward).receiver) == ("this", "this")
+    call = captured(module, input=x)
+    module.weight.mul_(2)
+    torch.testing.assert_close(call(input=x), module(x))
+    module.in_features = 7
+    with pytest.raises(ArtifactInputError, match=r"'self\.in_features'.*expected 4, given 7"):
+        call(input=x)

@@ -6,7 +6,7 @@ from torch import nn
 
 import dlinfer
 from dlinfer.errors import ArtifactInputError, ArtifactStorageError, CaptureError
-from dlinfer.graph.bound_call.call import capture_call
+from dlinfer.graph.bound_call.capture import capture_call
 from dlinfer.graph.capture.trace import trace
 from dlinfer.graph.ir.conj_neg import is_lazy, lazy_inputs, may_be_lazy, resolved, with_resolved
 from dlinfer.graph.options import CompileOptions

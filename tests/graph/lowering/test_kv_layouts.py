@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from dlinfer.errors import KVLayoutChangedError
-from dlinfer.graph.bound_call.call import capture_call
+from dlinfer.graph.bound_call.capture import capture_call
 from dlinfer.graph.engine import find_engine
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dlinfer import ops
 from dlinfer.errors import GraphFallbackError, OpArgumentError
-from dlinfer.graph.bound_call.call import capture_call
+from dlinfer.graph.bound_call.capture import capture_call
 from dlinfer.graph.options import CompileOptions
 from dlinfer.ops.attention.semantics import attend
 from dlinfer.vendor import discovery

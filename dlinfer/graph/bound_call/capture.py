@@ -1,0 +1,250 @@
+"""Capture a function as a bound call.
+
+Dynamo captures the function once. The adaptor compiles one call for each combination of flags that it passes, and marks
+the sizes that change. A capture with a guard on a size that may change is refused.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from dlinfer.errors import CaptureError, DlinferError
+from dlinfer.graph.backend import compile_graph
+from dlinfer.graph.bound_call.call import BoundCall
+from dlinfer.graph.bound_call.sources import ABSENT, Scope, Traced, evaluate, is_argument, is_steady, root
+from dlinfer.graph.interface.interface import Interface
+from dlinfer.graph.interface.ports import ANY_NUMBER, Port, bounds_of
+from dlinfer.graph.ir.conj_neg import is_lazy
+from dlinfer.graph.ir.device import HOST
+from dlinfer.graph.lowering.compiled import CompiledGraph
+from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.report.report import GraphReport
+from dlinfer.graph.torch_private import dynamo, guards
+from dlinfer.graph.torch_private.dynamo import source_name
+from dlinfer.graph.torch_private.expressions import Size, SizeTextError, parse_size
+from dlinfer.graph.torch_private.symbols import fixed_size
+
+_HOOKS = ("._forward_hooks", "._forward_pre_hooks")
+
+
+def capture_call(
+    function: Callable[..., Any], kwargs: Mapping[str, Any], *, steady: Sequence[str], options: CompileOptions
+) -> tuple[BoundCall, torch.Tensor]:
+    """Compile ``function`` for calls like this one, and run it: (compiled, its result).
+
+    function: a module, or a method of one, that returns one new tensor and stores none. Its other effects on Python
+    objects happen in this first run only.
+    steady: arguments that are the same objects call after call; when another object comes, all is read anew. Of an
+    argument that changes, ``argument.field`` or ``argument.size()[2]`` names a number in it that never does.
+    Raises CaptureError where it is not one graph, or one that holds only for some values of what is not steady.
+    """
+    traced = Traced(function)
+    line = getattr(traced.method, "__qualname__", repr(traced.method))
+    scope = traced.scope(kwargs)
+    # Dynamo traces the forward of a module, which its hooks surround.
+    hooks = [f"L['self']{name}" for name in _HOOKS] if isinstance(function, nn.Module) else []
+    if any(evaluate(source, scope) for source in hooks):
+        raise CaptureError(reason="it has hooks, which a compiled call would leave out", line=line)
+    backend = _Backend(options, traced.receiver)
+    # torch declares the parameter ``options`` as a dict of anything.
+    compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=True)  # pyright: ignore[reportUnknownMemberType]
+    try:
+        with torch.no_grad():
+            result = compiled(**kwargs)
+    except DlinferError:
+        raise
+    except dynamo.dynamo_errors() as cause:
+        ours = getattr(cause, "inner_exception", None)
+        if isinstance(ours, DlinferError):
+            raise ours from cause
+        reason, model_line = dynamo.explain_dynamo_error(cause)
+        raise CaptureError(reason=reason, line=model_line) from cause
+    except AssertionError as cause:
+        condition = dynamo.broken_at_once(cause)
+        if not condition:
+            raise
+        reason = f"it would hold only while {condition}, which is not so in this call"
+        raise CaptureError(reason=reason, line=line) from cause
+    finally:
+        dynamo.forget_compiled(
+            traced.method
+        )  # each capture would count against Dynamo's limit for the function
+    try:
+        backend.check(result, steady)
+        interface, sources = backend.interface(scope, steady)
+    except _CannotServeError as cause:
+        raise CaptureError(reason=str(cause), line=line) from None
+    assert backend.compiled is not None
+    program, report = backend.compiled
+    hooks += backend.empty_hooks(scope)
+    return BoundCall(function, program, interface, sources, hooks, frozenset(steady), report), result
+
+
+class _CannotServeError(Exception):
+    """The graph does not serve later calls."""
+
+
+class _Backend:
+    """A Dynamo backend that keeps what it compiled, and what that assumes. receiver: the function's name for its owner.
+
+    _inputs: the source and the fake of each input. _conditions: over v0, v1, ..., with the sources to read those.
+    _twice: pairs of sources that are one tensor. _specialized: sources of constants.
+    _first_run: the inputs and outputs of the run that captures.
+    """
+
+    def __init__(self, options: CompileOptions, receiver: str) -> None:
+        self._options = options
+        self._receiver = f"L['{receiver}']"
+        self.compiled: tuple[CompiledGraph, GraphReport] | None = None
+        self._inputs: list[tuple[str, Any]] = []
+        self._conditions: list[tuple[Size, tuple[str, ...]]] = []
+        self._twice: list[tuple[str, str]] = []
+        self._specialized: list[str] = []
+        self._first_run: tuple[Sequence[object], Sequence[object]] = ((), ())
+
+    def __call__(self, graph_module: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., Any]:
+        placeholders = graph_module.graph.find_nodes(op="placeholder")
+        sources = map(self._renamed, dynamo.input_sources(graph_module.graph))
+        fakes = (node.meta.get("example_value") for node in placeholders)
+        self._inputs = list(zip(sources, fakes, strict=True))
+        program, report = compile_graph(graph_module, example_inputs, self._options, keep_floats=False)
+        self.compiled = program, report
+        mode = dynamo.dynamo_fake_mode()
+        assert mode is not None, "Dynamo calls its backends inside a tracing context"
+        try:
+            self._conditions = guards.conditions(mode, self._inputs)
+        except SizeTextError as cause:
+            raise CaptureError(reason=f"a guard on a size: {cause}", line="the call") from cause
+        self._twice = [(self._renamed(a), self._renamed(b)) for a, b in dynamo.inputs_given_twice()]
+        self._specialized = list(dict.fromkeys(map(self._renamed, dynamo.constants_read())))
+
+        def run(*inputs: Any) -> tuple[Any, ...]:
+            outputs = program(*inputs)
+            self._first_run = inputs, outputs
+            return outputs
+
+        return run
+
+    def _renamed(self, source: str) -> str:
+        """An expression of Dynamo's with the owner as ``self``."""
+        is_owners = source.startswith(self._receiver)
+        return "L['self']" + source[len(self._receiver) :] if is_owners else source
+
+    def check(self, result: object, steady: Sequence[str]) -> None:
+        """Raise _CannotServeError where the graph is not the function. Release the tensors of the first run."""
+        (inputs, outputs), self._first_run = self._first_run, ((), ())
+        if self.compiled is None or not isinstance(result, torch.Tensor):
+            raise _CannotServeError("it does not give one tensor")
+        if len(outputs) != 1 or outputs[0] is not result:
+            raise _CannotServeError("it gives or stores other tensors than the one that it computes")
+        for source, _ in self._inputs:
+            if not root(source):
+                raise _CannotServeError(f"it reads {source!r}, which is no argument of its own")
+        for condition, read in self._conditions:
+            if changing := [source_name(source) for source in read if not is_steady(source, steady)]:
+                names = {f"v{index}": source_name(source) for index, source in enumerate(read)}
+                text = condition.renamed({name: names[name] for name in condition.symbols})
+                raise _CannotServeError(
+                    f"it would hold only while {text}, and {', '.join(changing)} may change between calls"
+                )
+        for pair in self._twice:
+            if all(map(root, pair)) and not all(is_steady(source, steady) for source in pair):
+                first, second = map(source_name, pair)
+                raise _CannotServeError(
+                    f"{first} and {second} are one tensor now, and may be two at another call"
+                )
+        report = self.compiled[1]
+        for (source, _), value, described in zip(self._inputs, inputs, report.inputs, strict=True):
+            if is_steady(source, steady):
+                continue
+            name = source_name(source)
+            if described.written:
+                raise _CannotServeError(f"it writes into {name}, which may be another tensor at each call")
+            if isinstance(value, torch.Tensor) and _is_one_memory(result, value):
+                raise _CannotServeError(f"its result is a view of {name}, which each call may copy")
+
+    def interface(self, scope: Scope, steady: Sequence[str]) -> tuple[Interface, list[str]]:
+        """The ports, conditions and constants of the graph, and the sources of their values.
+
+        Raises _CannotServeError where a port holds for this call only.
+        """
+        ports: list[Port] = []
+        constants: dict[int, Any] = {}
+        for place, (source, fake) in enumerate(self._inputs):
+            value, name, fixed = evaluate(source, scope), source_name(source), ""
+            if isinstance(
+                value, float
+            ):  # a module's eps: Dynamo passes it as a tensor, and the capture folds it
+                constants[place], fixed = value, str(value)
+            else:
+                port = _port(source, fake, value, is_steady(source, steady))
+                ports.append(port)
+                fixed = "" if port.strides is None else str(port)
+                if None in port.sizes[1:] and value.numel() == 0:
+                    raise _CannotServeError(
+                        f"{name} has no elements in this call, so its strides say nothing of other sizes"
+                    )
+            if fixed and not is_steady(source, steady):
+                raise _CannotServeError(
+                    f"it would hold only while {name} is {fixed}, which may change between calls"
+                )
+        symbols: dict[str, str] = {}  # where a condition reads a number -> its symbol
+        conditions: list[Size] = []
+        for condition, read in self._conditions:
+            names = {
+                f"v{index}": symbols.setdefault(source, f"s{len(symbols)}")
+                for index, source in enumerate(read)
+            }
+            conditions.append(condition.renamed({name: names[name] for name in condition.symbols}))
+        ports += [_number_port(source, parse_size(symbol)) for source, symbol in symbols.items()]
+        sources = [*(source for source, _ in self._inputs), *symbols]
+        for source, value in self._values(scope):
+            if type(value) in (bool, int, str, type(None)):
+                constants[len(sources)] = value
+                sources.append(source)
+        ranges = dict.fromkeys(symbols.values(), ANY_NUMBER)
+        return Interface(tuple(ports), (), ranges, tuple(conditions), constants), sources
+
+    def empty_hooks(self, scope: Scope) -> list[str]:
+        """Sources of dicts of hooks, which were empty."""
+        return [source for source, value in self._values(scope) if source.endswith(_HOOKS) and not value]
+
+    def _values(self, scope: Scope) -> Iterator[tuple[str, Any]]:
+        """The constants that a bound call can compare: arguments, whatever the owner holds, and the globals.
+
+        The adaptor answers for what an argument holds.
+        """
+        for source in self._specialized:
+            if is_argument(source) or source.startswith(("L['self'].", "G[")):
+                with suppress(*ABSENT):
+                    yield source, evaluate(source, scope)
+
+
+def _port(source: str, fake: object, value: Any, held: bool) -> Port:
+    """The port of an input that was ``value``. Its sizes are checked where they are fixed."""
+    if not isinstance(fake, torch.Tensor):
+        return _number_port(source)
+    sizes = tuple(None if (number := fixed_size(size)) is None else parse_size(number) for size in fake.shape)
+    strides = None if value.is_contiguous() else tuple(map(parse_size, value.stride()))
+    return Port(
+        source_name(source),
+        value.dtype,
+        sizes,
+        bounds_of(sizes, {}),
+        value.device,
+        strides,
+        held=held,
+        resolved=is_lazy(value),
+    )
+
+
+def _number_port(source: str, size: Size | None = None) -> Port:
+    return Port(source_name(source), torch.int64, (size,), (ANY_NUMBER,), torch.device(HOST), number=True)
+
+
+def _is_one_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
+    start = first.untyped_storage().data_ptr()
+    return start != 0 and start == second.untyped_storage().data_ptr()
