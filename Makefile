@@ -18,7 +18,8 @@ SEAM_TORCH ?= 2.12.1 2.13.0
 export PYTHON TORCH_INDEX MODEL
 
 # The folders whose prose and names the check reads.
-PROSE := $(addprefix dlinfer/,cli toolchain utils explanation framework/mindie_ext framework/transformers_ext \
+PROSE := README.md CONTRIBUTING.md docs/index.md $(addprefix docs/,start guides internals vendors results)
+PROSE += $(addprefix dlinfer/,cli toolchain utils explanation framework/mindie_ext framework/transformers_ext \
 	graph/bound_call graph/cache graph/capture graph/functional graph/passes graph/codec graph/engine_kit graph/lowering graph/report runtime/artifact \
 	vendor/ascend vendor/camb vendor/maca $(addprefix framework/lmdeploy_ext/,checks conversion preflight quantise vision))
 

@@ -134,9 +134,10 @@ def _names(path: Path, tree: ast.AST) -> Iterator[Finding]:
 
 
 def files(folders: Iterable[str]) -> list[Path]:
-    """The files with prose below some folders of the repository."""
+    """The files with prose in some folders of the repository; a file may be named too."""
     kinds = (".py", ".md", ".cpp", ".h")
-    below = (one for folder in folders for one in (REPOSITORY / folder).rglob("*"))
+    roots = [REPOSITORY / folder for folder in folders]
+    below = (path for root in roots for path in ([root] if root.is_file() else root.rglob("*")))
     return sorted(path.relative_to(REPOSITORY) for path in below if path.suffix in kinds)
 
 

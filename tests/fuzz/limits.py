@@ -155,7 +155,7 @@ _SHOWN_KEYS = "A key that the mask hides counts for nothing, even where its scor
 _SHOWN_BY_BOOLS = (
     "A key that a mask of bools or `is_causal` hides counts for nothing, even where its score is infinity"
 )
-_NO_KEY = "A query to which no key is shown gives 0 even where a value is infinite or NaN"
+_NO_KEY = "A query that sees no key gives 0 even where a value is infinite or NaN"
 _HIDDEN = "A key that `is_causal` hides, and whose score is infinity or NaN, makes the result NaN"
 _EXP = "`exp` is infinite from 88.38 on, where torch's is from 88.73 on"
 _ZEROS = "`where` and `masked_fill` give 0 for -0.0"

@@ -1,6 +1,6 @@
 """What torch offers for things that dlinfer does itself, and why it does not do.
 
-Each test is the reason of a decision in docs/internals/architecture.md. Where one fails, torch has changed: look
+Each test is the reason of a decision in docs/internals/torch_parts.md. Where one fails, torch has changed: look
 whether its own way will do now.
 """
 

@@ -88,17 +88,17 @@ For everybody who has an Ascend, MetaX or Cambricon card: which models ran on si
 Made by `make device-models`; do not edit. {versions}, unmodified, on
 devices that are simulated: {kinds}.
 
-A simulation is a device in torch on the host's memory, and behind the vendor's op names what its documents say of them,
-in plain torch; a call that they do not admit is refused. It shows that LMDeploy, the adaptor and the vendor's kernels
-fit together and call the vendor's ops as documented, and nothing of a card's rounding, speed or driver.
+A simulation is a torch device on the host's memory. Its ops have the vendor's names and compute in plain torch as the
+vendor's documents describe; other calls are refused. It shows that LMDeploy, the adaptor and the vendor's kernels fit
+together and call the vendor's ops as documented. It shows nothing about a card's rounding, speed or driver.
 
-Each family is a tiny model with random weights. Prompts of 1 to 140 tokens come in one batch, staggered and one by one,
-and once more in pieces of 32 tokens; the greedy tokens have to be those of Hugging Face transformers on the CPU, with
-the same weights in float32: *equal*. (The weights are such that transformers gives them in float16 too, and that
+Each family is a tiny model with random weights. Prompts of 1 to 140 tokens come in one batch, staggered, one by one,
+and in pieces of 32 tokens. *Equal*: the greedy tokens are those of Hugging Face transformers on the CPU with the same
+weights in float32. (The weights are such that transformers gives them in float16 too, and that
 neither tokens nor experts are nearly tied: `python -m tests.e2e.devices.seeds FAMILY` prints by how much.) Caches and
 weights have to lie on the device, and no op but those listed below may be answered by its reference, plain torch on the
-device. In the default mode a vendor's default engine would compile the model; none of these has one, so that decoding
-steps are captured into the device's graphs where the vendor has them, and run eagerly elsewhere:
+device. In the default mode a vendor's default engine would compile the model, but none of these vendors has one.
+Decoding steps are captured into the vendor's device graphs, if it has them, and run eagerly otherwise:
 [ascend](../vendors/ascend.md), [maca](../vendors/maca.md), [camb](../vendors/camb.md). Empty fields were not tried.
 
 | family | {" | ".join(heads)} |

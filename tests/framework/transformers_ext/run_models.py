@@ -172,13 +172,13 @@ def document(results: dict[str, dict[str, Any]]) -> str:
     table = "\n".join(rows)
     return f"""# Optimized models
 
-For everybody who calls `dlinfer.transformers.optimize`: which modules of which model run on which ops.
+For everybody who calls `dlinfer.transformers.optimize`: the ops that run the modules of each model.
 
 Made by `make transformers-models`; do not edit. {passed} of {len(rows)} architectures pass, with {versions}.
 
-Each is transformers' own class with a tiny random configuration in float32, called eagerly at two sizes as it is, after
-`dlinfer.transformers.optimize(model)`, with `attn_implementation="dlinfer"` besides, and after `undo()`, which gives
-the same bits as before. *Error* is the largest difference, relative to the largest number of the tensor compared;
+Each is transformers' own class with a tiny random configuration in float32. It is called eagerly at two sizes: as it
+is, after `dlinfer.transformers.optimize(model)`, then with `attn_implementation="dlinfer"` too. After `undo()` it gives
+the same bits as at first. *Error* is the largest difference, relative to the largest number of the tensor compared;
 {TOLERANCE} is allowed. *Tokens* are those of `generate`: {NEW_TOKENS} greedy ones of a batch that is padded on the
 left, with a dynamic and a static cache where transformers has one. *Attention* has both with dlinfer's attention, or
 why there is none.

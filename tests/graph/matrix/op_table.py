@@ -71,9 +71,9 @@ def document(lanes: Mapping[str, Results]) -> str:
         "For everybody who asks which ops of torch survive compilation: torch's op database, every sample.\n",
         f"Made by `make graph-ops`; do not edit. torch {metadata.version('torch')}, "
         "`torch.testing._internal.common_methods_invocations.op_db`, CPU, forward, in-place variants included.\n",
-        "*Unsupported* means that Dynamo did not give the whole op as one graph, that capture or the engine refused "
-        "it with a reason, or that the judge (Dynamo without a backend for capture, plain inductor for the engine) "
-        "fails on the sample too; except in the last case the results are right all the same.\n",
+        "*Unsupported* means that Dynamo did not give the whole op as one graph, or that capture or the engine refused "
+        "it with a reason; the results are right all the same. It also counts samples that the judge fails too "
+        "(Dynamo without a backend for capture, plain inductor for the engine).\n",
     ]
     for lane, results in lanes.items():
         counts = totals(results)

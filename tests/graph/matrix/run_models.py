@@ -65,14 +65,13 @@ For everybody who compiles transformers models: which architectures work, and in
 
 Made by `make graph-models`; do not edit. {passed} of {len(rows)} architectures pass, with {versions}.
 
-Each is transformers' own class with a tiny random configuration in float32, called eagerly and through
-`torch.compile(model, backend="{backend}")` with default settings under `torch.no_grad()`: three batch sizes by four
-lengths, generators with prefill and greedy decode steps over a `StaticCache`, everything twice. A pass means:
+Each is transformers' own class with a tiny random configuration in float32. It is called eagerly and through
+`torch.compile(model, backend="{backend}")` with default settings under `torch.no_grad()`: three batch sizes, four
+lengths, everything twice. Generators run prefill and greedy decode steps over a `StaticCache`. A pass means:
 
 - every result within the tolerance of eager's and every greedy token equal;
-- at most 3 compilations (*compiled*; more only where the notes say why) besides those of size-1 variants (*size-1*:
-  calls in which a size that varies is 1, which Dynamo always compiles apart; each decode step is one, its length is
-  1), and none when the same sizes come a second time;
+- at most 3 compilations (*compiled*; the notes have the reason for more), and none when the same sizes come again.
+  *size-1* counts others: Dynamo compiles a call apart if a size that varies is 1, as the length of each decode step is;
 - no graph break that `aot_eager` does not have on the same calls, and nothing that fell back to eager.
 
 *max error* is relative to the largest number of the tensor compared; the tolerance and its reason stand in
