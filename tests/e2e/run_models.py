@@ -108,7 +108,7 @@ Made by `make models`; do not edit. {versions}, unmodified, on device `cpu`.
 Each family is a tiny model with random weights. Its prompts (1 to 600 tokens) come in one batch, one after another and
 staggered. *Equal*: its greedy tokens in float32 are those of Hugging Face transformers in a process of its own. An
 empty field was not tried. `make test-full` adds seeds, block sizes, prompts in chunks, prefix caching and bfloat16.
-The last bits of logits depend on what shares a forward, because its number of rows decides which kernel is used: in 16
+The last bits of logits depend on what shares a forward, because its number of rows decides which kernel is used. In 16
 bits a tie of the two best may fall either way. Where frequencies depend on the length (dynamic, longrope), blocks of
 the prefix cache are shared only by texts below the original length. When a Phi-3 text outgrows it, its cache is
 computed anew, as transformers does, in one prefill: `max_prefill_token_num` is raised to that length plus one where it
