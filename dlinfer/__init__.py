@@ -28,7 +28,7 @@ __all__ = [
 
 # Functions that stand here by their own name -> the module they come from; the other names are modules.
 _FUNCTIONS = {
-    "bundle": "dlinfer.runtime.artifact.bundle",
+    "bundle": "dlinfer.runtime.artifact.artifact",
     "compile": "dlinfer.runtime.aot",
     "explain": "dlinfer.explanation.explanation",
     "load": "dlinfer.runtime.session.session",

@@ -21,7 +21,7 @@ from dlinfer.graph.report.report import GraphReport, record
 from dlinfer.graph.torch_private.symbols import symbol_ranges
 from dlinfer.graph.torch_private.thread_state import is_autocast_enabled, run_plain
 from dlinfer.runtime.artifact.artifact import Artifact
-from dlinfer.runtime.artifact.stored import keep
+from dlinfer.runtime.artifact.stage import stage_of, symbol_names, with_guards, with_outputs
 
 
 def compile(
@@ -70,12 +70,12 @@ def _compile(
     report = GraphReport(model=type(module).__name__, index=-1, engine="", cause="dlinfer.compile")
     with collecting(report):
         with timed("capture"):
-            given = isinstance(module, ExportedProgram)
-            program = module if given else _export(module, args, kwargs, dynamic_shapes)
+            is_program = isinstance(module, ExportedProgram)
+            program = module if is_program else _export(module, args, kwargs, dynamic_shapes)
             exported = read_export(program, module, args, kwargs)
-        found = find_engine(chosen.wanted_engine, exported.device.type)
-        check_options(found, chosen)
-        report.engine = found.name
+        graph_engine = find_engine(chosen.wanted_engine, exported.device.type)
+        check_options(graph_engine, chosen)
+        report.engine = graph_engine.name
         record(report)
         with timed("capture"):
             exported = from_one_on(exported)
@@ -83,9 +83,11 @@ def _compile(
         emit(lambda report: report.symbols.update(symbol_ranges(captured.fakes)))
         improve(captured.graph_module, chosen)
         interface = interface_of(captured.graph_module.graph, captured.mode, exported.inputs)
-        # The engine may change the graph while it compiles it.
-        stored = keep(exported, interface, found, chosen, report.model)
-        run = place(captured.graph_module, found, chosen)
+        interface = with_outputs(interface, exported)
+        # The engine may change the graph while it compiles it, and a session compiles it by an engine of its own.
+        stored = stage_of(exported, interface, graph_engine, chosen, report.model)
+        run = place(captured.graph_module, graph_engine, chosen)
+        interface = with_guards(interface, captured.mode, symbol_names(exported))
     spec = program.call_spec
     assert spec.in_spec is not None and spec.out_spec is not None
     return Artifact(run, exported.weights, interface, spec.in_spec, spec.out_spec, report, stored)
@@ -94,8 +96,16 @@ def _compile(
 def _export(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
 ) -> ExportedProgram:
-    args, kwargs = _each_an_object(module, (args, dict(kwargs or {})))
-    args, kwargs = pytree.tree_map_only(torch.Tensor, _with_plain_strides, (args, kwargs))
+    # torch.export makes one input of two that are one object.
+    taken = {id(weight) for weight in chain(module.parameters(), module.buffers())}
+
+    def own(example: torch.Tensor) -> torch.Tensor:
+        if id(example) in taken:
+            return _with_plain_strides(example.detach())
+        taken.add(id(example))
+        return _with_plain_strides(example)
+
+    args, kwargs = pytree.tree_map_only(torch.Tensor, own, (args, dict(kwargs or {})))
     try:
         return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
     except Exception as cause:  # export raises many classes; the reason is what the user needs
@@ -103,19 +113,6 @@ def _export(
         raise CaptureError(
             reason=f"torch.export: {type(cause).__name__}: {first}", line=type(module).__name__
         ) from cause
-
-
-def _each_an_object(module: torch.nn.Module, examples: Any) -> Any:
-    """Examples of which none is given twice, nor is a weight: of one object torch.export makes one input."""
-    taken = {id(weight) for weight in chain(module.parameters(), module.buffers())}
-
-    def own(example: torch.Tensor) -> torch.Tensor:
-        if id(example) in taken:
-            return example.detach()
-        taken.add(id(example))
-        return example
-
-    return pytree.tree_map_only(torch.Tensor, own, examples)
 
 
 def _with_plain_strides(example: torch.Tensor) -> torch.Tensor:

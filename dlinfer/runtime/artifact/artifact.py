@@ -1,4 +1,4 @@
-"""An artifact: a compiled graph with its weights and its signature, callable like the module it was made from."""
+"""Artifacts in memory: compiled graphs with their weights, callable like the module, and several of them as one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from dlinfer.errors import ArtifactInputError
+from dlinfer.errors import ArtifactInputError, ArtifactStorageError, SessionCallError
 from dlinfer.graph.interface.interface import Interface
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.report.report import GraphReport
 from dlinfer.runtime.artifact.files import save
-from dlinfer.runtime.artifact.stored import Stage
+from dlinfer.runtime.artifact.stage import Stage
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Artifact:
     """The result of ``dlinfer.compile``. It shares the module's weights, and copies only those that torch holds lazily
     conjugated or negated.
 
-    interface: what it takes, as the leaves of (args, kwargs).
+    interface: the ports of the leaves of (args, kwargs).
     stored: what ``save`` writes, or why it cannot be saved.
     """
 
@@ -31,7 +31,7 @@ class Artifact:
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     report: GraphReport
-    stored: Stage | str = "it was not made by dlinfer.compile"
+    stored: Stage[torch.Tensor] | str = "it was not made by dlinfer.compile"
 
     def save(self, path: str | Path, *, key: bytes | None = None) -> None:
         """Write it to a file that ``dlinfer.load`` opens, anywhere: see docs/guides/artifacts.md.
@@ -40,7 +40,7 @@ class Artifact:
         ``dlinfer.runtime.artifact.sealing.new_key()`` makes them. Raises ArtifactStorageError where the graph holds
         something that has no place in a file, and ArtifactNotFoundError where the file cannot be written.
         """
-        save({"forward": [self]}, path, key=key)
+        save({"forward": [self.stored]}, path, key)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result for these arguments. Raises ArtifactInputError."""
@@ -57,3 +57,58 @@ class Artifact:
         if spec != self.in_spec:
             raise ArtifactInputError(name="arguments", expected=self.in_spec, given=spec)
         return leaves
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The result of ``dlinfer.bundle``. entries: for each name its stages, one or more shape profiles."""
+
+    entries: Mapping[str, tuple[Artifact, ...]]
+
+    def __getitem__(self, entry: str) -> Artifact:
+        """The first stage of an entry. Raises SessionCallError."""
+        if entry not in self.entries:
+            raise SessionCallError(what="entry", name=entry, detail=f"it has {', '.join(self.entries)}")
+        return self.entries[entry][0]
+
+    def save(self, path: str | Path, *, key: bytes | None = None) -> None:
+        """Write it to a file, as ``Artifact.save`` does; a tensor that several entries use is written once."""
+        save({name: [stage.stored for stage in stages] for name, stages in self.entries.items()}, path, key)
+
+
+def bundle(entries: Mapping[str, Artifact | Sequence[Artifact]]) -> Bundle:
+    """Put artifacts together: ``dlinfer.bundle({"prefill": a, "decode": b}).save(path)``.
+
+    A sequence of artifacts is one entry with several stages: the same inputs and outputs for other sizes. A run takes
+    the first stage that its inputs fit. Artifacts of one module share its weights, in the file and in a session, and
+    a buffer that they write (a KV cache) is the same one for all.
+
+    Raises ArtifactStorageError for names that are no identifiers and stages that are not alike.
+    """
+    if not entries:
+        raise ArtifactStorageError(what="a bundle", detail="it has no entry")
+    return Bundle({name: _stages(name, artifacts) for name, artifacts in entries.items()})
+
+
+def _stages(name: str, artifacts: Artifact | Sequence[object]) -> tuple[Artifact, ...]:
+    stages = (artifacts,) if isinstance(artifacts, Artifact) else tuple(artifacts)
+    checked = tuple(stage for stage in stages if isinstance(stage, Artifact))
+    fault = ""
+    if not name.isidentifier() or not name.isascii():
+        fault = "its name is no identifier"
+    elif not stages or len(checked) < len(stages):
+        fault = "it has no artifact of dlinfer.compile"
+    elif len(set(map(_names_and_dtypes, checked))) > 1:
+        fault = "its stages take or give other tensors"
+    if fault:
+        raise ArtifactStorageError(what=f"entry {name!r}", detail=fault)
+    return checked
+
+
+def _names_and_dtypes(artifact: Artifact) -> object:
+    """What must be equal in all stages of an entry."""
+    stage = artifact.stored
+    if isinstance(stage, str):
+        return stage
+    ports = (*stage.interface.inputs, *stage.interface.outputs)
+    return tuple((port.name, port.dtype) for port in ports), tuple(stage.interface.constants), *stage.results

@@ -18,13 +18,13 @@ import struct
 import time
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from dlinfer.errors import ArtifactCorruptError, ArtifactNotFoundError, ArtifactVersionError
 from dlinfer.graph.codec.arguments import CodecError, Json, refuse_malformed
-from dlinfer.runtime.artifact.sealing import SealedWriter, unsealed
+from dlinfer.runtime.artifact.sealing import Buffer, SealedWriter, unsealed
 
 FORMAT = 3
 MANIFEST = "manifest.json"
@@ -39,8 +39,6 @@ _LARGEST_JSON = 1 << 28
 _COARSEST_STEP = 2_000_000_000
 """Nanoseconds between two times that a file system can tell apart, at most: FAT counts in two seconds."""
 
-Buffer = bytes | bytearray | memoryview | mmap.mmap
-
 
 # --- writing
 
@@ -53,19 +51,19 @@ class Member:
     chunks: Iterable[Buffer]
 
 
-def member_of(contents: Buffer) -> Member:
-    """A member from bytes."""
-    return Member(memoryview(contents).nbytes, [contents])
+def json_bytes(data: Json) -> bytes:
+    """The contents of a member of JSON."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
 
 
-def json_member(data: Json) -> Member:
-    """A member of JSON."""
-    return member_of(_json(data))
-
-
-def write_container(sink: IO[bytes] | SealedWriter, manifest: Json, members: Mapping[str, Member]) -> None:
+def write_container(
+    sink: IO[bytes] | SealedWriter, manifest: Json, contents: Mapping[str, Member | bytes]
+) -> None:
     """Write members in their order, the manifest, and the digests of all. The first member is aligned."""
-    members = {**members, MANIFEST: json_member(manifest)}
+    members = {
+        name: part if isinstance(part, Member) else Member(len(part), [part])
+        for name, part in (*contents.items(), (MANIFEST, json_bytes(manifest)))
+    }
     header: dict[str, Json] = {}
     offset = 0
     for name, member in members.items():
@@ -74,7 +72,7 @@ def write_container(sink: IO[bytes] | SealedWriter, manifest: Json, members: Map
         header[name] = _entry(offset, member.size)
         offset += member.size
     header[_DIGESTS] = _entry(offset, hashlib.sha256().digest_size * (len(members) + 1))
-    text = _json(header)
+    text = json_bytes(header)
     text += b" " * (-(len(text) + _LENGTH.size) % ALIGNMENT)
     digests = hashlib.sha256(text).digest()
     sink.write(_LENGTH.pack(len(text)) + text)
@@ -90,10 +88,6 @@ def write_container(sink: IO[bytes] | SealedWriter, manifest: Json, members: Map
 def _entry(offset: int, size: int) -> Json:
     """The header's entry for a member."""
     return {"dtype": "U8", "shape": [size], "data_offsets": [offset, offset + size]}
-
-
-def _json(data: Json) -> bytes:
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
 
 
 @contextmanager
@@ -143,43 +137,38 @@ class OpenFile:
 class Container:
     """A file that was checked from end to end.
 
-    members: the contents of each, where they lie. manifest: the manifest's data. digests: of header and members.
-    memory: what the members lie in: a private mapping of the file, where writes stay in this process, or bytes.
+    members: the contents of each, where they lie: in bytes, or in a private mapping of ``file``, where writes stay in
+    this process. manifest: the manifest's data. digests: of header and members.
     """
 
     source: str
     manifest: Json
     members: dict[str, memoryview]
     digests: dict[str, bytes]
-    memory: Buffer = field(repr=False)
-    file: OpenFile | None = field(repr=False)
+    file: OpenFile | None
 
-    def check_unchanged(self) -> None:
-        """Raise ArtifactCorruptError where the file's size or time say that it was written into since it was opened."""
-        if self.file is not None and self.file.changed():
-            self._refuse_change()
+    def check_unchanged(self, *, contents: bool = False) -> None:
+        """Raise ArtifactCorruptError where the file's size or time say that it was written into since it was opened.
 
-    def check_contents(self) -> None:
-        """``check_unchanged``, which reads all members again where the file's times may not tell."""
-        self.check_unchanged()
-        may_differ = self.file is not None and self.file.may_change_unseen
-        if may_differ and not _digests(self.members).items() <= self.digests.items():
-            self._refuse_change()
-
-    def _refuse_change(self) -> None:
-        detail = (
-            "the file was written into after it was loaded; load it again, and replace files, as save() does"
-        )
-        raise ArtifactCorruptError(source=self.source, detail=detail)
+        contents: read all members again where the file's times may not tell.
+        """
+        if self.file is None:
+            return
+        reads = contents and self.file.may_change_unseen
+        if self.file.changed() or (reads and not _digests(self.members).items() <= self.digests.items()):
+            detail = (
+                "the file was written into after it was loaded; load it again, "
+                "and replace files, as save() does"
+            )
+            raise ArtifactCorruptError(source=self.source, detail=detail)
 
     def json(self, name: Json) -> Json:
         """Return the data of a JSON member. Raises ArtifactCorruptError."""
         try:
             return _parsed(self.member(name))
         except CodecError as cause:
-            raise ArtifactCorruptError(
-                source=self.source, detail=f"member {name} is no JSON: {cause}"
-            ) from cause
+            detail = f"member {name} is no JSON: {cause}"
+            raise ArtifactCorruptError(source=self.source, detail=detail) from cause
 
     def member(self, name: Json) -> memoryview:
         """Return the contents of a member. Raises ArtifactCorruptError where there is none of the name."""
@@ -203,7 +192,7 @@ def open_container(origin: Path | Buffer, source: str, key: bytes | str | None =
             members, digests = _checked(memoryview(memory).cast("B"))
     except CodecError as cause:
         raise ArtifactCorruptError(source=source, detail=str(cause)) from cause
-    container = Container(source, None, members, digests, memory, file if memory is mapped else None)
+    container = Container(source, None, members, digests, file if memory is mapped else None)
     container.manifest = container.json(MANIFEST)
     container.check_unchanged()  # while it was read
     return container

@@ -1,7 +1,7 @@
-"""Artifacts as files: what is written of compiled graphs, and what is read back, checked piece by piece.
+"""Artifacts as files: stages in their written form and their weights once.
 
-A file holds graphs in their written form and their weights once. Reading unpickles
-nothing and runs nothing; docs/guides/artifacts.md describes the format.
+Reading checks everything piece by piece. It unpickles nothing and runs nothing; docs/guides/artifacts.md describes the
+format.
 """
 
 import json
@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import torch
 
 from dlinfer.errors import (
     ArtifactCorruptError,
@@ -22,111 +23,88 @@ from dlinfer.graph.cache.key import canonical_text
 from dlinfer.graph.codec.arguments import CodecError, Json, name_of, refuse_malformed
 from dlinfer.graph.codec.graph import Layout, other_op_versions
 from dlinfer.graph.codec.interface import read_interface
-from dlinfer.graph.interface.interface import Interface
 from dlinfer.graph.ir.global_state import Requirement
 from dlinfer.runtime.artifact.container import (
     FORMAT,
     Container,
     Member,
-    json_member,
+    json_bytes,
     open_container,
     write_container,
     written_whole,
 )
-from dlinfer.runtime.artifact.sealing import SealedWriter
-from dlinfer.runtime.artifact.stored import Stage, Storable
+from dlinfer.runtime.artifact.sealing import Buffer, SealedWriter
+from dlinfer.runtime.artifact.stage import Stage
 from dlinfer.runtime.artifact.tensor_file import TensorFile, TensorTable, read_layouts
 
 _WEIGHTS = "weights.bin"
 
 
-# --- writing
+def save(
+    entries: Mapping[str, Sequence[Stage[torch.Tensor] | str]], path: str | Path, key: bytes | None
+) -> None:
+    """Write entries, each with its stages, to one file. Tensors that several stages share are written once.
 
-
-def save(entries: Mapping[str, Sequence[Storable]], path: str | Path, *, key: bytes | None = None) -> None:
-    """Write artifacts to one file: for each entry its stages. Tensors that several of them share are written once.
-
-    Raises ArtifactStorageError and ArtifactNotFoundError.
+    Raises ArtifactStorageError, for a text in place of a stage too, and ArtifactNotFoundError.
     """
     table = TensorTable()
-    described: list[Json] = []
-    members: dict[str, Member] = {}
-    for name, stages in entries.items():
-        for artifact in stages:
-            stage = artifact.stored
+    manifest_stages: list[Json] = []
+    graphs: dict[str, bytes] = {}
+    for entry, stages in entries.items():
+        for stage in stages:
             if isinstance(stage, str):
-                raise ArtifactStorageError(what=f"entry {name!r}", detail=stage)
-            place = f"stage_{len(described)}"
-            described.append({"entry": name} | _described(artifact, stage, place, table, members))
-    made_with = json.loads(canonical_text(environment()))  # for people who ask
-    manifest = {"format": FORMAT, "made_with": made_with, "stages": described, "tensors": table.listed()}
+                raise ArtifactStorageError(what=f"entry {entry!r}", detail=stage)
+            place = f"stage_{len(graphs)}/graph.json"
+            graphs[place] = json_bytes(stage.graph)
+            item: dict[str, Json] = {
+                "entry": entry,
+                "model": stage.model,
+                "engine": stage.engine,
+                "engine_options": stage.engine_options,
+                "small_regions": stage.small_regions,
+                "requirement": stage.requirement.to_dict(),
+                "graph": place,
+                "tensors": [table.add(tensor) for tensor in stage.tensors],
+                "results": stage.results,
+            }
+            manifest_stages.append(item)
+    offsets = table.offsets()
+    manifest = {
+        "format": FORMAT,
+        "made_with": json.loads(canonical_text(environment())),  # for people who ask
+        "stages": manifest_stages,
+        "tensors": table.layouts(offsets),
+    }
+    members: dict[str, Member | bytes] = {_WEIGHTS: table.member(offsets), **graphs}
     target = Path(path)
     try:
         with (
             written_whole(target) as stream,
             nullcontext(stream) if key is None else closing(SealedWriter(stream, key)) as sink,
         ):
-            write_container(sink, manifest, {_WEIGHTS: table.member()} | members)
+            write_container(sink, manifest, members)
     except OSError as cause:
         raise ArtifactNotFoundError(source=str(target), detail=cause.strerror or str(cause)) from cause
-
-
-def _described(
-    artifact: Storable, stage: Stage, place: str, table: TensorTable, members: dict[str, Member]
-) -> dict[str, Json]:
-    """Describe one stage for the manifest; its members are added to ``members``."""
-    members[f"{place}/graph.json"] = json_member(stage.graph)
-    return {
-        "model": stage.model,
-        "engine": stage.engine,
-        "engine_options": stage.engine_options,
-        "small_regions": stage.small_regions,
-        "graph": f"{place}/graph.json",
-        "tensors": [table.add(tensor) for tensor in stage.tensors],
-        "results": stage.results,
-        "requirement": artifact.run.requirement.to_dict(),
-    }
-
-
-# --- reading
-
-
-@dataclass(frozen=True)
-class ReadStage:
-    """One stage of a file. tensors: the numbers of its weights and constants.
-
-    requirement: what it needs of torch's settings.
-    """
-
-    entry: str
-    model: str
-    engine: str
-    engine_options: dict[str, Any]
-    small_regions: bool
-    graph: Json
-    tensors: tuple[int, ...]
-    interface: Interface
-    results: tuple[str, ...]
-    requirement: Requirement
 
 
 @dataclass(frozen=True)
 class ReadArtifact:
     """A file that was checked. stages: those of each entry, in their order."""
 
-    source: str
-    stages: Mapping[str, tuple[ReadStage, ...]]
+    stages: Mapping[str, Sequence[Stage[int]]]
     tensors: TensorFile
-    container: Container
 
-    def layouts(self, stage: ReadStage) -> list[Layout]:
-        """How the tensors of a stage lie."""
+    @property
+    def source(self) -> str:
+        """What errors call the file."""
+        return self.tensors.container.source
+
+    def layouts(self, stage: Stage[int]) -> list[Layout]:
+        """Return the layout of each tensor of a stage."""
         return [self.tensors.layouts[number] for number in stage.tensors]
 
 
-def read(
-    origin: str | Path | bytes | bytearray | memoryview, *, key: bytes | str | None = None
-) -> ReadArtifact:
+def read(origin: str | Path | Buffer, *, key: bytes | str | None = None) -> ReadArtifact:
     """Check an artifact from a file or from memory and read all but its weights.
 
     key: of 32 bytes, or the name of a registered decryption (``sealing.register_decryption``).
@@ -147,16 +125,16 @@ def _read(container: Container) -> ReadArtifact:
     if written != FORMAT:
         raise ArtifactVersionError(source=container.source, what="format", wanted=written, here=FORMAT)
     tensors = TensorFile(read_layouts(manifest["tensors"]), container, _WEIGHTS)
-    stages: dict[str, tuple[ReadStage, ...]] = {}
+    stages: dict[str, list[Stage[int]]] = {}
     for item in manifest["stages"]:
-        stage = _stage(item, container, len(tensors.layouts))
-        stages[stage.entry] = (*stages.get(stage.entry, ()), stage)
+        stage = _read_stage(item, container, len(tensors.layouts))
+        stages.setdefault(stage.entry, []).append(stage)
     if not stages:
         raise CodecError("it has no entry")
-    return ReadArtifact(container.source, stages, tensors, container)
+    return ReadArtifact(stages, tensors)
 
 
-def _stage(item: Json, container: Container, tensors: int) -> ReadStage:
+def _read_stage(item: Json, container: Container, tensors: int) -> Stage[int]:
     numbers = tuple(item["tensors"])
     if not all(type(number) is int and 0 <= number < tensors for number in numbers):
         raise CodecError("a stage with a tensor that is not there")
@@ -169,15 +147,21 @@ def _stage(item: Json, container: Container, tensors: int) -> ReadStage:
         raise ArtifactVersionError(
             source=container.source, what=what, wanted=written, here=here or "no such op"
         )
-    return ReadStage(
-        entry,
+    interface, results = read_interface(graph["interface"]), tuple(map(name_of, item["results"]))
+    inputs, outputs = ([port.name for port in ports] for ports in (interface.inputs, interface.outputs))
+    if len(set(inputs)) < len(inputs) or len(set(results)) < len(results):
+        raise CodecError("two inputs or outputs of one name")
+    if [name for name in results if name in outputs] != outputs:
+        raise CodecError("its outputs are not among its results")
+    return Stage(
         model,
         engine,
         dict(item["engine_options"]),
         bool(item["small_regions"]),
+        Requirement.from_dict(item["requirement"]),
         graph,
         numbers,
-        read_interface(graph["interface"]),
-        tuple(map(name_of, item["results"])),
-        Requirement.from_dict(item["requirement"]),
+        interface,
+        results,
+        entry,
     )

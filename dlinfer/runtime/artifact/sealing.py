@@ -9,10 +9,9 @@ as a stream, and decrypted into memory, never to disk.
 import os
 import secrets
 import struct
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, TypeVar, cast
+from mmap import mmap
+from typing import IO, TYPE_CHECKING
 
 from dlinfer.errors import (
     ArtifactCorruptError,
@@ -22,8 +21,6 @@ from dlinfer.errors import (
 )
 
 if TYPE_CHECKING:
-    import mmap
-
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 KEY_BYTES = 32
@@ -36,23 +33,15 @@ _KEY_CHECK = (
     0xFFFFFFFF  # the number of the empty frame behind the header, which tells a wrong key from damage
 )
 
-Decrypt = Callable[[bytes, bytes | None], bytes]
+Buffer = bytes | bytearray | memoryview | mmap
+
+Decrypt = Callable[[bytes, bytes | None], object]
 """From a file's bytes and the registered key to the bytes of an artifact."""
 
-Data = TypeVar("Data", bound="bytes | bytearray | memoryview | mmap.mmap")
+_registered: dict[str, tuple[Decrypt | None, bytes | None]] = {}
 
 
-# --- keys by name
-
-
-@dataclass(frozen=True)
-class _Registered:
-    function: Decrypt | None
-    key: bytes | None
-
-
-_registered: dict[str, _Registered] = {}
-_lock = threading.Lock()
+# --- keys
 
 
 def register_decryption(name: str, function: Decrypt | None = None, key: bytes | None = None) -> None:
@@ -63,35 +52,45 @@ def register_decryption(name: str, function: Decrypt | None = None, key: bytes |
     A name that is known already is replaced.
     """
     if function is None:
-        _checked_key(key, f"the registered decryption {name!r}")
-    with _lock:
-        _registered[name] = _Registered(function, key)
+        _cipher(key, f"the registered decryption {name!r}")
+    _registered[name] = function, key
 
 
 def update_decryption_key(name: str, key: bytes) -> None:
     """Give a registered decryption another key. Raises ArtifactKeyError for an unknown name."""
-    register_decryption(name, _registered_as(name, "to be registered").function, key)
+    register_decryption(name, _decryption(name, "to be registered")[0], key)
 
 
-def _registered_as(name: str, source: str) -> _Registered:
-    with _lock:
-        if name not in _registered:
-            known = ", ".join(sorted(_registered)) or "none"
-            detail = f"no decryption is registered as {name!r}; registered: {known}"
-            raise ArtifactKeyError(source=source, detail=detail)
-        return _registered[name]
-
-
-def _checked_key(key: object, source: str) -> bytes:
-    if not isinstance(key, (bytes, bytearray)) or len(key) != KEY_BYTES:
-        kind = f"{len(key)} bytes" if isinstance(key, (bytes, bytearray)) else f"a {type(key).__name__}"
-        raise ArtifactKeyError(source=source, detail=f"a key has {KEY_BYTES} bytes, given was {kind}")
-    return bytes(key)
+def _decryption(name: str, source: str) -> tuple[Decrypt | None, bytes | None]:
+    if name not in _registered:
+        known = ", ".join(sorted(_registered)) or "none"
+        detail = f"no decryption is registered as {name!r}; registered: {known}"
+        raise ArtifactKeyError(source=source, detail=detail)
+    return _registered[name]
 
 
 def new_key() -> bytes:
     """Return a random key for ``artifact.save(path, key=...)``."""
     return os.urandom(KEY_BYTES)
+
+
+def _cipher(key: object, source: str) -> "AESGCM":
+    if not isinstance(key, (bytes, bytearray)) or len(key) != KEY_BYTES:
+        kind = f"{len(key)} bytes" if isinstance(key, (bytes, bytearray)) else f"a {type(key).__name__}"
+        raise ArtifactKeyError(source=source, detail=f"a key has {KEY_BYTES} bytes, given was {kind}")
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError:
+        raise UnsupportedFeatureError(
+            feature="an encrypted artifact",
+            where="this installation",
+            advice="install the package `cryptography`: pip install 'dlinfer[sealed]'",
+        ) from None
+    return AESGCM(bytes(key))
+
+
+def _nonce(header: bytes, number: int, last: bool) -> bytes:
+    return header[16:23] + number.to_bytes(4, "big") + bytes([last])
 
 
 # --- writing
@@ -102,13 +101,13 @@ class SealedWriter:
 
     def __init__(self, stream: IO[bytes], key: bytes) -> None:
         self._stream = stream
-        self._cipher = _cipher(_checked_key(key, "to be saved"))
+        self._cipher = _cipher(key, "to be saved")
         self._header = _HEADER.pack(_MAGIC, secrets.token_bytes(7))
         self._waiting = bytearray()
         self._frames = 0
         stream.write(self._header + self._sealed(b"", _KEY_CHECK, last=True))
 
-    def write(self, data: "bytes | bytearray | memoryview | mmap.mmap", /) -> None:
+    def write(self, data: Buffer, /) -> None:
         """Encrypt ``data`` behind what was written before."""
         self._waiting += data
         while len(self._waiting) > FRAME:
@@ -129,64 +128,47 @@ class SealedWriter:
         return self._cipher.encrypt(_nonce(self._header, number, last), plain, self._header)
 
 
-def _nonce(header: bytes, number: int, last: bool) -> bytes:
-    return header[16:23] + number.to_bytes(4, "big") + bytes([last])
-
-
-def _cipher(key: bytes) -> "AESGCM":
-    try:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-    except ImportError:
-        raise UnsupportedFeatureError(
-            feature="an encrypted artifact",
-            where="this installation",
-            advice="install the package `cryptography`: pip install 'dlinfer[sealed]'",
-        ) from None
-    return AESGCM(key)
-
-
 # --- reading
 
 
-def unsealed(data: Data, key: bytes | str | None, source: str) -> "Data | bytes | bytearray":
-    """Return the bytes of the artifact in ``data``, which is returned itself where it is neither encrypted nor has a
-    key.
+def unsealed(data: Buffer, key: bytes | str | None, source: str) -> Buffer:
+    """Return the bytes of the artifact in ``data``: the very object where it is not encrypted and has no key.
 
     key: of 32 bytes, or the name of a registered decryption.
     Raises ArtifactKeyError where the key is missing or wrong, and ArtifactCorruptError where frames were altered.
     """
     if isinstance(key, str):
-        registered = _registered_as(key, source)
-        if registered.function is not None:
-            return _by_function(registered.function, bytes(data), registered.key, source, key)
-        key = registered.key
+        function, registered_key = _decryption(key, source)
+        if function is not None:
+            return _decrypted_by(function, data, registered_key, source, key)
+        key = registered_key
     if bytes(data[: len(_MAGIC)]) != _MAGIC:
         if key is not None:
             raise ArtifactCorruptError(source=source, detail="a key was given, but it is not encrypted")
         return data
     if key is None:
         raise ArtifactKeyError(source=source, detail="no key was given")
-    return _decrypted(memoryview(data), _checked_key(key, source), source)
+    return _decrypted(memoryview(data), key, source)
 
 
-def _by_function(
-    function: Decrypt, data: bytes, key: bytes | None, source: str, name: str
-) -> bytes | bytearray:
+def _decrypted_by(function: Decrypt, data: Buffer, key: bytes | None, source: str, name: str) -> Buffer:
     try:
-        plain = cast("object", function(data, key))
+        plain = function(bytes(data), key)
     except Exception as cause:  # the user's own function says in its own way that a key is wrong
         detail = f"the decryption {name!r} failed: {type(cause).__name__}: {cause}"
         raise ArtifactKeyError(source=source, detail=detail) from cause
-    if not isinstance(plain, (bytes, bytearray, memoryview)):
+    if isinstance(plain, memoryview):
+        plain = plain.tobytes()
+    if not isinstance(plain, (bytes, bytearray)):
         detail = f"the decryption {name!r} gave a {type(plain).__name__}, not bytes"
         raise ArtifactKeyError(source=source, detail=detail)
-    return plain if isinstance(plain, (bytes, bytearray)) else bytes(cast("memoryview", plain))
+    return plain
 
 
 def _decrypted(data: memoryview, key: bytes, source: str) -> bytearray:
+    cipher = _cipher(key, source)
     from cryptography.exceptions import InvalidTag
 
-    cipher = _cipher(key)
     header, frames = bytes(data[: _HEADER.size]), data[_HEADER.size + _TAG :]
     if len(frames) < _TAG:
         raise ArtifactCorruptError(source=source, detail="it ends within its header")
@@ -195,13 +177,12 @@ def _decrypted(data: memoryview, key: bytes, source: str) -> bytearray:
     except InvalidTag:
         raise ArtifactKeyError(source=source, detail="this is not its key") from None
     plain = bytearray()
-    count = -(-len(frames) // (FRAME + _TAG))
-    for number in range(count):
-        frame = frames[number * (FRAME + _TAG) : (number + 1) * (FRAME + _TAG)]
+    size = FRAME + _TAG
+    for number, start in enumerate(range(0, len(frames), size)):
+        frame, last = frames[start : start + size], start + size >= len(frames)
         try:
-            plain += cipher.decrypt(_nonce(header, number, number == count - 1), frame, header)
+            plain += cipher.decrypt(_nonce(header, number, last), frame, header)
         except (InvalidTag, ValueError):
-            raise ArtifactCorruptError(
-                source=source, detail=f"frame {number} was altered or cut off"
-            ) from None
+            detail = f"frame {number} was altered or cut off"
+            raise ArtifactCorruptError(source=source, detail=detail) from None
     return plain

@@ -1,7 +1,7 @@
 """The weights of an artifact, in one member. Each tensor lies there as it did in memory, and is used where it lies."""
 
 import ctypes
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,8 @@ from dlinfer.errors import ArtifactCorruptError, ArtifactStorageError
 from dlinfer.graph.codec.arguments import CodecError, Json, device_of, dtype_of, short_name
 from dlinfer.graph.codec.graph import Layout
 from dlinfer.graph.ir.conj_neg import is_lazy
-from dlinfer.runtime.artifact.container import ALIGNMENT, Buffer, Container, Member
+from dlinfer.runtime.artifact.container import ALIGNMENT, Container, Member
+from dlinfer.runtime.artifact.sealing import Buffer
 
 PLAIN_DTYPES = frozenset(
     getattr(torch, name)
@@ -36,43 +37,21 @@ class TensorTable:
 
     def add(self, tensor: torch.Tensor) -> int:
         """Return the number of a tensor; one that lies where another does, in the same way, has the same number."""
+        detail = ""
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-            raise ArtifactStorageError(
-                what="a weight", detail=f"it has layout {tensor.layout} on {tensor.device}"
-            )
-        if is_lazy(tensor):
+            detail = f"it has layout {tensor.layout} on {tensor.device}"
+        elif is_lazy(tensor):
             detail = "torch holds it lazily conjugated or negated: call resolve_conj() or resolve_neg()"
+        if detail:
             raise ArtifactStorageError(what="a weight", detail=detail)
-        layout = Layout.of(tensor)
-        key = (tensor.data_ptr() or len(self.tensors), layout)
-        if key in self._known:
-            return self._known[key]
-        number = self._known[key] = len(self.tensors)
-        self.tensors.append(tensor)
+        key = (tensor.data_ptr() or len(self.tensors), Layout.of(tensor))
+        number = self._known.setdefault(key, len(self.tensors))
+        if number == len(self.tensors):
+            self.tensors.append(tensor)
         return number
 
-    def listed(self) -> Json:
-        """For the manifest: the layout of each tensor and where it begins."""
-        offsets = self._offsets()
-        return [
-            {
-                "dtype": short_name(tensor.dtype),
-                "sizes": list(tensor.shape),
-                "strides": list(tensor.stride()),
-                "device": str(tensor.device),
-                "offset": offsets[number],
-            }
-            for number, tensor in enumerate(self.tensors)
-        ]
-
-    def member(self) -> Member:
-        """The member that holds the tensors, read from their devices a few mebibytes at a time."""
-        places = [(self.tensors[number], offset) for number, offset in self._offsets().items()]
-        ends = (offset + Layout.of(tensor).span for tensor, offset in places)
-        return Member(max(ends, default=0), _chunks(places))
-
-    def _offsets(self) -> dict[int, int]:
-        """Where each tensor begins in the member, in the member's order."""
+    def offsets(self) -> dict[int, int]:
+        """Where each tensor begins in the member, by its number, in the member's order."""
         spans = [(tensor.data_ptr(), Layout.of(tensor).span, str(tensor.device)) for tensor in self.tensors]
         offsets: dict[int, int] = {}
         end = 0
@@ -85,17 +64,34 @@ class TensorTable:
                 end = max(end, offsets[number] + spans[number][1])
         return offsets
 
+    def layouts(self, offsets: Mapping[int, int]) -> Json:
+        """For the manifest: the layout of each tensor and where it begins."""
+        return [
+            {
+                "dtype": short_name(tensor.dtype),
+                "sizes": list(tensor.shape),
+                "strides": list(tensor.stride()),
+                "device": str(tensor.device),
+                "offset": offsets[number],
+            }
+            for number, tensor in enumerate(self.tensors)
+        ]
 
-def _chunks(places: Iterable[tuple[torch.Tensor, int]]) -> Iterator[Buffer]:
-    """The contents of the member, from each tensor and where it begins."""
-    end = 0
-    for tensor, offset in places:
-        span = Layout.of(tensor).span
-        yield bytes(max(0, offset - end))
-        flat = tensor.detach().as_strided((span // tensor.dtype.itemsize,), (1,)).view(torch.uint8)
-        for begin in range(max(0, end - offset), span, _CHUNK):
-            yield flat[begin : begin + _CHUNK].cpu().numpy().data
-        end = max(end, offset + span)
+    def member(self, offsets: Mapping[int, int]) -> Member:
+        """The member that holds the tensors, read from their devices a few mebibytes at a time."""
+        ends = (offset + Layout.of(self.tensors[number]).span for number, offset in offsets.items())
+        return Member(max(ends, default=0), self._chunks(offsets))
+
+    def _chunks(self, offsets: Mapping[int, int]) -> Iterator[Buffer]:
+        end = 0
+        for number, offset in offsets.items():
+            tensor = self.tensors[number]
+            span = Layout.of(tensor).span
+            yield bytes(max(0, offset - end))
+            flat = tensor.detach().as_strided((span // tensor.dtype.itemsize,), (1,)).view(torch.uint8)
+            for begin in range(max(0, end - offset), span, _CHUNK):
+                yield flat[begin : begin + _CHUNK].cpu().numpy().data
+            end = max(end, offset + span)
 
 
 def overlapping(spans: Sequence[tuple[int, int, str]]) -> list[list[int]]:
@@ -118,18 +114,14 @@ def overlapping(spans: Sequence[tuple[int, int, str]]) -> list[list[int]]:
 
 
 def read_layouts(items: Json) -> list[tuple[Layout, int]]:
-    """Return (layout, offset) of each tensor that ``TensorTable.listed`` wrote. Raises CodecError."""
+    """Return (layout, offset) of each tensor that ``TensorTable.layouts`` wrote. Raises CodecError."""
     layouts: list[tuple[Layout, int]] = []
     for item in items:
-        sizes, strides, offset, dtype = (
-            item["sizes"],
-            item["strides"],
-            item["offset"],
-            dtype_of(item["dtype"]),
-        )
+        sizes, strides, offset = item["sizes"], item["strides"], item["offset"]
         numbers = [*sizes, *strides, offset]
         if len(sizes) != len(strides) or not all(type(n) is int and 0 <= n < 1 << 62 for n in numbers):
             raise CodecError("a tensor whose sizes are not numbers")
+        dtype = dtype_of(item["dtype"])
         if dtype not in PLAIN_DTYPES:
             raise CodecError(f"a tensor of {dtype}")
         layouts.append((Layout(dtype, tuple(sizes), tuple(strides), device_of(item["device"])), offset))
@@ -139,29 +131,30 @@ def read_layouts(items: Json) -> list[tuple[Layout, int]]:
 class TensorFile:
     """The tensors of an artifact that was read. Each lies in the file's memory, or in a device's copy of it."""
 
-    def __init__(self, listed: Sequence[tuple[Layout, int]], container: Container, member: str) -> None:
-        """Raises ArtifactCorruptError where a tensor lies beyond the member."""
-        self.layouts = [layout for layout, _ in listed]
+    def __init__(self, placed: Sequence[tuple[Layout, int]], container: Container, member: str) -> None:
+        """placed: the layout of each tensor, and where it begins. Raises ArtifactCorruptError for one that lies beyond
+        the member."""
+        self.layouts = [layout for layout, _ in placed]
         self.container = container
         self.digest = container.digests[member]
-        self._offsets = [offset for _, offset in listed]
+        self._offsets = [offset for _, offset in placed]
         self._memory = _writable(container.member(member))
         self._tensors: dict[int, torch.Tensor] = {}
-        for number, (layout, offset) in enumerate(listed):
+        for number, (layout, offset) in enumerate(placed):
             if offset % layout.dtype.itemsize or offset + layout.span > len(self._memory):
                 detail = f"tensor {number} lies beyond the end of {member}"
                 raise ArtifactCorruptError(source=container.source, detail=detail)
-        self._blocks = overlapping([(offset, layout.span, str(layout.device)) for layout, offset in listed])
+        self._blocks = overlapping([(offset, layout.span, str(layout.device)) for layout, offset in placed])
 
     def tensor(self, number: int) -> torch.Tensor:
-        """Return a tensor. Nobody may write into it; ``own`` returns one that may be written."""
+        """Return a tensor. Nobody may write into it; ``copies`` returns tensors that may be written."""
         if number not in self._tensors:
             layout, start = self.layouts[number], self._offsets[number]
-            memory = _as_bytes(self._memory[start : start + layout.span])
+            memory = self._bytes(start, start + layout.span)
             self._tensors[number] = _laid_out(memory, layout).to(layout.device)
         return self._tensors[number]
 
-    def own(self, written: Collection[int]) -> dict[int, torch.Tensor]:
+    def copies(self, written: Collection[int]) -> dict[int, torch.Tensor]:
         """Return copies of these tensors, and of those that share memory with them, that share a copy of it."""
         copies: dict[int, torch.Tensor] = {}
         for numbers in self._blocks:
@@ -170,16 +163,16 @@ class TensorFile:
             spans = {number: (self._offsets[number], self.layouts[number].span) for number in numbers}
             start = self._offsets[numbers[0]] // ALIGNMENT * ALIGNMENT
             end = max(offset + size for offset, size in spans.values())
-            memory = _as_bytes(self._memory[start:end]).to(self.layouts[numbers[0]].device, copy=True)
+            memory = self._bytes(start, end).to(self.layouts[numbers[0]].device, copy=True)
             for number, (offset, size) in spans.items():
                 part = memory[offset - start : offset - start + size]
                 copies[number] = _laid_out(part, self.layouts[number])
         return copies
 
-
-def _as_bytes(memory: memoryview) -> torch.Tensor:
-    """A tensor of bytes on memory that is not copied."""
-    return torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)
+    def _bytes(self, start: int, end: int) -> torch.Tensor:
+        """A tensor of bytes on the file's memory, which is not copied."""
+        memory = self._memory[start:end]
+        return torch.frombuffer(memory, dtype=torch.uint8) if memory else torch.empty(0, dtype=torch.uint8)
 
 
 def _laid_out(memory: torch.Tensor, layout: Layout) -> torch.Tensor:

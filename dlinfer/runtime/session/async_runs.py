@@ -1,27 +1,27 @@
-"""Runs one behind the other in a thread of their own, in the order in which they were asked for."""
+"""Asynchronous runs: a queue with one worker thread, which takes jobs in the order of their submission."""
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
+Run = Future[dict[str, Any]]
+
 
 class AsyncRuns:
-    """A queue with one worker, started at the first run."""
+    """The queue of one session. Its thread starts with the first job."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._worker: ThreadPoolExecutor | None = None
-        self._pending: list[Future[Any]] = []
+        self._worker = ThreadPoolExecutor(1, "dlinfer-session")
+        self._pending: list[Run] = []
 
-    def submit(self, job: Callable[[], Any]) -> Future[Any]:
+    def submit(self, job: Callable[[], dict[str, Any]]) -> Run:
         """Queue a job after those before it."""
         with self._lock:
-            if self._worker is None:
-                self._worker = ThreadPoolExecutor(1, "dlinfer-session")
             future = self._worker.submit(job)
-            # Those that went well need no waiting for; a failed one stays until wait() has raised its error.
-            self._pending = [one for one in self._pending if not one.done() or _error_of(one) is not None]
+            # A failed job stays until wait() has raised its error; one that went well need not be waited for.
+            self._pending = [run for run in self._pending if not run.done() or _error_of(run) is not None]
             self._pending.append(future)
         return future
 
@@ -29,21 +29,20 @@ class AsyncRuns:
         """Wait for all jobs so far. Raises the first error that one of them ended with, once."""
         with self._lock:
             pending, self._pending = self._pending, []
-        errors = [error for future in pending if (error := _error_of(future)) is not None]
+        errors = [error for run in pending if (error := _error_of(run)) is not None]
         if errors:
             raise errors[0]
 
     def close(self) -> None:
-        """Wait for all jobs and end the thread."""
+        """Wait for all jobs and end the thread. A later job starts another one."""
         with self._lock:
-            worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.shutdown(wait=True)
+            worker, self._worker = self._worker, ThreadPoolExecutor(1, "dlinfer-session")
+        worker.shutdown(wait=True)
 
 
-def _error_of(future: Future[Any]) -> BaseException | None:
-    """What a job ended with, when it has ended; none for one that its caller has cancelled."""
+def _error_of(run: Run) -> BaseException | None:
+    """Wait for a job and return its error; a job that its caller cancelled has none."""
     try:
-        return future.exception()
+        return run.exception()
     except CancelledError:
         return None

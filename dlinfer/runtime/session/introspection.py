@@ -1,4 +1,4 @@
-"""What a session says of itself: entries, stages, inputs, outputs, and tensors of its own for them.
+"""Queries of a session that need no set-up: its entries, stages, inputs, outputs, and its own tensors for them.
 
 Names and indexes are those of Sophgo's ``sail.EngineLLM``, so that its users find them: an entry is its graph, a stage
 a shape profile of it.
@@ -11,41 +11,40 @@ import torch
 from dlinfer.errors import SessionCallError
 from dlinfer.graph.interface.interface import Interface
 from dlinfer.graph.interface.ports import Port
-from dlinfer.runtime.artifact.loading import Plan
 from dlinfer.runtime.options import SessionOptions
-from dlinfer.runtime.session.io_memory import IoMemory, IoTensors, RuntimeMemory
+from dlinfer.runtime.session.io_memory import SIDES, IoMemory, RuntimeMemory, Side, ports_of
 
 
 class Introspection:
-    """The part of a Session that needs no set-up: it reads the signatures."""
+    """The part of a Session that reads the signatures: for each entry, the interface of each stage."""
 
     devices: list[torch.device]
     options: SessionOptions
-    _plans: Mapping[str, Sequence[Plan]]
+    _signatures: Mapping[str, Sequence[Interface]]
     _io: IoMemory | None
     _memory: RuntimeMemory
 
     def signature(self, entry: str | None = None, stage: int = 0) -> Interface:
         """Return what an entry takes and gives. ``entry`` may be left out where there is one."""
         name = self._entry(entry)
-        plans = self._plans[name]
-        if type(stage) is not int or not 0 <= stage < len(plans):
-            raise SessionCallError(what=f"stage of {name!r}", name=stage, detail=f"it has {len(plans)}")
-        return plans[stage].interface
+        stages = self._signatures[name]
+        if type(stage) is not int or not 0 <= stage < len(stages):
+            raise SessionCallError(what=f"stage of {name!r}", name=stage, detail=f"it has {len(stages)}")
+        return stages[stage]
 
     def _entry(self, entry: str | None) -> str:
-        if entry is None and len(self._plans) == 1:
-            return next(iter(self._plans))
-        if entry is None or entry not in self._plans:
-            given = "" if entry is None else entry
-            raise SessionCallError(what="entry", name=given, detail=f"it has {', '.join(self._plans)}")
+        if entry is None and len(self._signatures) == 1:
+            return next(iter(self._signatures))
+        if entry is None or entry not in self._signatures:
+            detail = f"it has {', '.join(self._signatures)}"
+            raise SessionCallError(what="entry", name=entry or "", detail=detail)
         return entry
 
-    def _port(self, entry: str, index: int, which: str, stage: int = 0) -> Port:
-        ports = getattr(self.signature(entry, stage), which)
+    def _port(self, entry: str, index: int, side: Side, stage: int = 0) -> Port:
+        ports = ports_of(self.signature(entry, stage), side)
         if type(index) is not int or not 0 <= index < len(ports):
             detail = f"entry {entry!r} has {len(ports)}"
-            raise SessionCallError(what=f"index in {which}", name=index, detail=detail)
+            raise SessionCallError(what=f"index in {side}", name=index, detail=detail)
         return ports[index]
 
     def get_device_ids(self) -> list[int]:
@@ -54,7 +53,7 @@ class Introspection:
 
     def get_graph_names(self) -> list[str]:
         """Return the names of all entries."""
-        return list(self._plans)
+        return list(self._signatures)
 
     def get_addr_mode(self, entry: str) -> int:
         """Return 1 where inputs and outputs are tensors of the session (``io="owned"``), else 0."""
@@ -63,7 +62,7 @@ class Introspection:
 
     def get_stage_num(self, entry: str) -> int:
         """Return how many stages an entry has."""
-        return len(self._plans[self._entry(entry)])
+        return len(self._signatures[self._entry(entry)])
 
     def get_input_num(self, entry: str) -> int:
         """Return how many inputs an entry has."""
@@ -109,9 +108,9 @@ class Introspection:
         """Return the highest sizes of an output over all stages."""
         return self._max_shape(entry, index, "outputs")
 
-    def _max_shape(self, entry: str, index: int, which: str) -> list[int]:
+    def _max_shape(self, entry: str, index: int, side: Side) -> list[int]:
         stages = range(self.get_stage_num(entry))
-        shapes = [self._port(entry, index, which, stage).max_shape for stage in stages]
+        shapes = [self._port(entry, index, side, stage).max_shape for stage in stages]
         return [-1 if -1 in sizes else max(sizes) for sizes in zip(*shapes, strict=True)]
 
     def get_input_dtype(self, entry: str, index: int) -> torch.dtype:
@@ -134,11 +133,11 @@ class Introspection:
 
     def model_input_shape_dict(self, entry: str | None = None) -> dict[str, tuple[list[int], str]]:
         """Return name -> (sizes as of get_input_shape, dtype by numpy's name) of each input."""
-        return {port.name: _shape_and_type(port) for port in self.signature(entry).inputs}
+        return _shapes_and_dtypes(self.signature(entry).inputs)
 
     def model_output_shape_dict(self, entry: str | None = None) -> dict[str, tuple[list[int], str]]:
         """Return name -> (sizes, dtype) of each output."""
-        return {port.name: _shape_and_type(port) for port in self.signature(entry).outputs}
+        return _shapes_and_dtypes(self.signature(entry).outputs)
 
     # --- tensors of the session's own
 
@@ -160,11 +159,11 @@ class Introspection:
 
     def get_input_tensor(self, entry: str, index: int, stage: int = 0) -> torch.Tensor:
         """Return the session's own tensor of an input. Raises SessionCallError where addr_mode is 0."""
-        return self._safe(entry, index, "inputs", stage)
+        return self._own_one(entry, index, "inputs", stage)
 
     def get_output_tensor(self, entry: str, index: int, stage: int = 0) -> torch.Tensor:
         """Return the session's own tensor of an output. Raises SessionCallError where addr_mode is 0."""
-        return self._safe(entry, index, "outputs", stage)
+        return self._own_one(entry, index, "outputs", stage)
 
     def get_input_tensors_addrmode0(self, entry: str, stage: int = 0) -> dict[int, torch.Tensor]:
         """As ``get_input_tensors``, in any mode. The caller makes sure that nobody else runs meanwhile."""
@@ -178,47 +177,41 @@ class Introspection:
     def io_tensor(self, entry: str, name: str, shape: Sequence[int], stage: int = 0) -> torch.Tensor:
         """Return a contiguous tensor of smaller sizes in the memory of the session's own tensor of this name."""
         signature = self.signature(entry, stage)
-        for port in (*signature.inputs, *signature.outputs):
-            if port.name == name and not port.number:
-                return self._io_tensors(self._entry(entry), stage).tensor(port, shape)
-        raise SessionCallError(
-            what="tensor", name=name, detail=f"entry {entry!r} takes and gives none of this name"
-        )
+        for side in SIDES:
+            for port in ports_of(signature, side):
+                if port.name == name and not port.number:
+                    return self._io_tensor(entry, stage, side, port, shape)
+        detail = f"entry {entry!r} takes and gives none of this name"
+        raise SessionCallError(what="tensor", name=name, detail=detail)
 
     def _own(
-        self, entry: str, which: str, stage: int, tensor_name: str | None = None
+        self, entry: str, side: Side, stage: int, tensor_name: str | None = None
     ) -> dict[int, torch.Tensor]:
-        ports = getattr(self.signature(entry, stage), which)
+        ports = ports_of(self.signature(entry, stage), side)
         if tensor_name is not None and tensor_name not in [port.name for port in ports]:
-            raise SessionCallError(
-                what=which[:-1], name=tensor_name, detail=f"entry {entry!r} has no such tensor"
-            )
-        io = self._io_tensors(self._entry(entry), stage)
+            detail = f"entry {entry!r} has no such tensor"
+            raise SessionCallError(what=side[:-1], name=tensor_name, detail=detail)
         return {
-            index: io.tensor(port)
+            index: self._io_tensor(entry, stage, side, port)
             for index, port in enumerate(ports)
             if tensor_name in (None, port.name) and not port.number
         }
 
-    def _safe(self, entry: str, index: int, which: str, stage: int) -> torch.Tensor:
-        port = self._port(entry, index, which, stage)
+    def _own_one(self, entry: str, index: int, side: Side, stage: int) -> torch.Tensor:
+        port = self._port(entry, index, side, stage)
         if not self.get_addr_mode(entry):
             detail = 'its addr_mode is 0; load it with options={"io": "owned"}'
             raise SessionCallError(what="tensor of its own for", name=port.name, detail=detail)
-        return self._io_tensors(self._entry(entry), stage).tensor(port)
+        return self._io_tensor(entry, stage, side, port)
 
-    def _io_tensors(self, entry: str, stage: int) -> IoTensors:
-        self.signature(entry, stage)  # refuses a stage that is not there
+    def _io_tensor(
+        self, entry: str, stage: int, side: Side, port: Port, shape: Sequence[int] | None = None
+    ) -> torch.Tensor:
         with self._memory.lock:
             if self._io is None:
-                stages = {
-                    (name, number): plan.interface
-                    for name, plans in self._plans.items()
-                    for number, plan in enumerate(plans)
-                }
-                self._io = IoMemory(stages, self._memory)
-            return self._io.stage(entry, stage)
+                self._io = IoMemory(self._signatures, self._memory)
+        return self._io.tensor(self._entry(entry), stage, side, port, shape)
 
 
-def _shape_and_type(port: Port) -> tuple[list[int], str]:
-    return list(port.max_shape), str(port.dtype).removeprefix("torch.")
+def _shapes_and_dtypes(ports: Sequence[Port]) -> dict[str, tuple[list[int], str]]:
+    return {port.name: (list(port.max_shape), str(port.dtype).removeprefix("torch.")) for port in ports}

@@ -7,6 +7,7 @@ other's run to end. Nothing else shares: every stage of every entry of a session
 import math
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 
@@ -15,6 +16,19 @@ from dlinfer.graph.interface.interface import Interface
 from dlinfer.graph.interface.ports import Port
 
 _ALIGNMENT = 64
+
+Side = Literal["inputs", "outputs"]
+SIDES: tuple[Side, Side] = ("inputs", "outputs")
+
+
+def ports_of(interface: Interface, side: Side) -> Sequence[Port]:
+    """Return the inputs or the outputs."""
+    return interface.inputs if side == "inputs" else interface.outputs
+
+
+def nbytes(port: Port) -> int | None:
+    """Bytes of an input or output at its highest sizes; None where there is no highest."""
+    return None if -1 in port.max_shape else math.prod(port.max_shape) * port.dtype.itemsize
 
 
 class RuntimeMemory:
@@ -48,86 +62,47 @@ class RuntimeMemory:
 
 
 COMMON = RuntimeMemory()
-"""What sessions share that were loaded with ``Flags.SHARE_MEM``."""
+"""The memory of all sessions that were loaded with ``Flags.SHARE_MEM``."""
 
 
 class IoMemory:
-    """A session's own tensors: each stage of each entry has a place of its own.
+    """A session's own tensors for inputs and outputs, at their highest sizes, in a RuntimeMemory.
 
-    Sessions that share a RuntimeMemory lie in the same place, as they were told to; the stages of one session never do:
-    its caller may fill the inputs of one entry while another's results are still being read.
+    Each stage of each entry has a place of its own: a caller may fill the inputs of one entry while it still reads the
+    results of another.
     """
 
-    def __init__(self, stages: Mapping[tuple[str, int], Interface], memory: RuntimeMemory) -> None:
-        self._stages = stages
-        self._memory = memory
-        self._made: dict[tuple[str, int], IoTensors] = {}
-        self._starts: dict[tuple[str, int], dict[torch.device, int]] = {}
-        self._ends: dict[torch.device, int] = {}
-        for stage, interface in stages.items():
-            self._starts[stage] = dict(self._ends)
-            for port in _tensor_ports(interface):
-                if -1 not in port.max_shape:
-                    self._ends[port.device] = self._ends.get(port.device, 0) + _room(port)
+    def __init__(self, signatures: Mapping[str, Sequence[Interface]], memory: RuntimeMemory) -> None:
+        ports = {
+            (entry, number, side, port.name): port
+            for entry, interfaces in signatures.items()
+            for number, interface in enumerate(interfaces)
+            for side in SIDES
+            for port in ports_of(interface, side)
+            if not port.number and nbytes(port) is not None
+        }
+        starts: dict[tuple[str, int, str, str], int] = {}
+        ends: dict[torch.device, int] = {}
+        for place, port in ports.items():
+            starts[place] = ends.get(port.device, 0)
+            ends[port.device] = starts[place] + -(-(nbytes(port) or 0) // _ALIGNMENT) * _ALIGNMENT
+        arenas = {device: memory.reserve(device, size) for device, size in ends.items()}
+        self._bytes = {place: arenas[port.device][starts[place] :] for place, port in ports.items()}
 
-    def stage(self, entry: str, number: int) -> "IoTensors":
-        """Return the tensors of a stage. Raises SessionCallError where a size has no highest value."""
-        stage = (entry, number)
-        with self._memory.lock:
-            if stage not in self._made:
-                self._made[stage] = IoTensors(
-                    self._stages[stage], self._memory, self._starts[stage], self._ends
-                )
-            return self._made[stage]
+    def tensor(
+        self, entry: str, stage: int, side: Side, port: Port, shape: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """Return the port's tensor at its highest sizes, or a contiguous one of other sizes in the same memory.
 
-
-class IoTensors:
-    """The tensors for inputs and outputs of one stage, at their highest sizes, in a RuntimeMemory."""
-
-    def __init__(
-        self,
-        interface: Interface,
-        memory: RuntimeMemory,
-        starts: Mapping[torch.device, int],
-        ends: Mapping[torch.device, int],
-    ) -> None:
-        """starts: where the stage's place begins in each device's arena, in bytes; ends: what the session needs of it.
-
-        Raises SessionCallError where a size has no highest value.
+        Raises SessionCallError where a size has no highest value, and for sizes beyond the highest.
         """
-        self.interface = interface
-        ports = _tensor_ports(interface)
-        for port in ports:
-            if -1 in port.max_shape:
-                detail = "a size of it has no highest value; compile with a Dim that has a max"
-                raise SessionCallError(what="memory of its own for", name=port.name, detail=detail)
-        offsets = dict(starts)
-        self._bytes: dict[int, torch.Tensor] = {}
-        for port in ports:
-            start = offsets.get(port.device, 0)
-            arena = memory.reserve(port.device, ends[port.device])
-            self._bytes[id(port)] = arena[start : start + _nbytes(port)]
-            offsets[port.device] = start + _room(port)
-
-    def tensor(self, port: Port, shape: Sequence[int] | None = None) -> torch.Tensor:
-        """Return the port's tensor at its highest sizes, or a contiguous one of other sizes in the same memory."""
-        wanted = port.max_shape if shape is None else tuple(shape)
-        fits = len(wanted) == len(port.max_shape) and all(map(int.__le__, wanted, port.max_shape))
-        if not fits or min(wanted, default=0) < 0:
-            detail = f"sizes {wanted} go beyond {port.max_shape}"
+        memory = self._bytes.get((entry, stage, side, port.name))
+        if memory is None:
+            detail = "a size of it has no highest value; compile with a Dim that has a max"
+            raise SessionCallError(what="memory of its own for", name=port.name, detail=detail)
+        sizes = port.max_shape if shape is None else tuple(shape)
+        fits = len(sizes) == len(port.max_shape) and all(map(int.__le__, sizes, port.max_shape))
+        if not fits or min(sizes, default=0) < 0:
+            detail = f"sizes {sizes} go beyond {port.max_shape}"
             raise SessionCallError(what="tensor for", name=port.name, detail=detail)
-        count = math.prod(wanted) * port.dtype.itemsize
-        return self._bytes[id(port)][:count].view(port.dtype).view(wanted)
-
-
-def _tensor_ports(interface: Interface) -> list[Port]:
-    return [port for port in (*interface.inputs, *interface.outputs) if not port.number]
-
-
-def _nbytes(port: Port) -> int:
-    return math.prod(port.max_shape) * port.dtype.itemsize
-
-
-def _room(port: Port) -> int:
-    """The bytes of a port's tensor, rounded up so that the next one is aligned."""
-    return -(-_nbytes(port) // _ALIGNMENT) * _ALIGNMENT
+        return memory[: math.prod(sizes) * port.dtype.itemsize].view(port.dtype).view(sizes)

@@ -3,7 +3,6 @@
 import threading
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -23,27 +22,27 @@ class Metrics:
         self.clear()
 
     def __len__(self) -> int:
-        return self._dropped + len(self._latest)
+        return self._count
 
     def record(self, seconds: float) -> None:
         """Add the latency of one inference."""
         with self._lock:
-            if len(self._latest) == KEPT:
-                oldest = self._latest[0]
-                self._dropped += 1
-                self._dropped_seconds += oldest
-                self._dropped_least = min(self._dropped_least, oldest)
-                self._dropped_most = max(self._dropped_most, oldest)
+            self._count += 1
+            self._total += seconds
+            if seconds < self._least:
+                self._least = seconds
+            if seconds > self._most:
+                self._most = seconds
             self._latest.append(seconds)
 
     def clear(self) -> None:
         """Forget everything that was recorded."""
         with self._lock:
             self._latest: deque[float] = deque(maxlen=KEPT)
-            self._dropped, self._dropped_seconds = 0, 0.0
-            self._dropped_least, self._dropped_most = float("inf"), float("-inf")
+            self._count, self._total = 0, 0.0
+            self._least, self._most = float("inf"), float("-inf")
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, float]:
         """num_of_inferences (int), min_latency, max_latency, P25 to P999, total_inference_time, avg_latency (s).
 
         The percentiles are numpy's, linear between the two latencies around the rank. With nothing recorded the
@@ -51,34 +50,30 @@ class Metrics:
         """
         with self._lock:
             seconds = np.array(self._latest, dtype=np.float64)
-            count, total = self._dropped + seconds.size, self._dropped_seconds + float(seconds.sum())
-            least, most = self._dropped_least, self._dropped_most
-        if not seconds.size:
-            least = most = mean = float("nan")
-            ranks = [float("nan")] * len(PERCENTILES)
-        else:
-            least, most = min(least, float(seconds.min())), max(most, float(seconds.max()))
-            mean = total / count if count > seconds.size else float(seconds.mean())
+            count, total, least, most = self._count, self._total, self._least, self._most
+        nan = float("nan")
+        ranks = [nan] * len(PERCENTILES)
+        if count:
             ranks = np.percentile(seconds, list(PERCENTILES.values())).tolist()
         return {
-            "num_of_inferences": int(count),
-            "min_latency": least,
-            "max_latency": most,
+            "num_of_inferences": count,
+            "min_latency": least if count else nan,
+            "max_latency": most if count else nan,
             **dict(zip(PERCENTILES, ranks, strict=True)),
             "total_inference_time": total,
-            "avg_latency": mean,
+            "avg_latency": total / count if count else nan,
         }
 
 
 def table(summary: Mapping[str, float]) -> str:
     """Return the numbers for people, a line each, latencies in milliseconds."""
-    lines = [f"{'Number of inferences':<28}{summary['num_of_inferences']:>14.0f}"]
     names = {
         "avg_latency": "Average latency (ms)",
         "min_latency": "Minimum latency (ms)",
         **{name: f"{name} latency (ms)" for name in PERCENTILES},
         "max_latency": "Maximum latency (ms)",
+        "total_inference_time": "Total inference time (ms)",
     }
+    lines = [f"{'Number of inferences':<28}{summary['num_of_inferences']:>14.0f}"]
     lines += [f"{text:<28}{summary[name] * 1e3:>14.4f}" for name, text in names.items()]
-    lines.append(f"{'Total inference time (ms)':<28}{summary['total_inference_time'] * 1e3:>14.4f}")
     return "\n".join(lines)

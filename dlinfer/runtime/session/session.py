@@ -1,47 +1,39 @@
 """A session: an artifact that was loaded, ready to run by the names of its inputs and outputs.
 
 Any number of threads may call ``run`` and its like at once. Runs happen side by side where the engine can
-(``inductor`` does) and no entry writes a weight or a buffer; otherwise, and where io tensors are the session's own or
-runtime memory is shared, they happen one after the other. Changing a session (``setup``, ``reset``,
+(``inductor`` does) and no entry writes a weight or a buffer. Otherwise they happen one after the other, and also where
+io tensors are the session's own or runtime memory is shared. Changing a session (``setup``, ``reset``,
 ``update_backend_options``, callbacks, sharing) is for one thread while none runs.
 """
 
 import contextlib
+import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dlinfer.errors import ArtifactInputError, DlinferError, SessionCallError, SessionOptionError
-from dlinfer.graph.interface.interface import Interface
 from dlinfer.graph.ir.device import graph_device
 from dlinfer.runtime.artifact.files import ReadArtifact, read
-from dlinfer.runtime.artifact.loading import Plan, load_stage, plan_of, read_stage
+from dlinfer.runtime.artifact.loading import LoadedStage, load_stage, read_stage
 from dlinfer.runtime.options import Flags, SessionOptions
-from dlinfer.runtime.session.async_runs import AsyncRuns
+from dlinfer.runtime.session.async_runs import AsyncRuns, Run
 from dlinfer.runtime.session.benchmark import BenchmarkResult, benchmark, random_inputs
 from dlinfer.runtime.session.dumps import Dumps
 from dlinfer.runtime.session.introspection import Introspection
 from dlinfer.runtime.session.io_memory import COMMON, IoMemory, RuntimeMemory
-from dlinfer.runtime.session.memory_plan import stage_plan, write_plan
+from dlinfer.runtime.session.memory_plan import memory_plan
 from dlinfer.runtime.session.metrics import Metrics, table
 from dlinfer.runtime.session.profiles import OpTimes, PythonProfiles, time_ops
-from dlinfer.runtime.session.running import (
-    RunningStage,
-    Values,
-    Weights,
-    check_target,
-    into_own,
-    lock_of,
-    write_into,
-)
+from dlinfer.runtime.session.running import Values, check_outputs
 
 __all__ = ["Flags", "Session", "load"]
 
-Callback = Callable[[dict[str, Any]], Any]
+Callback = Callable[[dict[str, Any]], object]
 
 
 def load(
@@ -80,15 +72,14 @@ class Session(Introspection):
         self.metrics = Metrics()
         self.last_error: DlinferError | None = None
         self._artifact = artifact
-        self._plans = {
-            entry: [plan_of(artifact, stage) for stage in stages] for entry, stages in artifact.stages.items()
+        self._signatures = {
+            entry: [stage.interface for stage in stages] for entry, stages in artifact.stages.items()
         }
-        self.devices = _devices(devices, self._plans)
-        flags = Flags(flags or 0)
-        self._shared_memory = Flags.SHARE_MEM in flags
+        self.devices = self._devices(devices)
+        self._shared_memory = Flags.SHARE_MEM in Flags(flags or 0)
         self._memory = COMMON if self._shared_memory else RuntimeMemory()
         self._tensors = artifact.tensors
-        self._running: dict[str, list[RunningStage]] = {}
+        self._running: dict[str, list[LoadedStage]] = {}
         self._io: IoMemory | None = None
         self._setting_up = threading.Lock()
         self._async = AsyncRuns()
@@ -96,6 +87,22 @@ class Session(Introspection):
         self._profiles = PythonProfiles()
         self._start: Callback | None = None
         self._finish: Callback | None = None
+
+    def _devices(self, devices: Sequence[int | str | torch.device] | None) -> list[torch.device]:
+        """The devices of the artifact. Raises SessionOptionError where others are asked for."""
+        interfaces = [interface for stages in self._signatures.values() for interface in stages]
+        ports = [port for interface in interfaces for port in (*interface.inputs, *interface.outputs)]
+        own = list(dict.fromkeys(port.device for port in ports)) or [graph_device(())]
+        if devices is not None:
+            kind = own[0].type
+            asked = [
+                torch.device(kind, device) if isinstance(device, int) else torch.device(device)
+                for device in devices
+            ]
+            if set(map(_kind_and_index, asked)) != set(map(_kind_and_index, own)):
+                expected = f"the devices it was made for: {', '.join(map(str, own))}"
+                raise SessionOptionError(option="devices", given=list(devices), expected=expected)
+        return own
 
     # --- life
 
@@ -113,41 +120,37 @@ class Session(Introspection):
         with self._setting_up:
             if self._running:
                 return
-            containers = [self._artifact.container]
-            if self._tensors.container is not containers[0]:  # of the session that shares its weights
-                containers.append(self._tensors.container)
-            for container in containers:
+            # The file, and that of the session that shares its weights.
+            containers = {
+                id(tensors): tensors.container for tensors in (self._artifact.tensors, self._tensors)
+            }
+            for container in containers.values():
                 container.check_unchanged()  # reading behind the end of a file that was cut ends the process
-            loaded = {
-                entry: [
-                    load_stage(self._artifact, stage, plan, self.options)
-                    for stage, plan in zip(stages, self._plans[entry], strict=True)
-                ]
+            running = {
+                entry: [load_stage(self._artifact, stage, self.options) for stage in stages]
                 for entry, stages in self._artifact.stages.items()
             }
-            for container in containers:
-                container.check_contents()
-            every = [stage for stages in loaded.values() for stage in stages]
-            written = frozenset(number for stage in every for number in stage.written)
-            weights = Weights(self._tensors, written)
-            running = {
-                entry: [RunningStage(stage, weights.of(stage)) for stage in stages]
-                for entry, stages in loaded.items()
-            }
-            self._relock(running)
+            for container in containers.values():
+                container.check_unchanged(contents=True)
+            loaded = [stage for stages in running.values() for stage in stages]
+            # All stages share one copy of a memory that any of them writes: another may read a row of a buffer.
+            copies = self._tensors.copies({number for stage in loaded for number in stage.written})
+            for stage in loaded:
+                stage.weights = tuple(
+                    copies[number] if number in copies else self._tensors.tensor(number)
+                    for number in stage.numbers
+                )
+            self._relock(loaded)
             self._running = running  # last: from here on other threads run it
 
-    def _relock(self, running: Mapping[str, Sequence[RunningStage]]) -> None:
-        """Decide anew whether runs are kept apart."""
-        every = [stage for stages in running.values() for stage in stages]
-        lock = lock_of(
-            [stage.loaded for stage in every],
-            self._memory,
-            shared=self._shared_memory,
-            owned=self.options.io == "owned",
-        )
-        for stage in every:
-            stage.lock = lock
+    def _relock(self, stages: Iterable[LoadedStage] | None = None) -> None:
+        """Keep runs apart, unless the engine takes several at once and none writes what others read."""
+        running = [stage for several in self._running.values() for stage in several]
+        loaded = running if stages is None else list(stages)
+        concurrent = all(stage.run.engine.concurrent and not stage.written for stage in loaded)
+        alone = self._shared_memory or self.options.io == "owned" or not concurrent
+        for stage in loaded:
+            stage.lock = self._memory.lock if alone else contextlib.nullcontext()
 
     def reset(self) -> None:
         """Release all that ``setup`` took: weights, buffers, what the engine compiled, io tensors.
@@ -168,7 +171,7 @@ class Session(Introspection):
     def __enter__(self) -> "Session":
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- options
@@ -180,20 +183,18 @@ class Session(Introspection):
 
     def update_backend_options(self, **changes: Any) -> None:
         """Change options. Raises SessionOptionError for one that takes ``reset`` first."""
-        late = [
-            name for name in changes if name in self.options.names() and name not in self.backend_options()
-        ]
-        if late:
-            expected = "no change after setup(): call reset() first"
-            raise SessionOptionError(option=late[0], given=changes[late[0]], expected=expected)
+        for name, value in changes.items():
+            if name in self.options.names() and name not in self.backend_options():
+                expected = "no change after setup(): call reset() first"
+                raise SessionOptionError(option=name, given=value, expected=expected)
         self.options = self.options.changed(changes)
-        self._relock(self._running)
+        self._relock()
 
     def share_weights_with(self, other: "Session") -> None:
         """Use the weights of another session of the same artifact, where they lie. Both may run at once.
 
-        What the graphs write (caches) stays each session's own. Raises SessionCallError after ``setup`` and for
-        another artifact.
+        Each session keeps its own copy of what its graphs write (caches). Raises SessionCallError after ``setup`` and
+        for another artifact.
         """
         self._need_fresh("share_weights_with")
         mine, others = self._tensors, other._tensors
@@ -211,13 +212,12 @@ class Session(Introspection):
         self._need_fresh("share_runtime_memory_with")
         self._memory = other._memory
         self._shared_memory = other._shared_memory = True
-        other._relock(other._running)
+        other._relock()
 
     def _need_fresh(self, what: str) -> None:
         if self.is_set_up:
-            raise SessionCallError(
-                what="way to call", name=what, detail="it is set up already; reset() it first"
-            )
+            detail = "it is set up already; reset() it first"
+            raise SessionCallError(what="way to call", name=what, detail=detail)
 
     # --- running
 
@@ -240,14 +240,10 @@ class Session(Introspection):
         Raises SessionCallError for names it does not have, ArtifactInputError for values that do not fit, and
         GraphRunError where the graph fails.
         """
-        running, number, name = self._chosen(entry, inputs)
-        values = Values(running, inputs)
+        name = self._entry(entry)
+        number, stage, values = self._bound(name, inputs)
         if outputs:
-            ports = {port.name: port for port in running.interface.outputs}
-            for target in outputs:
-                if target not in ports:
-                    raise SessionCallError(what="output", name=target, detail=f"it gives {', '.join(ports)}")
-                check_target(ports[target], outputs[target], values.symbols)
+            check_outputs(stage.interface, outputs, values.symbols)
         if self._start is not None:
             self._start(dict(inputs))
         owned = self.options.io == "owned"
@@ -255,38 +251,37 @@ class Session(Introspection):
         with self._memory.lock if owned else contextlib.nullcontext():
             with self._profiles.of_run(self.options.enable_profiling):
                 start = time.perf_counter()
-                results = running.results(values.bound)
-                tensors = self._placed(name, number, running, running.tensors(results))
+                results = stage(values.bound)
+                if owned:
+                    results = self._in_own_tensors(name, number, stage, results)
                 seconds = time.perf_counter() - start
-            found = running.whole(_handed_out(running, values, tensors, outputs or {}), results)
+            named = values.named(stage, results, outputs or {})
         if self.options.enable_metrics:
             self.metrics.record(seconds)
-        self._dumps.write(name, inputs, found)
+        self._dumps.write(name, inputs, named)
         if self._finish is not None:
-            self._finish(found)
-        return found
+            self._finish(named)
+        return named
 
-    def _placed(
-        self, entry: str, number: int, running: RunningStage, tensors: Sequence[Any]
-    ) -> Sequence[Any]:
-        """A run's outputs, in the session's own tensors where it has such."""
-        if self.options.io != "owned":
-            return tensors
-        return into_own(self._io_tensors(entry, number), running.interface.outputs, tensors)
-
-    def _chosen(self, entry: str | None, inputs: Mapping[str, Any]) -> tuple[RunningStage, int, str]:
-        """The stage of an entry that takes these inputs; the last one where none does."""
+    def _bound(self, entry: str, inputs: Mapping[str, Any]) -> tuple[int, LoadedStage, Values]:
+        """The stage that takes these inputs, its number, and the values. Raises what the last stage raises."""
         if not self._running:
             self.setup()
-        name = self._entry(entry)
-        stages = self._running[name]
-        for number, running in enumerate(stages[:-1]):
-            try:
-                Values(running, inputs)
-            except ArtifactInputError:
-                continue
-            return running, number, name
-        return stages[-1], len(stages) - 1, name
+        stages = self._running[entry]
+        for number, stage in enumerate(stages[:-1]):
+            with contextlib.suppress(ArtifactInputError):
+                return number, stage, Values(stage.interface, inputs)
+        return len(stages) - 1, stages[-1], Values(stages[-1].interface, inputs)
+
+    def _in_own_tensors(
+        self, entry: str, number: int, stage: LoadedStage, results: Sequence[Any]
+    ) -> Sequence[Any]:
+        return [
+            result
+            if port is None
+            else self._io_tensor(entry, number, "outputs", port, result.shape).copy_(result)
+            for (_, port), result in zip(stage.results, results, strict=True)
+        ]
 
     def process(
         self, entry: str, inputs: Mapping[int, torch.Tensor], outputs: Mapping[int, torch.Tensor]
@@ -295,16 +290,14 @@ class Session(Introspection):
 
         Returns 0, or 1 where it failed: then ``last_error`` says why.
         """
+        self.last_error = None
         try:
-            signature = self.signature(entry)
-            named = {_of(signature.inputs, index, "input"): value for index, value in inputs.items()}
-            into = {_of(signature.outputs, index, "output"): value for index, value in outputs.items()}
+            named = {self._port(entry, index, "inputs").name: value for index, value in inputs.items()}
+            into = {self._port(entry, index, "outputs").name: value for index, value in outputs.items()}
             self.run(named, entry, outputs=into)
         except DlinferError as error:
             self.last_error = error
-            return 1
-        self.last_error = None
-        return 0
+        return int(self.last_error is not None)
 
     # --- asynchronous runs and callbacks
 
@@ -323,7 +316,7 @@ class Session(Introspection):
         *,
         outputs: Mapping[str, Any] | None = None,
         callback: Callback | None = None,
-    ) -> Any:
+    ) -> Run:
         """Queue a run after those that were asked for before, and return a Future of its outputs at once.
 
         callback: called with the outputs when it is done, before the next run starts.
@@ -368,13 +361,10 @@ class Session(Introspection):
         input_dict: the inputs, random ones where none are given.
         Returns (inf_completed, inf_rate in runs a second, inf_time in seconds, batch_size).
         """
-        if not self._running:
-            self.setup()
-        given = input_dict
-        if given is None:
-            given = random_inputs(self._running[self._entry(entry)][0].interface)
-        running, _, _ = self._chosen(entry, given)
-        result, latencies = benchmark(running, Values(running, given).bound, num_inferences, inf_time)
+        name = self._entry(entry)
+        inputs = random_inputs(self.signature(name)) if input_dict is None else input_dict
+        _, stage, values = self._bound(name, inputs)
+        result, latencies = benchmark(stage, values.bound, num_inferences, inf_time)
         if self.options.enable_metrics:
             for seconds in latencies:
                 self.metrics.record(seconds)
@@ -392,8 +382,8 @@ class Session(Introspection):
         self, inputs: Mapping[str, Any], entry: str | None = None, path: str | Path | None = None
     ) -> list[OpTimes]:
         """Run once and time every op: rows in running order; ``path`` also gets them as JSON."""
-        running, _, _ = self._chosen(entry, inputs)
-        return time_ops(running, Values(running, inputs).bound, path)
+        _, stage, values = self._bound(self._entry(entry), inputs)
+        return time_ops(stage, values.bound, path)
 
     # --- dumps
 
@@ -407,56 +397,23 @@ class Session(Introspection):
 
     def get_static_memory_alloc_info(self, log_dir: str | Path = "logs/test") -> Path:
         """Write what memory each entry needs, and when, as JSON into a folder; gives the file."""
-        plans: dict[str, Any] = {"runtime_memory_bytes": self._memory.nbytes, "entries": {}}
-        for entry, stages in self._artifact.stages.items():
-            found = plans["entries"].setdefault(entry, [])
-            for stage, plan in zip(stages, self._plans[entry], strict=True):
-                read = read_stage(self._artifact, stage, self.options)
-                found.append(stage_plan(read, plan.interface, self._artifact.layouts(stage)))
-        return write_plan(plans, Path(log_dir))
+        artifact = self._artifact
+        entries = {
+            entry: [
+                memory_plan(
+                    read_stage(artifact, stage, self.options), stage.interface, artifact.layouts(stage)
+                )
+                for stage in stages
+            ]
+            for entry, stages in artifact.stages.items()
+        }
+        plans = {"runtime_memory_bytes": self._memory.nbytes, "entries": entries}
+        path = Path(log_dir) / "memory_plan.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(plans, indent=1))
+        return path
 
 
-def _handed_out(
-    running: RunningStage, values: Values, results: Sequence[torch.Tensor], outputs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Each result by its name: in the caller's memory where that was given, else as it is."""
-    found: dict[str, Any] = {}
-    for port, result in zip(running.interface.outputs, results, strict=True):
-        if port.name in outputs:
-            write_into(port, outputs[port.name], result)
-            found[port.name] = outputs[port.name]
-        else:
-            found[port.name] = values.result(port, result)
-    return found
-
-
-def _of(ports: Sequence[Any], index: int, what: str) -> str:
-    if type(index) is not int or not 0 <= index < len(ports):
-        raise SessionCallError(what=what, name=index, detail=f"it has {len(ports)}")
-    return ports[index].name
-
-
-def _devices(
-    given: Sequence[int | str | torch.device] | None, plans: Mapping[str, Sequence[Plan]]
-) -> list[torch.device]:
-    """The devices that are asked for. Raises SessionOptionError where the artifact was not made for them."""
-    made_for = dict.fromkeys(
-        port.device for stages in plans.values() for plan in stages for port in _ports(plan.interface)
-    ) or {graph_device(()): None}
-    if given is None:
-        return list(made_for)
-    kind = next(iter(made_for)).type
-    wanted = [torch.device(kind, one) if isinstance(one, int) else torch.device(one) for one in given]
-    if not wanted or set(map(_first, wanted)) != set(map(_first, made_for)):
-        expected = f"the devices it was made for: {', '.join(map(str, made_for))}"
-        raise SessionOptionError(option="devices", given=list(given), expected=expected)
-    return list(made_for)
-
-
-def _first(device: torch.device) -> tuple[str, int]:
-    """Kind and index of a device; without an index the first is meant."""
+def _kind_and_index(device: torch.device) -> tuple[str, int]:
+    """A device without an index is the first one."""
     return device.type, device.index or 0
-
-
-def _ports(interface: Interface) -> Sequence[Any]:
-    return (*interface.inputs, *interface.outputs)

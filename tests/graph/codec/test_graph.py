@@ -19,7 +19,7 @@ from dlinfer.graph.codec.calls import call_text, resolve_call
 from dlinfer.graph.codec.graph import Layout, ReadGraph, read_graph, write_graph
 from dlinfer.graph.interface.of_graph import interface_of
 from dlinfer.graph.report import debug
-from dlinfer.runtime.artifact.stored import stored_interface
+from dlinfer.runtime.artifact.stage import with_outputs
 
 aten = torch.ops.aten
 ROWS = Dim("rows", min=2, max=16)
@@ -53,7 +53,7 @@ def written(found: Exported) -> dict[str, Any]:
     """Its JSON, as a file would hold it."""
     captured = found.captured
     interface = interface_of(captured.graph_module.graph, captured.mode, found.inputs)
-    file = write_graph(captured.graph_module, stored_interface(interface, found))
+    file = write_graph(captured.graph_module, with_outputs(interface, found))
     return json.loads(json.dumps(file.data))
 
 

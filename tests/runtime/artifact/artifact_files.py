@@ -18,7 +18,7 @@ from torch.export import Dim
 import dlinfer
 from dlinfer.runtime.artifact import container
 from dlinfer.runtime.artifact.artifact import Artifact
-from dlinfer.runtime.artifact.container import member_of, open_container, write_container
+from dlinfer.runtime.artifact.container import open_container, write_container
 from tests.graph.compiling import StubEngine
 
 ROWS = Dim("rows", min=1, max=16)
@@ -97,8 +97,8 @@ def same(given: Any, wanted: Any) -> None:
 def archive(members: dict[str, bytes], manifest: Any) -> bytes:
     """A container with right digests, whatever it holds: also numbers that are no JSON."""
     stream = BytesIO()
-    with mock.patch.object(container, "_json", lambda data: json.dumps(data).encode()):
-        write_container(stream, manifest, {name: member_of(contents) for name, contents in members.items()})
+    with mock.patch.object(container, "json_bytes", lambda data: json.dumps(data).encode()):
+        write_container(stream, manifest, members)
     return stream.getvalue()
 
 

@@ -8,7 +8,7 @@ import torch
 
 import dlinfer
 from dlinfer.errors import ArtifactInputError
-from dlinfer.runtime.session.running import lock_of
+from dlinfer.runtime.session.session import Session
 from tests.graph.threads import together
 from tests.runtime.artifact.artifact_files import (
     Head,
@@ -96,13 +96,13 @@ def test_threads_that_come_first_set_it_up_once(tmp_path, monkeypatch):
 def test_no_thread_sees_it_before_its_runs_are_kept_apart(tmp_path, monkeypatch):
     use_stub(monkeypatch)
     session = dlinfer.load(saved(compiled_head()[1], tmp_path / "a.dlinfer"))
-    seen = []
+    seen, relock = [], Session._relock
 
-    def looked(*args, **options):
+    def looked(session, stages):
         seen.append(session.is_set_up)
-        return lock_of(*args, **options)
+        relock(session, stages)
 
-    monkeypatch.setattr("dlinfer.runtime.session.session.lock_of", looked)
+    monkeypatch.setattr(Session, "_relock", looked)
     session.setup()
     assert seen == [False]
 

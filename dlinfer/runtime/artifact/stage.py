@@ -1,0 +1,116 @@
+"""A stage: one compiled graph as an artifact stores it, in plain data and the tensors that the graph reads."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from dlinfer.errors import CaptureError
+from dlinfer.graph.capture.export import Exported
+from dlinfer.graph.codec.arguments import CodecError, Json
+from dlinfer.graph.codec.graph import write_graph
+from dlinfer.graph.engine import Engine
+from dlinfer.graph.interface.interface import Interface
+from dlinfer.graph.interface.ports import Port, Range, bounds_of
+from dlinfer.graph.ir.dialect import fake
+from dlinfer.graph.ir.global_state import Requirement
+from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.torch_private.expressions import Size, SizeTextError, to_size
+from dlinfer.graph.torch_private.fake_mode import FakeTensorMode
+from dlinfer.graph.torch_private.guards import conditions_of
+from dlinfer.graph.torch_private.symbols import declared_range, symbols_of
+
+T = TypeVar("T", torch.Tensor, int)
+
+
+@dataclass(frozen=True)
+class Stage(Generic[T]):
+    """One graph of an entry, for the sizes that its interface allows.
+
+    engine_options: those that are stored. requirement: what it needs of torch's settings.
+    graph: its written form. tensors: its weights, then its constants; in a file, their numbers there.
+    results: the name of each. The interface's outputs are those that are tensors.
+    entry: the name of its entry in a file.
+    """
+
+    model: str
+    engine: str
+    engine_options: Mapping[str, object]
+    small_regions: bool
+    requirement: Requirement
+    graph: Json
+    tensors: Sequence[T]
+    interface: Interface
+    results: Sequence[str]
+    entry: str = ""
+
+
+def stage_of(
+    exported: Exported, interface: Interface, engine: Engine, options: CompileOptions, model: str
+) -> Stage[torch.Tensor] | str:
+    """Return the stage of a graph after its passes, or why it cannot be stored."""
+    if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in exported.weights):
+        return "a weight is of a class of its own"
+    graph_module = exported.captured.graph_module
+    try:
+        file = write_graph(graph_module, interface)
+    except CodecError as cause:
+        return str(cause)
+    given_options = options.wanted_engine_options.items()
+    return Stage(
+        model,
+        engine.name,
+        {name: value for name, value in given_options if name in engine.stored_options},
+        options.keeps_small_regions,
+        Requirement.of(graph_module.graph),
+        file.data,
+        [*exported.weights, *file.constants],
+        interface,
+        exported.names,
+    )
+
+
+def symbol_names(exported: Exported) -> dict[Any, str]:
+    """Return the interface's name of each symbol."""
+    symbols = dict.fromkeys(symbol for value in exported.captured.fakes for symbol in symbols_of(value))
+    return {symbol: f"s{index}" for index, symbol in enumerate(symbols)}
+
+
+def with_outputs(interface: Interface, exported: Exported) -> Interface:
+    """Add the outputs to an interface, and the ranges and examples of the symbols that torch.export was given."""
+    captured, names = exported.captured, symbol_names(exported)
+    ranges = {name: declared_range(symbol, captured.mode, exported.ranges) for symbol, name in names.items()}
+    limits: dict[str, Range] = {name: (low, high) for name, (low, high, _) in ranges.items()}
+    results: Any = captured.graph_module.graph.output_node().args[0]
+    outputs: list[Port] = []
+    for result, name in zip(results, exported.names, strict=True):
+        value = fake(result) if isinstance(result, torch.fx.Node) else result
+        if isinstance(value, torch.Tensor):
+            sizes = tuple(_size(size, names) for size in value.shape)
+            outputs.append(Port(name, value.dtype, sizes, bounds_of(sizes, limits), value.device))
+    examples = {name: hint for name, (_, _, hint) in ranges.items() if hint is not None}
+    return replace(interface, outputs=tuple(outputs), symbols=limits, examples=examples)
+
+
+def _size(size: int | torch.SymInt, names: Mapping[Any, str]) -> Size | None:
+    try:
+        return to_size(size, names)
+    except SizeTextError:
+        return None  # only running it tells
+
+
+def with_guards(interface: Interface, mode: FakeTensorMode, names: Mapping[Any, str]) -> Interface:
+    """Add to an interface what its engine assumed of sizes while it compiled.
+
+    names: the interface's name of each symbol. Raises CaptureError where a call cannot check an assumption.
+    """
+    try:
+        added = conditions_of(mode, names)
+    except SizeTextError as cause:
+        raise CaptureError(reason=f"a guard that calls cannot check: {cause}", line="the engine") from cause
+    conditions = {str(condition): condition for condition in (*interface.conditions, *added)}
+    for text, condition in conditions.items():
+        if not set(condition.symbols) <= set(interface.places):
+            raise CaptureError(reason=f"it holds only while {text}, which no input shows", line="the engine")
+    return replace(interface, conditions=tuple(conditions.values()))
