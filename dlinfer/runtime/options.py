@@ -1,10 +1,10 @@
-"""What ``dlinfer.load`` and a Session can be told, as keywords, a dict or a YAML file."""
+"""Options of ``dlinfer.load`` and of a Session, as keywords, a dict or a YAML file."""
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dlinfer import settings
 from dlinfer.errors import SessionOptionError, UnsupportedFeatureError
@@ -34,7 +34,7 @@ class SessionOptions:
     """
 
     engine: str | None = None
-    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    engine_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     fallback: str | None = None
     cache_dir: Path | None = None
     io: str = "caller"
@@ -46,19 +46,10 @@ class SessionOptions:
     """Options that may be changed while a session is set up; the others take ``reset`` first."""
 
     def __post_init__(self) -> None:
-        _one_of("fallback", self.fallback, (None, *settings.FALLBACK_POLICIES))
-        _one_of("io", self.io, IO_MODES)
-        for name in ("enable_metrics", "enable_profiling"):
-            _one_of(name, getattr(self, name), (True, False))
-        if self.engine is not None and not isinstance(self.engine, str):
-            raise SessionOptionError(option="engine", given=self.engine, expected="the name of an engine")
-        if not isinstance(self.engine_options, Mapping):
-            expected = "a dict of name to value"
-            raise SessionOptionError(option="engine_options", given=self.engine_options, expected=expected)
-        if self.cache_dir is not None and not isinstance(self.cache_dir, (str, Path)):
-            raise SessionOptionError(option="cache_dir", given=self.cache_dir, expected="a path")
-        if isinstance(self.allow_ops, str) or not all(isinstance(name, str) for name in self.allow_ops):
-            raise SessionOptionError(option="allow_ops", given=self.allow_ops, expected="a list of names")
+        for name, (expected, is_valid) in _EXPECTED.items():
+            value = getattr(self, name)
+            if not is_valid(value):
+                raise SessionOptionError(option=name, given=value, expected=expected)
         object.__setattr__(self, "allow_ops", tuple(self.allow_ops))
         if self.cache_dir is not None:
             object.__setattr__(self, "cache_dir", Path(self.cache_dir))
@@ -69,29 +60,49 @@ class SessionOptions:
         return [item.name for item in fields(cls)]
 
     @classmethod
-    def of(cls, given: "Mapping[str, Any] | str | Path | SessionOptions | None") -> "SessionOptions":
+    def of(cls, options: "Mapping[str, Any] | str | Path | SessionOptions | None") -> "SessionOptions":
         """Options from a dict, or from a YAML file of names and values."""
-        if isinstance(given, SessionOptions):
-            return given
-        return cls().changed(from_yaml(given) if isinstance(given, (str, Path)) else dict(given or {}))
+        if isinstance(options, SessionOptions):
+            return options
+        return cls().changed(_from_yaml(options) if isinstance(options, (str, Path)) else options or {})
 
     def changed(self, changes: Mapping[str, Any]) -> "SessionOptions":
         """Return the same options with some changed."""
         known = self.names()
-        for name in changes:
+        for name, value in changes.items():
             if name not in known:
                 expected = "one of the options " + ", ".join(known)
-                raise SessionOptionError(option=name, given=changes[name], expected=expected)
+                raise SessionOptionError(option=name, given=value, expected=expected)
         return replace(self, **changes)
 
 
-def _one_of(option: str, given: Any, allowed: tuple[Any, ...]) -> None:
-    if not any(given is one or (isinstance(given, str) and given == one) for one in allowed):
-        expected = "one of " + ", ".join(map(repr, allowed))
-        raise SessionOptionError(option=option, given=given, expected=expected)
+def _is_names(value: object) -> bool:
+    if not isinstance(value, Collection) or isinstance(value, str):
+        return False
+    return all(isinstance(name, str) for name in cast("Collection[object]", value))
 
 
-def from_yaml(path: str | Path) -> dict[str, Any]:
+def _one_of(*allowed: str | bool | None) -> tuple[str, Callable[[object], bool]]:
+    def is_valid(value: object) -> bool:  # 1 and 0 are no bools
+        return any(type(value) is type(choice) and value == choice for choice in allowed)
+
+    return "one of " + ", ".join(map(repr, allowed)), is_valid
+
+
+_EXPECTED: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "fallback": _one_of(None, *settings.FALLBACK_POLICIES),
+    "io": _one_of(*IO_MODES),
+    "enable_metrics": _one_of(True, False),
+    "enable_profiling": _one_of(True, False),
+    "engine": ("the name of an engine", lambda value: value is None or isinstance(value, str)),
+    "engine_options": ("a dict of name to value", lambda value: isinstance(value, Mapping)),
+    "cache_dir": ("a path", lambda value: value is None or isinstance(value, (str, Path))),
+    "allow_ops": ("a list of names", _is_names),
+}
+"""The check of each option's value, behind the words of errors for what it must be."""
+
+
+def _from_yaml(path: str | Path) -> dict[str, Any]:
     """Return the names and values of a YAML file. Raises SessionOptionError."""
     try:
         import yaml
@@ -102,16 +113,11 @@ def from_yaml(path: str | Path) -> dict[str, Any]:
             advice="install the package `pyyaml` (pip install 'dlinfer[yaml]'), or pass the options as a dict",
         ) from None
     try:
-        data = yaml.safe_load(Path(path).read_text())
+        options: dict[str, Any] | None = yaml.safe_load(Path(path).read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as cause:
-        reason = str(cause).splitlines()[0]
-        raise SessionOptionError(
-            option="options", given=str(path), expected=f"a YAML file: {reason}"
-        ) from cause
-    if data is None:
-        return {}
-    if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
-        raise SessionOptionError(
-            option="options", given=str(path), expected="a YAML file of names and values"
-        )
-    return data
+        expected = f"a YAML file: {str(cause).splitlines()[0]}"
+        raise SessionOptionError(option="options", given=str(path), expected=expected) from cause
+    if options is not None and not (type(options) is dict and _is_names(options)):
+        expected = "a YAML file of names and values"
+        raise SessionOptionError(option="options", given=str(path), expected=expected)
+    return options or {}

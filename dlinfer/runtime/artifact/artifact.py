@@ -106,7 +106,7 @@ def _stages(name: str, artifacts: Artifact | Sequence[object]) -> tuple[Artifact
 
 
 def _names_and_dtypes(artifact: Artifact) -> object:
-    """What must be equal in all stages of an entry."""
+    """All that must be equal in the stages of an entry."""
     stage = artifact.stored
     if isinstance(stage, str):
         return stage

@@ -96,7 +96,7 @@ class ReadArtifact:
 
     @property
     def source(self) -> str:
-        """What errors call the file."""
+        """The file's name in errors."""
         return self.tensors.container.source
 
     def layouts(self, stage: Stage[int]) -> list[Layout]:

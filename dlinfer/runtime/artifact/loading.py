@@ -51,8 +51,8 @@ def load_stage(artifact: ReadArtifact, stage: Stage[int], options: SessionOption
     """Lower the stored graph through its engine. The weights are left to the caller.
 
     Raises ArtifactCorruptError, EngineUnavailableError, CompileOptionError for options that the engine does not have,
-    TorchStateChangedError for a graph that reads another default dtype, CaptureError for an assumption of the engine
-    that calls cannot check and, under the fallback policy ``error``, GraphFallbackError.
+    and TorchStateChangedError for a graph that reads another default dtype. Raises CaptureError where calls cannot
+    check what the engine assumes and, under the fallback policy ``error``, GraphFallbackError.
     """
     return run_plain(_load_stage, (artifact, stage, options))
 

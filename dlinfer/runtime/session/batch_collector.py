@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dlinfer.errors import BatchCollectorError
+from dlinfer.runtime.session.arrays import Array, array_of, tensor_of
 
 
 class BatchCollector:
@@ -34,10 +35,8 @@ class BatchCollector:
         if tensor is None:
             tensor = torch.zeros(shape, dtype=dtype, device=device, pin_memory=pin_memory)
         elif tuple(tensor.shape) != shape or not tensor.is_contiguous():
-            said = f"the tensor to fill is {tuple(tensor.shape)}" + (
-                "" if tensor.is_contiguous() else " with gaps"
-            )
-            raise self._error(shape, tensor.dtype, said)
+            gaps = "" if tensor.is_contiguous() else " with gaps"
+            raise self._error(shape, tensor.dtype, f"the tensor to fill is {tuple(tensor.shape)}{gaps}")
         self._tensor = tensor
         self._free = set(range(shape[0]))
         self._lock = threading.Lock()
@@ -55,7 +54,7 @@ class BatchCollector:
         with self._lock:
             return sorted(self._free)
 
-    def collect(self, array: Any) -> int:
+    def collect(self, array: object) -> int:
         """Copy a sample, a numpy array or torch tensor of the batch's other sizes, into the first free place;
         return its id. Raises BatchCollectorError where none is free or it does not fit."""
         sample = self._sample(array)
@@ -63,10 +62,9 @@ class BatchCollector:
         self._tensor[batch_id].copy_(sample)
         return batch_id
 
-    def collect_id(self, array: Any, batch_id: int) -> None:
+    def collect_id(self, array: object, batch_id: int) -> None:
         """Copy a sample into the place ``batch_id``, whether it was free or not, in any order."""
-        if type(batch_id) is not int or not 0 <= batch_id < len(self._tensor):
-            raise self._refused(f"it has no sample {batch_id!r}")
+        self._checked(batch_id)
         sample = self._sample(array)
         with self._lock:
             self._free.discard(batch_id)
@@ -75,40 +73,38 @@ class BatchCollector:
     def collect_by_ctypes(self, data: Any, length: int) -> int:
         """Copy ``length`` bytes, which must be one sample, from a ``ctypes.c_void_p`` into the first free place;
         return its id. The caller guarantees that so many bytes may be read there."""
-        address = (
-            data.value if isinstance(data, ctypes.c_void_p) else ctypes.cast(data, ctypes.c_void_p).value
-        )
+        address = ctypes.cast(data, ctypes.c_void_p).value
         expected = self._tensor[0].nbytes if len(self._tensor) else 0
         if length != expected or (not address and length):
             raise self._refused(f"{length} bytes at {address}, where a sample has {expected}")
-        sample = self._tensor[0].new_empty(0) if not length else self._at(address or 0, length)
         batch_id = self._take()
-        self._tensor[batch_id].view(-1).copy_(sample)
+        if length:
+            memory = (ctypes.c_byte * length).from_address(address or 0)
+            sample = torch.frombuffer(memory, dtype=self._tensor.dtype)
+            self._tensor[batch_id].view(-1).copy_(sample)
         return batch_id
-
-    def _at(self, address: int, length: int) -> torch.Tensor:
-        memory = (ctypes.c_byte * length).from_address(address)
-        return torch.frombuffer(memory, dtype=self._tensor.dtype)
 
     def free(self, indexes: Iterable[int]) -> None:
         """Mark samples as free; they keep their content until they are collected again."""
-        wanted = list(indexes)
-        for index in wanted:
-            if type(index) is not int or not 0 <= index < len(self._tensor):
-                raise self._refused(f"it has no sample {index!r}")
+        batch_ids = [self._checked(index) for index in indexes]
         with self._lock:
-            self._free.update(wanted)
+            self._free.update(batch_ids)
 
     def get(self) -> torch.Tensor:
         """Return the whole batch, where it lies."""
         return self._tensor
 
-    def to_numpy(self) -> Any:
+    def to_numpy(self) -> Array:
         """Return a copy of the whole batch. Raises BatchCollectorError for a dtype that numpy lacks."""
         try:
             return self._tensor.detach().cpu().numpy().copy()
         except TypeError as cause:
             raise self._refused(f"numpy has no {self._tensor.dtype}: use get()") from cause
+
+    def _checked(self, batch_id: int) -> int:
+        if type(batch_id) is not int or not 0 <= batch_id < len(self._tensor):
+            raise self._refused(f"it has no sample {batch_id!r}")
+        return batch_id
 
     def _take(self) -> int:
         with self._lock:
@@ -118,23 +114,16 @@ class BatchCollector:
             self._free.discard(batch_id)
             return batch_id
 
-    def _sample(self, array: Any) -> torch.Tensor:
+    def _sample(self, value: object) -> torch.Tensor:
         """A sample on its own memory, checked before a place is taken for it."""
-        import numpy
-
-        given: Any = array
-        if isinstance(array, (numpy.ndarray, numpy.generic)):
-            given = numpy.asarray(array)
-            if any(stride < 0 for stride in given.strides) or not given.flags.writeable:
-                given = given.copy()  # torch has no such strides, and warns of memory that it must not write
-            try:
-                given = torch.from_numpy(given)
-            except TypeError as cause:
-                raise self._refused(f"a sample of numpy's {array.dtype}") from cause
-        if not isinstance(given, torch.Tensor):
-            raise self._refused(
-                f"a sample is a numpy array or a torch tensor, given was {type(array).__name__}"
-            )
-        if given.shape != self._tensor.shape[1:] or given.dtype != self._tensor.dtype:
-            raise self._refused(f"given was a sample of {given.dtype} {tuple(given.shape)}")
-        return given
+        array = array_of(value)
+        try:
+            sample = value if array is None else tensor_of(array)
+        except (TypeError, ValueError) as cause:
+            raise self._refused(f"a sample of numpy's {getattr(value, 'dtype', None)}") from cause
+        if not isinstance(sample, torch.Tensor):
+            kind = type(value).__name__
+            raise self._refused(f"a sample is a numpy array or a torch tensor, given was {kind}")
+        if sample.shape != self._tensor.shape[1:] or sample.dtype != self._tensor.dtype:
+            raise self._refused(f"given was a sample of {sample.dtype} {tuple(sample.shape)}")
+        return sample

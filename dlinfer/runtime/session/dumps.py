@@ -10,7 +10,7 @@ import torch
 
 
 class Dumps:
-    """Writes each run while ``text`` or ``folder`` is set. It numbers runs from 0, in the order in which they end."""
+    """Writes each run while ``text`` or ``folder`` is set. It numbers runs from 0 as they end."""
 
     def __init__(self) -> None:
         self.text: Path | None = None

@@ -1,7 +1,7 @@
 """The values of one run: a caller's inputs as a stage takes them, and results as the caller's kind of array."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import torch
@@ -10,8 +10,7 @@ from dlinfer.errors import ArtifactInputError, SessionCallError
 from dlinfer.graph.interface.interface import Interface
 from dlinfer.graph.interface.ports import Port, is_plain, shown
 from dlinfer.runtime.artifact.loading import LoadedStage
-
-Array = numpy.ndarray[Any, Any]
+from dlinfer.runtime.session.arrays import Array, array_of, tensor_of, torch_may_use
 
 
 class Values:
@@ -22,7 +21,7 @@ class Values:
 
     def __init__(self, interface: Interface, inputs: Mapping[str, object]) -> None:
         """Raises SessionCallError and ArtifactInputError."""
-        if not isinstance(inputs, Mapping):
+        if not isinstance(cast("object", inputs), Mapping):
             raise ArtifactInputError(name="inputs", expected="a dict of name to value", given=shown(inputs))
         names = [port.name for port in interface.inputs]
         if set(inputs) != set(names):
@@ -68,18 +67,15 @@ def _tensor_of(port: Port, value: object) -> object:
 
 
 def _from_numpy(port: Port, value: object) -> torch.Tensor:
-    # A masked array would lose its mask.
-    if not isinstance(value, (numpy.ndarray, numpy.generic)) or isinstance(value, numpy.ma.MaskedArray):
+    array = array_of(value)
+    if array is None or isinstance(value, numpy.ma.MaskedArray):  # which would lose its mask
         raise ArtifactInputError(name=port.name, expected=port, given=shown(value))
-    array: Array = numpy.asarray(value)
-    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
-        if port.written:
-            expected = f"{port}, to be written"
-            raise ArtifactInputError(name=port.name, expected=expected, given="a read-only array")
-        array = array.copy()
+    if port.written and not torch_may_use(array):
+        expected = f"{port}, to be written"
+        raise ArtifactInputError(name=port.name, expected=expected, given="a read-only array")
     try:
-        return torch.from_numpy(array)
-    except (TypeError, ValueError) as cause:  # a dtype that torch lacks, or has in another order of bytes
+        return tensor_of(array)
+    except (TypeError, ValueError) as cause:
         advice = ", in another order of bytes: pass array.astype(array.dtype.type)"
         kind = f"an array of {array.dtype}{'' if array.dtype.isnative else advice}"
         raise ArtifactInputError(name=port.name, expected=port, given=kind) from cause
@@ -130,6 +126,6 @@ def _target(port: Port, target: object) -> torch.Tensor:
     """A caller's tensor, or an array as one."""
     if isinstance(target, torch.Tensor) and is_plain(target):
         return target
-    if not isinstance(target, numpy.ndarray) or not target.flags.writeable:
+    if not isinstance(target, numpy.ndarray) or not cast("Array", target).flags.writeable:
         raise ArtifactInputError(name=port.name, expected=f"{port}, to be written", given=shown(target))
-    return _from_numpy(port, target)
+    return _from_numpy(port, cast("Array", target))

@@ -152,3 +152,10 @@ def test_threads_never_share_a_place():
     for thread in threads:
         thread.join()
     assert sorted(map(tuple, collector.get().tolist())) == [(n, turn) for n in range(8) for turn in range(50)]
+
+
+def test_a_sample_in_another_order_of_bytes_is_refused():
+    collector = BatchCollector((2, 3), torch.float32)
+    with pytest.raises(BatchCollectorError, match=">f4"):
+        collector.collect(np.zeros(3, ">f4"))
+    assert collector.free_ids == [0, 1]
