@@ -5,7 +5,7 @@ from typing import Any, TypeAlias, cast
 import numpy
 import torch
 
-Array: TypeAlias = "numpy.ndarray[Any, Any]"
+Array: TypeAlias = numpy.ndarray[Any, Any]
 
 
 def array_of(value: object) -> Array | None:
