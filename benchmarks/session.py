@@ -43,7 +43,7 @@ def compare(session: Session, pairs: int, runs: int) -> None:
     session.setup()
     stage = session._running["forward"][0]
     arguments, _ = stage.interface.bind([inputs["input"]])
-    call = stage.loaded.run
+    call = stage.run
     arguments = (*stage.weights, *arguments)
 
     def benchmark() -> float:
