@@ -46,7 +46,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.runtime.aot": "errors graph.torch_private graph.ir graph.interface graph.report "
     "graph.options graph.engine graph.capture graph.lowering runtime.artifact",
     "dlinfer.runtime.session": "errors graph.torch_private graph.ir graph.interface graph.codec "
-    "graph.lowering runtime.options runtime.artifact",
+    "runtime.options runtime.artifact",
     "dlinfer.conformance": "dlinfer errors settings utils vendor ops",  # and torch.compile's backend, by name
     "dlinfer.vendor.*": "errors settings utils toolchain vendor ops graph runtime",  # each vendor's folder
     "dlinfer.framework": "errors",
