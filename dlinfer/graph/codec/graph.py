@@ -4,7 +4,6 @@ The file stores the inputs' dtypes and sizes, and every call. Results are recomp
 sizes, dtypes and strides inside the graph come from torch, whatever a file says: compiled loops read memory by them.
 """
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,10 +26,10 @@ from dlinfer.graph.codec.arguments import (
 from dlinfer.graph.codec.calls import call_text, check_call, resolve_call
 from dlinfer.graph.codec.interface import read_interface, write_interface
 from dlinfer.graph.interface.interface import Interface
-from dlinfer.graph.interface.ports import Port
 from dlinfer.graph.ir.dialect import STATIC, fake, model_line, placed_memory, reshapes_argument, storages
 from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.ir.program import attribute
+from dlinfer.graph.torch_private.expressions import Size
 from dlinfer.graph.torch_private.fake_mode import FakeTensorMode, strict_mode
 from dlinfer.graph.torch_private.guards import conditions_of
 from dlinfer.graph.torch_private.symbols import new_symbol, plain_symbol
@@ -60,11 +59,6 @@ class Layout:
             return 0
         steps = sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True))
         return (steps + 1) * self.dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the elements."""
-        return math.prod(self.sizes) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -131,7 +125,9 @@ def _constant(node: fx.Node, graph_module: fx.GraphModule) -> torch.Tensor:
 def _write_call(node: fx.Node) -> Json:
     if reshapes_argument(node):  # on reading, its argument would have these sizes from the start
         raise CodecError(f"node {node.name} gives a tensor other sizes in place")
-    if _reads_by_address(node):
+    placed = placed_memory(node)
+    if placed and any(storages(value) & placed for value in node.graph.find_nodes(op="placeholder")):
+        # Another run's input, or a weight in a file, lies elsewhere in its own memory.
         raise CodecError(
             f"node {node.name} reads an input by a place in its memory, which is another one later"
         )
@@ -148,15 +144,6 @@ def _write_call(node: fx.Node) -> Json:
     path, colon, rest = model_line(node).partition(":")
     line = "/".join(path.split("/")[-3:]) + colon + rest  # without the folders of this machine
     return written | {"line": line} if line else written
-
-
-def _reads_by_address(node: fx.Node) -> bool:
-    """Whether a node reads an input by its place in memory: another run's input, or a weight in a file, lies
-    elsewhere in its own memory."""
-    placed = placed_memory(node)
-    return bool(placed) and any(
-        storages(placeholder) & placed for placeholder in node.graph.find_nodes(op="placeholder")
-    )
 
 
 # --- reading
@@ -215,21 +202,24 @@ class _Reader:
         names = {plain_symbol(value): name for name, value in self.symbols.items()}
         conditions = {str(size): size for size in interface.conditions}
         with torch.no_grad():
-            for condition in conditions.values():
+            for condition in interface.conditions:
                 torch._check(  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
                     condition.evaluate(self.symbols)
                 )
             inputs = self.add_inputs(interface)
             for item in _list(self.data["nodes"]):
                 self.add_node(item)
-        outputs = self.arguments(self.data["outputs"])
+        outputs = self.decoded(self.data["outputs"])
         if not all(value is None or isinstance(value, (fx.Node, bool, int, float, str)) for value in outputs):
             raise CodecError("an output that is neither a node nor a plain value")
         self.graph.output(outputs)
         conditions |= {str(size): size for size in conditions_of(self.mode, names)}
         effects = effects_of(self.graph)
         fakes = tuple(fake(node) for node in self.graph.find_nodes(op="placeholder"))
-        ports = tuple(replace(port, written=effects.is_written(node)) for node, port in inputs)
+        ports = tuple(
+            replace(port, written=effects.is_written(node))
+            for node, port in zip(inputs, interface.inputs, strict=True)
+        )
         return ReadGraph(
             Captured(fx.GraphModule(self.attributes, self.graph, "graph"), fakes, self.mode),
             self.symbols,
@@ -237,36 +227,32 @@ class _Reader:
             frozenset(number for node, number in self.weight_numbers.items() if effects.is_written(node)),
         )
 
-    def add_inputs(self, interface: Interface) -> list[tuple[fx.Node, Port]]:
+    def add_inputs(self, interface: Interface) -> list[fx.Node]:
         """Add the weights and then the other inputs; return the nodes of the ports."""
-        names, weights = _list(self.data["inputs"]), self.data["weights"]
-        if type(weights) is not int or len(names) != weights + len(interface.inputs) + len(
-            interface.constants
-        ):
+        weights, constants = self.data["weights"], interface.constants
+        nodes = [self.add(name_of(name), "placeholder", name) for name in _list(self.data["inputs"])]
+        if type(weights) is not int or len(nodes) != weights + len(interface.inputs) + len(constants):
             raise CodecError("its inputs are not its weights and those of its interface")
-        nodes = [self.add(name_of(name), self.graph.placeholder) for name in names]
         for number, node in enumerate(nodes[:weights]):
             node.meta |= {STATIC: True, "val": self.weight(node, number)}
-        for place, value in interface.constants.items():
+        for place, value in constants.items():
             nodes[weights + place].meta["val"] = value
-        inputs = [node for place, node in enumerate(nodes[weights:]) if place not in interface.constants]
+        inputs = [node for place, node in enumerate(nodes[weights:]) if place not in constants]
         for node, port in zip(inputs, interface.inputs, strict=True):
-            node.meta["val"] = self.fake_input(port)
-        return list(zip(inputs, interface.inputs, strict=True))
-
-    def fake_input(self, port: Port) -> Any:
-        sizes: list[int] = []
-        for size in port.sizes:
-            if size is None:
+            if None in port.sizes:
                 raise CodecError(f"input {port.name} has an unknown size")
-            sizes.append(size.evaluate(self.symbols))
-        if port.number:
-            return sizes[0]
-        with self.mode:
-            if port.strides is None:
-                return torch.empty(sizes, dtype=port.dtype, device=port.device)
-            strides = [stride.evaluate(self.symbols) for stride in port.strides]
-            return torch.empty_strided(sizes, strides, dtype=port.dtype, device=port.device)
+            sizes, strides = self.numbers(port.sizes), self.numbers(port.strides or ())
+            if port.number:
+                node.meta["val"] = sizes[0]
+                continue
+            with self.mode:
+                node.meta["val"] = torch.empty(sizes, dtype=port.dtype, device=port.device)
+                if port.strides is not None:
+                    node.meta["val"] = node.meta["val"].new_empty_strided(sizes, strides)
+        return inputs
+
+    def numbers(self, sizes: Sequence[Size | None]) -> list[int]:
+        return [size.evaluate(self.symbols) for size in sizes if size is not None]
 
     def weight(self, node: fx.Node, number: Json) -> torch.Tensor:
         if type(number) is not int or not 0 <= number < len(self.weights):
@@ -279,38 +265,42 @@ class _Reader:
     def add_node(self, item: Json) -> None:
         name = name_of(item["name"])
         if "constant" in item:
-            node = self.add(name, lambda name: self.graph.create_node("get_attr", f"_{name}", name=name))
+            node = self.add(name, "get_attr", f"_{name}")
             node.meta["val"] = self.weight(node, item["constant"])
             self.attributes[f"_{name}"] = self.constants[item["constant"]]
             return
-        function = resolve_call(item["call"], self.allowed)
-        args = self.arguments(item["args"])
+        args = self.decoded(item["args"])
         kwargs = {
             key: decode(value, self.references) for key, value in dict(item.get("kwargs") or {}).items()
         }
-        node = self.add(
-            name, lambda name: self.graph.create_node("call_function", function, args, kwargs, name=name)
-        )
+        node = self.add(name, "call_function", resolve_call(item["call"], self.allowed), args, kwargs)
         try:
             node.meta["val"] = fake_result(node, self.mode, check_call)
         except Exception as cause:  # an op's fake function may raise anything; the node's name is what helps
             raise CodecError(f"node {name}: {item['call']}: {first_line(cause)}") from cause
         node.meta["stack_trace"] = _stack_trace(item.get("line"))
 
-    def add(self, name: str, create: Callable[[str], fx.Node]) -> fx.Node:
+    def add(
+        self,
+        name: str,
+        op: str,
+        target: str | Callable[..., object],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> fx.Node:
         if name in self.nodes or len(self.nodes) >= _MOST_NODES:
             raise CodecError(f"two nodes are called {name}")
-        node = self.nodes[name] = create(name)
+        node = self.nodes[name] = self.graph.create_node(op, target, args, kwargs, name)
         if node.name != name:
             raise CodecError(f"{name} is a word of Python")
         return node
 
-    def arguments(self, items: Json) -> tuple[Any, ...]:
-        return tuple(decode(item, self.references) for item in _list(items))
-
     @property
-    def references(self) -> Mapping[str, Callable[[str], object]]:
+    def references(self) -> dict[str, Callable[[str], fx.Node]]:
         return {"node": self.node}
+
+    def decoded(self, items: Json) -> tuple[Any, ...]:
+        return tuple(decode(item, self.references) for item in _list(items))
 
     def node(self, name: str) -> fx.Node:
         if name not in self.nodes:
