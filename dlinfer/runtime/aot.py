@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.export import ExportedProgram
@@ -23,15 +23,18 @@ from dlinfer.graph.torch_private.thread_state import is_autocast_enabled, run_pl
 from dlinfer.runtime.artifact.artifact import Artifact
 from dlinfer.runtime.artifact.stage import stage_of, symbol_names, with_guards, with_outputs
 
+DynamicShapes: TypeAlias = dict[str, Any] | tuple[Any, ...] | list[Any] | None
+"""As torch.export takes them."""
+
 
 def compile(
     module: torch.nn.Module | ExportedProgram,
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: tuple[object, ...] = (),
+    kwargs: Mapping[str, object] | None = None,
     *,
-    dynamic_shapes: Any = None,
+    dynamic_shapes: DynamicShapes = None,
     engine: str | None = None,
-    options: Mapping[str, Any] | CompileOptions | None = None,
+    options: Mapping[str, object] | CompileOptions | None = None,
 ) -> Artifact:
     """Compile a module ahead of time.
 
@@ -58,11 +61,11 @@ def compile(
 
 def _compile(
     module: torch.nn.Module | ExportedProgram,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None,
-    dynamic_shapes: Any,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object] | None,
+    dynamic_shapes: DynamicShapes,
     engine: str | None,
-    options: Mapping[str, Any] | CompileOptions | None,
+    options: Mapping[str, object] | CompileOptions | None,
 ) -> Artifact:
     chosen = CompileOptions.of(options)
     if engine is not None:
@@ -94,7 +97,10 @@ def _compile(
 
 
 def _export(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
+    module: torch.nn.Module,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object] | None,
+    dynamic_shapes: DynamicShapes,
 ) -> ExportedProgram:
     # torch.export makes one input of two that are one object.
     taken = {id(weight) for weight in chain(module.parameters(), module.buffers())}

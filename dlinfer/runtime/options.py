@@ -4,7 +4,7 @@ import enum
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from dlinfer import settings
 from dlinfer.errors import SessionOptionError, UnsupportedFeatureError
@@ -34,7 +34,7 @@ class SessionOptions:
     """
 
     engine: str | None = None
-    engine_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    engine_options: Mapping[str, object] = field(default_factory=dict[str, object])
     fallback: str | None = None
     cache_dir: Path | None = None
     io: str = "caller"
@@ -60,13 +60,13 @@ class SessionOptions:
         return [item.name for item in fields(cls)]
 
     @classmethod
-    def of(cls, options: "Mapping[str, Any] | str | Path | SessionOptions | None") -> "SessionOptions":
+    def of(cls, options: "Mapping[str, object] | str | Path | SessionOptions | None") -> "SessionOptions":
         """Options from a dict, or from a YAML file of names and values."""
         if isinstance(options, SessionOptions):
             return options
         return cls().changed(_from_yaml(options) if isinstance(options, (str, Path)) else options or {})
 
-    def changed(self, changes: Mapping[str, Any]) -> "SessionOptions":
+    def changed(self, changes: Mapping[str, object]) -> "SessionOptions":
         """Return the same options with some changed."""
         known = self.names()
         for name, value in changes.items():
@@ -102,7 +102,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[object], bool]]] = {
 """The check of each option's value, behind the words of errors for what it must be."""
 
 
-def _from_yaml(path: str | Path) -> dict[str, Any]:
+def _from_yaml(path: str | Path) -> dict[str, object]:
     """Return the names and values of a YAML file. Raises SessionOptionError."""
     try:
         import yaml
@@ -113,7 +113,7 @@ def _from_yaml(path: str | Path) -> dict[str, Any]:
             advice="install the package `pyyaml` (pip install 'dlinfer[yaml]'), or pass the options as a dict",
         ) from None
     try:
-        options: dict[str, Any] | None = yaml.safe_load(Path(path).read_text())
+        options: dict[str, object] | None = yaml.safe_load(Path(path).read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as cause:
         expected = f"a YAML file: {str(cause).splitlines()[0]}"
         raise SessionOptionError(option="options", given=str(path), expected=expected) from cause

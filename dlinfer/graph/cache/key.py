@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, cast
+from typing import cast
 
 from dlinfer.graph.cache.fingerprint import Environment
 
@@ -72,11 +72,11 @@ def canonical_text(value: object) -> str:
     return json.dumps(_canonical(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
-def _fields(value: Key | Environment) -> dict[str, Any]:
+def _fields(value: Key | Environment) -> dict[str, object]:
     return {item.name: _canonical(getattr(value, item.name)) for item in fields(value)}
 
 
-def _canonical(value: object) -> Any:
+def _canonical(value: object) -> object:
     """The value as JSON. A dict with text keys stays a dict; others become lists that begin with their kind."""
     if isinstance(value, Environment):
         return _fields(value)
@@ -112,29 +112,31 @@ _ABSENT = object()
 _LONG = 100
 
 
-def _differing(name: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+def _differing(name: str, old: object, new: object) -> Iterator[tuple[str, object, object]]:
+    if _same(old, new):
+        return
     if isinstance(old, dict) and isinstance(new, dict):
-        old, new = cast("dict[str, Any]", old), cast("dict[str, Any]", new)
-        for key in sorted({*old, *new}):
+        before, after = cast("dict[str, object]", old), cast("dict[str, object]", new)
+        for key in sorted({*before, *after}):
             inner = f"{name}.{key}" if name else key
-            yield from _differing(inner, old.get(key, _ABSENT), new.get(key, _ABSENT))
+            yield from _differing(inner, before.get(key, _ABSENT), after.get(key, _ABSENT))
     elif isinstance(old, list) and isinstance(new, list) and old[:1] == new[:1]:
-        old, new = cast("list[Any]", old), cast("list[Any]", new)
-        pairs = ((a, b) for a, b in zip(old, new, strict=False) if not _same(a, b))
-        first = next(pairs, None)
-        if first is not None:
-            yield name, *first
-        elif len(old) != len(new):
-            yield name, f"{len(old) - 1} items", f"{len(new) - 1} items"
-    elif old is _ABSENT or new is _ABSENT or not _same(old, new):
+        before, after = cast("list[object]", old), cast("list[object]", new)
+        pairs = (pair for pair in zip(before, after, strict=False) if not _same(*pair))
+        first = next(pairs, (f"{len(before) - 1} items", f"{len(after) - 1} items"))
+        yield name, first[0], first[1]
+    else:
         yield name, old, new
 
 
-def _same(old: Any, new: Any) -> bool:
-    return json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True)  # 1 is not 1.0, nor True
+def _same(old: object, new: object) -> bool:
+    """1 is not 1.0, nor True."""
+    return old is new or json.dumps(old, sort_keys=True, default=id) == json.dumps(
+        new, sort_keys=True, default=id
+    )
 
 
-def _shown(value: Any, other: Any) -> str:
+def _shown(value: object, other: object) -> str:
     """A value for people; of a long text, the words that the other text lacks."""
     if value is _ABSENT:
         return "nothing"

@@ -8,12 +8,13 @@ import importlib
 import math
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, cast
+from collections.abc import Collection, Mapping, Sequence
+from typing import cast
 
 import torch
 
 from dlinfer.graph.codec.arguments import CodecError, Json
+from dlinfer.graph.ir.program import Function
 from dlinfer.graph.torch_private.dispatcher import OpOverload, is_dispatched
 
 NAMESPACES = ("aten", "prims", "dlinfer")
@@ -25,7 +26,7 @@ _OP = re.compile(r"([A-Za-z0-9_]+)::([A-Za-z0-9_]+)(?:\.([A-Za-z0-9_]+))?", re.A
 
 _OPERATORS = "add sub mul floordiv mod truediv neg pos abs eq ne lt le gt ge and_ or_ not_ xor getitem"
 _ON_SYMBOLS = "sym_float sym_int sym_max sym_min sym_not sym_ite sym_sum"
-_ARITHMETIC: dict[str, Callable[..., Any]] = {
+_ARITHMETIC: dict[str, Function] = {
     **{f"operator.{name}": getattr(operator, name) for name in _OPERATORS.split()},
     **{f"torch.{name}": getattr(torch, name) for name in _ON_SYMBOLS.split()},
     **{f"math.{name}": getattr(math, name) for name in ("ceil", "floor", "trunc")},
@@ -44,7 +45,7 @@ def call_text(target: object) -> str:
     raise CodecError(f"{target} has no written form")
 
 
-def resolve_call(text: Json, allowed: Collection[str] = ()) -> Callable[..., Any]:
+def resolve_call(text: Json, allowed: Collection[str] = ()) -> Function:
     """Return the op or arithmetic that a text names. ``allowed``: trusted ops of other namespaces.
 
     Raises CodecError for everything else, and for an op that this process does not have.
@@ -66,10 +67,10 @@ def resolve_call(text: Json, allowed: Collection[str] = ()) -> Callable[..., Any
     op = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
     if not isinstance(op, OpOverload) or not is_dispatched(text):
         raise CodecError(f"this process has no op {text}")
-    return cast("Callable[..., Any]", op)
+    return cast("Function", op)
 
 
-def check_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def check_call(function: Function, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     """Raise CodecError where arithmetic is asked of anything but sizes, or an op has no such keyword."""
     if isinstance(function, OpOverload):
         unknown = set(kwargs) - {argument.name for argument in function._schema.arguments}  # pyright: ignore[reportPrivateUsage]
@@ -82,6 +83,7 @@ def check_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
         if len(args) != 2 or not isinstance(args[0], (tuple, list)) or type(args[1]) is not int:
             raise CodecError("operator.getitem is for results of several tensors")
         return
-    numbers = args[0] if function is _ARITHMETIC["torch.sym_sum"] and args else args
+    is_sum = function is _ARITHMETIC["torch.sym_sum"] and args
+    numbers = cast("Sequence[object]", args[0]) if is_sum else args
     if not all(isinstance(value, _NUMBERS) for value in numbers):
         raise CodecError(f"{_NAMES[function]} is for sizes")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
 from dlinfer.graph.capture.retrace import fake_result
 from dlinfer.graph.capture.trace import Captured
@@ -285,8 +286,8 @@ class _Reader:
         name: str,
         op: str,
         target: str | Callable[..., object],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: tuple[Argument, ...] = (),
+        kwargs: dict[str, Argument] | None = None,
     ) -> fx.Node:
         if name in self.nodes or len(self.nodes) >= _MOST_NODES:
             raise CodecError(f"two nodes are called {name}")

@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -15,7 +14,7 @@ from dlinfer.graph.codec.arguments import (
     refuse_malformed,
     short_name,
 )
-from dlinfer.graph.ir.program import Constant, Join, Program, Step, Value
+from dlinfer.graph.ir.program import Constant, Function, Join, Program, Step, Value
 
 _LARGEST_CONSTANT = 1 << 20
 _REFERENCES = {"node": Value, "constant": Constant}
@@ -34,7 +33,7 @@ def write_program(program: Program) -> Json:
 
 def read_program(
     data: Json,
-    resolve: Callable[[str], Callable[..., Any]],
+    resolve: Callable[[str], Function],
     join: Join | None = None,
     restore: Callable[[set[str]], None] | None = None,
 ) -> Program:

@@ -42,14 +42,14 @@ class Artifact:
         """
         save({"forward": [self.stored]}, path, key)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """The module's result for these arguments. Raises ArtifactInputError."""
         leaves = self._leaves(args, kwargs)
         values, _ = self.interface.bind(self.interface.values_among(leaves))
         results = self.run(*self.weights, *values)
         return pytree.tree_unflatten(list(results), self.out_spec)
 
-    def _leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    def _leaves(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[object]:
         names = list(self.in_spec.child(1).context)
         if sorted(names) != sorted(kwargs):
             raise ArtifactInputError(name="keywords", expected=sorted(names), given=sorted(kwargs))

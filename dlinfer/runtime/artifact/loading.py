@@ -42,7 +42,7 @@ class LoadedStage:
     weights: Sequence[torch.Tensor] = ()
     lock: AbstractContextManager[object] = field(default_factory=nullcontext[None])
 
-    def __call__(self, values: Sequence[object]) -> Sequence[Any]:
+    def __call__(self, values: Sequence[object]) -> Sequence[object]:
         with self.lock:
             return self.run(*self.weights, *values)
 

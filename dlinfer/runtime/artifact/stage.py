@@ -71,7 +71,7 @@ def stage_of(
     )
 
 
-def symbol_names(exported: Exported) -> dict[Any, str]:
+def symbol_names(exported: Exported) -> dict[object, str]:
     """Return the interface's name of each symbol."""
     symbols = dict.fromkeys(symbol for value in exported.captured.fakes for symbol in symbols_of(value))
     return {symbol: f"s{index}" for index, symbol in enumerate(symbols)}
@@ -93,14 +93,14 @@ def with_outputs(interface: Interface, exported: Exported) -> Interface:
     return replace(interface, outputs=tuple(outputs), symbols=limits, examples=examples)
 
 
-def _size(size: int | torch.SymInt, names: Mapping[Any, str]) -> Size | None:
+def _size(size: int | torch.SymInt, names: Mapping[object, str]) -> Size | None:
     try:
         return to_size(size, names)
     except SizeTextError:
         return None  # only running it tells
 
 
-def with_guards(interface: Interface, mode: FakeTensorMode, names: Mapping[Any, str]) -> Interface:
+def with_guards(interface: Interface, mode: FakeTensorMode, names: Mapping[object, str]) -> Interface:
     """Add to an interface what its engine assumed of sizes while it compiled.
 
     names: the interface's name of each symbol. Raises CaptureError where a call cannot check an assumption.

@@ -3,9 +3,10 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import Any
 
-Run = Future[dict[str, Any]]
+from dlinfer.runtime.session.running import Results
+
+Run = Future[Results]
 
 
 class AsyncRuns:
@@ -16,7 +17,7 @@ class AsyncRuns:
         self._worker = ThreadPoolExecutor(1, "dlinfer-session")
         self._pending: list[Run] = []
 
-    def submit(self, job: Callable[[], dict[str, Any]]) -> Run:
+    def submit(self, job: Callable[[], Results]) -> Run:
         """Queue a job after those before it."""
         with self._lock:
             future = self._worker.submit(job)

@@ -3,10 +3,11 @@
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy
 import torch
+
+from dlinfer.runtime.session.arrays import Array
 
 
 class Dumps:
@@ -46,7 +47,7 @@ class Dumps:
                         numpy.save(stream, array, allow_pickle=False)
 
 
-def _array(value: object) -> tuple["numpy.ndarray[Any, Any]", str]:
+def _array(value: object) -> tuple[Array, str]:
     """A value as an array that numpy can write, and the name of its own dtype."""
     if not isinstance(value, torch.Tensor):
         array = numpy.asarray(value)

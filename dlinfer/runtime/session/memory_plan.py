@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import fx
@@ -19,6 +19,15 @@ from dlinfer.graph.torch_private.symbols import symbols_of
 from dlinfer.runtime.session.io_memory import nbytes
 
 
+class _Life(TypedDict):
+    """A result that is memory of its own, and the numbers of the nodes between which it lives."""
+
+    name: str
+    bytes: int | None
+    first: int
+    last: int
+
+
 def memory_plan(read: ReadGraph, interface: Interface, weights: Sequence[Layout]) -> dict[str, object]:
     """Return what one stage needs at its highest sizes (those that it was compiled with where there is no highest).
 
@@ -29,7 +38,7 @@ def memory_plan(read: ReadGraph, interface: Interface, weights: Sequence[Layout]
     nodes = list(read.captured.graph_module.graph.nodes)
     names = {symbol: name for name, value in read.symbols.items() for symbol in symbols_of(value)}
     outside = effects_of(read.captured.graph_module.graph).outside
-    lives: dict[int, dict[str, Any]] = {}
+    lives: dict[int, _Life] = {}
     for index, node in enumerate(nodes):
         for reader in (node, *node.all_input_nodes):
             for memory in storages(reader) & set(lives):
@@ -58,7 +67,7 @@ def memory_plan(read: ReadGraph, interface: Interface, weights: Sequence[Layout]
     }
 
 
-def _nbytes(node: fx.Node, memory: int, sizes: Mapping[str, int], names: Mapping[Any, str]) -> int | None:
+def _nbytes(node: fx.Node, memory: int, sizes: Mapping[str, int], names: Mapping[object, str]) -> int | None:
     """The bytes behind a result; None where only running it tells."""
     for leaf in pytree.tree_leaves(fake(node)):
         if isinstance(leaf, torch.Tensor) and storage_id(leaf) == memory:

@@ -66,7 +66,7 @@ def _timed(
         number, _, callee = reference.partition(" ")
         step, function = program.steps[int(number)], function_of(callee)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             start = time.perf_counter()
             result = function(*args, **kwargs)
             seconds = time.perf_counter() - start

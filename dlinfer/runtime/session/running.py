@@ -1,7 +1,7 @@
 """The values of one run: a caller's inputs as a stage takes them, and results as the caller's kind of array."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy
 import torch
@@ -11,6 +11,9 @@ from dlinfer.graph.interface.interface import Interface
 from dlinfer.graph.interface.ports import Port, is_plain, shown
 from dlinfer.runtime.artifact.loading import LoadedStage
 from dlinfer.runtime.session.arrays import Array, array_of, tensor_of, torch_may_use
+
+Results: TypeAlias = dict[str, Any]
+"""Results by name: tensors or arrays of numpy, numbers and text. The caller knows which."""
 
 
 class Values:
@@ -36,12 +39,10 @@ class Values:
         self.bound, symbols = interface.bind(tensors)
         self.symbols = dict(zip(interface.places, symbols, strict=True))
 
-    def named(
-        self, stage: LoadedStage, results: Sequence[object], outputs: Mapping[str, object]
-    ) -> dict[str, Any]:
+    def named(self, stage: LoadedStage, results: Sequence[object], outputs: Mapping[str, object]) -> Results:
         """Return all results but None by name: in the caller's memory where ``outputs`` has it, else in the kind of the
         inputs. Raises ArtifactInputError for a result that does not fit its output, or of a dtype that numpy lacks."""
-        named: dict[str, object] = {}
+        named: Results = {}
         for (name, port), result in zip(stage.results, results, strict=True):
             if port is None or not isinstance(result, torch.Tensor):
                 if result is not None:

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -29,11 +28,11 @@ from dlinfer.runtime.session.io_memory import COMMON, IoMemory, RuntimeMemory
 from dlinfer.runtime.session.memory_plan import memory_plan
 from dlinfer.runtime.session.metrics import Metrics, table
 from dlinfer.runtime.session.profiles import OpTimes, PythonProfiles, time_ops
-from dlinfer.runtime.session.running import Values, check_outputs
+from dlinfer.runtime.session.running import Results, Values, check_outputs
 
 __all__ = ["Flags", "Session", "load"]
 
-Callback = Callable[[dict[str, Any]], object]
+Callback = Callable[[Results], object]
 
 
 def load(
@@ -41,7 +40,7 @@ def load(
     *,
     devices: Sequence[int | str | torch.device] | None = None,
     flags: Flags | int | None = None,
-    options: Mapping[str, Any] | str | Path | SessionOptions | None = None,
+    options: Mapping[str, object] | str | Path | SessionOptions | None = None,
     key: bytes | str | None = None,
 ) -> "Session":
     """Open an artifact that ``artifact.save`` wrote, from a file or from its bytes.
@@ -176,12 +175,12 @@ class Session(Introspection):
 
     # --- options
 
-    def backend_options(self) -> dict[str, Any]:
+    def backend_options(self) -> dict[str, object]:
         """Return the options that may be changed now, with their values."""
         names = self.options.AFTER_SETUP if self.is_set_up else self.options.names()
         return {name: getattr(self.options, name) for name in names}
 
-    def update_backend_options(self, **changes: Any) -> None:
+    def update_backend_options(self, **changes: object) -> None:
         """Change options. Raises SessionOptionError for one that takes ``reset`` first."""
         for name, value in changes.items():
             if name in self.options.names() and name not in self.backend_options():
@@ -223,11 +222,11 @@ class Session(Introspection):
 
     def run(
         self,
-        inputs: Mapping[str, Any],
+        inputs: Mapping[str, object],
         entry: str | None = None,
         *,
-        outputs: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
+        outputs: Mapping[str, object] | None = None,
+    ) -> Results:
         """Run an entry by the names of its inputs.
 
         inputs: a torch tensor or numpy array for each, taken where it lies; an input that the graph writes (a cache
@@ -263,7 +262,7 @@ class Session(Introspection):
             self._finish(named)
         return named
 
-    def _bound(self, entry: str, inputs: Mapping[str, Any]) -> tuple[int, LoadedStage, Values]:
+    def _bound(self, entry: str, inputs: Mapping[str, object]) -> tuple[int, LoadedStage, Values]:
         """The stage that takes these inputs, its number, and the values. Raises what the last stage raises."""
         if not self._running:
             self.setup()
@@ -274,11 +273,11 @@ class Session(Introspection):
         return len(stages) - 1, stages[-1], Values(stages[-1].interface, inputs)
 
     def _in_own_tensors(
-        self, entry: str, number: int, stage: LoadedStage, results: Sequence[Any]
-    ) -> Sequence[Any]:
+        self, entry: str, number: int, stage: LoadedStage, results: Sequence[object]
+    ) -> Sequence[object]:
         return [
             result
-            if port is None
+            if port is None or not isinstance(result, torch.Tensor)
             else self._io_tensor(entry, number, "outputs", port, result.shape).copy_(result)
             for (_, port), result in zip(stage.results, results, strict=True)
         ]
@@ -311,10 +310,10 @@ class Session(Introspection):
 
     def run_async(
         self,
-        inputs: Mapping[str, Any],
+        inputs: Mapping[str, object],
         entry: str | None = None,
         *,
-        outputs: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, object] | None = None,
         callback: Callback | None = None,
     ) -> Run:
         """Queue a run after those that were asked for before, and return a Future of its outputs at once.
@@ -323,7 +322,7 @@ class Session(Introspection):
         Inputs must not change until then. ``wait`` waits for all.
         """
 
-        def job() -> dict[str, Any]:
+        def job() -> Results:
             results = self.run(inputs, entry, outputs=outputs)
             if callback is not None:
                 callback(results)
@@ -352,7 +351,7 @@ class Session(Introspection):
         self,
         num_inferences: int | None = None,
         inf_time: float | None = None,
-        input_dict: Mapping[str, Any] | None = None,
+        input_dict: Mapping[str, object] | None = None,
         entry: str | None = None,
     ) -> BenchmarkResult:
         """Run repeatedly with the same inputs, which are checked once.
@@ -379,7 +378,7 @@ class Session(Introspection):
         print(self._profiles.text(n))
 
     def profile_ops(
-        self, inputs: Mapping[str, Any], entry: str | None = None, path: str | Path | None = None
+        self, inputs: Mapping[str, object], entry: str | None = None, path: str | Path | None = None
     ) -> list[OpTimes]:
         """Run once and time every op: rows in running order; ``path`` also gets them as JSON."""
         _, stage, values = self._bound(self._entry(entry), inputs)
