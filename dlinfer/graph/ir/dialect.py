@@ -274,14 +274,19 @@ def reshapes_argument(node: fx.Node) -> bool:
     return op is not None and torch.Tag.inplace_view in op.tags
 
 
+def is_as_strided(node: fx.Node) -> bool:
+    """Whether a node calls one of the ``as_strided`` ops."""
+    op = overload(node)
+    return op is not None and op._schema.name.startswith("aten::as_strided")
+
+
 def placed_memory(node: fx.Node) -> set[int]:
     """Memory that a node reads at an absolute storage offset, as ``as_strided`` does.
 
     Such a node on an input's memory is right only for inputs with the storage offset of the captured call. Without an
     offset argument ``as_strided`` begins where its argument does, and is always right.
     """
-    op = overload(node)
-    if op is None or not op._schema.name.startswith("aten::as_strided"):
+    if not is_as_strided(node):
         return set()
     call = arguments(node)
     return set() if call["storage_offset"] is None else storages(call["self"])

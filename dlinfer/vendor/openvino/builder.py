@@ -87,7 +87,7 @@ class Builder:
         if found is None:
             raise LoweringError(f"no lowering for {self.call.name}", node.name)
         if _without_elements(self.call.result):  # the plugin divides by such sizes
-            if self.call.name.removeprefix("aten.").startswith(("scatter", "index_")):
+            if self.call.name.removeprefix("aten.").startswith(("scatter", "index_", "embedding")):
                 raise LoweringError("torch looks at indices of no elements too", node.name)
             self.values[node] = self.constant(
                 torch.empty([int(size) for size in self.result.shape], dtype=self.result.dtype)

@@ -119,3 +119,13 @@ def test_a_size_that_is_always_0_beside_one_that_varies():
     torch._dynamo.mark_dynamic(x, 0)
     run = compiled(function, engine="openvino", fallback="allow", small_regions="engine")
     assert run(x).shape == function(x).shape
+
+
+@pytest.mark.usefixtures("graph_mode")
+def test_a_wrong_index_of_a_table_without_columns():
+    """Its result has no elements, yet torch looks at the indices."""
+    options: dict[str, Any] = {"engine": "openvino", "small_regions": "engine", "fallback": "allow"}
+    run = torch.compile(lambda weight, rows: F.embedding(rows, weight), backend="dlinfer", options=options)
+    assert run(torch.empty(3, 0), torch.tensor([2, 0])).shape == (2, 0)
+    with pytest.raises(RuntimeError, match="out of DATA bounds"):
+        run(torch.empty(3, 0), torch.tensor([3, 0]))

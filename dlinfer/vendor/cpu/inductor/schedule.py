@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from dlinfer.graph.ir.dialect import is_pure, is_size, is_view, reads_number, storages
+from dlinfer.graph.ir.dialect import is_as_strided, is_pure, is_size, is_view, reads_number, storages
 from dlinfer.graph.ir.effects import Effects, effects_of, has_layout, memory_read, reshaped_memory
 from dlinfer.vendor.cpu.inductor.fusible import loops_of
 
@@ -68,7 +68,8 @@ def _kind(node: fx.Node) -> str:
     if is_size(node) and is_pure(node) and not reads_number(node):
         return "size"
     if node.target is operator.getitem or is_view(node):
-        return "view"
+        # Inductor takes the offset of ``as_strided`` from where the cluster's input begins, not from its storage.
+        return "kernel" if is_as_strided(node) else "view"
     if is_pure(node) and loops_of(node):
         return "loop"
     return "kernel"

@@ -20,21 +20,29 @@ def floats(call: Call) -> str | None:
     return None if result.is_floating_point() else "a product of matrices of whole numbers"
 
 
-def product(x: Output, y: Output, turn_x: bool = False, turn_y: bool = False) -> Output:
-    """x @ y, of the last two dimensions, turned where asked for."""
-    return op.matmul(x, y, turn_x, turn_y).output(0)
+def product(x: Output, y: Output, transpose_x: bool = False, transpose_y: bool = False) -> Output:
+    """x @ y over the last two dimensions, each transposed on request; a vector is a row of x or a column of y.
+
+    The nodes that make a matrix of a vector are written here. OpenVINO's own would compute float32 in 16 bits
+    (``workarounds/precision.py``).
+    """
+    vectors = [axis for axis, value in ((-2, x), (-1, y)) if rank(value) == 1]
+    if rank(x) == 1:
+        x, transpose_x = op.unsqueeze(x, _axes([0])).output(0), False
+    if rank(y) == 1:
+        y, transpose_y = op.unsqueeze(y, _axes([1])).output(0), False
+    matrix = op.matmul(x, y, transpose_x, transpose_y).output(0)
+    return op.squeeze(matrix, _axes(vectors)).output(0) if vectors else matrix
+
+
+def _axes(axes: list[int]) -> Output:
+    return op.constant(axes, ov.Type.i64).output(0)
 
 
 @lowers(aten.linear.default, dlinfer.linear.default, refuses=floats)
 def linear(b: Builder, x: Output, weight: Output, bias: Output | None = None) -> Output:
-    if rank(weight) == 1:
-        made = product(x, weight)
-    elif rank(x) == 1:  # OpenVINO turns no vector
-        row = op.unsqueeze(x, b.axes([0])).output(0)
-        made = op.squeeze(product(row, weight, False, True), b.axes([0])).output(0)
-    else:
-        made = product(x, weight, False, True)
-    return made if bias is None else op.add(made, bias).output(0)
+    result = product(x, weight, transpose_y=True)
+    return result if bias is None else op.add(result, bias).output(0)
 
 
 @lowers(dlinfer.linears.default, refuses=floats)

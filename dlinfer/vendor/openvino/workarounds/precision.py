@@ -110,8 +110,8 @@ def rounded(compiled: ov.CompiledModel, model: ov.Model, precise: Collection[str
             return layers[-1]
         if _said(node, "runtimePrecision") in _SHORT and _rounds(node):
             return kept
-        if any(_is_short(one) and known.isdisjoint(_layers(one)) and _rounds(one) for one in _sources(node)):
-            return kept  # what the plugin itself put in front of it
+        if any(_is_short(source) and _rounds(source) for source in _added(node, known)):
+            return kept
     return None
 
 
@@ -148,6 +148,14 @@ def _said(node: Node, key: str) -> str:
 def _layers(node: Node) -> list[str]:
     """The nodes of the model that became one of a runtime model, in their order."""
     return [one for one in _said(node, "originalLayersNames").split(",") if one]
+
+
+def _added(node: Node, known: Collection[str]) -> Iterator[Node]:
+    """Nodes that the plugin itself put in front of one."""
+    for source in _sources(node):
+        if known.isdisjoint(_layers(source)):
+            yield source
+            yield from _added(source, known)
 
 
 def _rounds(node: Node) -> bool:

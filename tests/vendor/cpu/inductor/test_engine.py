@@ -260,3 +260,19 @@ def test_attention_under_a_backend_that_is_chosen_later():
         torch.testing.assert_close(run(q, k, v), model(q, k, v))
         with sdpa_kernel(SDPBackend.MATH):
             torch.testing.assert_close(run(q, k, v), model(q, k, v))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.as_strided((2,), (1,), x.storage_offset() + 1),
+        lambda x: x[1:].as_strided((2,), (1,)),
+        lambda x: x.reshape(2, 2).as_strided((2,), (1,), 17),
+        lambda x: torch.logit(x * 1.1)[1:].as_strided((2,), (1,), 1).abs(),
+    ],
+)
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_as_strided_counts_from_the_beginning_of_the_storage(view, dynamic):
+    x = (torch.arange(33.0) / 40)[16:20]
+    run = compiled(lambda x: torch.logit(view(x)) + x[:2], dynamic=dynamic, small_regions="engine")
+    torch.testing.assert_close(run(x), torch.logit(view(x)) + x[:2])

@@ -46,6 +46,15 @@ BESIDE = {
     "whole numbers": lambda y, w: (y * 1000).round().to(torch.int32),
     "sums": lambda y, w: (y * 1.0001).cumsum(0) - y.sum(0),
     "attention": lambda y, w: F.scaled_dot_product_attention(y[None], w[None], w[None]),
+    "product of two vectors": lambda y, w: y[0] @ w[0],
+    "product of computed vectors": lambda y, w: (y[0] * 1.0001) @ w.norm(dim=0),
+    "vector times matrix": lambda y, w: y[0] @ w,
+    "matrix times vector": lambda y, w: y @ w[0],
+    "stack times vector": lambda y, w: torch.stack((y, y + 1)) @ w[0],
+    "vector times stack": lambda y, w: w[0] @ torch.stack((w, w + 1)),
+    "linear of a vector": lambda y, w: F.linear(y[0], w, w[0]),
+    "linear by a vector": lambda y, w: F.linear(y, w[0]),
+    "einsum": lambda y, w: torch.einsum("ab,cb->ca", y, w),
 }
 
 
