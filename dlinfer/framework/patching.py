@@ -1,6 +1,6 @@
-"""A patch on somebody else's library, as a record: what it replaces, why, for which versions and which signature.
+"""A patch on another library, as a record: its target, its reason, the versions and the signature that it is for.
 
-A record is checked against the library it meets before it is applied, can be reverted, and reaches the copies
+A record is checked against the installed library before it is applied. It can be reverted, and it reaches the copies
 that other modules made by ``from module import name``.
 """
 
@@ -19,7 +19,6 @@ from dlinfer.errors import PatchError
 
 logger = logging.getLogger("dlinfer")
 
-
 Original = Callable[..., Any]
 """The function that a replacement gets as its first argument."""
 
@@ -29,12 +28,13 @@ class Patch:
     """One replacement.
 
     target: ``"package.module:Class.function"``.
-    why: what is wrong or missing in the original, for the reader and for reports.
-    build: takes the original, returns the replacement. ``replaces`` makes it from a function.
+    why: the fault or the gap of the original, for the reader and for reports.
     signature: the original's parameters and defaults without annotations, as the replacement was written for them:
         ``"(self, path, config=None, **kwargs)"``.
+    build: takes the original, returns the replacement. ``replaces`` makes it from a function.
     versions: the range of the package's versions that need it (PEP 440, ``">=1.2,<1.3"``), for patches on a fault that
         a later release may fix. Outside it the original stays. Empty: every version that the signature fits.
+    upstream: address of the issue or pull request on the fault. Empty: not reported.
     essential: False where the package without the patch gives the same answers, with other words or less comfort.
         A misfit is then logged, and the package runs without the patch.
     for_models: the model types that need the patch. Empty: every model.
@@ -46,6 +46,7 @@ class Patch:
     signature: str
     build: Callable[[Original], Any]
     versions: str = ""
+    upstream: str = ""
     essential: bool = True
     for_models: tuple[str, ...] = ()
     for_feature: str = ""
@@ -55,9 +56,9 @@ class Patch:
         """The model types and the feature that need the patch. Empty: everybody does."""
         return (*self.for_models, self.for_feature) if self.for_feature else self.for_models
 
-    @property
+    @functools.cached_property
     def module(self) -> str:
-        """Name of the module that holds the target."""
+        """Name of the module that holds the target. Each import of a module asks every pending patch."""
         return self.target.partition(":")[0]
 
     @property
@@ -72,46 +73,63 @@ class Patch:
 
 
 def replaces(
-    target: str,
-    *,
-    why: str,
-    when: Callable[[], bool] | None = None,
-    signature: str = "",
-    versions: str = "",
-    essential: bool = True,
-    for_models: tuple[str, ...] = (),
-    for_feature: str = "",
+    target: str, *, why: str, when: Callable[[], bool] | None = None, signature: str = "", **fields: Any
 ) -> Callable[[Callable[..., Any]], Patch]:
     """Decorator: turn a function that takes the original, then the original's arguments, into a Patch.
 
     when: asked at each call. False: the call goes to the original. None: the patch is always in force.
-    signature: empty for that of the function behind its first parameter. The other arguments are Patch's.
+    signature: empty for that of the function behind its first parameter. fields: further ones of Patch.
     """
 
-    def record(replace: Callable[..., Any]) -> Patch:
-        @functools.wraps(replace)
+    def record(replacement: Callable[..., Any]) -> Patch:
+        @functools.wraps(replacement)
         def build(original: Original) -> Callable[..., Any]:
-            return _guarded(original, replace, when)
+            return _guarded(original, replacement, when)
 
-        expected = signature or bare_signature(replace, skip=1)
-        return Patch(target, why, expected, build, versions, essential, for_models, for_feature)
+        return Patch(target, why, signature or bare_signature(replacement, skip=1), build, **fields)
 
     return record
 
 
+_FORWARDED = {
+    inspect.Parameter.VAR_POSITIONAL: "*{0}",
+    inspect.Parameter.KEYWORD_ONLY: "{0}={0}",
+    inspect.Parameter.VAR_KEYWORD: "**{0}",
+}
+
+
 def _guarded(
-    original: Original, replace: Callable[..., Any], when: Callable[[], bool] | None
+    original: Original, replacement: Callable[..., Any], when: Callable[[], bool] | None
 ) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if when is None or when():
-            return replace(original, *args, **kwargs)
-        return original(*args, **kwargs)
-
-    async def call_async(*args: Any, **kwargs: Any) -> Any:
-        return await call(*args, **kwargs)
-
+    """The function that callers get, with the replacement's parameters: a call by ``*args, **kwargs`` takes longer."""
+    plain: Any = inspect.unwrap(replacement)
+    parameters = list(inspect.signature(plain).parameters.values())[1:]
+    declared = inspect.Signature([p.replace(annotation=p.empty, default=p.empty) for p in parameters])
+    arguments = ", ".join(_FORWARDED.get(p.kind, "{0}").format(p.name) for p in parameters)
     # Callers look at the function: FastAPI reads its signature, and whether it is a coroutine function.
-    return functools.wraps(original)(call_async if inspect.iscoroutinefunction(original) else call)
+    prefix, wait = ("async ", "await ") if inspect.iscoroutinefunction(original) else ("", "")
+    scope: dict[str, Any] = {}
+    exec(
+        f"""
+def make(_original, _replacement, _when):
+    {prefix}def call{declared}:
+        if {"True" if when is None else "_when()"}:
+            return {wait}_replacement(_original, {arguments})
+        return {wait}_original({arguments})
+    return call
+""",
+        scope,
+    )
+    call = scope["make"](original, replacement, when)
+    call.__defaults__, call.__kwdefaults__ = plain.__defaults__, plain.__kwdefaults__
+    return functools.wraps(original)(call)
+
+
+def contains(versions: str, version: str) -> bool:
+    """Whether a range of versions (PEP 440) holds one; the empty one holds all."""
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(versions).contains(version, prereleases=True)
 
 
 def patches_of(module: ModuleType, package: str) -> list[Patch]:
@@ -123,12 +141,8 @@ def patches_of(module: ModuleType, package: str) -> list[Patch]:
     return [patch for patch in patches if patch.target.startswith(f"{package}.")]
 
 
-@dataclass
-class _Applied:
-    owner: Any
-    name: str
-    raw: Any
-    aliases: list[tuple[ModuleType, str, Any]]
+_Place = tuple[Any, str, Any]
+"""An owner, the name of an attribute, and its value before the patch."""
 
 
 class PatchSet:
@@ -138,15 +152,9 @@ class PatchSet:
         self.package = package
         self.patches = tuple(patches)
         self.refused: dict[str, PatchError] = {}
-        self._applied: dict[str, _Applied] = {}
-        self._pending = self._by_module()
+        self._applied: dict[str, list[_Place]] = {}
+        self._pending = list(self.patches)
         self._lock = threading.RLock()  # modules are imported in several threads at once
-
-    def _by_module(self) -> dict[str, list[Patch]]:
-        pending: dict[str, list[Patch]] = {}
-        for patch in self.patches:
-            pending.setdefault(patch.module, []).append(patch)
-        return pending
 
     @property
     def applied(self) -> tuple[str, ...]:
@@ -156,15 +164,7 @@ class PatchSet:
     def apply_loaded(self) -> None:
         """Apply every pending patch whose target exists by now. A patch that does not fit is kept in ``refused``."""
         with self._lock:
-            for name in list(self._pending):
-                module = sys.modules.get(name)
-                if module is None:
-                    continue
-                waiting = [patch for patch in self._pending[name] if not self._apply(module, patch)]
-                if waiting:
-                    self._pending[name] = waiting
-                else:
-                    del self._pending[name]
+            self._pending = [patch for patch in self._pending if not self._apply(patch)]
 
     def require_essential(self, uses: Collection[str] = ()) -> None:
         """Raise the first misfit of an essential patch that everybody needs, or that one of ``uses`` needs.
@@ -176,7 +176,7 @@ class PatchSet:
                 raise error.again()
 
     def misfits(self) -> list[tuple[Patch, PatchError]]:
-        """The patches that do not fit, with what a user is told."""
+        """The patches that do not fit, with their errors."""
         if not self.refused:
             return []  # a backend asks at each step
         return [(patch, self.refused[patch.target]) for patch in self.patches if patch.target in self.refused]
@@ -184,25 +184,30 @@ class PatchSet:
     def revert(self) -> None:
         """Put every original back."""
         with self._lock:
-            for applied in reversed(self._applied.values()):
-                setattr(applied.owner, applied.name, applied.raw)
-                for module, name, original in applied.aliases:
-                    setattr(module, name, original)
+            for places in reversed(self._applied.values()):
+                for owner, name, value in reversed(places):
+                    setattr(owner, name, value)
             self._applied.clear()
             self.refused.clear()
-            self._pending = self._by_module()
+            self._pending = list(self.patches)
 
-    def _apply(self, module: ModuleType, patch: Patch) -> bool:
-        """False when the target does not exist yet in a module that is still being executed."""
+    def _apply(self, patch: Patch) -> bool:
+        """False when the target does not exist yet: its module is not imported, or still being executed."""
+        module = sys.modules.get(patch.module)
+        if module is None:
+            return False
         if not self.needs(patch):
             return True
-        found = _resolve(module, patch.path)
-        if found is None:
+        owner: Any = module
+        *outer, name = patch.path
+        for part in outer:
+            owner = getattr(owner, part, None)
+        raw = None if owner is None else inspect.getattr_static(owner, name, None)
+        if raw is None:
             if getattr(module.__spec__, "_initializing", False):
                 return False
             self._refuse(patch, "the target does not exist")
             return True
-        owner, name, raw = found
         original = raw.__func__ if isinstance(raw, staticmethod | classmethod) else raw
         signature = bare_signature(original)
         if signature != patch.signature:
@@ -210,17 +215,13 @@ class PatchSet:
             return True
         replacement = patch.build(original)
         setattr(owner, name, type(raw)(replacement) if original is not raw else replacement)
-        aliases = list(self._rebind(module, original, replacement)) if owner is module else []
-        self._applied[patch.target] = _Applied(owner, name, raw, aliases)
+        aliases = self._rebind(module, original, replacement) if owner is module else ()
+        self._applied.setdefault(patch.target, []).extend([(owner, name, raw), *aliases])
         return True
 
     def needs(self, patch: Patch) -> bool:
         """Whether the installed version of the package is one that needs a patch."""
-        if not patch.versions:
-            return True
-        from packaging.specifiers import SpecifierSet
-
-        return SpecifierSet(patch.versions).contains(self.version(), prereleases=True)
+        return contains(patch.versions, self.version())
 
     def version(self) -> str:
         """The installed version of the package."""
@@ -234,9 +235,7 @@ class PatchSet:
         self.refused[patch.target] = error
         logger.debug("%s", error)
 
-    def _rebind(
-        self, home: ModuleType, original: Any, replacement: Any
-    ) -> Iterator[tuple[ModuleType, str, Any]]:
+    def _rebind(self, home: ModuleType, original: Any, replacement: Any) -> Iterator[_Place]:
         for name, module in list(sys.modules.items()):
             if module is home or not name.startswith(f"{self.package}."):
                 continue
@@ -244,17 +243,6 @@ class PatchSet:
                 if value is original:
                     setattr(module, attribute, replacement)
                     yield module, attribute, original
-
-
-def _resolve(module: ModuleType, path: list[str]) -> tuple[Any, str, Any] | None:
-    owner: Any = module
-    for part in path[:-1]:
-        owner = getattr(owner, part, None)
-        if owner is None:
-            return None
-    missing = object()
-    raw = inspect.getattr_static(owner, path[-1], missing)
-    return None if raw is missing else (owner, path[-1], raw)
 
 
 def bare_signature(function: Callable[..., Any], skip: int = 0) -> str:

@@ -15,8 +15,9 @@ BEFORE = """\
 For those who compare answers with LMDeploy's own, and for those who move to another release of LMDeploy. On a device
 of dlinfer's these faults of LMDeploy are corrected, each in one file of
 `dlinfer/framework/lmdeploy_ext/faults`. LMDeploy's own devices keep LMDeploy's code. A release that fixes a fault
-makes its file superfluous: `dlinfer contract` shows what changed."""
-HEADS = ("function of LMDeploy", "what it does", "releases")
+makes its file superfluous: `dlinfer contract` shows what changed. "upstream" is the issue or pull request where the
+fault is reported."""
+HEADS = ("function of LMDeploy", "what it does", "releases", "upstream")
 
 
 def _modules(package: ModuleType) -> Iterator[ModuleType]:
@@ -28,12 +29,23 @@ def _modules(package: ModuleType) -> Iterator[ModuleType]:
 def _part(module: ModuleType) -> str:
     """One file: what it corrects, and a row for each function that it replaces."""
     rows = [
-        (f"`{patch.target.removeprefix('lmdeploy.')}`", cell(patch.why), f"`{patch.versions}`")
+        (
+            f"`{patch.target.removeprefix('lmdeploy.')}`",
+            cell(patch.why),
+            f"`{patch.versions}`",
+            _upstream(patch.upstream),
+        )
         for patch in patches_of(module, "lmdeploy")
     ]
     file = module.__name__.removeprefix(f"{faults.__name__}.").replace(".", "/")
     first = plain((inspect.getdoc(module) or "").partition("\n\n")[0])
     return f"### {file}.py\n\n{first}\n\n{table(HEADS, rows)}" if rows else ""
+
+
+def _upstream(address: str) -> str:
+    """A link to the issue or pull request: "lmdeploy 1548"."""
+    project, _, number = address.removeprefix("https://github.com/").split("/")[1:] if address else ("", "", "")
+    return f"[{project} {number}]({address})" if address else "not reported"
 
 
 def document() -> str:

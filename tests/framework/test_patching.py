@@ -67,6 +67,26 @@ def test_a_function_and_the_copies_of_its_name_are_replaced_and_reverted(victim)
     assert user.size() == 2
 
 
+def test_two_patches_on_one_function_are_both_in_force_and_both_reverted(victim):
+    core = victim("core")
+    original = core.size
+
+    @replaces("victim.core:size", why="for the test")
+    def more(original, device="cuda"):
+        return original(device) + 1
+
+    @replaces("victim.core:size", why="for the test")
+    def tenfold(original, device="cuda"):
+        return original(device) * 10
+
+    patches = PatchSet("victim", [more, tenfold])
+    patches.apply_loaded()
+    patches.require_essential()
+    assert core.size() == 20
+    patches.revert()
+    assert core.size is original
+
+
 def test_threads_that_import_at_once_apply_a_patch_once(victim):
     core = victim("core")
     built = []
@@ -182,6 +202,21 @@ def test_a_decorated_replacement_is_in_force_while_its_condition_holds(victim):
     is_on[0] = True
     assert engine.start("p", retries=1) == "p 1 not original"
     assert bare_signature(core.Engine.start) == start.signature
+
+
+def test_a_replacement_may_have_every_kind_of_parameter():
+    def join(*values, **named):
+        return values, named
+
+    def replacement(original, self, a, /, b, c=3, *rest, d, e=5, **more):
+        return original(self, a, b, c, *rest, d=d, e=e, **more)
+
+    for when in (None, lambda: True):
+        call = replaces("victim.core:size", why="for the test", when=when)(replacement).build(join)
+        assert call(0, 1, b=2, d=4) == ((0, 1, 2, 3), {"d": 4, "e": 5})
+        assert call(0, 1, 2, 6, 7, 8, d=4, e=9, f=10) == ((0, 1, 2, 6, 7, 8), {"d": 4, "e": 9, "f": 10})
+        with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'd'"):
+            call(0, 1, 2)
 
 
 def test_a_replaced_coroutine_function_is_still_one(victim):

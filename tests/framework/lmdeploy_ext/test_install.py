@@ -169,3 +169,12 @@ def test_every_file_with_patches_is_in_the_list():
 def test_every_corrected_fault_has_a_range_of_releases():
     faults = [patch for patch in install._records() if ".faults." in patch.home]
     assert faults and all(patch.versions for patch in faults)
+
+
+def test_a_fault_names_the_thread_that_reports_it():
+    reported = {patch.upstream for patch in install._records()} - {""}
+    assert len(reported) >= 5
+    for address in reported:
+        assert re.fullmatch(
+            r"https://github\.com/(InternLM/lmdeploy|mlc-ai/xgrammar)/(issues|pull)/\d+", address
+        )

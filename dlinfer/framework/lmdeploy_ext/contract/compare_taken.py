@@ -19,8 +19,7 @@ from dlinfer.framework.lmdeploy_ext.contract.signatures import (
 )
 from dlinfer.framework.lmdeploy_ext.contract.source import Found, Function, Module, Tree, dotted
 from dlinfer.framework.lmdeploy_ext.contract.specs import Spec, models_of
-from dlinfer.framework.lmdeploy_ext.versions import contains
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Patch, contains
 
 _READ = "read what changed; where ours still holds, record the release, else change it"
 _CONTEXT = "lmdeploy.pytorch.model_inputs", "StepContext"

@@ -19,7 +19,7 @@ from dlinfer.errors import FrameworkSourceError
 from dlinfer.framework.lmdeploy_ext.contract import check, drift, records, signatures
 from dlinfer.framework.lmdeploy_ext.contract.drift import Drift, Report
 from dlinfer.framework.lmdeploy_ext.contract.source import Tree
-from dlinfer.framework.lmdeploy_ext.versions import TESTED, describe
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY, describe
 from dlinfer.framework.patching import bare_signature
 
 KERNELS = "pytorch/kernels/dlinfer"
@@ -89,7 +89,7 @@ def test_nothing_drifted_of_the_installed_release(source):
 
 
 def test_every_admitted_release_with_a_record_is_named():
-    assert TESTED[0].removeprefix(">=") in records.versions()
+    assert FAULTY.partition(",")[0].removeprefix(">=") in records.versions()
     assert all(describe(version)[0] for version in records.versions())
 
 

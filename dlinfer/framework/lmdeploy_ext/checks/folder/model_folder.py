@@ -19,7 +19,7 @@ from dlinfer.framework.lmdeploy_ext.checks.options import session_length
 from dlinfer.framework.lmdeploy_ext.conversion import model_files
 from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
 from dlinfer.framework.lmdeploy_ext.errors import in_short
-from dlinfer.framework.lmdeploy_ext.faults.models.model_classes import SAVED_AS
+from dlinfer.framework.lmdeploy_ext.faults.models.phimoe import SAVED_AS
 from dlinfer.framework.patching import Original, replaces
 
 _COPY_AGAIN = "copy or download the model again, whole"

@@ -11,7 +11,7 @@ from dlinfer.framework.lmdeploy_ext.conversion import loading, tied_heads
 from dlinfer.framework.lmdeploy_ext.conversion.plan import QUANTISED_FORMATS
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
-from dlinfer.framework.lmdeploy_ext.faults.models import model_classes
+from dlinfer.framework.lmdeploy_ext.faults.models import minicpm3, phimoe
 from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model, packed_experts_model
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rope_parameters, windows
@@ -26,7 +26,9 @@ def check(model_config: Any, is_draft: bool = False) -> None:
     windows.check(model_config)
     gated_delta_model.check(model_config)
     experts_model.check(config)
-    model_classes.check(config)
+    own_check = {"phimoe": phimoe.check, "minicpm3": minicpm3.check}.get(getattr(config, "model_type", ""))
+    if own_check is not None:
+        own_check(config)
     config_fields.check(config)
     if rope_lengths.of_model(config) is not None:
         activation.require(rope_lengths.FEATURE)

@@ -1,1 +1,1 @@
-"""What a client receives: text, stops, choices, log-probabilities and tool calls, as their protocols say."""
+"""Answers as their protocols define them: text, stops, choices, log-probabilities and tool calls."""

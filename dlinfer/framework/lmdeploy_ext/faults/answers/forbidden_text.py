@@ -1,12 +1,13 @@
 """``bad_words``: texts that an answer never contains, of however many tokens they are.
 
-The check is on bytes, so it is exact: before each token it forbids the tokens whose text would complete a forbidden
-text, which may have begun in earlier tokens or in the prompt. It needs tokens whose texts join to the answer's text;
-a tokenizer without that is refused by name.
+Before each token the check forbids the tokens whose text would complete a forbidden text. That text may begin in
+earlier tokens or in the prompt. The check is on bytes, so it is exact. It needs tokens whose texts join to the answer's
+text: another tokenizer is refused by name.
 """
 
 import bisect
 import functools
+import itertools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -73,8 +74,16 @@ def forbid(text: str, tokenizer: Any, skip_special_tokens: bool) -> ForbiddenTex
     tokenizer: LMDeploy's.
     Raises UnsupportedFeatureError for a tokenizer whose texts do not join to the text of an answer.
     """
-    vocabulary = _vocabulary(tokenizer.model.model)
-    return vocabulary.forbid(text.encode(), skip_special_tokens)
+    plain = tokenizer.model.model
+    if plain not in _vocabularies:
+        pieces = token_bytes(plain)
+        if pieces is None:
+            raise refuse(
+                f"bad_words with the tokenizer {type(plain).__name__}, whose tokens' texts do not join to a text,",
+                "forbid single tokens by bad_token_ids",
+            )
+        _vocabularies[plain] = _Vocabulary(pieces, plain.all_special_ids)
+    return _vocabularies[plain].forbid(text.encode(), skip_special_tokens)
 
 
 class _Vocabulary:
@@ -83,11 +92,8 @@ class _Vocabulary:
     def __init__(self, pieces: Sequence[bytes], special: Sequence[int]) -> None:
         self._pieces = pieces
         self._special = frozenset(special)
-        self._by_text = sorted(range(len(pieces)), key=pieces.__getitem__)
-        self._texts = [pieces[token] for token in self._by_text]
-        self._backwards = sorted(range(len(pieces)), key=lambda token: pieces[token][::-1])
-        self._reversed = [pieces[token][::-1] for token in self._backwards]
-
+        self._forwards = sorted((piece, token) for token, piece in enumerate(pieces))
+        self._backwards = sorted((piece[::-1], token) for token, piece in enumerate(pieces))
         self.forbid = functools.lru_cache(maxsize=256)(self._forbid)  # it reads the whole vocabulary
 
     def _forbid(self, text: bytes, skip_special: bool) -> ForbiddenText:
@@ -96,39 +102,20 @@ class _Vocabulary:
         completing = [containing]
         sharing: set[int] = set()
         for length in range(1, len(text)):
-            completing.append(_starting(self._by_text, self._texts, text[length:]))
-            sharing.update(_starting(self._backwards, self._reversed, text[:length][::-1]))
+            completing.append(_starting(self._forwards, text[length:]))
+            sharing.update(_starting(self._backwards, text[:length][::-1]))
         # A token in the middle of the text, and one that the text's beginning ends in or lies across.
         sharing.update(token for token, piece in enumerate(self._pieces) if piece in text)
-        pieces = {token: self._pieces[token] for token in sharing - dropped}
-        pieces.update(dict.fromkeys(dropped, b""))
-        kept = ([token for token in tokens if token not in dropped] for tokens in completing)
-        return ForbiddenText(
-            text, pieces, len(self._pieces), tuple(torch.tensor(tokens, dtype=torch.long) for tokens in kept)
-        )
+        pieces = {token: self._pieces[token] for token in sharing - dropped} | dict.fromkeys(dropped, b"")
+        kept = (torch.tensor([token for token in tokens if token not in dropped]) for tokens in completing)
+        return ForbiddenText(text, pieces, len(self._pieces), tuple(tokens.long() for tokens in kept))
 
 
-def _starting(tokens: Sequence[int], texts: Sequence[bytes], beginning: bytes) -> list[int]:
-    """Tokens whose text begins so; ``texts`` is sorted."""
-    low = bisect.bisect_left(texts, beginning)
-    high = bisect.bisect_left(texts, beginning + b"\xff" * 64, low)
-    return [
-        token
-        for token, text in zip(tokens[low:high], texts[low:high], strict=True)
-        if text.startswith(beginning)
-    ]
+def _starting(tokens: Sequence[tuple[bytes, int]], beginning: bytes) -> list[int]:
+    """Tokens whose text begins so. tokens: (text, token), sorted."""
+    first = bisect.bisect_left(tokens, (beginning, -1))
+    so = itertools.takewhile(lambda item: item[0].startswith(beginning), tokens[first:])
+    return [token for _, token in so]
 
 
 _vocabularies: "weakref.WeakKeyDictionary[Any, _Vocabulary]" = weakref.WeakKeyDictionary()
-
-
-def _vocabulary(tokenizer: Any) -> _Vocabulary:
-    if tokenizer not in _vocabularies:
-        pieces = token_bytes(tokenizer)
-        if pieces is None:
-            raise refuse(
-                f"bad_words with the tokenizer {type(tokenizer).__name__}, whose tokens' texts do not join to a text,",
-                "forbid single tokens by bad_token_ids",
-            )
-        _vocabularies[tokenizer] = _Vocabulary(pieces, tokenizer.all_special_ids)
-    return _vocabularies[tokenizer]

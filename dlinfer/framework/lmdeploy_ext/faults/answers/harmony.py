@@ -1,7 +1,7 @@
 """GPT-OSS's tokenizer where the package openai-harmony is not installed.
 
-LMDeploy takes the texts of its channels apart with that package, which also fetches a vocabulary from the network.
-Without it tokens are the same, and the text is what the model writes, with the names of the channels in it.
+LMDeploy separates the texts of the model's channels with that package, which also fetches a vocabulary from the
+network. Without it tokens are the same, and the text is what the model writes, with the names of the channels in it.
 """
 
 import logging
@@ -9,16 +9,9 @@ from importlib import util
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device.activation import corrects
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.patching import Original
 
 logger = logging.getLogger("dlinfer")
-
-
-def _plain() -> Any:
-    from lmdeploy.tokenizer import HuggingFaceTokenizer
-
-    return HuggingFaceTokenizer
 
 
 @corrects(
@@ -30,7 +23,9 @@ def _init(original: Original, self: Any, model_dir: str, trust_remote_code: bool
     if util.find_spec("openai_harmony") is not None:
         original(self, model_dir, trust_remote_code)
         return
-    _plain().__init__(self, model_dir, trust_remote_code)
+    from lmdeploy.tokenizer import HuggingFaceTokenizer
+
+    HuggingFaceTokenizer.__init__(self, model_dir, trust_remote_code)
     self.parser = None
     logger.warning(
         "GPT-OSS without the package openai-harmony: texts hold what the model writes in all its channels. Next "
@@ -38,10 +33,9 @@ def _init(original: Original, self: Any, model_dir: str, trust_remote_code: bool
     )
 
 
-@replaces(
+@corrects(
     "lmdeploy.tokenizer:GptOssTokenizer.detokenize_incrementally",
     why="reads channels with openai-harmony; without it the text is taken whole",
-    versions=FAULTY,
     essential=False,
 )
 def _detokenize(
@@ -52,6 +46,8 @@ def _detokenize(
     skip_special_tokens: bool = True,
     spaces_between_special_tokens: bool = True,
 ) -> Any:
-    plain = getattr(self, "parser", None) is None
-    decode = _plain().detokenize_incrementally if plain else original
+    from lmdeploy.tokenizer import HuggingFaceTokenizer
+
+    has_parser = getattr(self, "parser", None) is not None
+    decode = original if has_parser else HuggingFaceTokenizer.detokenize_incrementally
     return decode(self, all_input_ids, state, skip_special_tokens, spaces_between_special_tokens)

@@ -7,33 +7,28 @@ spells them (``Ġthe``), and gives the bytes of that spelling.
 from collections.abc import Sequence
 from typing import Any
 
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.lmdeploy_ext.faults.answers.token_text import text_of
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.patching import Original
 
 
 class Ranked(dict[int, float]):
     """Log-probabilities of the chosen token and of the ``count`` most likely ones, by token id."""
 
-    count: int
-
-    def top(self) -> list[tuple[int, float]]:
+    def __init__(self, row: dict[int, float], chosen: int, count: int) -> None:
+        """row: has at least these tokens."""
+        self.top = sorted(row.items(), key=lambda item: -item[1])[:count]
         """The ``count`` most likely tokens, best first."""
-        return sorted(self.items(), key=lambda item: -item[1])[: self.count]
+        super().__init__({chosen: row[chosen]} | dict(self.top))
 
 
-def ranked(row: dict[int, float], chosen: int, count: int) -> Ranked:
-    """Keep the chosen token and the ``count`` most likely ones of a row that has at least these."""
-    best = sorted(row.items(), key=lambda item: -item[1])[:count]
-    kept = Ranked({chosen: row[chosen]} | dict(best))
-    kept.count = count
-    return kept
+_TOO_FEW = "https://github.com/InternLM/lmdeploy/issues/1548"
 
 
-@replaces(
+@corrects(
     "lmdeploy.serve.openai.chat_completions.logprobs:_create_chat_completion_logprobs",
     why="leaves the chosen token out of the most likely ones, and spells tokens as the vocabulary does",
-    versions=FAULTY,
+    upstream=_TOO_FEW,
     essential=False,
 )
 def _chat_logprobs(
@@ -50,7 +45,7 @@ def _chat_logprobs(
     for token, row in zip(token_ids, logprobs, strict=True):
         text, raw = text_of(tokenizer, token)
         top = []
-        for other, value in row.top():
+        for other, value in row.top:
             other_text, other_raw = text_of(tokenizer, other)
             top.append(TopLogprob(token=other_text, bytes=list(other_raw), logprob=value))
         content.append(
@@ -59,10 +54,10 @@ def _chat_logprobs(
     return ChoiceLogprobs(content=content)
 
 
-@replaces(
+@corrects(
     "lmdeploy.serve.openai.endpoints.generate:_create_top_logprobs",
     why="drops the chosen token where more are known than were asked for",
-    versions=FAULTY,
+    upstream=_TOO_FEW,
     essential=False,
 )
 def _top_logprobs(
@@ -73,13 +68,12 @@ def _top_logprobs(
 ) -> Any:
     if token_ids is None or not logprobs or not isinstance(logprobs[0], Ranked):
         return original(token_ids, logprobs, top_logprobs_num)
-    return [[(value, token) for token, value in row.top()] for row in logprobs]
+    return [[(value, token) for token, value in row.top] for row in logprobs]
 
 
-@replaces(
+@corrects(
     "lmdeploy.serve.core.chat_runner:_normalize_runner_gen_config_kwargs",
-    why="takes no top_logprobs for one",
-    versions=FAULTY,
+    why="asks for one top_logprob where a request asks for none",
     essential=False,
 )
 def _runner_kwargs(original: Original, request: Any, gen_config_kwargs: dict[str, Any]) -> Any:

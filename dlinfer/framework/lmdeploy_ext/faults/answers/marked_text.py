@@ -1,4 +1,4 @@
-"""Tool calls and reasoning read from a stream are those read from the whole text.
+"""Tool calls and reasoning that are read from a stream are those of the whole text.
 
 LMDeploy's parsers expect each marker (``</tool_call>``, ``<parameter=``) to begin and end where a piece of text does,
 as with tokenizers that have it as one token. Pieces are cut elsewhere where a tokenizer has no such token, and where
@@ -51,19 +51,17 @@ class Pieces:
 
 
 def _markers(parser: Any) -> list[str]:
-    """What a response parser's tool and reasoning parsers look for."""
+    """The markers of a response parser's tool and reasoning parsers."""
     markers: list[str] = []
-    tool = parser.tool_parser
+    tool, reasoning = parser.tool_parser, parser.reasoning_parser
     if tool is not None:
         markers += [tool.get_tool_open_tag() or "", tool.get_tool_close_tag() or ""]
-        for name in dir(type(tool)):
-            value = getattr(type(tool), name)
-            if isinstance(value, str) and value.startswith("<") and not name.startswith("_"):
-                markers.append(value)
+        names = (name for name in dir(type(tool)) if not name.startswith("_"))
+        values = (getattr(type(tool), name) for name in names)
+        markers += [value for value in values if isinstance(value, str) and value.startswith("<")]
         sign = getattr(tool, "dsml_token", None)
         if sign is not None:
             markers += [f"<{sign}invoke", f"</{sign}invoke>", f"<{sign}parameter", f"</{sign}parameter>"]
-    reasoning = parser.reasoning_parser
     if reasoning is not None:
         markers += [reasoning.get_reasoning_open_tag() or "", reasoning.get_reasoning_close_tag() or ""]
     return markers
@@ -72,6 +70,7 @@ def _markers(parser: Any) -> list[str]:
 @corrects(
     "lmdeploy.serve.parsers.response_parser:BaseResponseParser.stream_chunk",
     why="takes a marker that comes in two pieces for text",
+    upstream="https://github.com/InternLM/lmdeploy/pull/4755",
 )
 def _stream_chunk(
     original: Original, self: Any, delta_text: str, delta_token_ids: list[int], **kwargs: Any

@@ -1,7 +1,7 @@
 """``--reasoning-parser deepseek-v3.2`` is a parser.
 
-LMDeploy 0.18 keeps its parsers in registries of mmengine's, which take what stands before a dot for the name of another
-registry, and give None.
+LMDeploy 0.18 keeps its parsers in registries of mmengine's. They take the part before a dot for the name of another
+registry, and return None.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from dlinfer.framework.patching import Original
 
 @corrects(
     "lmdeploy.serve.parsers.response_parser:validate_parser_names",
-    why="takes a name with a dot, for which the registry has nothing",
+    why="accepts a name with a dot, which the registry cannot look up",
     essential=False,
 )
 def _validate(
@@ -26,10 +26,10 @@ def _validate(
     from lmdeploy.serve.parsers.tool_parser import ToolParserManager
 
     names = original(reasoning_parser_name, tool_parser_name, warn_legacy=warn_legacy)
-    return _found(ReasoningParserManager, names[0]), _found(ToolParserManager, names[1])
+    return _without_dot(ReasoningParserManager, names[0]), _without_dot(ToolParserManager, names[1])
 
 
-def _found(registry: Any, name: str | None) -> str | None:
+def _without_dot(registry: Any, name: str | None) -> str | None:
     """Another name of the same parser, where a name has a dot."""
     if name is None or "." not in name:
         return name

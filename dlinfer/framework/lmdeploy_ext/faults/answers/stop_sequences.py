@@ -9,24 +9,20 @@ from contextvars import ContextVar
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device.activation import corrects
-from dlinfer.framework.lmdeploy_ext.faults.answers.stop_text import StopReason
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.patching import Original
 
 _sequence: ContextVar[str | None] = ContextVar("stop_sequence", default=None)
 """The stop of the answer whose reason was asked for last, in this task."""
 
 
-@replaces(
+@corrects(
     "lmdeploy.serve.anthropic.adapter:map_finish_reason",
     why="knows no stop sequence",
-    versions=FAULTY,
     essential=False,
 )
 def _map_finish_reason(original: Original, reason: str | None) -> str:
-    ended = isinstance(reason, StopReason)
-    _sequence.set(reason.sequence if isinstance(reason, StopReason) else None)
-    return "stop_sequence" if ended else original(reason)
+    _sequence.set(getattr(reason, "sequence", None))  # a StopReason's
+    return "stop_sequence" if _sequence.get() is not None else original(reason)
 
 
 @corrects(
@@ -62,15 +58,13 @@ class _Naming:
         return decorate
 
 
-@replaces(
+@corrects(
     "lmdeploy.serve.anthropic.streaming:_format_sse",
     why="is given None for the stop sequence in every case",
-    versions=FAULTY,
     essential=False,
 )
 def _format_sse(original: Original, data: Any) -> str:
-    delta = getattr(data, "delta", None)
+    delta: Any = getattr(data, "delta", None)
     if getattr(delta, "stop_reason", None) == "stop_sequence":
-        assert delta is not None
         delta.stop_sequence = _sequence.get()
     return original(data)

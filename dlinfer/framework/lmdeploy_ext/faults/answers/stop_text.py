@@ -6,7 +6,7 @@ beginning of a stop is held back, so that streamed text is the text of the whole
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -16,7 +16,6 @@ class StopReason(str):
     sequence: str
 
     def __new__(cls, sequence: str) -> "StopReason":
-        """Make the reason for one stop string."""
         reason = super().__new__(cls, "stop")
         reason.sequence = sequence
         return reason
@@ -26,9 +25,9 @@ class StopReason(str):
 class Release:
     """Text, tokens and log-probabilities that no later token can take back."""
 
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[Any] = field(default_factory=list)
+    text: str
+    token_ids: list[int]
+    logprobs: list[Any]
 
 
 class StopText:
@@ -39,7 +38,7 @@ class StopText:
 
     stops: strings that end the answer; empty ones never match.
     include: keep the stop string in the text, and its tokens.
-    least: number of tokens in which no stop may begin.
+    least: no stop begins in so many first tokens.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False, least: int = 0) -> None:
@@ -76,56 +75,45 @@ class StopText:
 
     def finish(self) -> Release:
         """Return what was held back, once no token follows."""
-        released = self._release(self._offset + len(self._text))
-        self._hand_out(released, self._without_text)
+        released = self._release(self._offset + len(self._text), *self._without_text)
         self._without_text.clear()
         return released
 
     def _cut(self) -> int | None:
         """Where the answer ends, or None; sets ``stopped``."""
-        first: tuple[int, int, str] | None = None
         start = max(self._floor - self._offset, 0)
-        for stop in self._stops:
-            at = self._text.find(stop, start)
-            if at >= 0 and (first is None or (at, -len(stop)) < first[:2]):
-                first = (at, -len(stop), stop)
-        if first is None:
+        found_at = ((self._text.find(stop, start), stop) for stop in self._stops)
+        cuts = [(at, -len(stop), stop) for at, stop in found_at if at >= 0]
+        if not cuts:
             return None
-        at, _, stop = first
+        at, _, stop = min(cuts)
         self.stopped = StopReason(stop)
         return self._offset + at + (len(stop) if self._include else 0)
 
     def _held_back(self) -> int:
         """Length of the longest end of the text that is the beginning of a stop."""
         free = len(self._text) - max(self._floor - self._offset, 0)
-        longest = 0
-        for stop in self._stops:
-            for length in range(min(len(stop) - 1, free), longest, -1):
-                if self._text.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest
+        beginnings = (stop[:length] for stop in self._stops for length in range(1, min(len(stop), free + 1)))
+        return max((len(part) for part in beginnings if self._text.endswith(part)), default=0)
 
     def _end(self, cut: int) -> Release:
-        released = Release(text=self._text[: cut - self._offset])
-        self._hand_out(released, [(token, row) for token, row, begin, _ in self._tokens if begin < cut])
+        kept = [(token, row) for token, row, begin, _ in self._tokens if begin < cut]
+        released = self._released(self._text[: cut - self._offset], kept)
         self._tokens.clear()
         self._without_text.clear()
         self._text = ""
         return released
 
-    def _release(self, end: int) -> Release:
-        released = Release(text=self._text[: end - self._offset])
-        self._text = self._text[end - self._offset :]
+    def _release(self, end: int, *further: tuple[int, Any]) -> Release:
+        """Release the text up to an offset, the tokens whose text it holds, and further tokens."""
+        text, self._text = self._text[: end - self._offset], self._text[end - self._offset :]
         self._offset = end
         whole: list[tuple[int, Any]] = []
         while self._tokens and self._tokens[0][3] <= end:
-            token, row, _, _ = self._tokens.popleft()
-            whole.append((token, row))
-        self._hand_out(released, whole)
-        return released
+            whole.append(self._tokens.popleft()[:2])
+        return self._released(text, [*whole, *further])
 
-    def _hand_out(self, released: Release, tokens: Sequence[tuple[int, Any]]) -> None:
-        released.token_ids += [token for token, _ in tokens]
-        released.logprobs += [row for _, row in tokens if row is not None]
+    def _released(self, text: str, tokens: Sequence[tuple[int, Any]]) -> Release:
         self.token_count += len(tokens)
+        rows = [row for _, row in tokens if row is not None]
+        return Release(text, [token for token, _ in tokens], rows)

@@ -7,21 +7,20 @@ with a warning. Here each token is detokenised alone, and stop strings are found
 
 import dataclasses
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from dlinfer.errors import GenerationOptionError
 from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.lmdeploy_ext.faults.answers.forbidden_text import forbid
-from dlinfer.framework.lmdeploy_ext.faults.answers.logprobs import ranked
+from dlinfer.framework.lmdeploy_ext.faults.answers.logprobs import Ranked
 from dlinfer.framework.lmdeploy_ext.faults.answers.stop_text import StopText
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.patching import Original
 
 
 @dataclasses.dataclass
 class _Progress:
-    """What the two generators around LMDeploy's own tell each other about one request.
+    """The state of one request that the generators below and above LMDeploy's own share.
 
     more: tokens of the same engine output follow.
     stopped: a stop string ended the answer; the engine computes the rest for nobody.
@@ -35,13 +34,9 @@ _PROGRESS = "_dlinfer_progress"
 """Attribute of LMDeploy's Session that holds the _Progress of its current request."""
 
 
-# --- below LMDeploy's generate: engine outputs, one token each
-
-
-@replaces(
+@corrects(
     "lmdeploy.serve.core.async_engine:AsyncEngine.safe_run",
-    why="hands on the tokens of several steps as one output, whose text depends on how many those were",
-    versions=FAULTY,
+    why="passes on the tokens of several steps as one output, and its text depends on how many those were",
 )
 @asynccontextmanager
 async def _safe_run(
@@ -80,32 +75,19 @@ def _split(output: Any) -> Iterator[Any]:
     metrics = output.req_metrics
     if metrics is not None:
         metrics = dataclasses.replace(metrics, engine_events=[], spec_info=None)
+    of_whole = ("logits", "last_hidden_state", "cache_block_ids", "routed_experts", "ce_loss")
+    bare = dict.fromkeys(of_whole) | {"status": ResponseType.SUCCESS, "req_metrics": metrics}
     last = len(output.token_ids) - 1
     for index, token in enumerate(output.token_ids):
         rows = None if output.logprobs is None else output.logprobs[index : index + 1]
-        if index == last:
-            yield dataclasses.replace(output, token_ids=[token], logprobs=rows)
-        else:
-            yield dataclasses.replace(
-                output,
-                status=ResponseType.SUCCESS,
-                token_ids=[token],
-                logprobs=rows,
-                logits=None,
-                last_hidden_state=None,
-                cache_block_ids=None,
-                req_metrics=metrics,
-                routed_experts=None,
-                ce_loss=None,
-            )
-
-
-# --- above it: text, tokens and log-probabilities together
+        changed: dict[str, Any] = {} if index == last else bare
+        yield dataclasses.replace(output, token_ids=[token], logprobs=rows, **changed)
 
 
 @corrects(
     "lmdeploy.serve.core.async_engine:AsyncEngine.generate",
     why="stops at the ids of single tokens, and takes longer stop strings for none",
+    upstream="https://github.com/InternLM/lmdeploy/issues/1731",
 )
 async def _generate(
     original: Original, self: Any, request: Any, stream_response: bool = True
@@ -120,38 +102,31 @@ async def _generate(
             config.logprobs = 1  # LMDeploy's engine takes 0 for none
         if count is not None and config.logprob_start_len < 0:
             answers = _ranked(answers, count)
-        stops = bool(config.stop_words)
-        answers = _stopping(answers, progress, config) if stops else _joined(answers, progress)
-    try:
+        answers = _stopping(answers, progress, config) if config.stop_words else _joined(answers, progress)
+    async with aclosing(answers):
         async for answer in answers:
             yield answer
-    finally:
-        await answers.aclose()
 
 
 async def _ranked(answers: Any, count: int) -> AsyncIterator[Any]:
-    """Answers whose log-probabilities say how many were asked for."""
-    try:
+    """Answers whose log-probabilities are Ranked: the requested number, and the chosen token's."""
+    async with aclosing(answers):
         async for answer in answers:
             if answer.logprobs:
                 rows = zip(answer.logprobs, answer.token_ids, strict=True)
-                answer.logprobs = [ranked(row, token, count) for row, token in rows]
+                answer.logprobs = [Ranked(row, token, count) for row, token in rows]
             yield answer
-    finally:
-        await answers.aclose()
 
 
 async def _joined(answers: Any, progress: _Progress) -> AsyncIterator[Any]:
     """One answer for each engine output, as without _split."""
     whole: Any = None
-    try:
+    async with aclosing(answers):
         async for answer in answers:
             whole = answer if whole is None else _add(whole, answer)
             if not progress.more or answer.finish_reason is not None:
                 yield whole
                 whole = None
-    finally:
-        await answers.aclose()
 
 
 def _add(first: Any, second: Any) -> Any:
@@ -168,7 +143,7 @@ async def _stopping(answers: Any, progress: _Progress, config: Any) -> AsyncIter
     """Answers that end before the first stop string."""
     text = StopText(config.stop_words, config.include_stop_str_in_output, config.min_new_tokens or 0)
     waiting: list[Any] = []  # what the tokens of one engine output released
-    try:
+    async with aclosing(answers):
         async for answer in answers:
             if answer.finish_reason is not None:
                 yield _ending(answer, text, waiting)
@@ -179,8 +154,6 @@ async def _stopping(answers: Any, progress: _Progress, config: Any) -> AsyncIter
             if not progress.more and not progress.stopped:
                 yield _holding(answer, text, waiting)
                 waiting.clear()
-    finally:
-        await answers.aclose()
 
 
 def _ending(answer: Any, text: StopText, waiting: list[Any]) -> Any:
@@ -211,15 +184,13 @@ def _holding(answer: Any, text: StopText, released: list[Any]) -> Any:
     )
 
 
-# --- which stop and bad words are token ids
-
-
 @corrects(
     "lmdeploy.messages:GenerationConfig.convert_stop_bad_words_to_ids",
     why="drops words of several tokens with a warning, and takes others for all tokens that contain them",
+    upstream="https://github.com/InternLM/lmdeploy/issues/1731",
 )
 def _convert(original: Original, self: Any, tokenizer: Any) -> None:
-    special = _special_tokens(tokenizer) if self.stop_words or self.bad_words else {}
+    special = _special_tokens(tokenizer.model.model) if self.stop_words or self.bad_words else {}
     for words, ids in (("stop_words", "stop_token_ids"), ("bad_words", "bad_token_ids")):
         if "" in (getattr(self, words) or ()):
             raise GenerationOptionError(field=words, given=getattr(self, words), expected="non-empty strings")
@@ -232,8 +203,9 @@ def _convert(original: Original, self: Any, tokenizer: Any) -> None:
 
 
 def _special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Text of a token that detokenising drops or writes whole, to its id: such a word is meant as the token."""
-    plain = tokenizer.model.model  # transformers' tokenizer inside LMDeploy's two
-    special = dict(plain.get_added_vocab())
-    special.update(zip(plain.all_special_tokens, plain.all_special_ids, strict=True))
-    return special
+    """Text of a token that detokenising drops or writes whole, to its id: such a word stands for the token.
+
+    tokenizer: transformers', which lies inside LMDeploy's two.
+    """
+    special = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
+    return dict(tokenizer.get_added_vocab()) | dict(special)

@@ -39,9 +39,8 @@ def _read(tokenizer: Any) -> Sequence[bytes] | None:
     draw = random.Random(0)
     added = set(tokenizer.get_added_vocab().values())
     # Bytes that are no character have no text of their own; decoders differ in what they write for them.
-    ordinary = [
-        token for token in sorted(set(tokenizer.get_vocab().values()) - added) if _is_text(pieces[token])
-    ]
+    vocabulary = sorted(set(tokenizer.get_vocab().values()) - added)
+    ordinary = [token for token in vocabulary if "\ufffd" not in pieces[token].decode(errors="replace")]
     for _ in range(64):
         ids = draw.choices(ordinary, k=4)
         joined = b"".join(pieces[token] for token in ids).decode()
@@ -49,11 +48,3 @@ def _read(tokenizer: Any) -> Sequence[bytes] | None:
         if joined not in (text, f" {text}"):  # SentencePiece drops the first blank
             return None
     return pieces
-
-
-def _is_text(piece: bytes) -> bool:
-    try:
-        piece.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

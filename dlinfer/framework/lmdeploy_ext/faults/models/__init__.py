@@ -1,1 +1,1 @@
-"""Models that LMDeploy computes otherwise than transformers."""
+"""Models that LMDeploy computes differently from transformers."""

@@ -24,7 +24,7 @@ _MODEL = "lmdeploy.pytorch.models.cogvlm"
 
 
 def with_images(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of the language model: features replace the pixels.
+    """The arguments of the language model, with features in place of the pixels.
 
     A prefill without images marks no token as an image's, so that it runs the graph of a prefill with images.
     """
@@ -55,11 +55,7 @@ def _filled(embeds: Tensor, features: Tensor, experts: Tensor) -> Tensor:
     why="takes every padding token of a text for a piece of an image",
 )
 def prepare(
-    original: Original,
-    self: Any,
-    past_key_values: Any,
-    inputs_embeds: Tensor | None = None,
-    context: Any = None,
+    original: Original, self: Any, past_key_values: Any, inputs_embeds: Any = None, context: Any = None
 ) -> dict[str, Any]:
     images = pixels(context)
     seen = None if images is None else of_images(context, closing=False)
@@ -75,10 +71,7 @@ def prepare(
     }
 
 
-@corrects(
-    f"{_MODEL}:CogVLMModel.forward",
-    why="gives the closing token of an image to the vision expert",
-)
+@corrects(f"{_MODEL}:CogVLMModel.forward", why="gives the closing token of an image to the vision expert")
 def forward(
     original: Original,
     self: Any,
@@ -94,8 +87,8 @@ def forward(
     if images is not None:
         assert vision_ids is not None
         inputs_embeds = _filled(self.embed_tokens(input_ids), self.vision(images), vision_ids)
-    step = (input_ids, position_ids, past_key_values, attn_metadata)
-    return original(self, *step, None, inputs_embeds, lang_ids, vision_ids)
+    step = (input_ids, position_ids, past_key_values, attn_metadata, None)
+    return original(self, *step, inputs_embeds, lang_ids, vision_ids)
 
 
 @corrects(
@@ -113,10 +106,7 @@ def build(original: Original, cls: Any, hf_config: Any, model_path: Any = None, 
     return config
 
 
-@corrects(
-    f"{_MODEL}:CogVLMModel.__init__",
-    why="rotates CogVLM2's heads by CogVLM's frequencies",
-)
+@corrects(f"{_MODEL}:CogVLMModel.__init__", why="rotates CogVLM2's heads by CogVLM's frequencies")
 def init(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
     original(self, config, dtype, device)
     if hasattr(config, "num_multi_query_heads"):

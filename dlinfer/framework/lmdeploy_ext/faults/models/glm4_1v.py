@@ -18,9 +18,7 @@ _LANGUAGE_FIELDS = (
     "max_position_embeddings",
     "pad_token_id",
 )
-
-
-_SECTIONS = [8, 12, 12]  # what transformers takes where the configuration is silent
+_SECTIONS = [8, 12, 12]  # transformers' default
 
 
 @corrects(
@@ -35,7 +33,7 @@ def _language_at_the_top(
     inside = hf_config.text_config
     if not hasattr(inside, "eos_token_id"):
         inside.eos_token_id = getattr(hf_config, "eos_token_id", None)
-    made = original(cls, hf_config, model_path, **kwargs)
+    config = original(cls, hf_config, model_path, **kwargs)
     for name in _LANGUAGE_FIELDS:
         if hasattr(inside, name):
             setattr(hf_config, name, getattr(inside, name))
@@ -44,7 +42,7 @@ def _language_at_the_top(
         raise refuse(f"GLM-4.1V with rotary positions on {rotated} of each head", "use a model with 0.5")
     hf_config.rope_parameters = {"mrope_section": _SECTIONS} | inside.rope_parameters
     hf_config.attention_bias = True  # q, k and v have biases whatever the configuration says
-    return made
+    return config
 
 
 @corrects(

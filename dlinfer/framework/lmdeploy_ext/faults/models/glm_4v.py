@@ -5,8 +5,6 @@ The place of an image tells which tokens these are. An id does not, since a text
 
 from typing import Any
 
-from torch import Tensor
-
 from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.lmdeploy_ext.faults.models.one_position import of_images, pixels
 from dlinfer.framework.patching import Original
@@ -15,7 +13,7 @@ CLASS = "ChatGLMForConditionalGeneration"
 
 
 def with_images(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of the language model: features replace the pixels."""
+    """The arguments of the language model, with features in place of the pixels."""
     images, mask = arguments.pop("images", None), arguments.pop("image_mask", None)
     if images is not None:
         features = model.transformer.vision(images).flatten(0, 1)[None]
@@ -29,11 +27,7 @@ def with_images(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     why="takes every padding token of a text for a piece of an image",
 )
 def prepare(
-    original: Original,
-    self: Any,
-    past_key_values: Any,
-    inputs_embeds: Tensor | None = None,
-    context: Any = None,
+    original: Original, self: Any, past_key_values: Any, inputs_embeds: Any = None, context: Any = None
 ) -> dict[str, Any]:
     inputs = original(self, past_key_values, inputs_embeds, context)
     if pixels(context) is not None:

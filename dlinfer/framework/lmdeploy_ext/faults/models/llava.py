@@ -10,6 +10,7 @@ from dlinfer.framework.patching import Original
     "lmdeploy.vl.model.llava_hf:LlavaHfVisionModel.build_preprocessor",
     why="lets padding tokens stand for images, and takes every other one in the text for a piece of an image",
     for_models=("llava",),
+    upstream="https://github.com/InternLM/lmdeploy/issues/3285",
 )
 def _image_token(original: Original, self: Any, trust_remote_code: bool = False) -> None:
     original(self, trust_remote_code)

@@ -1,7 +1,7 @@
-"""Positions for models in which all pieces of an image have one position: CogVLM and GLM-4V.
+"""Positions of CogVLM and GLM-4V: all pieces of an image have one position.
 
-Later positions fall behind the number of tokens. Each sequence keeps between its steps where its images end and by how
-much later positions are less: an evicted sequence is computed again from its beginning, or from shared blocks.
+So later positions are less than the number of tokens. Each sequence keeps between its steps where its images end and by
+how much later positions are less. An evicted sequence is computed again from its beginning, or from shared blocks.
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,9 @@ from dlinfer.framework.patching import Original
 
 def pixels(context: Any) -> Tensor | None:
     """Pixels of a step's images [images, 3, side, side], or None. context: LMDeploy's, of a step."""
-    images = [
-        image for inputs in context.input_multimodals or () for image in (inputs or {}).get("image", [])
-    ]
-    return torch.stack([image.data for image in images]) if images else None
+    inputs = filter(None, context.input_multimodals or ())
+    images = [image.data for of_sequence in inputs for image in of_sequence.get("image", [])]
+    return torch.stack(images) if images else None
 
 
 def of_images(context: Any, closing: bool) -> Tensor:

@@ -1,9 +1,9 @@
 """Speculative decoding draws the tokens that the target alone would draw: for a seed the same ones, draft or not.
 
-LMDeploy's verification accepts a draft by a number without a seed, and draws another token where it does not. Here each
-place is drawn as without drafts, and a draft is right where it is that token: for a draft that is one token a place,
-both accept it with the target's probability of it. LMDeploy also counts one token a step towards ``min_new_tokens`` and
-a seed's place, though a step may add several.
+LMDeploy accepts a draft by a random number without a seed, and draws another token where it rejects it. Here each place
+is drawn as without drafts, and a draft is accepted where it is the drawn token. Both ways accept a draft of one token a
+place with the probability that the target gives it. LMDeploy also counts one token a step towards ``min_new_tokens``
+and a seed's place, though a step may add several.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,12 @@ FEATURE = "speculative decoding"
 
 
 def count(inputs: Any, rows: Sequence[tuple[int, Text, Sequence[int]]]) -> None:
-    """Give each verified place of a step's SamplingInputs its place in its text. rows: as ``texts.of_rows`` gives."""
+    """Give each verified place of a step's SamplingInputs its place in its text. rows: of ``texts.of_rows``."""
     verified = [row for row in rows if row[1].rules.has_drafts]
     if not verified:
         return
-    inputs.num_ignore_eos, inputs.random_offsets = (
-        inputs.num_ignore_eos.clone(),
-        inputs.random_offsets.clone(),
-    )
+    inputs.num_ignore_eos = inputs.num_ignore_eos.clone()
+    inputs.random_offsets = inputs.random_offsets.clone()
     for row, text, drafted in verified:
         length = text.length + len(drafted)
         inputs.num_ignore_eos[row] = text.rules.min_new_tokens - length

@@ -1,11 +1,11 @@
-"""A guided answer is text, and one under a schema is JSON: its grammar allows no character that these cannot hold.
+"""The grammar of a guided answer allows no character that text, or JSON under a schema, cannot hold.
 
 xgrammar takes half of a surrogate pair for a character. A decoder shows three replacement characters in its place, so
-that a string is longer than its ``maxLength``. xgrammar writes a string of bounded length as any characters but quotes,
+that a string is longer than its ``maxLength``. xgrammar lets a string of bounded length hold all characters but quotes,
 backslashes and ends of lines. JSON forbids a tab and the other control characters there as well.
 
-Both are mended in the text of the grammar. A schema's ``pattern`` is no part of that text, and stays as it is. So does
-a grammar whose text xgrammar cannot read.
+Both are corrected in the text of the grammar. A schema's ``pattern`` is no part of that text, and stays as it is. So
+does a grammar whose text xgrammar cannot read.
 """
 
 import functools
@@ -39,6 +39,7 @@ def mended(grammar: str, is_json: bool) -> str:
 @corrects(
     "lmdeploy._guided_decoding:compile_response_format",
     why="lets an answer hold halves of surrogate pairs, and strings of bounded length raw control characters",
+    upstream="https://github.com/mlc-ai/xgrammar/issues/800",
 )
 def _compile(original: Original, compiler: Any, response_format: dict[str, Any]) -> Any:
     from lmdeploy._guided_decoding import _grammar_source

@@ -9,33 +9,18 @@ from dlinfer.framework.patching import Original
 @corrects(
     "lmdeploy.pytorch.paging.prefill_scheduler:_PrefillScheduler.schedule",
     why="puts requests for the logprobs of their input and requests for tokens into one prefill, which samples "
-    "nothing: the others end with token 0 as their text, and the engine's loop with the next step",
+    "nothing. The requests for tokens end with token 0 as their text, and the next step ends the engine's loop",
+    signature="(self, *, waiting, stopped, num_ready, num_running, turn_policy, prealloc_size=0)",
 )
 def _schedule(
-    original: Original,
-    self: Any,
-    *,
-    waiting: list[Any],
-    stopped: list[Any],
-    num_ready: int,
-    num_running: int,
-    turn_policy: Any,
-    prealloc_size: int = 0,
+    original: Original, self: Any, *, waiting: list[Any], stopped: list[Any], **others: Any
 ) -> list[Any]:
     if waiting:
         first = min(waiting, key=lambda seq: seq.arrive_time)
         other = [seq for seq in waiting if _scores(seq) != _scores(first)]
         waiting = [seq for seq in waiting if _scores(seq) == _scores(first)]
         stopped = stopped + other  # whose blocks can be reclaimed as before
-    return original(
-        self,
-        waiting=waiting,
-        stopped=stopped,
-        num_ready=num_ready,
-        num_running=num_running,
-        turn_policy=turn_policy,
-        prealloc_size=prealloc_size,
-    )
+    return original(self, waiting=waiting, stopped=stopped, **others)
 
 
 def _scores(seq: Any) -> bool:

@@ -1,11 +1,11 @@
 """Penalties, logits processors and the end of texts that repeat themselves, by each row's own text.
 
-Penalties are as vLLM and OpenAI define them: the repetition penalty divides positive logits of tokens of the prompt and
-of the answer and multiplies negative ones; then ``frequency_penalty`` times a token's count in the answer is
-subtracted, and ``presence_penalty`` once if the answer has the token. LMDeploy penalises no token of the prompt, spares
-the newest token or does not, by what else runs, and drops the two penalties of OpenAI's. Its logits processors
-(``bad_words`` is one) read a text that has padding inside once a request of another length joins the batch, and that
-lacks tokens of accepted drafts.
+Penalties are as vLLM and OpenAI define them. The repetition penalty divides the positive logits of tokens of prompt and
+answer, and multiplies the negative ones. Then ``frequency_penalty`` times a token's count in the answer is subtracted,
+and ``presence_penalty`` once if the answer has the token. LMDeploy penalises no token of the prompt, and drops the two
+penalties of OpenAI's. Other requests decide whether it penalises the newest token. Its logits processors (``bad_words``
+is one) read a text that has padding inside once a request of another length joins the batch, and that lacks tokens of
+accepted drafts.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,7 @@ from torch import Tensor
 from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.lmdeploy_ext.faults.sampling import drafts, texts
 from dlinfer.framework.lmdeploy_ext.faults.sampling.texts import Text
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.patching import Original
 
 OPENAI = ("presence_penalty", "frequency_penalty")
 """Penalties of OpenAI's protocol: attributes that a GenerationConfig and a SamplingParam may have."""
@@ -30,8 +29,7 @@ Row = tuple[int, Text, Sequence[int]]
 def apply(scores: Tensor, rows: Sequence[Row], temperature: Tensor | None) -> Tensor:
     """Penalise the tokens that rows' texts have, in place. Returns scores.
 
-    scores: [B, V], divided by the temperature already. rows: as ``texts.of_rows`` gives them. temperature: [B], None
-    for 1.
+    scores: [B, V], divided by the temperature already. rows: of ``texts.of_rows``. temperature: [B], None for 1.
     """
     penalised = [row for row in rows if row[1].rules.penalises]
     if not penalised:
@@ -86,8 +84,8 @@ def end_repeating(scores: Tensor, rows: Sequence[Row], inputs: Any, window: int)
 
 @corrects(
     "lmdeploy.pytorch.engine.logits_process:FusedLogitsProcessor.__call__",
-    why="penalises by a list of tokens that lacks the newest one, unless another request's prefill came between; "
-    "takes the padding of an empty text for a repetition of n-grams; gives logits processors a padded text",
+    why="penalises by a list of tokens that lacks the newest one, unless another request's prefill came between. It "
+    "takes the padding of an empty text for a repetition of n-grams, and gives logits processors a padded text",
 )
 async def _call(original: Original, self: Any, scores: Tensor) -> Any:
     inputs = self.sampling_inputs
@@ -124,10 +122,10 @@ PATCHES = tuple(
 )
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.messages:SamplingParam.from_gen_config",
     why="knows neither presence_penalty nor frequency_penalty",
-    versions=FAULTY,
+    upstream="https://github.com/InternLM/lmdeploy/issues/704",
 )
 def _from_gen_config(original: Original, cls: type, gen_config: Any) -> Any:
     param = original(cls, gen_config)

@@ -1,8 +1,8 @@
-"""What a step's draw reads and changes: texts and grammars follow the tokens that reach the client, and no others.
+"""Texts and grammars of a step's draw follow the tokens that reach the client, and no others.
 
 LMDeploy draws a token after every chunk of a prompt and gives it to the request's grammar, though only the last chunk's
-token is the answer's. It also leaves a preempted sequence's grammar one token ahead: the token that was under way is
-dropped, and drawn again after the prefill that re-reads the text.
+token is the answer's. It also leaves a preempted sequence's grammar one token ahead. The token under way is dropped and
+drawn again after the prefill that re-reads the text.
 """
 
 from typing import Any
@@ -16,22 +16,18 @@ _NAME = "dlinfer_texts"  # the attribute of an agent that holds its Texts
 
 def texts_of(agent: Any) -> Texts:
     """The texts of a model agent's sequences."""
-    texts = getattr(agent, _NAME, None)
-    if texts is None:
-        texts = Texts()
-        setattr(agent, _NAME, texts)
-    return texts
+    return vars(agent).setdefault(_NAME, Texts())
 
 
 def _is_unfinished(inputs: Any) -> bool:
-    """Whether ModelInputs are of a chunk behind which more of its prompt follows."""
+    """Whether ModelInputs are of a chunk that does not end its prompt."""
     return inputs.is_chunk and not inputs.is_last_chunk
 
 
 @corrects(
     "lmdeploy.pytorch.engine.inputs_maker:_ForwardInputsTask._build_payload",
-    why="a step's inputs are made while the step before computes, so their lists of generated tokens lack the "
-    "newest one; a prefill's are complete, and say where each text starts",
+    why="makes a step's inputs while the step before computes, so that their lists of generated tokens lack the "
+    "newest one. Those of a prefill are complete, and get the start of each text",
 )
 def _build_payload(original: Original, self: Any) -> dict[str, Any]:
     payload = original(self)
@@ -58,8 +54,8 @@ def _restart_grammar(manager: Any, inputs: Any, row: int, start: Start) -> None:
 
 @corrects(
     "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent.async_sampling_logits",
-    why="draws a token after each unfinished chunk and gives it to the request's grammar; a preempted request's "
-    "grammar keeps the token that the preemption dropped: answers end in 'stop' and do not follow their schema",
+    why="draws a token after each unfinished chunk and gives it to the request's grammar. A preempted request's "
+    "grammar keeps the token that the preemption dropped. Such answers end in 'stop' and do not follow their schema",
 )
 async def _async_sampling_logits(
     original: Original, self: Any, logits: Any, inputs: Any, extra_inputs: Any, sampling_inputs: Any
@@ -67,9 +63,8 @@ async def _async_sampling_logits(
     if inputs.is_dummy:
         return await original(self, logits, inputs, extra_inputs, sampling_inputs)
     has_drafts = self.spec_agent.is_enabled()
-    drafted = None
-    if has_drafts and inputs.is_decoding:
-        drafted = extra_inputs.output_draft_token_ids.tolist()
+    verifies = has_drafts and inputs.is_decoding
+    drafted = extra_inputs.output_draft_token_ids.tolist() if verifies else None
     texts, manager = texts_of(self), self.guided_decoding_manager
     starts = texts.begin(sampling_inputs, drafted)
     if manager is not None:

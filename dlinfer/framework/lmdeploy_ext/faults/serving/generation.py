@@ -1,4 +1,4 @@
-"""What ``pipe(prompts, ...)`` is called with: an older keyword, and lists of the wrong length.
+"""Arguments of ``pipe(prompts, ...)``: an older keyword, and lists of the wrong length.
 
 LMDeploy 0.18 drops ``request_output_len=256`` in silence. It becomes ``max_new_tokens``, with a notice.
 """
@@ -15,8 +15,8 @@ logger = logging.getLogger("dlinfer")
 
 @corrects(
     "lmdeploy.pipeline:Pipeline._request_generator",
-    why="drops request_output_len in silence, so that a documented limit has no effect; a list of another length "
-    "than the prompts' is an error in another thread, for which the caller waits for ever",
+    why="drops request_output_len in silence, so that a documented limit has no effect. A list that is not as long "
+    "as the prompts' raises in another thread, and the caller waits for ever",
     essential=False,
 )
 def _request_generator(
@@ -26,7 +26,7 @@ def _request_generator(
         length = kwargs.pop("request_output_len")
         logger.info("request_output_len=%s is taken as GenerationConfig(max_new_tokens=%s)", length, length)
         gen_config = _with_max_new_tokens(gen_config, length)
-    # Made here, since a generator would raise in the engine's thread, and the caller wait for ever.
+    # A generator would raise in the engine's thread.
     return iter(list(original(self, prompts, sessions=sessions, gen_config=gen_config, **kwargs)))
 
 

@@ -1,12 +1,10 @@
 """The life of the process that ``lmdeploy serve api_server`` runs its engine in: start, failure, end.
 
 LMDeploy 0.18 publishes the engine's port through a ``multiprocessing.Manager``, a third process. The parent shuts
-that manager down as soon as it sees the port, while the child still waits for the manager's answer, so that a start
-fails whenever the child loses the race. A parent that ends before it is serving (SIGTERM, SIGKILL) leaves manager
-and engine running for ever, and one that is interrupted (SIGINT) waits for the engine for ever. Here a pipe carries
-the port, which also tells each side when the other is gone.
-
-None of this depends on the device, but LMDeploy's own devices keep LMDeploy's own code.
+that manager down as soon as it sees the port. The child may still wait for the manager's answer, and then the start
+fails. A parent that ends before it serves (SIGTERM, SIGKILL) leaves manager and engine running for ever, and an
+interrupted one (SIGINT) waits for the engine for ever. Here a pipe carries the port, and its end tells each side that
+the other is gone.
 """
 
 import contextlib
@@ -19,18 +17,12 @@ from multiprocessing.connection import Connection
 from typing import Any, Self
 
 from dlinfer.errors import DlinferError, EngineStartError
-from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.lmdeploy_ext.errors import in_short
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.patching import Original
 
 _SHUTDOWN_SECONDS = 10
 """How long an engine may take to end when asked to, before it is killed; LMDeploy's own figure."""
-
-
-def _serves(engine_config: Any) -> bool:
-    return engine_config is not None and activation.serves(engine_config.device_type)
-
 
 # --- in the engine's process
 
@@ -54,7 +46,7 @@ def run_engine_process(report: Connection, **kwargs: Any) -> None:
 
 
 class _PortPublisher:
-    """What ``_mp_proc`` takes for its shared dict and its condition: storing the port sends it."""
+    """Stands in for the shared dict and the condition of ``_mp_proc``: storing the port sends it."""
 
     def __init__(self, report: Connection) -> None:
         self._report = report
@@ -87,11 +79,10 @@ def _end_with_parent() -> None:
 # --- in the parent
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine._start_mp_proc",
     why="shuts the Manager down while the child still talks to it, so that some starts fail with EOFError; "
     "a parent killed while it starts leaves Manager and engine behind",
-    versions=FAULTY,
     essential=False,
 )
 def _start_mp_proc(
@@ -102,25 +93,15 @@ def _start_mp_proc(
     speculative_config: Any = None,
     **kwargs: Any,
 ) -> None:
-    if not _serves(engine_config):
-        original(self, model_path, engine_config, speculative_config, **kwargs)
-        return
     from lmdeploy.pytorch.engine.mp_engine.zmq_engine import logger
 
     self.mp_ctx = multiprocessing.get_context("spawn")
     self.start_report, report = self.mp_ctx.Pipe(duplex=False)
     with report:
+        kwargs |= {"model_path": model_path, "engine_config": engine_config, "log_level": logger.level}
+        kwargs["speculative_config"] = speculative_config
         self.proc = self.mp_ctx.Process(
-            target=run_engine_process,
-            args=(report,),
-            kwargs={
-                "model_path": model_path,
-                "engine_config": engine_config,
-                "log_level": logger.level,
-                "speculative_config": speculative_config,
-                **kwargs,
-            },
-            name="mp_engine_proc",
+            target=run_engine_process, args=(report,), kwargs=kwargs, name="mp_engine_proc"
         )
         self.proc.start()
     # With the parent's copy of the child's end closed, the child's death ends the wait.
@@ -152,11 +133,10 @@ def _start_error(reason: DlinferError | str) -> DlinferError:
     )
 
 
-@replaces(
+@corrects(
     "lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine.__init__",
-    why="an exception or Ctrl-C while the engine loads leaves its process running, and Python then waits for "
-    "it at exit for ever; and the reason of a failed start stays in the child",
-    versions=FAULTY,
+    why="an exception or Ctrl-C while the engine loads leaves its process running, and Python waits for it at exit "
+    "for ever. The reason of a failed start stays in the child",
     essential=False,
 )
 def _init(
@@ -168,9 +148,6 @@ def _init(
     trust_remote_code: bool = False,
     **kwargs: Any,
 ) -> None:
-    if not _serves(engine_config):
-        original(self, model_path, engine_config, speculative_config, trust_remote_code, **kwargs)
-        return
     from lmdeploy.pytorch.engine.mp_engine.zmq_rpc import RPCServerDeadError
 
     try:

@@ -197,7 +197,7 @@ def test_logprobs_hold_the_chosen_token_among_the_likeliest(tokenizer: Tokenizer
         answers = generate(Engine([[9]]), tokenizer, logprobs=count)
         (row,) = joined(answers)[2]
         assert row[9] == -1.0
-        assert [token for token, _ in row.top()] == expected
+        assert [token for token, _ in row.top] == expected
 
 
 @pytest.mark.parametrize("words", ["stop_words", "bad_words"])

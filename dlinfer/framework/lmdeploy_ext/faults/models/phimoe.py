@@ -1,0 +1,55 @@
+"""Phi-3.5-MoE: its name in transformers 5, its experts' input, and its tied head."""
+
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects, refuse
+from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
+from dlinfer.framework.patching import Original
+
+SAVED_AS = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
+"""The class of transformers 5 -> LMDeploy's name of the same model, which older checkpoints have."""
+
+
+def check(config: Any) -> None:
+    """Raise UnsupportedFeatureError for rope parameters of a PhiMoE that its tables do not serve."""
+    parameters = rope_parameters.parameters(config)
+    kind = rope_parameters.rope_type(parameters)
+    if kind not in ("default", "longrope", "su"):
+        raise refuse(f"PhiMoE with rope type {kind!r}", "use a model with longrope")
+    if kind != "default" and not {"short_mscale", "long_mscale"} <= set(parameters):
+        raise refuse("PhiMoE with longrope and no short_mscale or long_mscale", "add both to rope_parameters")
+
+
+@corrects(
+    "lmdeploy.pytorch.models.patch:_get_module_map",
+    why="knows Phi-3.5-MoE by the name of its remote code, and not by the one that transformers 5 saves",
+    for_models=("phimoe",),
+)
+def _with_saved_names(original: Original) -> dict[str, str]:
+    classes = original()
+    return {saved: classes[name] for saved, name in SAVED_AS.items()} | classes
+
+
+@corrects(
+    "lmdeploy.pytorch.models.phi3_moe:PhiMoESparseMoeBlock.__init__",
+    why="multiplies the experts' input by random numbers, which is meant for training",
+    for_models=("phimoe",),
+)
+def _without_jitter(
+    original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None
+) -> None:
+    original(self, config, dtype, device)
+    self.input_jitter_noise = 0.0
+
+
+@corrects(
+    "lmdeploy.pytorch.models.phi3_moe:PhiMoEForCausalLM.__init__",
+    why="leaves the head of a model with tied embeddings uninitialised",
+    for_models=("phimoe",),
+)
+def _tied(
+    original: Original, self: Any, config: Any, ctx_mgr: Any, dtype: Any = None, device: Any = None
+) -> None:
+    original(self, config, ctx_mgr, dtype, device)
+    if config.tie_word_embeddings:
+        self.lm_head.weight = self.model.embed_tokens.weight
