@@ -21,9 +21,8 @@ logger = logging.getLogger("dlinfer")
 def _parse_args(original: Original, self: Any, args: Any = None, namespace: Any = None) -> Any:
     parsed = original(self, args, namespace)
     device_type = getattr(parsed, "device", None)
-    if device_type == "cuda" and hasattr(
-        parsed, "backend"
-    ):  # LMDeploy's commands to quantise have no backend
+    # LMDeploy's commands to quantise have no backend.
+    if device_type == "cuda" and hasattr(parsed, "backend"):
         arguments = sys.argv[1:] if args is None else args
         if vendor_devices.lacks_cuda(device_type) and _names_device(arguments):
             raise NoCudaError

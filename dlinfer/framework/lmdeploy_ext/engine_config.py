@@ -9,7 +9,6 @@ from dlinfer.framework.lmdeploy_ext.checks.options import features as refusals
 from dlinfer.framework.lmdeploy_ext.conversion import loading
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_configs
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks, devices, vendor_devices
-from dlinfer.framework.lmdeploy_ext.device.devices import OWN
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
 from dlinfer.framework.patching import Original, replaces
 from dlinfer.vendor import discovery
@@ -23,7 +22,7 @@ from dlinfer.vendor import discovery
 def _post_init(original: Original, self: Any) -> None:
     device_type, dtype = self.device_type, self.dtype
     if not activation.serves(device_type):
-        if device_type not in OWN:
+        if device_type not in devices.OWN:
             raise UnknownVendorError(name=device_type, available=", ".join(vendor_devices.usable()))
         vendor_devices.check_vendor(device_type)
         original(self)
@@ -31,9 +30,11 @@ def _post_init(original: Original, self: Any) -> None:
     vendor_devices.check_available(device_type)
     refusals.check_engine_config(self)
     cache_blocks.choose(self)
-    _choose_prefill(self)
-    # The original asserts a closed list of devices, of dtypes, and of devices that quantise the KV cache; it meets
-    # values from those lists which take no branch of their own there, and all its other checks run as they are.
+    chosen = discovery.device(devices.torch_device(device_type)).max_prefill_tokens
+    if chosen is not None and self.max_prefill_token_num == LMDEPLOY_DEFAULT_PREFILL:
+        self.max_prefill_token_num = chosen
+    # The original asserts closed lists of devices, of dtypes, and of devices that quantise the KV cache. It gets values
+    # of those lists that take no branch of their own there, and runs all its other checks.
     policy = self.quant_policy
     self.device_type, self.dtype = "maca", "auto" if dtype == "float32" else dtype
     if kv_quantisation.is_served(policy):
@@ -51,16 +52,7 @@ LMDEPLOY_DEFAULT_PREFILL = 8192
 """``max_prefill_token_num`` of LMDeploy's, in Python and on its command line: it counts as not chosen."""
 
 
-def _choose_prefill(config: Any) -> None:
-    chosen = discovery.device(devices.torch_device(config.device_type)).max_prefill_tokens
-    if chosen is not None and config.max_prefill_token_num == LMDEPLOY_DEFAULT_PREFILL:
-        config.max_prefill_token_num = chosen
-
-
-@replaces(
-    "lmdeploy.utils:get_max_batch_size",
-    why="asserts that device_type is one of four",
-)
+@replaces("lmdeploy.utils:get_max_batch_size", why="asserts that device_type is one of four")
 def _max_batch_size(original: Original, device_type: str) -> int:
     if not activation.serves(device_type):
         return original(device_type)
@@ -73,23 +65,17 @@ def _max_batch_size(original: Original, device_type: str) -> int:
     when=activation.is_on,
 )
 def _bf16(original: Original, device_type: str = "cuda") -> bool:
-    # "auto" and the default are asked by code that does not know the device; it is ours once one is active.
-    if device_type in ("auto", "cuda"):
-        return True
-    if activation.serves(device_type):
-        return True
-    return original(device_type)
+    # Code that does not know the device asks for "auto" and the default: it is ours once one is active.
+    return device_type in ("auto", "cuda") or activation.serves(device_type) or original(device_type)
 
 
 @replaces(
     "lmdeploy.pytorch.config:_update_torch_dtype",
-    why="turns float32 into float16 in silence, and of AWQ models whatever is asked for; what is asked for stays",
+    why="turns float32 into float16 in silence, and every dtype of AWQ models",
     when=activation.is_on,
 )
 def _torch_dtype(original: Original, config: Any, dtype: str, device_type: str = "auto") -> Any:
-    if (
-        dtype == "auto"
-    ):  # asked before the original, which writes float16 into the configuration of AWQ models
+    if dtype == "auto":  # before the original writes float16 into the configuration of AWQ models
         dtype = loading.stored_dtype(config.hf_config) or dtype
     config = original(config, "auto" if dtype == "float32" else dtype, device_type)
     parts = (getattr(part, "dtype", None) for part in language_configs(config.hf_config))

@@ -38,7 +38,7 @@ class CalibrationError(DlinferError, RuntimeError):
 
 
 class LossError(DlinferError, RuntimeError):
-    """What a model loses by packing cannot be measured: a format, a text, or a model that is not served."""
+    """The loss of a model by packing cannot be measured: a format, a text, or a model that is not served."""
 
     message = "the loss of {path!r} cannot be measured: {detail}."
     next_step = "{advice}"

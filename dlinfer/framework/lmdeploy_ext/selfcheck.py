@@ -16,7 +16,7 @@ from dlinfer.framework.lmdeploy_ext.device.devices import served
 from dlinfer.framework.lmdeploy_ext.versions import describe
 
 IMPORT_LINE = "import dlinfer.framework.lmdeploy_ext"
-"""What a script needs where torch's autoload is switched off."""
+"""The line that a script needs where torch's autoload is switched off."""
 
 _SWITCH = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _TIMEOUT_SECONDS = 120
@@ -25,22 +25,28 @@ _TIMEOUT_SECONDS = 120
 # itself put the patches in place.
 _CHILD = """
 import json, sys
-device_type, import_line, found = sys.argv[1], sys.argv[2], {"error": ""}
+
+device_type, import_line = sys.argv[1:]
+result = ""
+
 exec(import_line)
+
 try:
     import lmdeploy
+
     lmdeploy.PytorchEngineConfig(device_type=device_type)
 except BaseException as error:
-    found["error"] = f"{type(error).__name__}: {error}"
+    result = f"{type(error).__name__}: {error}"
+
 from dlinfer import _autoload
-found["traceback"] = _autoload.failure() or ""
-print(json.dumps(found))
+
+print(json.dumps([result, _autoload.failure() or ""]))
 """
 
 
 @dataclass(frozen=True)
 class FrameworkState:
-    """How a serving framework and its adaptor stand.
+    """The state of a serving framework and of its adaptor.
 
     version: null when it is not installed; then ``tested`` is null as well.
     tested: whether the version is inside the range this adaptor was tested with; ``note`` says so in words.
@@ -48,7 +54,7 @@ class FrameworkState:
         manual: torch's autoload is switched off; they work after the line that ``next_step`` gives.
         failed: they do not work; ``detail`` says why.
         absent: the framework is not installed.
-    traceback: what failed in the autoload hook, or empty.
+    traceback: that of the autoload hook's failure, or empty.
     """
 
     name: str
@@ -68,9 +74,7 @@ def check() -> FrameworkState:
     except metadata.PackageNotFoundError:
         step = "to serve models, `pip install --no-deps lmdeploy` (docs/start/install.md says what else it needs)"
         return FrameworkState("lmdeploy", None, None, "", "absent", "not installed", step, "")
-    tested, note = describe(version)
-    state, detail, step, traceback = _try_devices()
-    return FrameworkState("lmdeploy", version, tested, note, state, detail, step, traceback)
+    return FrameworkState("lmdeploy", version, *describe(version), *_try_devices())
 
 
 def _try_devices() -> tuple[Literal["ready", "manual", "failed"], str, str, str]:
@@ -84,7 +88,15 @@ def _try_devices() -> tuple[Literal["ready", "manual", "failed"], str, str, str]
         error, traceback = _try_device(device_type, "" if autoload else IMPORT_LINE)
         if error or traceback:
             detail = f"device_type={device_type!r}: {error or 'the patches failed'}"
-            return "failed", detail, _advice(error, traceback), traceback
+            own = "Next step:" in error  # our own errors bring theirs
+            step = (
+                "install a tested version of lmdeploy"
+                if traceback
+                else ""
+                if own
+                else "mend or reinstall lmdeploy"
+            )
+            return "failed", detail, step, traceback
     devices = ", ".join(ours)
     if not autoload:
         detail = (
@@ -94,27 +106,20 @@ def _try_devices() -> tuple[Literal["ready", "manual", "failed"], str, str, str]
     return "ready", f"device_type {devices} works in scripts that never import dlinfer", "", ""
 
 
-def _advice(error: str, traceback: str) -> str:
-    if traceback:
-        return "install a tested version of lmdeploy"
-    return "" if "Next step:" in error else "mend or reinstall lmdeploy"  # our own errors bring theirs
-
-
 def _hook_is_installed() -> bool:
-    hooks = metadata.entry_points(group="torch.backends")
-    return any(hook.module == _autoload.__name__ for hook in hooks)
+    return any(hook.module == _autoload.__name__ for hook in metadata.entry_points(group="torch.backends"))
 
 
 def _try_device(device_type: str, import_line: str) -> tuple[str, str]:
-    """(what went wrong, traceback of the autoload hook), both empty when all is well."""
+    """(error, traceback of the autoload hook), both empty when all is well."""
     command = [sys.executable, "-c", _CHILD, device_type, import_line]
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return f"importing lmdeploy took more than {_TIMEOUT_SECONDS} s", ""
     try:
-        found = json.loads(child.stdout.strip().splitlines()[-1])
-        return found["error"], found["traceback"]
+        error, traceback = json.loads(child.stdout.strip().splitlines()[-1])
+        return error, traceback
     except (IndexError, ValueError):  # it died without a word of ours
         last = (child.stderr.strip().splitlines() or ["no message"])[-1]
         return f"importing lmdeploy ended the process with status {child.returncode}: {last}", ""

@@ -7,16 +7,9 @@ through these names, eagerly. Importing them imports nothing of LMDeploy.
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
+from dlinfer.framework.lmdeploy_ext.running.capture.policy import compatible_size
 
-_DOUBLING, _FINE = 16, 256  # sizes double up to the first, and are its multiples up to the second
-
-
-def get_ascend_compatible_size(size: int) -> int:
-    """The least batch size, not below ``size``, that a graph would be captured for."""
-    if size <= _DOUBLING:
-        return 1 << max(size - 1, 0).bit_length()
-    step = _DOUBLING if size <= _FINE else _FINE
-    return -(-size // step) * step
+get_ascend_compatible_size = compatible_size
 
 
 def AscendGraphRunner(  # noqa: N802 - LMDeploy's name for it, which it calls

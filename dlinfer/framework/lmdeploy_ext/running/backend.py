@@ -17,12 +17,7 @@ from dlinfer.framework.lmdeploy_ext.layers import attention, lora
 from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta, step_states
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts, router
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rotary, windows
-from dlinfer.framework.lmdeploy_ext.layers.quantised import (
-    awq,
-    eight_bit,
-    four_bit_experts,
-    kv_quantisation,
-)
+from dlinfer.framework.lmdeploy_ext.layers.quantised import awq, eight_bit, four_bit_experts, kv_quantisation
 from dlinfer.framework.lmdeploy_ext.layers.sparse_attention import indexer
 from dlinfer.framework.lmdeploy_ext.running.capture.runner import CaptureRunner
 from dlinfer.framework.lmdeploy_ext.running.graph_runner import CompiledRunner
@@ -30,16 +25,6 @@ from dlinfer.framework.lmdeploy_ext.sampling import multinomial as sampling
 from dlinfer.utils import computing
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
 from dlinfer.vendor import activate_default
-
-
-class EagerRunner(GraphRunner):
-    """Runs a model as it is."""
-
-    def __call__(self, **kwargs: Any) -> Any:
-        """One forward. kwargs: as LMDeploy's model takes them."""
-        computing.begins()
-        return super().__call__(**kwargs)
-
 
 logger = logging.getLogger("dlinfer")
 
@@ -70,13 +55,24 @@ _OURS = {
 word."""
 
 
+class EagerRunner(GraphRunner):
+    """Runs a model as it is."""
+
+    def __call__(self, **kwargs: Any) -> Any:
+        """One forward. kwargs: as LMDeploy's model takes them."""
+        computing.begins()
+        return super().__call__(**kwargs)
+
+
 class OpsBackend(DlinferOpsBackend):
     """Layers on the device of ours that LMDeploy runs on, through ``dlinfer.ops``."""
 
     @staticmethod
     def get_name() -> str:
         """Name of the device type."""
-        return _device_type()
+        device_type = activation.active()
+        assert device_type is not None, "LMDeploy gets this backend for devices of ours only"
+        return device_type
 
     @classmethod
     def build_op(cls, spec: Any, *, enable_deterministic: bool = False) -> Any:
@@ -127,7 +123,7 @@ class OpsBackend(DlinferOpsBackend):
         backend_config: Any,
         device: torch.device,
     ) -> Any:
-        """What runs the model: compiled graphs, or with ``eager_mode=True`` the model itself."""
+        """The runner of the model: compiled graphs, or with ``eager_mode=True`` the model itself."""
         kv_quantisation.check_model(model_config, cache_config)
         windows.apply(model, model_config.llm_config or model_config.hf_config)
         runner = EagerRunner if backend_config.eager_mode else _graph_runner(model)
@@ -139,24 +135,17 @@ class OpsBackend(DlinferOpsBackend):
         return activation.device().communicator
 
 
-def _device_type() -> str:
-    device_type = activation.active()
-    assert device_type is not None, "LMDeploy gets this backend for devices of ours only"
-    return device_type
-
-
 def _graph_runner(model: torch.nn.Module) -> Callable[..., Any]:
-    """What runs graphs: the vendor's own runner, compiled calls where there is an engine, or graphs that the device
-    captures. A vendor of kernels alone that cannot be captured has nothing to run them with."""
+    """The runner of graphs: the vendor's own, compiled calls where there is an engine, or graphs that the device
+    captures. A vendor of kernels alone that cannot be captured has no graphs."""
     device = activation.device()
     own = device.graph_runner()
     if own is not None:
         return own
     vendor = activate_default(activation.torch_device())
-    has_engine = settings.current().engine or (vendor is not None and vendor.default_engine)
-    if has_engine:
+    if settings.current().engine or (vendor is not None and vendor.default_engine):
         return CompiledRunner
     if device.graph_class is None:
-        logger.warning("device %s has no graphs here, so that each step runs eagerly", _device_type())
+        logger.warning("device %s has no graphs here, so that each step runs eagerly", activation.active())
         return EagerRunner
     return partial(CaptureRunner, device, adapters=lora.has_adapters(model))

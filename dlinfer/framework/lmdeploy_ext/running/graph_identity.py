@@ -1,18 +1,17 @@
-"""What tells the stored graphs of one model from another's: all that LMDeploy built the model from, by structure.
+"""The identity of a model's stored graphs: all that LMDeploy built the model from, by structure.
 
-LMDeploy's configurations and build context are described whole, field after field, whatever fields they have. What
-cannot change a graph is named in ``LEFT_OUT``, with the reason. A field that a later release adds counts, so that at
-worst a graph is compiled once more; with a list of what counts it would be run where it does not belong.
+LMDeploy's configurations and build context are described whole, field after field, whatever fields they have.
+``LEFT_OUT`` names those that cannot change a graph, with the reason. A field that a later release adds counts, so that
+at worst a graph is compiled once more. A list of fields that count would let a graph run where it does not belong.
 """
 
-import dataclasses
 import enum
 import hashlib
 import inspect
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,10 +54,9 @@ LEFT_OUT: dict[str, dict[str, str]] = {
         "_commit_hash": "which revision of a hub's repository; weights are inputs of a graph",
     },
     "envs": {
-        **dict.fromkeys(("log_file", "enable_request_cache_usage_metric"), _WATCHED),
-        **dict.fromkeys(
-            (name for name in vars(envs) if name.startswith(("torch_profile_", "ray_"))), _WATCHED
-        ),
+        "log_file": _WATCHED,
+        "enable_request_cache_usage_metric": _WATCHED,
+        **{name: _WATCHED for name in vars(envs) if name.startswith(("torch_profile_", "ray_"))},
         **dict.fromkeys(
             ("dp_master_addr", "dp_master_port", "dist_master_addr", "dist_master_port"),
             "where the processes of one engine find each other",
@@ -88,7 +86,7 @@ def model_identity(model: torch.nn.Module, **contexts: Any) -> str:
 
 
 def _switches() -> Iterator[tuple[str, Any]]:
-    """What LMDeploy's environment variables say; some choose what a layer does."""
+    """The settings of LMDeploy's environment variables: some choose what a layer does."""
     for name, value in sorted(vars(envs).items()):
         if name in LEFT_OUT["envs"] or name.startswith("_"):
             continue
@@ -107,7 +105,7 @@ def _name(item: Any) -> str:
 
 
 class _Description:
-    """Lines that are equal for equal structures, in any process; ``modules`` defines what was met."""
+    """Lines that are equal for equal structures, in any process. ``modules`` defines the described classes."""
 
     def __init__(self) -> None:
         self.modules: set[str] = set()
@@ -149,35 +147,19 @@ class _Description:
     def _object(self, path: str, value: Any) -> Iterator[str]:
         self.modules.add(type(value).__module__)
         yield f"{path}: {_name(type(value))}"
-        names = _fields(value)
-        if names is None:
-            # Nothing is known of what it holds, so no graph of another start may be taken for one of this.
+        state: Any = object.__getstate__(value)  # attributes, and those in slots
+        if state is None and not hasattr(value, "__dict__"):
+            # Python does not show what it holds, so no graph of another start may be taken for one of this.
             logger.warning(
-                "graphs are compiled anew at each start, as nothing tells what %s (%s) holds",
-                path,
-                type(value),
+                "graphs are compiled anew at each start: nothing shows what %s (%s) holds", path, type(value)
             )
             yield f"{path} = {os.urandom(16).hex()}"
             return
-        bases = {cls.__name__ for cls in type(value).__mro__}
-        left_out = {name for base in bases for name in LEFT_OUT.get(base, ())}
-        for name in sorted(names - left_out):
-            yield from self.lines(f"{path}.{name}", getattr(value, name, None))
-
-
-def _fields(value: Any) -> set[str] | None:
-    """Names of what an object holds; None where Python does not tell."""
-    slots = {name for cls in type(value).__mro__ for name in _listed(vars(cls).get("__slots__", ()))}
-    if not hasattr(value, "__dict__") and not slots:
-        return None
-    declared = (
-        {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
-    )
-    return (declared | slots | set(getattr(value, "__dict__", ()))) - {"__dict__", "__weakref__"}
-
-
-def _listed(slots: str | Iterable[str]) -> Iterable[str]:
-    return [slots] if isinstance(slots, str) else slots
+        attributes, slots = state if isinstance(state, tuple) else (state, {})
+        left_out = {name for base in type(value).__mro__ for name in LEFT_OUT.get(base.__name__, ())}
+        for name, item in sorted(((attributes or {}) | slots).items()):
+            if name not in left_out:
+                yield from self.lines(f"{path}.{name}", item)
 
 
 def _content(value: torch.Tensor | numpy.ndarray) -> str:

@@ -1,7 +1,6 @@
-"""A forward for graphs that gives the hidden states which somebody reads: of a prompt mostly its last token's.
+"""A forward for graphs that returns the hidden states that are read: those of a prompt's last token mostly.
 
-The choice stands at the graph's end, from where ``passes/hoist_row_selection`` moves it in front of the last
-layer's products.
+The selection stands at the graph's end. ``passes/hoist_row_selection`` moves it in front of the last layer's products.
 """
 
 import functools
@@ -27,8 +26,8 @@ class ForwardOfKeptRows(nn.Module):
 
         A graph knows its inputs by name, and the names are those that models of text have.
         """
-        given = {name: value for name, value in inputs.items() if value is not None}
-        return given if given.keys() <= _names() else None
+        present = {name: value for name, value in inputs.items() if value is not None}
+        return present if present.keys() <= _names() else None
 
     def forward(
         self,
@@ -69,7 +68,7 @@ def _names() -> frozenset[str]:
 def kept_rows(metadata: Any, tokens: int, *, last_only: bool) -> Tensor:
     """Places among a step's tokens: of each sequence's last one, int64 [sequences], or of all, int64 [tokens].
 
-    metadata: the step's StepMetadata, on whose device the result is.
+    metadata: the step's StepMetadata. The result is on its device.
     """
     ends = metadata.cu_seqlens_q
     return ends[1:].long() - 1 if last_only else torch.arange(tokens, device=ends.device)

@@ -2,9 +2,9 @@
 
 Engines that decode as fast with a graph of prefill get one for both, so that they repack the weights once.
 
-LMDeploy calls the runner with the same keywords at each step; what differs is sizes, and flags that tell the phases
-apart. Sizes are marked as unknown to the compiler before the capture, so that 1 is a size like any other and nothing
-is compiled while requests run: LMDeploy's own warm-up meets each phase once.
+LMDeploy calls the runner with the same keywords at each step. The steps differ in sizes, and in flags that tell the
+phases apart. Before the capture sizes are marked as unknown to the compiler, so that 1 is a size like any other.
+LMDeploy's own warm-up meets each phase once, so that nothing is compiled while requests run.
 """
 
 import sys
@@ -47,7 +47,7 @@ _METADATA_SIZES = {
     "adapter_ids": ("tokens",),
     "kept_rows": ("kept",),
 }
-# What is the same at each step of an engine: a graph may depend on its sizes and numbers.
+# The same at each step of an engine: a graph may depend on their sizes and numbers.
 _STEADY = (
     "past_key_values",
     "attn_metadata.block_size",
@@ -61,9 +61,10 @@ _STEADY = (
 
 @dataclass
 class PhaseCounts:
-    """What became of one phase of one engine: ``compiled`` or ``loaded`` from the cache, or ``eager`` and why.
+    """One phase of one engine.
 
-    report: what was compiled, as ``dlinfer.explain`` shows it; None where it runs eagerly.
+    outcome: ``compiled``, ``loaded`` from the cache, or ``eager``, with the reason.
+    report: the compiled graph, as ``dlinfer.explain`` shows it; None where the phase runs eagerly.
     """
 
     phase: str
@@ -91,15 +92,14 @@ _runners: list[weakref.ref[RunnerCounts]] = []
 
 def counts() -> list[RunnerCounts]:
     """The compilations of every engine that runs graphs in this process and still exists, the oldest first."""
-    found = [reference() for reference in _runners]
-    return [one for one in found if one is not None]
+    return [alive for reference in _runners if (alive := reference()) is not None]
 
 
 class CompiledRunner(GraphRunner):
     """Runs a model's forward and its logits as compiled graphs.
 
-    last_rows_only: of a step that is no decoding, give the hidden states of each sequence's last token alone, in the
-    sequences' order. Not where the forward has inputs that ForwardOfKeptRows does not take.
+    last_rows_only: a step with prompts returns the hidden states of each sequence's last token alone, in the sequences'
+    order. Not where the forward has inputs that ForwardOfKeptRows does not take.
     """
 
     last_rows_only = False
@@ -127,32 +127,36 @@ class CompiledRunner(GraphRunner):
         if self._parts is not None:
             self._take_apart(self._parts)
 
-    def _take_apart(self, found: parts.Parts) -> None:
+    def _take_apart(self, own: parts.Parts) -> None:
         """Let the language part and the vision part of a model run as graphs, each on its own."""
-        language: Any = self.model.get_submodule(found.language)
+        model: Any = self.model
+        language = model.get_submodule(own.language)
         forward = language.forward
-        speech = parts.method(found.speech, language, forward)
+        speech = parts.method(own.speech, language, forward)
         if lora.has_adapters(language):
             speech = self._with_adapters(language, speech)
         of_kept_rows = ForwardOfKeptRows(speech)
-        owner, function = parts.vision_function(self.model, found)
-        tower = parts.method(found.tower, owner, function)
+        owner, function = parts.vision_function(model, own)
+        tower = parts.method(own.tower, owner, function)
 
         def compiled_language(*args: Any, **kwargs: Any) -> Any:
-            given = parts.named(forward, args, kwargs)
-            if given.get("inputs_embeds") is None:  # InternVL's own classes leave it to the language part
-                model: Any = self.model
-                given["inputs_embeds"] = model.get_input_embeddings()(given["input_ids"])
-            given["input_ids"] = None
-            return self._step(speech, found.arrange_speech(self.model, given), of_kept_rows)
+            inputs = parts.named(forward, args, kwargs)
+            if inputs.get("inputs_embeds") is None:  # InternVL's own classes leave it to the language part
+                inputs["inputs_embeds"] = model.get_input_embeddings()(inputs["input_ids"])
+            inputs["input_ids"] = None
+            return self._step(speech, own.arrange_speech(model, inputs), of_kept_rows)
 
         def compiled_vision(*args: Any, **kwargs: Any) -> Any:
-            given = found.arrange(self.model, parts.named(function, args, kwargs))
-            return found.restore(self._see(found, tower, given))
+            inputs = own.arrange(model, parts.named(function, args, kwargs))
+            call = self._calls.get("vision")
+            if call is None:
+                _mark(parts.marks(own.sizes, inputs))
+                return own.restore(self._compile("vision", "vision", tower, inputs, own.steady(inputs)))
+            return own.restore(call(**inputs))
 
         language.forward = compiled_language
-        setattr(owner, found.vision[1], compiled_vision)
-        self._see_example = lambda: compiled_vision(**found.example(self.model))
+        setattr(owner, own.vision[1], compiled_vision)
+        self._see_example = lambda: compiled_vision(**own.example(model))
 
     def _with_adapters(self, owner: torch.nn.Module, forward: Callable[..., Any]) -> torch.nn.Module:
         return lora.ForwardWithAdapters(self.ctx_mgr, owner, forward)
@@ -162,66 +166,52 @@ class CompiledRunner(GraphRunner):
         self.counts.steps += 1
         if self._parts is None:
             return self._step(self._forward, kwargs, self._forward_of_kept)
-        if (
-            "vision" not in self._calls
-        ):  # LMDeploy's warm-up has no images, so the first of them would compile it
+        if "vision" not in self._calls:
+            # LMDeploy's warm-up has no images, so the first of them would compile it.
             with torch.inference_mode():
                 self._see_example()
         return self.model(**kwargs)
 
     def _step(
-        self,
-        function: Callable[..., Any],
-        kwargs: dict[str, Any],
-        of_kept_rows: ForwardOfKeptRows,
+        self, function: Callable[..., Any], kwargs: dict[str, Any], of_kept_rows: ForwardOfKeptRows
     ) -> Any:
-        """One forward of what makes hidden states. of_kept_rows: takes function's place where a step has prompts."""
+        """One forward to hidden states. of_kept_rows: replaces function where a step has prompts."""
         metadata = kwargs["attn_metadata"]
         # Prefill through the cache serves prompts with and without a cached beginning: one graph, not two.
         metadata.is_prefill_no_cache = False
-        if self._phases_alike:
-            metadata.is_decoding = (
-                False  # attention through the cache of one new token, as of any other number
-            )
+        if self._phases_alike:  # attention through the cache takes any number of new tokens
+            metadata.is_decoding = False
         if not metadata.is_decoding:
             taken = of_kept_rows.taken(kwargs)
             if taken is not None:
                 function, kwargs = of_kept_rows, taken
                 tokens = metadata.kv_start_indices.numel()
                 metadata.kept_rows = kept_rows(metadata, tokens, last_only=self.last_rows_only)
-        key = _phase(kwargs)
+        # A graph is for a phase and a choice of optional inputs.
+        key = metadata.is_decoding, tuple(name for name, value in kwargs.items() if value is not None)
         call = self._calls.get(key)
         if call is not None:
-            return self._told(key, call, kwargs)
+            return self._run(key, call, kwargs)
         _mark_sizes(kwargs)
         if self._parts is not None:
             _mark(parts.marks(self._parts.speech_sizes, kwargs))
         phase = "forward" if self._phases_alike else "decoding" if metadata.is_decoding else "prefill"
-        computing.begins()  # what the step before gave need not wait for the compiler
-        self._calls[key], result = self._compile(phase, function, kwargs)
+        computing.begins()  # the results of the step before need not wait for the compiler
+        result = self._compile(key, phase, function, kwargs)
         hidden = result.get("hidden_states") if isinstance(result, dict) else result
         if isinstance(hidden, torch.Tensor) and hidden.dim() == 3:
             # LMDeploy's warm-up asks for no logits, so the first request would compile them.
             self.get_logits(hidden[:, -1:])
         return result
 
-    def _told(self, key: Any, call: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        """Run a compiled call, and tell that it computes where nothing in it does, as the last time showed."""
+    def _run(self, key: Any, call: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+        """Run a compiled call. Say that it computes where the call itself did not say so the last time."""
         if key in self._silent:
             computing.begins()
         before = computing.count()
         result = call(**kwargs)
         if computing.count() == before:
             self._silent.add(key)
-        return result
-
-    def _see(self, found: parts.Parts, function: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        """Features of images. kwargs: as ``function`` takes them."""
-        call = self._calls.get("vision")
-        if call is not None:
-            return call(**kwargs)
-        _mark(parts.marks(found.sizes, kwargs))
-        self._calls["vision"], result = self._compile("vision", function, kwargs, found.steady(kwargs))
         return result
 
     def get_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -234,21 +224,24 @@ class CompiledRunner(GraphRunner):
             return call(hidden_states=hidden_states)
         hidden_states = hidden_states.clone()
         mark_unbacked(hidden_states, 1, "rows")
-        kwargs = {"hidden_states": hidden_states}
-        self._calls["logits"], result = self._compile("logits", project, kwargs)
-        return result
+        return self._compile("logits", "logits", project, {"hidden_states": hidden_states})
 
     def reset(self) -> None:
-        """Called when LMDeploy sleeps or ends: let go of what the compiled calls hold of the caches."""
+        """Called when LMDeploy sleeps or ends: the compiled calls release the caches."""
         super().reset()
         for call in self._calls.values():
             if isinstance(call, BoundCall):
                 call.unbind()
 
     def _compile(
-        self, phase: str, function: Callable[..., Any], kwargs: dict[str, Any], same: Sequence[str] = ()
-    ) -> tuple[Callable[..., Any], Any]:
-        """(what runs this phase from now on, the result of its first run). same: arguments that never change."""
+        self,
+        key: Any,
+        phase: str,
+        function: Callable[..., Any],
+        kwargs: dict[str, Any],
+        same: Sequence[str] = (),
+    ) -> Any:
+        """Compile what ``_calls[key]`` runs from now on; return its first result. same: names of constant arguments."""
         start = time.perf_counter()
         there = sorted(name for name, value in kwargs.items() if value is not None)
         steady = [name for name in _STEADY if name.partition(".")[0] in kwargs] + list(same)
@@ -257,29 +250,17 @@ class CompiledRunner(GraphRunner):
                 function, kwargs, identity=f"{self._identity}\n{phase} {there}", steady=steady
             )
         except CaptureError as error:
-            return self._run_eagerly(phase, function, kwargs, error)
+            leave_graph(phase, error, settings.current().fallback)
+            self.counts.phases.append(PhaseCounts(phase, "eager", 0.0, str(error)))
+            result = function(**kwargs)
+            self._calls[key] = function
+            return result
+        self._calls[key] = call
         seconds = time.perf_counter() - start
         outcome = "loaded" if stored else "compiled"
         self.counts.phases.append(PhaseCounts(phase, outcome, seconds, report=call.report))
-        _say(f"{phase} {outcome} in {seconds:.1f} s")
-        return call, result
-
-    def _run_eagerly(
-        self, phase: str, function: Callable[..., Any], kwargs: dict[str, Any], error: CaptureError
-    ) -> tuple[Callable[..., Any], Any]:
-        leave_graph(phase, error, settings.current().fallback)
-        self.counts.phases.append(PhaseCounts(phase, "eager", 0.0, str(error)))
-        return function, function(**kwargs)
-
-
-def _say(text: str) -> None:
-    print(f"dlinfer: graph mode: {text}", file=sys.stderr, flush=True)
-
-
-def _phase(kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """What tells one graph from another: the phase, and which optional inputs there are."""
-    there = tuple(name for name, value in kwargs.items() if value is not None)
-    return kwargs["attn_metadata"].is_decoding, there
+        print(f"dlinfer: graph mode: {phase} {outcome} in {seconds:.1f} s", file=sys.stderr, flush=True)
+        return result
 
 
 def _mark(sizes: Iterable[tuple[torch.Tensor, int, str | None]]) -> None:

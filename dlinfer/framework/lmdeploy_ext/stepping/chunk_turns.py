@@ -1,8 +1,9 @@
 """Decoding has a turn before each chunk of a long prompt, the last one too.
 
-LMDeploy puts a decoding step between the chunks of a prompt, but sends the last two in a row where the scheduler is
+LMDeploy puts a decoding step between the chunks of a prompt. But it sends the last two in a row where the scheduler is
 free to prefill, and a chunk right after short prompts. On a host a chunk takes long, and other users' streams stand
-still for two of them.
+still for two of them. After a decoding step the last chunk is sent by LMDeploy's own rule, so it waits for one step at
+most.
 """
 
 from typing import Any
@@ -29,6 +30,3 @@ def _should_defer(original: Original, self: Any) -> bool:
         and len(maker.running_seqs) > 0
         and maker._last_forward_kind != "decode"
     )
-
-
-"""After a decoding step the last chunk is sent by LMDeploy's own rule, so it waits for one step at most."""

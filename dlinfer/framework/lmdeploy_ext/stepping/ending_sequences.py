@@ -1,25 +1,26 @@
 """Sequences whose last token is being computed, as far as their length tells.
 
-LMDeploy makes the next step ready while the one before it computes, and so decodes sequences once more that end with
-that one. Of a batch a row is lost; where all of them end, a whole step, for which the next prompt waits, and beside
-which it would be read in small portions.
+LMDeploy makes the next step ready while the step before it computes, and so decodes sequences once more that end with
+that step. That wastes a row of a batch. Where all sequences end it wastes a whole step. The next prompt waits for it,
+or is read in small portions beside it.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-_NAME = "dlinfer_in_flight"  # of the attribute in which a maker of inputs has the sequences of the step it made last
+_NAME = "dlinfer_in_flight"
+"""Attribute of a maker of inputs: the sequences of the last step that it made."""
 
 
-def note(maker: Any, made: dict[str, Any] | None) -> None:
-    """Remember whom a step is of that was just made; ``made`` is ``_make_forward_inputs``'s."""
-    setattr(maker, _NAME, () if made is None else tuple(made.get("running") or ()))
+def note(maker: Any, step: dict[str, Any] | None) -> None:
+    """Remember the sequences of a step that was just made. step: the result of ``_make_forward_inputs``."""
+    setattr(maker, _NAME, () if step is None else tuple(step.get("running") or ()))
 
 
 def decodes_on(maker: Any, is_ahead: bool) -> bool:
     """Whether a sequence of the running batch needs another step.
 
-    is_ahead: whether the step that was made last is still computed, and will add a token to each of its sequences.
+    is_ahead: whether the last step still computes, and will add a token to each of its sequences.
     """
     from lmdeploy.pytorch.messages import MessageStatus
 

@@ -1,7 +1,7 @@
 """A decoding step and the portion of prompts behind it, as one forward of the model.
 
-LMDeploy's step is a forward, logits, sampling and bookkeeping. Two steps stay two steps here, in their order; their
-forwards and logits alone are joined: the first step computes the rows of both, and the second finds its own computed.
+LMDeploy's step is a forward, logits, sampling and bookkeeping. Two steps stay two steps here, in their order. Their
+forwards and logits alone are joined: the first step computes the rows of both, and the second takes its own.
 """
 
 import asyncio
@@ -16,35 +16,36 @@ from torch import Tensor
 from dlinfer.framework.lmdeploy_ext.stepping import last_token_rows as last_rows
 from dlinfer.framework.patching import Original, replaces
 
-_NAME = "dlinfer_joined"  # of the attribute in which an agent has the forward that two of its steps share
+_NAME = "dlinfer_joined"
+"""Attribute of an agent: the forward that two of its steps share."""
 
 Forward = Callable[..., Awaitable[dict[str, Any]]]
+Step = Callable[[], Awaitable[None]]
 
 
 async def following(agent: Any, seconds: float) -> dict[str, Any] | None:
     """Take the next step's arguments from the agent's queue as its loop would; None where none come in time."""
     try:
-        async with asyncio.timeout(
-            seconds
-        ):  # wait_for swallows a cancellation that meets an item, before Python 3.12
-            taken = await agent._in_que.get()
+        # Before Python 3.12 wait_for swallows a cancellation that meets an item.
+        async with asyncio.timeout(seconds):
+            step = await agent._in_que.get()
     except TimeoutError:
         return None
-    return received(agent, taken)
+    return received(agent, step)
 
 
-def received(agent: Any, taken: dict[str, Any]) -> dict[str, Any]:
-    """What came from the agent's queue, as the arguments of a step."""
-    agent._keep_h2d_transfer(taken.pop("_h2d_transfer", None))
-    return taken
+def received(agent: Any, step: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a step that came from the agent's queue."""
+    agent._keep_h2d_transfer(step.pop("_h2d_transfer", None))
+    return step
 
 
 def can_join(agent: Any, first: dict[str, Any], second: dict[str, Any]) -> bool:
-    """Whether a decoding step and the one behind it, by their arguments, have nothing but rows for the model."""
+    """Whether the arguments of a decoding step and of the step behind it ask the model for rows alone."""
     prompts = second.get("inputs")
-    if prompts is None or prompts.is_decoding or prompts.is_dummy or agent.spec_agent.is_enabled():
+    if prompts is None or prompts.is_decoding or prompts.is_dummy:
         return False
-    if getattr(agent, "memdecode_agent", None) is not None:
+    if agent.spec_agent.is_enabled() or getattr(agent, "memdecode_agent", None) is not None:
         return False
     own = ("cache_inputs", "kv_connector_metadata", "return_routed_experts")
     if any(step.get(name) for step in (first, second) for name in own):
@@ -52,13 +53,8 @@ def can_join(agent: Any, first: dict[str, Any], second: dict[str, Any]) -> bool:
     return not (second.get("swap_in_map") or second.get("swap_out_map"))
 
 
-async def joined(
-    agent: Any,
-    first: Callable[[], Awaitable[None]],
-    second: Callable[[], Awaitable[None]],
-    arguments: dict[str, Any],
-) -> None:
-    """Run two steps. first: decodes. arguments: those that second is called with."""
+async def joined(agent: Any, first: Step, second: Step, arguments: dict[str, Any]) -> None:
+    """Run two steps. first: decodes. arguments: those of second."""
     expect(agent, arguments)
     try:
         await first()
@@ -68,7 +64,7 @@ async def joined(
 
 
 def expect(agent: Any, second: dict[str, Any]) -> None:
-    """The agent's next forward decodes, and the one after it is of the prompts of a step with these arguments."""
+    """Join the agent's next forward, which decodes, with the forward of the prompts of a step with these arguments."""
     prompts = second["inputs"]
     has_all_logits = bool(second.get("return_logits") or second.get("return_ce_loss"))
     one_row_each = last_rows.are_enough(prompts, has_all_logits=has_all_logits)
@@ -76,21 +72,20 @@ def expect(agent: Any, second: dict[str, Any]) -> None:
 
 
 class _Joined:
-    """What two forwards share. prompts: the second one's ModelInputs, which its own step may yet give model_metas.
+    """The state that two forwards share.
 
+    prompts: ModelInputs of the second forward. Its own step may still set their model_metas.
     one_row_each: the second step asks for logits of each prompt's last row alone.
     """
 
     def __init__(self, prompts: Any, agent: Any, one_row_each: bool) -> None:
-        self._prompts = prompts
-        self._agent = agent
-        self._one_row_each = one_row_each
+        self._prompts, self._agent, self._one_row_each = prompts, agent, one_row_each
         self._second: dict[str, Any] | None = None
         self._second_logits: Tensor | None = None
         self._is_first = True
 
     async def forward(self, original: Forward, inputs: Any) -> dict[str, Any]:
-        """original: takes ModelInputs. Called twice, with those of the decoding step and of the prompts."""
+        """Called twice, with the ModelInputs of the decoding step and of the prompts. original: takes ModelInputs."""
         if not self._is_first:
             return await original(inputs) if self._second is None else self._second
         self._is_first = False
@@ -103,13 +98,13 @@ class _Joined:
         with last_rows.giving(self._agent, self._one_row_each):
             output = await original(both)
         parts = split(output, inputs, self._prompts, kept)
-        if parts is None:  # what it wrote into the cache is written once more, the same
+        if parts is None:  # the next forward writes the same into the cache once more
             return await original(inputs)
         first, self._second = parts
         return first
 
     def logits(self, original: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-        """original: takes hidden states [1, rows, H], gives [1, rows, V]. Called twice, as ``forward`` is."""
+        """Called twice, as ``forward`` is. original: hidden states [1, rows, H] -> [1, rows, V]."""
         if self._second_logits is not None:
             return self._second_logits
         if self._second is None or not self._one_row_each:
@@ -124,8 +119,8 @@ class _Joined:
     def _kept_rows(self, decoding: Any) -> Tensor | None:
         """Indices of the rows that still have their blocks; None where all have.
 
-        A sequence that ended while its next step was made ready has lost its blocks to whom they were given since:
-        its row writes where a prompt does. Nobody reads what comes of it, and one forward has no order of writes.
+        A sequence that ended while its next step was made ready has lost its blocks, and a prompt may have them now.
+        Both rows would write there, and one forward has no order of writes. Nobody reads the results of the first row.
         """
         lost = torch.isin(self._slots(decoding), self._slots(self._prompts))
         return (~lost).nonzero()[:, 0] if lost.any() else None
@@ -133,12 +128,12 @@ class _Joined:
     def _slots(self, inputs: Any) -> Tensor:
         from dlinfer.framework.lmdeploy_ext.layers.attention import cache_slots  # which imports LMDeploy's
 
+        config = self._agent.cache_config
         ends = inputs.seq_length + inputs.history_lengths
-        if self._agent.cache_config.window_size > 0:
+        if config.window_size > 0:
             ends = ends - inputs.num_ignored_history
         starts = torch.nn.functional.pad(inputs.seq_length.cumsum(0), (1, 0))
-        size = self._agent.cache_config.kernel_block_size
-        tokens = inputs.input_ids.numel()
+        size, tokens = config.kernel_block_size, inputs.input_ids.numel()
         return cache_slots(inputs.seq_length, ends, starts, inputs.block_offsets, size, tokens)
 
 
@@ -150,7 +145,7 @@ _OF_THE_STEP = (
     "is_last_chunk",
     "is_chunk_multimodal",
 )
-"""Fields of ModelInputs that say what is done with a step's outputs, after its forward."""
+"""Fields of ModelInputs on the use of a step's outputs, after its forward."""
 
 
 def join(decoding: Any, prompts: Any) -> Any | None:
@@ -169,10 +164,10 @@ def join(decoding: Any, prompts: Any) -> Any | None:
     for name in ("seq_length", "history_lengths", "num_ignored_history"):
         both[name] = torch.cat([getattr(decoding, name), getattr(prompts, name)])
     for name, dim in (("local_adapter_ids", 0), ("mrope_pos_ids", 1)):
-        parts = [getattr(inputs, name) for inputs in (decoding, prompts)]
-        if any(part is not None for part in parts):
-            if any(part is None for part in parts):
-                return None
+        parts = [part for inputs in (decoding, prompts) if (part := getattr(inputs, name)) is not None]
+        if len(parts) == 1:
+            return None
+        if parts:
             both[name] = torch.cat(parts, dim)
     metas = [meta for inputs in (decoding, prompts) for meta in inputs.model_metas or ()]
     if any(meta is not None for meta in metas):
@@ -190,37 +185,31 @@ def join(decoding: Any, prompts: Any) -> Any | None:
 def split(
     output: dict[str, Any], decoding: Any, prompts: Any, kept: Tensor | None
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The outputs of both steps' forwards; None where the model gives what is not known to be split by rows.
+    """The outputs of both steps' forwards; None where the output has something that may not split by rows.
 
-    kept: int64, the rows of decoding that were computed, all if None; the others' hidden states are 0.
+    kept: int64, the computed rows of decoding, None for all. The hidden states of the other rows are 0.
     """
     if output.keys() - {"hidden_states", "model_metas", "seq_length", "position_ids"}:
         return None
     if any(meta is not None for meta in output.get("model_metas") or ()):
         return None
     hidden, positions = output["hidden_states"], output["position_ids"]
-    rows = decoding.input_ids.numel() if kept is None else kept.numel()
-    first = hidden[:, :rows]
-    first_positions = positions[..., :rows]
+    tokens = decoding.input_ids.numel()
+    rows = tokens if kept is None else kept.numel()
+    first, first_positions = hidden[:, :rows], positions[..., :rows]
     if kept is not None:
-        first = hidden.new_zeros(hidden.shape[0], decoding.input_ids.numel(), hidden.shape[2])
-        first[:, kept] = hidden[:, :rows]
-        first_positions = positions.new_zeros(*positions.shape[:-1], decoding.input_ids.numel())
-        first_positions[..., kept] = positions[..., :rows]
+        first = hidden.new_zeros(hidden.shape[0], tokens, hidden.shape[2]).index_copy_(1, kept, first)
+        zeros = positions.new_zeros(*positions.shape[:-1], tokens)
+        first_positions = zeros.index_copy_(-1, kept, first_positions)
     return (
-        {
-            "hidden_states": first,
-            "model_metas": None,
-            "seq_length": decoding.seq_length,
-            "position_ids": first_positions,
-        },
-        {
-            "hidden_states": hidden[:, rows:],
-            "model_metas": None,
-            "seq_length": prompts.seq_length,
-            "position_ids": positions[..., rows:],
-        },
+        _output(decoding, first, first_positions),
+        _output(prompts, hidden[:, rows:], positions[..., rows:]),
     )
+
+
+def _output(inputs: Any, hidden: Tensor, positions: Tensor) -> dict[str, Any]:
+    lengths = {"seq_length": inputs.seq_length, "model_metas": None}
+    return lengths | {"hidden_states": hidden, "position_ids": positions}
 
 
 def _rows_of(decoding: Any, kept: Tensor) -> Any:
@@ -231,7 +220,7 @@ def _rows_of(decoding: Any, kept: Tensor) -> Any:
 
 
 def _padded(first: Tensor, second: Tensor) -> Tensor:
-    """Block tables below each other, the shorter rows filled up with block 0, which nobody reads there."""
+    """Block tables below each other. Block 0, which nobody reads there, fills up the shorter rows."""
     width = max(first.shape[1], second.shape[1])
     pad = torch.nn.functional.pad
     return torch.cat([pad(table, (0, width - table.shape[1])) for table in (first, second)])
@@ -241,11 +230,7 @@ _AGENT = "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent"
 _TWICE = "computes decoding and prompts apart, and so reads the weights twice"
 
 
-@replaces(
-    f"{_AGENT}.async_forward",
-    why=_TWICE,
-    essential=False,
-)
+@replaces(f"{_AGENT}.async_forward", why=_TWICE, essential=False)
 async def _async_forward(
     original: Original, self: Any, inputs: Any, cache_inputs: Any = None
 ) -> dict[str, Any]:
@@ -255,11 +240,7 @@ async def _async_forward(
     return await shared.forward(functools.partial(original, self), inputs)
 
 
-@replaces(
-    f"{_AGENT}.get_logits",
-    why=_TWICE,
-    essential=False,
-)
+@replaces(f"{_AGENT}.get_logits", why=_TWICE, essential=False)
 def _get_logits(original: Original, self: Any, hidden_states: Tensor) -> Tensor:
     shared: _Joined | None = getattr(self, _NAME, None)
     if shared is None:

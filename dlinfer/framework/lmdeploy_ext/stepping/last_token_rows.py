@@ -1,6 +1,6 @@
-"""Steps that ask for each sequence's next token and no more: their compiled forward gives the last tokens' rows alone.
+"""Steps that ask for each sequence's next token alone: their compiled forward returns the last tokens' rows alone.
 
-LMDeploy takes the last rows out of all when the forward has given them, and takes what has one row a sequence as it is.
+LMDeploy selects the last rows of a result with all rows, and takes a result with one row a sequence as it is.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from dlinfer.framework.patching import Original, replaces
 
 @contextlib.contextmanager
 def giving(agent: Any, last_only: bool) -> Iterator[None]:
-    """For the time of a forward, let an agent's model give the last tokens' rows, or all, if it is compiled."""
+    """For the time of a forward, let an agent's compiled model return the last tokens' rows, or all."""
     runner = agent.patched_model
     before = getattr(runner, "last_rows_only", None)
     if before is None:
@@ -27,7 +27,7 @@ def giving(agent: Any, last_only: bool) -> Iterator[None]:
 
 
 def are_enough(inputs: Any, *, has_all_logits: bool) -> bool:
-    """Whether a step reads no other row. inputs: its ModelInputs. has_all_logits: it gives logits, or a loss of them.
+    """Whether a step reads no other row. inputs: its ModelInputs. has_all_logits: it returns logits, or their loss.
 
     A step that scores its input names the rows whose logits it needs.
     """
@@ -36,7 +36,7 @@ def are_enough(inputs: Any, *, has_all_logits: bool) -> bool:
 
 @replaces(
     "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent._async_model_forward",
-    why="computes a prompt's last layer for all its tokens, of which the last one is read",
+    why="computes a prompt's last layer for all its tokens, though only the last one is read",
     when=activation.is_on,
     essential=False,
 )

@@ -1,9 +1,9 @@
 """While some requests decode, waiting prompts are read in small portions, one after each decoding step.
 
-LMDeploy reads all waiting prompts before it goes on decoding, thousands of tokens a step: milliseconds of a GPU,
-seconds of a host, in which every stream stands still. Here decoding and a portion of prompts take turns, and on devices
-of one process both are one forward (joined_forward.py): decoding then costs the step next to nothing, since a product
-reads the weights once for all rows.
+LMDeploy reads all waiting prompts before it goes on decoding, thousands of tokens a step. That takes a GPU
+milliseconds and a host seconds, and every stream stands still meanwhile. Here decoding and a portion of prompts take
+turns. On devices of one process both are one forward (joined_forward.py). Decoding then adds next to nothing to the
+step, since a product reads the weights once for all rows.
 """
 
 from typing import Any
@@ -14,17 +14,15 @@ from dlinfer.framework.lmdeploy_ext.stepping import ending_sequences as last_tok
 from dlinfer.framework.patching import Original, replaces
 
 FOLLOWED = "dlinfer_followed"
-"""Key of a decoding step's forward inputs, true where a portion of prompts will be sent right after it."""
+"""Key of a decoding step's forward inputs: whether a portion of prompts will be sent right after it."""
 
 
 def _portion(maker: Any, is_ahead: bool) -> int | None:
-    """Tokens of prompts that are read beside the sequences that decode now; None where that is not to be changed.
+    """The most tokens of prompts in a step beside the sequences that decode now; None for LMDeploy's own limit.
 
     is_ahead: whether the step before is still computed.
     """
-    if rope_lengths.governs(maker):
-        return None
-    if not last_tokens.decodes_on(maker, is_ahead):
+    if rope_lengths.governs(maker) or not last_tokens.decodes_on(maker, is_ahead):
         return None
     beside = activation.device().prefill_tokens_beside_decoding
     if beside is None:
@@ -77,39 +75,31 @@ def _do_prefill(original: Original, self: Any) -> bool:
 def _make_forward_inputs(
     original: Original, self: Any, prefill: bool, enable_empty: bool = False
 ) -> dict[str, Any] | None:
-    is_ahead = enable_empty  # which LMDeploy says of a step that is made while another is computed
+    is_ahead = enable_empty  # LMDeploy sets it for a step that is made while another is computed
     if is_ahead and not prefill and _would_decode_in_vain(self):
         last_tokens.note(self, None)
         return None
     _set_limits(self, _portion(self, is_ahead))
-    made = original(self, prefill, enable_empty)
-    last_tokens.note(self, made)
-    if made is None or not activation.is_synchronous() or not _is_one_process(self.executor):
-        return made
+    step = original(self, prefill, enable_empty)
+    last_tokens.note(self, step)
+    from lmdeploy.pytorch.engine.executor.uni_executor import UniExecutor
+
+    # Ranks of several processes would have to agree on what they compute together.
+    if step is None or not activation.is_synchronous() or not isinstance(self.executor, UniExecutor):
+        return step
     # A step that decodes because no prompt could be admitted is followed by another one.
-    decodes = made["inputs"] is None and made["delta"] is not None
+    decodes = step["inputs"] is None and step["delta"] is not None
     takes_turns = decodes and not prefill and _portion(self, is_ahead=True) is not None
-    made[FOLLOWED] = takes_turns and _has_prompts(self)
-    return made
+    step[FOLLOWED] = takes_turns and _has_prompts(self)
+    return step
 
 
 def _would_decode_in_vain(maker: Any) -> bool:
-    """Whether the step could only decode, and all that it would decode end with the step before, which is computed.
+    """Whether the step could only decode sequences that all end with the step before, which still computes.
 
-    A sequence that does not end there, whatever its length says, is decoded by the step that is made then.
+    A sequence that does not end there, though its length says so, is decoded by the step that is made then.
     """
     if not maker.running_seqs or last_tokens.decodes_on(maker, is_ahead=True):
         return False
-    return not maker.long_context_chunker.enabled() and not _has_connector(maker.scheduler)
-
-
-def _has_connector(scheduler: Any) -> bool:
-    """Whether each step carries messages about a store of caches elsewhere."""
-    return scheduler.has_kv_connector()
-
-
-def _is_one_process(executor: Any) -> bool:
-    """Ranks of several processes would have to agree on what they compute together."""
-    from lmdeploy.pytorch.engine.executor.uni_executor import UniExecutor
-
-    return isinstance(executor, UniExecutor)
+    # With a connector each step carries messages about a store of caches elsewhere.
+    return not maker.long_context_chunker.enabled() and not maker.scheduler.has_kv_connector()

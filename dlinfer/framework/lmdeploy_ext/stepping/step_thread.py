@@ -1,16 +1,17 @@
 """Steps of the model on a thread of their own, so that the engine's event loop goes on while one runs.
 
 On devices whose calls return before their work is done the loop is free anyway. On the host a step returns when it is
-done: a prefill of a few thousand tokens takes seconds, in which nothing is streamed, admitted or answered. LMDeploy's
-loop is written for the first kind: it makes the next inputs and hands out results while a step is under way.
+done. A prefill of a few thousand tokens takes seconds, and meanwhile nothing would be streamed, admitted or answered.
+LMDeploy's loop is written for the first kind: it makes the next inputs and hands out results while a step is under way.
 """
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,28 +20,28 @@ import torch
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.faults.sampling.steps import texts_of
 from dlinfer.framework.lmdeploy_ext.stepping import joined_forward, prompt_turns
+from dlinfer.framework.lmdeploy_ext.stepping.joined_forward import Step
 from dlinfer.framework.patching import Original, replaces
 from dlinfer.utils import computing
 
 _LATEST = 0.005
-"""Seconds for which what a step gave waits for the next one to compute."""
+"""The outputs of a step wait so many seconds for the next one to compute."""
 _FOLLOWS = 0.05
-"""Seconds for which decoding waits for the prompts that it is said to be followed by: ten times what they take."""
+"""Decoding waits so many seconds for the prompts that will follow it: ten times as long as they take."""
 
-_NAME = "dlinfer_steps"  # of the attribute in which an agent has its thread
-
-Step = Callable[[], Awaitable[None]]
+_NAME = "dlinfer_steps"
+"""Attribute of an agent: its thread."""
 
 
 class StepThread:
     """Runs coroutines of one model agent, one after the other, on one thread with an event loop of its own.
 
-    idle: held while one runs. Whoever changes what a step reads takes it first.
-    era: counts how often what steps read was taken away; a step that was taken from the queue before never runs.
+    idle: held while one runs. Code that changes weights or caches takes it first.
+    era: counts how often the weights or caches went away. A step of an earlier era never runs.
 
-    What a step gives is handed over when the next one has begun to compute: handling it takes the loop a millisecond or
-    two of Python, for which the next step would have to wait, and which cost nothing beside one that computes. For the
-    same reason a step that lies ready is begun by the thread itself, not by the loop that would have to wake for it.
+    The outputs of a step are handed over when the next step has begun to compute. Their handling takes the loop a
+    millisecond or two of Python. The next step would have to wait for that, and beside a step that computes it costs
+    nothing. For the same reason the thread itself begins a step that lies ready: the loop would have to wake for it.
     """
 
     def __init__(self) -> None:
@@ -57,8 +58,8 @@ class StepThread:
     ) -> None:
         """Wait for a step, and for those behind it, without holding up the loop that this is called in.
 
-        following: gives the next step if it lies ready; called on the thread after each step. era: in which the step
-        was taken; now if None.
+        following: returns the next step if it lies ready. The thread calls it after each step.
+        era: the era when the step was taken, now if None.
         """
         run = functools.partial(self._run, step, following, self.era if era is None else era)
         self._host = asyncio.get_running_loop()
@@ -69,7 +70,9 @@ class StepThread:
         finally:
             self._running = False
             self._host.call_soon(self._take_unless_running)
-            self._host.call_later(_LATEST, self.take_outputs)  # where the next step does not tell
+            self._host.call_later(
+                _LATEST, self.take_outputs
+            )  # where the next step does not say that it computes
 
     def _run(self, first: Step, following: Callable[[], Step | None], era: int) -> None:
         computing.listen(self._computes)
@@ -78,7 +81,7 @@ class StepThread:
             with self.idle, torch.inference_mode():  # a mode of the thread
                 if self.era != era:
                     return
-                self._steps.run_until_complete(_awaited(step))
+                self._steps.run_until_complete(step())
             with self.idle:  # a sleep, which empties the queue, comes before both or after both
                 step, era = following(), self.era
 
@@ -97,7 +100,7 @@ class StepThread:
             self._outputs.popleft()()
 
     def hand_over(self, call: Callable[[], None]) -> None:
-        """Make a call in the loop that waits for the step: asyncio's queues are for threads of their own loop alone."""
+        """Make a call in the loop that waits for the step: asyncio's queues belong to the thread of their loop."""
         if self._host is None or asyncio.get_running_loop() is self._host:
             self.take_outputs()  # which came before
             call()
@@ -105,7 +108,7 @@ class StepThread:
             self._outputs.append(call)
 
     def end_era(self) -> None:
-        """Drop the steps that were taken, and what they gave, which nobody waits for. The caller holds ``idle``."""
+        """Drop the steps that were taken, and their outputs: nobody waits for them. The caller holds ``idle``."""
         self.era += 1
         self._outputs.clear()
 
@@ -115,19 +118,15 @@ class StepThread:
         self._steps.close()
 
 
-async def _awaited(step: Step) -> None:
-    await step()
-
-
 def _steps_of(agent: Any) -> StepThread | None:
     """The thread of an agent, made at its first step; None for devices whose calls return at once."""
     if not activation.is_synchronous():
         return None
-    found = getattr(agent, _NAME, None)
-    if found is None:
-        found = StepThread()
-        setattr(agent, _NAME, found)
-    return found
+    steps = getattr(agent, _NAME, None)
+    if steps is None:
+        steps = StepThread()
+        setattr(agent, _NAME, steps)
+    return steps
 
 
 async def _step(original: Original, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -158,13 +157,11 @@ async def _step(original: Original, self: Any, *args: Any, **kwargs: Any) -> Non
             await _step(original, self, **taken)
 
 
-def _following(
-    original: Callable[..., Awaitable[None]], agent: Any, held: list[dict[str, Any]]
-) -> Step | None:
+def _following(original: Original, agent: Any, held: list[dict[str, Any]]) -> Step | None:
     """Take the step that lies ready from the agent's queue, if one does; on the steps' thread.
 
-    The loop, which alone waits at that queue, waits for the thread meanwhile. held: gets a step that the loop has to
-    begin, since another one is to be joined to it.
+    Only the loop waits at that queue, and it waits for the thread meanwhile. held: gets a step that the loop has to
+    begin, since it will be joined with another one.
     """
     try:
         taken = joined_forward.received(agent, agent._in_que.get_nowait())
@@ -178,7 +175,7 @@ def _following(
 
 
 _AGENT = "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent"
-_MEANWHILE = "would change what a step reads that is under way on the step's thread"
+_MEANWHILE = "would change weights or caches under a step on the step's thread"
 
 _async_step = replaces(
     f"{_AGENT}._async_step",
@@ -189,10 +186,7 @@ _async_step = replaces(
 )(_step)
 
 
-@replaces(
-    f"{_AGENT}._push_output",
-    why="fills a queue of asyncio's, which only the loop's own thread may",
-)
+@replaces(f"{_AGENT}._push_output", why="fills a queue of asyncio's, which only the loop's own thread may")
 def _push_output(original: Original, self: Any, output: Any) -> None:
     steps = _steps_of(self)
     if steps is None:
@@ -201,40 +195,25 @@ def _push_output(original: Original, self: Any, output: Any) -> None:
         steps.hand_over(functools.partial(original, self, output))
 
 
-@replaces(
-    f"{_AGENT}.wakeup",
-    why=_MEANWHILE,
-    signature="(self, tags=None)",
-)
-def _between_steps(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """For what changes weights or caches: it waits for the step under way, as it did where that held up the loop."""
+@replaces(f"{_AGENT}.wakeup", why=_MEANWHILE)
+def _wakeup(original: Original, self: Any, tags: Any = None) -> Any:
+    """Wait for the step under way, as without a thread of the steps."""
     steps = getattr(self, _NAME, None)
-    if steps is None:
-        return original(self, *args, **kwargs)
-    with steps.idle:
-        return original(self, *args, **kwargs)
+    with contextlib.nullcontext() if steps is None else steps.idle:
+        return original(self, tags)
 
 
-@replaces(
-    f"{_AGENT}.sleep",
-    why=_MEANWHILE,
-)
+@replaces(f"{_AGENT}.sleep", why=_MEANWHILE)
 async def _sleep(original: Original, self: Any, level: int = 1) -> None:
     steps = getattr(self, _NAME, None)
-    if steps is None:
-        texts_of(self).clear()
-        await original(self, level)
-        return
-    with steps.idle:
-        steps.end_era()
+    with contextlib.nullcontext() if steps is None else steps.idle:
+        if steps is not None:
+            steps.end_era()
         texts_of(self).clear()  # all sessions end; a step that was dropped may have said so
         await original(self, level)
 
 
-@replaces(
-    f"{_AGENT}.release",
-    why=_MEANWHILE,
-)
+@replaces(f"{_AGENT}.release", why=_MEANWHILE)
 def _release(original: Original, self: Any) -> None:
     steps = getattr(self, _NAME, None)
     if steps is not None:

@@ -18,12 +18,12 @@ def test_a_graph_that_tells_is_not_told_for() -> None:
     one = runner()
     for _ in range(3):
         before = computing.count()
-        assert one._told("decoding", call, {"value": 7}) == (7, before + 1)
+        assert one._run("decoding", call, {"value": 7}) == (7, before + 1)
         assert computing.count() == before + 1
 
 
 def test_a_graph_that_tells_nothing_is_told_for_before_it_runs_from_its_second_run_on() -> None:
     one, start = runner(), computing.count()
-    seen = [one._told("decoding", computing.count, {}) - start for _ in range(3)]
+    seen = [one._run("decoding", computing.count, {}) - start for _ in range(3)]
     assert seen == [0, 1, 2]
-    assert one._told("prefill", computing.count, {}) - start == 2  # another graph, and its first run
+    assert one._run("prefill", computing.count, {}) - start == 2  # another graph, and its first run

@@ -176,7 +176,7 @@ def test_an_error_in_a_step_is_the_callers(agent):
 def test_what_changes_weights_waits_for_the_step(agent):
     order: list[str] = []
 
-    def change(self: Any) -> None:
+    def change(self: Any, tags: Any = None) -> None:
         order.append("changed")
 
     async def fall_asleep(self: Any, level: int = 1) -> None:
@@ -188,7 +188,7 @@ def test_what_changes_weights_waits_for_the_step(agent):
         while not agent.begun.is_set():
             await asyncio.sleep(0.001)
         threading.Timer(0.05, lambda: (order.append("let go"), agent.go.set())).start()
-        step_thread._between_steps.build(change)(agent)
+        step_thread._wakeup.build(change)(agent)
         await step_thread._sleep.build(fall_asleep)(agent)
         await step
         assert order == ["let go", "changed", "asleep"]

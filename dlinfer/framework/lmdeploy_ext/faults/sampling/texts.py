@@ -5,6 +5,7 @@ lacks the newest one, unless another request's prefill came between. Here a pref
 draw appends to it. A preempted sequence starts anew with the prefill that re-reads it.
 """
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ class Rules:
 
     repetition: counts prompt and generated tokens. presence, frequency: count generated tokens, as OpenAI and vLLM
     define them. ngram_size, ngram_count: a text ends when its last ``ngram_size`` tokens stand in it ``ngram_count``
-    times. has_drafts: of speculative decoding, where a step may add several tokens; for it alone min_new_tokens counts.
+    times. has_drafts: a step of speculative decoding may add several tokens. It alone reads min_new_tokens.
     has_processors: logits processors read prompt and answer.
     """
 
@@ -86,12 +87,8 @@ class Text:
         """Number of generated tokens."""
         self._recent: list[int] = []
         self._place: dict[int, int] = {}
-        self._tokens = np.empty(256, np.int64)
-        self._counts = np.zeros(256, np.int64)
-        self._all = np.empty(256, np.int64)
-        self._size = 0
-        if self.rules.has_processors:
-            self._append(start.prompt)
+        self._tokens, self._counts = array("q"), array("q")
+        self._all = array("q", start.prompt.tolist() if self.rules.has_processors else ())
         if self.rules.penalises:
             for token in np.unique(start.prompt).tolist():
                 self._place_of(token)
@@ -101,26 +98,23 @@ class Text:
         """Append generated tokens."""
         self.length += len(tokens)
         if self.rules.has_processors:
-            self._append(tokens)
+            self._all.extend(tokens)
         if self.rules.ngram_size > 0:
             self._recent.extend(tokens)
         if self.rules.penalises:
             for token in tokens:
-                place = self._place_of(token)  # which may replace the array
-                self._counts[place] += 1
+                self._counts[self._place_of(token)] += 1
 
     def all_tokens(self, drafted: Sequence[int] = ()) -> np.ndarray:
         """Prompt and answer [N], for logits processors. drafted: tokens that are taken for generated in this answer."""
-        tokens = self._all[: self._size]
-        return np.concatenate([tokens, np.array(drafted, np.int64)]) if drafted else tokens
+        return np.array(self._all + array("q", drafted))
 
     def counts(self, drafted: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
         """Distinct tokens [N], and how often each was generated [N]: 0 for one of the prompt alone.
 
         drafted: tokens that are taken for generated in this answer.
         """
-        size = len(self._place)
-        tokens, counts = self._tokens[:size], self._counts[:size]
+        tokens, counts = np.array(self._tokens), np.array(self._counts)
         if not drafted:
             return tokens, counts
         fresh = [token for token in dict.fromkeys(drafted) if token not in self._place]
@@ -139,19 +133,11 @@ class Text:
         grams = np.lib.stride_tricks.sliding_window_view(recent, size)
         return int((grams == recent[-size:]).all(1).sum()) >= self.rules.ngram_count
 
-    def _append(self, tokens: Sequence[int] | np.ndarray) -> None:
-        size = self._size + len(tokens)
-        if size > len(self._all):
-            self._all = np.concatenate([self._all[: self._size], np.empty(size, np.int64)])
-        self._all[self._size : size] = tokens
-        self._size = size
-
     def _place_of(self, token: int) -> int:
         place = self._place.setdefault(token, len(self._place))
         if place == len(self._tokens):
-            self._tokens = np.concatenate([self._tokens, np.empty_like(self._tokens)])
-            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
-        self._tokens[place] = token
+            self._tokens.append(token)
+            self._counts.append(0)
         return place
 
 

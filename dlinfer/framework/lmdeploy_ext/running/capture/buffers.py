@@ -33,12 +33,12 @@ class StepBuffers:
         """Copy a step's inputs; what rows and blocks are left over is padding."""
         meta = inputs["attn_metadata"]
         real, (_, wide) = meta.kv_seqlens.shape[0], meta.block_offsets.shape
-        for buffer, given in (
+        for buffer, own in (
             (self.input_ids[0], inputs["input_ids"][0]),
             (self.position_ids[0], inputs["position_ids"][0]),
             (self.kv_seqlens, meta.kv_seqlens),
         ):
-            buffer[:real].copy_(given)
+            buffer[:real].copy_(own)
             buffer[real:].zero_()
         self.kv_seqlens[real:].fill_(self.padding_length)
         self.block_offsets.zero_()

@@ -24,7 +24,7 @@ def compatible_size(size: int) -> int:
 
 @dataclass(frozen=True)
 class CapturePolicy:
-    """What is captured.
+    """The limits of captures.
 
     largest: the most sequences of a captured step. most_graphs: how many graphs are kept at once; each keeps the
     working memory of a step. least_free: the part of the device's memory that a capture has to leave free.
@@ -74,4 +74,4 @@ class CapturePolicy:
 
 def places(tensors: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Where tensors lie and of what sizes they are: a graph belongs to these."""
-    return tuple((one.data_ptr(), tuple(one.shape)) for one in tensors if isinstance(one, torch.Tensor))
+    return tuple((t.data_ptr(), tuple(t.shape)) for t in tensors if isinstance(t, torch.Tensor))

@@ -24,9 +24,9 @@ logger = logging.getLogger("dlinfer")
 
 @dataclass
 class CaptureCounts:
-    """What became of an engine's forwards: captures by rows, replays by rows, and the reasons of eager ones.
+    """The forwards of one engine: captures by rows, replays by rows, and the reasons of eager ones.
 
-    dropped: why graphs were thrown away, each time for all that there were.
+    dropped: why all graphs were thrown away.
     """
 
     captures: Counter[int] = field(default_factory=Counter)
@@ -40,8 +40,7 @@ _runners: list[weakref.ref[CaptureCounts]] = []
 
 def counts() -> list[CaptureCounts]:
     """Those of every engine whose steps are captured in this process and that still exists, the oldest first."""
-    found = [reference() for reference in _runners]
-    return [one for one in found if one is not None]
+    return [alive for reference in _runners if (alive := reference()) is not None]
 
 
 @dataclass
@@ -71,8 +70,7 @@ class CaptureRunner(GraphRunner):
         **kwargs: Any,
     ) -> None:
         super().__init__(model, *args, **kwargs)
-        self._graph_class: Callable[[], Any] = _graph_class(graphs_of)
-        self._device = graphs_of
+        self._graph_class, self._device = _graph_class(graphs_of), graphs_of
         self.policy = policy or CapturePolicy(largest=self.cache_config.max_batches, adapters=adapters)
         self._captured: dict[int, _Captured] = {}
         self._refused: dict[int, str] = {}
@@ -123,7 +121,7 @@ class CaptureRunner(GraphRunner):
         tensors = [tensor for layer in caches for tensor in layer]
         cached = places(tensors)
         weights = tuple(
-            (one.data_ptr(), 0 if one.is_inference() else one._version) for one in self.model.parameters()
+            (p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.model.parameters()
         )
         if cached != self._caches:
             self._drop("caches were allocated anew")
@@ -139,9 +137,9 @@ class CaptureRunner(GraphRunner):
         self._refused.clear()
 
     def _capture(self, rows: int, kwargs: dict[str, Any]) -> Any:
-        """Run a step once eagerly over its buffers, which is its result, and capture it for those that follow.
+        """Run a step once eagerly over its buffers for its result, and capture it for those that follow.
 
-        What is made once, such as weights laid out anew, is made in that run. A step that is run twice writes the same
+        The eager run makes what is made once, such as weights laid out anew. A step that runs twice writes the same
         numbers to the same slots.
         """
         streams = self._device.streams
@@ -170,7 +168,7 @@ class CaptureRunner(GraphRunner):
     def _recorded(
         self, graph: Any, rows: int, inputs: dict[str, Any]
     ) -> tuple[CapturedStepError | None, Any]:
-        """(why a step is no part of a graph, or None; what it gives in each replay)."""
+        """(the error of a step that cannot be captured, or None; the result of each replay)."""
         graph.capture_begin()
         try:
             held = self.model(**inputs)
@@ -187,12 +185,12 @@ class CaptureRunner(GraphRunner):
 
 
 def _graph_class(device: Device) -> Callable[[], Any]:
-    """What makes graphs. Raises NoDeviceGraphError."""
-    found = getattr(device.streams, device.graph_class or "", None)
-    if found is None:
+    """The class of graphs in a device's torch package. Raises NoDeviceGraphError."""
+    graph_class = getattr(device.streams, device.graph_class or "", None)
+    if graph_class is None:
         module = getattr(device.streams, "__name__", type(device.streams).__name__)
         raise NoDeviceGraphError(module=module, name=device.graph_class)
-    return found
+    return graph_class
 
 
 def _lengths(rows: int, kwargs: dict[str, Any]) -> list[int]:
