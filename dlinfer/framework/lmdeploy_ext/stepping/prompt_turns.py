@@ -82,10 +82,7 @@ def _make_forward_inputs(
     _set_limits(self, _portion(self, is_ahead))
     step = original(self, prefill, enable_empty)
     last_tokens.note(self, step)
-    from lmdeploy.pytorch.engine.executor.uni_executor import UniExecutor
-
-    # Ranks of several processes would have to agree on what they compute together.
-    if step is None or not activation.is_synchronous() or not isinstance(self.executor, UniExecutor):
+    if step is None or not activation.is_synchronous() or not _is_one_process(self.executor):
         return step
     # A step that decodes because no prompt could be admitted is followed by another one.
     decodes = step["inputs"] is None and step["delta"] is not None
@@ -103,3 +100,10 @@ def _would_decode_in_vain(maker: Any) -> bool:
         return False
     # With a connector each step carries messages about a store of caches elsewhere.
     return not maker.long_context_chunker.enabled() and not maker.scheduler.has_kv_connector()
+
+
+def _is_one_process(executor: Any) -> bool:
+    """Ranks of several processes would have to agree on what they compute together."""
+    from lmdeploy.pytorch.engine.executor.uni_executor import UniExecutor
+
+    return isinstance(executor, UniExecutor)
