@@ -50,15 +50,14 @@ ARROWS: dict[str, str] = {
     "dlinfer.conformance": "dlinfer errors settings utils vendor ops",  # and torch.compile's backend, by name
     "dlinfer.vendor.*": "errors settings utils toolchain vendor ops graph runtime",  # each vendor's folder
     "dlinfer.framework": "errors",
-    "dlinfer.framework.lmdeploy_ext.versions": "",
+    "dlinfer.framework.lmdeploy_ext.versions": "framework",
     "dlinfer.framework.lmdeploy_ext.errors": "errors",
     "dlinfer.framework.lmdeploy_ext.device": "errors settings vendor framework "
     "framework.lmdeploy_ext.versions",
     "dlinfer.framework.lmdeploy_ext.conversion": "settings ops framework framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.sampling": "framework framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.layers": "settings vendor ops framework framework.lmdeploy_ext.device",
-    "dlinfer.framework.lmdeploy_ext.faults.sampling": "framework framework.lmdeploy_ext.versions "
-    "framework.lmdeploy_ext.device",
+    "dlinfer.framework.lmdeploy_ext.faults.sampling": "framework framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.faults.models": "framework framework.lmdeploy_ext.device "
     "framework.lmdeploy_ext.layers",
     "dlinfer.framework.lmdeploy_ext.vision": "errors framework framework.lmdeploy_ext.versions "
@@ -74,9 +73,9 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext.stepping": "utils framework framework.lmdeploy_ext.device "
     "framework.lmdeploy_ext.layers framework.lmdeploy_ext.faults.sampling",
     "dlinfer.framework.lmdeploy_ext.faults.answers": "errors framework "
-    "framework.lmdeploy_ext.versions framework.lmdeploy_ext.device framework.lmdeploy_ext.checks",
+    "framework.lmdeploy_ext.device framework.lmdeploy_ext.checks",
     "dlinfer.framework.lmdeploy_ext.faults.serving": "errors framework "
-    "framework.lmdeploy_ext.versions framework.lmdeploy_ext.errors framework.lmdeploy_ext.device",
+    "framework.lmdeploy_ext.errors framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.contract": "dlinfer errors ops framework "
     "framework.lmdeploy_ext.versions framework.lmdeploy_ext.device framework.lmdeploy_ext.checks",
     "dlinfer.framework.lmdeploy_ext": "dlinfer errors vendor framework "
