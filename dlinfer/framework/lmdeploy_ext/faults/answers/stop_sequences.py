@@ -6,20 +6,17 @@ LMDeploy 0.18 says ``end_turn``, and ``stop_sequence`` where a request was abort
 import functools
 from collections.abc import Callable
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.patching import Original
 
 _sequence: ContextVar[str | None] = ContextVar("stop_sequence", default=None)
-"""The stop of the answer whose reason was asked for last, in this task."""
+"""The stop sequence of this task's last answer."""
 
 
-@corrects(
-    "lmdeploy.serve.anthropic.adapter:map_finish_reason",
-    why="knows no stop sequence",
-    essential=False,
-)
+@corrects("lmdeploy.serve.anthropic.adapter:map_finish_reason", why="knows no stop sequence", essential=False)
 def _map_finish_reason(original: Original, reason: str | None) -> str:
     _sequence.set(getattr(reason, "sequence", None))  # a StopReason's
     return "stop_sequence" if _sequence.get() is not None else original(reason)
@@ -33,18 +30,7 @@ def _map_finish_reason(original: Original, reason: str | None) -> str:
 def _register(
     original: Original, router: Any, server_context: Any, *, merge_inline_system: bool = False
 ) -> None:
-    original(_Naming(router), server_context, merge_inline_system=merge_inline_system)
-
-
-class _Naming:
-    """A router whose endpoints name the stop sequence in what they return."""
-
-    def __init__(self, router: Any) -> None:
-        self._router = router
-
-    def post(self, *args: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-        """As the router's own."""
-
+    def post(*args: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
         def decorate(endpoint: Callable[..., Any]) -> Any:
             @functools.wraps(endpoint)
             async def naming(*arguments: Any, **named: Any) -> Any:
@@ -53,9 +39,11 @@ class _Naming:
                     answer["stop_sequence"] = _sequence.get()
                 return answer
 
-            return self._router.post(*args, **options)(naming)
+            return router.post(*args, **options)(naming)
 
         return decorate
+
+    original(SimpleNamespace(post=post), server_context, merge_inline_system=merge_inline_system)
 
 
 @corrects(

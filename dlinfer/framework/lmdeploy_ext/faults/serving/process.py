@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from multiprocessing.connection import Connection
-from typing import Any, Self
+from typing import Any
 
 from dlinfer.errors import DlinferError, EngineStartError
 from dlinfer.framework.lmdeploy_ext.device.activation import corrects
@@ -45,21 +45,16 @@ def run_engine_process(report: Connection, **kwargs: Any) -> None:
         raise
 
 
-class _PortPublisher:
+class _PortPublisher(contextlib.nullcontext[None]):
     """Stands in for the shared dict and the condition of ``_mp_proc``: storing the port sends it."""
 
     def __init__(self, report: Connection) -> None:
+        super().__init__()
         self._report = report
 
     def __setitem__(self, key: str, value: int) -> None:
         if key == "rpc_server_port":
             self._report.send(("port", value))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Nothing is locked."""
 
     def notify(self) -> None:
         """The reader of a pipe needs no waking."""

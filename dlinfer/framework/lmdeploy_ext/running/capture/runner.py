@@ -73,7 +73,7 @@ class CaptureRunner(GraphRunner):
         self._graph_class, self._device = _graph_class(graphs_of), graphs_of
         self.policy = policy or CapturePolicy(largest=self.cache_config.max_batches, adapters=adapters)
         self._captured: dict[int, _Captured] = {}
-        self._refused: dict[int, str] = {}
+        self._refused: dict[int, str] = {}  # rows -> the error of their capture
         self._caches: Any = None
         self._held: list[Any] = []
         self._weights: Any = None
