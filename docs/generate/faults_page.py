@@ -43,9 +43,11 @@ def _part(module: ModuleType) -> str:
 
 
 def _upstream(address: str) -> str:
-    """A link to the issue or pull request: "lmdeploy 1548"."""
-    project, _, number = address.removeprefix("https://github.com/").split("/")[1:] if address else ("", "", "")
-    return f"[{project} {number}]({address})" if address else "not reported"
+    """A link to an issue or pull request: "lmdeploy 1548"."""
+    if not address:
+        return "not reported"
+    project, _, number = address.split("/")[-3:]
+    return f"[{project} {number}]({address})"
 
 
 def document() -> str:
