@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from dlinfer.errors import CaptureError
@@ -17,7 +18,6 @@ from dlinfer.graph.ir.device import graph_device
 from dlinfer.graph.ir.dialect import STATIC
 from dlinfer.graph.ir.global_state import explicit_dtypes
 from dlinfer.graph.ir.layout import is_contiguous
-from dlinfer.graph.torch_private.export import export_gives_results_only, export_kinds
 from dlinfer.graph.torch_private.expressions import SizeTextError, to_size
 from dlinfer.graph.torch_private.fake_mode import mode_of, strict_mode
 from dlinfer.graph.torch_private.guards import conditions_of
@@ -55,7 +55,8 @@ def read_export(
 ) -> Exported:
     """The graph of a program, which is in the dialect already: ATen before dispatch, writes in place, weights as
     inputs. Raises CaptureError."""
-    if not export_gives_results_only(program):
+    signature = program.graph_signature
+    if any(spec.kind != OutputKind.USER_OUTPUT for spec in signature.output_specs):
         raise CaptureError(
             reason="its writes are outputs of the graph, as run_decompositions makes them",
             line="ExportedProgram",
@@ -66,11 +67,12 @@ def read_export(
     weights: list[torch.Tensor] = []
     targets: list[str] = []
     inputs: list[str] = []
-    for node, (kind, target, _) in zip(placeholders, export_kinds(program), strict=True):
-        if kind == "user":
+    for node, spec in zip(placeholders, signature.input_specs, strict=True):
+        if spec.kind == InputKind.USER_INPUT:
             inputs.append(called[node])
         else:
             node.meta[STATIC] = True
+            target = str(spec.target)
             held: Any = program.state_dict if target in program.state_dict else program.constants
             weights.append(held[target])
             targets.append(target)

@@ -11,7 +11,7 @@ from dlinfer.graph.engine_kit.output_sizes import reader, sizes_of
 from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.ir.dialect import fake, op_name
 from dlinfer.graph.ir.program import Inputs
-from dlinfer.graph.torch_private.symbols import lowest_size
+from dlinfer.graph.torch_private.symbols import size_range
 
 Shapes = Callable[[fx.Node], Iterable[Sequence[int | torch.SymInt]]]
 """Returns the shapes of a node's operands that must have elements."""
@@ -41,7 +41,7 @@ class EmptyOperands:
         sizes: list[Sequence[int | torch.SymInt]] = []
         for node in graph.nodes:
             for shape in shapes(node):
-                open_ = [size for size in shape if lowest_size(size) <= 0]
+                open_ = [size for size in shape if size_range(size)[0] <= 0]
                 if open_:
                     self._names.append(op_name(node))
                     sizes.append(open_)

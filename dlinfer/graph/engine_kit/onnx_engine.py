@@ -11,8 +11,8 @@ from dlinfer.graph.engine_kit.value_engine import Options, ValueEngine
 from dlinfer.graph.engine_kit.value_region import Executable, Lowered
 from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.onnx.export import OPSET, export
-from dlinfer.graph.onnx.negative_indices import refuse_negative, takes_indices
 from dlinfer.graph.onnx.support import Refusals, fault_by_onnx, no_type_of_onnx
+from dlinfer.graph.onnx.torch_semantics import refuse_negative
 from dlinfer.graph.onnx.translations.writing import Table
 from dlinfer.graph.onnx.weights import OnnxModel
 
@@ -71,7 +71,10 @@ class OnnxLowered(Lowered):
     def __init__(self, engine: OnnxEngine[Options], function: Function, options: Options) -> None:
         super().__init__(function, function.weights)
         self.placement = engine.placement
-        graph_module = _checked(function.graph_module)
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(function.graph_module.graph, {}))
+        refuse_negative(graph)
+        graph_module = fx.GraphModule(function.graph_module, graph, type(function.graph_module).__name__)
         self.graph = export(graph_module, opset=engine.opset, translations=engine.translations)
         self.source = str(self.graph)
         self._engine = engine
@@ -91,16 +94,6 @@ class OnnxLowered(Lowered):
             return session({name: as_tensor(inputs[index]) for index, name in fed})
 
         return run
-
-
-def _checked(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """The graph, or a copy whose out-of-range indices reach no element."""
-    if not takes_indices(graph_module.graph):
-        return graph_module
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(graph_module.graph, {}))
-    refuse_negative(graph)
-    return fx.GraphModule(graph_module, graph)
 
 
 def as_tensor(value: Tensor | float) -> Tensor:

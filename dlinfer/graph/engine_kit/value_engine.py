@@ -22,7 +22,7 @@ from torch import Tensor, fx
 
 from dlinfer.errors import NotAFunctionError, NotExportableError
 from dlinfer.graph.engine import CompiledRegion, Engine
-from dlinfer.graph.engine_kit.eager_region import eager_region
+from dlinfer.graph.engine_kit.eager_region import computing, eager_region
 from dlinfer.graph.engine_kit.options import EngineOptions
 from dlinfer.graph.engine_kit.output_sizes import UnknownSizeError
 from dlinfer.graph.engine_kit.refused import RefusedError
@@ -121,19 +121,15 @@ class ValueEngine(Engine, Generic[Options]):
             lowered = self.lower(function, chosen, options.policy) if function.outputs else Views(function)
             run = ValueRegion(region, lowered, self.name, options.policy)
         except (NotAFunctionError, NotExportableError) as error:
-            return self._left(region, options, str(error.fields["reason"]), str(error.fields["node"]))
+            reason, node = str(error.fields["reason"]), str(error.fields["node"])
         except RefusedError as error:
-            return self._left(region, options, str(error), error.node)
+            reason, node = str(error), error.node
         except UnknownSizeError as error:
-            return self._left(region, options, f"a result's size does not follow from the inputs: {error}")
-        computing = [node for node in region.graph_module.graph.nodes if is_compute(node)]
-        placement = {node.name: lowered.placement for node in computing}
-        return CompiledRegion(run, placement, notes=lowered.notes)
-
-    def _left(self, region: Subgraph, options: CompileOptions, reason: str, node: str = "") -> CompiledRegion:
-        if not node:
-            return eager_region(region, self.name, options, reason)
-        return eager_region(region, self.name, options, f"{node}: {reason}", {node: reason})
+            reason, node = f"a result's size does not follow from the inputs: {error}", ""
+        else:
+            placement = {node.name: lowered.placement for node in computing(region)}
+            return CompiledRegion(run, placement, notes=lowered.notes)
+        return eager_region(region, self.name, options, reason, node)
 
     def _selftest_failure(self, node: fx.Node) -> str | None:
         """Why the vendor's self-test on this CPU forbids a node, seen as the op that returns what the node writes."""

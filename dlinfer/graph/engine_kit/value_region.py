@@ -1,25 +1,70 @@
 """A compiled region of a value engine: the vendor's executable, and the checks and copies around each call."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from dlinfer.graph.engine_kit.eager_region import eager_program, leave_for_a_call
+from dlinfer.errors import EngineResultError, GraphFallbackError
+from dlinfer.graph.engine_kit.eager_region import computing, eager_program
 from dlinfer.graph.engine_kit.held_weights import HeldWeights
-from dlinfer.graph.engine_kit.input_overlap import InputOverlap
-from dlinfer.graph.engine_kit.output_specs import OutputSpecs
+from dlinfer.graph.engine_kit.output_sizes import reader, sizes_of
 from dlinfer.graph.engine_kit.refused import RefusedError, WrongInputError
+from dlinfer.graph.functional.aliasing import overlapping
 from dlinfer.graph.functional.functionalize import Function
+from dlinfer.graph.ir.dialect import STATIC, describe, fake, model_line
 from dlinfer.graph.ir.extract import Subgraph
-from dlinfer.graph.ir.program import Inputs, Outputs, RegionRun
+from dlinfer.graph.ir.program import Inputs, Outputs, Program, RegionRun
+from dlinfer.ops.core.fallback import Fallback, settle
 
 Executable = Callable[..., Sequence[Tensor]]
 """Called with a function's inputs; returns its outputs. An output that is the new content of an input may be that input
 itself, written. May raise RefusedError before it writes anything."""
+
+
+class OutputSpecs:
+    """The outputs of one function. Raises UnknownSizeError where a size does not follow from the inputs."""
+
+    def __init__(self, function: Function) -> None:
+        self._writes = function.writes
+        outputs = [fake(node) for node in function.outputs]
+        self._kinds = [(value.dtype, value.device) for value in outputs]
+        self._sizes = reader(
+            sizes_of([value.shape for value in outputs], [fake(node) for node in function.inputs])
+        )
+
+    def empty(self, inputs: Inputs, in_place: Collection[int] = ()) -> list[Tensor]:
+        """Allocate contiguous memory for the outputs of a call.
+
+        in_place: indices of written inputs; their own memory is the output where it is contiguous.
+        """
+        return [
+            inputs[index]
+            if index is not None and index in in_place and inputs[index].is_contiguous()
+            else torch.empty(sizes, dtype=dtype, device=device)
+            for index, sizes, (dtype, device) in zip(
+                self._writes, self._sizes(inputs), self._kinds, strict=True
+            )
+        ]
+
+    def check(self, inputs: Inputs, outputs: Sequence[Tensor], engine: str, region: str) -> None:
+        """Raise EngineResultError where outputs are not of these dtypes and sizes."""
+        expected = self._sizes(inputs)
+        if len(outputs) != len(expected):
+            results = f"{len(outputs)} results"
+            raise EngineResultError(
+                engine=engine, region=region, index=0, given=results, expected=str(len(expected))
+            )
+        for index, (value, (dtype, _), sizes) in enumerate(zip(outputs, self._kinds, expected, strict=True)):
+            if value.dtype != dtype or value.shape != sizes:
+                result, spec = f"{value.dtype} {list(value.shape)}", f"{dtype} {list(sizes)}"
+                raise EngineResultError(
+                    engine=engine, region=region, index=index, given=result, expected=spec
+                )
 
 
 class Lowered(ABC):
@@ -62,6 +107,43 @@ class Views(Lowered):
         return lambda *inputs: []
 
 
+class InputOverlap:
+    """Callable with a call's inputs. It returns why the function is wrong for them, or None.
+
+    It remembers addresses and sizes of the last call, and compares the many weights again only when one of them or a
+    written input has moved. Threads may call it at once.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+        self._written = frozenset(index for index in function.writes if index is not None)
+        self._steady = function.weights
+        self._moving = [
+            index
+            for index, node in enumerate(function.inputs)
+            if index not in self._steady and isinstance(fake(node), Tensor)
+        ]
+        self._written_places = {place for place, index in enumerate(self._moving) if index in self._written}
+        self._apart: tuple[object, object] = (None, None)
+
+    def __call__(self, inputs: Inputs) -> str | None:
+        if not self._written:
+            return None
+        moving = [inputs[index] for index in self._moving]
+        places = [(tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in moving]
+        steady = [inputs[index].data_ptr() for index in self._steady]
+        steady += [places[place] for place in self._written_places]
+        known_places, known_steady = self._apart
+        if steady != known_steady:
+            reason = self._function.conflict(inputs)
+        elif places != known_places:
+            reason = overlapping(moving, self._written_places)
+        else:
+            return None
+        self._apart = (None, None) if reason is not None else (places, steady)
+        return reason
+
+
 class ValueRegion(RegionRun):
     """A compiled region. Threads may call it at once if they may call the executable at once.
 
@@ -79,7 +161,6 @@ class ValueRegion(RegionRun):
         self._function = lowered.function
         self._overlap = InputOverlap(lowered.function)
         self._written = tuple(index for index in lowered.function.writes if index is not None)
-        self._eager: Callable[..., Outputs] | None = None
         self._held: HeldWeights | None = None
         self._run: Executable
         if lowered.held:
@@ -102,7 +183,7 @@ class ValueRegion(RegionRun):
         except RefusedError as refused:
             return self._left(str(refused), inputs)
         except WrongInputError:
-            return self._by_torch(inputs)
+            return self._eager(*inputs)
         self.lowered.outputs.check(inputs, values, self._engine, self._name)
         for index, value in zip(function.writes, values, strict=True):
             if index is not None and value is not inputs[index]:
@@ -134,13 +215,29 @@ class ValueRegion(RegionRun):
 
     def _left(self, reason: str, inputs: Inputs) -> Outputs:
         """Let torch run a call, under the policy; note each reason once."""
-        leave_for_a_call(self._region, self._engine, reason, self._policy)
+
+        def refusal() -> GraphFallbackError:
+            nodes = [node for node in self._function.inputs if not node.meta.get(STATIC)]
+            first = next(iter(computing(self._region)), None)
+            return GraphFallbackError(
+                node=name,
+                op="a region",
+                call=", ".join(describe(fake(node)) for node in nodes),
+                line=(model_line(first) if first is not None else "") or "an unknown line",
+                engine=engine,
+                reason=reason,
+            )
+
+        name, engine = self._region.name, self._engine
+        warning = (
+            f"{name} runs outside graph engine {engine!r} at a call: {reason}. Said once; each is counted."
+        )
+        settle(Fallback(name, engine, reason), self._policy, refusal, lambda: warning)
         note = f"ran by torch at a call: {reason}"
         if note not in self.lowered.notes:
             self.lowered.notes.append(note)
-        return self._by_torch(inputs)
-
-    def _by_torch(self, inputs: Inputs) -> Outputs:
-        if self._eager is None:
-            self._eager = eager_program(self._region)
         return self._eager(*inputs)
+
+    @cached_property
+    def _eager(self) -> Program:
+        return eager_program(self._region)

@@ -56,7 +56,7 @@ def interface_of(graph: fx.Graph, mode: FakeTensorMode, called: Sequence[str]) -
 def _port(node: fx.Node, name: str, names: Mapping[Any, str], placed: Set[int], written: bool) -> Port:
     value = fake(node)
     if isinstance(value, torch.SymInt):
-        bounds = (_range(value),)
+        bounds = (size_range(value),)
         return Port(name, torch.int64, (to_size(value, names),), bounds, torch.device(HOST), number=True)
     offset = None
     if storages(node) & placed:
@@ -67,7 +67,7 @@ def _port(node: fx.Node, name: str, names: Mapping[Any, str], placed: Set[int], 
         name,
         value.dtype,
         tuple(to_size(size, names) for size in value.shape),
-        tuple(map(_range, value.shape)),
+        tuple(map(size_range, value.shape)),
         value.device,
         None if is_contiguous(value) else _strides(node, value),
         offset,
@@ -81,8 +81,3 @@ def _strides(node: fx.Node, value: torch.Tensor) -> tuple[Size, ...]:
         reason = f"input {node.name} is neither contiguous nor of fixed strides"
         raise CaptureError(reason=reason, line="the call")
     return tuple(map(parse_size, strides))
-
-
-def _range(size: int | torch.SymInt) -> Range:
-    found = size_range(size)
-    return (found, found) if isinstance(found, int) else found

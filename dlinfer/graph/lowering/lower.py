@@ -16,7 +16,7 @@ from dlinfer.graph.ir.dialect import (
     model_line,
     op_name,
 )
-from dlinfer.graph.ir.extract import Subgraph, extract
+from dlinfer.graph.ir.extract import extract
 from dlinfer.graph.ir.flops import flops_of
 from dlinfer.graph.ir.global_state import Requirement
 from dlinfer.graph.ir.program import Program, Step, refer
@@ -46,23 +46,15 @@ def improve(graph_module: fx.GraphModule, options: CompileOptions) -> None:
     _run(graph_module, passes(), options)
 
 
-def place(
-    graph_module: fx.GraphModule,
-    engine: Engine,
-    options: CompileOptions,
-    payloads: Mapping[str, memoryview] | None = None,
-) -> CompiledGraph:
-    """Compile an improved graph: the engine's parts by the engine, after its own passes, the rest as single steps.
-
-    payloads: region name -> payload that ``engine`` stored; these regions are restored and not compiled.
-    """
+def place(graph_module: fx.GraphModule, engine: Engine, options: CompileOptions) -> CompiledGraph:
+    """Compile an improved graph: the engine's parts by the engine, after its own passes, the rest as single steps."""
     _run(graph_module, engine.passes, options)
     emit(lambda report: debug.show_lowered(report, graph_module))
     with timed("partition"):
         divided = partition(graph_module.graph, engine, keep_small=options.keeps_small_regions)
     _apply_policy(divided, engine, options)
     with timed("compile"):
-        return _assemble(graph_module, divided, engine, options, payloads or {})
+        return _assemble(graph_module, divided, engine, options)
 
 
 def _run(graph_module: fx.GraphModule, chosen: Sequence[Pass], options: CompileOptions) -> None:
@@ -87,7 +79,6 @@ def _assemble(
     divided: Partition,
     engine: Engine,
     options: CompileOptions,
-    payloads: Mapping[str, memoryview],
 ) -> CompiledGraph:
     first: list[Step] = []
     steps: list[Step] = []
@@ -101,7 +92,8 @@ def _assemble(
         name = f"region_{index}"
         region = extract(graph_module, part.nodes, name)
         first += [Step.of(node, "size", callee.reference(node.target)) for node in region.inserted]
-        compiled = parts[name] = _compiled(engine, region, options, payloads.get(name))
+        # The graph's casts are nodes, so the torch ops that an engine calls while it compiles run without autocast.
+        compiled = parts[name] = run_plain(engine.compile, (region, options))
         placement |= compiled.placement
         divided.refusals |= {
             node: compiled.refused[node.name] for node in part.nodes if node.name in compiled.refused
@@ -113,15 +105,6 @@ def _assemble(
     program = Program.of(graph_module, first + steps, resolver(regions), name="graph")
     requirement, layouts = Requirement.of(graph), kv_layouts_of(graph)
     return CompiledGraph(engine, program, requirement, regions, parts, layouts, apart=apart_of(graph))
-
-
-def _compiled(
-    engine: Engine, region: Subgraph, options: CompileOptions, payload: memoryview | None
-) -> CompiledRegion:
-    # The graph's casts are nodes, so the torch ops that an engine calls while it compiles run without autocast.
-    if payload is None:
-        return run_plain(engine.compile, (region, options))
-    return run_plain(engine.restore_region, (region, payload, options))
 
 
 def _fill(

@@ -15,10 +15,9 @@ from torch import Tensor, fx
 from dlinfer.errors import NotExportableError
 from dlinfer.graph.ir.device import graph_device
 from dlinfer.graph.ir.dialect import fake, op_name
-from dlinfer.graph.onnx.decompose import in_known_ops
-from dlinfer.graph.onnx.exporter_faults import guards
-from dlinfer.graph.onnx.ignored_arguments import refuse_unread
-from dlinfer.graph.onnx.promotion import promote
+from dlinfer.graph.onnx.decompose import Decomposed
+from dlinfer.graph.onnx.exporter_faults import refuse_faults
+from dlinfer.graph.onnx.torch_semantics import promote
 from dlinfer.graph.onnx.translations import standard_table
 from dlinfer.graph.onnx.translations.writing import Table, written_for
 from dlinfer.graph.torch_private.onnx import Registry, UntranslatableError
@@ -68,23 +67,23 @@ def export(
     """
     device = graph_device(map(fake, graph_module.graph.find_nodes(op="placeholder")))
     registry = _registry(opset, translations)
-    graph, constants = in_known_ops(graph_module, registry)
+    decomposed = Decomposed(graph_module, registry)
+    graph = decomposed.graph
     promote(graph)
     try:
-        refuse_unread(graph, registry)
+        refuse_faults(graph, registry)
         with written_for(device.type):
-            model = registry.translate(graph, graph_module._get_name())
+            model = registry.translate(graph, type(graph_module).__name__)
     except UntranslatableError as error:
         named = next((node for node in graph_module.graph.nodes if node.name == error.node), None)
         op = op_name(named) if named is not None else "a part of it"
         raise NotExportableError(node=error.node, op=op, reason=error.reason) from error
-    return _named(model, graph, constants)
+    return _named(model, graph, decomposed.constants)
 
 
 @lru_cache(maxsize=8)
 def _registry(opset: int, translations: Callable[[], Table] | None) -> Registry:
-    ours = {**standard_table(), **(translations() if translations is not None else {})}
-    return Registry(opset, ours, guards())
+    return Registry(opset, {**standard_table(), **(translations() if translations is not None else {})})
 
 
 def _named(model: "onnx_ir.Model", graph: fx.Graph, constants: Mapping[str, Tensor]) -> OnnxGraph:

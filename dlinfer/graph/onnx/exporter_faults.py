@@ -1,81 +1,96 @@
-"""Calls that torch.onnx translates wrongly, as torch's op database shows."""
+"""Refuse calls that torch.onnx translates wrongly, and arguments that its translations never read.
 
-from collections.abc import Callable, Mapping, Sequence
+torch's op database shows the former. ``label_smoothing`` of ``cross_entropy_loss`` is one of the latter. A call that
+passes such an argument is refused, unless the argument does not change the values of a result.
+"""
 
-import torch
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from dlinfer.graph.onnx.translations.writing import Untranslated
-from dlinfer.graph.torch_private.dispatcher import OpOverload
+from torch import fx
 
-_aten = torch.ops.aten
-_BAGS = (
-    _aten.embedding_bag.default,
-    _aten.embedding_bag.padding_idx,
-    _aten._embedding_bag.default,
-    _aten._embedding_bag_forward_only.default,
+from dlinfer.graph.ir.dialect import arguments, overload
+from dlinfer.graph.torch_private.onnx import Registry, UntranslatableError
+
+HARMLESS = frozenset(
+    "layout device pin_memory memory_format non_blocking stride implicit path cudnn_enabled cudnn_enable"
+    " scale_grad_by_freq sparse sparse_grad requires_grad".split()
 )
+"""Parameters of any op that affect layout, speed or gradients only."""
+
+HARMLESS_OF: Mapping[str, frozenset[str]] = {
+    "aten::embedding": frozenset({"padding_idx"}),  # of the gradient
+    "aten::native_group_norm": frozenset({"C", "HxW"}),  # the input's own sizes
+    "aten::repeat_interleave": frozenset({"output_size"}),  # a hint
+    # ONNX has no complex tensors: such a call is refused by its dtype.
+    "aten::stft": frozenset({"return_complex"}),
+}
+"""Parameters of one op that do not change the values of its result."""
+
+_Call = Mapping[str, Any]
+"""The arguments of a call by name."""
 
 
-def guards() -> Mapping[OpOverload, Callable[..., None]]:
-    """Functions that take an op's arguments and raise Untranslated where the translation would be wrong."""
-    return {
-        **dict.fromkeys(_BAGS, _bags),
-        _aten.cross.default: _crossing,
-        _aten.avg_pool1d.default: _pooling,
-        _aten.avg_pool2d.default: _pooling,
-        _aten.avg_pool3d.default: _pooling,
-        _aten.as_strided.default: _strided,
-        _aten.pad.default: _padding,
-        _aten.scatter_reduce.two: _reducing,
-        _aten.special_log_ndtr.default: _imprecise,
-        _aten.special_erfcx.default: _imprecise,
-    }
+def _pooling(call: _Call) -> str | None:
+    """ONNX counts elements beyond the padding, and torch does not."""
+    if call["ceil_mode"] and call["count_include_pad"]:
+        return "an average with ceil_mode that counts its padding"
+    return None
 
 
-def _bags(*args: object, **kwargs: object) -> None:
-    """The translation is a loop that reads at unchecked offsets. ONNX Runtime ends with SIGSEGV."""
-    raise Untranslated("its offsets are read unchecked")
-
-
-def _crossing(self: object, other: object, dim: int | None = None) -> None:
-    """torch uses the first dimension of size 3, the translation the last dimension."""
-    if dim is None:
-        raise Untranslated("a cross product over a dimension that is not named")
-
-
-def _pooling(
-    self: object,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> None:
-    """ONNX counts elements beyond the padding, and torch does not. ONNX has no divisor (``ignored_arguments``)."""
-    if ceil_mode and count_include_pad:
-        raise Untranslated("an average with ceil_mode that counts its padding")
-
-
-def _strided(self: object, *args: object, **kwargs: object) -> None:
-    """It reads a tensor's memory, and ONNX values have none."""
-    raise Untranslated("it reads memory by strides")
-
-
-def _padding(self: object, pad: Sequence[object], mode: str = "constant", value: float | None = None) -> None:
+def _padding(call: _Call) -> str | None:
     """ONNX pads before it cuts, and torch after, which differs where nothing is left to repeat."""
-    if mode != "constant" and any(isinstance(size, int) and size < 0 for size in pad):
-        raise Untranslated(f"padding by {mode} that cuts at another side")
+    if call["mode"] != "constant" and any(isinstance(size, int) and size < 0 for size in call["pad"]):
+        return f"padding by {call['mode']} that cuts at another side"
+    return None
 
 
-def _reducing(
-    self: object, dim: int, index: object, src: object, reduce: str, *, include_self: bool = True
-) -> None:
+def _reducing(call: _Call) -> str | None:
     """ONNX has no mean, and always includes ``self``."""
-    if reduce == "mean" or not include_self:
-        raise Untranslated(f"scatter_reduce by {reduce}, include_self={include_self}")
+    if call["reduce"] == "mean" or not call["include_self"]:
+        return f"scatter_reduce by {call['reduce']}, include_self={call['include_self']}"
+    return None
 
 
-def _imprecise(self: object) -> None:
-    """The translation overflows or underflows where torch's kernel does not."""
-    raise Untranslated("its translation overflows")
+def _crossing(call: _Call) -> str | None:
+    """torch uses the first dimension of size 3, the translation the last dimension."""
+    return "a cross product over a dimension that is not named" if call["dim"] is None else None
+
+
+# The translation of a bag is a loop that reads at unchecked offsets: ONNX Runtime ends with SIGSEGV.
+_BAGS = ("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
+_FAULTS: Mapping[str, str | Callable[[_Call], str | None]] = {
+    **{f"aten::{name}": "its offsets are read unchecked" for name in _BAGS},
+    **{f"aten::avg_pool{dims}d": _pooling for dims in (1, 2, 3)},
+    "aten::cross": _crossing,
+    "aten::as_strided": "it reads memory by strides",  # ONNX values have none
+    "aten::pad": _padding,
+    "aten::scatter_reduce": _reducing,
+    "aten::special_log_ndtr": "its translation overflows",
+    "aten::special_erfcx": "its translation overflows",
+}
+"""Schema of an op -> why torch.onnx's translation is wrong, or a function that says so of a call."""
+
+
+def refuse_faults(graph: fx.Graph, registry: Registry) -> None:
+    """Raise UntranslatableError for a call of a graph that torch.onnx translates wrongly."""
+    for node in graph.nodes:
+        if node.op == "call_function" and (reason := _fault(node, registry)) is not None:
+            raise UntranslatableError(node.name, reason)
+
+
+def _fault(node: fx.Node, registry: Registry) -> str | None:
+    op = overload(node)
+    if op is None or op in registry.ours:
+        return None
+    call, name = arguments(node), op._schema.name
+    fault = _FAULTS.get(name)
+    if fault is not None and (reason := fault if isinstance(fault, str) else fault(call)) is not None:
+        return reason
+    unread = registry.unread(op) - HARMLESS - HARMLESS_OF.get(name, frozenset())
+    for parameter in op._schema.arguments:
+        if parameter.name not in unread:
+            continue
+        if not parameter.has_default_value() or call[parameter.name] != parameter.default_value:
+            return f"torch.onnx's translation ignores {parameter.name}={call.get(parameter.name)}"
+    return None

@@ -33,7 +33,7 @@ def short_numbers(node: fx.Node, model: "onnx_ir.Model") -> str | None:
 
     model: the call alone, an ``onnx_ir.Model``. None where the call is as long as torch's.
     """
-    values = [leaf for one in (node, *node.all_input_nodes) for leaf in pytree.tree_leaves(fake(one))]
+    values = [leaf for value in (node, *node.all_input_nodes) for leaf in pytree.tree_leaves(fake(value))]
     dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
     if torch.float64 not in dtypes:
         return None

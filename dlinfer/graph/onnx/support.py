@@ -45,7 +45,7 @@ def fault_by_onnx(model: bytes) -> str | None:
     import onnx
 
     try:
-        onnx.checker.check_model(model, full_check=True)
+        onnx.checker.check_model(model, full_check=True)  # pyright: ignore[reportUnknownMemberType]
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         return f"its translation is no valid ONNX: {' '.join(str(error).split())[:300]}"
     return None
@@ -108,7 +108,7 @@ def kind(node: fx.Node) -> str:
 
     text = f"{node.target} {map_arg((node.args, dict(node.kwargs)), shown)} {_shown(fake(node))}"
     symbols: dict[str, str] = {}
-    return SYMBOL.sub(lambda found: symbols.setdefault(found.group(), f"s_{len(symbols)}"), text)
+    return SYMBOL.sub(lambda match: symbols.setdefault(match[0], f"s_{len(symbols)}"), text)
 
 
 def _shown(value: object) -> str:
@@ -127,7 +127,7 @@ def _alone(node: fx.Node) -> Subgraph:
         copies[parent] = graph.placeholder(parent.name)
         copies[parent].meta = {"val": fake(parent), STATIC: False}
     copy = graph.node_copy(node, copies.__getitem__)
-    outputs = [copy]
+    outputs: list[fx.Node] = [copy]
     if isinstance(fake(node), (list, tuple)):
         outputs = []
         for index, value in enumerate(fake(node)):

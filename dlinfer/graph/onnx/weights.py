@@ -1,6 +1,6 @@
 """A model with initializers for some inputs: as bytes, or as a file with the tensors beside it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,11 +59,12 @@ class OnnxModel:
 
         path = folder / "model.onnx"
         with self.filled() as model:
-            onnx_ir.save(model, path, external_data="weights.bin" if self.nbytes > inline else None)
+            data = "weights.bin" if self.nbytes > inline else None
+            onnx_ir.save(model, path, external_data=data)  # pyright: ignore[reportUnknownMemberType]
         return path
 
     @contextmanager
-    def filled(self) -> Iterator["onnx_ir.Model"]:
+    def filled(self) -> Generator["onnx_ir.Model"]:
         """The ``onnx_ir.Model`` while it has the weights in it. One thread at a time for one graph."""
         body = self.graph.model.graph
         inputs = list(body.inputs)

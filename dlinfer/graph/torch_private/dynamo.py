@@ -1,5 +1,9 @@
 """Dynamo: facts about the graph that it passes to a backend, why it recompiles, and marks on its inputs."""
 
+# Parts of torch that have no types, and names that it keeps private.
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -11,7 +15,7 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
-"""The target of the node by which a Dynamo graph switches gradients on or off."""
+"""The target of nodes in a Dynamo graph that switch gradients on or off."""
 
 
 def dynamo_fake_mode() -> FakeTensorMode | None:
@@ -20,19 +24,24 @@ def dynamo_fake_mode() -> FakeTensorMode | None:
     return context.fake_mode if context is not None else None
 
 
-def fakes_of_inputs(mode: FakeTensorMode, inputs: Sequence[object]) -> list[Any]:
+def _context() -> TracingContext:
+    context = TracingContext.try_get()
+    assert context is not None, "called outside a Dynamo backend"
+    return context
+
+
+def fakes_of_inputs(mode: FakeTensorMode, inputs: Sequence[object]) -> list[object]:
     """Fakes of a Dynamo graph's inputs, with the symbolic sizes that Dynamo chose.
 
     Dynamo passes a fresh fake mode to the backend, because tracing may have changed its own fakes. The symbolic context
     of each tensor holds the symbols.
     """
-    context = TracingContext.try_get()
-    assert context is not None, "called outside a Dynamo backend"
+    contexts = _context().tensor_to_context
 
-    def faked(value: object) -> Any:
+    def faked(value: object) -> object:
         if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
             return value
-        symbolic = context.tensor_to_context.get(value)
+        symbolic = contexts.get(value)
         # Dynamo looks up symbols by the source of the tensor.
         source = getattr(symbolic, "tensor_source", None)
         return mode.from_tensor(
@@ -44,7 +53,7 @@ def fakes_of_inputs(mode: FakeTensorMode, inputs: Sequence[object]) -> list[Any]
 
 def input_sources(graph: fx.Graph) -> list[str]:
     """For each placeholder, Dynamo's source expression over ``L``."""
-    names = []
+    names: list[str] = []
     for node in graph.find_nodes(op="placeholder"):
         argument = node.meta.get("grapharg")
         names.append(argument.source.name if argument is not None else "")
@@ -64,21 +73,17 @@ def constants_read() -> list[str]:
 
     An attribute of a class is given as one of the object, which may get its own later.
     """
-    context = TracingContext.try_get()
-    assert context is not None, "called outside a Dynamo backend"
     kinds = ("CONSTANT_MATCH", "EQUALS_MATCH", "EMPTY_NN_MODULE_HOOKS_DICT")
-    guards = context.guards_context.dynamo_guards
+    guards = _context().guards_context.dynamo_guards
     names = {guard.name for guard in guards if guard.create_fn_name() in kinds}
     return sorted({_OF_CLASS.sub(r"\1.\2", name) if _OF_CLASS.fullmatch(name) else name for name in names})
 
 
 def inputs_given_twice() -> list[tuple[str, str]]:
     """Dynamo's sources of inputs that are the same tensor; its graph takes only the first."""
-    context = TracingContext.try_get()
-    assert context is not None, "called outside a Dynamo backend"
     return [
         (guard.name, guard.create_fn.keywords["source_b"].name)  # pyright: ignore[reportFunctionMemberAccess]
-        for guard in context.guards_context.dynamo_guards
+        for guard in _context().guards_context.dynamo_guards
         if guard.create_fn_name() == "DUPLICATE_INPUT"
     ]
 
@@ -112,20 +117,19 @@ def broken_at_once(cause: AssertionError) -> str:
 
     Dynamo assumes that sizes which a broadcast makes equal are equal, and an unbacked size may have been 1.
     """
-    found = re.match(r"Guard failed on the same frame.*reason: [\d/]+: (.*?)\s*(#|$)", str(cause), re.DOTALL)
-    return found[1] if found else ""
+    match = re.match(r"Guard failed on the same frame.*reason: [\d/]+: (.*?)\s*(#|$)", str(cause), re.DOTALL)
+    return match[1] if match else ""
 
 
 def graph_breaks() -> list[tuple[str, str]]:
     """(reason, ``file:line, in function``) of each graph break of this process, in order; ``reset`` empties it."""
     from torch._dynamo.utils import graph_break_reasons
 
-    found = []
-    for broken in graph_break_reasons:
-        frame = broken.user_stack[-1] if broken.user_stack else None
-        line = f"{frame.filename}:{frame.lineno}, in {frame.name}" if frame is not None else ""
-        found.append((broken.reason, line))
-    return found
+    frames = [(broken.reason, broken.user_stack[-1:]) for broken in graph_break_reasons]
+    return [
+        (reason, "".join(f"{frame.filename}:{frame.lineno}, in {frame.name}" for frame in innermost))
+        for reason, innermost in frames
+    ]
 
 
 def source_name(source: str) -> str:
@@ -151,7 +155,7 @@ def mark_fixed(tensor: torch.Tensor, dim: int) -> None:
 
 def forget_compiled(method: Callable[..., object]) -> None:
     """Drop Dynamo's compiled code of a function."""
-    from torch._dynamo.eval_frame import reset_code
+    from torch._C._dynamo.eval_frame import reset_code
 
     reset_code(inspect.unwrap(method).__code__)
 

@@ -1,6 +1,8 @@
 """Fake tensors and the modes that make them; tracing a function on fakes."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+# pyright: reportPrivateUsage=false, reportUnknownArgumentType=false
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,20 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = [
-    "FakeTensor",
-    "FakeTensorMode",
-    "fresh_mode",
-    "is_traceable_wrapper_subclass",
-    "mode_of",
-    "storage_id",
-    "strict_mode",
-    "symbolic",
-    "trace_coarse",
-    "trace_decomposed",
-    "undecided_errors",
-    "with_symbols",
-]
+__all__ = ["FakeTensor", "FakeTensorMode", "is_traceable_wrapper_subclass"]
 
 
 def storage_id(fake: torch.Tensor) -> int:
@@ -36,6 +25,12 @@ def storage_id(fake: torch.Tensor) -> int:
 def mode_of(values: Iterable[object]) -> FakeTensorMode:
     """The fake mode that fake tensors belong to."""
     return next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+
+
+def environment_of(mode: FakeTensorMode) -> ShapeEnv:
+    """The symbols of a mode, which must have some of its own."""
+    assert mode.shape_env is not None
+    return mode.shape_env
 
 
 def fresh_mode() -> FakeTensorMode:
@@ -57,7 +52,7 @@ def with_symbols(mode: FakeTensorMode, example: torch.Tensor, dims: Iterable[int
 
 
 @contextmanager
-def symbolic(mode: FakeTensorMode) -> Iterator[None]:
+def symbolic(mode: FakeTensorMode) -> Generator[None]:
     """Run ops on fakes of ``mode``. With the Python dispatcher, ops composed in C++ (``pad``) keep symbolic sizes;
     without it they would specialize them."""
     with torch.no_grad(), mode, enable_python_dispatcher():
@@ -65,7 +60,7 @@ def symbolic(mode: FakeTensorMode) -> Iterator[None]:
 
 
 @contextmanager
-def _admits_real_constants(mode: FakeTensorMode) -> Iterator[None]:
+def _admits_real_constants(mode: FakeTensorMode) -> Generator[None]:
     before = mode.allow_non_fake_inputs
     mode.allow_non_fake_inputs = True
     try:
@@ -94,16 +89,9 @@ def trace_decomposed(
     function: Callable[..., object],
     fakes: Sequence[object],
     mode: FakeTensorMode,
-    table: dict[Any, Callable[..., Any]],
+    table: Mapping[Any, Callable[..., Any]],
 ) -> fx.GraphModule:
     """Trace ``function`` on fakes after dispatch, with the decompositions in ``table``."""
     # As in AOTAutograd: ops composed in C++ that take no symbolic sizes (pad) are decomposed in Python.
     with torch.no_grad(), mode, _admits_real_constants(mode), enable_python_dispatcher():
         return make_fx(function, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
-
-
-def undecided_errors() -> tuple[type[Exception], ...]:
-    """The exceptions of fake ops that depend on the value of an unbacked size."""
-    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-
-    return (GuardOnDataDependentSymNode,)

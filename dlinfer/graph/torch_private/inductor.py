@@ -1,5 +1,9 @@
 """Inductor: its decompositions, its fallback kernels, and graphs that it compiles, saves and loads."""
 
+# Parts of torch that have no types, and names that it keeps private.
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 import functools
 import math
 import shutil
@@ -7,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,11 +55,13 @@ def configuration() -> tuple[dict[str, Any], dict[str, Any]]:
     from torch._inductor import config
 
     entries: Any = vars(config)["_config"]
-    given = {name: getattr(config, name) for name in _PASSES if name in entries}
-    passes = {name: _pass_identity(value) for name, value in given.items()}
-    changed = {name: passes[name] for name, value in given.items() if value != entries[name].default}
-    told = _portable(config.get_hash(), functorch.get_hash())
-    return told[0] | passes, told[1] | changed
+    functions = {name: getattr(config, name) for name in _PASSES if name in entries}
+    passes = {name: _pass_identity(value) for name, value in functions.items()}
+    settings, changed = _portable(config.get_hash(), functorch.get_hash())
+    changed_passes = {
+        name: passes[name] for name, value in functions.items() if value != entries[name].default
+    }
+    return settings | passes, changed | changed_passes
 
 
 @functools.lru_cache(maxsize=8)
@@ -64,24 +70,22 @@ def _portable(inductor: bytes, functorch: bytes) -> tuple[dict[str, Any], dict[s
     import torch._functorch.config as functorch_config
     from torch._inductor import config
 
-    everything: dict[str, Any] = {}
-    unlike: dict[str, Any] = {}
-    modules: list[tuple[str, Any]] = [("", config)]
-    modules += [("functorch.", functorch_config)]
-    for prefix, module in modules:
-        told = module.save_config_portable(ignore_private_configs=False)
-        told = {name: value for name, value in told.items() if name not in _PASSES}
-        everything |= {prefix + name: value for name, value in told.items()}
-        unlike |= {
-            prefix + name: value for name, value in told.items() if module._config[name].default != value
-        }
-    return everything, unlike
+    settings: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
+    modules: dict[str, Any] = {"": config, "functorch.": functorch_config}
+    for prefix, module in modules.items():
+        for name, value in module.save_config_portable(ignore_private_configs=False).items():
+            if name not in _PASSES:
+                settings[prefix + name] = value
+                if module._config[name].default != value:
+                    changed[prefix + name] = value
+    return settings, changed
 
 
 def _pass_identity(custom: object) -> Any:
     """The identity of a custom pass. A function without a uuid differs in each process."""
     if isinstance(custom, (list, tuple)):
-        return [_pass_identity(one) for one in custom]
+        return list(map(_pass_identity, custom))
     if custom is None or isinstance(custom, str):  # the name of one that torch has
         return custom
     identity = getattr(custom, "uuid", None)
@@ -101,10 +105,10 @@ def _compiler(names: tuple[str, ...]) -> str:
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
         return "none"
-    said = subprocess.run(
+    version = subprocess.run(
         [path, "--version"], capture_output=True, text=True, check=False, errors="replace"
-    ).stdout
-    return said.strip().partition("\n")[0] or path
+    )
+    return version.stdout.strip().partition("\n")[0] or path
 
 
 def compile_loops(graph_module: fx.GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> Any:
@@ -123,8 +127,8 @@ def compile_loops(graph_module: fx.GraphModule, fakes: Sequence[Any], mode: Fake
         # would share memory; a later write to one would show in the other.
         "joint_graph_constant_folding": False,
     }
-    # Loading an artifact finds its code in inductor's own cache by a key and takes whatever lies there first: a graph
-    # that was compiled for other sizes has the same key but for the tag.
+    # Loading an artifact looks for its code in inductor's own cache by a key and takes the first entry. A graph for
+    # other sizes has the same key but for the tag.
     settings: Any = torch.compiler.config
     unique = settings.patch(cache_key_tag=f"dlinfer {uuid.uuid4().hex}")
     with unique, tracing(TracingContext(mode)):
@@ -145,7 +149,7 @@ def save_loops(artifact: Any) -> bytes:
 
 
 def load_loops(contents: bytes) -> Callable[..., Any]:
-    """What ``save_loops`` was given. Raises on damaged bytes or those of another torch."""
+    """Load the bytes of ``save_loops``. Raises on damaged bytes or those of another torch."""
     from torch._inductor.standalone_compile import CompiledArtifact
 
     with tempfile.TemporaryDirectory(prefix="dlinfer-") as folder:
@@ -155,28 +159,29 @@ def load_loops(contents: bytes) -> Callable[..., Any]:
 
 
 @contextmanager
-def results_from(large: Callable[..., torch.Tensor], least: int) -> Iterator[None]:
+def results_from(large: Callable[..., torch.Tensor], least: int) -> Generator[None]:
     """Loops that this thread compiles or loads meanwhile take results of ``least`` bytes and more from ``large(size,
     stride, dtype, bytes of an element)``; those of other threads do not.
 
-    Code that torch had loaded before is shared, and stays as it is. What is loaded here is shared with nobody.
+    Code that torch had loaded before is shared, and stays as it is. Code that is loaded here is shared with nobody.
     """
     from torch._inductor.codecache import PyCodeCache
 
     def make(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        if math.prod(size) * dtype.itemsize < least or _results.escape:
+        if math.prod(size) * dtype.itemsize < least or _thread.escape:
             return plain(size, stride, dtype)
         return large(size, stride, dtype, dtype.itemsize)
 
-    plain = torch._C._dynamo.guards._empty_strided_cpu  # pyright: ignore[reportAttributeAccessIssue]
+    plain: Any = torch._C._dynamo.guards._empty_strided_cpu  # pyright: ignore[reportAttributeAccessIssue]
     with _loading:
         if not isinstance(PyCodeCache.modules, _LoadedModules):
             PyCodeCache.modules = _LoadedModules(PyCodeCache.modules)
-    outer, _LoadedModules.here.loaded = getattr(_LoadedModules.here, "loaded", None), []
+    loaded: list[Any] = []
+    outer, _thread.loaded = _thread.loaded, loaded
     try:
         yield
     finally:
-        loaded, _LoadedModules.here.loaded = _LoadedModules.here.loaded, outer
+        _thread.loaded = outer
         for module in loaded:
             if vars(module).get("empty_strided_cpu") is plain:
                 vars(module)["empty_strided_cpu"] = make
@@ -184,31 +189,26 @@ def results_from(large: Callable[..., torch.Tensor], least: int) -> Iterator[Non
                     del PyCodeCache.modules_no_attr[module.__file__]
 
 
-class _Results(threading.local):
-    escape = False
-
-
-_results = _Results()
-
-
 def loops_escape(on: bool) -> None:
     """Whether large results of loops that this thread runs go to a graph's caller, and so lie in torch's own memory."""
-    _results.escape = on
+    _thread.escape = on
 
 
+class _Thread(threading.local):
+    """escape: see ``loops_escape``. loaded: modules that the thread loaded since ``results_from`` asked for them."""
+
+    escape = False
+    loaded: list[Any] | None = None
+
+
+_thread = _Thread()
 _loading = threading.Lock()
 
 
 class _LoadedModules(list[Any]):
-    """Inductor's list of the modules that it loaded; it tells each thread its own while that asks for them.
-
-    here.loaded: a list for those of this thread, or None.
-    """
-
-    here = threading.local()
+    """Inductor's list of the modules that it loaded; each thread also notes its own in ``_thread.loaded``."""
 
     def append(self, module: object) -> None:
         super().append(module)
-        loaded = getattr(self.here, "loaded", None)
-        if loaded is not None:
-            loaded.append(module)
+        if _thread.loaded is not None:
+            _thread.loaded.append(module)

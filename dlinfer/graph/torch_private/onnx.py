@@ -1,10 +1,14 @@
 """torch.onnx's exporter: its table of translations, and its translation of a graph node by node.
 
-The public ``torch.onnx.export`` takes a program of torch.export's, retraces the whole of it and reads its table anew at
-each call: seconds for a region of five nodes, where this takes milliseconds. It also drops what a program writes into
+The public ``torch.onnx.export`` retraces a whole program of torch.export's and reads its table anew at each call. That
+takes seconds for a region of five nodes; this takes milliseconds. It also drops what a program writes into
 its inputs, and refuses ops of others that write. A region is a graph of values already (``dlinfer.graph.functional``),
 so only the table and the translation are used. ``tests/graph/test_what_torch_offers.py`` shows all of this.
 """
+
+# Parts of torch that have no types, and names that it keeps private.
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 import dis
 import functools
@@ -32,17 +36,9 @@ class UntranslatableError(Exception):
 
 
 class Registry:
-    """The exporter's table from torch's ops to functions that write ONNX, with ours before its own.
+    """The exporter's table from torch's ops to functions that write ONNX, with ours before its own."""
 
-    guards: functions that take the arguments of a call and raise where the exporter's own function is wrong for it.
-    """
-
-    def __init__(
-        self,
-        opset: int,
-        ours: Mapping[Any, Callable[..., Any]],
-        guards: Mapping[OpOverload, Callable[..., None]] | None = None,
-    ) -> None:
+    def __init__(self, opset: int, ours: Mapping[OpOverload, Callable[..., object]]) -> None:
         from torch.onnx._internal.exporter import _registration
 
         self.opset = opset
@@ -50,40 +46,31 @@ class Registry:
         self._table = _registration.ONNXRegistry()
         self._table._opset_version = opset
         self._table.functions = {name: list(functions) for name, functions in table.functions.items()}
-        for op, guard in (guards or {}).items():
-            for entry in self._table.get_decomps(op)[:1]:
-                self._register(op, _guarded(guard, entry.onnx_function))
         for op, function in ours.items():
-            self._register(op, function)
-        # What our own leave out is theirs to know.
-        self._unread: dict[str, frozenset[str]] = {
-            op.name(): frozenset() for op in ours if isinstance(op, OpOverload)
-        }
+            meta = _registration.OnnxDecompMeta(
+                onnx_function=function,
+                fx_target=op,
+                signature=None,
+                is_custom=True,
+                skip_signature_inference=True,
+            )
+            self._table._register(op, meta)
+        self.ours = frozenset(ours)
+        self._unread: dict[OpOverload, frozenset[str]] = {}
 
-    def _register(self, op: Any, function: Callable[..., Any]) -> None:
-        from torch.onnx._internal.exporter import _registration
+    def _functions(self, target: Any) -> list[Callable[..., object]]:
+        return [entry.onnx_function for entry in self._table.get_decomps(target) if not entry.is_complex]
 
-        meta = _registration.OnnxDecompMeta(
-            onnx_function=function,
-            fx_target=op,
-            signature=None,
-            is_custom=True,
-            skip_signature_inference=True,
-        )
-        self._table._register(op, meta)
-
-    def knows(self, target: Any) -> bool:
+    def knows(self, target: object) -> bool:
         """Whether calls of ``target`` have a translation."""
-        return any(not entry.is_complex for entry in self._table.get_decomps(target))
+        return bool(self._functions(target))
 
     def unread(self, op: OpOverload) -> frozenset[str]:
-        """The parameters of an op that the exporter's own translation of it never reads. Ours read what matters."""
-        name = op.name()
-        if name not in self._unread:
-            entries = [entry for entry in self._table.get_decomps(op) if not entry.is_complex]
-            functions = [_python_function(entry.onnx_function) for entry in entries[:1]]
-            self._unread[name] = frozenset().union(*map(_never_loaded, functions))
-        return self._unread[name]
+        """The parameters of an op that its translation never reads."""
+        if op not in self._unread:
+            unread = map(_never_loaded, map(_python_function, self._functions(op)[:1]))
+            self._unread[op] = frozenset[str]().union(*unread)
+        return self._unread[op]
 
     @functools.cached_property
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
@@ -112,21 +99,12 @@ class Registry:
                     registry=self._table,
                 )
         except _errors.ConversionError as error:
-            found = re.search(r"translating node %(\w+)", str(error))
-            raise UntranslatableError(found.group(1) if found else "", _cause(error)) from error
+            node = re.search(r"translating node %(\w+)", str(error))
+            raise UntranslatableError(node[1] if node else "", _cause(error)) from error
         model.opset_imports[""] = self.opset
         _ir_passes.add_opset_imports(model)
         model.opset_imports[""] = self.opset
         return model
-
-
-def _guarded(guard: Callable[..., None], function: Callable[..., object]) -> Callable[..., Any]:
-    def called(*args: object, **kwargs: object) -> Any:
-        guard(*args, **kwargs)
-        return function(*args, **kwargs)
-
-    called.__wrapped__ = function  # pyright: ignore[reportFunctionMemberAccess]
-    return called
 
 
 def _python_function(function: object) -> Callable[..., Any]:
@@ -174,5 +152,5 @@ def onnx_type(dtype: torch.dtype) -> int | None:
     """ONNX's number of a dtype; None where ONNX has no such type."""
     from torch.onnx._internal.exporter import _core
 
-    found = _core._TORCH_DTYPE_TO_ONNX.get(dtype)
-    return None if found is None else int(found)
+    number = _core._TORCH_DTYPE_TO_ONNX.get(dtype)
+    return None if number is None else int(number)

@@ -1,5 +1,7 @@
 """Matrix products that torch has under private names."""
 
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
 import torch
 from torch import Tensor
 

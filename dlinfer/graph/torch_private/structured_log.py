@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from torch._logging import trace_structured
+from torch._logging import trace_structured  # pyright: ignore[reportPrivateImportUsage]
 
 
 def log_artifact(name: str, text: Callable[[], str]) -> None:

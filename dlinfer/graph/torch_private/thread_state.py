@@ -1,5 +1,7 @@
 """Autocast and grad mode of the thread that calls a compiled graph."""
 
+# pyright: reportPrivateUsage=false
+
 from collections.abc import Callable
 from typing import Any
 

@@ -1,15 +1,17 @@
-"""What only a call's numbers tell: the model says whether any of them makes ONNX Runtime's kernels wrong.
+"""Doubts about a model that only the numbers of a call settle: they may make ONNX Runtime's kernels wrong.
 
-Orders and bounds by one side pass over NaN, where torch takes it for the largest (``extremes`` are written so that
-they do not); of int64 they, extremes, bounds, sums and quotients go through floats. One more result of the model says
+Orders and bounds by one side pass over NaN, where torch takes it for the largest; ``extremes`` are written so that they
+do not. In int64 these ops, extremes, bounds, sums and quotients go through floats. One more result of the model says
 whether a call has such numbers. Then torch runs the call, under the fallback policy.
 """
+
+from functools import reduce
 
 import torch
 from torch import Tensor, fx
 
 from dlinfer.graph.ir.dialect import fake, overload
-from dlinfer.graph.torch_private.fake_mode import mode_of
+from dlinfer.graph.onnx.torch_semantics import insert_call
 from dlinfer.vendor.onnxruntime.translations import extremes
 
 _aten = torch.ops.aten
@@ -27,50 +29,40 @@ _OF_INT64 = frozenset(
 
 
 def note_doubts(graph: fx.Graph) -> bool:
-    """Give the graph one more output, a bool of no dimensions, where it has doubtful nodes; whether it has.
+    """Give the graph one more output, a bool of no dimensions, where it has doubtful nodes. Return whether it has.
 
     Changes ``graph``, whose output is a list.
     """
-    asked: dict[fx.Node, None] = {}
-    for node in graph.nodes:
-        op = overload(node)
-        if op is None or op._schema.name not in _ORDERS | _OF_INT64:
-            continue
-        for operand in node.all_input_nodes:
-            value = fake(operand)
-            if isinstance(value, Tensor) and _doubtful(value, op):
-                asked.setdefault(operand)
-    if not asked:
+    doubtful = {
+        operand: None
+        for node in graph.nodes
+        for operand in node.all_input_nodes
+        if isinstance(fake(operand), Tensor) and _is_doubtful(fake(operand), node)
+    }
+    if not doubtful:
         return False
     output = graph.output_node()
-    with graph.inserting_before(output):
-        parts = [_found(graph, operand) for operand in asked]
-        found = parts[0]
-        for part in parts[1:]:
-            found = _call(graph, _aten.logical_or.default, found, part)
-    output.args = ((*output.args[0], found),)  # pyright: ignore[reportGeneralTypeIssues, reportOptionalIterable]
+    doubts = [_has_doubts(output, operand) for operand in doubtful]
+    doubt = reduce(lambda first, second: insert_call(output, _aten.logical_or.default, first, second), doubts)
+    output.args = ((*output.args[0], doubt),)  # pyright: ignore[reportGeneralTypeIssues, reportOptionalIterable]
     return True
 
 
-def _doubtful(value: Tensor, op: torch._ops.OpOverload) -> bool:
+def _is_doubtful(value: Tensor, node: fx.Node) -> bool:
+    op = overload(node)
+    if op is None or op._schema.name not in _ORDERS | _OF_INT64:
+        return False
     if value.is_floating_point():
         return op._schema.name in _ORDERS and op not in extremes.TABLE
     return value.dtype is torch.int64
 
 
-def _found(graph: fx.Graph, x: fx.Node) -> fx.Node:
+def _has_doubts(output: fx.Node, x: fx.Node) -> fx.Node:
     """Whether a tensor has any doubtful element."""
     if fake(x).is_floating_point():
-        bad = _call(graph, _aten.isnan.default, x)
+        bad = insert_call(output, _aten.isnan.default, x)
     else:
-        high = _call(graph, _aten.gt.Scalar, x, _LARGE)
-        bad = _call(graph, _aten.logical_or.default, high, _call(graph, _aten.lt.Scalar, x, -_LARGE))
-    return _call(graph, _aten.any.default, bad)
-
-
-def _call(graph: fx.Graph, op: torch._ops.OpOverload, *args: object) -> fx.Node:
-    node = graph.call_function(op, args)  # pyright: ignore[reportArgumentType]
-    values = [fake(one) if isinstance(one, fx.Node) else one for one in args]
-    with mode_of([value for value in values if isinstance(value, Tensor)]):
-        node.meta["val"] = op(*values)
-    return node
+        high = insert_call(output, _aten.gt.Scalar, x, _LARGE)
+        low = insert_call(output, _aten.lt.Scalar, x, -_LARGE)
+        bad = insert_call(output, _aten.logical_or.default, high, low)
+    return insert_call(output, _aten.any.default, bad)

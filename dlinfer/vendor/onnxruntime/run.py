@@ -15,7 +15,7 @@ from dlinfer.graph.engine_kit.refused import RefusedError, WrongInputError
 from dlinfer.graph.engine_kit.value_region import Executable, Lowered
 from dlinfer.graph.functional.functionalize import Function
 from dlinfer.graph.onnx.export import export
-from dlinfer.graph.onnx.negative_indices import refuse_negative
+from dlinfer.graph.onnx.torch_semantics import refuse_negative
 from dlinfer.graph.torch_private.onnx import onnx_type
 from dlinfer.vendor.onnxruntime import sessions
 from dlinfer.vendor.onnxruntime.doubts import REASON, note_doubts

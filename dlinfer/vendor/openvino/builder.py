@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.ir.dialect import fake
 from dlinfer.graph.ir.program import attribute
-from dlinfer.graph.torch_private.symbols import fixed_size, lowest_size
+from dlinfer.graph.torch_private.symbols import fixed_size, size_range
 from dlinfer.vendor.openvino import dtypes
 from dlinfer.vendor.openvino.dtypes import KEPT, SHORT
 from dlinfer.vendor.openvino.int_ranges.kept import range_of
@@ -285,12 +285,12 @@ class Builder:
         """
         written: list[int] = []
         for index, size in enumerate(new):
-            same = index < len(old) and str(old[index]) == str(size) and lowest_size(size) >= 1
+            same = index < len(old) and str(old[index]) == str(size) and size_range(size)[0] >= 1
             fixed = fixed_size(size)
             written.append(fixed if fixed is not None else 0 if same else -1)
         fixed_zero = any(fixed_size(size) == 0 for size in (*new, *old))
         follows = -1 not in written or (
-            written.count(-1) == 1 and all(lowest_size(size) >= 1 for size in old)
+            written.count(-1) == 1 and all(size_range(size)[0] >= 1 for size in old)
         )
         if follows and not fixed_zero:
             return op.reshape(x, self.axes(written), True).output(0)

@@ -17,14 +17,14 @@ CONSTANT = torch.tensor([2.0])
 
 
 class GivesBack(StubEngine):
-    """Takes every node and compiles none. ``own``: names of nodes that have a reason of their own."""
+    """Takes every node and compiles none. ``node``: the name of the node that is the reason."""
 
-    def __init__(self, **own):
+    def __init__(self, reason="its compiler failed", node=""):
         super().__init__()
-        self.own = own
+        self.reason, self.node = reason, node
 
     def compile(self, region, options):
-        return eager_region(region, self.name, options, "its compiler failed", self.own)
+        return eager_region(region, self.name, options, self.reason, self.node)
 
 
 def function(x):
@@ -40,22 +40,22 @@ def test_it_runs_as_eager_with_views_sizes_writes_and_constants(monkeypatch):
 
 
 def test_each_node_that_computes_is_refused_with_its_reason(monkeypatch):
-    use_engine(monkeypatch, GivesBack(sin="no sine"))
+    use_engine(monkeypatch, GivesBack("no sine", "sin"))
     with torch.no_grad():
         compiled(function)(x.clone())
     report = last_report()
     assert {node.op: node.reason for node in report.placed("eager")} == {
-        "aten.add_.Tensor": "its compiler failed",
+        "aten.add_.Tensor": "sin: no sine",
         "aten.sin": "no sine",
-        "aten.mul.Tensor": "its compiler failed",
-        "aten.cos": "its compiler failed",
+        "aten.mul.Tensor": "sin: no sine",
+        "aten.cos": "sin: no sine",
     }
     assert report.placed("engine") == []
     assert sum(fallback.counts().values()) == 4
 
 
 def test_policy_error_names_the_node_with_a_reason_of_its_own(monkeypatch):
-    use_engine(monkeypatch, GivesBack(cos="no cosine"))
+    use_engine(monkeypatch, GivesBack("no cosine", "cos"))
     with torch.no_grad(), pytest.raises(GraphFallbackError, match=r"aten\.cos.*no cosine"):
         compiled(function, fallback="error")(x.clone())
 

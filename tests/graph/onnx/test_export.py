@@ -17,7 +17,7 @@ from torch import fx
 from dlinfer.errors import NotExportableError
 from dlinfer.graph.capture.trace import trace
 from dlinfer.graph.onnx.export import OnnxGraph, export
-from dlinfer.graph.onnx.translations.writing import Untranslated, opset
+from dlinfer.graph.onnx.translations.writing import Untranslated, op
 from dlinfer.graph.torch_private import fake_mode
 
 X = torch.randn
@@ -170,7 +170,7 @@ def test_a_translation_may_refuse_a_call():
 
 def test_translations_given_go_before_the_standard_ones():
     def twice(x, weight, eps):
-        return opset().Add(x, x)
+        return op.Add(x, x)
 
     graph = export(
         graph_of(lambda x, w: torch.ops.dlinfer.rms_norm(x, w, 1e-6), X(3, 4), X(4)),

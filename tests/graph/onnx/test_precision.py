@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("onnxscript", reason="writing ONNX needs onnxscript")
 
 from dlinfer.graph.onnx.precision import _is_short
-from tests.graph.onnx.test_ignored_arguments import refusal_of
+from tests.graph.onnx.test_exporter_faults import refusal_of
 
 aten = torch.ops.aten
 WIDE = torch.linspace(-3, 3, 12, dtype=torch.float64).view(3, 4)

@@ -11,12 +11,14 @@ from torch import fx
 from dlinfer.graph.torch_private import fake_mode, symbols
 from dlinfer.graph.torch_private.expressions import (
     SizeTextError,
+    bounds_of,
     conjuncts,
     named,
     number_node,
     parse_condition,
     parse_size,
     to_size,
+    value_range,
 )
 
 EXPRESSIONS = {
@@ -87,3 +89,8 @@ def test_attention_scales_are_written_and_read_back():
         assert condition.evaluate({"s0": 16}) == True  # noqa: E712 - a condition may give sympy's or torch's bool
         assert condition.evaluate({"s0": 4}) == False  # noqa: E712
         assert str(parse_condition(str(condition))) == str(condition)
+
+
+def test_ranges_have_open_ends():
+    for bounds in ((2, 9), (0, None), (None, None)):
+        assert bounds_of(value_range(*bounds)) == bounds

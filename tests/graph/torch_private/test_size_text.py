@@ -1,4 +1,4 @@
-"""Sizes as text: what Python would compute, never by Python's own parser, and nothing but sizes."""
+"""Sizes as text: what Python would compute, by a closed grammar, and nothing but sizes."""
 
 import re
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 from torch.export import Dim
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from dlinfer.graph.torch_private import dynamo, fake_mode, guards, symbols
-from dlinfer.graph.torch_private.fake_mode import mode_of, strict_mode, undecided_errors
+from dlinfer.graph.torch_private.fake_mode import environment_of, mode_of, strict_mode
 from dlinfer.graph.torch_private.guards import conditions_of
 from dlinfer.graph.torch_private.symbols import (
     declared_range,
@@ -68,7 +69,7 @@ def test_symbols_ranges_and_copies_of_them():
         own: Any = fake_mode.fresh_mode()
         other: Any = fake_mode.fresh_mode()
         fresh = symbols.fresh_symbol(own, symbol, mode.shape_env, 0)
-        twice = symbols.symbolic_number(own, size * 2, {symbol: fresh})
+        twice: Any = symbols.symbolic_number(own, size * 2, {symbol: fresh})
         assert twice.node.expr == 2 * fresh
         assert bool(twice > 8)  # the range of tall's rows does not answer that
         (guard,) = guards.guards_of(own)
@@ -89,7 +90,7 @@ def test_symbols_ranges_and_copies_of_them():
 
 def test_a_symbol_that_may_be_one_is_unknown_and_others_have_an_example():
     mode, made, (x,) = fakes(("a", "b", 8), a=(1, 64, 5), b=(2, None, 7))
-    with pytest.raises(undecided_errors()):
+    with pytest.raises(GuardOnDataDependentSymNode):
         bool(made["a"] == 1)
     names = {value.node.expr: name for name, value in made.items()}
     assert set(symbols_of(x)) == set(names)
@@ -111,7 +112,7 @@ def test_a_size_without_bounds_may_be_nothing():
     with mode:
         last = x.chunk(2)[-1].shape[0]  # of whose quotients sympy gives infinite bounds
     assert symbols.size_range(last) == (0, None)
-    assert symbols.lowest_size(made["rows"]) == 2
+    assert symbols.size_range(made["rows"]) == (2, None)
 
 
 def test_products_that_are_written_differently_are_one_size():
@@ -139,8 +140,7 @@ def test_a_size_that_grows_as_another_one_does_is_a_multiple_of_it():
     assert symbols.multiple_of(6 * rows, 4) is None
     assert symbols.multiple_of(rows * columns, rows) is None
     assert symbols.multiple_of(12, 8) == 1.5
-    assert mode.shape_env is not None
-    assert not mode.shape_env.guards
+    assert not environment_of(mode).guards
 
 
 def test_symbols_in_text():
@@ -152,5 +152,17 @@ def test_an_expression_adds_no_guard():
     rows = sizes["rows"]
     assert str(symbols.expression_of(rows + 1)) == f"{rows} + 1"
     assert symbols.expression_of(7) == 7
-    assert mode.shape_env is not None
-    assert not mode.shape_env.guards
+    assert not environment_of(mode).guards
+
+
+def test_a_size_of_an_export_has_the_declared_range():
+    dynamic = {"x": {0: Dim("rows", min=2, max=64)}, "n": None}
+
+    class Model(nn.Module):
+        def forward(self, x, n):
+            return x * n
+
+    exported = torch.export.export(Model(), (torch.ones(4, 3), 7), dynamic_shapes=dynamic)
+    (x,) = [node for node in exported.graph.find_nodes(op="placeholder") if node.name == "x"]
+    assert symbols.size_range(x.meta["val"].shape[0]) == (2, 64)
+    assert symbols.size_range(3) == (3, 3)

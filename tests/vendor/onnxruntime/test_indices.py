@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dlinfer.graph.onnx.negative_indices import refuse_negative
+from dlinfer.graph.onnx.torch_semantics import refuse_negative
 from dlinfer.ops import fused_moe
 from tests.vendor.onnxruntime.regions import as_in_eager, compiled, subgraph
 

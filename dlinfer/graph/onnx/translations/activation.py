@@ -4,40 +4,32 @@ import math
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import Table, Value, number, opset
+from dlinfer.graph.onnx.translations.writing import Value, number, op, translates
 
 _ops = torch.ops.dlinfer
 
 
-def table() -> Table:
-    """Translations by op."""
-    return {
-        _ops.silu_mul.default: silu_mul,
-        _ops.silu_and_mul.default: silu_and_mul,
-        _ops.gelu_mul.default: gelu_mul,
-    }
-
-
+@translates(_ops.silu_mul.default)
 def silu_mul(gate: Value, up: Value) -> Value:
     """gate * sigmoid(gate) * up."""
-    op = opset()
     return op.Mul(op.Mul(gate, op.Sigmoid(gate)), up)
 
 
+@translates(_ops.silu_and_mul.default)
 def silu_and_mul(x: Value) -> Value:
     """``silu_mul`` of the two halves of the last dimension."""
-    gate, up = opset().Split(x, axis=-1, num_outputs=2)
+    gate, up = op.Split(x, axis=-1, num_outputs=2)
     return silu_mul(gate, up)
 
 
+@translates(_ops.gelu_mul.default)
 def gelu_mul(gate: Value, up: Value, tanh: bool) -> Value:
     """gelu(gate) * up."""
-    return opset().Mul(gelu(gate, tanh), up)
+    return op.Mul(gelu(gate, tanh), up)
 
 
 def gelu(x: Value, tanh: bool) -> Value:
     """x * P(X <= x) for a standard normal X, or its approximation by tanh."""
-    op = opset()
     if tanh:
         cubic = op.Mul(number(0.044715, x), op.Mul(x, op.Mul(x, x)))
         inner = op.Tanh(op.Mul(number(math.sqrt(2 / math.pi), x), op.Add(x, cubic)))

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch
 
 from dlinfer.graph.onnx.translations.writing import (
-    Table,
     Untranslated,
     Value,
     equal_sizes,
@@ -15,25 +14,20 @@ from dlinfer.graph.onnx.translations.writing import (
     is_type,
     lowest,
     number,
-    opset,
+    op,
     rank,
     shape_of,
     size,
     sizes,
+    translates,
 )
 
 Scores = Callable[[Value, Value, float, int], Value]
 """From queries [..., L, E], keys [..., S, E], scale and rank to scale * queries @ keys.T."""
 
 
-def table() -> Table:
-    """Translations by op."""
-    return {torch.ops.aten.scaled_dot_product_attention.default: attention_with(plain_scores)}
-
-
 def plain_scores(query: Value, key: Value, scale: float, dims: int) -> Value:
     """By Transpose and MatMul."""
-    op = opset()
     order = [*range(dims - 2), dims - 1, dims - 2]
     scaled = op.Mul(query, number(scale, query))
     return op.MatMul(scaled, op.Transpose(key, perm=order))
@@ -58,7 +52,6 @@ def _attention(
     """torch's meaning: a query that may see no key gives zeros; heads of a group are rows of one product."""
     if dropout_p:
         raise Untranslated("attention with dropout")
-    op = opset()
     dims = rank(query)
     factor = 1.0 / math.sqrt(fixed(query, dims - 1, "the head size")) if scale is None else scale
     mask = _causal(query, key) if is_causal else attn_mask
@@ -91,7 +84,6 @@ def _group(query: Value, key: Value) -> int:
 
 def _merged(query: Value, key: Value, group: int, last: tuple[Value, int]) -> Value:
     """The shape [..., kv heads, group * L, last]."""
-    op = opset()
     dims = rank(query)
     length = size(query, dims - 2)
     head = [*sizes(query, 0, -3), (key, dims - 3)]
@@ -105,7 +97,6 @@ def _grouped_mask(mask: Value, query: Value, key: Value, group: int) -> Value:
     """A mask [..., heads or 1, L, S] for scores [..., kv heads, group, L, S]."""
     if mask is None or mask.shape is None or rank(mask) < 3:
         return mask
-    op = opset()
     if size(mask, -3) == 1:
         grouped = op.Unsqueeze(mask, [-3])
     else:
@@ -119,7 +110,6 @@ def _causal(query: Value, key: Value) -> Value:
     """True where the key does not come after the query, both counted from the start."""
     from onnx_ir import DataType
 
-    op = opset()
     dims = rank(query)
     ones = op.Expand(op.Constant(value_float=1.0), shape_of([(query, dims - 2), (key, dims - 2)]))
     seen = op.Cast(op.Trilu(ones, upper=0), to=9)
@@ -129,7 +119,6 @@ def _causal(query: Value, key: Value) -> Value:
 
 def _softmax(scores: Value, mask: Value, query: Value) -> Value:
     """Over the last dimension; rows without any visible key become zeros."""
-    op = opset()
     if mask is None:
         return op.Softmax(scores, axis=-1)
     low, zero = number(lowest(query), query), number(0.0, query)
@@ -138,3 +127,6 @@ def _softmax(scores: Value, mask: Value, query: Value) -> Value:
     total = op.Add(scores, mask)
     hidden = op.Equal(total, number(-math.inf, query))
     return op.Where(hidden, zero, op.Softmax(op.Max(total, low), axis=-1))
+
+
+translates(torch.ops.aten.scaled_dot_product_attention.default)(attention_with(plain_scores))

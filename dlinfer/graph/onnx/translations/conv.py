@@ -1,17 +1,13 @@
-"""Convolutions for which torch.onnx's translation is wrong: of three dimensions without a bias."""
+"""Convolutions that torch.onnx translates wrongly: those of three dimensions without a bias."""
 
 from collections.abc import Sequence
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import Table, Value, opset, rank
+from dlinfer.graph.onnx.translations.writing import Value, op, rank, translates
 
 
-def table() -> Table:
-    """Translations by op."""
-    return {torch.ops.aten.conv3d.default: conv3d}
-
-
+@translates(torch.ops.aten.conv3d.default)
 def conv3d(
     input: Value,
     weight: Value,
@@ -22,7 +18,6 @@ def conv3d(
     groups: int = 1,
 ) -> Value:
     """input [batch, in, D, H, W] or [in, D, H, W]; torch.onnx adds a bias of another shape where there is none."""
-    op = opset()
     batched = rank(input) == rank(weight)
     operands = (input if batched else op.Unsqueeze(input, [0]), weight, *(() if bias is None else (bias,)))
     result = op.Conv(

@@ -4,34 +4,24 @@ from collections.abc import Sequence
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import Table, Value, is_type, opset, rank
+from dlinfer.graph.onnx.translations.writing import Value, is_type, op, rank, translates
 
 _aten = torch.ops.aten
 
 
-def table() -> Table:
-    """Translations by op."""
-    return {
-        _aten.amax.default: amax,
-        _aten.amin.default: amin,
-        _aten.max.default: amax,
-        _aten.min.default: amin,
-        _aten.fmax.default: fmax,
-        _aten.fmin.default: fmin,
-        _aten.aminmax.default: aminmax,
-    }
-
-
+@translates(_aten.amax.default, _aten.max.default)
 def amax(self: Value, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
     """Over ``dim``, or over all where it is empty."""
     return _reduced("ReduceMax", self, dim, keepdim)
 
 
+@translates(_aten.amin.default, _aten.min.default)
 def amin(self: Value, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
     """Over ``dim``, or over all where it is empty."""
     return _reduced("ReduceMin", self, dim, keepdim)
 
 
+@translates(_aten.aminmax.default)
 def aminmax(self: Value, dim: int | None = None, keepdim: bool = False) -> tuple[Value, Value]:
     """(smallest, largest)."""
     dims = () if dim is None else (dim,)
@@ -39,7 +29,6 @@ def aminmax(self: Value, dim: int | None = None, keepdim: bool = False) -> tuple
 
 
 def _reduced(name: str, x: Value, dim: Sequence[int], keepdim: bool) -> Value:
-    op = opset()
     if rank(x) == 0:
         return op.Identity(x)
     axes = list(dim) or list(range(rank(x)))
@@ -48,18 +37,19 @@ def _reduced(name: str, x: Value, dim: Sequence[int], keepdim: bool) -> Value:
     return op.Cast(result, to=9) if is_type(x, "BOOL") else result
 
 
+@translates(_aten.fmax.default)
 def fmax(self: Value, other: Value) -> Value:
     """The larger; of a number and NaN the number."""
     return _of_numbers("Max", self, other)
 
 
+@translates(_aten.fmin.default)
 def fmin(self: Value, other: Value) -> Value:
     """The smaller; of a number and NaN the number."""
     return _of_numbers("Min", self, other)
 
 
 def _of_numbers(name: str, first: Value, second: Value) -> Value:
-    op = opset()
     chosen = getattr(op, name)(first, second)
     if not is_type(first, "FLOAT", "DOUBLE", "FLOAT16"):
         return chosen

@@ -1,37 +1,27 @@
-"""Writes as values, and shapes without the sizes that are one."""
+"""Writes as values, and other shapes for the same elements."""
 
 from collections.abc import Sequence
 
 import torch
 
 from dlinfer.graph.onnx.translations.writing import (
-    Table,
     Untranslated,
     Value,
     number,
-    opset,
+    op,
     rank,
     shape_of,
     size,
     sizes,
+    translates,
 )
 
 _aten = torch.ops.aten
 
 
-def table() -> Table:
-    """Translations by op."""
-    return {
-        _aten.copy.default: copy,
-        _aten.index_copy.default: index_copy,
-        _aten.squeeze.dim: squeeze_dim,
-        _aten.squeeze.dims: squeeze_dims,
-    }
-
-
+@translates(_aten.copy.default)
 def copy(self: Value, src: Value, non_blocking: bool = False) -> Value:
     """``src`` in the dtype and the sizes of ``self``; the standard translation leaves it the sizes that it has."""
-    op = opset()
     if isinstance(src, (bool, int, float)):
         return op.Expand(number(src, self), op.Shape(self))
     cast = op.CastLike(src, self)
@@ -39,12 +29,12 @@ def copy(self: Value, src: Value, non_blocking: bool = False) -> Value:
     return cast if own == other and None not in own else op.Expand(cast, op.Shape(self))
 
 
+@translates(_aten.index_copy.default)
 def index_copy(self: Value, dim: int, index: Value, source: Value) -> Value:
     """Rows of ``source`` in the places that ``index`` names along ``dim``.
 
     ScatterND, which copies whole rows, and whose result may lie in the memory of its input.
     """
-    op = opset()
     if rank(self) == 0:
         raise Untranslated("index_copy into a tensor without dimensions")
     axis = dim % rank(self)
@@ -53,29 +43,36 @@ def index_copy(self: Value, dim: int, index: Value, source: Value) -> Value:
     if not leading:
         return op.ScatterND(self, op.Unsqueeze(rows, [-1]), source)
     grid = shape_of([*leading, (source, axis)])
-    places = []
-    for position, one in enumerate(leading):
-        count = op.Squeeze(shape_of([one]), [0])
+    places: list[Value] = []
+    for position, dimension in enumerate(leading):
+        count = op.Squeeze(shape_of([dimension]), [0])
         line = op.Range(op.Constant(value_int=0), count, op.Constant(value_int=1))
         places.append(spread(line, position, axis + 1, grid))
     places.append(spread(rows, axis, axis + 1, grid))
     return op.ScatterND(self, op.Concat(*places, axis=-1), source)
 
 
+@translates(_aten.squeeze.dim)
 def squeeze_dim(self: Value, dim: int) -> Value:
     """Drop a dimension if it has size one."""
     return squeeze_dims(self, [dim])
 
 
+@translates(_aten.squeeze.dims)
 def squeeze_dims(self: Value, dim: Sequence[int]) -> Value:
     """Drop those of the dimensions that have size one."""
-    op = opset()
-    sizes_of_one = [one for one in dim if rank(self) and size(self, one) == 1]
-    return op.Squeeze(self, op.Constant(value_ints=sizes_of_one)) if sizes_of_one else op.Identity(self)
+    dropped = [place for place in dim if rank(self) and size(self, place) == 1]
+    return op.Squeeze(self, op.Constant(value_ints=dropped)) if dropped else op.Identity(self)
+
+
+@translates(_aten.reshape.default)
+def reshape(x: Value, shape: Sequence[Value]) -> Value:
+    """x with new sizes: numbers, or values of the graph. A size of 0 is 0, where torch.onnx's copies one of x."""
+    fixed = 0 not in shape and all(isinstance(size, int) for size in shape)
+    return op.Reshape(x, shape_of(shape), allowzero=int(not fixed))
 
 
 def spread(line: Value, position: int, dims: int, grid: Value) -> Value:
     """A line of indices along one dimension of a grid, with a last dimension of one."""
-    op = opset()
     shape = [-1 if dim == position else 1 for dim in range(dims)]
     return op.Unsqueeze(op.Expand(op.Reshape(line, shape), grid), [-1])

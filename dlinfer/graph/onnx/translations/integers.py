@@ -1,53 +1,29 @@
-"""Ops of whole numbers and bools that ONNX, or its runtimes, have for floating ones only, and quotients."""
+"""Ops on integers and bools that ONNX, or its runtimes, have for floats only, and quotients."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import Table, Untranslated, Value, is_type, number, opset, rank
+from dlinfer.graph.onnx.translations.writing import Untranslated, Value, is_type, number, op, rank, translates
 
 _aten = torch.ops.aten
 _INTEGERS = ("INT64", "INT32", "INT16", "INT8", "UINT8", "BOOL")
 
 
-def table() -> Table:
-    """Translations by op."""
-    return {
-        _aten.ceil.default: ceil,
-        _aten.floor.default: floor,
-        _aten.round.default: round_,
-        _aten.trunc.default: trunc,
-        _aten.frac.default: frac,
-        _aten.div.Tensor_mode: div_mode,
-        _aten.div.Scalar_mode: div_mode,
-        _aten.floor_divide.default: floor_divide,
-        _aten.floor_divide.Scalar: floor_divide,
-        _aten.where.self: where,
-        _aten.isnan.default: isnan,
-        _aten.isfinite.default: isfinite,
-        _aten.isinf.default: isinf,
-        _aten.logsumexp.default: logsumexp,
-    }
+def _rounded(name: str, self: Value) -> Value:
+    """Integers stay as they are; ``round`` rounds halves to the even neighbour."""
+    return op.Identity(self) if is_type(self, *_INTEGERS) else getattr(op, name)(self)
 
 
-def ceil(self: Value) -> Value:
-    """Whole numbers stay what they are."""
-    return opset().Identity(self) if is_type(self, *_INTEGERS) else opset().Ceil(self)
+translates(_aten.ceil.default)(partial(_rounded, "Ceil"))
+translates(_aten.floor.default)(partial(_rounded, "Floor"))
+translates(_aten.round.default)(partial(_rounded, "Round"))
 
 
-def floor(self: Value) -> Value:
-    """Whole numbers stay what they are."""
-    return opset().Identity(self) if is_type(self, *_INTEGERS) else opset().Floor(self)
-
-
-def round_(self: Value) -> Value:
-    """Whole numbers stay what they are; halves go to the even neighbour."""
-    return opset().Identity(self) if is_type(self, *_INTEGERS) else opset().Round(self)
-
-
+@translates(_aten.trunc.default)
 def trunc(self: Value) -> Value:
     """Towards zero."""
-    op = opset()
     if is_type(self, *_INTEGERS):
         return op.Identity(self)
     if not is_type(self, "FLOAT", "DOUBLE", "FLOAT16"):
@@ -55,21 +31,20 @@ def trunc(self: Value) -> Value:
     return _cut(self)
 
 
+@translates(_aten.frac.default)
 def frac(self: Value) -> Value:
-    """What trunc cuts off."""
-    return opset().Sub(self, trunc(self))
+    """The part that trunc cuts off."""
+    return op.Sub(self, trunc(self))
 
 
 def _cut(x: Value) -> Value:
     """Towards zero, with the sign of x where the result is 0."""
-    op = opset()
     negative = op.Less(x, op.CastLike(op.Constant(value_float=0.0), x))
     return op.Where(negative, op.Ceil(x), op.Floor(x))
 
 
 def _floored(x: Value, y: Value) -> Value:
-    """What torch takes for the floor of a quotient: of that without the rest, which is not rounded up to the next."""
-    op = opset()
+    """torch's floor of a quotient. It divides x without the rest, so that no quotient is rounded up to an integer."""
     zero, half = (op.CastLike(op.Constant(value_float=value), x) for value in (0.0, 0.5))
     quotient = op.Div(x, y)
     rest = op.Mod(x, y, fmod=1)
@@ -81,73 +56,74 @@ def _floored(x: Value, y: Value) -> Value:
     return op.Where(op.Equal(y, zero), quotient, whole)
 
 
+@translates(_aten.div.Tensor_mode, _aten.div.Scalar_mode)
 def div_mode(self: Value, other: Value, rounding_mode: str | None = None) -> Value:
-    """Whole numbers are divided as such: floats do not hold all of them."""
-    op = opset()
+    """Integers are divided as integers: floats do not hold all of them."""
     kinds = {self.dtype, self.dtype if isinstance(other, (int, float)) else other.dtype}
     if isinstance(other, (int, float)):
         if isinstance(other, float) and is_type(self, *_INTEGERS):
-            raise Untranslated("whole numbers divided by a float")
+            raise Untranslated("integers divided by a float")
         other = number(other, self)
     if not is_type(self, *_INTEGERS):
         if rounding_mode is None:
             return op.Div(self, other)
-        x, y = (op.Cast(one, to=1) if is_type(self, "FLOAT16") else one for one in (self, other))
+        x, y = (op.Cast(value, to=1) if is_type(self, "FLOAT16") else value for value in (self, other))
         return op.CastLike(_floored(x, y) if rounding_mode == "floor" else _cut(op.Div(x, y)), self)
     if rounding_mode is None or len(kinds) > 1 or is_type(self, "BOOL"):
         raise Untranslated(f"{' and '.join(map(str, kinds))} divided, rounded by {rounding_mode}")
     narrow = not is_type(self, "INT64", "INT32")  # runtimes divide these two only
-    x, y = (op.Cast(one, to=6) if narrow else one for one in (self, other))
-    made = op.Div(x, y)  # towards zero
+    x, y = (op.Cast(value, to=6) if narrow else value for value in (self, other))
+    quotient = op.Div(x, y)  # towards zero
     if rounding_mode == "floor":
         zero = op.CastLike(op.Constant(value_int=0), x)
-        rest = op.Sub(x, op.Mul(made, y))
+        rest = op.Sub(x, op.Mul(quotient, y))
         below = op.And(op.Not(op.Equal(rest, zero)), op.Xor(op.Less(rest, zero), op.Less(y, zero)))
-        made = op.Sub(made, op.CastLike(below, x))
-    return op.CastLike(made, self)
+        quotient = op.Sub(quotient, op.CastLike(below, x))
+    return op.CastLike(quotient, self)
 
 
+@translates(_aten.floor_divide.default, _aten.floor_divide.Scalar)
 def floor_divide(self: Value, other: Value) -> Value:
     """The quotient rounded down."""
     return div_mode(self, other, "floor")
 
 
+@translates(_aten.where.self)
 def where(condition: Value, self: Value, other: Value) -> Value:
-    """Of bools by logic: runtimes have no kernel for them."""
-    op = opset()
+    """Bools by logic, since runtimes have no kernel for them."""
     if not is_type(self, "BOOL"):
         return op.Where(condition, self, other)
     return op.Or(op.And(condition, self), op.And(op.Not(condition), other))
 
 
+@translates(_aten.isnan.default)
 def isnan(self: Value) -> Value:
-    """Never of a whole number."""
-    op = opset()
-    return _constant(self, False) if is_type(self, *_INTEGERS) else op.IsNaN(self)
+    """False for integers."""
+    return _all(self, False) if is_type(self, *_INTEGERS) else op.IsNaN(self)
 
 
+@translates(_aten.isinf.default)
 def isinf(self: Value) -> Value:
-    """Never of a whole number."""
-    op = opset()
-    return _constant(self, False) if is_type(self, *_INTEGERS) else op.IsInf(self)
+    """False for integers."""
+    return _all(self, False) if is_type(self, *_INTEGERS) else op.IsInf(self)
 
 
+@translates(_aten.isfinite.default)
 def isfinite(self: Value) -> Value:
-    """Always of a whole number."""
-    op = opset()
+    """True for integers."""
     if is_type(self, *_INTEGERS):
-        return _constant(self, True)
+        return _all(self, True)
     return op.Not(op.Or(op.IsNaN(self), op.IsInf(self)))
 
 
-def _constant(x: Value, value: bool) -> Value:
-    op = opset()
+def _all(x: Value, value: bool) -> Value:
+    """A bool for each element of x."""
     return op.Expand(op.Cast(op.Constant(value_int=int(value)), to=9), op.Shape(x))
 
 
+@translates(_aten.logsumexp.default)
 def logsumexp(self: Value, dim: Sequence[int], keepdim: bool = False) -> Value:
-    """Of whole numbers in float32."""
-    op = opset()
+    """Integers are cast to float32."""
     x = op.Cast(self, to=1) if is_type(self, *_INTEGERS) else self
     if rank(self) == 0:
         return op.Identity(x)

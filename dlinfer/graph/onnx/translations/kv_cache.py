@@ -2,25 +2,20 @@
 
 import torch
 
+from dlinfer.graph.functional.functional_ops import functional_op
 from dlinfer.graph.onnx.translations.index import spread
 from dlinfer.graph.onnx.translations.writing import (
-    Table,
     Untranslated,
     Value,
     cache_order,
-    opset,
+    op,
     shape_of,
     sizes,
+    translates,
 )
 
 
-def table() -> Table:
-    """Translations by op."""
-    from dlinfer.graph.functional.functional_ops import functional_op
-
-    return {functional_op(torch.ops.dlinfer.fill_kv_cache.default): fill_kv_cache}
-
-
+@translates(functional_op(torch.ops.dlinfer.fill_kv_cache.default))
 def fill_kv_cache(
     k: Value, v: Value, k_cache: Value, v_cache: Value, kv_start_indices: Value
 ) -> tuple[Value, Value]:
@@ -28,9 +23,11 @@ def fill_kv_cache(
 
     Negative slots are left out.
     """
-    op, order = opset(), cache_order()
+    order = cache_order()
     if order[-1] != "D":
-        raise Untranslated(f"a KV cache whose dimensions lie as {order}, of which it writes no whole rows")
+        raise Untranslated(
+            f"a KV cache whose dimensions lie as {order}: the translation writes whole rows only"
+        )
     slots = op.Cast(kv_start_indices, to=7)
     used = op.Reshape(op.NonZero(op.GreaterOrEqual(slots, op.Constant(value_int=0))), [-1])
     taken = op.Gather(slots, used)

@@ -4,27 +4,18 @@ from collections.abc import Sequence
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import Table, Value, number, opset, rank, shape_of, size, sizes
+from dlinfer.graph.onnx.translations.writing import Value, number, op, rank, shape_of, size, sizes, translates
 
 
-def table() -> Table:
-    """Translations by op."""
-    return {
-        torch.ops.aten.linear.default: linear,
-        torch.ops.dlinfer.linear.default: linear,
-        torch.ops.dlinfer.linears.default: linears,
-    }
-
-
+@translates(torch.ops.aten.linear.default, torch.ops.dlinfer.linear.default)
 def linear(input: Value = None, weight: Value = None, bias: Value = None, x: Value = None) -> Value:
     """input @ weight.T + bias; ``x`` is the input of dlinfer's op."""
-    op = opset()
     values = x if input is None else input
     if any(size(values, dim) == 0 for dim in range(rank(values))):
         return nothing(values, weight, bias)
     if rank(values) == 2:
-        given = (values, weight) if bias is None else (values, weight, bias)
-        return op.Gemm(*given, transB=1)
+        addend = () if bias is None else (bias,)
+        return op.Gemm(values, weight, *addend, transB=1)
     product = op.MatMul(values, op.Transpose(weight, perm=[1, 0]))
     return product if bias is None else op.Add(product, bias)
 
@@ -32,9 +23,10 @@ def linear(input: Value = None, weight: Value = None, bias: Value = None, x: Val
 def nothing(x: Value, weight: Value, bias: Value) -> Value:
     """The result for an input without elements; ONNX Runtime's rewrites of a product take its 0 for "as before"."""
     start = number(0.0, x) if bias is None else bias
-    return opset().Expand(start, shape_of([*sizes(x, 0, -1), (weight, 0)]))
+    return op.Expand(start, shape_of([*sizes(x, 0, -1), (weight, 0)]))
 
 
+@translates(torch.ops.dlinfer.linears.default)
 def linears(x: Value, weights: Sequence[Value], biases: Sequence[Value]) -> list[Value]:
     """One product a weight."""
     return [linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]

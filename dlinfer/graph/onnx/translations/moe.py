@@ -11,29 +11,24 @@ import torch
 
 from dlinfer.graph.onnx.translations.activation import silu_mul
 from dlinfer.graph.onnx.translations.writing import (
-    Table,
     Value,
     fixed,
     is_type,
     number,
-    opset,
+    op,
     rank,
     shape_of,
     sizes,
+    translates,
     wide,
 )
 
 _ops = torch.ops.dlinfer
 
 
-def table() -> Table:
-    """Translations by op."""
-    return {_ops.moe_gating_topk_softmax.default: gating, _ops.fused_moe.default: fused_moe_with(silu_mul)}
-
-
+@translates(_ops.moe_gating_topk_softmax.default)
 def gating(router_logits: Value, topk: int, n_groups: int) -> tuple[Value, Value]:
     """The topk experts by softmax, of each group where there are groups."""
-    op = opset()
     logits, _ = wide(router_logits)
     weights = op.Softmax(logits, axis=-1)
     if n_groups < 1:
@@ -65,7 +60,6 @@ def _fused_moe(
     """All experts' results, and 0 where an expert is not chosen: its own result may be infinite."""
     from onnx_ir import DataType
 
-    op = opset()
     x, cast = wide(hidden_states)
     gate_up, down = wide(gate_up_weights)[0], wide(down_weights)[0]
     weights, chosen = _dense_weights(hidden_states, gate_up_weights, topk_weights, topk_ids, renormalize)
@@ -74,8 +68,8 @@ def _fused_moe(
     gate.dtype = DataType.FLOAT if cast else x.dtype
     each = op.MatMul(activation(gate, up), op.Transpose(down, perm=[0, 2, 1]))
     zero = number(0.0, hidden_states, wide=True)
-    given = op.Where(_by_expert(chosen), op.Mul(each, _by_expert(weights)), zero)
-    total = op.ReduceSum(given, [0], keepdims=0)
+    chosen_only = op.Where(_by_expert(chosen), op.Mul(each, _by_expert(weights)), zero)
+    total = op.ReduceSum(chosen_only, [0], keepdims=0)
     return op.Cast(total, to=int(hidden_states.dtype)) if cast else total
 
 
@@ -83,25 +77,25 @@ def _dense_weights(
     x: Value, gate_up: Value, topk_weights: Value, topk_ids: Value, renormalize: bool
 ) -> tuple[Value, Value]:
     """(each token's weight for every expert, whether it chose it); both [tokens, experts]."""
-    op = opset()
     weights, ids = token_weights(x, topk_weights, renormalize), op.Cast(topk_ids, to=7)
-    zero, one = number(0.0, x, wide=True), number(1.0, x, wide=True)
+    zero = number(0.0, x, wide=True)
     nothing = op.Expand(zero, shape_of([(topk_ids, 0), (gate_up, 0)]))
-    ones = op.Expand(one, op.Shape(ids))
+    ones = op.Expand(number(1.0, x, wide=True), op.Shape(ids))
     chosen = op.ScatterElements(nothing, ids, ones, axis=1)
     return op.ScatterElements(nothing, ids, weights, axis=1, reduction="add"), op.Greater(chosen, zero)
 
 
 def _by_expert(x: Value) -> Value:
     """[tokens, experts] as [experts, tokens, 1]."""
-    op = opset()
     return op.Unsqueeze(op.Transpose(x, perm=[1, 0]), [-1])
 
 
 def token_weights(x: Value, topk_weights: Value, renormalize: bool) -> Value:
     """The weights of each token's experts, [tokens, topk], in the dtype that the layer computes in."""
-    op = opset()
     weights = op.Cast(topk_weights, to=11 if is_type(x, "DOUBLE") else 1)
     if renormalize:
         weights = op.Div(weights, op.ReduceSum(weights, [-1], keepdims=1))
     return weights
+
+
+translates(_ops.fused_moe.default)(fused_moe_with(silu_mul))

@@ -2,19 +2,14 @@
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import Table, Value, number, opset, wide
+from dlinfer.graph.onnx.translations.writing import Value, number, op, translates, wide
 
 _ops = torch.ops.dlinfer
 
 
-def table() -> Table:
-    """Translations by op."""
-    return {_ops.rms_norm.default: rms_norm, _ops.add_rms_norm.default: add_rms_norm}
-
-
+@translates(_ops.rms_norm.default)
 def rms_norm(x: Value, weight: Value, eps: float) -> Value:
     """The mean in float32, rounded before the weight, as the op says."""
-    op = opset()
     values, cast = wide(x)
     mean = op.ReduceMean(op.Mul(values, values), [-1], keepdims=1)
     root = op.Sqrt(op.Add(mean, number(eps, x, wide=True)))
@@ -22,8 +17,9 @@ def rms_norm(x: Value, weight: Value, eps: float) -> Value:
     return op.Mul(op.Cast(scaled, to=int(x.dtype)) if cast else scaled, weight)
 
 
+@translates(_ops.add_rms_norm.default)
 def add_rms_norm(x: Value, residual: Value, weight: Value, eps: float) -> tuple[Value, Value]:
     """The sum, and its norm."""
-    total = opset().Add(x, residual)
+    total = op.Add(x, residual)
     total.dtype = x.dtype
     return rms_norm(total, weight, eps), total

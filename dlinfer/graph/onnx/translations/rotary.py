@@ -3,27 +3,20 @@
 import torch
 
 from dlinfer.graph.onnx.translations.writing import (
-    Table,
     Value,
     equal_sizes,
     fixed,
-    opset,
+    op,
     rank,
     shape_of,
     sizes,
+    translates,
 )
 
 _ops = torch.ops.dlinfer
 
 
-def table() -> Table:
-    """Translations by op."""
-    return {
-        _ops.apply_rotary_pos_emb.default: apply_rotary_pos_emb,
-        _ops.apply_rotary_pos_emb_interleaved.default: apply_rotary_pos_emb_interleaved,
-    }
-
-
+@translates(_ops.apply_rotary_pos_emb.default)
 def apply_rotary_pos_emb(q: Value, k: Value, cos: Value, sin: Value) -> tuple[Value, Value]:
     """x * cos + (-second half, first half) * sin, a row of the tables for each token."""
     cos, sin = _per_token(cos, q), _per_token(sin, q)
@@ -31,28 +24,26 @@ def apply_rotary_pos_emb(q: Value, k: Value, cos: Value, sin: Value) -> tuple[Va
 
 
 def _per_token(table: Value, q: Value) -> Value:
-    op = opset()
     if equal_sizes(list(table.shape)[:-1], list(q.shape)[:-2]):
         return op.Unsqueeze(table, [-2])
     return op.Reshape(table, shape_of([*sizes(q, 0, -2), 1, (q, rank(q) - 1)]))
 
 
 def _rotated(x: Value, cos: Value, sin: Value) -> Value:
-    op = opset()
     first, second = op.Split(x, axis=-1, num_outputs=2)
     turned = op.Concat(op.Neg(second), first, axis=-1)
     return op.Add(op.Mul(x, cos), op.Mul(turned, sin))
 
 
+@translates(_ops.apply_rotary_pos_emb_interleaved.default)
 def apply_rotary_pos_emb_interleaved(
     native_input: Value, cos: Value, sin: Value, return_native_layout: bool
 ) -> Value:
     """Adjacent pairs turned: (a cos - b sin, b cos + a sin)."""
-    op = opset()
     x = native_input
     last = rank(x) - 1
     half = fixed(x, last, "the head size") // 2
-    cos, sin = (op.Slice(one, [0], [half], [-1]) for one in (cos, sin))
+    cos, sin = (op.Slice(table, [0], [half], [-1]) for table in (cos, sin))
     first, second = (op.Slice(x, [start], [2 * half], [last], [2]) for start in (0, 1))
     turned = (
         op.Sub(op.Mul(first, cos), op.Mul(second, sin)),
@@ -60,5 +51,5 @@ def apply_rotary_pos_emb_interleaved(
     )
     if return_native_layout:
         return op.Concat(*turned, axis=-1)
-    pairs = op.Concat(*(op.Unsqueeze(one, [-1]) for one in turned), axis=-1)
+    pairs = op.Concat(*(op.Unsqueeze(part, [-1]) for part in turned), axis=-1)
     return op.Reshape(pairs, shape_of(sizes(x)))

@@ -1,10 +1,9 @@
-"""What translations share: the opset they write in, the device they write for, and sizes known only at run time."""
+"""The parts that translations share: their table, ONNX's ops, the graph's device, and sizes known only at run time."""
 
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 
@@ -15,10 +14,14 @@ Value = Any
 """A value of the model that a translation is writing. onnxscript traces it and gives it no static type."""
 
 Translation = Callable[..., Value]
-"""Takes the arguments of an op's call and gives its results."""
+"""Takes the arguments of an op's call and returns its results."""
 
 Table = Mapping[OpOverload, Translation]
 
+TABLE: dict[OpOverload, Translation] = {}
+"""The standard translations by op, of the modules that are imported."""
+
+_T = TypeVar("_T", bound=Translation)
 _device: ContextVar[str] = ContextVar("_device")
 
 
@@ -26,16 +29,30 @@ class Untranslated(Exception):
     """A call that a translation cannot write; its text is the reason."""
 
 
-@functools.cache
-def opset(domain: str = "", version: int = 18) -> Value:
-    """The ops of a domain, to be called inside a translation."""
-    from onnxscript import values
+def translates(*ops: OpOverload) -> Callable[[_T], _T]:
+    """Decorate the standard translation of some ops."""
 
-    return values.Opset(domain, version)
+    def register(translation: _T) -> _T:
+        TABLE.update(dict.fromkeys(ops, translation))
+        return translation
+
+    return register
+
+
+class _Opset:
+    """ONNX's ops, called inside a translation. It imports onnxscript at the first use."""
+
+    def __getattr__(self, name: str) -> Translation:
+        from onnxscript import values
+
+        return getattr(values.Opset("", 18), name)
+
+
+op = _Opset()
 
 
 @contextmanager
-def written_for(device_type: str) -> Iterator[None]:
+def written_for(device_type: str) -> Generator[None]:
     """Translations that are called inside write for graphs on a device."""
     token = _device.set(device_type)
     try:
@@ -56,16 +73,16 @@ def rank(value: Value) -> int:
 
 def size(value: Value, dim: int) -> int | None:
     """A size of an argument; None where it is symbolic."""
-    found = value.shape[dim]
-    return found if isinstance(found, int) else None
+    length = value.shape[dim]
+    return length if isinstance(length, int) else None
 
 
 def fixed(value: Value, dim: int, what: str) -> int:
     """A size of an argument that a translation needs as a number. Raises Untranslated."""
-    found = size(value, dim)
-    if found is None:
+    length = size(value, dim)
+    if length is None:
         raise Untranslated(f"{what} is not a number")
-    return found
+    return length
 
 
 def equal_sizes(first: Sequence[Value], second: Sequence[Value]) -> bool:
@@ -76,22 +93,23 @@ def equal_sizes(first: Sequence[Value], second: Sequence[Value]) -> bool:
 def shape_of(parts: Sequence[Value]) -> Value:
     """A shape for Reshape and Expand: numbers, (argument, dimension) for a size of that argument, or values of one
     element that the graph computes."""
-    op = opset()
-    numbers = [
-        size(*part) if isinstance(part, tuple) else part if isinstance(part, int) else None for part in parts
-    ]
-    if None not in numbers:
+    numbers = [size(*part) if _is_size(part) else part for part in parts]
+    if all(isinstance(number, int) for number in numbers):
         return op.Constant(value_ints=numbers)
-    pieces = []
+    pieces: list[Value] = []
     for part, number in zip(parts, numbers, strict=True):
-        if number is not None:
+        if isinstance(number, int):
             pieces.append(op.Constant(value_ints=[number]))
-        elif isinstance(part, tuple):
+        elif _is_size(part):
             value, dim = part
             pieces.append(op.Shape(value, start=dim, end=dim + 1))
         else:
             pieces.append(op.Reshape(part, op.Constant(value_ints=[1])))
     return op.Concat(*pieces, axis=0)
+
+
+def _is_size(part: Value) -> TypeGuard[tuple[Value, int]]:
+    return isinstance(part, tuple)
 
 
 def sizes(value: Value, first: int = 0, end: int | None = None) -> list[tuple[Value, int]]:
@@ -105,7 +123,7 @@ def number(value: float | int | bool, like: Value, *, wide: bool = False) -> Val
 
     narrow = wide and is_type(like, "FLOAT16", "BFLOAT16")
     dtype = onnx_ir.DataType.FLOAT if narrow else like.dtype
-    return opset().Constant(value=onnx_ir.tensor(value, dtype=dtype))
+    return op.Constant(value=onnx_ir.tensor(value, dtype=dtype))
 
 
 def lowest(like: Value) -> float:
@@ -132,5 +150,5 @@ def is_type(value: Value, *names: str) -> bool:
 def wide(value: Value) -> tuple[Value, bool]:
     """(a floating argument as float32 at least, whether it was cast)."""
     if is_type(value, "FLOAT16", "BFLOAT16"):
-        return opset().Cast(value, to=1), True
+        return op.Cast(value, to=1), True
     return value, False

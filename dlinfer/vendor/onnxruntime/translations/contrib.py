@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from dlinfer.graph.onnx.translations import attention, linear, moe, norm
-from dlinfer.graph.onnx.translations.writing import is_type, number, opset, rank, size
+from dlinfer.graph.onnx.translations.writing import is_type, number, op, rank, size
 from dlinfer.vendor.onnxruntime.translations import contrib_ops, extremes, logistic, packed
 from dlinfer.vendor.onnxruntime.translations.experts import experts
 
@@ -48,7 +48,7 @@ def rms_norm(x: Any, weight: Any, eps: float) -> Any:
 def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, Any]:
     """SkipSimplifiedLayerNormalization."""
     if not is_type(x, "FLOAT") or rank(x) not in (2, 3):
-        total = opset().Add(x, residual)
+        total = op.Add(x, residual)
         total.dtype = x.dtype
         return rms_norm(total, weight, eps), total
     return contrib_ops.skip_simplified_layer_norm(x, residual, weight, eps)
@@ -56,7 +56,6 @@ def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, A
 
 def sign(self: Any) -> Any:
     """-1, 0 or 1, and 0 of NaN."""
-    op = opset()
     zero, one, less = number(0, self), number(1, self), number(0 if is_type(self, "UINT8") else -1, self)
     return op.Where(op.Greater(self, zero), one, op.Where(op.Less(self, zero), less, zero))
 
@@ -68,7 +67,7 @@ def linear_of(input: Any = None, weight: Any = None, bias: Any = None, x: Any = 
     if empty or rank(values) == 2 or not is_type(values, "FLOAT", "DOUBLE"):
         return linear.linear(values, weight, bias)
     product = contrib_ops.fused_mat_mul(values, weight, trans_b=True)
-    return product if bias is None else opset().Add(product, bias)
+    return product if bias is None else op.Add(product, bias)
 
 
 def linears(x: Any, weights: Sequence[Any], biases: Sequence[Any]) -> list[Any]:

@@ -12,9 +12,9 @@ import torch
 from torch import fx
 
 from dlinfer.graph.ir.dialect import arguments, fake
-from dlinfer.graph.onnx.negative_indices import BEHIND
+from dlinfer.graph.onnx.torch_semantics import BEHIND
 from dlinfer.graph.onnx.translations.moe import token_weights
-from dlinfer.graph.onnx.translations.writing import number, opset, shape_of, sizes
+from dlinfer.graph.onnx.translations.writing import number, op, shape_of, sizes
 from dlinfer.vendor.onnxruntime.translations.logistic import silu_mul
 
 _aten = torch.ops.aten
@@ -50,7 +50,6 @@ def experts(
     x: Any, gate_ups: Sequence[Any], downs: Sequence[Any], topk_weights: Any, topk_ids: Any, renormalize: bool
 ) -> Any:
     """The layer in ONNX: for each expert the tokens that chose it, its two products, and its share added to theirs."""
-    op = opset()
     weights = token_weights(x, topk_weights, renormalize)
     known = op.Constant(value_ints=list(range(len(gate_ups))))
     behind = op.Where(op.Less(topk_ids, number(0, topk_ids)), number(BEHIND, topk_ids), topk_ids)

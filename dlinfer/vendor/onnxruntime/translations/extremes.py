@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dlinfer.graph.onnx.translations import extremes
-from dlinfer.graph.onnx.translations.writing import Untranslated, is_type, number, opset, rank, wide
+from dlinfer.graph.onnx.translations.writing import Untranslated, is_type, number, op, rank, wide
 
 _aten = torch.ops.aten
 
@@ -44,7 +44,6 @@ def _of_dim(extreme: Any, name: str) -> Any:
 
 def topk(self: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Any, Any]:
     """Sorted with infinity in NaN's place, and the largest float32 in infinity's."""
-    op = opset()
     count = op.Constant(value_ints=[k]) if isinstance(k, int) else op.Reshape(k, op.Constant(value_ints=[1]))
     if rank(self) == 0:
         return op.Identity(self), op.Constant(value_int=0)
@@ -59,7 +58,6 @@ def topk(self: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = 
 
 def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
     """Between two tensors; NaN where any of the three is, and x where a bound equals it: zeros have signs."""
-    op = opset()
     made = self
     if _is_float(self):
         half = is_type(self, "FLOAT16")  # which ONNX Runtime does not compare
@@ -99,7 +97,6 @@ def _is_float(x: Any) -> bool:
 
 
 def _nan_along(x: Any, axes: Sequence[int], keepdim: bool) -> Any:
-    op = opset()
     found = op.Cast(op.IsNaN(wide(x)[0]), to=6)
     reduced = op.ReduceMax(found, op.Constant(value_ints=list(axes)), keepdims=int(keepdim))
     return op.Cast(reduced, to=9)
@@ -108,14 +105,13 @@ def _nan_along(x: Any, axes: Sequence[int], keepdim: bool) -> Any:
 def _with_nan(made: Any, x: Any, dim: Sequence[int], keepdim: bool) -> Any:
     if rank(x) == 0 or not _is_float(x):
         return made
-    op = opset()
     nan = op.CastLike(op.Constant(value_float=float("nan")), x)
     return op.Where(_nan_along(x, list(dim) or list(range(rank(x))), keepdim), nan, made)
 
 
 def _place(name: str, self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """The place of the largest or smallest along a dimension, or among all as if they were one row."""
-    op, x = opset(), self
+    x = self
     if rank(x) == 0:
         return op.Constant(value_int=0)
     values = op.Cast(x, to=6) if is_type(x, "BOOL") else wide(x)[0]

@@ -2,42 +2,41 @@
 
 from typing import Any
 
-from dlinfer.graph.onnx.translations.writing import number, opset, wide
+from dlinfer.graph.onnx.translations.writing import number, op, wide
 
 
 def sigmoid(self: Any) -> Any:
     """1 / (1 + exp(-x)), in float32 at least: exp(12) is infinite in float16."""
     x, cast = wide(self)
-    made = opset().Reciprocal(_one_and_exp(x, self))
-    return opset().CastLike(made, self) if cast else made
+    made = op.Reciprocal(_one_and_exp(x, self))
+    return op.CastLike(made, self) if cast else made
 
 
 def silu(self: Any) -> Any:
     """x / (1 + exp(-x)), in float32 at least."""
     x, cast = wide(self)
-    made = opset().Div(x, _one_and_exp(x, self))
-    return opset().CastLike(made, self) if cast else made
+    made = op.Div(x, _one_and_exp(x, self))
+    return op.CastLike(made, self) if cast else made
 
 
 def silu_mul(gate: Any, up: Any) -> Any:
     """silu(gate) * up."""
-    return opset().Mul(silu(gate), up)
+    return op.Mul(silu(gate), up)
 
 
 def silu_and_mul(x: Any) -> Any:
     """``silu_mul`` of the two halves of the last dimension."""
-    gate, up = opset().Split(x, axis=-1, num_outputs=2)
+    gate, up = op.Split(x, axis=-1, num_outputs=2)
     gate.dtype = x.dtype
     return silu_mul(gate, up)
 
 
 def glu(self: Any, dim: int = -1) -> Any:
     """The first half of a dimension times the sigmoid of the second."""
-    values, gate = opset().Split(self, axis=dim, num_outputs=2)
+    values, gate = op.Split(self, axis=dim, num_outputs=2)
     gate.dtype = self.dtype
-    return opset().Mul(values, sigmoid(gate))
+    return op.Mul(values, sigmoid(gate))
 
 
 def _one_and_exp(x: Any, like: Any) -> Any:
-    op = opset()
     return op.Add(op.Exp(op.Neg(x)), number(1.0, like, wide=True))

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from dlinfer.graph.ir.dialect import STATIC, arguments, fake
-from dlinfer.graph.onnx.translations.writing import opset
+from dlinfer.graph.onnx.translations.writing import op
 from dlinfer.graph.torch_private.symbols import fixed_size
 from dlinfer.ops.quantised.packing import AWQ, Packing
 from dlinfer.vendor.onnxruntime.translations import contrib_ops
@@ -132,7 +132,6 @@ def product(
     accuracy_level: int,
 ) -> Any:
     """The layer in ONNX, in float32 and rounded once, but for what ``accuracy_level`` rounds x to."""
-    op = opset()
     wide = op.Cast(x, to=_FLOAT)
     result = contrib_ops.mat_mul_n_bits(
         wide, numbers, scales, zeros, in_features, out_features, block, accuracy_level

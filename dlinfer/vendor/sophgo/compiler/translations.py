@@ -14,7 +14,7 @@ from dlinfer.graph.onnx.translations.writing import (
     fixed,
     is_type,
     number,
-    opset,
+    op,
     rank,
     shape_of,
     sizes,
@@ -44,7 +44,6 @@ def table() -> Mapping[Any, Any]:
 def rms_norm(x: Any, weight: Any, eps: float) -> Any:
     """Pow, ReduceMean, Add, Sqrt, Reciprocal, Mul, Mul: the one form that becomes the compiler's own RMSNorm, which
     adds up in float32 (its source: lib/Dialect/Top/Transforms of tpu-mlir)."""
-    op = opset()
     mean = op.ReduceMean(op.Pow(x, number(2.0, x)), [-1], keepdims=1)
     root = op.Sqrt(op.Add(mean, number(eps, x)))
     return op.Mul(op.Mul(x, op.Reciprocal(root)), weight)
@@ -52,7 +51,7 @@ def rms_norm(x: Any, weight: Any, eps: float) -> Any:
 
 def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, Any]:
     """Compute the sum, and its norm."""
-    total = opset().Add(x, residual)
+    total = op.Add(x, residual)
     total.dtype = x.dtype
     return rms_norm(total, weight, eps), total
 
@@ -92,7 +91,6 @@ def _attention(
     if not finite or dropout_p or is_causal or attn_mask is None:
         written = attention.attention_with(attention.plain_scores)
         return written(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    op = opset()
     dims = rank(query)
     if enable_gqa:
         group = fixed(query, -3, "the number of heads") // fixed(key, -3, "the number of KV heads")
@@ -107,7 +105,7 @@ def _repeated(x: Any, group: int) -> Any:
     """Each KV head once for each query head of its group: [..., KH, S, D] -> [..., KH * group, S, D]."""
     if group == 1:
         return x
-    op, lead, rest = opset(), sizes(x, 0, -3), sizes(x, -2)
+    lead, rest = sizes(x, 0, -3), sizes(x, -2)
     heads = fixed(x, -3, "the number of KV heads")
     wide = op.Expand(op.Unsqueeze(x, [rank(x) - 2]), shape_of([*lead, heads, group, *rest]))
     return op.Reshape(wide, shape_of([*lead, heads * group, *rest]))
@@ -118,12 +116,11 @@ def _repeated(x: Any, group: int) -> Any:
 
 def erf(self: Any) -> Any:
     """Compute the error function."""
-    return opset().Erf(self)
+    return op.Erf(self)
 
 
 def clamp(self: Any, min: float | None = None, max: float | None = None) -> Any:
     """Between two numbers, either of which may be left out."""
-    op = opset()
     at_least = self if min is None else op.Max(self, number(min, self))
     return at_least if max is None else op.Min(at_least, number(max, self))
 
@@ -149,11 +146,10 @@ def chunk(self: Any, chunks: int, dim: int = 0) -> list[Any]:
 def unbind(self: Any, dim: int = 0) -> list[Any]:
     """Its slices, without the dimension."""
     whole = fixed(self, dim, "the size that is taken apart")
-    return [opset().Squeeze(part, [dim]) for part in _parts(self, [*range(whole + 1)], dim)]
+    return [op.Squeeze(part, [dim]) for part in _parts(self, [*range(whole + 1)], dim)]
 
 
 def _parts(value: Any, borders: Sequence[int], dim: int) -> list[Any]:
-    op = opset()
     pairs = itertools.pairwise(borders)
     parts = [op.Slice(value, [start], [end], [dim % rank(value)]) for start, end in pairs]
     for part in parts:
@@ -175,7 +171,7 @@ def conv2d(
         raise Untranslated("conv2d without a batch")
     given = (input, weight) if bias is None else (input, weight, bias)
     strides, pads, dilations = map(_pair, (stride, padding, dilation))
-    return opset().Conv(*given, strides=strides, pads=pads * 2, dilations=dilations, group=groups)
+    return op.Conv(*given, strides=strides, pads=pads * 2, dilations=dilations, group=groups)
 
 
 def _pair(value: Any) -> list[int]:

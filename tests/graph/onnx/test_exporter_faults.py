@@ -15,7 +15,7 @@ pytest.importorskip("onnxscript", reason="writing ONNX needs onnxscript")
 from torch import fx
 
 from dlinfer.graph.onnx.export import OPSET
-from dlinfer.graph.onnx.ignored_arguments import HARMLESS, HARMLESS_OF
+from dlinfer.graph.onnx.exporter_faults import HARMLESS, HARMLESS_OF
 from dlinfer.graph.onnx.support import Refusals
 from dlinfer.graph.torch_private.onnx import Registry, _python_function, _torch_table
 
@@ -45,12 +45,12 @@ REFUSED = {
 """What is ignored, reviewed, and refused where a call passes it."""
 
 OTHER_DEFAULTS = {
-    ("aten::cross", "dim"),  # refused by ``guards``
+    ("aten::cross", "dim"),  # refused as a fault
     ("aten::baddbmm", "beta"),  # taken for 1
     ("aten::baddbmm", "alpha"),  # taken for 1
     ("aten::slice.Tensor", "step"),  # taken for 1
-    ("aten::_embedding_bag", "padding_idx"),  # refused by ``guards``
-    ("aten::_embedding_bag_forward_only", "padding_idx"),  # refused by ``guards``
+    ("aten::_embedding_bag", "padding_idx"),  # refused as a fault
+    ("aten::_embedding_bag_forward_only", "padding_idx"),  # refused as a fault
     ("aten::all.dims", "dim"),  # both are all dimensions
     ("aten::any.dims", "dim"),  # both are all dimensions
     ("aten::_grouped_mm", "out_dtype"),  # both are the operands'
