@@ -260,7 +260,7 @@ def _tokens(text: object) -> list[str]:
     if not isinstance(text, str) or len(text) > _LONGEST:
         raise SizeTextError("not a text, or one that is too long")
     if unknown := _TOKEN.sub("", text):
-        raise SizeTextError(f"unknown: {unknown[:10]!r}")
+        raise SizeTextError(f"unknown at {unknown[:10]!r}")
     tokens = _TOKEN.findall(text)
     if len(tokens) > _MOST_TOKENS:
         raise SizeTextError("it is too long")
