@@ -212,7 +212,7 @@ def parse_condition(text: object) -> Size:
     tokens = _tokens(text)
     signs = [place for place, token in enumerate(tokens) if token in _COMPARISONS]
     if len(signs) != 1:
-        raise SizeTextError("not one comparison")
+        raise SizeTextError("no comparison" if not signs else "two comparisons")
     left, right = _parsed(tokens[: signs[0]]), _parsed(tokens[signs[0] + 1 :])
     return Size(_COMPARISONS[tokens[signs[0]]](left, right))
 
