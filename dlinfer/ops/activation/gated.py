@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
 
@@ -47,17 +46,17 @@ def gelu_mul(gate: Tensor, up: Tensor, tanh: bool) -> Tensor:
     return (functional.gelu(gate, approximate="tanh" if tanh else "none") * up).contiguous()
 
 
-@silu_mul.check
-@gelu_mul.check
-def _check(rules: Rules, gate: Tensor, up: Tensor) -> None:
-    rules.floating("gate", gate)
-    rules.same_shape("up", up, "gate", gate)
+silu_mul.takes(
+    gate="float [...]",
+    up="like gate [*gate]",
+    returns="like gate [*gate]",
+)
 
-
-@silu_mul.fake
-@gelu_mul.fake
-def _fake(gate: Tensor) -> Tensor:
-    return gate.new_empty(gate.shape)
+gelu_mul.takes(
+    gate="float [...]",
+    up="like gate [*gate]",
+    returns="like gate [*gate]",
+)
 
 
 def _pairs(make: SampleMaker) -> Iterator[tuple[str, Tensor, Tensor]]:

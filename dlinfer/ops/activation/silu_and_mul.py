@@ -31,16 +31,15 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return (functional.silu(gate) * up).contiguous()
 
 
+silu_and_mul.takes(
+    x="float [..., width]",
+    returns="like x [..., width // 2]",
+)
+
+
 @silu_and_mul.check
 def _check_silu_and_mul(rules: Rules, x: Tensor) -> None:
-    rules.floating("x", x)
-    rules.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
     rules.require(x.shape[-1] % 2 == 0, "x", "an even last dimension", lambda: tuple(x.shape))
-
-
-@silu_and_mul.fake
-def _fake_silu_and_mul(x: Tensor) -> Tensor:
-    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
 @silu_and_mul.samples

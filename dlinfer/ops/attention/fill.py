@@ -8,7 +8,7 @@ from torch import Tensor
 from dlinfer.ops.attention.kv_cache import canonical, check_slots, guard_layout, packed
 from dlinfer.ops.attention.kv_quantisation import Scales, scales_of
 from dlinfer.ops.attention.quantised_fill import fill_quantised_kv_cache
-from dlinfer.ops.core.checks import Rules, ints
+from dlinfer.ops.core.checks import ints
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
 
@@ -72,29 +72,13 @@ def _call_fill_kv_cache(
     return k_cache, v_cache
 
 
-@fill_kv_cache.check
-def _check_fill_kv_cache(
-    rules: Rules, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor
-) -> None:
-    rules.floating("k", k)
-    rules.rank("k", k, 3)
-    rules.like("v", v, "k", k)
-    rules.rank("v", v, 3)
-    rules.size("v", v, 0, k.shape[0], "the tokens of k")
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        rules.like(name, cache, "k", k)
-        rules.rank(name, cache, 4)
-    keys, values = canonical(k_cache), canonical(v_cache)
-    rules.size("k_cache", keys, 2, k.shape[1], "the kv heads of k")
-    rules.size("k_cache", keys, 3, k.shape[2], "the head size of k")
-    rules.size("v_cache", values, 0, keys.shape[0], "the blocks of k_cache")
-    rules.size("v_cache", values, 1, keys.shape[1], "the block size of k_cache")
-    rules.size("v_cache", values, 2, v.shape[1], "the kv heads of v")
-    rules.size("v_cache", values, 3, v.shape[2], "the head size of v")
-    rules.integer("kv_start_indices", kv_start_indices)
-    rules.same_device("kv_start_indices", kv_start_indices, "k", k)
-    rules.rank("kv_start_indices", kv_start_indices, 1)
-    rules.size("kv_start_indices", kv_start_indices, 0, k.shape[0], "the tokens of k")
+fill_kv_cache.takes(
+    k="float [tokens, kv_heads, head_size]",
+    v="like k [tokens, kv_heads, head_size_v]",
+    k_cache="cache like k [blocks, block_size, kv_heads, head_size]",
+    v_cache="cache like k [blocks, block_size, kv_heads, head_size_v]",
+    kv_start_indices="int on k [tokens]",
+)
 
 
 @fill_kv_cache.samples

@@ -164,18 +164,14 @@ def check_quantised_cache(
     cache: Tensor,
     scales_zeros: Tensor,
     quant_bits: int,
-    head_size: int | torch.SymInt,
     model_name: str,
     model: Tensor,
 ) -> None:
-    """Rules of ``{name}_cache`` and ``{name}_scales_zeros`` for vectors of ``head_size``, as ``model_name`` has them.
-
-    model: a tensor of the vectors' dtype and device.
-    """
+    """Rules of ``{name}_cache`` and ``{name}_scales_zeros`` for vectors as ``model`` [tokens, heads, head_size] has."""
+    head_size = model.shape[2]
     cache_name, scales_name = f"{name}_cache", f"{name}_scales_zeros"
     dtype = STORED[int(quant_bits)]
-    if cache.dtype is not dtype:
-        raise rules.error(cache_name, f"a tensor of {dtype} for quant_bits={quant_bits}", cache.dtype)
+    rules.dtype(cache_name, cache, dtype)
     rules.same_device(cache_name, cache, model_name, model)
     rules.rank(cache_name, cache, 4)
     slots = canonical(cache)
@@ -187,8 +183,7 @@ def check_quantised_cache(
     rules.size(cache_name, slots, 3, stored_size(head_size, quant_bits), why)
     rules.same_device(scales_name, scales_zeros, model_name, model)
     if not is_scaled_by_token(quant_bits):
-        if scales_zeros.dtype not in (torch.float32, torch.float64):
-            raise rules.error(scales_name, "a float32 scale", scales_zeros.dtype)
+        rules.dtype(scales_name, scales_zeros, torch.float32, torch.float64)
         rules.require(scales_zeros.numel() == 1, scales_name, "one scale", lambda: tuple(scales_zeros.shape))
         return
     rules.like(scales_name, scales_zeros, model_name, model)

@@ -8,19 +8,18 @@ from torch import Tensor
 
 from dlinfer.ops.attention.kv_cache import canonical, guard_layout, packed
 from dlinfer.ops.attention.kv_quantisation import read_size, scales_of
-from dlinfer.ops.attention.paged_prefill import paged_prefill_attention
+from dlinfer.ops.attention.paged_prefill import cached_sequences
 from dlinfer.ops.attention.quantised_decode import quantised_paged_decode_attention
 from dlinfer.ops.attention.samples import DECODE, Case, lengths, pages, per_head, queries
 from dlinfer.ops.attention.semantics import (
     TOLERANCES,
-    check_extras,
+    Scoring,
+    attend_all,
     check_pages,
-    check_queries,
     refuse_mask,
     scale_of,
     window,
 )
-from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
 
@@ -48,27 +47,15 @@ def paged_decode_attention(
     attn_output: mutated; row i may share memory with row i of q. window_left: -1 is no bound. Returns
     nothing. Raises OpArgumentError.
     """
-    paged_prefill_attention.reference(
-        q,
-        k_cache,
-        v_cache,
-        block_offsets,
-        block_size,
-        torch.arange(1, q.shape[0] + 1),
-        kv_seqlens,
-        1,
-        max_kv_seq_len,
-        num_q_heads,
-        num_kv_heads,
-        attn_output,
+    scoring = Scoring(
         softmax_scale,
-        True,
-        window_left,
-        -1,
-        logit_softcapping,
-        alibi_slopes,
-        sinks,
+        window_left=window_left,
+        logit_softcapping=logit_softcapping,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
     )
+    sequences = cached_sequences(k_cache, v_cache, block_offsets, kv_seqlens)
+    attend_all(q, torch.arange(1, q.shape[0] + 1), sequences, attn_output, scoring)
 
 
 @paged_decode_attention.python_call
@@ -163,25 +150,19 @@ def _call_paged_decode_attention(
     return attn_output
 
 
-@paged_decode_attention.check
-def _check_paged_decode_attention(
-    rules: Rules,
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_offsets: Tensor,
-    block_size: int,
-    kv_seqlens: Tensor,
-    num_q_heads: int,
-    num_kv_heads: int,
-    attn_output: Tensor,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
-) -> None:
-    check_queries(rules, q, attn_output, num_q_heads, num_kv_heads)
-    check_pages(rules, q, k_cache, v_cache, block_offsets, block_size, kv_seqlens, num_kv_heads, attn_output)
-    rules.size("block_offsets", block_offsets, 0, q.shape[0], "one sequence for each token of q")
-    check_extras(rules, q, alibi_slopes, sinks)
+paged_decode_attention.takes(
+    q="float [tokens, num_q_heads, head_size]",
+    k_cache="cache like q [blocks, block_size, num_kv_heads, head_size]",
+    v_cache="cache like q [v_blocks, block_size, num_kv_heads, head_size_v]",
+    block_offsets="int on q [tokens, columns]",
+    kv_seqlens="int [tokens]",
+    attn_output="like q [tokens, num_q_heads, head_size_v]",
+    alibi_slopes="float on q [num_q_heads]",
+    sinks="float on q [num_q_heads]",
+)
+
+
+paged_decode_attention.check(check_pages)
 
 
 def decode_arguments(make: SampleMaker, case: Case) -> tuple[Any, ...]:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dlinfer.ops.attention.kv_cache import canonical, guard_layout, packed
@@ -12,16 +11,14 @@ from dlinfer.ops.attention.quantised_prefill import quantised_paged_prefill_atte
 from dlinfer.ops.attention.samples import PAGED_PREFILL, Case, lengths, pages, per_head, queries
 from dlinfer.ops.attention.semantics import (
     TOLERANCES,
-    attend,
-    check_extras,
-    check_lengths,
+    Scoring,
+    attend_all,
     check_pages,
-    check_queries,
     refuse_mask,
     scale_of,
     window,
 )
-from dlinfer.ops.core.checks import Rules, ints
+from dlinfer.ops.core.checks import ints
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
 
@@ -54,33 +51,21 @@ def paged_prefill_attention(
     may share memory with row i of q; rows behind the last end are left alone. window_left, window_right: -1
     is no bound. Returns nothing. Raises OpArgumentError.
     """
-    rows: list[Tensor] = []
-    start = 0
-    for index, (end, kv_len) in enumerate(zip(ints(q_ends), ints(kv_seqlens), strict=True)):
-        rows.append(
-            attend(
-                q[start:end],
-                _cached(k_cache, block_offsets[index], kv_len),
-                _cached(v_cache, block_offsets[index], kv_len),
-                softmax_scale,
-                causal,
-                window_left,
-                window_right,
-                logit_softcapping,
-                alibi_slopes,
-                sinks,
-            )
-        )
-        start = end
-    if rows:  # written when all of q has been read
-        attn_output[:start] = torch.cat(rows)
+    scoring = Scoring(
+        softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks
+    )
+    sequences = cached_sequences(k_cache, v_cache, block_offsets, kv_seqlens)
+    attend_all(q, q_ends, sequences, attn_output, scoring)
 
 
-def _cached(cache: Tensor, blocks: Tensor, kv_len: int) -> Tensor:
-    """A copy of one sequence's keys or values: [kv_len, kv_heads, size]."""
-    slots = canonical(cache)
-    count = -(-kv_len // slots.shape[1])
-    return slots[blocks[:count].long()].flatten(0, 1)[:kv_len]
+def cached_sequences(
+    k_cache: Tensor, v_cache: Tensor, block_offsets: Tensor, kv_seqlens: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Copies of each sequence's keys and values: [kv_len, kv_heads, size]."""
+    keys, values = canonical(k_cache), canonical(v_cache)
+    for blocks, kv_len in zip(block_offsets, ints(kv_seqlens), strict=True):
+        chosen = blocks[: -(-kv_len // keys.shape[1])].long()
+        yield keys[chosen].flatten(0, 1)[:kv_len], values[chosen].flatten(0, 1)[:kv_len]
 
 
 @paged_prefill_attention.python_call
@@ -183,26 +168,20 @@ def _call_paged_prefill_attention(
     return attn_output
 
 
-@paged_prefill_attention.check
-def _check_paged_prefill_attention(
-    rules: Rules,
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_offsets: Tensor,
-    block_size: int,
-    q_ends: Tensor,
-    kv_seqlens: Tensor,
-    num_q_heads: int,
-    num_kv_heads: int,
-    attn_output: Tensor,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
-) -> None:
-    check_queries(rules, q, attn_output, num_q_heads, num_kv_heads)
-    check_pages(rules, q, k_cache, v_cache, block_offsets, block_size, kv_seqlens, num_kv_heads, attn_output)
-    check_lengths(rules, "q_ends", q_ends, block_offsets.shape[0])
-    check_extras(rules, q, alibi_slopes, sinks)
+paged_prefill_attention.takes(
+    q="float [tokens, num_q_heads, head_size]",
+    k_cache="cache like q [blocks, block_size, num_kv_heads, head_size]",
+    v_cache="cache like q [v_blocks, block_size, num_kv_heads, head_size_v]",
+    block_offsets="int on q [sequences, columns]",
+    q_ends="int [sequences]",
+    kv_seqlens="int [sequences]",
+    attn_output="like q [tokens, num_q_heads, head_size_v]",
+    alibi_slopes="float on q [num_q_heads]",
+    sinks="float on q [num_q_heads]",
+)
+
+
+paged_prefill_attention.check(check_pages)
 
 
 def paged_prefill_arguments(make: SampleMaker, case: Case) -> tuple[Any, ...]:

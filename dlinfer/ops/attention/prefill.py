@@ -2,22 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from dlinfer.ops.attention.kv_cache import packed
 from dlinfer.ops.attention.samples import PREFILL, lengths, new_tokens, per_head, queries
 from dlinfer.ops.attention.semantics import (
     TOLERANCES,
-    attend,
-    check_extras,
-    check_lengths,
-    check_queries,
+    Scoring,
+    attend_all,
+    check_heads,
     refuse_mask,
     scale_of,
     window,
 )
-from dlinfer.ops.core.checks import Rules, ints
+from dlinfer.ops.core.checks import ints
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
 
@@ -47,27 +45,12 @@ def prefill_attention(
     may share memory with row i of q; rows behind the last end are left alone. window_left, window_right: -1
     is no bound. Returns nothing. Raises OpArgumentError.
     """
-    rows: list[Tensor] = []
-    q_start = kv_start = 0
-    for q_end, kv_len in zip(ints(q_ends), ints(kv_seqlens), strict=True):
-        keys, values = k[kv_start : kv_start + kv_len], v[kv_start : kv_start + kv_len]
-        rows.append(
-            attend(
-                q[q_start:q_end],
-                keys,
-                values,
-                softmax_scale,
-                causal,
-                window_left,
-                window_right,
-                logit_softcapping,
-                alibi_slopes,
-                sinks,
-            )
-        )
-        q_start, kv_start = q_end, kv_start + kv_len
-    if rows:  # written when all of q has been read
-        attn_output[:q_start] = torch.cat(rows)
+    scoring = Scoring(
+        softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks
+    )
+    lengths = ints(kv_seqlens)
+    packed_keys = zip(k[: sum(lengths)].split(lengths), v[: sum(lengths)].split(lengths), strict=True)
+    attend_all(q, q_ends, packed_keys, attn_output, scoring)
 
 
 @prefill_attention.python_call
@@ -142,31 +125,19 @@ def _call_prefill_attention(
     return attn_output
 
 
-@prefill_attention.check
-def _check_prefill_attention(
-    rules: Rules,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_ends: Tensor,
-    kv_seqlens: Tensor,
-    num_q_heads: int,
-    num_kv_heads: int,
-    attn_output: Tensor,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
-) -> None:
-    check_queries(rules, q, attn_output, num_q_heads, num_kv_heads)
-    for name, tensor in (("k", k), ("v", v)):
-        rules.like(name, tensor, "q", q)
-        rules.rank(name, tensor, 3)
-        rules.size(name, tensor, 0, k.shape[0], "the tokens of k")
-        rules.size(name, tensor, 1, num_kv_heads, "num_kv_heads")
-    rules.size("k", k, 2, q.shape[2], "the head size of q")
-    rules.size("attn_output", attn_output, 2, v.shape[2], "the head size of v")
-    check_lengths(rules, "q_ends", q_ends, None)
-    check_lengths(rules, "kv_seqlens", kv_seqlens, q_ends.shape[0])
-    check_extras(rules, q, alibi_slopes, sinks)
+prefill_attention.takes(
+    q="float [tokens, num_q_heads, head_size]",
+    k="like q [kv_tokens, num_kv_heads, head_size]",
+    v="like q [kv_tokens, num_kv_heads, head_size_v]",
+    q_ends="int [sequences]",
+    kv_seqlens="int [sequences]",
+    attn_output="like q [tokens, num_q_heads, head_size_v]",
+    alibi_slopes="float on q [num_q_heads]",
+    sinks="float on q [num_q_heads]",
+)
+
+
+prefill_attention.check(check_heads)
 
 
 @prefill_attention.samples

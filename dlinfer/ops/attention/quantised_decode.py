@@ -5,14 +5,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dlinfer.ops.attention.quantised_prefill import (
-    check_quantised_pages,
-    quantised_paged_prefill_attention,
-)
+from dlinfer.ops.attention.quantised_prefill import check_quantised_pages, quantised_sequences
 from dlinfer.ops.attention.quantised_samples import cases_of_formats, quantised_pages
 from dlinfer.ops.attention.samples import DECODE, lengths, per_head, queries
-from dlinfer.ops.attention.semantics import TOLERANCES, check_extras, check_queries, check_tables
-from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.attention.semantics import TOLERANCES, Scoring, attend_all
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
 
@@ -56,64 +52,29 @@ def quantised_paged_decode_attention(
 
     Returns nothing. Raises OpArgumentError.
     """
-    quantised_paged_prefill_attention.reference(
-        q,
-        k_cache,
-        v_cache,
-        block_offsets,
-        block_size,
-        torch.arange(1, q.shape[0] + 1),
-        kv_seqlens,
-        1,
-        max_kv_seq_len,
-        num_q_heads,
-        num_kv_heads,
-        attn_output,
+    scoring = Scoring(
         softmax_scale,
-        True,
-        window_left,
-        -1,
-        logit_softcapping,
-        alibi_slopes,
-        sinks,
-        k_scales_zeros,
-        v_scales_zeros,
-        quant_bits,
+        window_left=window_left,
+        logit_softcapping=logit_softcapping,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
     )
+    caches = ((k_cache, k_scales_zeros), (v_cache, v_scales_zeros))
+    sequences = quantised_sequences(caches, quant_bits, block_offsets, kv_seqlens, q.dtype)
+    attend_all(q, torch.arange(1, q.shape[0] + 1), sequences, attn_output, scoring)
 
 
-@quantised_paged_decode_attention.check
-def _check_quantised_paged_decode_attention(
-    rules: Rules,
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_offsets: Tensor,
-    block_size: int,
-    kv_seqlens: Tensor,
-    num_q_heads: int,
-    num_kv_heads: int,
-    attn_output: Tensor,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
-    k_scales_zeros: Tensor,
-    v_scales_zeros: Tensor,
-    quant_bits: int,
-) -> None:
-    check_queries(rules, q, attn_output, num_q_heads, num_kv_heads)
-    check_quantised_pages(
-        rules,
-        q,
-        (k_cache, v_cache),
-        (k_scales_zeros, v_scales_zeros),
-        quant_bits,
-        block_size,
-        num_kv_heads,
-        attn_output,
-    )
-    check_tables(rules, q, block_offsets, kv_seqlens)
-    rules.size("block_offsets", block_offsets, 0, q.shape[0], "one sequence for each token of q")
-    check_extras(rules, q, alibi_slopes, sinks)
+quantised_paged_decode_attention.takes(
+    q="float [tokens, num_q_heads, head_size]",
+    block_offsets="int on q [tokens, columns]",
+    kv_seqlens="int [tokens]",
+    attn_output="like q [tokens, num_q_heads, head_size_v]",
+    alibi_slopes="float on q [num_q_heads]",
+    sinks="float on q [num_q_heads]",
+)
+
+
+quantised_paged_decode_attention.check(check_quantised_pages)
 
 
 @quantised_paged_decode_attention.samples

@@ -65,6 +65,13 @@ def fill_quantised_kv_cache(
                     canonical(scales_zeros)[block, offset] = fresh[token]
 
 
+fill_quantised_kv_cache.takes(
+    k="float [tokens, kv_heads, head_size]",
+    v="like k [tokens, kv_heads, head_size_v]",
+    kv_start_indices="int on k [tokens]",
+)
+
+
 @fill_quantised_kv_cache.check
 def _check_fill_quantised_kv_cache(
     rules: Rules,
@@ -72,28 +79,17 @@ def _check_fill_quantised_kv_cache(
     v: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    kv_start_indices: Tensor,
     k_scales_zeros: Tensor,
     v_scales_zeros: Tensor,
     quant_bits: int,
 ) -> None:
     check_format(rules, quant_bits)
-    rules.floating("k", k)
-    rules.rank("k", k, 3)
-    rules.like("v", v, "k", k)
-    rules.rank("v", v, 3)
-    rules.size("v", v, 0, k.shape[0], "the tokens of k")
-    check_quantised_cache(rules, "k", k_cache, k_scales_zeros, quant_bits, k.shape[2], "k", k)
-    check_quantised_cache(rules, "v", v_cache, v_scales_zeros, quant_bits, v.shape[2], "v", v)
+    check_quantised_cache(rules, "k", k_cache, k_scales_zeros, quant_bits, "k", k)
+    check_quantised_cache(rules, "v", v_cache, v_scales_zeros, quant_bits, "v", v)
     keys, values = canonical(k_cache), canonical(v_cache)
     rules.size("k_cache", keys, 2, k.shape[1], "the kv heads of k")
-    rules.size("v_cache", values, 0, keys.shape[0], "the blocks of k_cache")
-    rules.size("v_cache", values, 1, keys.shape[1], "the block size of k_cache")
-    rules.size("v_cache", values, 2, v.shape[1], "the kv heads of v")
-    rules.integer("kv_start_indices", kv_start_indices)
-    rules.same_device("kv_start_indices", kv_start_indices, "k", k)
-    rules.rank("kv_start_indices", kv_start_indices, 1)
-    rules.size("kv_start_indices", kv_start_indices, 0, k.shape[0], "the tokens of k")
+    for dim, what in enumerate(("blocks", "block size", "kv heads")):
+        rules.size("v_cache", values, dim, keys.shape[dim], f"the {what} of k_cache")
 
 
 @fill_quantised_kv_cache.samples

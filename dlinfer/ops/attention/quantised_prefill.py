@@ -14,14 +14,7 @@ from dlinfer.ops.attention.kv_quantisation import (
 )
 from dlinfer.ops.attention.quantised_samples import cases_of_formats, quantised_pages
 from dlinfer.ops.attention.samples import PAGED_PREFILL, lengths, per_head, queries
-from dlinfer.ops.attention.semantics import (
-    TOLERANCES,
-    attend,
-    check_extras,
-    check_lengths,
-    check_queries,
-    check_tables,
-)
+from dlinfer.ops.attention.semantics import TOLERANCES, Scoring, attend_all, check_pages
 from dlinfer.ops.core.checks import Rules, ints
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
@@ -72,27 +65,28 @@ def quantised_paged_prefill_attention(
 
     Returns nothing. Raises OpArgumentError.
     """
-    rows: list[Tensor] = []
-    start = 0
-    for index, (end, kv_len) in enumerate(zip(ints(q_ends), ints(kv_seqlens), strict=True)):
-        blocks = block_offsets[index]
-        rows.append(
-            attend(
-                q[start:end],
-                _read(k_cache, k_scales_zeros, quant_bits, blocks, kv_len, q.dtype),
-                _read(v_cache, v_scales_zeros, quant_bits, blocks, kv_len, q.dtype),
-                softmax_scale,
-                causal,
-                window_left,
-                window_right,
-                logit_softcapping,
-                alibi_slopes,
-                sinks,
-            )
-        )
-        start = end
-    if rows:  # written when all of q has been read
-        attn_output[:start] = torch.cat(rows)
+    scoring = Scoring(
+        softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks
+    )
+    caches = ((k_cache, k_scales_zeros), (v_cache, v_scales_zeros))
+    sequences = quantised_sequences(caches, quant_bits, block_offsets, kv_seqlens, q.dtype)
+    attend_all(q, q_ends, sequences, attn_output, scoring)
+
+
+def quantised_sequences(
+    caches: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]],
+    quant_bits: int,
+    block_offsets: Tensor,
+    kv_seqlens: Tensor,
+    dtype: torch.dtype,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each sequence's keys and values, read in ``dtype``: [kv_len, kv_heads, size].
+
+    caches: of keys and of values, each with its scales and zeros.
+    """
+    for blocks, kv_len in zip(block_offsets, ints(kv_seqlens), strict=True):
+        keys, values = (_read(*cache, quant_bits, blocks, kv_len, dtype) for cache in caches)
+        yield keys, values
 
 
 def _read(
@@ -105,67 +99,38 @@ def _read(
     return dequantise(slots[chosen], quant_bits, scales, dtype).flatten(0, 1)[:kv_len]
 
 
+quantised_paged_prefill_attention.takes(
+    q="float [tokens, num_q_heads, head_size]",
+    block_offsets="int on q [sequences, columns]",
+    q_ends="int [sequences]",
+    kv_seqlens="int [sequences]",
+    attn_output="like q [tokens, num_q_heads, head_size_v]",
+    alibi_slopes="float on q [num_q_heads]",
+    sinks="float on q [num_q_heads]",
+)
+
+
 @quantised_paged_prefill_attention.check
-def _check_quantised_paged_prefill_attention(
+def check_quantised_pages(
     rules: Rules,
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    block_offsets: Tensor,
     block_size: int,
-    q_ends: Tensor,
-    kv_seqlens: Tensor,
     num_q_heads: int,
     num_kv_heads: int,
     attn_output: Tensor,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
     k_scales_zeros: Tensor,
     v_scales_zeros: Tensor,
     quant_bits: int,
 ) -> None:
-    check_queries(rules, q, attn_output, num_q_heads, num_kv_heads)
-    check_quantised_pages(
-        rules,
-        q,
-        (k_cache, v_cache),
-        (k_scales_zeros, v_scales_zeros),
-        quant_bits,
-        block_size,
-        num_kv_heads,
-        attn_output,
-    )
-    check_tables(rules, q, block_offsets, kv_seqlens)
-    check_lengths(rules, "q_ends", q_ends, block_offsets.shape[0])
-    check_extras(rules, q, alibi_slopes, sinks)
-
-
-def check_quantised_pages(
-    rules: Rules,
-    q: Tensor,
-    caches: tuple[Tensor, Tensor],
-    scales: tuple[Tensor, Tensor],
-    quant_bits: int,
-    block_size: int,
-    num_kv_heads: int,
-    attn_output: Tensor,
-) -> None:
-    """Rules of quantised paged caches, (keys, values), and of their scales and zeros."""
+    """Rules of quantised paged caches, and of their scales and zeros."""
     check_format(rules, quant_bits)
-    for name, cache, scales_zeros, owner_name, owner in (
-        ("k", caches[0], scales[0], "q", q),
-        ("v", caches[1], scales[1], "attn_output", attn_output),
-    ):
-        check_quantised_cache(rules, name, cache, scales_zeros, quant_bits, owner.shape[2], owner_name, owner)
-        slots = canonical(cache)
-        actual = slots.shape[1]
-        rules.require(
-            block_size == actual,
-            "block_size",
-            f"{actual}, the block size of {name}_cache",
-            lambda: block_size,
-        )
-        rules.size(f"{name}_cache", slots, 2, num_kv_heads, "num_kv_heads")
+    check_quantised_cache(rules, "k", k_cache, k_scales_zeros, quant_bits, "q", q)
+    check_quantised_cache(rules, "v", v_cache, v_scales_zeros, quant_bits, "attn_output", attn_output)
+    check_pages(rules, k_cache, v_cache, block_size, num_q_heads, num_kv_heads)
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        rules.size(name, canonical(cache), 2, num_kv_heads, "num_kv_heads")
 
 
 @quantised_paged_prefill_attention.samples

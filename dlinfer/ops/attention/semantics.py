@@ -16,14 +16,15 @@ bound is none. A query that sees no key gives zeros. Order and signs are those o
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.ops.attention.kv_cache import canonical
-from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.checks import Rules, ints
 from dlinfer.ops.core.spec import Tolerance
 
 _ROUNDING = (
@@ -92,92 +93,56 @@ def scale_of(q: Tensor, softmax_scale: float | None) -> float:
 # --- argument rules
 
 
-def check_queries(rules: Rules, q: Tensor, attn_output: Tensor, num_q_heads: int, num_kv_heads: int) -> None:
-    """Rules of q [tokens, q_heads, head_size] and attn_output [tokens, q_heads, head_size_v]."""
-    rules.floating("q", q)
-    rules.rank("q", q, 3)
-    rules.size("q", q, 1, num_q_heads, "num_q_heads")
+def check_heads(rules: Rules, num_q_heads: int, num_kv_heads: int) -> None:
+    """Each head of keys belongs to as many heads of q."""
     rules.require(
         num_kv_heads > 0 and num_q_heads % num_kv_heads == 0,
         "num_kv_heads",
         lambda: f"a divisor of num_q_heads = {num_q_heads}",
         lambda: num_kv_heads,
     )
-    rules.like("attn_output", attn_output, "q", q)
-    rules.rank("attn_output", attn_output, 3)
-    rules.size("attn_output", attn_output, 0, q.shape[0], "the tokens of q")
-    rules.size("attn_output", attn_output, 1, num_q_heads, "num_q_heads")
-
-
-def check_extras(rules: Rules, q: Tensor, alibi_slopes: Tensor | None, sinks: Tensor | None) -> None:
-    """Rules of the per-head extras, [q_heads] each."""
-    for name, tensor in (("alibi_slopes", alibi_slopes), ("sinks", sinks)):
-        if tensor is not None:
-            rules.floating(name, tensor)
-            rules.same_device(name, tensor, "q", q)
-            rules.rank(name, tensor, 1)
-            rules.size(name, tensor, 0, q.shape[1], "the heads of q")
-
-
-def check_lengths(rules: Rules, name: str, lengths: Tensor, sequences: int | torch.SymInt | None) -> None:
-    """Rules of a tensor with one integer for each sequence, on any device."""
-    rules.integer(name, lengths)
-    rules.rank(name, lengths, 1)
-    if sequences is not None:
-        rules.size(name, lengths, 0, sequences, "the number of sequences")
 
 
 def check_pages(
-    rules: Rules,
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_offsets: Tensor,
-    block_size: int,
-    kv_seqlens: Tensor,
-    num_kv_heads: int,
-    attn_output: Tensor,
+    rules: Rules, k_cache: Tensor, v_cache: Tensor, block_size: int, num_q_heads: int, num_kv_heads: int
 ) -> None:
-    """Rules of the paged caches and their tables."""
-    for name, cache, size, owner in (
-        ("k_cache", k_cache, q.shape[2], "the head size of q"),
-        ("v_cache", v_cache, attn_output.shape[2], "the head size of attn_output"),
-    ):
-        rules.like(name, cache, "q", q)
-        rules.rank(name, cache, 4)
-        slots = canonical(cache)
-        actual = slots.shape[1]
-        rules.require(
-            block_size == actual, "block_size", f"{actual}, the block size of {name}", lambda: block_size
-        )
-        rules.size(name, slots, 2, num_kv_heads, "num_kv_heads")
-        rules.size(name, slots, 3, size, owner)
-    check_tables(rules, q, block_offsets, kv_seqlens)
-
-
-def check_tables(rules: Rules, q: Tensor, block_offsets: Tensor, kv_seqlens: Tensor) -> None:
-    """Rules of the tables that say what stands where in the caches."""
-    rules.integer("block_offsets", block_offsets)
-    rules.same_device("block_offsets", block_offsets, "q", q)
-    rules.rank("block_offsets", block_offsets, 2)
-    check_lengths(rules, "kv_seqlens", kv_seqlens, block_offsets.shape[0])
+    """The blocks of both caches have the size that the call names."""
+    check_heads(rules, num_q_heads, num_kv_heads)
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        actual = canonical(cache).shape[1]
+        expected = f"{actual}, the block size of {name}"
+        rules.require(block_size == actual, "block_size", expected, lambda: block_size)
 
 
 # --- the reference
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    softmax_scale: float,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    logit_softcapping: float,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
-) -> Tensor:
+class Scoring(NamedTuple):
+    """The arguments that say how scores are computed, in the order of the prefill ops."""
+
+    softmax_scale: float
+    causal: bool = True
+    window_left: int = -1
+    window_right: int = -1
+    logit_softcapping: float = 0.0
+    alibi_slopes: Tensor | None = None
+    sinks: Tensor | None = None
+
+
+def attend_all(
+    q: Tensor, q_ends: Tensor, sequences: Iterable[tuple[Tensor, Tensor]], out: Tensor, scoring: Scoring
+) -> None:
+    """Write the attention of each sequence over its keys and values; rows behind the last end are left alone."""
+    rows: list[Tensor] = []
+    start = 0
+    for end, (k, v) in zip(ints(q_ends), sequences, strict=True):
+        rows.append(attend(q[start:end], k, v, scoring))
+        start = end
+    if rows:  # written when all of q has been read
+        out[:start] = torch.cat(rows)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
     """Attention of one sequence, in float32 (float64 for float64), rounded once.
 
     q: [q_len, q_heads, head_size], k: [kv_len, kv_heads, head_size], v: [kv_len, kv_heads, head_size_v].
@@ -187,28 +152,29 @@ def attend(
     group = q.shape[1] // k.shape[1]
     keys = k.to(dtype).repeat_interleave(group, dim=1)
     values = v.to(dtype).repeat_interleave(group, dim=1)
-    scores = torch.einsum("qhd,khd->hqk", q.to(dtype), keys) * softmax_scale
-    if logit_softcapping > 0:
-        scores = logit_softcapping * torch.tanh(scores / logit_softcapping)
+    scores = torch.einsum("qhd,khd->hqk", q.to(dtype), keys) * scoring.softmax_scale
+    if (cap := scoring.logit_softcapping) > 0:
+        scores = cap * torch.tanh(scores / cap)
     key_position = torch.arange(k.shape[0], device=q.device)
     query_position = torch.arange(q.shape[0], device=q.device) + (k.shape[0] - q.shape[0])
     distance = key_position - query_position[:, None]
-    if alibi_slopes is not None:
-        scores = scores - alibi_slopes.to(dtype)[:, None, None] * distance.abs()
-    scores = scores.masked_fill(~_visible(distance, causal, window_left, window_right), -torch.inf)
-    if sinks is not None:  # one more key, of that score and of value zero
-        scores = torch.cat([scores, sinks.to(dtype)[:, None, None].expand(-1, q.shape[0], 1)], dim=-1)
+    if scoring.alibi_slopes is not None:
+        scores = scores - scoring.alibi_slopes.to(dtype)[:, None, None] * distance.abs()
+    scores = scores.masked_fill(~_visible(distance, scoring), -torch.inf)
+    if scoring.sinks is not None:  # one more key, of that score and of value zero
+        sinks = scoring.sinks.to(dtype)[:, None, None].expand(-1, q.shape[0], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
     nothing_seen = (scores == -torch.inf).all(dim=-1, keepdim=True)
     probabilities = scores.softmax(dim=-1).masked_fill(nothing_seen, 0.0)[..., : k.shape[0]]
     return torch.einsum("hqk,khd->qhd", probabilities, values).to(q.dtype)
 
 
-def _visible(distance: Tensor, causal: bool, window_left: int, window_right: int) -> Tensor:
+def _visible(distance: Tensor, scoring: Scoring) -> Tensor:
     visible = torch.ones_like(distance, dtype=torch.bool)
-    if causal:
+    if scoring.causal:
         visible &= distance <= 0
-    if window_left >= 0:
-        visible &= distance >= -window_left
-    if window_right >= 0:
-        visible &= distance <= window_right
+    if scoring.window_left >= 0:
+        visible &= distance >= -scoring.window_left
+    if scoring.window_right >= 0:
+        visible &= distance <= scoring.window_right
     return visible

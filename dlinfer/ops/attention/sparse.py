@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlinfer.ops.attention.kv_cache import canonical
-from dlinfer.ops.attention.semantics import TOLERANCES, check_lengths
+from dlinfer.ops.attention.semantics import TOLERANCES
 from dlinfer.ops.core.checks import Rules, ints
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
@@ -150,92 +150,34 @@ def sparse_flash_attention(
     return out
 
 
-def _check_cache(rules: Rules, name: str, cache: Tensor, query: Tensor, size: int | None, owner: str) -> None:
-    rules.like(name, cache, "query", query)
-    rules.rank(name, cache, 4)
-    slots = canonical(cache)
-    rules.size(name, slots, 2, 1, "one head")
-    if size is not None:
-        rules.size(name, slots, 3, size, owner)
-
-
-def _check_table(rules: Rules, query: Tensor, block_table: Tensor, lengths: dict[str, Tensor]) -> None:
-    rules.integer("block_table", block_table)
-    rules.same_device("block_table", block_table, "query", query)
-    rules.rank("block_table", block_table, 2)
-    for name, tensor in lengths.items():
-        check_lengths(rules, name, tensor, block_table.shape[0])
+lightning_indexer.takes(
+    query="float [tokens, heads, size]",
+    key="cache like query [blocks, block_size, 1, size]",
+    weights="like query [tokens, heads]",
+    actual_seq_lengths_query="int [sequences]",
+    actual_seq_lengths_key="int [sequences]",
+    block_table="int on query [sequences, columns]",
+    returns="int32 on query [tokens, 1, sparse_count]",
+)
 
 
 @lightning_indexer.check
-def _check_lightning_indexer(
-    rules: Rules,
-    query: Tensor,
-    key: Tensor,
-    weights: Tensor,
-    actual_seq_lengths_query: Tensor,
-    actual_seq_lengths_key: Tensor,
-    block_table: Tensor,
-    sparse_count: int,
-) -> None:
-    rules.floating("query", query)
-    rules.rank("query", query, 3)
-    _check_cache(rules, "key", key, query, query.shape[2], "the size of query")
-    rules.like("weights", weights, "query", query)
-    rules.rank("weights", weights, 2)
-    for dim in range(2):
-        rules.size("weights", weights, dim, query.shape[dim], "the tokens and heads of query")
-    lengths = {
-        "actual_seq_lengths_query": actual_seq_lengths_query,
-        "actual_seq_lengths_key": actual_seq_lengths_key,
-    }
-    _check_table(rules, query, block_table, lengths)
+def _check_lightning_indexer(rules: Rules, sparse_count: int) -> None:
     rules.require(sparse_count >= 1, "sparse_count", "at least 1", lambda: sparse_count)
 
 
-@lightning_indexer.fake
-def _fake_lightning_indexer(query: Tensor, sparse_count: int) -> Tensor:
-    return query.new_empty((query.shape[0], 1, sparse_count), dtype=torch.int32)
-
-
-@sparse_flash_attention.check
-def _check_sparse_flash_attention(
-    rules: Rules,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sparse_indices: Tensor,
-    block_table: Tensor,
-    actual_seq_lengths_query: Tensor,
-    kv_seqlens: Tensor,
-    query_rope: Tensor,
-    key_rope: Tensor,
-) -> None:
-    rules.floating("query", query)
-    rules.rank("query", query, 3)
-    rules.like("query_rope", query_rope, "query", query)
-    rules.rank("query_rope", query_rope, 3)
-    for dim in range(2):
-        rules.size("query_rope", query_rope, dim, query.shape[dim], "the tokens and heads of query")
-    _check_cache(rules, "key", key, query, query.shape[2], "the size of query")
-    _check_cache(rules, "value", value, query, None, "")
-    _check_cache(rules, "key_rope", key_rope, query, query_rope.shape[2], "the size of query_rope")
-    slots = canonical(key)
-    for name, cache in (("value", value), ("key_rope", key_rope)):
-        for dim in range(2):
-            rules.size(name, canonical(cache), dim, slots.shape[dim], "the blocks of key and their size")
-    rules.integer("sparse_indices", sparse_indices)
-    rules.same_device("sparse_indices", sparse_indices, "query", query)
-    rules.rank("sparse_indices", sparse_indices, 3)
-    rules.size("sparse_indices", sparse_indices, 0, query.shape[0], "the tokens of query")
-    rules.size("sparse_indices", sparse_indices, 1, 1, "one head of keys")
-    lengths = {"actual_seq_lengths_query": actual_seq_lengths_query, "kv_seqlens": kv_seqlens}
-    _check_table(rules, query, block_table, lengths)
-
-
-@sparse_flash_attention.fake
-def _fake_sparse_flash_attention(query: Tensor, value: Tensor) -> Tensor:
-    return query.new_empty((*query.shape[:2], canonical(value).shape[3]))
+sparse_flash_attention.takes(
+    query="float [tokens, heads, size]",
+    key="cache like query [blocks, block_size, 1, size]",
+    value="cache like query [blocks, block_size, 1, value_size]",
+    sparse_indices="int on query [tokens, 1, count]",
+    block_table="int on query [sequences, columns]",
+    actual_seq_lengths_query="int [sequences]",
+    kv_seqlens="int [sequences]",
+    query_rope="like query [tokens, heads, rope_size]",
+    key_rope="cache like query [blocks, block_size, 1, rope_size]",
+    returns="like query [tokens, heads, value_size]",
+)
 
 
 def _tables(

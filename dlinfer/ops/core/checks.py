@@ -56,6 +56,11 @@ class Rules:
         if tensor.dtype not in (torch.int32, torch.int64):
             raise self.error(argument, "an int32 or int64 tensor", tensor.dtype)
 
+    def dtype(self, argument: str, tensor: Tensor, *dtypes: torch.dtype) -> None:
+        """One of some dtypes; the first is the one to name."""
+        if tensor.dtype not in dtypes:
+            raise self.error(argument, f"{dtypes[0]}", tensor.dtype)
+
     def like(self, argument: str, tensor: Tensor, model_name: str, model: Tensor) -> None:
         """Same dtype and device as another argument."""
         if tensor.dtype is not model.dtype:
@@ -70,12 +75,20 @@ class Rules:
     def rank(self, argument: str, tensor: Tensor, *ranks: int) -> None:
         """Number of dimensions."""
         if tensor.dim() not in ranks:
-            wanted = " or ".join(str(rank) for rank in ranks)
-            raise self.error(argument, f"{wanted} dimensions", f"{tensor.dim()}: {tuple(tensor.shape)}")
+            expected = " or ".join(str(rank) for rank in ranks)
+            raise self.error(argument, f"{expected} dimensions", f"{tensor.dim()}: {tuple(tensor.shape)}")
 
-    def same_shape(self, argument: str, tensor: Tensor, model_name: str, model: Tensor) -> None:
-        """Same dtype, device and shape as another argument."""
-        self.like(argument, tensor, model_name, model)
+    def least_rank(self, argument: str, tensor: Tensor, rank: int) -> None:
+        """At least so many dimensions."""
+        if tensor.dim() < rank:
+            raise self.error(
+                argument,
+                f"at least {rank} dimension{'s' * (rank > 1)}",
+                f"{tensor.dim()}: {tuple(tensor.shape)}",
+            )
+
+    def same_sizes(self, argument: str, tensor: Tensor, model_name: str, model: Tensor) -> None:
+        """The sizes of another argument."""
         self.rank(argument, tensor, model.dim())
         for dim in range(model.dim()):
             self.size(argument, tensor, dim, model.shape[dim], f"the shape of {model_name}")

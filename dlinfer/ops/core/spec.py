@@ -3,7 +3,8 @@
 A function becomes an op by ``@fused_op``: its annotations are the schema, its docstring the documentation and
 its body the reference implementation in plain torch. Beside it stand
 
-- ``@op.check``: the argument rules, run before every kernel and before the fake function;
+- ``op.takes``: dtype, device and sizes of the tensors (``declarations.py``);
+- ``@op.check``: further argument rules. Both run before every kernel and before the fake function;
 - ``@op.fake``: shapes and dtypes of the results, for compilers; ops that return nothing need none;
 - ``@op.python_call``, where the framework's call is not the torch op's: unpacks objects, allocates outputs;
 - ``@op.samples``: inputs with their edge cases, for opcheck, kernel tests and the conformance kit.
@@ -26,6 +27,7 @@ from torch.library import Library, infer_schema, register_fake
 
 from dlinfer.errors import DlinferError, KernelFailureError, OpArgumentError, OpCallError
 from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.declarations import Declarations
 from dlinfer.ops.core.samples import Sample, SampleMaker
 
 NAMESPACE = "dlinfer"
@@ -60,33 +62,47 @@ class OpSpec:
         self.version = version
         self.makes_codes = makes_codes
         self.tolerances = dict(tolerances)
-        self.parameters = tuple(inspect.signature(reference).parameters)
         self.schema = infer_schema(reference, mutates_args=self.mutates)
         self.__doc__ = reference.__doc__
         _library.define(self.name + self.schema, tags=(torch.Tag.pt2_compliant_tag,))
         self.overload = getattr(getattr(torch.ops, NAMESPACE), self.name).default
         self.rules = Rules(self.name)
-        self.validate: Callable[..., None] = _no_check
+        self._signature = inspect.signature(reference)
+        self.parameters = tuple(self._signature.parameters)
+        self._declarations = self._declared({})
+        self.validate = self._declarations.check(self.rules, None, ())
         """Apply the argument rules to a call's arguments. Raises OpArgumentError."""
         self._call: Callable[..., Any] = self.overload
         self._samples: Callable[[SampleMaker], Iterator[Sample]] | None = None
-        if inspect.signature(reference).return_annotation is None:
+        if self._signature.return_annotation is None:
             self.fake(lambda: None)
 
     # --- what an op's file adds beside the body
 
+    def takes(self, *, returns: str = "", **tensors: str) -> None:
+        """Declare the op's tensors and results, see ``declarations.py``. It stands before ``check``."""
+        self._declarations = self._declared(tensors)
+        self.validate = self._declarations.check(self.rules, None, ())
+        if returns:
+            self.fake(self._declarations.fake(returns))
+
+    def _declared(self, tensors: Mapping[str, str]) -> Declarations:
+        optional = {name for name, one in self._signature.parameters.items() if one.annotation is not Tensor}
+        return Declarations(self.parameters, optional, tensors)
+
     def check(self, function: Callable[..., None]) -> Callable[..., None]:
-        """Register the argument rules; they raise OpArgumentError."""
-        self.validate = self._by_name(function)
+        """Register further argument rules, which run behind the declared ones; they raise OpArgumentError."""
+        self.validate = self._declarations.check(self.rules, function, self._names(function))
         return function
 
     def fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Register the shape function; the argument rules run before it."""
-        shapes = self._by_name(function)
+        names = self._names(function)
 
         def checked(*args: Any, **kwargs: Any) -> Any:
             self.validate(*args, **kwargs)
-            return shapes(*args, **kwargs)
+            given = self._signature.bind(*args, **kwargs).arguments
+            return function(*(given[name] for name in names))
 
         register_fake(f"{NAMESPACE}::{self.name}", checked, lib=_library)
         return function
@@ -104,18 +120,13 @@ class OpSpec:
         self._samples = function
         return function
 
-    def _by_name(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of all the op's parameters that passes on those that ``function`` names.
-
-        It is generated as one expression, since argument rules run at every call.
-        """
+    def _names(self, function: Callable[..., Any]) -> tuple[str, ...]:
         names = tuple(inspect.signature(function).parameters)
         if unknown := set(names) - {*self.parameters, "rules"}:
             raise ValueError(
                 f"{function.__name__} names no parameters of op {self.name!r}: {sorted(unknown)}"
             )
-        source = f"lambda {', '.join(self.parameters)}: function({', '.join(names)})"
-        return eval(source, {"function": function, "rules": self.rules})
+        return names
 
     # --- what follows from it
 
@@ -147,7 +158,7 @@ class OpSpec:
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The arguments of a call of the torch op, all by position."""
-        return tuple(inspect.signature(self.reference).bind(*args, **kwargs).arguments.values())
+        return tuple(self._signature.bind(*args, **kwargs).arguments.values())
 
     def sample_inputs(self, make: SampleMaker) -> Iterator[Sample]:
         """The op's sample inputs for one device, dtype and cache layout."""
@@ -157,10 +168,6 @@ class OpSpec:
 
     def __repr__(self) -> str:
         return f"<dlinfer op {self.name}{self.schema}>"
-
-
-def _no_check(*args: Any, **kwargs: Any) -> None:
-    """For ops without argument rules beyond their schema."""
 
 
 def fused_op(

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlinfer import settings
-from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
 
@@ -51,22 +50,12 @@ def _call_linear(
     return out
 
 
-@linear.check
-def _check_linear(rules: Rules, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    rules.floating("x", x)
-    rules.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
-    rules.like("weight", weight, "x", x)
-    rules.rank("weight", weight, 2)
-    rules.size("weight", weight, 1, x.shape[-1], "the last dimension of x")
-    if bias is not None:
-        rules.like("bias", bias, "x", x)
-        rules.rank("bias", bias, 1)
-        rules.size("bias", bias, 0, weight.shape[0], "the first dimension of weight")
-
-
-@linear.fake
-def _fake_linear(x: Tensor, weight: Tensor) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+linear.takes(
+    x="float [..., in_features]",
+    weight="like x [out_features, in_features]",
+    bias="like x [out_features]",
+    returns="like x [..., out_features]",
+)
 
 
 @linear.samples

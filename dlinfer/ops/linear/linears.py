@@ -40,12 +40,15 @@ def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None
     return [functional.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 
 
+linears.takes(
+    x="float [..., in_features]",
+)
+
+
 @linears.check
 def _check_linears(
     rules: Rules, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
 ) -> None:
-    rules.floating("x", x)
-    rules.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
     rules.require(len(weights) >= 1, "weights", "at least one weight", lambda: len(weights))
     rules.require(
         len(biases) == len(weights), "biases", lambda: f"{len(weights)}, one a weight", lambda: len(biases)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dlinfer.ops.core.checks import Rules, ints
+from dlinfer.ops.core.checks import ints
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
 
@@ -75,42 +75,17 @@ def check_adapters(a: Tensor, starts: Tensor, ranks: Tensor, adapter_ids: Tensor
         )
 
 
-@lora_linear.check
-def _check_lora_linear(
-    rules: Rules,
-    base: Tensor,
-    x: Tensor,
-    a: Tensor,
-    b: Tensor,
-    starts: Tensor,
-    ranks: Tensor,
-    scalings: Tensor,
-    adapter_ids: Tensor,
-) -> None:
-    rules.floating("base", base)
-    rules.rank("base", base, 2)
-    for name, tensor in (("x", x), ("a", a), ("b", b)):
-        rules.like(name, tensor, "base", base)
-        rules.rank(name, tensor, 2)
-    rules.size("x", x, 0, base.shape[0], "the tokens of base")
-    rules.size("a", a, 1, x.shape[1], "the last dimension of x")
-    rules.size("b", b, 0, a.shape[0], "the rows of a")
-    rules.size("b", b, 1, base.shape[1], "the last dimension of base")
-    for name, tensor in (("starts", starts), ("ranks", ranks), ("adapter_ids", adapter_ids)):
-        rules.integer(name, tensor)
-        rules.rank(name, tensor, 1)
-        rules.same_device(name, tensor, "base", base)
-    rules.floating("scalings", scalings)
-    rules.rank("scalings", scalings, 1)
-    rules.same_device("scalings", scalings, "base", base)
-    rules.size("ranks", ranks, 0, starts.shape[0], "the adapters of starts")
-    rules.size("scalings", scalings, 0, starts.shape[0], "the adapters of starts")
-    rules.size("adapter_ids", adapter_ids, 0, base.shape[0], "the tokens of base")
-
-
-@lora_linear.fake
-def _fake_lora_linear(base: Tensor) -> Tensor:
-    return base.new_empty(base.shape)
+lora_linear.takes(
+    base="float [tokens, out_features]",
+    x="like base [tokens, in_features]",
+    a="like base [rows, in_features]",
+    b="like base [rows, out_features]",
+    starts="int on base [adapters]",
+    ranks="int on base [adapters]",
+    scalings="float on base [adapters]",
+    adapter_ids="int on base [tokens]",
+    returns="like base [tokens, out_features]",
+)
 
 
 @lora_linear.samples

@@ -10,7 +10,7 @@ from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
 from dlinfer.ops.moe.floating import TOLERANCES, fused_moe
-from dlinfer.ops.moe.routing import check_choices, check_ids, choices, fake_result, refuse_expert_parallel
+from dlinfer.ops.moe.routing import check_ids, choices, refuse_expert_parallel
 from dlinfer.ops.quantised import bf12
 from dlinfer.utils.type_annotation import MoeMetadata
 
@@ -88,32 +88,30 @@ def _call_fused_moe_bf12(
     )
 
 
+fused_moe_bf12.takes(
+    hidden_states="float [tokens, hidden]",
+    gate_up_weights="uint8 on hidden_states [bytes]",
+    down_weights="uint8 on hidden_states [down_bytes]",
+    topk_weights="float on hidden_states [tokens, topk]",
+    topk_ids="int on hidden_states [tokens, topk]",
+    returns="like hidden_states [tokens, hidden]",
+)
+
+
 @fused_moe_bf12.check
 def _check_fused_moe_bf12(
     rules: Rules,
     hidden_states: Tensor,
     gate_up_weights: Tensor,
     down_weights: Tensor,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
     num_experts: int,
     intermediate_size: int,
 ) -> None:
-    rules.floating("hidden_states", hidden_states)
-    rules.rank("hidden_states", hidden_states, 2)
-    rules.require(num_experts >= 0, "num_experts", "0 or more", lambda: num_experts)
-    rules.require(intermediate_size >= 0, "intermediate_size", "0 or more", lambda: intermediate_size)
-    hidden = hidden_states.shape[1]
-    for name, packed, rows, columns in (
-        ("gate_up_weights", gate_up_weights, 2 * intermediate_size, hidden),
-        ("down_weights", down_weights, hidden, intermediate_size),
-    ):
-        rules.same_device(name, packed, "hidden_states", hidden_states)
-        bf12.check_packed(rules, name, packed, num_experts * rows, columns)
-    check_choices(rules, hidden_states, topk_weights, topk_ids)
-
-
-fused_moe_bf12.fake(fake_result)
+    hidden, gate_up_rows = hidden_states.shape[1], num_experts * 2 * intermediate_size
+    for name, size in (("num_experts", num_experts), ("intermediate_size", intermediate_size)):
+        rules.require(size >= 0, name, "0 or more", lambda size=size: size)
+    bf12.check_packed(rules, "gate_up_weights", gate_up_weights, gate_up_rows, hidden)
+    bf12.check_packed(rules, "down_weights", down_weights, num_experts * hidden, intermediate_size)
 
 
 @fused_moe_bf12.samples

@@ -10,7 +10,7 @@ from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
 from dlinfer.ops.moe.floating import TOLERANCES
-from dlinfer.ops.moe.routing import check_choices, check_ids, fake_result
+from dlinfer.ops.moe.routing import check_ids
 
 
 @fused_op(tolerances=TOLERANCES)
@@ -53,41 +53,22 @@ def fused_moe_clamped(
     return out.to(hidden_states.dtype)
 
 
+fused_moe_clamped.takes(
+    hidden_states="float [tokens, hidden]",
+    gate_up_weights="like hidden_states [experts, 2 * intermediate, hidden]",
+    gate_up_bias="like hidden_states [experts, 2 * intermediate]",
+    down_weights="like hidden_states [experts, hidden, intermediate]",
+    down_bias="like hidden_states [experts, hidden]",
+    topk_weights="float on hidden_states [tokens, topk]",
+    topk_ids="int on hidden_states [tokens, topk]",
+    returns="like hidden_states [tokens, hidden]",
+)
+
+
 @fused_moe_clamped.check
-def _check_fused_moe_clamped(
-    rules: Rules,
-    hidden_states: Tensor,
-    gate_up_weights: Tensor,
-    gate_up_bias: Tensor,
-    down_weights: Tensor,
-    down_bias: Tensor,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    limit: float,
-) -> None:
-    rules.floating("hidden_states", hidden_states)
-    rules.rank("hidden_states", hidden_states, 2)
-    for name, tensor, rank in (
-        ("gate_up_weights", gate_up_weights, 3),
-        ("gate_up_bias", gate_up_bias, 2),
-        ("down_weights", down_weights, 3),
-        ("down_bias", down_bias, 2),
-    ):
-        rules.like(name, tensor, "hidden_states", hidden_states)
-        rules.rank(name, tensor, rank)
-        rules.size(name, tensor, 0, gate_up_weights.shape[0], "the number of experts")
-    hidden = hidden_states.shape[1]
-    intermediate = down_weights.shape[2]
-    rules.size("gate_up_weights", gate_up_weights, 2, hidden, "the hidden size")
-    rules.size("gate_up_weights", gate_up_weights, 1, 2 * intermediate, "twice the intermediate size")
-    rules.size("gate_up_bias", gate_up_bias, 1, 2 * intermediate, "twice the intermediate size")
-    rules.size("down_weights", down_weights, 1, hidden, "the hidden size")
-    rules.size("down_bias", down_bias, 1, hidden, "the hidden size")
-    check_choices(rules, hidden_states, topk_weights, topk_ids)
+def check_limit(rules: Rules, limit: float) -> None:
+    """The limit is positive."""
     rules.require(limit > 0, "limit", "a positive number", lambda: limit)
-
-
-fused_moe_clamped.fake(fake_result)
 
 
 @fused_moe_clamped.samples

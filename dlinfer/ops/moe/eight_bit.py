@@ -10,9 +10,9 @@ from torch.nn import functional
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
-from dlinfer.ops.moe.routing import check_choices, check_ids, choices, fake_result, refuse_expert_parallel
+from dlinfer.ops.moe.routing import check_ids, choices, refuse_expert_parallel
 from dlinfer.ops.quantised import eight_bit
-from dlinfer.ops.quantised.linear_fp8 import FP8, blocked_weight, check_block_scale
+from dlinfer.ops.quantised.linear_fp8 import FP8, blocked_weight
 from dlinfer.ops.quantised.linear_w8a8 import quantised_weight
 from dlinfer.utils.type_annotation import MoeMetadata
 
@@ -119,70 +119,35 @@ def _call_fused_moe_w8a8(
     )
 
 
-def _check_moe(
-    rules: Rules,
-    hidden_states: Tensor,
-    gate_up_weights: Tensor,
-    down_weights: Tensor,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    topk: int,
-) -> None:
-    rules.floating("hidden_states", hidden_states)
-    rules.rank("hidden_states", hidden_states, 2)
-    hidden = hidden_states.shape[1]
-    rules.require(
-        hidden >= 1, "hidden_states", "a hidden size of at least 1", lambda: tuple(hidden_states.shape)
-    )
-    for name, weights in (("gate_up_weights", gate_up_weights), ("down_weights", down_weights)):
-        eight_bit.check_eight_bits(rules, name, weights, gate_up_weights.dtype)
-        rules.same_device(name, weights, "hidden_states", hidden_states)
-        rules.rank(name, weights, 3)
-        rules.size(name, weights, 0, gate_up_weights.shape[0], "the number of experts")
-    intermediate = down_weights.shape[2]
-    rules.require(
-        intermediate >= 1,
-        "down_weights",
-        "an intermediate size of at least 1",
-        lambda: tuple(down_weights.shape),
-    )
-    rules.size("gate_up_weights", gate_up_weights, 2, hidden, "the hidden size")
-    rules.size("gate_up_weights", gate_up_weights, 1, 2 * intermediate, "twice the intermediate size")
-    rules.size("down_weights", down_weights, 1, hidden, "the hidden size")
-    check_choices(rules, hidden_states, topk_weights, topk_ids, topk)
+def _check_sizes(rules: Rules, hidden_states: Tensor, down_weights: Tensor) -> None:
+    for argument, what, tensor, size in (
+        ("hidden_states", "a hidden size", hidden_states, hidden_states.shape[1]),
+        ("down_weights", "an intermediate size", down_weights, down_weights.shape[2]),
+    ):
+        rules.require(size >= 1, argument, f"{what} of at least 1", lambda tensor=tensor: tuple(tensor.shape))
 
 
-def _check_row_scales(rules: Rules, name: str, scales: Tensor, weights: Tensor, model: Tensor) -> None:
-    rules.same_device(name, scales, "hidden_states", model)
-    rules.rank(name, scales, 3)
-    rules.size(name, scales, 0, weights.shape[0], "the number of experts")
-    rules.size(name, scales, 1, weights.shape[1], "the rows of the weights")
-    rules.size(name, scales, 2, 1, "one scale a row")
+fused_moe_w8a8.takes(
+    hidden_states="float [tokens, hidden]",
+    gate_up_weights="any on hidden_states [experts, 2 * intermediate, hidden]",
+    gate_up_scales="any on hidden_states [experts, 2 * intermediate, 1]",
+    down_weights="like gate_up_weights [experts, hidden, intermediate]",
+    down_scales="like gate_up_scales [experts, hidden, 1]",
+    topk_weights="float on hidden_states [tokens, topk]",
+    topk_ids="int on hidden_states [tokens, topk]",
+    returns="like hidden_states [tokens, hidden]",
+)
 
 
 @fused_moe_w8a8.check
 def _check_fused_moe_w8a8(
-    rules: Rules,
-    hidden_states: Tensor,
-    gate_up_weights: Tensor,
-    gate_up_scales: Tensor,
-    down_weights: Tensor,
-    down_scales: Tensor,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    topk: int,
+    rules: Rules, hidden_states: Tensor, gate_up_weights: Tensor, gate_up_scales: Tensor, down_weights: Tensor
 ) -> None:
+    _check_sizes(rules, hidden_states, down_weights)
     if gate_up_weights.dtype not in eight_bit.LARGEST:
         raise rules.error("gate_up_weights", "an int8 or float8_e4m3fn tensor", gate_up_weights.dtype)
-    _check_moe(rules, hidden_states, gate_up_weights, down_weights, topk_weights, topk_ids, topk)
     if gate_up_scales.dtype not in (torch.float32, torch.bfloat16):
         raise rules.error("gate_up_scales", "a float32 or bfloat16 tensor", gate_up_scales.dtype)
-    rules.like("down_scales", down_scales, "gate_up_scales", gate_up_scales)
-    _check_row_scales(rules, "gate_up_scales", gate_up_scales, gate_up_weights, hidden_states)
-    _check_row_scales(rules, "down_scales", down_scales, down_weights, hidden_states)
-
-
-fused_moe_w8a8.fake(fake_result)
 
 
 @fused_moe_w8a8.samples
@@ -246,27 +211,25 @@ def fused_moe_blocked_fp8(
     return routed(hidden_states, gate_up_weights.shape[0], topk_weights, topk_ids, renormalize, *products)
 
 
+fused_moe_blocked_fp8.takes(
+    hidden_states="float [tokens, hidden]",
+    gate_up_weights="float8_e4m3fn on hidden_states [experts, 2 * intermediate, hidden]",
+    gate_up_scales="float32 on hidden_states [experts, groups(2 * intermediate, block_size), "
+    "groups(hidden, block_size)]",
+    down_weights="float8_e4m3fn on hidden_states [experts, hidden, intermediate]",
+    down_scales="float32 on hidden_states [experts, groups(hidden, block_size), groups(intermediate, block_size)]",
+    topk_weights="float on hidden_states [tokens, topk]",
+    topk_ids="int on hidden_states [tokens, topk]",
+    returns="like hidden_states [tokens, hidden]",
+)
+
+
 @fused_moe_blocked_fp8.check
 def _check_fused_moe_blocked_fp8(
-    rules: Rules,
-    hidden_states: Tensor,
-    gate_up_weights: Tensor,
-    gate_up_scales: Tensor,
-    down_weights: Tensor,
-    down_scales: Tensor,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    topk: int,
-    block_size: int,
+    rules: Rules, hidden_states: Tensor, down_weights: Tensor, block_size: int
 ) -> None:
-    eight_bit.check_eight_bits(rules, "gate_up_weights", gate_up_weights, FP8)
-    _check_moe(rules, hidden_states, gate_up_weights, down_weights, topk_weights, topk_ids, topk)
+    _check_sizes(rules, hidden_states, down_weights)
     rules.require(block_size >= 1, "block_size", "at least 1", lambda: block_size)
-    check_block_scale(rules, "gate_up_scales", gate_up_scales, gate_up_weights, block_size, hidden_states)
-    check_block_scale(rules, "down_scales", down_scales, down_weights, block_size, hidden_states)
-
-
-fused_moe_blocked_fp8.fake(fake_result)
 
 
 @fused_moe_blocked_fp8.samples
@@ -338,36 +301,33 @@ def fused_moe_static_fp8(
     return routed(hidden_states, gate_up_weights.shape[0], topk_weights, topk_ids, renormalize, *products)
 
 
+fused_moe_static_fp8.takes(
+    hidden_states="float [tokens, hidden]",
+    gate_up_weights="float8_e4m3fn on hidden_states [experts, 2 * intermediate, hidden]",
+    gate_up_scales="float32 on hidden_states [experts, 2 * intermediate, 1]",
+    down_weights="float8_e4m3fn on hidden_states [experts, hidden, intermediate]",
+    down_scales="float32 on hidden_states [experts, hidden, 1]",
+    gate_up_input_scale="float32 on hidden_states [input_scales]",
+    down_input_scale="float32 on hidden_states [down_input_scales]",
+    topk_weights="float on hidden_states [tokens, topk]",
+    topk_ids="int on hidden_states [tokens, topk]",
+    returns="like hidden_states [tokens, hidden]",
+)
+
+
 @fused_moe_static_fp8.check
 def _check_fused_moe_static_fp8(
     rules: Rules,
     hidden_states: Tensor,
     gate_up_weights: Tensor,
-    gate_up_scales: Tensor,
     gate_up_input_scale: Tensor,
     down_weights: Tensor,
-    down_scales: Tensor,
     down_input_scale: Tensor,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    topk: int,
 ) -> None:
-    eight_bit.check_eight_bits(rules, "gate_up_weights", gate_up_weights, FP8)
-    _check_moe(rules, hidden_states, gate_up_weights, down_weights, topk_weights, topk_ids, topk)
-    for name, scales, weights in (
-        ("gate_up_scales", gate_up_scales, gate_up_weights),
-        ("down_scales", down_scales, down_weights),
-    ):
-        eight_bit.check_scale(rules, name, scales, "hidden_states", hidden_states)
-        _check_row_scales(rules, name, scales, weights, hidden_states)
+    _check_sizes(rules, hidden_states, down_weights)
     for name, scale in (("gate_up_input_scale", gate_up_input_scale), ("down_input_scale", down_input_scale)):
-        eight_bit.check_scale(rules, name, scale, "hidden_states", hidden_states)
-        rules.rank(name, scale, 1)
         if scale.shape[0] != 1:
             rules.size(name, scale, 0, gate_up_weights.shape[0], "the number of experts, or 1")
-
-
-fused_moe_static_fp8.fake(fake_result)
 
 
 @fused_moe_static_fp8.samples

@@ -8,10 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
-from dlinfer.ops.moe.routing import check_choices, check_ids, choices, fake_result, refuse_expert_parallel
+from dlinfer.ops.moe.routing import check_ids, choices, refuse_expert_parallel
 from dlinfer.utils.type_annotation import MoeMetadata
 
 _ROUNDING = "an expert's activation and result may be rounded to the tensors' dtype before the sum"
@@ -90,31 +89,14 @@ def _call_fused_moe(
     )
 
 
-@fused_moe.check
-def _check_fused_moe(
-    rules: Rules,
-    hidden_states: Tensor,
-    gate_up_weights: Tensor,
-    down_weights: Tensor,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    topk: int,
-) -> None:
-    rules.floating("hidden_states", hidden_states)
-    rules.rank("hidden_states", hidden_states, 2)
-    for name, weights in (("gate_up_weights", gate_up_weights), ("down_weights", down_weights)):
-        rules.like(name, weights, "hidden_states", hidden_states)
-        rules.rank(name, weights, 3)
-        rules.size(name, weights, 0, gate_up_weights.shape[0], "the number of experts")
-    hidden = hidden_states.shape[1]
-    intermediate = down_weights.shape[2]
-    rules.size("gate_up_weights", gate_up_weights, 2, hidden, "the hidden size")
-    rules.size("gate_up_weights", gate_up_weights, 1, 2 * intermediate, "twice the intermediate size")
-    rules.size("down_weights", down_weights, 1, hidden, "the hidden size")
-    check_choices(rules, hidden_states, topk_weights, topk_ids, topk)
-
-
-fused_moe.fake(fake_result)
+fused_moe.takes(
+    hidden_states="float [tokens, hidden]",
+    gate_up_weights="like hidden_states [experts, 2 * intermediate, hidden]",
+    down_weights="like hidden_states [experts, hidden, intermediate]",
+    topk_weights="float on hidden_states [tokens, topk]",
+    topk_ids="int on hidden_states [tokens, topk]",
+    returns="like hidden_states [tokens, hidden]",
+)
 
 
 @fused_moe.samples

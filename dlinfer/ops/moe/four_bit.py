@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
 from dlinfer.ops.moe.eight_bit import Product, routed
 from dlinfer.ops.moe.floating import TOLERANCES
-from dlinfer.ops.moe.routing import check_choices, check_ids, choices, fake_result, refuse_expert_parallel
+from dlinfer.ops.moe.routing import check_ids, choices, refuse_expert_parallel
 from dlinfer.ops.quantised.packing import AWQ
+from dlinfer.ops.quantised.weight_quant import check_group_size
 from dlinfer.utils.type_annotation import MoeMetadata
 
 
@@ -105,74 +105,21 @@ def _call_fused_moe_w4a16(
     )
 
 
-def _packed(rules: Rules, name: str, words: Tensor, hidden_states: Tensor) -> None:
-    if words.dtype is not AWQ.storage:
-        raise rules.error(name, "an int32 tensor of 8 numbers a word", words.dtype)
-    rules.same_device(name, words, "hidden_states", hidden_states)
-    rules.rank(name, words, 3)
+fused_moe_w4a16.takes(
+    hidden_states="float [tokens, hidden]",
+    gate_up_weights="int32 on hidden_states [experts, hidden, gate_up_words]",
+    gate_up_scales="float on hidden_states [experts, groups(hidden, group_size), 2 * intermediate = 8 * gate_up_words]",
+    gate_up_zeros="int32 on hidden_states [experts, groups(hidden, group_size), gate_up_words]",
+    down_weights="int32 on hidden_states [experts, intermediate, down_words]",
+    down_scales="like gate_up_scales [experts, groups(intermediate, group_size), hidden = 8 * down_words]",
+    down_zeros="int32 on hidden_states [experts, groups(intermediate, group_size), down_words]",
+    topk_weights="float on hidden_states [tokens, topk]",
+    topk_ids="int on hidden_states [tokens, topk]",
+    returns="like hidden_states [tokens, hidden]",
+)
 
 
-def _check_weight(
-    rules: Rules,
-    prefix: str,
-    weights: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None,
-    experts: int,
-    group_size: int,
-    hidden_states: Tensor,
-) -> None:
-    groups = AWQ.of_groups(group_size).groups(weights.shape[1])
-    rules.same_device(f"{prefix}_scales", scales, "hidden_states", hidden_states)
-    rules.rank(f"{prefix}_scales", scales, 3)
-    rules.size(f"{prefix}_weights", weights, 0, experts, "the number of experts")
-    rules.size(f"{prefix}_scales", scales, 0, experts, "the number of experts")
-    rules.size(f"{prefix}_scales", scales, 1, groups, f"the groups of {group_size} rows of {prefix}_weights")
-    columns = weights.shape[2] * AWQ.per_word
-    rules.size(f"{prefix}_scales", scales, 2, columns, f"8 for each word of {prefix}_weights")
-    if zeros is not None:
-        _packed(rules, f"{prefix}_zeros", zeros, hidden_states)
-        rules.size(f"{prefix}_zeros", zeros, 0, experts, "the number of experts")
-        rules.size(f"{prefix}_zeros", zeros, 1, groups, f"the groups of {prefix}_scales")
-        rules.size(f"{prefix}_zeros", zeros, 2, weights.shape[2], f"the words of {prefix}_weights")
-
-
-@fused_moe_w4a16.check
-def _check_fused_moe_w4a16(
-    rules: Rules,
-    hidden_states: Tensor,
-    gate_up_weights: Tensor,
-    gate_up_scales: Tensor,
-    gate_up_zeros: Tensor | None,
-    down_weights: Tensor,
-    down_scales: Tensor,
-    down_zeros: Tensor | None,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    topk: int,
-    group_size: int,
-) -> None:
-    rules.floating("hidden_states", hidden_states)
-    rules.rank("hidden_states", hidden_states, 2)
-    rules.require(group_size >= 0, "group_size", "0 or more", lambda: group_size)
-    for name, weights in (("gate_up_weights", gate_up_weights), ("down_weights", down_weights)):
-        _packed(rules, name, weights, hidden_states)
-    rules.floating("gate_up_scales", gate_up_scales)
-    rules.like("down_scales", down_scales, "gate_up_scales", gate_up_scales)
-    experts = gate_up_weights.shape[0]
-    for prefix, weights, scales, zeros in (
-        ("gate_up", gate_up_weights, gate_up_scales, gate_up_zeros),
-        ("down", down_weights, down_scales, down_zeros),
-    ):
-        _check_weight(rules, prefix, weights, scales, zeros, experts, group_size, hidden_states)
-    hidden = hidden_states.shape[1]
-    rules.size("gate_up_weights", gate_up_weights, 1, hidden, "the hidden size")
-    rules.size("gate_up_scales", gate_up_scales, 2, 2 * down_weights.shape[1], "twice the intermediate size")
-    rules.size("down_scales", down_scales, 2, hidden, "the hidden size")
-    check_choices(rules, hidden_states, topk_weights, topk_ids, topk)
-
-
-fused_moe_w4a16.fake(fake_result)
+fused_moe_w4a16.check(check_group_size)
 
 
 @fused_moe_w4a16.samples

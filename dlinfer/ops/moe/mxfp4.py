@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
+from dlinfer.ops.moe.clamped import check_limit
 from dlinfer.ops.moe.floating import TOLERANCES
-from dlinfer.ops.moe.routing import check_choices, check_ids, fake_result
+from dlinfer.ops.moe.routing import check_ids
 from dlinfer.ops.quantised.packing import MXFP4
 
 
@@ -63,49 +63,21 @@ def fused_moe_mxfp4(
     return out.to(hidden_states.dtype)
 
 
-@fused_moe_mxfp4.check
-def _check_fused_moe_mxfp4(
-    rules: Rules,
-    hidden_states: Tensor,
-    gate_up_weights: Tensor,
-    gate_up_scales: Tensor,
-    gate_up_bias: Tensor,
-    down_weights: Tensor,
-    down_scales: Tensor,
-    down_bias: Tensor,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    limit: float,
-) -> None:
-    rules.floating("hidden_states", hidden_states)
-    rules.rank("hidden_states", hidden_states, 2)
-    rules.floating("gate_up_scales", gate_up_scales)
-    rules.like("down_scales", down_scales, "gate_up_scales", gate_up_scales)
-    hidden = hidden_states.shape[1]
-    experts = gate_up_weights.shape[0]
-    for prefix, weights, scales, bias in (
-        ("gate_up", gate_up_weights, gate_up_scales, gate_up_bias),
-        ("down", down_weights, down_scales, down_bias),
-    ):
-        if weights.dtype is not MXFP4.storage:
-            raise rules.error(f"{prefix}_weights", "an int32 tensor of 8 numbers a word", weights.dtype)
-        rules.like(f"{prefix}_bias", bias, "hidden_states", hidden_states)
-        for name, tensor, rank in (("weights", weights, 3), ("scales", scales, 3), ("bias", bias, 2)):
-            rules.same_device(f"{prefix}_{name}", tensor, "hidden_states", hidden_states)
-            rules.rank(f"{prefix}_{name}", tensor, rank)
-            rules.size(f"{prefix}_{name}", tensor, 0, experts, "the number of experts")
-        columns = weights.shape[2] * MXFP4.per_word
-        rules.size(f"{prefix}_scales", scales, 1, MXFP4.groups(weights.shape[1]), "the groups of 32 rows")
-        rules.size(f"{prefix}_scales", scales, 2, columns, f"8 for each word of {prefix}_weights")
-        rules.size(f"{prefix}_bias", bias, 1, columns, f"8 for each word of {prefix}_weights")
-    rules.size("gate_up_weights", gate_up_weights, 1, hidden, "the hidden size")
-    rules.size("gate_up_scales", gate_up_scales, 2, 2 * down_weights.shape[1], "twice the intermediate size")
-    rules.size("down_scales", down_scales, 2, hidden, "the hidden size")
-    check_choices(rules, hidden_states, topk_weights, topk_ids)
-    rules.require(limit > 0, "limit", "a positive number", lambda: limit)
+fused_moe_mxfp4.takes(
+    hidden_states="float [tokens, hidden]",
+    gate_up_weights="int32 on hidden_states [experts, hidden, gate_up_words]",
+    gate_up_scales="float on hidden_states [experts, groups(hidden, 32), 2 * intermediate = 8 * gate_up_words]",
+    gate_up_bias="like hidden_states [experts, 2 * intermediate]",
+    down_weights="int32 on hidden_states [experts, intermediate, down_words]",
+    down_scales="like gate_up_scales [experts, groups(intermediate, 32), hidden = 8 * down_words]",
+    down_bias="like hidden_states [experts, hidden]",
+    topk_weights="float on hidden_states [tokens, topk]",
+    topk_ids="int on hidden_states [tokens, topk]",
+    returns="like hidden_states [tokens, hidden]",
+)
 
 
-fused_moe_mxfp4.fake(fake_result)
+fused_moe_mxfp4.check(check_limit)
 
 
 @fused_moe_mxfp4.samples

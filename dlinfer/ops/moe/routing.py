@@ -52,10 +52,13 @@ def _call_moe_gating_topk_softmax(
     return moe_gating_topk_softmax.overload(router_logits, topk, n_groups)
 
 
+moe_gating_topk_softmax.takes(
+    router_logits="float [..., experts]",
+)
+
+
 @moe_gating_topk_softmax.check
 def _check_moe_gating_topk_softmax(rules: Rules, router_logits: Tensor, topk: int, n_groups: int) -> None:
-    rules.floating("router_logits", router_logits)
-    rules.require(router_logits.dim() >= 1, "router_logits", "at least one dimension", router_logits.dim)
     experts = router_logits.shape[-1]
     rules.require(topk >= 1, "topk", "at least 1", lambda: topk)
     rules.require(topk <= experts, "topk", lambda: f"at most {experts}, the number of experts", lambda: topk)
@@ -103,25 +106,6 @@ def check_ids(topk_ids: Tensor, experts: int, rules: Rules) -> None:
             lambda: f"ids of 0..{experts - 1}",
             lambda: f"ids of {lowest}..{highest}",
         )
-
-
-def check_choices(
-    rules: Rules, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor, topk: int | None = None
-) -> None:
-    """Rules of the experts that each token has chosen; ``topk`` of them, where the op has that argument."""
-    rules.floating("topk_weights", topk_weights)
-    rules.integer("topk_ids", topk_ids)
-    count, why = (topk_weights.shape[1], "the choices of topk_weights") if topk is None else (topk, "topk")
-    for name, choice in (("topk_weights", topk_weights), ("topk_ids", topk_ids)):
-        rules.same_device(name, choice, "hidden_states", hidden_states)
-        rules.rank(name, choice, 2)
-        rules.size(name, choice, 0, hidden_states.shape[0], "the tokens of hidden_states")
-        rules.size(name, choice, 1, count, why)
-
-
-def fake_result(hidden_states: Tensor) -> Tensor:
-    """The result's shape and dtype: those of hidden_states."""
-    return hidden_states.new_empty(hidden_states.shape)
 
 
 def refuse_expert_parallel(op: OpSpec, moe_metadata: MoeMetadata | None, advice: str = "set ep=1") -> None:

@@ -33,20 +33,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (weight * (wide * scale).to(x.dtype)).contiguous()
 
 
-@rms_norm.check
-def check_norm(rules: Rules, x: Tensor, weight: Tensor, eps: float) -> None:
-    """The argument rules that norms share."""
-    rules.floating("x", x)
-    rules.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
-    rules.like("weight", weight, "x", x)
-    rules.rank("weight", weight, 1)
-    rules.size("weight", weight, 0, x.shape[-1], "the last dimension of x")
-    rules.require(eps > 0, "eps", "a positive number", lambda: eps)
-
-
-@rms_norm.fake
-def _fake_rms_norm(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
+rms_norm.takes(
+    x="float [..., hidden]",
+    weight="like x [hidden]",
+    returns="like x [*x]",
+)
 
 
 @rms_norm.samples
@@ -71,15 +62,19 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return rms_norm.reference(total, weight, eps), total
 
 
+add_rms_norm.takes(
+    x="float [..., hidden]",
+    residual="like x [*x]",
+    weight="like x [hidden]",
+    returns="like x [*x], like x [*x]",
+)
+
+
+@rms_norm.check
 @add_rms_norm.check
-def _check_add_rms_norm(rules: Rules, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
-    check_norm(rules, x, weight, eps)
-    rules.same_shape("residual", residual, "x", x)
-
-
-@add_rms_norm.fake
-def _fake_add_rms_norm(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape)
+def check_eps(rules: Rules, eps: float) -> None:
+    """eps is positive."""
+    rules.require(eps > 0, "eps", "a positive number", lambda: eps)
 
 
 @add_rms_norm.samples

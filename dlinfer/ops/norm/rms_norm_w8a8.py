@@ -8,9 +8,8 @@ from torch import Tensor
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
-from dlinfer.ops.norm.rms_norm import check_norm
+from dlinfer.ops.norm.rms_norm import check_eps
 from dlinfer.ops.quantised import eight_bit
-from dlinfer.ops.quantised.dynamic_quant import fake_rows
 
 _ROUNDING = "the normalised value is rounded to x's dtype, and the largest one of a token is its scale"
 TOLERANCES = {
@@ -37,14 +36,12 @@ def rms_norm_w8a8(x: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtyp
     return eight_bit.per_token((weight.to(wide.dtype) * (wide * scale)).to(x.dtype), quant_dtype, least=0.0)
 
 
-@rms_norm_w8a8.check
-def _check(rules: Rules, x: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtype) -> None:
-    check_norm(rules, x, weight, eps)
-    rules.require(x.shape[-1] >= 1, "x", "a last dimension of at least 1", lambda: tuple(x.shape))
-    eight_bit.check_quant_dtype(rules, "quant_dtype", quant_dtype)
+rms_norm_w8a8.takes(
+    x="float [..., hidden]",
+    weight="like x [hidden]",
+    returns="quant_dtype on x [*x], float32 on x [..., 1]",
+)
 
-
-rms_norm_w8a8.fake(fake_rows)
 
 _SHAPES = {"one token": (1, 1, 64), "many tokens": (1, 33, 128), "no tokens": (1, 0, 64), "2-d": (5, 37)}
 
@@ -75,17 +72,19 @@ def add_rms_norm_w8a8(
     return *rms_norm_w8a8.reference(total, weight, eps, quant_dtype), total
 
 
+add_rms_norm_w8a8.takes(
+    x="float [..., hidden]",
+    residual="like x [*x]",
+    weight="like x [hidden]",
+    returns="quant_dtype on x [*x], float32 on x [..., 1], like x [*x]",
+)
+
+
+@rms_norm_w8a8.check
 @add_rms_norm_w8a8.check
-def _check_add_rms_norm_w8a8(
-    rules: Rules, x: Tensor, residual: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtype
-) -> None:
-    _check(rules, x, weight, eps, quant_dtype)
-    rules.same_shape("residual", residual, "x", x)
-
-
-@add_rms_norm_w8a8.fake
-def _fake_add_rms_norm_w8a8(x: Tensor, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    return *fake_rows(x, quant_dtype), x.new_empty(x.shape)
+def _check(rules: Rules, x: Tensor, eps: float, quant_dtype: torch.dtype) -> None:
+    check_eps(rules, eps)
+    eight_bit.check_quantised_rows(rules, x, quant_dtype)
 
 
 @add_rms_norm_w8a8.samples

@@ -54,8 +54,7 @@ def check_packed(rules: Rules, argument: str, packed: Tensor, rows: int, columns
 
     Raises OpArgumentError.
     """
-    if packed.dtype is not torch.uint8:
-        raise rules.error(argument, "a uint8 tensor, as dlinfer.ops.quantised.bf12 packs it", packed.dtype)
+    rules.dtype(argument, packed, torch.uint8)
     rules.rank(argument, packed, 1)
     rules.require(packed.is_contiguous(), argument, "a contiguous tensor", packed.stride)
     beside = packed.shape[0] - packed_bytes(rows, columns)

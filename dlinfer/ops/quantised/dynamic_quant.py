@@ -51,27 +51,15 @@ def _call_dynamic_quant(
     return dynamic_quant.overload(x, quant_dtype)
 
 
+dynamic_quant.takes(
+    x="float [..., hidden]",
+    returns="quant_dtype on x [*x], float32 on x [..., 1]",
+)
+
+
 @dynamic_quant.check
 def _check_dynamic_quant(rules: Rules, x: Tensor, quant_dtype: torch.dtype) -> None:
-    check_rows(rules, x)
-    eight_bit.check_quant_dtype(rules, "quant_dtype", quant_dtype)
-
-
-def check_rows(rules: Rules, x: Tensor) -> None:
-    """Rows with a largest value: floating, and at least one element wide."""
-    rules.floating("x", x)
-    rules.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
-    rules.require(x.shape[-1] >= 1, "x", "a last dimension of at least 1", lambda: tuple(x.shape))
-
-
-@dynamic_quant.fake
-def _fake_dynamic_quant(x: Tensor, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return fake_rows(x, quant_dtype)
-
-
-def fake_rows(x: Tensor, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Shapes of quantised rows and of their scales."""
-    return x.new_empty(x.shape, dtype=quant_dtype), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+    eight_bit.check_quantised_rows(rules, x, quant_dtype)
 
 
 @dynamic_quant.samples

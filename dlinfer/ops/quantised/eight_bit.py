@@ -79,25 +79,13 @@ def widened_blocks(weight: Tensor, scale: Tensor, block_size: int) -> Tensor:
     return weight.to(torch.float64) * scale
 
 
-def blocks(size: int | torch.SymInt, block_size: int) -> int | torch.SymInt:
-    """How many blocks cover ``size``."""
-    return (size + block_size - 1) // block_size
-
-
 def check_quant_dtype(rules: Rules, argument: str, dtype: torch.dtype) -> None:
     """One of the two 8-bit dtypes."""
     if dtype not in LARGEST:
         raise rules.error(argument, "torch.int8 or torch.float8_e4m3fn", dtype)
 
 
-def check_eight_bits(rules: Rules, argument: str, tensor: Tensor, dtype: torch.dtype) -> None:
-    """A tensor of the 8-bit dtype that a call names."""
-    if tensor.dtype is not dtype:
-        raise rules.error(argument, f"a {dtype} tensor", tensor.dtype)
-
-
-def check_scale(rules: Rules, argument: str, tensor: Tensor, model_name: str, model: Tensor) -> None:
-    """float32 (float64 serves as an oracle), on the device of another argument."""
-    if tensor.dtype not in (torch.float32, torch.float64):
-        raise rules.error(argument, "torch.float32 tensor", tensor.dtype)
-    rules.same_device(argument, tensor, model_name, model)
+def check_quantised_rows(rules: Rules, x: Tensor, quant_dtype: torch.dtype) -> None:
+    """Rows that have a largest value, and the 8-bit dtype that they become."""
+    rules.require(x.shape[-1] >= 1, "x", "a last dimension of at least 1", lambda: tuple(x.shape))
+    check_quant_dtype(rules, "quant_dtype", quant_dtype)

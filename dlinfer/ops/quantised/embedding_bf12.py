@@ -41,18 +41,18 @@ def check_indices(indices: Tensor, rows: int) -> None:
             )
 
 
+embedding_bf12.takes(
+    indices="int [...]",
+    weight="uint8 on indices [bytes]",
+    returns="bfloat16 on indices [*indices, columns]",
+)
+
+
 @embedding_bf12.check
-def _check_embedding_bf12(rules: Rules, indices: Tensor, weight: Tensor, rows: int, columns: int) -> None:
-    rules.integer("indices", indices)
+def _check_embedding_bf12(rules: Rules, weight: Tensor, rows: int, columns: int) -> None:
     rules.require(rows >= 0, "rows", "0 or more", lambda: rows)
     rules.require(columns >= 0, "columns", "0 or more", lambda: columns)
-    rules.same_device("weight", weight, "indices", indices)
     bf12.check_packed(rules, "weight", weight, rows, columns)
-
-
-@embedding_bf12.fake
-def _fake_embedding_bf12(indices: Tensor, columns: int) -> Tensor:
-    return indices.new_empty((*indices.shape, columns), dtype=torch.bfloat16)
 
 
 @embedding_bf12.samples

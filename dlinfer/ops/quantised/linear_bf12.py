@@ -57,24 +57,18 @@ def _call_linear_bf12(
     return out
 
 
+linear_bf12.takes(
+    x="float [..., in_features]",
+    weight="uint8 on x [bytes]",
+    bias="like x [out_features]",
+    returns="like x [..., out_features]",
+)
+
+
 @linear_bf12.check
-def _check_linear_bf12(
-    rules: Rules, x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int
-) -> None:
-    rules.floating("x", x)
-    rules.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
+def _check_linear_bf12(rules: Rules, x: Tensor, weight: Tensor, out_features: int) -> None:
     rules.require(out_features >= 0, "out_features", "0 or more", lambda: out_features)
-    rules.same_device("weight", weight, "x", x)
     bf12.check_packed(rules, "weight", weight, out_features, x.shape[-1])
-    if bias is not None:
-        rules.like("bias", bias, "x", x)
-        rules.rank("bias", bias, 1)
-        rules.size("bias", bias, 0, out_features, "out_features")
-
-
-@linear_bf12.fake
-def _fake_linear_bf12(x: Tensor, out_features: int) -> Tensor:
-    return x.new_empty((*x.shape[:-1], out_features))
 
 
 @linear_bf12.samples

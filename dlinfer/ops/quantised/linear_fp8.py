@@ -7,15 +7,11 @@ import torch
 from torch import Tensor
 
 from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.declarations import groups
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
 from dlinfer.ops.quantised import eight_bit
-from dlinfer.ops.quantised.linear_w8a8 import (
-    check_bias,
-    check_row_scale,
-    check_weight,
-    quantised_weight,
-)
+from dlinfer.ops.quantised.linear_w8a8 import check_row_scale, check_summed, quantised_weight
 
 FP8 = torch.float8_e4m3fn
 _ROUNDING = "products are summed and scaled in float32; the sum is rounded once, or twice with a bias"
@@ -56,49 +52,31 @@ def linear_blocked_fp8(
     return out if bias is None else out + bias
 
 
+linear_blocked_fp8.takes(
+    x="float [..., in_features]",
+    weight="float8_e4m3fn on x [out_features, in_features]",
+    weight_scale="float32 on x [groups(out_features, block_size), groups(in_features, block_size)]",
+    bias="like x [out_features]",
+    returns="like x [..., out_features]",
+)
+
+
 @linear_blocked_fp8.check
-def _check_linear_blocked_fp8(
-    rules: Rules, x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, block_size: int
-) -> None:
-    check_linear(rules, x, weight, bias)
+def _check_linear_blocked_fp8(rules: Rules, x: Tensor, weight: Tensor, block_size: int) -> None:
+    check_in_features(rules, x, weight)
     rules.require(block_size >= 1, "block_size", "at least 1", lambda: block_size)
-    check_block_scale(rules, "weight_scale", weight_scale, weight, block_size, x)
 
 
-def check_linear(rules: Rules, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """The rules of a linear layer of a float8 weight and floating activations."""
-    rules.floating("x", x)
-    rules.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
+def check_in_features(rules: Rules, x: Tensor, weight: Tensor) -> None:
+    """There are some in_features, and not too many to sum."""
     rules.require(x.shape[-1] >= 1, "x", "a last dimension of at least 1", lambda: tuple(x.shape))
-    check_weight(rules, "weight", weight, "x", x, FP8)
-    if bias is not None:
-        rules.like("bias", bias, "x", x)
-        check_bias(rules, bias, "x", x, weight)
-
-
-def check_block_scale(
-    rules: Rules, argument: str, scale: Tensor, weight: Tensor, block_size: int, model: Tensor
-) -> None:
-    """A scale for each block of a weight [..., out, in], on the device of x."""
-    eight_bit.check_scale(rules, argument, scale, "x", model)
-    rules.rank(argument, scale, weight.dim())
-    for dim in range(weight.dim() - 2):
-        rules.size(argument, scale, dim, weight.shape[dim], "the weights")
-    for dim in (weight.dim() - 2, weight.dim() - 1):
-        rules.size(
-            argument, scale, dim, eight_bit.blocks(weight.shape[dim], block_size), "the blocks of the weight"
-        )
-
-
-@linear_blocked_fp8.fake
-def _fake_linear_blocked_fp8(x: Tensor, weight: Tensor) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+    check_summed(rules, "weight", weight)
 
 
 def blocked_weight(make: SampleMaker, block_size: int, *shape: int) -> tuple[Tensor, Tensor]:
     """A sample float8 weight [..., out, in], and a scale for each of its blocks."""
     numbers = (torch.randn(shape, generator=make.generator) * 100).clamp(-448, 448).to(FP8)
-    counts = [int(eight_bit.blocks(size, block_size)) for size in shape[-2:]]
+    counts = [groups(size, block_size) for size in shape[-2:]]
     scale = (torch.rand(*shape[:-2], *counts, generator=make.generator) + 0.5) / 100 / shape[-1] ** 0.5
     return numbers.to(make.device), scale.to(make.device)
 
@@ -143,21 +121,20 @@ def linear_static_fp8(
     return out if bias is None else out + bias
 
 
+linear_static_fp8.takes(
+    x="float [..., in_features]",
+    weight="float8_e4m3fn on x [out_features, in_features]",
+    weight_scale="float32 on x [...]",
+    input_scale="float32 on x [1]",
+    bias="like x [out_features]",
+    returns="like x [..., out_features]",
+)
+
+
 @linear_static_fp8.check
-def _check_linear_static_fp8(
-    rules: Rules, x: Tensor, weight: Tensor, weight_scale: Tensor, input_scale: Tensor, bias: Tensor | None
-) -> None:
-    check_linear(rules, x, weight, bias)
-    eight_bit.check_scale(rules, "weight_scale", weight_scale, "x", x)
+def _check_linear_static_fp8(rules: Rules, x: Tensor, weight: Tensor, weight_scale: Tensor) -> None:
+    check_in_features(rules, x, weight)
     check_row_scale(rules, "weight_scale", weight_scale, weight)
-    eight_bit.check_scale(rules, "input_scale", input_scale, "x", x)
-    rules.rank("input_scale", input_scale, 1)
-    rules.size("input_scale", input_scale, 0, 1, "one for all tokens")
-
-
-@linear_static_fp8.fake
-def _fake_linear_static_fp8(x: Tensor, weight: Tensor) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
 @linear_static_fp8.samples

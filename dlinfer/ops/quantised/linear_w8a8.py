@@ -51,6 +51,16 @@ def linear_w8a8(
 _MOST_SUMMED = 131071  # times -128 * -128 this is the last that an int32 holds
 
 
+linear_w8a8.takes(
+    a="quant_dtype [..., in_features]",
+    b="quant_dtype on a [out_features, in_features]",
+    rms_scale="float32 on a [..., 1]",
+    linear_scale="like rms_scale [...]",
+    bias="out_dtype on a [out_features]",
+    returns="out_dtype on a [..., out_features]",
+)
+
+
 @linear_w8a8.check
 def _check_linear_w8a8(
     rules: Rules,
@@ -60,40 +70,20 @@ def _check_linear_w8a8(
     linear_scale: Tensor,
     out_dtype: torch.dtype,
     quant_dtype: torch.dtype,
-    bias: Tensor | None,
 ) -> None:
     eight_bit.check_quant_dtype(rules, "quant_dtype", quant_dtype)
-    eight_bit.check_eight_bits(rules, "a", a, quant_dtype)
-    rules.require(a.dim() >= 1, "a", "at least one dimension", a.dim)
-    check_weight(rules, "b", b, "a", a, quant_dtype)
-    eight_bit.check_scale(rules, "rms_scale", rms_scale, "a", a)
+    check_summed(rules, "b", b)
     rules.rank("rms_scale", rms_scale, a.dim())
     for dim in range(a.dim() - 1):
         rules.size("rms_scale", rms_scale, dim, a.shape[dim], "the tokens of a")
-    rules.size("rms_scale", rms_scale, a.dim() - 1, 1, "one scale a token")
-    rules.like("linear_scale", linear_scale, "rms_scale", rms_scale)
     check_row_scale(rules, "linear_scale", linear_scale, b)
     check_out_dtype(rules, out_dtype)
-    if bias is not None:
-        if bias.dtype is not out_dtype:
-            raise rules.error("bias", f"{out_dtype} like out_dtype", bias.dtype)
-        check_bias(rules, bias, "a", a, b)
 
 
-def check_weight(
-    rules: Rules, argument: str, weight: Tensor, model_name: str, model: Tensor, quant_dtype: torch.dtype
-) -> None:
-    """A weight [out_features, in_features] beside an input whose rows it multiplies."""
-    eight_bit.check_eight_bits(rules, argument, weight, quant_dtype)
-    rules.same_device(argument, weight, model_name, model)
-    rules.rank(argument, weight, 2)
-    rules.size(argument, weight, 1, model.shape[-1], f"the last dimension of {model_name}")
-    rules.require(
-        weight.shape[1] <= _MOST_SUMMED,
-        argument,
-        f"at most {_MOST_SUMMED} in_features",
-        lambda: weight.shape[1],
-    )
+def check_summed(rules: Rules, argument: str, weight: Tensor) -> None:
+    """A weight [out_features, in_features] of which no row has too many products to sum."""
+    expected = f"at most {_MOST_SUMMED} in_features"
+    rules.require(weight.shape[1] <= _MOST_SUMMED, argument, expected, lambda: weight.shape[1])
 
 
 def check_row_scale(rules: Rules, argument: str, scale: Tensor, weight: Tensor) -> None:
@@ -108,18 +98,6 @@ def check_out_dtype(rules: Rules, out_dtype: torch.dtype) -> None:
     """A dtype that models compute in."""
     if out_dtype not in FLOATS and out_dtype is not torch.float64:
         raise rules.error("out_dtype", "torch.float32, torch.float16 or torch.bfloat16", out_dtype)
-
-
-def check_bias(rules: Rules, bias: Tensor, model_name: str, model: Tensor, weight: Tensor) -> None:
-    """A bias [out_features] on the input's device."""
-    rules.same_device("bias", bias, model_name, model)
-    rules.rank("bias", bias, 1)
-    rules.size("bias", bias, 0, weight.shape[0], "the rows of the weight")
-
-
-@linear_w8a8.fake
-def _fake_linear_w8a8(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
-    return a.new_empty((*a.shape[:-1], b.shape[0]), dtype=out_dtype)
 
 
 def quantised_weight(make: SampleMaker, dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor]:
@@ -188,43 +166,26 @@ def linear_w8a8_static(
     return (total.to(deq_scale.dtype) * deq_scale).to(out_dtype)
 
 
+linear_w8a8_static.takes(
+    x="float [..., in_features]",
+    weight="int8 on x [out_features, in_features]",
+    input_scale="float on x [1]",
+    input_offset="int8 on x [1]",
+    deq_scale="float32 on x [...]",
+    quant_bias="int32 on x [out_features]",
+    returns="out_dtype on x [..., out_features]",
+)
+
+
 @linear_w8a8_static.check
 def _check_linear_w8a8_static(
-    rules: Rules,
-    x: Tensor,
-    weight: Tensor,
-    input_scale: Tensor,
-    input_offset: Tensor,
-    deq_scale: Tensor,
-    out_dtype: torch.dtype,
-    quant_dtype: torch.dtype,
-    quant_bias: Tensor | None,
+    rules: Rules, weight: Tensor, deq_scale: Tensor, out_dtype: torch.dtype, quant_dtype: torch.dtype
 ) -> None:
-    rules.floating("x", x)
-    rules.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
     if quant_dtype is not torch.int8:
         raise rules.error("quant_dtype", "torch.int8", quant_dtype)
-    check_weight(rules, "weight", weight, "x", x, quant_dtype)
-    rules.floating("input_scale", input_scale)
-    eight_bit.check_eight_bits(rules, "input_offset", input_offset, torch.int8)
-    for name, tensor in (("input_scale", input_scale), ("input_offset", input_offset)):
-        rules.same_device(name, tensor, "x", x)
-        rules.rank(name, tensor, 1)
-        rules.size(name, tensor, 0, 1, "one for all tokens")
-    eight_bit.check_scale(rules, "deq_scale", deq_scale, "x", x)
+    check_summed(rules, "weight", weight)
     check_row_scale(rules, "deq_scale", deq_scale, weight)
     check_out_dtype(rules, out_dtype)
-    if quant_bias is not None:
-        if quant_bias.dtype is not torch.int32:
-            raise rules.error("quant_bias", "a torch.int32 tensor", quant_bias.dtype)
-        rules.same_device("quant_bias", quant_bias, "x", x)
-        rules.rank("quant_bias", quant_bias, 1)
-        rules.size("quant_bias", quant_bias, 0, weight.shape[0], "the rows of the weight")
-
-
-@linear_w8a8_static.fake
-def _fake_linear_w8a8_static(x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=out_dtype)
 
 
 @linear_w8a8_static.samples

@@ -68,48 +68,20 @@ def _call_weight_quant_matmul(
     return out
 
 
+weight_quant_matmul.takes(
+    x="float [..., in_features]",
+    qweight="int32 on x [in_features, words]",
+    scales="float on x [groups(in_features, group_size), 8 * words]",
+    offset="int32 on x [groups(in_features, group_size), words]",
+    bias="float on x [8 * words]",
+    returns="like x [..., 8 * words]",
+)
+
+
 @weight_quant_matmul.check
-def _check_weight_quant_matmul(
-    rules: Rules,
-    x: Tensor,
-    qweight: Tensor,
-    scales: Tensor,
-    offset: Tensor | None,
-    bias: Tensor | None,
-    group_size: int,
-) -> None:
-    rules.floating("x", x)
-    rules.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
-    _packed("qweight", qweight, x)
-    rules.size("qweight", qweight, 0, x.shape[-1], "the last dimension of x")
+def check_group_size(rules: Rules, group_size: int) -> None:
+    """The size of groups is not negative."""
     rules.require(group_size >= 0, "group_size", "0 or more", lambda: group_size)
-    groups = AWQ.of_groups(group_size).groups(qweight.shape[0])
-    rules.floating("scales", scales)
-    rules.same_device("scales", scales, "x", x)
-    rules.rank("scales", scales, 2)
-    rules.size("scales", scales, 0, groups, f"the groups of {group_size} in_features")
-    rules.size("scales", scales, 1, qweight.shape[1] * AWQ.per_word, "8 for each word of qweight")
-    if offset is not None:
-        _packed("offset", offset, x)
-        rules.size("offset", offset, 0, groups, "the groups of scales")
-        rules.size("offset", offset, 1, qweight.shape[1], "the words of qweight")
-    if bias is not None:
-        rules.floating("bias", bias)
-        rules.same_device("bias", bias, "x", x)
-        rules.rank("bias", bias, 1)
-        rules.size("bias", bias, 0, scales.shape[1], "the last dimension of scales")
-
-
-def _packed(argument: str, tensor: Tensor, x: Tensor) -> None:
-    if tensor.dtype is not AWQ.storage:
-        raise weight_quant_matmul.rules.error(argument, "an int32 tensor of 8 numbers a word", tensor.dtype)
-    weight_quant_matmul.rules.same_device(argument, tensor, "x", x)
-    weight_quant_matmul.rules.rank(argument, tensor, 2)
-
-
-@weight_quant_matmul.fake
-def _fake_weight_quant_matmul(x: Tensor, scales: Tensor) -> Tensor:
-    return x.new_empty((*x.shape[:-1], scales.shape[1]))
 
 
 @weight_quant_matmul.samples

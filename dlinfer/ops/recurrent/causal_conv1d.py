@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
-from dlinfer.ops.recurrent.sequence_states import check_sequences, sequences
+from dlinfer.ops.recurrent.sequence_states import sequences
 
 _ROUNDING = "computed in float32 and rounded once; a kernel may round before the activation too"
 TOLERANCES = {
@@ -85,37 +84,16 @@ def _call_causal_conv1d(
     return out
 
 
-@causal_conv1d.check
-def _check_causal_conv1d(
-    rules: Rules,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    conv_state: Tensor,
-    state_ids: Tensor,
-    q_ends: Tensor,
-    fresh: Tensor,
-    out: Tensor,
-) -> None:
-    rules.floating("x", x)
-    rules.rank("x", x, 2)
-    channels = x.shape[1]
-    rules.like("weight", weight, "x", x)
-    rules.rank("weight", weight, 2)
-    rules.size("weight", weight, 0, channels, "the channels of x")
-    if bias is not None:
-        rules.like("bias", bias, "x", x)
-        rules.rank("bias", bias, 1)
-        rules.size("bias", bias, 0, channels, "the channels of x")
-    rules.like("conv_state", conv_state, "x", x)
-    rules.rank("conv_state", conv_state, 3)
-    rules.size("conv_state", conv_state, 1, channels, "the channels of x")
-    rules.size("conv_state", conv_state, 2, weight.shape[1], "the width of weight")
-    check_sequences(rules, conv_state, state_ids, q_ends, fresh, ("x", x))
-    rules.like("out", out, "x", x)
-    rules.rank("out", out, 2)
-    for dim in range(2):
-        rules.size("out", out, dim, x.shape[dim], "the shape of x")
+causal_conv1d.takes(
+    x="float [tokens, channels]",
+    weight="like x [channels, width]",
+    bias="like x [channels]",
+    conv_state="like x [slots, channels, width]",
+    state_ids="int on x [sequences]",
+    q_ends="int [sequences]",
+    fresh="bool on x [sequences]",
+    out="like x [tokens, channels]",
+)
 
 
 @causal_conv1d.samples

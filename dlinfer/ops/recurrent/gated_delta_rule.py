@@ -9,7 +9,7 @@ from torch import Tensor
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
-from dlinfer.ops.recurrent.sequence_states import check_sequences, sequences
+from dlinfer.ops.recurrent.sequence_states import sequences
 
 _ROUNDING = "computed in float32, the result rounded once; of a state in 16 bits, that too"
 TOLERANCES = {
@@ -113,50 +113,29 @@ def prepared(x: Tensor, value_heads: int, dtype: torch.dtype, normalise: bool) -
     return wide if groups == 1 else wide.repeat_interleave(groups, dim=1)
 
 
+gated_delta_rule.takes(
+    query="float [tokens, key_heads, key_size]",
+    key="like query [tokens, key_heads, key_size]",
+    value="like query [tokens, value_heads, value_size]",
+    decay="float on query [tokens, value_heads]",
+    beta="float on query [tokens, value_heads]",
+    recurrent_state="float on query [slots, value_heads, value_size, key_size]",
+    state_ids="int on query [sequences]",
+    q_ends="int [sequences]",
+    fresh="bool on query [sequences]",
+    out="like query [tokens, value_heads, value_size]",
+)
+
+
 @gated_delta_rule.check
-def _check_gated_delta_rule(
-    rules: Rules,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    decay: Tensor,
-    beta: Tensor,
-    recurrent_state: Tensor,
-    state_ids: Tensor,
-    q_ends: Tensor,
-    fresh: Tensor,
-    out: Tensor,
-) -> None:
-    rules.floating("query", query)
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        rules.like(name, tensor, "query", query)
-        rules.rank(name, tensor, 3)
-        rules.size(name, tensor, 0, query.shape[0], "the tokens of query")
-    rules.size("key", key, 1, query.shape[1], "the heads of query")
-    rules.size("key", key, 2, query.shape[2], "the size of query")
-    tokens, heads, size = value.shape
-    multiple = query.shape[1] > 0 and heads % query.shape[1] == 0
+def _check_gated_delta_rule(rules: Rules, query: Tensor, value: Tensor) -> None:
+    key_heads, heads = query.shape[1], value.shape[1]
     rules.require(
-        multiple, "value", lambda: f"a multiple of {query.shape[1]} heads", lambda: tuple(value.shape)
+        key_heads > 0 and heads % key_heads == 0,
+        "value",
+        lambda: f"a multiple of {key_heads} heads",
+        lambda: tuple(value.shape),
     )
-    for name, tensor in (("decay", decay), ("beta", beta)):
-        rules.floating(name, tensor)
-        rules.same_device(name, tensor, "query", query)
-        rules.rank(name, tensor, 2)
-        rules.size(name, tensor, 0, tokens, "the tokens of query")
-        rules.size(name, tensor, 1, heads, "the heads of value")
-    rules.floating("recurrent_state", recurrent_state)
-    rules.same_device("recurrent_state", recurrent_state, "query", query)
-    rules.rank("recurrent_state", recurrent_state, 4)
-    for dim, (wanted, why) in enumerate(
-        ((heads, "the heads of value"), (size, "the size of value"), (query.shape[2], "the size of query"))
-    ):
-        rules.size("recurrent_state", recurrent_state, dim + 1, wanted, why)
-    check_sequences(rules, recurrent_state, state_ids, q_ends, fresh, ("query", query))
-    rules.like("out", out, "query", query)
-    rules.rank("out", out, 3)
-    for dim in range(3):
-        rules.size("out", out, dim, value.shape[dim], "the shape of value")
 
 
 @gated_delta_rule.samples

@@ -9,7 +9,6 @@ slot: its state is zero too, and what becomes of it is not kept. One without tok
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from dlinfer.ops.core.checks import Rules, ints
@@ -22,23 +21,6 @@ class Sequence(NamedTuple):
     end: int
     slot: int | None
     fresh: bool
-
-
-def check_sequences(
-    rules: Rules, state: Tensor, state_ids: Tensor, q_ends: Tensor, fresh: Tensor, model: tuple[str, Tensor]
-) -> None:
-    """Rules of the tensors that say what is whose. model: name and tensor of the argument whose device they are on."""
-    rules.same_device("state_ids", state_ids, *model)
-    rules.integer("state_ids", state_ids)
-    rules.rank("state_ids", state_ids, 1)
-    rules.integer("q_ends", q_ends)
-    rules.rank("q_ends", q_ends, 1)
-    rules.size("q_ends", q_ends, 0, state_ids.shape[0], "the sequences of state_ids")
-    if fresh.dtype is not torch.bool:
-        raise rules.error("fresh", "a bool tensor", fresh.dtype)
-    rules.same_device("fresh", fresh, *model)
-    rules.rank("fresh", fresh, 1)
-    rules.size("fresh", fresh, 0, state_ids.shape[0], "the sequences of state_ids")
 
 
 def check_numbers(rules: Rules, slots: int, state_ids: Tensor, q_ends: Tensor, tokens: int) -> list[int]:

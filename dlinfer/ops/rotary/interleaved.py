@@ -37,12 +37,17 @@ def apply_rotary_pos_emb_interleaved(
     return torch.stack(rotated, dim=-1).flatten(-2)
 
 
+apply_rotary_pos_emb_interleaved.takes(
+    native_input="float [..., size]",
+    returns="like native_input [*native_input]",
+)
+
+
 @apply_rotary_pos_emb_interleaved.check
 def _check_apply_rotary_pos_emb_interleaved(
     rules: Rules, native_input: Tensor, cos: Tensor, sin: Tensor
 ) -> None:
     shape = native_input.shape
-    rules.floating("native_input", native_input)
     rules.rank("native_input", native_input, 3, 4)
     rules.require(shape[-1] % 2 == 0, "native_input", "an even last dimension", lambda: tuple(shape))
     for name, table in (("cos", cos), ("sin", sin)):
@@ -56,11 +61,6 @@ def _check_apply_rotary_pos_emb_interleaved(
         for dim in range(2, table.dim() + 1):
             if table.shape[-dim] != 1:
                 rules.size(name, table, -dim, shape[-dim], "native_input's, or 1")
-
-
-@apply_rotary_pos_emb_interleaved.fake
-def _fake_apply_rotary_pos_emb_interleaved(native_input: Tensor) -> Tensor:
-    return native_input.new_empty(native_input.shape)
 
 
 @apply_rotary_pos_emb_interleaved.samples

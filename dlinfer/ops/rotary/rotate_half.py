@@ -63,33 +63,31 @@ def _call_apply_rotary_pos_emb(
     return apply_rotary_pos_emb.overload(q, k, cos, sin)
 
 
+apply_rotary_pos_emb.takes(
+    q="float [..., q_heads, head_size]",
+    k="like q [..., kv_heads, head_size]",
+    cos="like q [..., positions, head_size]",
+    sin="like q [..., positions, head_size]",
+    returns="like q [*q], like k [*k]",
+)
+
+
 @apply_rotary_pos_emb.check
 def _check_apply_rotary_pos_emb(rules: Rules, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
-    rules.floating("q", q)
     rules.rank("q", q, 3, 4)
     rules.rank("k", k, q.dim())
     head_size = q.shape[-1]
     rules.require(head_size % 2 == 0, "q", "an even head size", lambda: tuple(q.shape))
     for dim in range(q.dim() - 2):
         rules.size("k", k, dim, q.shape[dim], "the tokens of q")
-    rules.size("k", k, -1, head_size, "the head size of q")
     tokens = q.shape[0] if q.dim() == 3 else q.shape[0] * q.shape[1]
     for name, table in (("cos", cos), ("sin", sin)):
-        rules.like(name, table, "q", q)
-        rules.require(table.dim() >= 2, name, "at least 2 dimensions", table.dim)
-        rules.size(name, table, -1, head_size, "the head size of q")
         rules.require(
             table.numel() == tokens * head_size,
             name,
             lambda: f"{tokens} rows, one for each token of q",
             lambda table=table: tuple(table.shape),
         )
-    rules.like("k", k, "q", q)
-
-
-@apply_rotary_pos_emb.fake
-def _fake_apply_rotary_pos_emb(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape)
 
 
 @apply_rotary_pos_emb.samples

@@ -16,7 +16,7 @@ from dlinfer.graph.functional.functional_ops import functional_op
 from dlinfer.graph.selftest.case import Case, packet_name
 from dlinfer.graph.selftest.suite import SelfTest
 from dlinfer.graph.selftest.torch_cases import FLOATS, TORCH_CASES, TorchCase, engine_cases
-from dlinfer.ops.attention.semantics import attend
+from dlinfer.ops.attention.semantics import Scoring, attend
 from dlinfer.vendor.openvino.layout import LAYOUT
 from dlinfer.vendor.openvino.lowerings.paged import foreign_layout
 from dlinfer.vendor.openvino.options import OpenVINOOptions
@@ -100,7 +100,7 @@ def _expected(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> list[Tensor]:
     outs, start = [], 0
     for row, end, length in zip(table, ends.tolist(), lengths.tolist(), strict=True):
         keys, values = (cache[row].transpose(1, 2).flatten(0, 1)[:length] for cache in caches)
-        outs.append(attend(q[start:end], keys, values, SIZE**-0.5, True, -1, -1, 0.0, None, None))
+        outs.append(attend(q[start:end], keys, values, Scoring(SIZE**-0.5)))
         start = end
     return [torch.cat(outs)]
 

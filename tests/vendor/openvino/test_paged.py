@@ -14,7 +14,7 @@ from dlinfer import ops
 from dlinfer.errors import GraphFallbackError, OpArgumentError
 from dlinfer.graph.bound_call.capture import capture_call
 from dlinfer.graph.options import CompileOptions
-from dlinfer.ops.attention.semantics import attend
+from dlinfer.ops.attention.semantics import Scoring, attend
 from dlinfer.vendor import discovery
 from dlinfer.vendor.openvino.devices import has_bfloat16
 from dlinfer.vendor.openvino.options import OpenVINOOptions
@@ -88,22 +88,14 @@ class Step:
 
     def expected(self, **options: Any) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
         """The result in float64, and what both caches then hold of each sequence."""
-        given = {
-            "softmax_scale": self.q.shape[2] ** -0.5,
-            "causal": True,
-            "window_left": -1,
-            "window_right": -1,
-            "logit_softcapping": 0.0,
-            "alibi_slopes": None,
-            "sinks": None,
-        } | options
+        scoring = Scoring(**{"softmax_scale": self.q.shape[2] ** -0.5} | options)
         held = [[self.cached(cache, b).clone() for b in range(len(self.new))] for cache in self.caches]
         out, start = [], 0
         for b, count in enumerate(self.new):
             for one, new in zip(held, (self.k, self.v), strict=True):
                 one[b][self.old[b] :] = new[start : start + count]
             q, k, v = self.q[start : start + count].double(), held[0][b].double(), held[1][b].double()
-            out.append(attend(q, k, v, **given))
+            out.append(attend(q, k, v, scoring))
             start += count
         return torch.cat(out), held
 

@@ -1,0 +1,165 @@
+"""Declarations of an op's tensors, one line each, and the functions that are generated from them.
+
+``op.takes(x="float [..., in_features]", weight="like x [out_features, in_features]")``. A declaration is
+``DTYPE [on NAME] [SIZES]``:
+
+- DTYPE: ``float`` (a dtype that models compute in), ``int`` (int32 or int64), a dtype of torch, or ``any``.
+  ``like NAME`` is dtype and device of another argument. ``float32`` admits float64, which serves as an oracle.
+  ``cache like NAME`` also reads the sizes in the order [blocks, block_size, kv_heads, head_size].
+- ``on NAME``: the device of another argument.
+- SIZES: a name that is new takes the size of its dimension. A name that is known (of an int parameter too), a number
+  and an expression must be equal to it, and so must both sides of ``A = B``. A leading ``...`` is any number of
+  dimensions, ``*NAME`` the sizes of another argument. Expressions may call ``groups(size, group_size)``.
+
+An argument that is None is not checked. Results are declared alike, ``returns="like x [..., out_features]"``; their
+DTYPE may be a dtype parameter, and their ``...`` is that of the tensor that they name.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from dlinfer.ops.attention.kv_cache import canonical
+from dlinfer.ops.core.checks import Rules
+
+_GRAMMAR = re.compile(
+    r"(?P<cache>cache )?(?P<dtype>like \w+|\w+)(?: on (?P<device>\w+))? \[(?P<sizes>[^]]*)\]"
+)
+_COMMA = re.compile(r",(?![^(]*\))")  # not inside of parentheses
+
+
+class _Declared(NamedTuple):
+    """One declaration. has_any: its sizes begin with ``...``, which ``sizes`` leaves out."""
+
+    name: str
+    is_cache: bool
+    dtype: str
+    device: str | None
+    has_any: bool
+    sizes: tuple[str, ...]
+
+    @property
+    def tensor(self) -> str:
+        """The variable whose sizes are checked."""
+        return f"canonical_{self.name}" if self.is_cache else self.name
+
+    @property
+    def dimensions(self) -> dict[int, str]:
+        """Dimension -> its size; dimensions behind ``...`` count from the end."""
+        return dict(enumerate(self.sizes, -len(self.sizes) if self.has_any else 0))
+
+    def dtype_rules(self, parameters: Collection[str]) -> Iterator[str]:
+        """Source of the rules for dtype and device."""
+        argument = f"{self.name!r}, {self.name}"
+        if self.dtype.startswith("like "):
+            model = self.dtype.removeprefix("like ")
+            yield f"rules.like({argument}, {model!r}, {model})"
+        elif self.dtype in ("float", "int"):
+            yield f"rules.{'floating' if self.dtype == 'float' else 'integer'}({argument})"
+        elif self.dtype == "float32":
+            yield f"rules.dtype({argument}, torch.float32, torch.float64)"
+        elif self.dtype != "any":
+            yield f"rules.dtype({argument}, {'' if self.dtype in parameters else 'torch.'}{self.dtype})"
+        if self.device:
+            yield f"rules.same_device({argument}, {self.device!r}, {self.device})"
+
+    def rank_rules(self) -> Iterator[str]:
+        """Source of the rules for the rank."""
+        argument = f"{self.name!r}, {self.name}"
+        if self.has_any and self.sizes:
+            yield f"rules.least_rank({argument}, {len(self.sizes)})"
+        elif self.sizes and not self.sizes[0].startswith("*"):
+            yield f"rules.rank({argument}, {len(self.sizes)})"
+        if self.is_cache:
+            yield f"{self.tensor} = canonical({self.name})"
+
+
+def _read(name: str, text: str) -> Iterator[_Declared]:
+    matches = list(_GRAMMAR.finditer(text))
+    if ", ".join(match[0] for match in matches) != text:
+        raise ValueError(f"the declaration of {name} is not DTYPE [on NAME] [SIZES]: {text!r}")
+    for match in matches:
+        sizes = tuple(size.strip() for size in _COMMA.split(match["sizes"]) if size)
+        has_any, is_cache = sizes[:1] == ("...",), match["cache"] is not None
+        yield _Declared(name, is_cache, match["dtype"], match["device"], has_any, sizes[has_any:])
+
+
+class Declarations:
+    """The declared tensors of an op. parameters: all of the op; optional: those that may be None."""
+
+    def __init__(
+        self, parameters: Sequence[str], optional: Collection[str], declarations: Mapping[str, str]
+    ) -> None:
+        self._parameters = parameters
+        self._optional = optional
+        self._declared = [one for name, text in declarations.items() for one in _read(name, text)]
+        self._owners = {name: name for name in parameters if name not in declarations}
+        self._first: list[str] = []  # source of the rules for dtypes and ranks, and of the named sizes
+        self._rest: list[str] = []  # of those for dtypes that a parameter names, and for sizes
+        for one in self._declared:
+            given = f"if {one.name} is not None: " if one.name in optional else ""
+            rules = self._rest if one.dtype in parameters else self._first
+            rules += [given + rule for rule in one.dtype_rules(parameters)]
+            self._first += [given + rule for rule in one.rank_rules()]
+            for dim, size in one.dimensions.items():
+                if size.isidentifier() and size not in self._owners and not given:
+                    self._owners[size] = f"{size} of {one.name}"
+                    self._first.append(f"{size} = {one.tensor}.shape[{dim}]")
+        self._rest += [line for one in self._declared for line in self._size_rules(one)]
+
+    def check(
+        self, rules: Rules, extra: Callable[..., None] | None, names: Sequence[str]
+    ) -> Callable[..., None]:
+        """The argument check: a function of all the op's parameters. It is generated since it runs at every call.
+
+        extra: is called with ``names``, parameters and the op's ``rules``, behind the rules for ranks.
+        """
+        between = [] if extra is None else [f"extra({', '.join(names)})"]
+        lines = [*self._first, *between, *self._rest] or ["pass"]
+        return self._function(lines, rules=rules, extra=extra)
+
+    def _size_rules(self, one: _Declared) -> Iterator[str]:
+        given = f"{one.name} is not None and " if one.name in self._optional else ""
+        for dim, size in (
+            (dim, size) for dim, sizes in one.dimensions.items() for size in sizes.split(" = ")
+        ):
+            owner = self._owners.get(size)
+            if size.startswith("*"):
+                yield f"rules.same_sizes({one.name!r}, {one.name}, {size[1:]!r}, {size[1:]})"
+            elif owner != f"{size} of {one.name}" and (owner or not size.isidentifier()):
+                why = owner or ("fixed" if size.isdigit() else size)
+                yield (
+                    f"if {given}({one.tensor}.shape[{dim}] == {size}) is not True: "
+                    f"rules.size({one.name!r}, {one.tensor}, {dim}, {size}, {why!r})"
+                )
+
+    def fake(self, returns: str) -> Callable[..., Any]:
+        """The fake function of declared results."""
+        lines = [line for line in self._first if not re.match(r"rules|if ", line)]
+        results = [self._result(one) for one in _read("a result", returns)]
+        return self._function([*lines, f"return {', '.join(results)}"])
+
+    def _result(self, one: _Declared) -> str:
+        model = one.device or one.dtype.removeprefix("like ")
+        sizes = [f"*{size[1:]}.shape" if size.startswith("*") else size for size in one.sizes]
+        if one.has_any:
+            known = next(len(other.sizes) for other in self._declared if other.name == model)
+            sizes.insert(0, f"*{model}.shape[:{-known}]")
+        dtype = one.dtype if one.dtype in self._parameters else f"torch.{one.dtype}"
+        return f"{model}.new_empty(({', '.join(sizes)},){f', dtype={dtype}' if one.device else ''})"
+
+    def _function(self, lines: Sequence[str], **scope: Any) -> Callable[..., Any]:
+        source = f"def function({', '.join(self._parameters)}):\n" + "".join(
+            f"    {line}\n" for line in lines
+        )
+        scope.update(canonical=canonical, groups=groups, torch=torch)
+        exec(source, scope)
+        return scope["function"]
+
+
+def groups(size: int, group_size: int) -> int:
+    """How many groups cover ``size``; the last may be shorter, and a ``group_size`` of 0 is one group of all."""
+    whole = group_size or max(size, 1)
+    return (size + whole - 1) // whole
