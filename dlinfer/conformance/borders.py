@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.ops.attention.paged_decode import decode_arguments
-from dlinfer.ops.attention.paged_prefill import paged_prefill_arguments
-from dlinfer.ops.attention.samples import DECODE, PAGED_PREFILL
+from dlinfer.ops.attention.samples import DECODE, PAGED_PREFILL, decode_arguments, paged_prefill_arguments
 from dlinfer.ops.attention.samples import Case as Batch
 from dlinfer.ops.core.samples import SampleMaker
 

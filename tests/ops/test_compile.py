@@ -120,7 +120,7 @@ def layers(x: Tensor, residual: Tensor, w: dict[str, Tensor], step: dict[str, Te
         w["packed_down_scales"],
         None,
     )
-    routes = (weights, ids, 2, True, 16, MoeMetadata())
+    routes = (weights, ids, 2, True, 16)
     gates = gates + ops.fused_moe_w4a16(gates.tanh(), *packed_experts, *routes)
     floats = (
         w["packed_gate_up"],
@@ -132,7 +132,7 @@ def layers(x: Tensor, residual: Tensor, w: dict[str, Tensor], step: dict[str, Te
     )
     gates = gates + ops.fused_moe_mxfp4(gates.tanh(), *floats, weights, ids, 1.7, 7.0)
     in_12_bits = (w["bf12_gate_up"], w["bf12_down"], weights, ids)
-    gates = gates + ops.fused_moe_bf12(gates.tanh(), *in_12_bits, True, 4, 16, MoeMetadata())
+    gates = gates + ops.fused_moe_bf12(gates.tanh(), *in_12_bits, True, 4, 16)
     biases = (w["gate_up_bias"], w["down"], w["down_bias"])
     gates = gates + ops.fused_moe_clamped(gates.tanh(), w["gate_up"], *biases, weights, ids, 1.7, 7.0)
     return ops.fused_moe(gates, w["gate_up"], w["down"], weights, ids, 2, True, metadata, None), residual

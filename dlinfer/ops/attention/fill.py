@@ -12,17 +12,10 @@ from dlinfer.ops.core.checks import ints
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
 
-_EXACT = Tolerance(0.0, 0.0, "values are copied")
-TOLERANCES = {torch.float32: _EXACT, torch.float16: _EXACT, torch.bfloat16: _EXACT}
 
-
-@fused_op(mutates=("k_cache", "v_cache"), tolerances=TOLERANCES)
+@fused_op(mutates=("k_cache", "v_cache"), tolerances=Tolerance(0.0, 0.0, "values are copied"))
 def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:
-    """The torch op behind ``dlinfer.ops.fill_kv_cache``, which documents the arguments.
-
-    k_cache and v_cache are mutated. Returns nothing. Raises OpArgumentError, also for a slot behind the end
-    of the cache, before anything is written.
-    """
+    """The torch op behind ``dlinfer.ops.fill_kv_cache``; it returns nothing."""
     keys, values = canonical(k_cache), canonical(v_cache)
     block_size = keys.shape[1]
     check_slots(kv_start_indices, keys)

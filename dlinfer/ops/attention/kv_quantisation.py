@@ -52,7 +52,7 @@ def is_scaled_by_token(quant_bits: int) -> bool:
     return quant_bits in (INT4, INT8)
 
 
-def stored_size(head_size: int | torch.SymInt, quant_bits: int) -> int | torch.SymInt:
+def stored_size(head_size: int, quant_bits: int) -> int:
     """Elements of a cache's last dimension for a head size, which is even for int4."""
     return head_size // 2 if quant_bits == INT4 else head_size
 

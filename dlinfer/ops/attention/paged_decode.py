@@ -1,7 +1,6 @@
 """Attention of one new token a sequence over keys and values in the paged cache."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +9,7 @@ from dlinfer.ops.attention.kv_cache import canonical, guard_layout, packed
 from dlinfer.ops.attention.kv_quantisation import read_size, scales_of
 from dlinfer.ops.attention.paged_prefill import cached_sequences
 from dlinfer.ops.attention.quantised_decode import quantised_paged_decode_attention
-from dlinfer.ops.attention.samples import DECODE, Case, lengths, pages, per_head, queries
+from dlinfer.ops.attention.samples import DECODE, decode_arguments
 from dlinfer.ops.attention.semantics import (
     TOLERANCES,
     Scoring,
@@ -44,8 +43,7 @@ def paged_decode_attention(
 ) -> None:
     """The torch op behind ``dlinfer.ops.paged_decode_attention``, which documents the arguments.
 
-    attn_output: mutated; row i may share memory with row i of q. window_left: -1 is no bound. Returns
-    nothing. Raises OpArgumentError.
+    attn_output: mutated; row i may share memory with row i of q. window_left: -1 is no bound. Returns nothing.
     """
     scoring = Scoring(
         softmax_scale,
@@ -163,25 +161,6 @@ paged_decode_attention.takes(
 
 
 paged_decode_attention.check(check_pages)
-
-
-def decode_arguments(make: SampleMaker, case: Case) -> tuple[Any, ...]:
-    """The torch op's arguments of a case."""
-    q, attn_output = queries(make, case)
-    _, kv_seqlens = lengths(case)
-    return (
-        q,
-        *pages(make, case),
-        case.block_size,
-        kv_seqlens,
-        max(case.keys),
-        *case.heads,
-        attn_output,
-        case.softmax_scale,
-        case.window[0],
-        case.softcap,
-        *per_head(make, case),
-    )
 
 
 @paged_decode_attention.samples

@@ -1,14 +1,13 @@
 """Attention of several new tokens a sequence over keys and values in the paged cache."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from torch import Tensor
 
 from dlinfer.ops.attention.kv_cache import canonical, guard_layout, packed
 from dlinfer.ops.attention.kv_quantisation import read_size, scales_of
 from dlinfer.ops.attention.quantised_prefill import quantised_paged_prefill_attention
-from dlinfer.ops.attention.samples import PAGED_PREFILL, Case, lengths, pages, per_head, queries
+from dlinfer.ops.attention.samples import PAGED_PREFILL, paged_prefill_arguments
 from dlinfer.ops.attention.semantics import (
     TOLERANCES,
     Scoring,
@@ -47,9 +46,8 @@ def paged_prefill_attention(
 ) -> None:
     """The torch op behind ``dlinfer.ops.paged_prefill_attention``, which documents the arguments.
 
-    q_ends: [sequences], where each sequence's queries end in q, on any device. attn_output: mutated; row i
-    may share memory with row i of q; rows behind the last end are left alone. window_left, window_right: -1
-    is no bound. Returns nothing. Raises OpArgumentError.
+    q_ends: [sequences], ``actual_q_seqlens``. attn_output: mutated; row i may share memory with row i of q, and rows
+    behind the last end are left alone. window_left, window_right: -1 is no bound. Returns nothing.
     """
     scoring = Scoring(
         softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks
@@ -182,26 +180,6 @@ paged_prefill_attention.takes(
 
 
 paged_prefill_attention.check(check_pages)
-
-
-def paged_prefill_arguments(make: SampleMaker, case: Case) -> tuple[Any, ...]:
-    """The torch op's arguments of a case."""
-    q, attn_output = queries(make, case)
-    return (
-        q,
-        *pages(make, case),
-        case.block_size,
-        *lengths(case),
-        max(case.q_lens),
-        max(case.keys),
-        *case.heads,
-        attn_output,
-        case.softmax_scale,
-        case.causal,
-        *case.window,
-        case.softcap,
-        *per_head(make, case),
-    )
 
 
 @paged_prefill_attention.samples

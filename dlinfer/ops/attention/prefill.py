@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from dlinfer.ops.attention.kv_cache import packed
-from dlinfer.ops.attention.samples import PREFILL, lengths, new_tokens, per_head, queries
+from dlinfer.ops.attention.samples import PREFILL, lengths, new_tokens, queries, scoring
 from dlinfer.ops.attention.semantics import (
     TOLERANCES,
     Scoring,
@@ -41,16 +42,15 @@ def prefill_attention(
 ) -> None:
     """The torch op behind ``dlinfer.ops.prefill_attention``, which documents the arguments.
 
-    q_ends: [sequences], where each sequence's queries end in q, on any device. attn_output: mutated; row i
-    may share memory with row i of q; rows behind the last end are left alone. window_left, window_right: -1
-    is no bound. Returns nothing. Raises OpArgumentError.
+    q_ends: [sequences], ``actual_seq_lengths_cpu``. attn_output: mutated; row i may share memory with row i of q, and
+    rows behind the last end are left alone. window_left, window_right: -1 is no bound. Returns nothing.
     """
     scoring = Scoring(
         softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks
     )
     lengths = ints(kv_seqlens)
-    packed_keys = zip(k[: sum(lengths)].split(lengths), v[: sum(lengths)].split(lengths), strict=True)
-    attend_all(q, q_ends, packed_keys, attn_output, scoring)
+    keys, values = (torch.split(x[: sum(lengths)], lengths) for x in (k, v))
+    attend_all(q, q_ends, zip(keys, values, strict=True), attn_output, scoring)
 
 
 @prefill_attention.python_call
@@ -145,18 +145,6 @@ def _prefill_attention_samples(make: SampleMaker) -> Iterator[Sample]:
     for case in PREFILL:
         q, attn_output = queries(make, case)
         k, v = new_tokens(make, case)
-        args = (
-            q,
-            k,
-            v,
-            *lengths(case),
-            max(case.q_lens),
-            *case.heads,
-            attn_output,
-            case.softmax_scale,
-            case.causal,
-            *case.window,
-            case.softcap,
-            *per_head(make, case),
-        )
+        sizes = *lengths(case), max(case.q_lens), *case.heads
+        args = (q, k, v, *sizes, attn_output, *scoring(make, case))
         yield Sample(case.name, args, aliased=case.aliased)

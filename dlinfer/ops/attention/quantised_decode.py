@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from dlinfer.ops.attention.quantised_prefill import check_quantised_pages, quantised_sequences
-from dlinfer.ops.attention.quantised_samples import cases_of_formats, quantised_pages
-from dlinfer.ops.attention.samples import DECODE, lengths, per_head, queries
+from dlinfer.ops.attention.quantised_samples import quantised_attention_samples
+from dlinfer.ops.attention.samples import DECODE, decode_arguments
 from dlinfer.ops.attention.semantics import TOLERANCES, Scoring, attend_all
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
@@ -38,15 +38,9 @@ def quantised_paged_decode_attention(
 
     Keys and values are read in q's dtype.
 
-    q: [sequences, q_heads, head_size], any strides.
     k_cache, v_cache: [blocks, block_size, kv_heads, stored size], in the vendor's layout and the format's dtype.
-    block_offsets: [sequences, max_blocks], int32 or int64. block_size: slots in a block, as in the caches.
-    kv_seqlens: [sequences], on any device: keys of each sequence, the new tokens included.
-    max_kv_seq_len: an upper bound.
-    num_q_heads, num_kv_heads: heads of q and of the caches; the first is a multiple of the second.
-    attn_output: [sequences, q_heads, head_size_v], mutated; row i may share memory with row i of q.
-    softmax_scale, window_left, logit_softcapping, alibi_slopes, sinks: see
-        ``paged_decode_attention``; -1 is no bound.
+    q, block_offsets, block_size, kv_seqlens, max_kv_seq_len, num_q_heads, num_kv_heads, attn_output (mutated),
+        softmax_scale, window_left, logit_softcapping, alibi_slopes, sinks: see the torch op ``paged_decode_attention``.
     k_scales_zeros, v_scales_zeros: [blocks, block_size, kv_heads, 2] for int8 and int4, float32 of one element each for
         fp8. quant_bits: 8, 4, 16 or 17.
 
@@ -79,24 +73,4 @@ quantised_paged_decode_attention.check(check_quantised_pages)
 
 @quantised_paged_decode_attention.samples
 def _quantised_paged_decode_attention_samples(make: SampleMaker) -> Iterator[Sample]:
-    for name, case, quant_bits in cases_of_formats(DECODE):
-        q, attn_output = queries(make, case)
-        _, kv_seqlens = lengths(case)
-        caches, scales, table = quantised_pages(make, case, quant_bits)
-        args = (
-            q,
-            *caches,
-            table,
-            case.block_size,
-            kv_seqlens,
-            max(case.keys),
-            *case.heads,
-            attn_output,
-            case.softmax_scale,
-            case.window[0],
-            case.softcap,
-            *per_head(make, case),
-            *scales,
-            quant_bits,
-        )
-        yield Sample(name, args, aliased=case.aliased)
+    return quantised_attention_samples(make, DECODE, decode_arguments)

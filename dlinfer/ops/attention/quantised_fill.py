@@ -21,13 +21,10 @@ from dlinfer.ops.core.checks import Rules, ints
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
 
-_EXACT = Tolerance(0.0, 0.0, "codes, scales and zeros are defined to the last bit")
-TOLERANCES = {torch.float32: _EXACT, torch.float16: _EXACT, torch.bfloat16: _EXACT}
-
 
 @fused_op(
     mutates=("k_cache", "v_cache", "k_scales_zeros", "v_scales_zeros"),
-    tolerances=TOLERANCES,
+    tolerances=Tolerance(0.0, 0.0, "codes, scales and zeros are defined to the last bit"),
     makes_codes=True,
 )
 def fill_quantised_kv_cache(

@@ -12,8 +12,8 @@ from dlinfer.ops.attention.kv_quantisation import (
     dequantise,
     is_scaled_by_token,
 )
-from dlinfer.ops.attention.quantised_samples import cases_of_formats, quantised_pages
-from dlinfer.ops.attention.samples import PAGED_PREFILL, lengths, per_head, queries
+from dlinfer.ops.attention.quantised_samples import quantised_attention_samples
+from dlinfer.ops.attention.samples import PAGED_PREFILL, paged_prefill_arguments
 from dlinfer.ops.attention.semantics import TOLERANCES, Scoring, attend_all, check_pages
 from dlinfer.ops.core.checks import Rules, ints
 from dlinfer.ops.core.samples import Sample, SampleMaker
@@ -49,17 +49,10 @@ def quantised_paged_prefill_attention(
 
     Keys and values are read in q's dtype, those of q's own tokens too, as LMDeploy reads them on CUDA.
 
-    q: [tokens, q_heads, head_size], any strides.
     k_cache, v_cache: [blocks, block_size, kv_heads, stored size], in the vendor's layout and the format's dtype.
-    block_offsets: [sequences, max_blocks], int32 or int64. block_size: slots in a block, as in the caches.
-    q_ends: [sequences], where each sequence's queries end in q, on any device.
-    kv_seqlens: [sequences], likewise: keys of each sequence, the new tokens included.
-    max_q_seq_len, max_kv_seq_len: upper bounds.
-    num_q_heads, num_kv_heads: heads of q and of the caches; the first is a multiple of the second.
-    attn_output: [tokens, q_heads, head_size_v], mutated; row i may share memory with row i of q; rows behind the last
-        end are left alone.
-    softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks: see
-        ``paged_prefill_attention``; -1 is no bound.
+    q, block_offsets, block_size, q_ends, kv_seqlens, max_q_seq_len, max_kv_seq_len, num_q_heads, num_kv_heads,
+        attn_output (mutated), softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks:
+        see the torch op ``paged_prefill_attention``.
     k_scales_zeros, v_scales_zeros: [blocks, block_size, kv_heads, 2] for int8 and int4, float32 of one element each for
         fp8. quant_bits: 8, 4, 16 or 17.
 
@@ -135,25 +128,4 @@ def check_quantised_pages(
 
 @quantised_paged_prefill_attention.samples
 def _quantised_paged_prefill_attention_samples(make: SampleMaker) -> Iterator[Sample]:
-    for name, case, quant_bits in cases_of_formats(PAGED_PREFILL):
-        q, attn_output = queries(make, case)
-        caches, scales, table = quantised_pages(make, case, quant_bits)
-        args = (
-            q,
-            *caches,
-            table,
-            case.block_size,
-            *lengths(case),
-            max(case.q_lens),
-            max(case.keys),
-            *case.heads,
-            attn_output,
-            case.softmax_scale,
-            case.causal,
-            *case.window,
-            case.softcap,
-            *per_head(make, case),
-            *scales,
-            quant_bits,
-        )
-        yield Sample(name, args, aliased=case.aliased)
+    return quantised_attention_samples(make, PAGED_PREFILL, paged_prefill_arguments)

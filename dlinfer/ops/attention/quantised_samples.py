@@ -1,6 +1,7 @@
 """Quantised caches of the attention ops' samples."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,8 @@ from dlinfer.ops.attention.kv_quantisation import (
     is_scaled_by_token,
     quantise,
 )
-from dlinfer.ops.attention.samples import Case, pages
-from dlinfer.ops.core.samples import SampleMaker
+from dlinfer.ops.attention.samples import Case
+from dlinfer.ops.core.samples import Sample, SampleMaker
 
 FORMATS = {"int8": INT8, "int4": INT4, "fp8": FP8_E4M3, "fp8 e5m2": FP8_E5M2}
 
@@ -22,11 +23,21 @@ FORMATS = {"int8": INT8, "int4": INT4, "fp8": FP8_E4M3, "fp8 e5m2": FP8_E5M2}
 _CASES = ("block boundaries", "values smaller than keys", "a padding row", "all extras", "output in q")
 
 
-def cases_of_formats(table: Sequence[Case]) -> Iterator[tuple[str, Case, int]]:
-    """(name, case, quant_bits): the first case in each format, and in int8 those where reading differs."""
-    for name, quant_bits in FORMATS.items():
-        yield f"{name}, {table[0].name}", table[0], quant_bits
-    yield from ((f"int8, {case.name}", case, INT8) for case in table if case.name in _CASES)
+def quantised_attention_samples(
+    make: SampleMaker, table: Sequence[Case], arguments: Callable[[SampleMaker, Case], tuple[Any, ...]]
+) -> Iterator[Sample]:
+    """The first case in each format, and in int8 those where reading differs.
+
+    arguments: makes those of the op without quantisation. NaN is read in slots that nobody has written.
+    """
+    named = [(f"{name}, {table[0].name}", table[0], quant_bits) for name, quant_bits in FORMATS.items()]
+    named += [(f"int8, {case.name}", case, INT8) for case in table if case.name in _CASES]
+    for name, case, quant_bits in named:
+        q, k_cache, v_cache, *rest = arguments(make, case)
+        keys, k_scales = _quantised(make, k_cache, quant_bits)
+        values, v_scales = _quantised(make, v_cache, quant_bits)
+        args = (q, keys, values, *rest, k_scales, v_scales, quant_bits)
+        yield Sample(name, args, aliased=case.aliased)
 
 
 def quantised_cache(
@@ -34,15 +45,6 @@ def quantised_cache(
 ) -> tuple[Tensor, Tensor]:
     """(cache, scales and zeros) of a filled cache in the vendor's layout."""
     return _quantised(make, make.cache(blocks, block_size, kv_heads, head_size), quant_bits)
-
-
-def quantised_pages(
-    make: SampleMaker, case: Case, quant_bits: int
-) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """(caches, scales and zeros, block_offsets) of a case, quantised; NaN is read in slots that nobody has written."""
-    *caches, table = pages(make, case)
-    pairs = [_quantised(make, cache, quant_bits) for cache in caches]
-    return [cache for cache, _ in pairs], [scales for _, scales in pairs], table
 
 
 def _quantised(make: SampleMaker, cache: Tensor, quant_bits: int) -> tuple[Tensor, Tensor]:

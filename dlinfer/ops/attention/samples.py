@@ -155,3 +155,24 @@ def per_head(make: SampleMaker, case: Case) -> tuple[Tensor | None, Tensor | Non
     """(alibi_slopes, sinks) of a case."""
     slopes = 2.0 ** -torch.arange(1, case.heads[0] + 1, device=make.device)
     return slopes if case.alibi else None, make.tensor(case.heads[0]) if case.sinks else None
+
+
+def scoring(make: SampleMaker, case: Case) -> tuple[Any, ...]:
+    """The prefill ops' arguments from softmax_scale on."""
+    return case.softmax_scale, case.causal, *case.window, case.softcap, *per_head(make, case)
+
+
+def paged_prefill_arguments(make: SampleMaker, case: Case) -> tuple[Any, ...]:
+    """The arguments of ``paged_prefill_attention``."""
+    q, out = queries(make, case)
+    longest = max(case.q_lens), max(case.keys)
+    tables = *pages(make, case), case.block_size, *lengths(case), *longest
+    return q, *tables, *case.heads, out, *scoring(make, case)
+
+
+def decode_arguments(make: SampleMaker, case: Case) -> tuple[Any, ...]:
+    """The arguments of ``paged_decode_attention``."""
+    q, out = queries(make, case)
+    tables = *pages(make, case), case.block_size, lengths(case)[1], max(case.keys)
+    extras = case.softmax_scale, case.window[0], case.softcap, *per_head(make, case)
+    return q, *tables, *case.heads, out, *extras

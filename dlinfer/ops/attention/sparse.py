@@ -18,10 +18,7 @@ from dlinfer.ops.core.spec import Tolerance, fused_op
 
 _SCORED = 1 << 22  # products that are held at once at most, but for one query: 16 MiB of float32
 
-_EXACT = {
-    dtype: Tolerance(0, 0, "whole numbers; scores of 16-bit numbers are summed in float32")
-    for dtype in (torch.float32, torch.float16, torch.bfloat16)
-}
+_EXACT = Tolerance(0, 0, "whole numbers; scores of 16-bit numbers are summed in float32")
 
 
 @fused_op(tolerances=_EXACT)

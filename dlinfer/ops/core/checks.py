@@ -19,6 +19,11 @@ def ints(tensor: Tensor) -> list[int]:
     return tensor.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
+def floats(tensor: Tensor) -> list[float]:
+    """The numbers of a one-dimensional floating tensor. Waits for the device."""
+    return tensor.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
 class Rules:
     """The argument rules of one op, which its ``check`` function takes as ``rules``."""
 
@@ -40,7 +45,8 @@ class Rules:
 
         if condition is False:
             raise error()
-        torch._check(condition, lambda: str(error()))  # a symbolic bool
+        # A symbolic bool becomes a guard of the compiled graph.
+        torch._check(condition, lambda: str(error()))  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
 
     def error(self, argument: str, expected: str, given: object) -> OpArgumentError:
         """The error to raise, for rules that do not fit ``require``."""

@@ -5,7 +5,7 @@ that no slow path is taken in silence; ``counts()`` is what reports and tests re
 run; what a compiled graph leaves outside its engine, once when it is compiled (``dlinfer/graph/report/policy.py``).
 """
 
-import sys
+import inspect
 import threading
 import warnings
 from collections import Counter
@@ -91,7 +91,7 @@ def _describe_one(arg: object) -> str:
 
 def caller() -> str:
     """The line outside dlinfer and torch that made the call: the model's line."""
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module.split(".", 1)[0] not in ("dlinfer", "torch"):

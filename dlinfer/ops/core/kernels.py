@@ -8,7 +8,7 @@ kernel that is taken off the dispatcher while another thread may be calling it.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.autograd.graph import increment_version
@@ -32,10 +32,10 @@ def install() -> None:
     """Bind every defined op to the dispatcher. Called once, when all ops are defined."""
     generic = Library(NAMESPACE, "IMPL")
     for name, spec in registry().items():
-        generic.impl(name, _generic(spec), "CompositeExplicitAutograd")
+        _implement(generic, name, _generic(spec), "CompositeExplicitAutograd")
         without_autocast = _without_autocast(spec)
         for key in _AUTOCAST_KEYS:
-            generic.impl(name, without_autocast, key)
+            _implement(generic, name, without_autocast, key)
     _libraries["generic"] = generic
     discovery.on_activation(bind)
 
@@ -70,11 +70,15 @@ def bind(device_type: str, vendor: Vendor) -> None:
         for name, spec in registry().items()
     }
     if device_type not in _libraries:
-        key = torch._C._dispatch_key_for_device(device_type)
+        key = torch._C._dispatch_key_for_device(device_type)  # pyright: ignore[reportPrivateUsage] - has no public name
         library = Library(NAMESPACE, "IMPL")
         for name in registry():
-            library.impl(name, _current(device_type, name), key)
+            _implement(library, name, _current(device_type, name), key)
         _libraries[device_type] = library
+
+
+def _implement(library: Library, name: str, kernel: Callable[..., Any], key: str) -> None:
+    library.impl(name, kernel, key)  # pyright: ignore[reportUnknownMemberType] - torch leaves its types out
 
 
 def _current(device_type: str, name: str) -> Callable[..., Any]:
@@ -89,8 +93,9 @@ def _current(device_type: str, name: str) -> Callable[..., Any]:
 def _refuse_gradients(name: str, args: Sequence[Any]) -> None:
     """Raise InferenceOnlyError where a call's gradients are recorded: no op here has a derivative."""
     for arg in args:
-        for one in arg if isinstance(arg, list) else (arg,):
-            if isinstance(one, torch.Tensor) and one.requires_grad:
+        leaves = cast("list[object]", arg) if isinstance(arg, list) else [arg]
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                 raise InferenceOnlyError(what=f"dlinfer.ops.{name}")
 
 

@@ -1,7 +1,7 @@
 """The oracle of an op's results: its reference in float64, compared within the op's tolerances."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from dlinfer.utils import closeness
 def widened(value: Any) -> Any:
     """Copies of arguments with floating tensors in float64; 8-bit numbers keep their dtype."""
     if isinstance(value, list | tuple):
-        return [widened(item) for item in value]
+        return [widened(item) for item in cast("Sequence[object]", value)]
     if isinstance(value, Tensor):
         is_code = value.itemsize == 1  # of float8 the bytes matter
         return value.double() if value.is_floating_point() and not is_code else value.clone()

@@ -23,10 +23,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import Library, infer_schema, register_fake
+from torch.library import (
+    Library,
+    infer_schema,  # pyright: ignore[reportUnknownVariableType] - torch leaves types out
+    register_fake,  # pyright: ignore[reportUnknownVariableType]
+)
 
 from dlinfer.errors import DlinferError, KernelFailureError, OpArgumentError, OpCallError
-from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.checks import FLOATS, Rules
 from dlinfer.ops.core.declarations import Declarations
 from dlinfer.ops.core.samples import Sample, SampleMaker
 
@@ -52,7 +56,7 @@ class OpSpec:
         self,
         reference: Callable[..., Any],
         mutates: Sequence[str],
-        tolerances: Mapping[torch.dtype, Tolerance],
+        tolerances: Mapping[torch.dtype, Tolerance] | Tolerance,
         version: int = 1,
         makes_codes: bool = False,
     ) -> None:
@@ -61,10 +65,13 @@ class OpSpec:
         self.mutates = tuple(mutates)
         self.version = version
         self.makes_codes = makes_codes
-        self.tolerances = dict(tolerances)
+        self.tolerances = (
+            dict.fromkeys(FLOATS, tolerances) if isinstance(tolerances, Tolerance) else dict(tolerances)
+        )
         self.schema = infer_schema(reference, mutates_args=self.mutates)
         self.__doc__ = reference.__doc__
-        _library.define(self.name + self.schema, tags=(torch.Tag.pt2_compliant_tag,))
+        tags = (torch.Tag.pt2_compliant_tag,)
+        _library.define(self.name + self.schema, tags=tags)  # pyright: ignore[reportUnknownMemberType]
         self.overload = getattr(getattr(torch.ops, NAMESPACE), self.name).default
         self.rules = Rules(self.name)
         self._signature = inspect.signature(reference)
@@ -172,7 +179,7 @@ class OpSpec:
 
 def fused_op(
     *,
-    tolerances: Mapping[torch.dtype, Tolerance],
+    tolerances: Mapping[torch.dtype, Tolerance] | Tolerance,
     mutates: Sequence[str] = (),
     version: int = 1,
     makes_codes: bool = False,
@@ -180,7 +187,7 @@ def fused_op(
     """Make an op of the decorated function: its body is the reference, its annotations the schema.
 
     mutates: names of the tensor parameters that the op writes.
-    tolerances: per dtype, how far a kernel may be from the reference computed in float64.
+    tolerances: how far a kernel may be from the reference computed in float64, in each dtype or in all.
     version: one more whenever the schema, or what the op means, changes; artifacts say which they were made for.
     makes_codes: the op quantises; its codes are defined for its input's dtype, so the oracle computes in that.
     """

@@ -23,11 +23,7 @@ TOLERANCES = {
 
 @fused_op(tolerances=TOLERANCES)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The torch op behind ``dlinfer.ops.linear``, which documents the arguments.
-
-    weight: [out_features, in_features], always. Sums are taken in float32 at least. Returns a new tensor
-    [..., out_features] of x's dtype. Nothing is mutated. Raises OpArgumentError.
-    """
+    """The torch op behind ``dlinfer.ops.linear``; weight: always [out_features, in_features]."""
     return functional.linear(x, weight, bias)
 
 
@@ -44,9 +40,14 @@ def _call_linear(
 
     Returns a new tensor [..., out_features] of x's dtype. Nothing is mutated. Raises OpArgumentError.
     """
-    out = linear.overload(x, weight.t() if settings.current().linear_use_nn_layout else weight, bias)
+    weight = weight.t() if settings.current().linear_use_nn_layout else weight
+    return reduced(linear.overload(x, weight, bias), all_reduce, group)
+
+
+def reduced(out: Tensor, all_reduce: bool, group: Any) -> Tensor:
+    """A result, summed over a process group where that is asked for."""
     if all_reduce:
-        torch.distributed.all_reduce(out, group=group or None)
+        torch.distributed.all_reduce(out, group=group or None)  # pyright: ignore[reportUnknownMemberType]
     return out
 
 

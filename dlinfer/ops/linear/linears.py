@@ -2,20 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
-from dlinfer.ops.core.spec import Tolerance, fused_op
-
-_ROUNDING = "products are summed in float32 and the sum is rounded once, or twice with a bias"
-TOLERANCES = {
-    torch.float32: Tolerance(1e-5, 1e-5, "a float32 sum over in_features, in any order"),
-    torch.float16: Tolerance(1e-3, 1e-3, _ROUNDING),
-    torch.bfloat16: Tolerance(8e-3, 8e-3, _ROUNDING),
-}
+from dlinfer.ops.core.spec import fused_op
+from dlinfer.ops.linear.dense import TOLERANCES
 
 
 @fused_op(tolerances=TOLERANCES)

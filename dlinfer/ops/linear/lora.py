@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dlinfer.ops.core.checks import ints
+from dlinfer.ops.core.checks import floats, ints
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
 
@@ -46,7 +46,7 @@ def lora_linear(
     check_adapters(a, starts, ranks, adapter_ids)
     out = base.clone(memory_format=torch.contiguous_format)
     for adapter, (start, rank, scaling) in enumerate(
-        zip(ints(starts), ints(ranks), scalings.tolist(), strict=True)
+        zip(ints(starts), ints(ranks), floats(scalings), strict=True)
     ):
         rows = (adapter_ids == adapter).nonzero()[:, 0]
         if rank and len(rows):

@@ -10,9 +10,8 @@ from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
 from dlinfer.ops.moe.floating import TOLERANCES, fused_moe
-from dlinfer.ops.moe.routing import check_ids, choices, refuse_expert_parallel
+from dlinfer.ops.moe.routing import check_ids, choices
 from dlinfer.ops.quantised import bf12
-from dlinfer.utils.type_annotation import MoeMetadata
 
 
 @fused_op(tolerances=TOLERANCES)
@@ -26,7 +25,18 @@ def fused_moe_bf12(
     num_experts: int,
     intermediate_size: int,
 ) -> Tensor:
-    """The torch op behind ``dlinfer.ops.fused_moe_bf12``, which documents the arguments.
+    """The numbers of ``dlinfer.ops.fused_moe`` with the stacks of weights that were packed.
+
+    hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
+    gate_up_weights: [bytes], uint8, contiguous: the stack [experts, 2 * intermediate, hidden], gate above up, as a
+        matrix [experts * 2 * intermediate, hidden] that ``ops.quantised.bf12.pack`` packed. It is multiplied in the
+        dtype of hidden_states, in which float16 rounds numbers below 2 ** -14 and has none above 65504.
+    down_weights: [bytes], likewise: the stack [experts, hidden, intermediate] as [experts * hidden, intermediate].
+    topk_weights: [tokens, topk], any floating dtype.
+    topk_ids: [tokens, topk], int32 or int64, of 0..num_experts-1.
+    renormalize: divide a token's weights by their sum.
+    num_experts, intermediate_size: of the stacks, whose bytes do not tell them. With tensor parallelism the
+        intermediate size is that of the rank's slice, and the result a partial sum, which the framework reduces.
 
     Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError, also for ids
     that name no expert.
@@ -44,48 +54,6 @@ def fused_moe_bf12(
     )
     topk = topk_ids.shape[1]
     return fused_moe.reference(hidden_states, *stacks, topk_weights, topk_ids, topk, renormalize)
-
-
-@fused_moe_bf12.python_call
-def _call_fused_moe_bf12(
-    hidden_states: Tensor,
-    gate_up_weights: Tensor,
-    down_weights: Tensor,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    renormalize: bool,
-    num_experts: int,
-    intermediate_size: int,
-    moe_metadata: MoeMetadata | None = None,
-) -> Tensor:
-    """The numbers of ``dlinfer.ops.fused_moe`` with the stacks of weights that were packed.
-
-    hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
-    gate_up_weights: [bytes], uint8, contiguous: the stack [experts, 2 * intermediate, hidden], gate above up, as a
-        matrix [experts * 2 * intermediate, hidden] that ``ops.quantised.bf12.pack`` packed. It is multiplied in the
-        dtype of hidden_states, in which float16 rounds numbers below 2 ** -14 and has none above 65504.
-    down_weights: [bytes], likewise: the stack [experts, hidden, intermediate] as [experts * hidden, intermediate].
-    topk_weights: [tokens, topk], any floating dtype.
-    topk_ids: [tokens, topk], int32 or int64, of 0..num_experts-1.
-    renormalize: divide a token's weights by their sum.
-    num_experts, intermediate_size: of the stacks, whose bytes do not tell them. With tensor parallelism the
-        intermediate size is that of the rank's slice, and the result a partial sum, which the framework reduces.
-    moe_metadata: read for its ``ep_size``.
-
-    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError, also for ids
-    that name no expert; UnsupportedFeatureError for expert parallelism.
-    """
-    refuse_expert_parallel(fused_moe_bf12, moe_metadata, "set ep=1; tensor parallelism is served")
-    return fused_moe_bf12.overload(
-        hidden_states,
-        gate_up_weights,
-        down_weights,
-        topk_weights,
-        topk_ids,
-        renormalize,
-        num_experts,
-        intermediate_size,
-    )
 
 
 fused_moe_bf12.takes(

@@ -1,6 +1,7 @@
 """Mixture of experts whose products have biases and whose gated activation is clamped, as GPT-OSS's are."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
 from dlinfer.ops.moe.floating import TOLERANCES
-from dlinfer.ops.moe.routing import check_ids
+from dlinfer.ops.moe.routing import Product, check_ids, routed
 
 
 @fused_op(tolerances=TOLERANCES)
@@ -40,17 +41,21 @@ def fused_moe_clamped(
     rounded once. Raises OpArgumentError, also for ids that name no expert.
     """
     check_ids(topk_ids, gate_up_weights.shape[0], fused_moe_clamped.rules)
-    dtype = torch.promote_types(hidden_states.dtype, torch.float32)
-    out = torch.zeros(hidden_states.shape, dtype=dtype, device=hidden_states.device)
-    for expert in range(gate_up_weights.shape[0]):
-        token, choice = torch.where(topk_ids == expert)
-        gate_up = hidden_states[token].to(dtype) @ gate_up_weights[expert].to(dtype).t()
-        gate, up = (gate_up + gate_up_bias[expert].to(dtype)).chunk(2, dim=-1)
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-        activated = (up + 1) * gate * torch.sigmoid(alpha * gate)
-        result = activated @ down_weights[expert].to(dtype).t() + down_bias[expert].to(dtype)
-        out.index_add_(0, token, result * topk_weights[token, choice, None].to(dtype))
-    return out.to(hidden_states.dtype)
+    wide = torch.promote_types(hidden_states.dtype, torch.float32)
+
+    def by(weights: Tensor, bias: Tensor) -> Product:
+        return lambda rows, expert: rows.to(wide) @ weights[expert].to(wide).t() + bias[expert].to(wide)
+
+    products = by(gate_up_weights, gate_up_bias), by(down_weights, down_bias)
+    activated = partial(clamped, alpha=alpha, limit=limit)
+    experts = gate_up_weights.shape[0]
+    return routed(hidden_states, experts, topk_weights, topk_ids, False, *products, activated)
+
+
+def clamped(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
+    """GPT-OSS's gated activation, (u + 1) * g * sigmoid(alpha * g). A new tensor."""
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return torch.sigmoid(gate * alpha).mul_(gate).mul_(up.add_(1))
 
 
 fused_moe_clamped.takes(

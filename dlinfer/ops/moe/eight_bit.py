@@ -1,16 +1,15 @@
 """Mixture of experts of 8-bit weights and activations: scaled by token and row, by block, or by fixed numbers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
-from dlinfer.ops.moe.routing import check_ids, choices, refuse_expert_parallel
+from dlinfer.ops.moe.routing import Product, check_ids, choices, refuse_expert_parallel, routed
 from dlinfer.ops.quantised import eight_bit
 from dlinfer.ops.quantised.linear_fp8 import FP8, blocked_weight
 from dlinfer.ops.quantised.linear_w8a8 import quantised_weight
@@ -20,35 +19,10 @@ _STEP = (
     "the activation between the two products is rounded to 8 bits, and where it lies halfway between two steps, to "
     "either: of one element a step in 127, or in 16 in float8"
 )
-TOLERANCES = {dtype: Tolerance(2e-2, 2e-2, _STEP) for dtype in (torch.float32, torch.float16, torch.bfloat16)}
-
-Product = Callable[[Tensor, int], Tensor]
-"""Rows of one expert, and its number -> the rows times its weight, in float32."""
+_TOLERANCE = Tolerance(2e-2, 2e-2, _STEP)
 
 
-def routed(
-    hidden_states: Tensor,
-    experts: int,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    renormalize: bool,
-    gate_up: Product,
-    down: Product,
-) -> Tensor:
-    """For each token, the weighted sum of its experts' gated MLPs, added up in float32 and rounded once."""
-    weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
-    if renormalize:
-        weights = weights / weights.sum(dim=-1, keepdim=True)
-    out = torch.zeros(hidden_states.shape, dtype=weights.dtype, device=hidden_states.device)
-    for expert in range(experts):
-        token, choice = torch.where(topk_ids == expert)
-        gate, up = gate_up(hidden_states[token], expert).chunk(2, dim=-1)
-        result = down(functional.silu(gate) * up, expert)
-        out.index_add_(0, token, result.to(out.dtype) * weights[token, choice, None])
-    return out.to(hidden_states.dtype)
-
-
-@fused_op(tolerances=TOLERANCES)
+@fused_op(tolerances=_TOLERANCE)
 def fused_moe_w8a8(
     hidden_states: Tensor,
     gate_up_weights: Tensor,
@@ -60,10 +34,7 @@ def fused_moe_w8a8(
     topk: int,
     renormalize: bool,
 ) -> Tensor:
-    """The torch op behind ``dlinfer.ops.fused_moe_w8a8``, which documents the arguments.
-
-    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError.
-    """
+    """The torch op behind ``dlinfer.ops.fused_moe_w8a8``."""
     check_ids(topk_ids, gate_up_weights.shape[0], fused_moe_w8a8.rules)
 
     def by(weights: Tensor, scales: Tensor) -> Product:
@@ -168,7 +139,7 @@ def _fused_moe_w8a8_samples(make: SampleMaker) -> Iterator[Sample]:
     yield Sample("no tokens", case(torch.int8, 0, 4, 16, 16, 2, True))
 
 
-@fused_op(tolerances=TOLERANCES)
+@fused_op(tolerances=_TOLERANCE)
 def fused_moe_blocked_fp8(
     hidden_states: Tensor,
     gate_up_weights: Tensor,
@@ -256,7 +227,7 @@ def _fused_moe_blocked_fp8_samples(make: SampleMaker) -> Iterator[Sample]:
     yield Sample("no tokens", case(0, 4, 16, 16, 2, True, 16, False))
 
 
-@fused_op(tolerances=TOLERANCES)
+@fused_op(tolerances=_TOLERANCE)
 def fused_moe_static_fp8(
     hidden_states: Tensor,
     gate_up_weights: Tensor,

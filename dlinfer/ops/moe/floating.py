@@ -5,12 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
-from dlinfer.ops.moe.routing import check_ids, choices, refuse_expert_parallel
+from dlinfer.ops.moe.routing import Product, check_ids, choices, refuse_expert_parallel, routed
 from dlinfer.utils.type_annotation import MoeMetadata
 
 _ROUNDING = "an expert's activation and result may be rounded to the tensors' dtype before the sum"
@@ -31,23 +30,15 @@ def fused_moe(
     topk: int,
     renormalize: bool,
 ) -> Tensor:
-    """The torch op behind ``dlinfer.ops.fused_moe``, which documents the arguments.
-
-    Computed in float32 at least and rounded once. Returns a new tensor of hidden_states' shape and dtype.
-    Nothing is mutated. Raises OpArgumentError.
-    """
+    """The torch op behind ``dlinfer.ops.fused_moe``."""
     check_ids(topk_ids, gate_up_weights.shape[0], fused_moe.rules)
-    dtype = torch.promote_types(hidden_states.dtype, torch.float32)
-    weights = topk_weights.to(dtype)
-    if renormalize:
-        weights = weights / weights.sum(dim=-1, keepdim=True)
-    out = torch.zeros(hidden_states.shape, dtype=dtype, device=hidden_states.device)
-    for expert in range(gate_up_weights.shape[0]):
-        token, choice = torch.where(topk_ids == expert)
-        gate, up = (hidden_states[token].to(dtype) @ gate_up_weights[expert].to(dtype).t()).chunk(2, dim=-1)
-        result = (functional.silu(gate) * up) @ down_weights[expert].to(dtype).t()
-        out.index_add_(0, token, result * weights[token, choice, None])
-    return out.to(hidden_states.dtype)
+    wide = torch.promote_types(hidden_states.dtype, torch.float32)
+
+    def by(weights: Tensor) -> Product:
+        return lambda rows, expert: rows.to(wide) @ weights[expert].to(wide).t()
+
+    products = by(gate_up_weights), by(down_weights)
+    return routed(hidden_states, gate_up_weights.shape[0], topk_weights, topk_ids, renormalize, *products)
 
 
 @fused_moe.python_call

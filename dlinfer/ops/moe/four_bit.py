@@ -8,12 +8,10 @@ from torch import Tensor
 
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
-from dlinfer.ops.moe.eight_bit import Product, routed
 from dlinfer.ops.moe.floating import TOLERANCES
-from dlinfer.ops.moe.routing import check_ids, choices, refuse_expert_parallel
+from dlinfer.ops.moe.routing import Product, check_ids, choices, routed
 from dlinfer.ops.quantised.packing import AWQ
 from dlinfer.ops.quantised.weight_quant import check_group_size
-from dlinfer.utils.type_annotation import MoeMetadata
 
 
 @fused_op(tolerances=TOLERANCES)
@@ -31,42 +29,6 @@ def fused_moe_w4a16(
     renormalize: bool,
     group_size: int,
 ) -> Tensor:
-    """The torch op behind ``dlinfer.ops.fused_moe_w4a16``, which documents the arguments.
-
-    Computed in float32 at least, the weights of one expert after the other widened, and rounded once. Returns a new
-    tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError, also for ids that name no
-    expert.
-    """
-    check_ids(topk_ids, gate_up_weights.shape[0], fused_moe_w4a16.rules)
-    packing, wide = AWQ.of_groups(group_size), torch.promote_types(hidden_states.dtype, torch.float32)
-
-    def by(weights: Tensor, scales: Tensor, zeros: Tensor | None) -> Product:
-        def product(rows: Tensor, expert: int) -> Tensor:
-            own = None if zeros is None else zeros[expert]
-            return rows.to(wide) @ packing.dequantise(weights[expert], scales[expert], own, wide)
-
-        return product
-
-    products = by(gate_up_weights, gate_up_scales, gate_up_zeros), by(down_weights, down_scales, down_zeros)
-    return routed(hidden_states, gate_up_weights.shape[0], topk_weights, topk_ids, renormalize, *products)
-
-
-@fused_moe_w4a16.python_call
-def _call_fused_moe_w4a16(
-    hidden_states: Tensor,
-    gate_up_weights: Tensor,
-    gate_up_scales: Tensor,
-    gate_up_zeros: Tensor | None,
-    down_weights: Tensor,
-    down_scales: Tensor,
-    down_zeros: Tensor | None,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    topk: int,
-    renormalize: bool,
-    group_size: int = 0,
-    moe_metadata: MoeMetadata | None = None,
-) -> Tensor:
     """fused_moe with weights of 4 bits, whose products are those of ``weight_quant_matmul``.
 
     For each token, the weighted sum of its experts' gated MLPs, (silu(x @ gate) * (x @ up)) @ down, where a weight is
@@ -83,26 +45,22 @@ def _call_fused_moe_w4a16(
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
     renormalize: divide a token's weights by their sum.
     group_size: rows of a weight that share a scale and a zero point; the last group may be shorter. 0 is all of them.
-    moe_metadata: read for its ``ep_size``.
 
-    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError;
-    UnsupportedFeatureError for expert parallelism.
+    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Computed in float32 at least, one
+    expert's weights widened at a time, and rounded once. Raises OpArgumentError, also for ids that name no expert.
     """
-    refuse_expert_parallel(fused_moe_w4a16, moe_metadata)
-    return fused_moe_w4a16.overload(
-        hidden_states,
-        gate_up_weights,
-        gate_up_scales,
-        gate_up_zeros,
-        down_weights,
-        down_scales,
-        down_zeros,
-        topk_weights,
-        topk_ids,
-        topk,
-        renormalize,
-        group_size,
-    )
+    check_ids(topk_ids, gate_up_weights.shape[0], fused_moe_w4a16.rules)
+    packing, wide = AWQ.of_groups(group_size), torch.promote_types(hidden_states.dtype, torch.float32)
+
+    def by(weights: Tensor, scales: Tensor, zeros: Tensor | None) -> Product:
+        def product(rows: Tensor, expert: int) -> Tensor:
+            own = None if zeros is None else zeros[expert]
+            return rows.to(wide) @ packing.dequantise(weights[expert], scales[expert], own, wide)
+
+        return product
+
+    products = by(gate_up_weights, gate_up_scales, gate_up_zeros), by(down_weights, down_scales, down_zeros)
+    return routed(hidden_states, gate_up_weights.shape[0], topk_weights, topk_ids, renormalize, *products)
 
 
 fused_moe_w4a16.takes(

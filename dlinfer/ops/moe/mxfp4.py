@@ -1,6 +1,7 @@
 """Mixture of experts as GPT-OSS's, with weights of 4-bit floats, packed as ``ops.quantised.packing.MXFP4`` says."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,16 +9,10 @@ from torch import Tensor
 
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
-from dlinfer.ops.moe.clamped import check_limit
+from dlinfer.ops.moe.clamped import check_limit, clamped
 from dlinfer.ops.moe.floating import TOLERANCES
-from dlinfer.ops.moe.routing import check_ids
+from dlinfer.ops.moe.routing import Product, check_ids, routed
 from dlinfer.ops.quantised.packing import MXFP4
-
-
-def clamped(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
-    """GPT-OSS's gated activation, (u + 1) * g * sigmoid(alpha * g): see ``fused_moe_clamped``. A new tensor."""
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return torch.sigmoid(gate * alpha).mul_(gate).mul_(up.add_(1))
 
 
 @fused_op(tolerances=TOLERANCES)
@@ -52,15 +47,18 @@ def fused_moe_mxfp4(
     """
     check_ids(topk_ids, gate_up_weights.shape[0], fused_moe_mxfp4.rules)
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
-    out = torch.zeros(hidden_states.shape, dtype=wide, device=hidden_states.device)
-    for expert in range(gate_up_weights.shape[0]):
-        token, choice = torch.where(topk_ids == expert)
-        weight = MXFP4.dequantise(gate_up_weights[expert], gate_up_scales[expert], None, wide)
-        gate, up = (hidden_states[token].to(wide) @ weight + gate_up_bias[expert].to(wide)).chunk(2, dim=-1)
-        weight = MXFP4.dequantise(down_weights[expert], down_scales[expert], None, wide)
-        result = clamped(gate, up, alpha, limit) @ weight + down_bias[expert].to(wide)
-        out.index_add_(0, token, result * topk_weights[token, choice, None].to(wide))
-    return out.to(hidden_states.dtype)
+
+    def by(weights: Tensor, scales: Tensor, bias: Tensor) -> Product:
+        def product(rows: Tensor, expert: int) -> Tensor:
+            weight = MXFP4.dequantise(weights[expert], scales[expert], None, wide)
+            return rows.to(wide) @ weight + bias[expert].to(wide)
+
+        return product
+
+    products = by(gate_up_weights, gate_up_scales, gate_up_bias), by(down_weights, down_scales, down_bias)
+    activated = partial(clamped, alpha=alpha, limit=limit)
+    experts = gate_up_weights.shape[0]
+    return routed(hidden_states, experts, topk_weights, topk_ids, False, *products, activated)
 
 
 fused_moe_mxfp4.takes(

@@ -1,9 +1,10 @@
 """The router of a mixture of experts, and what the ops that run experts share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.ops.core.checks import Rules
@@ -11,19 +12,10 @@ from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import OpSpec, Tolerance, fused_op
 from dlinfer.utils.type_annotation import MoeMetadata
 
-ROUTING_TOLERANCES = {
-    dtype: Tolerance(2e-6, 2e-7, "a float32 softmax of exactly converted logits")
-    for dtype in (torch.float32, torch.float16, torch.bfloat16)
-}
 
-
-@fused_op(tolerances=ROUTING_TOLERANCES)
+@fused_op(tolerances=Tolerance(2e-6, 2e-7, "a float32 softmax of exactly converted logits"))
 def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> tuple[Tensor, Tensor]:
-    """The torch op behind ``dlinfer.ops.moe_gating_topk_softmax``, which documents the arguments.
-
-    n_groups: ``moe_metadata.router_n_groups``. Returns weights [..., topk], float32 (float64 for float64),
-    and ids [..., topk], int64. Nothing is mutated. Raises OpArgumentError.
-    """
+    """The torch op behind ``dlinfer.ops.moe_gating_topk_softmax``; n_groups: ``moe_metadata.router_n_groups``."""
     weights = router_logits.to(torch.promote_types(router_logits.dtype, torch.float32)).softmax(dim=-1)
     if n_groups < 1:
         return weights.topk(topk, dim=-1)
@@ -94,6 +86,38 @@ def _moe_gating_topk_softmax_samples(make: SampleMaker) -> Iterator[Sample]:
 
 
 # --- for ops that run experts
+
+
+Product = Callable[[Tensor, int], Tensor]
+"""Rows of one expert, and its number -> the rows times its weight, in float32 at least."""
+
+
+def silu_gated(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up."""
+    return functional.silu(gate) * up
+
+
+def routed(
+    hidden_states: Tensor,
+    experts: int,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    renormalize: bool,
+    gate_up: Product,
+    down: Product,
+    activated: Callable[[Tensor, Tensor], Tensor] = silu_gated,
+) -> Tensor:
+    """For each token, the weighted sum of its experts' gated MLPs, added up in float32 at least and rounded once."""
+    weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
+    if renormalize:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    out = torch.zeros(hidden_states.shape, dtype=weights.dtype, device=hidden_states.device)
+    for expert in range(experts):
+        token, choice = torch.where(topk_ids == expert)
+        gate, up = gate_up(hidden_states[token], expert).chunk(2, dim=-1)
+        result = down(activated(gate, up), expert)
+        out.index_add_(0, token, result.to(out.dtype) * weights[token, choice, None])
+    return out.to(hidden_states.dtype)
 
 
 def check_ids(topk_ids: Tensor, experts: int, rules: Rules) -> None:

@@ -11,18 +11,12 @@ from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
 from dlinfer.ops.quantised import eight_bit
 
-TOLERANCES = {
-    dtype: Tolerance(1e-6, 1e-12, "float32 arithmetic of exactly converted values; a division rounds once")
-    for dtype in (torch.float32, torch.float16, torch.bfloat16)
-}
+_TOLERANCE = Tolerance(1e-6, 1e-12, "float32 arithmetic of exactly converted values; a division rounds once")
 
 
-@fused_op(tolerances=TOLERANCES)
+@fused_op(tolerances=_TOLERANCE)
 def dynamic_quant(x: Tensor, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The torch op behind ``dlinfer.ops.dynamic_quant``, which documents x and quant_dtype.
-
-    Returns x in 8 bits and the scales. Nothing is mutated. Raises OpArgumentError.
-    """
+    """The torch op behind ``dlinfer.ops.dynamic_quant``."""
     return eight_bit.per_token(x, quant_dtype)
 
 

@@ -10,11 +10,8 @@ from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
 from dlinfer.ops.quantised import bf12
 
-_EXACT = Tolerance(0.0, 0.0, "numbers are copied")
-TOLERANCES = {torch.float32: _EXACT, torch.float16: _EXACT, torch.bfloat16: _EXACT}
 
-
-@fused_op(tolerances=TOLERANCES)
+@fused_op(tolerances=Tolerance(0.0, 0.0, "numbers are copied"))
 def embedding_bf12(indices: Tensor, weight: Tensor, rows: int, columns: int) -> Tensor:
     """The rows w[indices] of the matrix w [rows, columns] that was packed, every bit of them.
 

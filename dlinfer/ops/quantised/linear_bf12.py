@@ -3,29 +3,19 @@
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
-from dlinfer.ops.core.spec import Tolerance, fused_op
+from dlinfer.ops.core.spec import fused_op
+from dlinfer.ops.linear.dense import TOLERANCES, reduced
 from dlinfer.ops.quantised import bf12
-
-_ROUNDING = "products are summed in float32 and the sum is rounded once, or twice with a bias"
-TOLERANCES = {
-    torch.float32: Tolerance(1e-5, 1e-5, "a float32 sum over in_features, in any order"),
-    torch.float16: Tolerance(1e-3, 1e-3, _ROUNDING),
-    torch.bfloat16: Tolerance(8e-3, 8e-3, _ROUNDING),
-}
 
 
 @fused_op(tolerances=TOLERANCES)
 def linear_bf12(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
-    """The torch op behind ``dlinfer.ops.linear_bf12``, which documents the arguments.
-
-    Returns a new tensor [..., out_features] of x's dtype. Nothing is mutated. Raises OpArgumentError.
-    """
+    """The torch op behind ``dlinfer.ops.linear_bf12``."""
     plain = bf12.unpack(weight, out_features, x.shape[-1])
     return functional.linear(x, plain.to(x.dtype), bias)
 
@@ -51,10 +41,7 @@ def _call_linear_bf12(
 
     Returns a new tensor [..., out_features] of x's dtype. Nothing is mutated. Raises OpArgumentError.
     """
-    out = linear_bf12.overload(x, weight, bias, out_features)
-    if all_reduce:
-        torch.distributed.all_reduce(out, group=group or None)
-    return out
+    return reduced(linear_bf12.overload(x, weight, bias, out_features), all_reduce, group)
 
 
 linear_bf12.takes(

@@ -9,6 +9,7 @@ from torch import Tensor
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
+from dlinfer.ops.linear.dense import reduced
 from dlinfer.ops.quantised.packing import AWQ
 
 _ROUNDING = "the weight is not rounded; products are summed in float32 and the sum is rounded once"
@@ -27,10 +28,7 @@ TOLERANCES = {
 def weight_quant_matmul(
     x: Tensor, qweight: Tensor, scales: Tensor, offset: Tensor | None, bias: Tensor | None, group_size: int
 ) -> Tensor:
-    """The torch op behind ``dlinfer.ops.weight_quant_matmul``, which documents the arguments.
-
-    Returns a new tensor [..., out_features] of x's dtype. Nothing is mutated. Raises OpArgumentError.
-    """
+    """The torch op behind ``dlinfer.ops.weight_quant_matmul``."""
     wide = torch.promote_types(x.dtype, torch.float32)
     out = x.to(wide) @ AWQ.of_groups(group_size).dequantise(qweight, scales, offset, wide)
     return (out if bias is None else out + bias).to(x.dtype)
@@ -63,9 +61,7 @@ def _call_weight_quant_matmul(
     no finite number, but may give NaN where the sum is infinite. Nothing is mutated. Raises OpArgumentError.
     """
     out = weight_quant_matmul.overload(x, qweight, scales, offset, bias, group_size)
-    if all_reduce:
-        torch.distributed.all_reduce(out, group=group or None)
-    return out
+    return reduced(out, all_reduce, group)
 
 
 weight_quant_matmul.takes(

@@ -33,8 +33,7 @@ def causal_conv1d(
 ) -> None:
     """The torch op behind ``dlinfer.ops.causal_conv1d``, which documents the arguments.
 
-    out: [tokens, channels], gets the result; it shares no memory with another argument. Returns nothing;
-    conv_state and out are mutated. Raises OpArgumentError.
+    out: [tokens, channels], gets the result; it shares no memory with another argument.
     """
     width = weight.shape[1]
     dtype = torch.promote_types(x.dtype, torch.float32)

@@ -41,8 +41,7 @@ def gated_delta_rule(
 ) -> None:
     """The torch op behind ``dlinfer.ops.gated_delta_rule``, which documents the arguments.
 
-    out: [tokens, value heads, value size], gets the result; it shares no memory with another argument. Returns
-    nothing; recurrent_state and out are mutated. Raises OpArgumentError.
+    out: [tokens, value heads, value size], gets the result; it shares no memory with another argument.
     """
     dtype = torch.promote_types(value.dtype, torch.float32)
     q, k = (prepared(x, value.shape[1], dtype, normalise) for x in (query, key))
@@ -186,6 +185,8 @@ def _gated_delta_rule_samples(make: SampleMaker) -> Iterator[Sample]:
     slots = make.tensor(6, 3, 4, 12, 8).float()[:, 1]
     yield Sample("slots with gaps", (*args[:5], slots, *args[6:]))
     packed = make.tensor(10, 2 * 16 + 48)
-    views = (packed[:, :16].unflatten(1, (2, 8)), packed[:, 16:32].unflatten(1, (2, 8)))
+    views = (torch.unflatten(x, 1, (2, 8)) for x in (packed[:, :16], packed[:, 16:32]))
     out = torch.zeros_like(args[-1])
-    yield Sample("views of one tensor", (*views, packed[:, 32:].unflatten(1, (4, 12)), *args[3:-1], out))
+    yield Sample(
+        "views of one tensor", (*views, torch.unflatten(packed[:, 32:], 1, (4, 12)), *args[3:-1], out)
+    )

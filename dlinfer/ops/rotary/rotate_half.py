@@ -20,10 +20,7 @@ TOLERANCES = {
 
 @fused_op(tolerances=TOLERANCES)
 def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """The torch op behind ``dlinfer.ops.apply_rotary_pos_emb``, which documents the arguments.
-
-    Returns two new contiguous tensors of q's and k's shape. Nothing is mutated. Raises OpArgumentError.
-    """
+    """The torch op behind ``dlinfer.ops.apply_rotary_pos_emb``."""
     return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from dlinfer import ops
 from dlinfer.ops import moe_gating_topk_softmax as gating
+from dlinfer.ops.moe.clamped import clamped
 from dlinfer.ops.moe.routing import check_ids
 from dlinfer.vendor.cpu.compiled import compiled
 
@@ -99,8 +100,7 @@ def fused_moe_clamped(
     product = _grouped if _groupable(hidden_states, gate_up_weights, down_weights) else _looped
     gate_up = product(hidden_states[token], gate_up_weights, ends).to(weights.dtype)
     gate, up = (gate_up + gate_up_bias.index_select(0, expert)).chunk(2, dim=-1)
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    activated = torch.sigmoid(gate * alpha).mul_(gate).mul_(up.add_(1)).to(hidden_states.dtype)
+    activated = clamped(gate, up, alpha, limit).to(hidden_states.dtype)
     results = product(activated, down_weights, ends).to(weights.dtype) + down_bias.index_select(0, expert)
     out = torch.zeros(hidden_states.shape, dtype=weights.dtype)
     out.index_add_(0, token, results * weights.flatten()[order, None])

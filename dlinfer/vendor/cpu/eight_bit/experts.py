@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from dlinfer import ops
-from dlinfer.ops.core.checks import Rules
-from dlinfer.ops.moe.eight_bit import Product
-from dlinfer.ops.moe.routing import check_ids
+from dlinfer.ops.moe.routing import Product, check_ids
 from dlinfer.ops.quantised import eight_bit
 from dlinfer.vendor.cpu.eight_bit import rows
 from dlinfer.vendor.cpu.eight_bit.products import (
@@ -18,10 +16,6 @@ from dlinfer.vendor.cpu.eight_bit.products import (
     scaled_int8_product,
 )
 from dlinfer.vendor.cpu.four_bit.experts import routed
-
-ops.fused_moe_w8a8.rules, ops.fused_moe_blocked_fp8.rules, ops.fused_moe_static_fp8.rules = (
-    Rules(op) for op in ("fused_moe_w8a8", "fused_moe_blocked_fp8", "fused_moe_static_fp8")
-)
 
 
 def fused_moe_w8a8(

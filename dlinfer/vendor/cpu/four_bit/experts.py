@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlinfer import ops
-from dlinfer.ops.moe import mxfp4 as moe_mxfp4
-from dlinfer.ops.moe.eight_bit import Product
-from dlinfer.ops.moe.routing import check_ids
+from dlinfer.ops.moe.clamped import clamped
+from dlinfer.ops.moe.routing import Product, check_ids
 from dlinfer.vendor.cpu.four_bit.linears import mxfp4_matmul, weight_quant_matmul
 
 _ROWS = 4096
@@ -68,11 +67,11 @@ def fused_moe_mxfp4(
 
         return product
 
-    def clamped(gate: Tensor, up: Tensor) -> Tensor:
-        return moe_mxfp4.clamped(gate, up, alpha, limit).to(hidden_states.dtype)
+    def activated(gate: Tensor, up: Tensor) -> Tensor:
+        return clamped(gate, up, alpha, limit).to(hidden_states.dtype)
 
     products = by(gate_up_weights, gate_up_scales, gate_up_bias), by(down_weights, down_scales, down_bias)
-    return routed(hidden_states, topk_weights, topk_ids, False, *products, clamped)
+    return routed(hidden_states, topk_weights, topk_ids, False, *products, activated)
 
 
 def _silu(gate: Tensor, up: Tensor) -> Tensor:
