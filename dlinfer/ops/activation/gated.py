@@ -1,7 +1,6 @@
 """Gated activations whose gate and up are two tensors (Shazeer, 2020, arXiv:2002.05202).
 
-They need not lie side by side, as ``silu_and_mul`` wants them, but they may: two halves of one tensor are two
-views of it, so this form costs no copy in either case.
+``silu_and_mul`` takes both in one tensor. Its two halves are two views, so this form costs no copy either.
 """
 
 from collections.abc import Iterator

@@ -14,11 +14,11 @@ model's dtype, the scale and the zero of each vector. With ``levels`` = 255 or 1
     zero = -min x / scale
     code = clamp(floor(x / scale + zero + 1/2), 0, levels)          x is read as (code - zero) * scale
 
-This is LMDeploy's arithmetic (``pytorch/kernels/cuda/fill_kv_cache.py``) but for three cases in which that gives NaN or
-wraps around: a vector of equal elements has a scale; the second bound keeps a zero finite in float16; and codes are
-computed from the scale and zero as they are kept, rounded to the model's dtype, and do not leave their range. What is
-read differs from x by at most scale / 2 + 1.5 eps max |x|, eps being that of the model's dtype. A vector that holds an
-infinity or NaN is read as NaN.
+This is LMDeploy's arithmetic (``pytorch/kernels/cuda/fill_kv_cache.py``) except in three cases, where LMDeploy's gives
+NaN or wraps around. A vector of equal elements has a scale. The second bound keeps a zero finite in float16. Codes are
+computed from the scale and zero that are stored, in the model's dtype, and stay in their range. A value that is read
+differs from x by at most scale / 2 + 1.5 eps max |x|, with the eps of the model's dtype. A vector with an infinity or
+NaN is read as NaN.
 
 16 and 17 have one scale for a whole cache, float32, which the caller gives and nobody writes (LMDeploy's is 1)::
 
@@ -66,10 +66,10 @@ def read_size(cache: Tensor, quant_bits: int) -> int:
 
 
 def quantise(x: Tensor, quant_bits: int, scales_zeros: Tensor) -> tuple[Tensor, Tensor | None]:
-    """What a cache keeps of x [..., head_size], any float dtype: (codes [..., stored size], scales and zeros [..., 2]).
+    """x [..., head_size] as a cache stores it: (codes [..., stored size], scales and zeros [..., 2] or None).
 
-    scales_zeros: of int8 and int4, the cache's, of which the dtype is taken; of fp8 the scale, one element; then none
-    are given back. Computed in float32 (float64 for float64); both results are new.
+    scales_zeros: the cache's, for their dtype; the scale, one element, for fp8, which returns None. Computed in float32
+    (float64 for float64); both results are new.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if not is_scaled_by_token(quant_bits):
@@ -91,7 +91,7 @@ def quantise(x: Tensor, quant_bits: int, scales_zeros: Tensor) -> tuple[Tensor, 
 
 
 def dequantise(codes: Tensor, quant_bits: int, scales_zeros: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is read of codes [..., stored size]: a new tensor [..., head_size], computed in float32 and rounded once.
+    """Read codes [..., stored size]: a new tensor [..., head_size], computed in float32 and rounded once.
 
     scales_zeros: [..., 2], or of fp8 the scale, one element.
     """
@@ -121,11 +121,11 @@ def scales_of(
     others: arguments of formats that are not served; not None where they are asked for. Raises UnsupportedFeatureError
     for these, for a ``quant_bits`` of another format, and where scales and ``quant_bits`` do not belong together.
     """
-    scales = [_tensors(given) for given in (k_scales_zeros, v_scales_zeros)]
+    scales = [_tensors(argument) for argument in (k_scales_zeros, v_scales_zeros)]
     if not quant_bits and not any(scales) and all(other is None for other in others):
         return None
     named = f"a quantised KV cache (quant_bits={int(quant_bits or 0)})"
-    if any(other is not None for other in others) or any(len(given) > 1 for given in scales):
+    if any(other is not None for other in others) or any(len(argument) > 1 for argument in scales):
         raise _refuse(
             op, f"{named} with static scales", "pass k_scales_zeros and v_scales_zeros, a tensor each"
         )
@@ -140,10 +140,10 @@ def scales_of(
     return scales[0][0], scales[1][0]
 
 
-def _tensors(given: Scales) -> list[Tensor]:
-    if isinstance(given, Tensor):
-        return [given]
-    return [one for one in given or () if one is not None]
+def _tensors(scales: Scales) -> list[Tensor]:
+    if isinstance(scales, Tensor):
+        return [scales]
+    return [scale for scale in scales or () if scale is not None]
 
 
 def _refuse(op: str, feature: str, advice: str) -> UnsupportedFeatureError:
@@ -171,7 +171,8 @@ def check_quantised_cache(
     head_size = model.shape[2]
     cache_name, scales_name = f"{name}_cache", f"{name}_scales_zeros"
     dtype = STORED[int(quant_bits)]
-    rules.dtype(cache_name, cache, dtype)
+    if cache.dtype is not dtype:
+        raise rules.error(cache_name, f"a tensor of {dtype} for quant_bits={quant_bits}", cache.dtype)
     rules.same_device(cache_name, cache, model_name, model)
     rules.rank(cache_name, cache, 4)
     slots = canonical(cache)
@@ -183,7 +184,8 @@ def check_quantised_cache(
     rules.size(cache_name, slots, 3, stored_size(head_size, quant_bits), why)
     rules.same_device(scales_name, scales_zeros, model_name, model)
     if not is_scaled_by_token(quant_bits):
-        rules.dtype(scales_name, scales_zeros, torch.float32, torch.float64)
+        if scales_zeros.dtype not in (torch.float32, torch.float64):
+            raise rules.error(scales_name, "a float32 scale", scales_zeros.dtype)
         rules.require(scales_zeros.numel() == 1, scales_name, "one scale", lambda: tuple(scales_zeros.shape))
         return
     rules.like(scales_name, scales_zeros, model_name, model)

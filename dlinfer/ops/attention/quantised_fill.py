@@ -37,7 +37,7 @@ def fill_quantised_kv_cache(
     v_scales_zeros: Tensor,
     quant_bits: int,
 ) -> None:
-    """What ``dlinfer.ops.fill_kv_cache`` calls for quantised caches; the formats stand in ``kv_quantisation``.
+    """``fill_kv_cache`` for quantised caches, whose formats ``kv_quantisation`` explains; that op calls it.
 
     k: [tokens, kv_heads, head_size], v: [tokens, kv_heads, head_size_v], any strides.
     k_cache, v_cache: [blocks, block_size, kv_heads, stored size], in the vendor's layout and the format's dtype; both

@@ -45,14 +45,15 @@ def quantised_paged_prefill_attention(
     v_scales_zeros: Tensor,
     quant_bits: int,
 ) -> None:
-    """What ``dlinfer.ops.paged_prefill_attention`` calls for quantised caches, see ``kv_quantisation``.
+    """``paged_prefill_attention`` over quantised caches, see ``kv_quantisation``; that op calls it.
 
-    Keys and values are read in q's dtype, those of q's own tokens too, as LMDeploy reads them on CUDA.
+    Keys and values are read in q's dtype, those of q's own tokens too, as LMDeploy reads them on CUDA. Arguments are
+    those of the torch op ``paged_prefill_attention``, but for the caches and their scales.
 
     k_cache, v_cache: [blocks, block_size, kv_heads, stored size], in the vendor's layout and the format's dtype.
-    q, block_offsets, block_size, q_ends, kv_seqlens, max_q_seq_len, max_kv_seq_len, num_q_heads, num_kv_heads,
-        attn_output (mutated), softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks:
-        see the torch op ``paged_prefill_attention``.
+    ``q, block_offsets, block_size, q_ends, kv_seqlens, max_q_seq_len, max_kv_seq_len, num_q_heads, num_kv_heads``.
+    ``attn_output``: mutated.
+    ``softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks``.
     k_scales_zeros, v_scales_zeros: [blocks, block_size, kv_heads, 2] for int8 and int4, float32 of one element each for
         fp8. quant_bits: 8, 4, 16 or 17.
 

@@ -1,12 +1,12 @@
-"""What the three attention ops share: their semantics, argument rules and the reference arithmetic.
+"""The semantics of the attention ops, their shared argument rules and their reference arithmetic.
 
-Scores of one query head against its group's key head::
+Scores of one query head against its group's key head:
 
-    s = softmax_scale * (q . k)
-    s = cap * tanh(s / cap)                      where logit_softcapping = cap > 0
-    s = s - alibi_slope * |key position - query position|
-    s = -inf                                     where the key is not visible
-    out = sum(exp(s) v) / (sum(exp(s)) + exp(sink))      the sink only where sinks are given
+- ``s = softmax_scale * (q . k)``
+- ``s = cap * tanh(s / cap)`` where logit_softcapping = cap > 0
+- ``s = s - alibi_slope * |key position - query position|``
+- ``s = -inf`` where the key is not visible
+- ``out = sum(exp(s) v) / (sum(exp(s)) + exp(sink))``, with the sink only where the call has sinks
 
 A sequence's queries are its last tokens: with q_len queries and kv_len keys, query i has position
 kv_len - q_len + i (flash-attention's alignment at the bottom right). A key is visible when
@@ -43,9 +43,9 @@ TOLERANCES = {
 def window(sliding_window: int | Sequence[int] | None) -> tuple[int, int]:
     """(left, right) of LMDeploy's ``sliding_window``; -1 is no bound.
 
-    A pair is flash-attention's. An int w means (w, w), as LMDeploy's CUDA backends read it: a causal query
-    sees w tokens before itself, so w + 1 in all, one more than HF transformers' ``sliding_window`` of the
-    same value. None, and an int below 1, mean no window.
+    A pair is flash-attention's. An int w means (w, w), as LMDeploy's CUDA backends read it: a causal query sees itself
+    and w tokens before. HF transformers' ``sliding_window`` of w is one token less. None, and an int below 1, mean no
+    window.
     """
     if sliding_window is None:
         return -1, -1
@@ -61,8 +61,8 @@ def refuse_mask(op: str, attn_mask: Sequence[Tensor | None] | None, causal: bool
     LMDeploy's backend for Ascend gives the same one at every prefill, whatever the lengths: the template of causal
     attention that the vendor's kernel reads.
     """
-    given = [] if attn_mask is None else [mask for mask in attn_mask if mask is not None]
-    if given and not (causal and all(map(_is_template, given))):
+    masks = [] if attn_mask is None else [mask for mask in attn_mask if mask is not None]
+    if masks and not (causal and all(map(_is_template, masks))):
         raise UnsupportedFeatureError(
             feature="an explicit attn_mask",
             where=f"dlinfer.ops.{op}",

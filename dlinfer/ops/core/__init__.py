@@ -1,1 +1,1 @@
-"""What every op needs: its spec, its registration with torch, argument checks, samples, the fallback policy."""
+"""The machinery of every op: spec, registration with torch, argument checks, samples, fallback policy."""

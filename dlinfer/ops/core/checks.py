@@ -31,7 +31,11 @@ class Rules:
         self.op = op
 
     def require(
-        self, condition: object, argument: str, expected: str | Callable[[], str], given: Callable[[], object]
+        self,
+        condition: object,
+        argument: str,
+        expected: str | Callable[[], str],
+        actual: Callable[[], object],
     ) -> None:
         """``condition`` must hold; ``expected`` and ``given`` are only called when it does not.
 
@@ -41,16 +45,16 @@ class Rules:
             return
 
         def error() -> OpArgumentError:
-            return self.error(argument, expected() if callable(expected) else expected, given())
+            return self.error(argument, expected() if callable(expected) else expected, actual())
 
         if condition is False:
             raise error()
         # A symbolic bool becomes a guard of the compiled graph.
         torch._check(condition, lambda: str(error()))  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
 
-    def error(self, argument: str, expected: str, given: object) -> OpArgumentError:
+    def error(self, argument: str, expected: str, actual: object) -> OpArgumentError:
         """The error to raise, for rules that do not fit ``require``."""
-        return OpArgumentError(op=self.op, argument=argument, expected=expected, given=given)
+        return OpArgumentError(op=self.op, argument=argument, expected=expected, given=actual)
 
     def floating(self, argument: str, tensor: Tensor) -> None:
         """One of the dtypes that models compute in (float64 serves as an oracle)."""

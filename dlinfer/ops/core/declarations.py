@@ -41,7 +41,7 @@ class _Declared(NamedTuple):
     sizes: tuple[str, ...]
 
     @property
-    def tensor(self) -> str:
+    def variable(self) -> str:
         """The variable whose sizes are checked."""
         return f"canonical_{self.name}" if self.is_cache else self.name
 
@@ -73,7 +73,7 @@ class _Declared(NamedTuple):
         elif self.sizes and not self.sizes[0].startswith("*"):
             yield f"rules.rank({argument}, {len(self.sizes)})"
         if self.is_cache:
-            yield f"{self.tensor} = canonical({self.name})"
+            yield f"{self.variable} = canonical({self.name})"
 
 
 def _read(name: str, text: str) -> Iterator[_Declared]:
@@ -94,20 +94,20 @@ class Declarations:
     ) -> None:
         self._parameters = parameters
         self._optional = optional
-        self._declared = [one for name, text in declarations.items() for one in _read(name, text)]
+        self._declared = [tensor for name, text in declarations.items() for tensor in _read(name, text)]
         self._owners = {name: name for name in parameters if name not in declarations}
         self._first: list[str] = []  # source of the rules for dtypes and ranks, and of the named sizes
         self._rest: list[str] = []  # of those for dtypes that a parameter names, and for sizes
-        for one in self._declared:
-            given = f"if {one.name} is not None: " if one.name in optional else ""
-            rules = self._rest if one.dtype in parameters else self._first
-            rules += [given + rule for rule in one.dtype_rules(parameters)]
-            self._first += [given + rule for rule in one.rank_rules()]
-            for dim, size in one.dimensions.items():
-                if size.isidentifier() and size not in self._owners and not given:
-                    self._owners[size] = f"{size} of {one.name}"
-                    self._first.append(f"{size} = {one.tensor}.shape[{dim}]")
-        self._rest += [line for one in self._declared for line in self._size_rules(one)]
+        for tensor in self._declared:
+            guard = f"if {tensor.name} is not None: " if tensor.name in optional else ""
+            rules = self._rest if tensor.dtype in parameters else self._first
+            rules += [guard + rule for rule in tensor.dtype_rules(parameters)]
+            self._first += [guard + rule for rule in tensor.rank_rules()]
+            for dim, size in tensor.dimensions.items():
+                if size.isidentifier() and size not in self._owners and not guard:
+                    self._owners[size] = f"{size} of {tensor.name}"
+                    self._first.append(f"{size} = {tensor.variable}.shape[{dim}]")
+        self._rest += [line for tensor in self._declared for line in self._size_rules(tensor)]
 
     def check(
         self, rules: Rules, extra: Callable[..., None] | None, names: Sequence[str]
@@ -120,35 +120,35 @@ class Declarations:
         lines = [*self._first, *between, *self._rest] or ["pass"]
         return self._function(lines, rules=rules, extra=extra)
 
-    def _size_rules(self, one: _Declared) -> Iterator[str]:
-        given = f"{one.name} is not None and " if one.name in self._optional else ""
+    def _size_rules(self, tensor: _Declared) -> Iterator[str]:
+        guard = f"{tensor.name} is not None and " if tensor.name in self._optional else ""
         for dim, size in (
-            (dim, size) for dim, sizes in one.dimensions.items() for size in sizes.split(" = ")
+            (dim, size) for dim, sizes in tensor.dimensions.items() for size in sizes.split(" = ")
         ):
             owner = self._owners.get(size)
             if size.startswith("*"):
-                yield f"rules.same_sizes({one.name!r}, {one.name}, {size[1:]!r}, {size[1:]})"
-            elif owner != f"{size} of {one.name}" and (owner or not size.isidentifier()):
+                yield f"rules.same_sizes({tensor.name!r}, {tensor.name}, {size[1:]!r}, {size[1:]})"
+            elif owner != f"{size} of {tensor.name}" and (owner or not size.isidentifier()):
                 why = owner or ("fixed" if size.isdigit() else size)
                 yield (
-                    f"if {given}({one.tensor}.shape[{dim}] == {size}) is not True: "
-                    f"rules.size({one.name!r}, {one.tensor}, {dim}, {size}, {why!r})"
+                    f"if {guard}({tensor.variable}.shape[{dim}] == {size}) is not True: "
+                    f"rules.size({tensor.name!r}, {tensor.variable}, {dim}, {size}, {why!r})"
                 )
 
     def fake(self, returns: str) -> Callable[..., Any]:
         """The fake function of declared results."""
         lines = [line for line in self._first if not re.match(r"rules|if ", line)]
-        results = [self._result(one) for one in _read("a result", returns)]
+        results = [self._result(result) for result in _read("a result", returns)]
         return self._function([*lines, f"return {', '.join(results)}"])
 
-    def _result(self, one: _Declared) -> str:
-        model = one.device or one.dtype.removeprefix("like ")
-        sizes = [f"*{size[1:]}.shape" if size.startswith("*") else size for size in one.sizes]
-        if one.has_any:
+    def _result(self, result: _Declared) -> str:
+        model = result.device or result.dtype.removeprefix("like ")
+        sizes = [f"*{size[1:]}.shape" if size.startswith("*") else size for size in result.sizes]
+        if result.has_any:
             known = next(len(other.sizes) for other in self._declared if other.name == model)
             sizes.insert(0, f"*{model}.shape[:{-known}]")
-        dtype = one.dtype if one.dtype in self._parameters else f"torch.{one.dtype}"
-        return f"{model}.new_empty(({', '.join(sizes)},){f', dtype={dtype}' if one.device else ''})"
+        dtype = result.dtype if result.dtype in self._parameters else f"torch.{result.dtype}"
+        return f"{model}.new_empty(({', '.join(sizes)},){f', dtype={dtype}' if result.device else ''})"
 
     def _function(self, lines: Sequence[str], **scope: Any) -> Callable[..., Any]:
         source = f"def function({', '.join(self._parameters)}):\n" + "".join(

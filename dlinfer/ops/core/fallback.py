@@ -24,7 +24,7 @@ class FallbackWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Fallback:
-    """One kind of fallback: what was to run (an op, or a function of a model), on which vendor or engine, why not."""
+    """One kind of fallback: an op or a model's function, the vendor or engine that does not run it, and why."""
 
     op: str
     vendor: str

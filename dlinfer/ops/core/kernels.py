@@ -55,7 +55,7 @@ def kernel_authors(vendor: Vendor) -> Mapping[str, str]:
 def several_implementations(vendor: Vendor) -> dict[str, list[str]]:
     """Op -> names of its kernels, the preferred one first, for the ops that a vendor has several kernels for."""
     kernels = {op: implementations(kernel) for op, kernel in discovery.kernels_of(vendor).items()}
-    return {op: [kernel_name(one) for one in several] for op, several in kernels.items() if len(several) > 1}
+    return {op: list(map(kernel_name, several)) for op, several in kernels.items() if len(several) > 1}
 
 
 def bind(device_type: str, vendor: Vendor) -> None:
@@ -104,10 +104,12 @@ def _validate(vendor: Vendor, kernels: Mapping[str, Kernel]) -> None:
         spec = registry().get(name)
         if spec is None:
             raise UnknownOpError(vendor=vendor.name, op=name, known=", ".join(registry()))
-        for one in implementations(kernel):
-            given = tuple(inspect.signature(one).parameters)
-            if given != spec.parameters:
-                raise KernelSignatureError(vendor=vendor.name, op=name, given=given, expected=spec.parameters)
+        for implementation in implementations(kernel):
+            parameters = tuple(inspect.signature(implementation).parameters)
+            if parameters != spec.parameters:
+                raise KernelSignatureError(
+                    vendor=vendor.name, op=name, given=parameters, expected=spec.parameters
+                )
 
 
 def _bound_kernel(spec: OpSpec, vendor: Vendor, kernel: Kernel | None) -> Callable[..., Any]:
@@ -193,7 +195,7 @@ def _generic(spec: OpSpec) -> Callable[..., Any]:
 
 
 def direct_kernel(name: str, device_type: str) -> Callable[..., Any]:
-    """What computes one op on a device, for compiled graphs.
+    """The function that computes one op on a device, for compiled graphs.
 
     It skips the dispatcher and the argument rules, which the graph's fakes have passed. A call that the kernel
     declines takes the reference under the fallback policy, as everywhere.
@@ -213,8 +215,8 @@ def direct_kernel(name: str, device_type: str) -> Callable[..., Any]:
                 return kernel(*args, **kwargs)
             except KernelDeclined as declined:
                 reason = str(declined)
-        given = spec.bind(args, kwargs)
-        fallback.take(spec.name, vendor.name, reason, given)
-        return spec.reference(*given)
+        call = spec.bind(args, kwargs)
+        fallback.take(spec.name, vendor.name, reason, call)
+        return spec.reference(*call)
 
     return run

@@ -29,10 +29,13 @@ def results(op: OpSpec, args: Sequence[Any], returned: Any) -> list[Tensor]:
 def expected(op: OpSpec, args: Sequence[Any]) -> list[Tensor]:
     """The expected results of a call, computed by the reference in float64."""
     if op.makes_codes:
-        given = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
-        op.reference(*given)
-        found = results(op, given, None)
-        return [one.double() if one.is_floating_point() and one.itemsize > 1 else one for one in found]
+        call = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
+        op.reference(*call)
+        outputs = results(op, call, None)
+        return [
+            output.double() if output.is_floating_point() and output.itemsize > 1 else output
+            for output in outputs
+        ]
     wide = widened(args)
     return results(op, wide, op.reference(*wide))
 

@@ -28,8 +28,8 @@ class SamplesInTurn:
         with self._lock:
             if key != self._key:
                 self._key, self._places, self._begun = key, {}, {}
-            wanted = self._places.get(name, len(self._places))
-            before = [one for one, waiting in self._begun.items() if waiting and one <= wanted]
+            end = self._places.get(name, len(self._places))
+            before = [begin for begin, waiting in self._begun.items() if waiting and begin <= end]
             place = max(before, default=0)
             samples = self._begun[place].pop() if before else iter(op.sample_inputs(make))
             for sample in samples:

@@ -1,4 +1,4 @@
-"""OpSpec: one fused op, defined once, from which everything else follows.
+"""OpSpec: the one definition of a fused op. Everything else follows from it.
 
 A function becomes an op by ``@fused_op``: its annotations are the schema, its docstring the documentation and
 its body the reference implementation in plain torch. Beside it stand
@@ -94,7 +94,8 @@ class OpSpec:
             self.fake(self._declarations.fake(returns))
 
     def _declared(self, tensors: Mapping[str, str]) -> Declarations:
-        optional = {name for name, one in self._signature.parameters.items() if one.annotation is not Tensor}
+        parameters = self._signature.parameters.values()
+        optional = {parameter.name for parameter in parameters if parameter.annotation is not Tensor}
         return Declarations(self.parameters, optional, tensors)
 
     def check(self, function: Callable[..., None]) -> Callable[..., None]:
@@ -108,8 +109,8 @@ class OpSpec:
 
         def checked(*args: Any, **kwargs: Any) -> Any:
             self.validate(*args, **kwargs)
-            given = self._signature.bind(*args, **kwargs).arguments
-            return function(*(given[name] for name in names))
+            bound = self._signature.bind(*args, **kwargs).arguments
+            return function(*(bound[name] for name in names))
 
         register_fake(f"{NAMESPACE}::{self.name}", checked, lib=_library)
         return function
@@ -149,10 +150,10 @@ class OpSpec:
         detail = str(cause).split("\n", 1)[0]
         signature = self.signature()
         try:
-            given = signature.bind(*args, **kwargs).arguments
+            bound = signature.bind(*args, **kwargs).arguments
         except TypeError as misfit:
             return OpCallError(op=self.name, schema=signature, detail=misfit)
-        for name, value in given.items():
+        for name, value in bound.items():
             if signature.parameters[name].annotation is Tensor and not isinstance(value, Tensor):
                 return OpArgumentError(op=self.name, argument=name, expected="a tensor", given=repr(value))
         if detail.startswith(f"{NAMESPACE}::{self.name}()"):  # torch's own check of the schema

@@ -30,7 +30,7 @@ def fused_moe_bf12(
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [bytes], uint8, contiguous: the stack [experts, 2 * intermediate, hidden], gate above up, as a
         matrix [experts * 2 * intermediate, hidden] that ``ops.quantised.bf12.pack`` packed. It is multiplied in the
-        dtype of hidden_states, in which float16 rounds numbers below 2 ** -14 and has none above 65504.
+        dtype of hidden_states; float16 rounds numbers below 2 ** -14 and has none above 65504.
     down_weights: [bytes], likewise: the stack [experts, hidden, intermediate] as [experts * hidden, intermediate].
     topk_weights: [tokens, topk], any floating dtype.
     topk_ids: [tokens, topk], int32 or int64, of 0..num_experts-1.
@@ -58,8 +58,8 @@ def fused_moe_bf12(
 
 fused_moe_bf12.takes(
     hidden_states="float [tokens, hidden]",
-    gate_up_weights="uint8 on hidden_states [bytes]",
-    down_weights="uint8 on hidden_states [down_bytes]",
+    gate_up_weights="any on hidden_states [bytes]",
+    down_weights="any on hidden_states [down_bytes]",
     topk_weights="float on hidden_states [tokens, topk]",
     topk_ids="int on hidden_states [tokens, topk]",
     returns="like hidden_states [tokens, hidden]",

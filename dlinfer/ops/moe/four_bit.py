@@ -31,8 +31,8 @@ def fused_moe_w4a16(
 ) -> Tensor:
     """fused_moe with weights of 4 bits, whose products are those of ``weight_quant_matmul``.
 
-    For each token, the weighted sum of its experts' gated MLPs, (silu(x @ gate) * (x @ up)) @ down, where a weight is
-    w[i, o] = (q[i, o] - zero[g, o]) * scales[g, o] for the group g = i // group_size.
+    For each token, the weighted sum of its experts' gated MLPs, ``(silu(x @ gate) * (x @ up)) @ down``. A weight is
+    ``w[i, o] = (q[i, o] - zero[g, o]) * scales[g, o]`` for the group ``g = i // group_size``.
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [experts, hidden, 2 * intermediate / 8], int32: q, 8 of 4 bits a word, as

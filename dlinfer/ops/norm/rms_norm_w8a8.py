@@ -28,7 +28,7 @@ def rms_norm_w8a8(x: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtyp
 
     Returns a new contiguous tensor of x's shape and quant_dtype, and the scales, float32 [..., 1]. Nothing is mutated.
     The norm is taken in float32 and rounded to x's dtype once, after the weight, as in LMDeploy
-    (``pytorch/kernels/cuda/w8a8_triton_kernels.py``, ``rms_norm_dynamic_quant``); then it is quantised as by
+    (``pytorch/kernels/cuda/w8a8_triton_kernels.py``, ``rms_norm_dynamic_quant``). Then it is quantised as by
     ``dynamic_quant``, but a token of zeros has the scale 0. Raises OpArgumentError.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))

@@ -12,11 +12,11 @@ A matrix [rows, columns] becomes one tensor uint8 [bytes]. Words and integers ar
    fields (sign and mantissa: bits 15 and 6..0) of number j share word j: that of the second has its bytes swapped, so
    that the two interlock. Words 32..63 hold the other two quarters likewise. Word 64 + j holds the codes of the j-th
    number of each quarter, the first in its lowest bits.
-2. Behind them, int64: the base; ``strips + 1`` starts, of which the last counts the exceptions; the exceptions. Those
+2. Behind them, int64: the base; ``strips + 1`` starts (the last start counts the exceptions); the exceptions. Those
    of strip s are numbers starts[s]..starts[s + 1] - 1, the smallest first. Each is ``column << 18 | row in strip << 16
    | bits``, so that they stand by column.
 
-The base, 0..240, is that which leaves the fewest exceptions; of several the smallest.
+The base, 0..240, leaves the fewest exceptions. The smallest such base is used.
 """
 
 from collections.abc import Iterator
@@ -54,7 +54,8 @@ def check_packed(rules: Rules, argument: str, packed: Tensor, rows: int, columns
 
     Raises OpArgumentError.
     """
-    rules.dtype(argument, packed, torch.uint8)
+    if packed.dtype is not torch.uint8:
+        raise rules.error(argument, "a uint8 tensor, as dlinfer.ops.quantised.bf12 packs it", packed.dtype)
     rules.rank(argument, packed, 1)
     rules.require(packed.is_contiguous(), argument, "a contiguous tensor", packed.stride)
     beside = packed.shape[0] - packed_bytes(rows, columns)

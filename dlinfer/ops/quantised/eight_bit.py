@@ -1,7 +1,7 @@
-"""What an 8-bit number stands for: the rounding and the scales that LMDeploy's checkpoints were made for.
+"""The meaning of 8-bit numbers: the rounding and the scales that LMDeploy's checkpoints were made for.
 
-A value is its 8-bit number times a scale. Everything here is float32 arithmetic, whatever comes in, so that the same
-input has the same numbers on every device: what one device rounds up and another down is a whole step apart.
+A value is its 8-bit number times a scale. Everything here is float32 arithmetic, whatever the input's dtype. So an
+input has the same numbers on every device. Two devices that round differently would be a whole step apart.
 """
 
 import torch

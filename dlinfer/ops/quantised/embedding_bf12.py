@@ -32,15 +32,15 @@ def check_indices(indices: Tensor, rows: int) -> None:
     It reads the indices, so it is for kernels and not for fakes.
     """
     if indices.numel():
-        for one in (int(indices.min()), int(indices.max())):
+        for index in (int(indices.min()), int(indices.max())):
             embedding_bf12.rules.require(
-                0 <= one < rows, "indices", lambda: f"numbers in 0..{rows - 1}", lambda one=one: one
+                0 <= index < rows, "indices", lambda: f"numbers in 0..{rows - 1}", lambda index=index: index
             )
 
 
 embedding_bf12.takes(
     indices="int [...]",
-    weight="uint8 on indices [bytes]",
+    weight="any on indices [bytes]",
     returns="bfloat16 on indices [*indices, columns]",
 )
 

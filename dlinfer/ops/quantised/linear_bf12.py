@@ -34,7 +34,7 @@ def _call_linear_bf12(
 
     x: [..., in_features], float32, float16 or bfloat16, any strides.
     weight: [bytes], uint8, contiguous: w [out_features, in_features], as ``ops.quantised.bf12.pack`` packs it. It is
-        multiplied in x's dtype, in which float16 rounds numbers below 2 ** -14 and has none above 65504.
+        multiplied in x's dtype; float16 rounds numbers below 2 ** -14 and has none above 65504.
     bias: [out_features] or None, x's dtype.
     out_features: the rows of w, which its bytes do not tell.
     all_reduce: sum the result over ``group``, a torch.distributed.ProcessGroup; "" or None is the default group.
@@ -46,7 +46,7 @@ def _call_linear_bf12(
 
 linear_bf12.takes(
     x="float [..., in_features]",
-    weight="uint8 on x [bytes]",
+    weight="any on x [bytes]",
     bias="like x [out_features]",
     returns="like x [..., out_features]",
 )

@@ -34,7 +34,7 @@ def linear_blocked_fp8(
     """x @ weight.T + bias, where each square block of the weight has a scale, and x is rounded to float8 as well.
 
     x: [..., in_features], float32, float16 or bfloat16, any strides. Each block_size neighbours of a token get a scale
-        of their own, by which the largest of them becomes 448.
+        of their own, which makes the largest of them 448.
     weight: [out_features, in_features], float8_e4m3fn.
     weight_scale: [out_features / block_size, in_features / block_size], rounded up, float32: what each block of the
         weight is multiplied by (``weight_scale_inv`` of DeepSeek's checkpoints).
@@ -86,9 +86,9 @@ def _linear_blocked_fp8_samples(make: SampleMaker) -> Iterator[Sample]:
     def case(
         x: Tensor, out_features: int, block: int, bias: bool = False, power_of_two: bool = False
     ) -> tuple[Any, ...]:
-        given = make.tensor(out_features) if bias else None
+        added = make.tensor(out_features) if bias else None
         weight, scale = blocked_weight(make, block, out_features, x.shape[-1])
-        return x, weight, scale, given, block, power_of_two
+        return x, weight, scale, added, block, power_of_two
 
     yield Sample("one token, bias", case(make.tensor(1, 1, 64), 48, 16, bias=True))
     yield Sample("many tokens, blocks of 128", case(make.tensor(1, 33, 256), 128, 128))
@@ -141,8 +141,8 @@ def _check_linear_static_fp8(rules: Rules, x: Tensor, weight: Tensor, weight_sca
 def _linear_static_fp8_samples(make: SampleMaker) -> Iterator[Sample]:
     def case(x: Tensor, out_features: int, input_scale: float, bias: bool = False) -> tuple[Any, ...]:
         weight, scale = quantised_weight(make, FP8, out_features, x.shape[-1])
-        given = make.tensor(out_features) if bias else None
-        return x, weight, scale.flatten(), torch.full((1,), input_scale, device=make.device), given
+        added = make.tensor(out_features) if bias else None
+        return x, weight, scale.flatten(), torch.full((1,), input_scale, device=make.device), added
 
     yield Sample("one token, bias", case(make.tensor(1, 1, 64), 48, 0.01, bias=True))
     yield Sample("many tokens", case(make.tensor(1, 33, 64), 96, 0.02))

@@ -40,8 +40,8 @@ def linear_w8a8(
     bias: [out_features] of out_dtype, or None.
 
     Returns a new tensor [..., out_features] of out_dtype. Nothing is mutated. int8 is summed exactly, for at most
-    131071 in_features; the sum, as float32, is multiplied by the token's scale, then by the row's, rounded, and the
-    bias is added to that, as in LMDeploy (``pytorch/kernels/cuda/w8a8_triton_kernels.py``). Raises OpArgumentError.
+    131071 in_features. The sum, as float32, is multiplied by the token's scale, then by the row's, and rounded;
+    then the bias is added, as in LMDeploy (``pytorch/kernels/cuda/w8a8_triton_kernels.py``). Raises OpArgumentError.
     """
     scaled = eight_bit.product(a, b).to(rms_scale.dtype) * rms_scale * linear_scale.flatten()
     out = scaled.to(out_dtype)
@@ -81,7 +81,7 @@ def _check_linear_w8a8(
 
 
 def check_summed(rules: Rules, argument: str, weight: Tensor) -> None:
-    """A weight [out_features, in_features] of which no row has too many products to sum."""
+    """No row of a weight [out_features, in_features] has too many products to sum."""
     expected = f"at most {_MOST_SUMMED} in_features"
     rules.require(weight.shape[1] <= _MOST_SUMMED, argument, expected, lambda: weight.shape[1])
 
@@ -112,8 +112,8 @@ def _linear_w8a8_samples(make: SampleMaker) -> Iterator[Sample]:
     def case(dtype: torch.dtype, x: Tensor, out_features: int, bias: bool = False) -> tuple[Any, ...]:
         numbers, scale = eight_bit.per_token(x, dtype)
         weight, weight_scale = quantised_weight(make, dtype, out_features, x.shape[-1])
-        given = make.tensor(out_features) if bias else None
-        return numbers, weight, scale, weight_scale, make.dtype, dtype, given
+        added = make.tensor(out_features) if bias else None
+        return numbers, weight, scale, weight_scale, make.dtype, dtype, added
 
     for dtype in eight_bit.LARGEST:
         named = str(dtype).removeprefix("torch.")

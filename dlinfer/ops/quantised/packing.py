@@ -92,10 +92,10 @@ class Packing:
             raise OpArgumentError(op="packing", argument="target", expected=expected, given=target.bits)
         turns = (self.along, target.along) == ("in", "out") and self.storage is target.storage
         if turns and words.shape[1] % self.per_word == 0:
-            made = words.new_empty(words.shape[0], self.per_word, words.shape[1] // self.per_word)
-            for part, out in zip(torch.split(words, _ROWS), torch.split(made, _ROWS), strict=True):
+            turned = words.new_empty(words.shape[0], self.per_word, words.shape[1] // self.per_word)
+            for part, out in zip(torch.split(words, _ROWS), torch.split(turned, _ROWS), strict=True):
                 self._turn(part, target, out)
-            return made.flatten(0, 1)
+            return turned.flatten(0, 1)
         step = _ROWS if self.along == "in" else _ROWS * self.per_word
         return torch.cat([target.pack(self.unpack(part)) for part in torch.split(words, step)])
 
@@ -219,6 +219,6 @@ MXFP4 = Packing(
     order=AWQ.order,
     group_size=32,
     symmetric=True,
-    numbers=(*_E2M1, *(-one for one in _E2M1)),
+    numbers=(*_E2M1, *(-number for number in _E2M1)),
 )
 """qweight [in_features, out_features / 8], as AWQ has it, and scales [groups, out_features], powers of two."""

@@ -37,17 +37,17 @@ def causal_conv1d(
     """
     width = weight.shape[1]
     dtype = torch.promote_types(x.dtype, torch.float32)
-    for one in sequences(causal_conv1d.rules, conv_state.shape[0], state_ids, q_ends, fresh, x.shape[0]):
-        known = None if one.fresh or one.slot is None else conv_state[one.slot]
+    for sequence in sequences(causal_conv1d.rules, conv_state.shape[0], state_ids, q_ends, fresh, x.shape[0]):
+        known = None if sequence.fresh or sequence.slot is None else conv_state[sequence.slot]
         before = x.new_zeros(x.shape[1], width) if known is None else known
-        inputs = torch.cat([before, x[one.start : one.end].t()], dim=1)
+        inputs = torch.cat([before, x[sequence.start : sequence.end].t()], dim=1)
         windows = inputs[:, 1:].unfold(1, width, 1)  # [channels, tokens, width]
         result = torch.einsum("ctk,ck->tc", windows.to(dtype), weight.to(dtype))
         if bias is not None:
             result = result + bias.to(dtype)
-        out[one.start : one.end] = functional.silu(result) if silu else result
-        if one.slot is not None:
-            conv_state[one.slot] = inputs[:, -width:]
+        out[sequence.start : sequence.end] = functional.silu(result) if silu else result
+        if sequence.slot is not None:
+            conv_state[sequence.slot] = inputs[:, -width:]
 
 
 @causal_conv1d.python_call
@@ -63,8 +63,8 @@ def _call_causal_conv1d(
 ) -> Tensor:
     """For token t of a sequence, activation(bias + sum over j of weight[:, j] * x[t - width + 1 + j]).
 
-    What lies before a sequence's tokens is what its slot of conv_state holds, its last ``width`` inputs; that is
-    zeros at the beginning of a sequence. The slot then gets the last ``width`` inputs with these tokens.
+    The inputs before a sequence's tokens are those of its slot of conv_state, its last ``width``; at the beginning of a
+    sequence they are zeros. The slot then gets the last ``width`` inputs with these tokens.
 
     x: [tokens, channels], the tokens of one sequence behind those of another; float32, float16 or bfloat16, any
         strides. weight: [channels, width]. bias: [channels] or None. Both of x's dtype.

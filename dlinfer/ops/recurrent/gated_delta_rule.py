@@ -46,18 +46,18 @@ def gated_delta_rule(
     dtype = torch.promote_types(value.dtype, torch.float32)
     q, k = (prepared(x, value.shape[1], dtype, normalise) for x in (query, key))
     q, v, b, kept = q * scale, value.to(dtype), beta.to(dtype), decay.to(dtype).exp()
-    for one in sequences(
+    for sequence in sequences(
         gated_delta_rule.rules, recurrent_state.shape[0], state_ids, q_ends, fresh, value.shape[0]
     ):
-        known = None if one.fresh or one.slot is None else recurrent_state[one.slot].to(dtype)
+        known = None if sequence.fresh or sequence.slot is None else recurrent_state[sequence.slot].to(dtype)
         state = v.new_zeros(recurrent_state.shape[1:]) if known is None else known
-        for token in range(one.start, one.end):
+        for token in range(sequence.start, sequence.end):
             state = state * kept[token, :, None, None]
             error = v[token] - torch.einsum("hvk,hk->hv", state, k[token])
             state = state + torch.einsum("hv,hk->hvk", b[token, :, None] * error, k[token])
             out[token] = torch.einsum("hvk,hk->hv", state, q[token])
-        if one.slot is not None:
-            recurrent_state[one.slot] = state
+        if sequence.slot is not None:
+            recurrent_state[sequence.slot] = state
 
 
 @gated_delta_rule.python_call

@@ -1,9 +1,9 @@
-"""What ops with a state for each sequence share: which tokens are whose, where a state lies, and their rules.
+"""Sequences of the ops that have a state for each sequence: their tokens, their slots, and rules for both.
 
 Tokens of B sequences lie one sequence behind the other; ``q_ends[b]`` is the first token behind those of sequence b.
-A cache holds states in slots, of which ``state_ids[b]`` is that of sequence b. A sequence that is ``fresh`` begins
-here: its state is zero, whatever the slot holds of the sequence that had it before. One with a negative id has no
-slot: its state is zero too, and what becomes of it is not kept. One without tokens leaves its slot as it is.
+A cache holds states in slots; ``state_ids[b]`` is the slot of sequence b. A sequence that is ``fresh`` begins here:
+its state is zero, whatever the slot holds of an earlier sequence. A sequence with a negative id has no slot: its state
+starts at zero and is not stored. A sequence without tokens leaves its slot as it is.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def check_numbers(rules: Rules, slots: int, state_ids: Tensor, q_ends: Tensor, t
     It reads the numbers, so it is for kernels and not for fakes. Returns the ends, those of no sequences being none.
     """
     ends = ints(q_ends)
-    rising = all(one <= other for one, other in zip([0, *ends], ends, strict=False))
+    rising = all(end <= next_end for end, next_end in zip([0, *ends], ends, strict=False))
     rules.require(
         rising and (ends[-1] if ends else 0) == tokens,
         "q_ends",
