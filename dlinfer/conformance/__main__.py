@@ -12,7 +12,7 @@ from dlinfer.errors import DlinferError
 
 
 def main(descriptor: int, request: dict[str, Any]) -> int:
-    """Make the checks of which the journal has no result of today's key; say of each that it begins, and its result."""
+    """Run the checks that have no result under today's key in the journal. Write when each begins, and its result."""
     with os.fdopen(descriptor, "w", buffering=1) as out:
 
         def say(**line: Any) -> None:
@@ -20,15 +20,15 @@ def main(descriptor: int, request: dict[str, Any]) -> int:
 
         try:
             subject = plan.subject_of(request["vendor"])
-            wanted = {name: request[name] for name in ("ops", "checks", "thorough")}
-            tasks = here.tasks(subject, **wanted)
+            limits = {name: request[name] for name in ("ops", "checks", "thorough")}
+            tasks = here.tasks(subject, **limits)
         except DlinferError as error:
             say(refused=str(error))
             return 1
         header = here.header(subject, thorough=request["thorough"])
         key = journal.key_of(request, header, subject.vendor)
         kept, results = journal.read(Path(request["journal"]))
-        done = {one.asked for one in results} if kept == key else set()
+        done = {result.asked for result in results} if kept == key else set()
         say(total=len(tasks), header=asdict(header), key=key)
         for task in tasks:
             if here.named(task).asked not in done:

@@ -1,4 +1,4 @@
-"""Asking a vendor in a child process, so that a kernel that ends it, or never returns, costs one check only."""
+"""Checks in a child process, so that a kernel that ends it, or never returns, costs one check only."""
 
 import json
 import os
@@ -22,10 +22,10 @@ TIMEOUT = 600
 """Seconds that a check may take."""
 
 MOST_DEATHS = 20
-"""After so many the rest is not asked: starting a process takes seconds."""
+"""After so many deaths the other checks are left out: starting a process takes seconds."""
 
 Progress = Callable[[int, int, Result], None]
-"""Told of each result: how many there are by now, how many there will be, the result."""
+"""Is called with each result: how many there are by now, how many there will be, the result."""
 
 
 def run(
@@ -38,12 +38,12 @@ def run(
     progress: Progress | None = None,
     journal: Path | None = None,
 ) -> Report:
-    """Ask a vendor everything, or only some ops or checks.
+    """Run all checks of a vendor, or those of some ops or of some names.
 
-    journal: a file that holds the results so far. With the same question, versions and source a later run begins with
-    what it holds; ``seconds`` of the report count what those took.
+    journal: a file for the results so far. A later run with the same request, versions and source begins with them, and
+    adds their seconds to the report's.
 
-    Raises ConformanceError where the vendor cannot be asked at all.
+    Raises ConformanceError if the vendor cannot be checked at all.
     """
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, "results") if journal is None else journal
@@ -52,7 +52,7 @@ def run(
 
 
 class _Run:
-    """Children one after another, until everything is asked; what they find goes into the journal at once."""
+    """Children one after another, until every check has run; each result goes into the journal at once."""
 
     def __init__(
         self, name: str, request: dict[str, Any], journal: Path, timeout: float, progress: Progress | None
@@ -64,7 +64,7 @@ class _Run:
         self._total = self._deaths = 0
 
     def report(self) -> Report:
-        """Raises ConformanceError where the vendor cannot be asked."""
+        """Run everything. Raises ConformanceError if the vendor cannot be checked."""
         start, earlier = time.perf_counter(), 0.0
         while self._header is None or len(self._results) < self._total:
             child = _Child(self._request, self._timeout)
@@ -90,12 +90,12 @@ class _Run:
         return Report(self._header, results, earlier + time.perf_counter() - start)
 
     def _begin(self, key: str) -> float:
-        """Keep the results of this key alone. Gives the seconds that they took."""
+        """Keep the results of this key only. Returns the seconds that they took."""
         if key != self._key:
             self._results = []
         self._key = key
         kept.begin(self._journal, key, self._results)
-        return sum(one.seconds for one in self._results)
+        return sum(result.seconds for result in self._results)
 
     def _found(self, result: Result) -> None:
         self._results.append(result)
@@ -112,7 +112,7 @@ class _Run:
 
 
 class _Child:
-    """A process that makes checks. begun: the check that it has begun and not ended; how: in what way it ended."""
+    """A process that runs checks. begun: the check that runs now; how: the way it ended."""
 
     def __init__(self, request: dict[str, Any], timeout: float) -> None:
         self._timeout = timeout
@@ -127,7 +127,7 @@ class _Child:
         os.close(writing)
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """What it says, until it ends or is silent for too long."""
+        """Lines of the child, until it ends or is silent for too long."""
         rest = b""
         with os.fdopen(self._reading, "rb", buffering=0) as pipe, selectors.DefaultSelector() as ready:
             ready.register(pipe, selectors.EVENT_READ)

@@ -1,4 +1,4 @@
-"""Whole blocks of models: what engines meet, several ops together, prefill and then two steps of decoding.
+"""Whole blocks of models, as engines compile them: several ops together, prefill and then two decoding steps.
 
 Each is a function of its inputs, weights and caches. Ops are called as frameworks call them.
 """
@@ -18,11 +18,11 @@ from dlinfer.vendor.claims import DTYPES
 
 HIDDEN, HEADS, KV_HEADS, SIZE, WIDE, EXPERTS, TOP, VOCABULARY = 32, 4, 2, 16, 48, 4, 2, 64
 RANK, TURNED = 32, 16
-"""Latent attention's: numbers of a token's latent, and of the part of its key that is turned by its position."""
+"""Latent attention: the size of a token's latent, and of the part of its key that is rotated by position."""
 LENGTHS = (5, 9, 1)
 """Tokens of each prompt, patches of each image."""
 CACHES = ("k_cache", "v_cache", "latent_cache")
-"""What a step has of the caches."""
+"""The caches among the inputs of a step."""
 
 Weights = dict[str, Tensor]
 Step = dict[str, Any]
@@ -31,7 +31,7 @@ Block = Callable[[Tensor, Weights, Step], Tensor]
 
 @dataclass(frozen=True)
 class Blocks:
-    """A block. dtypes: in which it is run; where an expert is chosen, rounding chooses another, so float32 alone."""
+    """A block. dtypes: it runs in each; only in float32 if it chooses experts, since rounding would choose others."""
 
     name: str
     run: Block
@@ -64,7 +64,7 @@ def attention(x: Tensor, w: Weights, step: Step) -> Tensor:
 
 
 def mla(x: Tensor, w: Weights, step: Step) -> Tensor:
-    """Latent attention with the latent's products absorbed: one head of keys, of which the values are a part.
+    """Latent attention with the latent's products absorbed: one head of keys, and the values are a part of it.
 
     The cache of values is a view of that of keys, as frameworks give it.
     """
@@ -87,8 +87,8 @@ def mla(x: Tensor, w: Weights, step: Step) -> Tensor:
             query, *caches, *pages, ends, lengths, step["longest"], HEADS, 1, **shared
         )
     else:
-        given = query, key, value, *caches, lengths, lengths, step["longest"], HEADS, 1
-        out = ops.prefill_attention(*given, actual_seq_lengths_cpu=ends, **shared)
+        call = query, key, value, *caches, lengths, lengths, step["longest"], HEADS, 1
+        out = ops.prefill_attention(*call, actual_seq_lengths_cpu=ends, **shared)
     values = torch.einsum("nhr,hrd->nhd", out, w["latent_v"])
     return x + ops.linear(values.flatten(1), w["out"], None, False)
 
@@ -98,8 +98,8 @@ def vit(x: Tensor, w: Weights, step: Step) -> Tensor:
     h = functional.layer_norm(x, (HIDDEN,), w["norm"], w["norm_bias"], 1e-6)
     qkv = ops.linear(h, w["vision_qkv"], w["vision_bias"], False).view(-1, 3 * HEADS, SIZE)
     q, k, v = qkv.split(HEADS, dim=1)
-    given = q, k, v, None, None, step["new"], step["new"], step["longest"], HEADS, HEADS
-    out = ops.prefill_attention(*given, causal=False, actual_seq_lengths_cpu=step["ends"])
+    call = q, k, v, None, None, step["new"], step["new"], step["longest"], HEADS, HEADS
+    out = ops.prefill_attention(*call, causal=False, actual_seq_lengths_cpu=step["ends"])
     x = x + ops.linear(out.flatten(1), w["out"], w["norm_bias"], False)
     h = functional.layer_norm(x, (HIDDEN,), w["norm"], w["norm_bias"], 1e-6)
     return x + ops.linear(functional.gelu(ops.linear(h, w["vision_up"], None, False)), w["down"], None, False)
@@ -147,12 +147,12 @@ def weights(make: SampleMaker) -> Weights:
         "vision_qkv": (3 * HEADS * SIZE, HIDDEN),
         "vision_up": (WIDE, HIDDEN),
     }
-    made = {name: make.tensor(*shape, scale=shape[-1] ** -0.5) for name, shape in shapes.items()}
+    matrices = {name: make.tensor(*shape, scale=shape[-1] ** -0.5) for name, shape in shapes.items()}
     ones = torch.ones(HIDDEN, dtype=make.dtype, device=make.device)
     sizes = {"bias": (HEADS + 2 * KV_HEADS) * SIZE, "vision_bias": 3 * HEADS * SIZE, "norm_bias": HIDDEN}
     biases = {name: make.tensor(size, scale=0.1) for name, size in sizes.items()}
     latent = torch.ones(RANK, dtype=make.dtype, device=make.device)
-    return made | biases | {"norm": ones, "latent_norm": latent}
+    return matrices | biases | {"norm": ones, "latent_norm": latent}
 
 
 def steps(make: SampleMaker, takes_tokens: bool) -> Iterator[tuple[Tensor, Step]]:
@@ -174,7 +174,7 @@ def steps(make: SampleMaker, takes_tokens: bool) -> Iterator[tuple[Tensor, Step]
         angles = positions[:, None] * 0.5 ** torch.arange(SIZE // 2)
         angles = torch.cat([angles, angles], dim=-1)
         lengths = torch.tensor([n + h for n, h in zip(new, history, strict=True)])
-        made = {
+        step = {
             "decoding": history[0] > 0,
             "new": torch.tensor(new),
             "lengths": lengths,
@@ -187,8 +187,8 @@ def steps(make: SampleMaker, takes_tokens: bool) -> Iterator[tuple[Tensor, Step]
             "sin": angles.sin().to(make.dtype).to(make.device),
             **dict(zip(CACHES, caches, strict=True)),
         }
-        given = make.integers(0, VOCABULARY, len(rows)) if takes_tokens else make.tensor(len(rows), HIDDEN)
-        yield given, made
+        inputs = make.integers(0, VOCABULARY, len(rows)) if takes_tokens else make.tensor(len(rows), HIDDEN)
+        yield inputs, step
 
 
 def _more(steps_before: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Samples beyond the ops' own: at sizes where float32 counters and short buffers end, and in blocks as served.
+"""Samples beyond the ops' own: sizes where float32 counters and short buffers end, and the vendor's block size.
 
 They are large, so only the check ``values`` takes them, and those over 2**24 only in a thorough run.
 """
@@ -87,10 +87,10 @@ def _far_fill(make: SampleMaker) -> tuple[Any, ...]:
 
 
 def _rows(make: SampleMaker, size: int, count: int = 1) -> list[Tensor]:
-    """Rows with more than 2**24 elements, few of which differ: what is counted is where they lie."""
+    """Rows with more than 2**24 elements in few different values: the test is about their places."""
     rows = COUNT // size + 3
     pattern = make.tensor(count, 1021, size)
-    return [one.repeat(-(-rows // 1021), 1)[:rows] for one in pattern]
+    return [rows_of.repeat(-(-rows // 1021), 1)[:rows] for rows_of in pattern]
 
 
 def _in_blocks(batch: Batch, size: int) -> Batch:

@@ -1,4 +1,4 @@
-"""One call that checks make: an op's sample, in a dtype, on the device of the vendor that is being asked."""
+"""One call for the checks: an op's sample, in a dtype, on the device of the vendor under test."""
 
 import gc
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ CACHES = ("k_cache", "v_cache", "k_scales_zeros", "v_scales_zeros")
 """Arguments that ops write, and that lie as the vendor lays caches out."""
 
 DECLINES = (FallbackError, GraphFallbackError)
-"""What is raised, under the policy ``error``, where a kernel or an engine does not take a call."""
+"""The errors, under the policy ``error``, of a kernel or an engine that does not take a call."""
 
 _samples = SamplesInTurn()
 
@@ -37,7 +37,7 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Subject:
-    """Who is asked: an active vendor, and the type of the device on which its samples lie."""
+    """The vendor under test, which is active, and the device type of its samples."""
 
     vendor: Vendor
     device: str
@@ -78,7 +78,7 @@ class Case:
         return list(_samples.arguments(self.op, make, self.sample))
 
     def expected(self, args: list[Any] | None = None) -> list[Tensor]:
-        """What the call is to give, on the host; of other arguments, which lie on the host, where they are given."""
+        """The expected results, on the host. args: other arguments on the host; None means the case's own."""
         if args is None:
             args = self.for_oracle()
         return oracle.expected(self.op, args)
@@ -86,7 +86,7 @@ class Case:
     def for_oracle(self) -> list[Any]:
         """The call's arguments as the reference takes them on the host.
 
-        Of another device they are copies of its own: arithmetic in which a sample is made may round otherwise there.
+        For another device they are copies of its arguments: arithmetic that makes a sample may round differently there.
         """
         if self.subject.on_host:
             return self._made(self.subject.maker(self.dtype, on_host=True, seed=self.seed))
@@ -106,19 +106,19 @@ class Case:
         return self.op.overload(*args)
 
     def results(self, args: list[Any], returned: Any) -> list[Tensor]:
-        """What a call has produced, on the host, caches in the order of the oracle's."""
-        found = [one.cpu() for one in oracle.results(self.op, args, returned)]
+        """The results of a call, on the host, with caches in the oracle's layout."""
+        outputs = [output.cpu() for output in oracle.results(self.op, args, returned)]
         if self.subject.on_host:
-            return found
+            return outputs
         layout = self.subject.vendor.kv_cache_layout
-        fresh = len(found) - len(self.op.mutates)
+        fresh = len(outputs) - len(self.op.mutates)
         for place, name in enumerate(self.op.mutates, fresh):
-            if name in CACHES and found[place].dim() == 4:
-                found[place] = layout.canonical(found[place])
-        return found
+            if name in CACHES and outputs[place].dim() == 4:
+                outputs[place] = layout.canonical(outputs[place])
+        return outputs
 
     def compare(self, args: list[Any], returned: Any, want: list[Tensor]) -> None:
-        """Raise Failed where a call has not given what it is to give."""
+        """Raise Failed if the results of a call are not the expected ones."""
         wrong = oracle.difference(self.op, self.dtype, self.results(args, returned), want)
         if wrong is not None:
             raise Failed(wrong)
@@ -134,7 +134,7 @@ class Case:
 def mapped(function: Any, value: Any) -> Any:
     """A value with ``function`` of its tensors in place of them; lists are walked into."""
     if isinstance(value, list | tuple):
-        return [mapped(function, one) for one in value]
+        return [mapped(function, item) for item in value]
     return function(value) if isinstance(value, Tensor) else value
 
 
@@ -148,7 +148,7 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def poison(dtype: torch.dtype) -> float | int | bool:
-    """What no kernel may read: NaN, or an integer that is far outside of everything."""
+    """A value that no kernel may read: NaN, or an integer far out of every range."""
     if dtype is torch.bool:
         return True
     if dtype.is_floating_point:
@@ -159,10 +159,10 @@ def poison(dtype: torch.dtype) -> float | int | bool:
 def dirty_memory(like: list[Tensor]) -> None:
     """Leave NaN in memory that the allocator gives next, so that a result that is not written is not zero by luck."""
     held = [
-        torch.full(one.shape, poison(one.dtype), dtype=one.dtype, device=one.device)
-        for one in like
+        torch.full(tensor.shape, poison(tensor.dtype), dtype=tensor.dtype, device=tensor.device)
+        for tensor in like
         for _ in range(4)
-        if one.dtype.itemsize > 1
+        if tensor.dtype.itemsize > 1
     ]
     del held
     gc.collect(0)

@@ -1,4 +1,4 @@
-"""Asking a vendor in this process. A kernel that ends the process ends the run: ``apart`` outlives that."""
+"""Checks in this process. A kernel that ends the process ends the run; ``apart`` survives that."""
 
 import time
 from collections.abc import Collection, Iterable
@@ -24,7 +24,7 @@ from dlinfer.vendor import discovery
 
 
 def header(subject: plan.Subject, *, thorough: bool) -> Header:
-    """Who is asked, with which versions."""
+    """The vendor under test, and all versions."""
     origin = discovery.origin(subject.vendor.name)
     distribution, version = (origin.distribution, origin.version) if origin else ("", "")
     return Header(
@@ -42,7 +42,7 @@ def header(subject: plan.Subject, *, thorough: bool) -> Header:
 def tasks(
     subject: plan.Subject, *, ops: Collection[str] = (), checks: Collection[str] = (), thorough: bool = False
 ) -> list[Task]:
-    """Everything that is to be asked, in order; the same in every process."""
+    """All tasks, in order; the same in every process."""
     return [
         *plan.plan(subject, ops=ops, checks=checks, thorough=thorough),
         *plan.whole_blocks(subject, ops=ops, checks=checks, thorough=thorough),
@@ -91,24 +91,24 @@ def _asked(task: Task) -> tuple[str, str]:
 
 
 def served_none(found_by: Header, results: Iterable[Result]) -> list[Result]:
-    """A failure for each op and dtype that the vendor says it claims, and of which every sample was declined."""
+    """A failure for each op and dtype that the vendor claims, but every sample was declined."""
     if not found_by.declared:
         return []
     states: dict[tuple[str, str], list[str]] = {}
-    for one in results:
-        if one.check == plan.VALUES:
-            states.setdefault((one.op, one.dtype), []).append(one.state)
+    for result in results:
+        if result.check == plan.VALUES:
+            states.setdefault((result.op, result.dtype), []).append(result.state)
     return [
         Result(op, dtype, "", "claim", FAILED, "claimed, and every sample was declined")
-        for (op, dtype), found in states.items()
-        if set(found) == {DECLINED}
+        for (op, dtype), states_of_op in states.items()
+        if set(states_of_op) == {DECLINED}
     ]
 
 
 def run(
     name: str, *, ops: Collection[str] = (), checks: Collection[str] = (), thorough: bool = False
 ) -> Report:
-    """Ask a vendor everything. Raises what making it active raises, and UnknownOpError."""
+    """Run all checks of a vendor. Raises the errors of making it active, and UnknownOpError."""
     start = time.perf_counter()
     subject = plan.subject_of(name)
     results = [result(task) for task in tasks(subject, ops=ops, checks=checks, thorough=thorough)]

@@ -1,7 +1,7 @@
 """A file of results so far, so that a run that was interrupted goes on where it stopped.
 
-Its first line has the key of what was asked, with which versions and which source; the others have a result each.
-What was found with another key does not count, and is written over.
+Its first line has a key of the request, the versions and the source; each other line has a result. Results with
+another key do not count, and are overwritten.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""What is asked of a vendor: which checks, of which samples; quickly or thoroughly."""
+"""The plan of a run: its checks and their samples, in a quick or a thorough run."""
 
 import itertools
 from collections.abc import Callable, Collection, Iterator
@@ -34,7 +34,7 @@ class Of(Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """name: as reports say. quick, thorough: of which samples. eager: of claimed calls of kernels; else of graphs."""
+    """name: in reports. quick, thorough: how many samples. eager: for claimed calls of kernels; else for graphs."""
 
     name: str
     run: Callable[[Any], str | None]
@@ -69,7 +69,7 @@ WHOLE = (
     Check("graph", whole.graph, Of.ONE, Of.EVERY, eager=False),
     Check("dynamic", whole.dynamic, Of.ONE, Of.EVERY, eager=False),
 )
-"""Of whole blocks, each of which has one sample."""
+"""The checks of whole blocks; each block has one sample."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Task:
 
 
 def claims_of(subject: Subject) -> Claims:
-    """What the vendor claims; every op that it has a kernel for, in part, where it does not say.
+    """The claims of the vendor. A vendor without claims claims every op that it has a kernel for, in part.
 
     Raises UnknownOpError for a claim of an op that there is not.
     """
@@ -138,7 +138,7 @@ def whole_blocks(
 
 
 def names() -> dict[str, list[str]]:
-    """What a run can be limited to: "op", ops and blocks; "check"."""
+    """The names that limit a run: "op", ops and blocks; "check", checks."""
     checks = dict.fromkeys(check.name for check in (*CHECKS, *WHOLE))
     return {"op": [*registry(), *(block.name for block in blocks.BLOCKS)], "check": list(checks)}
 
@@ -146,14 +146,14 @@ def names() -> dict[str, list[str]]:
 def _of_check(
     subject: Subject, op: OpSpec, dtype: torch.dtype, check: Check, claim: Claim | None, thorough: bool
 ) -> Iterator[Task]:
-    wanted = check.thorough if thorough else check.quick
+    extent = check.thorough if thorough else check.quick
     cases = list(cases_of(subject, op, dtype))
-    if wanted is Of.ONE and dtype is not _first_dtype(claim):
+    if extent is Of.ONE and dtype is not _first_dtype(claim):
         return
-    chosen = cases if wanted is Of.EVERY else cases[:1]
+    chosen = cases if extent is Of.EVERY else cases[:1]
     for case in chosen:
         if check.name == "dynamic":
-            others = [one for one in cases[1 : 1 + DYNAMIC_CASES[thorough]] if not one.aliased]
+            others = [other for other in cases[1 : 1 + DYNAMIC_CASES[thorough]] if not other.aliased]
             yield Task(case, check, claim, partial(graphs.dynamic, others=others))
         else:
             yield Task(case, check, claim)
@@ -169,9 +169,9 @@ def _first_dtype(claim: Claim | None) -> torch.dtype:
 
 def cases_of(subject: Subject, op: OpSpec, dtype: torch.dtype) -> Iterator[Case]:
     """An op's own samples as cases, those without shared memory first."""
-    made = list(op.sample_inputs(subject.maker(dtype)))
-    for one in itertools.chain((s for s in made if not s.aliased), (s for s in made if s.aliased)):
-        yield Case(subject, op, dtype, one.name, one.aliased)
+    samples = list(op.sample_inputs(subject.maker(dtype)))
+    for sample in itertools.chain((s for s in samples if not s.aliased), (s for s in samples if s.aliased)):
+        yield Case(subject, op, dtype, sample.name, sample.aliased)
 
 
 def subject_of(name: str) -> Subject:

@@ -1,4 +1,4 @@
-"""What one check of one call found, and all of them together."""
+"""The result of one check of one call, and all results together."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ skipped: the check does not apply. unclaimed: the vendor does not say that it se
 
 @dataclass(frozen=True)
 class Result:
-    """What a check found. op, dtype, sample: of what; sample is empty where it is about all of them.
+    """The result of a check. op, dtype, sample: its subject; an empty sample stands for all of them.
 
     detail: what is wrong, or why nothing was found out; empty where it passed. seconds: how long it took.
     """
@@ -28,7 +28,7 @@ class Result:
 
     @property
     def asked(self) -> tuple[str, str, str, str]:
-        """What was asked; a run asks it once."""
+        """The identity of the check; a run has each once."""
         return self.op, self.dtype, self.sample, self.check
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Header:
-    """What was asked: of which vendor of which package, on which device, with what.
+    """The subject of a run: vendor, package, device and versions.
 
     declared: the vendor says itself what it claims; else it is taken to claim each of its kernels, in part.
     """
@@ -63,28 +63,28 @@ class Report:
 
     @property
     def failures(self) -> list[Result]:
-        """What breaks the vendor's claims."""
-        return [one for one in self.results if one.state == FAILED]
+        """Results that break the vendor's claims."""
+        return [result for result in self.results if result.state == FAILED]
 
     @property
     def holds(self) -> bool:
         """Whether every claim holds, and there is one that does."""
-        return not self.failures and any(one.state == PASSED for one in self.results)
+        return not self.failures and any(result.state == PASSED for result in self.results)
 
     def counts(self, results: Iterable[Result] | None = None) -> Counter[str]:
         """How many results there are of each state, of some or of all."""
-        return Counter(one.state for one in (self.results if results is None else results))
+        return Counter(result.state for result in (self.results if results is None else results))
 
     def by_op(self) -> dict[str, list[Result]]:
         """The results of each op."""
-        found: dict[str, list[Result]] = {}
-        for one in self.results:
-            found.setdefault(one.op, []).append(one)
-        return found
+        grouped: dict[str, list[Result]] = {}
+        for result in self.results:
+            grouped.setdefault(result.op, []).append(result)
+        return grouped
 
     def checks(self) -> list[str]:
-        """Names of the checks that have results, in the order in which they were made."""
-        return list(dict.fromkeys(one.check for one in self.results))
+        """Names of the checks that have results, in the order of their first result."""
+        return list(dict.fromkeys(result.check for result in self.results))
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; its form is documented in docs/reference/json.md."""
@@ -95,5 +95,5 @@ class Report:
             "holds": self.holds,
             "seconds": round(self.seconds, 3),
             "counts": {state: counts[state] for state in STATES},
-            "results": [asdict(one) for one in self.results],
+            "results": [asdict(result) for result in self.results],
         }

@@ -24,9 +24,9 @@ def _calls(case: Case, calls: list[Case], dynamic: bool) -> None:
     torch.compiler.reset()
     try:
         run = _compiled(case, engine, dynamic)
-        for one in calls:
-            args = one.fresh()
-            one.compare(args, run(*args), one.expected())
+        for call in calls:
+            args = call.fresh()
+            call.compare(args, run(*args), call.expected())
     finally:
         torch.compiler.reset()
 
@@ -34,9 +34,9 @@ def _calls(case: Case, calls: list[Case], dynamic: bool) -> None:
 def engine_of(subject: Subject) -> str:
     """The vendor's engine, or the one that the settings name. Raises Skipped where it has none."""
     vendor = subject.vendor
-    wanted = settings.current().engine
-    if wanted in vendor.engines:
-        return wanted
+    engine = settings.current().engine
+    if engine in vendor.engines:
+        return engine
     if not vendor.engines:
         raise Skipped("the vendor brings no graph engine")
     return vendor.default_engine or vendor.engines[0]

@@ -33,18 +33,18 @@ _FIRST_OUTSIDE: dict[str, dict[str, Callable[[Case, dict[str, Any]], int]]] = {
 
 
 def _length(args: dict[str, Any]) -> int:
-    return next(one for name, one in args.items() if "start" in name).shape[0]
+    return next(value for name, value in args.items() if "start" in name).shape[0]
 
 
 def _bad(case: Case) -> Iterator[tuple[str, list[Any], int]]:
     for name, first in _FIRST_OUTSIDE.get(case.op.name, {}).items():
         for beyond in (0, 1, 2**20):
             args = case.fresh()
-            given = dict(zip(case.op.parameters, args, strict=True))
-            indices: Tensor = given[name]
+            by_name = dict(zip(case.op.parameters, args, strict=True))
+            indices: Tensor = by_name[name]
             if indices.numel():
                 last = (-1,) * indices.dim()
-                indices[last] = first(case, given) + beyond
+                indices[last] = first(case, by_name) + beyond
                 yield name, args, int(indices[last])
 
 
@@ -53,7 +53,7 @@ def indices(case: Case) -> None:
     asked = False
     for name, args, number in _bad(case):
         asked = True
-        written = [(one, args[case.op.parameters.index(one)]) for one in case.op.mutates]
+        written = [(parameter, args[case.op.parameters.index(parameter)]) for parameter in case.op.mutates]
         before = [bits(tensor) for _, tensor in written]
         try:
             case.call(args)

@@ -1,4 +1,4 @@
-"""What a call reads and writes: its arguments and nothing beside them; and what it keeps."""
+"""A call reads and writes its arguments and nothing beside them, and keeps no memory."""
 
 import gc
 import sys
@@ -17,7 +17,7 @@ GAP = 3
 
 ROUNDS, CALLS = 4, 60
 LEAKED_BYTES = 48 << 10
-"""What a round of calls may add to the process's memory: an allocator takes pages at a time, and keeps them."""
+"""Bytes that a round of calls may add to the process: an allocator takes whole pages, and keeps them."""
 
 
 def aliasing(case: Case) -> None:
@@ -25,10 +25,10 @@ def aliasing(case: Case) -> None:
     args = case.fresh()
     returned = case.call(args)
     produced = oracle.results(case.op, args, returned)
-    fresh = [one for one in produced[: len(produced) - len(case.op.mutates)] if one.numel()]
-    taken = {one.untyped_storage().data_ptr(): name for name, one in case.named(args) if one.numel()}
-    for number, one in enumerate(fresh):
-        place = one.untyped_storage().data_ptr()
+    fresh = [tensor for tensor in produced[: len(produced) - len(case.op.mutates)] if tensor.numel()]
+    taken = {tensor.untyped_storage().data_ptr(): name for name, tensor in case.named(args) if tensor.numel()}
+    for number, tensor in enumerate(fresh):
+        place = tensor.untyped_storage().data_ptr()
         if place in taken:
             raise Failed(f"result {number} shares memory with {taken[place]}")
         taken[place] = f"result {number}"
@@ -132,7 +132,7 @@ def _resident() -> int:
 
 
 def least_growth(held: Callable[[], tuple[int, ...]], work: Callable[[], None]) -> list[int]:
-    """How much each number grows over ``work``, in the round in which it grows least: what leaks does so in each."""
+    """The growth of each number over ``work`` in the round of least growth: a leak grows in every round."""
     grown: list[list[int]] = []
     before = held()
     for _ in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""How results lie: as the schema says and as the fake function says, however the arguments lie."""
+"""Results have the shapes and strides that schema and fake function say, whatever the arguments' strides."""
 
 from typing import Any
 
@@ -10,27 +10,27 @@ from dlinfer.conformance.case import Case, Failed, mapped
 
 
 def schema(case: Case) -> None:
-    """What is returned is what the schema says: so many results, each a tensor of the device."""
+    """A call returns as many results as the schema says, each a tensor of the device."""
     args = case.fresh()
     returned = case.call(args)
     returns = case.op.overload._schema.returns
-    found = _listed(returned)
-    is_list = [str(one.type) for one in returns] == ["List[Tensor]"]
-    if len(found) != len(returns) and not is_list:
-        raise Failed(f"returns {len(found)} results where the schema has {len(returns)}")
-    for number, one in enumerate(found):
-        if not isinstance(one, Tensor):
-            raise Failed(f"result {number} is {type(one).__name__}, not a tensor")
-        if one.device.type != case.subject.device:
-            raise Failed(f"result {number} lies on {one.device}, not on {case.subject.device}")
+    results = _listed(returned)
+    is_list = [str(result.type) for result in returns] == ["List[Tensor]"]
+    if len(results) != len(returns) and not is_list:
+        raise Failed(f"returns {len(results)} results where the schema has {len(returns)}")
+    for number, result in enumerate(results):
+        if not isinstance(result, Tensor):
+            raise Failed(f"result {number} is {type(result).__name__}, not a tensor")
+        if result.device.type != case.subject.device:
+            raise Failed(f"result {number} lies on {result.device}, not on {case.subject.device}")
 
 
 def fake(case: Case) -> None:
     """Real results have the shapes, dtypes and strides that the fake function tells compilers."""
     expected = _by_fakes(case, case.fresh())
-    found = _described(case.call(case.fresh()))
-    if found != expected:
-        raise Failed(f"gives {_text(found)} where the fake function says {_text(expected)}")
+    actual = _described(case.call(case.fresh()))
+    if actual != expected:
+        raise Failed(f"gives {_text(actual)} where the fake function says {_text(expected)}")
 
 
 def turned(case: Case) -> None:
@@ -38,9 +38,9 @@ def turned(case: Case) -> None:
     args = _turned(case, case.fresh())
     returned = case.call(args)
     expected = _by_fakes(case, _turned(case, case.fresh()))
-    found = _described(returned)
-    if found != expected:
-        raise Failed(f"gives {_text(found)} where the fake function says {_text(expected)}")
+    actual = _described(returned)
+    if actual != expected:
+        raise Failed(f"gives {_text(actual)} where the fake function says {_text(expected)}")
     case.compare(args, returned, case.expected())
 
 
@@ -74,14 +74,14 @@ def _described(returned: Any) -> list[tuple[Any, ...]]:
     """(shape, dtype, strides where there is more than one element, type of device) of each result."""
     return [
         (
-            tuple(one.shape),
-            one.dtype,
-            tuple(step for size, step in zip(one.shape, one.stride(), strict=True) if size > 1)
-            if one.numel()
+            tuple(result.shape),
+            result.dtype,
+            tuple(step for size, step in zip(result.shape, result.stride(), strict=True) if size > 1)
+            if result.numel()
             else (),
-            one.device.type,
+            result.device.type,
         )
-        for one in _listed(returned)
+        for result in _listed(returned)
     ]
 
 
@@ -94,14 +94,14 @@ def _text(described: list[tuple[Any, ...]]) -> str:
 
 
 def symbolic(case: Case) -> None:
-    """The fake function takes sizes that are symbols, and says of them what is so."""
+    """The fake function takes symbolic sizes, and returns the right ones."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     args = case.fresh()  # real: packers of weights look at numbers
     with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True) as mode:
         fakes = pytree.tree_map_only(Tensor, mode.from_tensor, args)
         symbols = _listed(case.op.overload(*fakes))
-        shapes = [tuple(int(size) for size in one.shape) for one in symbols]
-    real = [tuple(one.shape) for one in _listed(case.call(case.fresh()))]
+        shapes = [tuple(int(size) for size in result.shape) for result in symbols]
+    real = [tuple(result.shape) for result in _listed(case.call(case.fresh()))]
     if shapes != real:
         raise Failed(f"symbolic sizes {shapes}, real ones {real}")

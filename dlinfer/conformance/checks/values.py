@@ -1,4 +1,4 @@
-"""What a call gives: the right numbers, each time, whoever else calls."""
+"""A call returns the right numbers, each time, in any thread."""
 
 import threading
 from dataclasses import replace
@@ -54,10 +54,10 @@ def determinism(case: Case) -> None:
     for _ in range(REPEATS):
         args = case.fresh()
         dirty_memory(first)
-        found = [bits(one) for one in oracle.results(case.op, args, case.call(args))]
-        if first and not all(map(torch.equal, first, found)):
+        results = [bits(result) for result in oracle.results(case.op, args, case.call(args))]
+        if first and not all(map(torch.equal, first, results)):
             raise Failed("the same call gives other bits the second time")
-        first = found
+        first = results
 
 
 def again(case: Case) -> None:
@@ -70,7 +70,7 @@ def again(case: Case) -> None:
 
 
 def outputs(case: Case) -> None:
-    """What stands in an output before the call is not read: NaN there stays only where nothing is to be written."""
+    """The old contents of an output are not read: NaN stays only in places that the op does not write."""
     if not set(OUTPUTS) & set(case.op.mutates):
         raise Skipped("the op has no output argument")
     if case.aliased:
@@ -109,10 +109,10 @@ def _at_once(cases: tuple[Case, ...]) -> None:
 
     def call(case: Case) -> None:
         try:
-            want, made = case.expected(), [case.fresh() for _ in range(AT_ONCE)]
+            want, calls = case.expected(), [case.fresh() for _ in range(AT_ONCE)]
             begin.wait(60)
             with settings.override(fallback="error"), torch.no_grad():
-                for args in made:
+                for args in calls:
                     case.compare(args, case.call(args), want)
         except BaseException as fault:  # noqa: BLE001 - told by the thread that waits
             faults.append(fault)

@@ -1,7 +1,7 @@
 """Whole blocks: eagerly by the vendor's kernels, and compiled by its engine, against the reference in float64.
 
-What a vendor does not serve of a block runs as the fallback policy ``allow`` has it; the result must be right all the
-same, and what was not served is told.
+The ops of a block that a vendor does not serve run under the fallback policy ``allow``. The result must be right all
+the same, and the note of the result lists those ops.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,11 +44,11 @@ class _Model(nn.Module):
         super().__init__()
         self.block = block.run
         self.weights = nn.ParameterDict(
-            {name: nn.Parameter(one, requires_grad=False) for name, one in held.items()}
+            {name: nn.Parameter(weight, requires_grad=False) for name, weight in held.items()}
         )
 
-    def forward(self, given: Tensor, step: dict[str, Any]) -> Tensor:
-        return self.block(given, dict(self.weights.items()), step)
+    def forward(self, inputs: Tensor, step: dict[str, Any]) -> Tensor:
+        return self.block(inputs, dict(self.weights.items()), step)
 
 
 def eager(case: Whole) -> str:
@@ -86,9 +86,9 @@ def _compared(case: Whole, prepared: Callable[[nn.Module], Callable[..., Tensor]
     make = case.subject.maker(case.dtype)
     run = prepared(_Model(case.op, weights(make)))
     with settings.override(fallback="allow"):
-        for number, (given, step) in enumerate(steps(make, case.op.takes_tokens)):
-            found, bound = run(given, step).cpu(), _TOLERANCES[case.dtype]
-            wrong = difference([found], [want[number]], rtol=bound, atol=bound, expected_is_wide=True)
+        for number, (inputs, step) in enumerate(steps(make, case.op.takes_tokens)):
+            actual, bound = run(inputs, step).cpu(), _TOLERANCES[case.dtype]
+            wrong = difference([actual], [want[number]], rtol=bound, atol=bound, expected_is_wide=True)
             if wrong is not None:
                 raise Failed(f"{f'step {number} of decoding' if number else 'prefill'}: {wrong}")
     new = {kind for kind, count in fallback.counts().items() if count > before.get(kind, 0)}
@@ -102,17 +102,17 @@ def _oracle(case: Whole) -> list[Tensor]:
     results: list[Tensor] = []
     with _reference():
         caches: dict[str, Tensor] = {}
-        for given, step in steps(make, case.op.takes_tokens):
+        for inputs, step in steps(make, case.op.takes_tokens):
             caches = caches or _wide({name: step[name] for name in CACHES})
-            wide = given.double() if given.is_floating_point() else given
+            wide = inputs.double() if inputs.is_floating_point() else inputs
             results.append(model(wide, {**_wide(step), **caches}))
     return results
 
 
 def _wide(values: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: one.double() if isinstance(one, Tensor) and one.is_floating_point() else one
-        for name, one in values.items()
+        name: value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+        for name, value in values.items()
     }
 
 

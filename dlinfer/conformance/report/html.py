@@ -34,7 +34,7 @@ def page(report: Report) -> str:
     body = "".join(f"<p>{line}</p>" for line in lines) + _table(report)
     body += _listed("Failed", report.failures)
     for state in (DECLINED, UNCLAIMED):
-        body += _grouped(state.capitalize(), [one for one in report.results if one.state == state])
+        body += _grouped(state.capitalize(), [result for result in report.results if result.state == state])
     whole = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
         f"<style>{_STYLE}</style><body><h1>{title}</h1>{body}</body></html>\n"
@@ -46,7 +46,7 @@ def _table(report: Report) -> str:
     checks = report.checks()
     rows = "".join(
         f"<tr><th>{escape(op or 'the run')}</th>"
-        + "".join(_cell([one for one in results if one.check == check]) for check in checks)
+        + "".join(_cell([result for result in results if result.check == check]) for check in checks)
         + "</tr>"
         for op, results in report.by_op().items()
     )
@@ -57,7 +57,7 @@ def _table(report: Report) -> str:
 def _cell(results: list[Result]) -> str:
     if not results:
         return "<td></td>"
-    counts = Counter(one.state for one in results)
+    counts = Counter(result.state for result in results)
     worst = next(state for state in _WORST if counts[state])
     words = ", ".join(f"{counts[state]} {state}" for state in _WORST if counts[state])
     shown = f"{counts[PASSED]}/{len(results)}" if worst in (FAILED, DECLINED, PASSED) else worst
@@ -67,12 +67,12 @@ def _cell(results: list[Result]) -> str:
 def _listed(title: str, results: list[Result]) -> str:
     if not results:
         return ""
-    items = "".join(f"<li><code>{escape(str(one))}</code></li>" for one in results)
+    items = "".join(f"<li><code>{escape(str(result))}</code></li>" for result in results)
     return f"<h2>{title}</h2><ul>{items}</ul>"
 
 
 def _grouped(title: str, results: list[Result]) -> str:
-    counts = Counter((one.op, one.check, one.detail) for one in results)
+    counts = Counter((result.op, result.check, result.detail) for result in results)
     if not counts:
         return ""
     items = "".join(

@@ -1,4 +1,4 @@
-"""A report as JUnit XML: a suite for each op, a case for each check of a sample. What was not served is skipped."""
+"""A report as JUnit XML: a suite for each op, a case for each check of a sample. Declined calls are skipped."""
 
 from xml.etree import ElementTree
 
@@ -11,8 +11,8 @@ def text(report: Report) -> str:
     root = ElementTree.Element("testsuites", _counted(report.results, f"dlinfer conformance {head.vendor}"))
     for op, results in report.by_op().items():
         suite = ElementTree.SubElement(root, "testsuite", _counted(results, f"{head.vendor}.{op or 'run'}"))
-        for one in results:
-            suite.append(_case(head.vendor, one))
+        for result in results:
+            suite.append(_case(head.vendor, result))
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -21,29 +21,29 @@ def _counted(results: list[Result], name: str) -> dict[str, str]:
     return {
         "name": name,
         "tests": str(len(results)),
-        "failures": str(sum(one.state == FAILED for one in results)),
+        "failures": str(sum(result.state == FAILED for result in results)),
         "errors": "0",
-        "skipped": str(sum(one.state not in (PASSED, FAILED) for one in results)),
-        "time": f"{sum(one.seconds for one in results):.3f}",
+        "skipped": str(sum(result.state not in (PASSED, FAILED) for result in results)),
+        "time": f"{sum(result.seconds for result in results):.3f}",
     }
 
 
-def _case(vendor: str, one: Result) -> ElementTree.Element:
-    inside = "-".join(part for part in (one.dtype, one.sample) if part)
+def _case(vendor: str, result: Result) -> ElementTree.Element:
+    inside = "-".join(part for part in (result.dtype, result.sample) if part)
     case = ElementTree.Element(
         "testcase",
         {
-            "classname": f"{vendor}.{one.op or 'run'}",
-            "name": f"{one.check}[{inside}]" if inside else one.check,
-            "time": f"{one.seconds:.4f}",
+            "classname": f"{vendor}.{result.op or 'run'}",
+            "name": f"{result.check}[{inside}]" if inside else result.check,
+            "time": f"{result.seconds:.4f}",
         },
     )
-    if one.state == FAILED:
-        ElementTree.SubElement(case, "failure", {"message": _printable(one.detail)}).text = _printable(
-            str(one)
+    if result.state == FAILED:
+        ElementTree.SubElement(case, "failure", {"message": _printable(result.detail)}).text = _printable(
+            str(result)
         )
-    elif one.state != PASSED:
-        ElementTree.SubElement(case, "skipped", {"message": _printable(f"{one.state}: {one.detail}")})
+    elif result.state != PASSED:
+        ElementTree.SubElement(case, "skipped", {"message": _printable(f"{result.state}: {result.detail}")})
     return case
 
 

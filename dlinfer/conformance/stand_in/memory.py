@@ -1,8 +1,8 @@
 """The memory of the stand-in: blocks of host memory that torch takes for memory of the device.
 
-A tensor of the device is made from one of the host by DLPack, which lets the owner of memory say on which device it
-lies; torch reads its kind "extension device" as PrivateUse1. The other way round gives the host's view of a tensor, for
-the code that plays the device's processor. Both share the memory.
+DLPack makes a tensor of the device from a tensor of the host: the owner of memory names its device, and torch reads
+the kind "extension device" as PrivateUse1. The other way round gives the host's view of a tensor, for the code that
+plays the device's processor. Both share the memory.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ class _Device(ctypes.Structure):
 
 
 class _DLTensor(ctypes.Structure):
-    """The beginning of dlpack.h's DLTensor, with which its DLManagedTensor begins."""
+    """The first fields of dlpack.h's DLTensor. A DLManagedTensor begins with a DLTensor."""
 
     _fields_ = (("data", ctypes.c_void_p), ("device", _Device))
 

@@ -1,7 +1,7 @@
 """The stand-in in torch: tensors of a device of any name, with every ATen op.
 
-``install`` gives torch's key PrivateUse1 a name, and kernels: a few of its own for memory and views, and one for all
-other ops, which computes on the host's views of the tensors. As a real device does, it refuses ops whose tensors lie on
+``install`` gives torch's key PrivateUse1 a name and kernels. A few of them are for memory and views. One serves all
+other ops: it computes on the host's views of the tensors. As a real device does, it refuses ops whose tensors are on
 two devices.
 """
 
@@ -30,7 +30,7 @@ _names: list[str] = []
 
 
 class Module:
-    """What torch asks of a device's module, as ``torch.cuda`` is one."""
+    """The functions that torch calls on a device's module, such as ``torch.cuda``."""
 
     def is_available(self) -> bool:
         return True
@@ -164,21 +164,22 @@ _OWN = {
 def _by_the_host(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Compute an op on host views: writes reach the device's memory, views stay views, fresh results are moved."""
     schema = op._schema
-    given = dict(zip((one.name for one in schema.arguments), args, strict=False)) | kwargs
+    arguments = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
     if op not in _TAKES_HOST_TENSORS:
-        _refuse_two_devices(op, given)
-    host = {one.name: _argument(one, given[one.name], given) for one in schema.arguments if one.name in given}
-    by_name = {one.name: host[one.name] for one in schema.arguments if one.kwarg_only and one.name in host}
-    results = op(*(value for name, value in host.items() if name not in by_name), **by_name)
+        _refuse_two_devices(op, arguments)
+    declared = [argument for argument in schema.arguments if argument.name in arguments]
+    host = {argument.name: _argument(argument, arguments[argument.name], arguments) for argument in declared}
+    by_name = {argument.name: host.pop(argument.name) for argument in declared if argument.kwarg_only}
+    results = op(*host.values(), **by_name)
     several = len(schema.returns) != 1
     moved = [
-        _result(op, returned, value, given)
+        _result(op, returned, value, arguments)
         for returned, value in zip(schema.returns, results if several else (results,), strict=True)
     ]
     return tuple(moved) if several else moved[0]
 
 
-def _argument(argument: Any, value: Any, given: dict[str, Any]) -> Any:
+def _argument(argument: Any, value: Any, arguments: dict[str, Any]) -> Any:
     """An argument as the host's op takes it."""
     if argument.is_out:
         return torch.empty(
@@ -188,25 +189,26 @@ def _argument(argument: Any, value: Any, given: dict[str, Any]) -> Any:
         return torch.device("cpu")
     if isinstance(argument.type, torch.TensorType) and isinstance(value, (int, float, bool)):
         # torch writes a number as a number here, though it was a tensor that takes the other operand's dtype.
-        other = next((one for one in given.values() if isinstance(one, Tensor)), None)
+        other = next((leaf for leaf in arguments.values() if isinstance(leaf, Tensor)), None)
         return torch.scalar_tensor(value, dtype=None if other is None else torch.result_type(other, value))
     return pytree.tree_map_only(Tensor, _host_of, value)
 
 
-def _result(op: Any, returned: Any, value: Any, given: dict[str, Any]) -> Any:
+def _result(op: Any, returned: Any, value: Any, arguments: dict[str, Any]) -> Any:
     """A result on the device. A written argument is itself, a view one of its argument's memory."""
     alias = returned.alias_info
     if alias is None:
         return pytree.tree_map_only(Tensor, to_device, value)
     name = next(
-        one.name
-        for one in op._schema.arguments
-        if one.alias_info is not None and one.alias_info.before_set & (alias.before_set | alias.after_set)
+        argument.name
+        for argument in op._schema.arguments
+        if argument.alias_info is not None
+        and argument.alias_info.before_set & (alias.before_set | alias.after_set)
     )
-    target = given[name]
+    target = arguments[name]
     if not alias.is_write:
         return pytree.tree_map_only(Tensor, lambda view: _view_like(target, view), value)
-    if next(one for one in op._schema.arguments if one.name == name).is_out:
+    if next(argument for argument in op._schema.arguments if argument.name == name).is_out:
         if target.shape != value.shape:
             _resize_(target, value.shape)
         _host_of(target).copy_(value)
@@ -219,15 +221,15 @@ def _host_of(tensor: Tensor) -> Tensor:
 
 def to_device(host: Tensor) -> Tensor:
     """A copy of a tensor of the host, on the device, that lies as it does."""
-    made = memory.empty(host.shape, host.stride(), host.dtype)
-    memory.on_host(made).copy_(host)
-    return made
+    copy = memory.empty(host.shape, host.stride(), host.dtype)
+    memory.on_host(copy).copy_(host)
+    return copy
 
 
-def _refuse_two_devices(op: Any, given: dict[str, Any]) -> None:
-    tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
-    devices = {one.device.type for one in tensors if one.dim() > 0} | {
-        one.device.type for one in tensors if one.device.type in _names
+def _refuse_two_devices(op: Any, arguments: dict[str, Any]) -> None:
+    tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Tensor)]
+    devices = {tensor.device.type for tensor in tensors if tensor.dim() > 0} | {
+        tensor.device.type for tensor in tensors if tensor.device.type in _names
     }
     if len(devices) > 1:
         both = " and ".join(sorted(devices))
