@@ -43,7 +43,7 @@ def _reason(name: str, dtype: torch.dtype) -> str:
     # Imported late: it takes a third of a second, which callers without a compiler need not spend.
     from dlinfer.graph.selftest.case import dtype_name
     from dlinfer.graph.selftest.suite import is_running
-    from dlinfer.vendor.cpu.kernel_selftest import KERNEL_SELFTEST
+    from dlinfer.vendor.cpu.selftest.kernels import KERNEL_SELFTEST
 
     _kernels[name] = getattr(torch.ops.dlinfer_cpu, name).default
     if is_running():

@@ -11,9 +11,10 @@ from dlinfer import ops, settings
 from dlinfer.errors import FallbackError
 from dlinfer.ops.core import fallback
 from dlinfer.ops.quantised import bf12
-from dlinfer.vendor.cpu import compiled, kernel_selftest, native
+from dlinfer.vendor.cpu import compiled, native
 from dlinfer.vendor.cpu.bf12.matrices import pack, unpack
 from dlinfer.vendor.cpu.compiled import compiled as kernel_of
+from dlinfer.vendor.cpu.selftest import kernels as kernel_selftest
 
 NO_COMPILER = "the C++ kernels cannot be built: no compiler"
 

@@ -1,5 +1,4 @@
-"""Kernels of 8-bit weights and activations on CPU. Weights stay as they lie: no float copy of a whole one is made.
+"""Kernels of 8-bit weights and activations on CPU. Weights stay as they are; no float copy of a whole one is made.
 
-rows: activations become 8-bit numbers. products: what such numbers give, multiplied. linears, experts: the ops.
-answers: what the kernels in C++ are asked before they are trusted.
+rows: quantise activations to 8 bits. products: multiply 8-bit numbers. linears, experts: the ops.
 """

@@ -16,9 +16,10 @@ from dlinfer.graph.selftest.torch_cases import FLOATS, by_python, special
 from dlinfer.graph.torch_private import fake_mode
 from dlinfer.graph.torch_private.inductor import compile_loops
 from dlinfer.graph.torch_private.symbols import fake_of_any_length
-from dlinfer.vendor.cpu import kernel_selftest, native
+from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor.fusible import decompositions
 from dlinfer.vendor.cpu.inductor.twins import twins_of
+from dlinfer.vendor.cpu.selftest import kernels as kernel_selftest
 
 CLUSTERS, EVERY_DTYPE = "clusters", "every dtype"
 """The name and precision of the one case of compiled loops. It has all dtypes, since one compilation takes seconds."""

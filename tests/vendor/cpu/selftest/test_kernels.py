@@ -5,14 +5,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlinfer import ops, settings
+from dlinfer.graph.selftest import suite
+from dlinfer.graph.selftest.case import Case
 from dlinfer.graph.selftest.suite import SelfTest
 from dlinfer.vendor.cpu import compiled, native
 from dlinfer.vendor.cpu.bf12.matrices import pack, unpack
 from dlinfer.vendor.cpu.inductor.engine import InductorEngine
-from dlinfer.vendor.cpu.kernel_selftest import KERNEL_SELFTEST
 from dlinfer.vendor.cpu.sampling import CpuSampler
+from dlinfer.vendor.cpu.selftest import kernels as kernel_selftest
+from dlinfer.vendor.cpu.selftest.kernels import KERNEL_SELFTEST
 from tests.graph.conftest import artifact_folder, graph_mode
 from tests.ops import cases
 from tests.vendor.cpu.test_native import needs_compiler
@@ -54,6 +58,33 @@ def test_every_kernel_has_answers() -> None:
     names = {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
     kernels = {name.removeprefix("dlinfer_cpu::") for name in names if name.startswith("dlinfer_cpu::")}
     assert {kind.removeprefix("native ") for kind, _ in answered()} == kernels - WITHOUT
+
+
+class _Called(TorchDispatchMode):
+    """Records the kernels that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.name().removeprefix("dlinfer_cpu::"))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_case_calls_the_kernels_that_it_covers() -> None:
+    """Results are stored by name and dtype, so no two cases may share these."""
+    every = list(kernel_selftest.cases())
+    assert len({(case.name, case.precision) for case in every}) == len(every)
+    for case in every:
+        called = _Called()
+
+        def run(case: Case = case, called: _Called = called) -> None:
+            with called:
+                case.run()
+
+        suite._isolated(run)
+        assert {kind.removeprefix("native ") for kind in case.covers} <= called.names
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=cases.short)

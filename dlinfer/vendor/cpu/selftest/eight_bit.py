@@ -1,0 +1,70 @@
+"""Self-test cases of the C++ kernels of 8-bit numbers."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from dlinfer.graph.selftest.case import Case, dtype_name
+from dlinfer.graph.selftest.torch_cases import FLOATS, ROUNDED, small_whole
+
+_FP8 = torch.float8_e4m3fn
+_BLOCK = (16, 64)
+Native = Callable[[str], Callable[..., Tensor]]
+
+
+def cases(native: Native) -> Iterator[Case]:
+    """native: returns a kernel by name."""
+    for dtype in FLOATS:
+        yield _rows(native, dtype)
+    yield _widened(native)
+
+
+def _over_blocks(scale: Tensor, rows: int, columns: int) -> Tensor:
+    """A number for each block, as one for each place."""
+    whole = scale.repeat_interleave(_BLOCK[0], 0).repeat_interleave(_BLOCK[1], 1)
+    return whole[:rows, :columns]
+
+
+def _widened(native: Native) -> Case:
+    """Every float8, in rows that registers do not divide, by powers of two."""
+    bits = torch.arange(67 * 137).view(67, 137).remainder(256).to(torch.uint8)
+    scale = 2.0 ** small_whole(5, 3, 2)
+
+    def run() -> Sequence[Tensor]:
+        return [native("widen_fp8")(bits.view(_FP8), scale.float(), *_BLOCK)]
+
+    def expected() -> Sequence[Tensor]:
+        sign, exponent, mantissa = bits.int() >> 7, (bits.int() >> 3) & 15, bits.double() % 8
+        sizes = torch.where(exponent > 0, (8 + mantissa) * 2.0 ** (exponent - 10), mantissa * 2.0**-9)
+        sizes = sizes.masked_fill(bits % 128 == 127, torch.nan)
+        return [(torch.where(sign > 0, -sizes, sizes) * _over_blocks(scale, 67, 137)).float()]
+
+    return Case("C++ float8 widened", {"native widen_fp8"}, "float32", run, expected)
+
+
+def _rows(native: Native, dtype: torch.dtype) -> Case:
+    """Numbers whose largest is that of the 8-bit ones, so that each becomes itself; norms by about one in a hundred."""
+    x = small_whole(5, 203, 1) * 40
+    x[:, 7] = 127
+    large = x.clone()
+    large[:, 7] = 448
+    weight = torch.full((203,), 0.5)
+
+    def run() -> Sequence[Tensor]:
+        given, by = x.to(dtype), weight.to(dtype)
+        normed = native("rms_norm_w8a8")(given, by, 1e-6, torch.int8)
+        added = native("add_rms_norm_w8a8")(given, torch.zeros_like(given), by, 1e-6, torch.int8)
+        quantised = native("dynamic_quant")(given, torch.int8)
+        narrow = native("dynamic_quant")(large.to(dtype), _FP8)
+        return [one.float() for one in (*quantised, *narrow, *normed, *added)]
+
+    def expected() -> Sequence[Tensor]:
+        wide = x.double()
+        normed = (wide * (wide.square().mean(1, keepdim=True) + 1e-6).rsqrt() * 0.5).to(dtype).double()
+        scale = normed.abs().amax(1, keepdim=True) / 127
+        numbers, ones = (normed / scale).round(), torch.ones(5, 1)
+        return [one.float() for one in (wide, ones, large, ones, numbers, scale, numbers, scale, wide)]
+
+    kinds = {f"native {name}" for name in ("dynamic_quant", "rms_norm_w8a8", "add_rms_norm_w8a8")}
+    return Case("C++ rows of 8 bits", kinds, dtype_name(dtype), run, expected, ROUNDED[dtype])
