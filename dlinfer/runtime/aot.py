@@ -56,7 +56,10 @@ def compile(
             "the module's forward, or compile outside of it",
             line=type(module).__name__,
         )
-    return run_plain(_compile, (module, args, kwargs, dynamic_shapes, engine, options))
+    chosen = CompileOptions.of(options)
+    if engine is not None:
+        chosen = replace(chosen, engine=engine)
+    return run_plain(_compile, (module, args, kwargs, dynamic_shapes, chosen))
 
 
 def _compile(
@@ -64,12 +67,8 @@ def _compile(
     args: tuple[object, ...],
     kwargs: Mapping[str, object] | None,
     dynamic_shapes: DynamicShapes,
-    engine: str | None,
-    options: Mapping[str, object] | CompileOptions | None,
+    chosen: CompileOptions,
 ) -> Artifact:
-    chosen = CompileOptions.of(options)
-    if engine is not None:
-        chosen = replace(chosen, engine=engine)
     report = GraphReport(model=type(module).__name__, index=-1, engine="", cause="dlinfer.compile")
     with collecting(report):
         with timed("capture"):

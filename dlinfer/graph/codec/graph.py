@@ -62,21 +62,14 @@ class Layout:
         return (steps + 1) * self.dtype.itemsize
 
 
-@dataclass(frozen=True)
-class GraphFile:
-    """A graph in its written form. constants: the tensors that its nodes name by number, after the weights."""
-
-    data: dict[str, Json]
-    constants: list[torch.Tensor]
-
-
 # --- writing
 
 
-def write_graph(graph_module: fx.GraphModule, interface: Interface) -> GraphFile:
-    """Return the written form of a graph whose STATIC inputs are weights 0, 1, ..., before all others.
+def write_graph(graph_module: fx.GraphModule, interface: Interface) -> tuple[Json, list[torch.Tensor]]:
+    """Return the written form of a graph, and its constants.
 
-    Constants are numbered after the weights. Raises CodecError where a part of the graph has no written form.
+    Its STATIC inputs are weights 0, 1, ..., before all others. Constants are numbered after the weights.
+    Raises CodecError where a part of the graph has no written form.
     """
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     weights = sum(bool(node.meta.get(STATIC)) for node in placeholders)
@@ -97,7 +90,7 @@ def write_graph(graph_module: fx.GraphModule, interface: Interface) -> GraphFile
         "nodes": nodes,
         "outputs": [encode(result) for result in results],
     }
-    return GraphFile(data, constants)
+    return data, constants
 
 
 def other_op_versions(data: Json) -> Iterator[tuple[str, int, int]]:

@@ -112,17 +112,20 @@ def written_whole(path: Path) -> Generator[IO[bytes]]:
 # --- reading
 
 
-class OpenFile:
+class MappedFile:
     """A mapped file, held open. A write into the file shows in the mapping.
 
     A file that is replaced, as ``written_whole`` does it, stays as it was for those that hold it open.
     """
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self._stream = open(path, "rb")  # noqa: SIM115 - held as long as the mapping
         self._opened = self._state()
         # A file's times are counted in steps of some milliseconds: the next write may have the same one.
         self.may_change_unseen = time.time_ns() - self._opened[1] < _COARSEST_STEP
+        is_empty = not self._opened[0]
+        self.memory = b"" if is_empty else mmap.mmap(self._stream.fileno(), 0, access=mmap.ACCESS_COPY)
 
     def changed(self) -> bool:
         """Whether the file was written since it was opened, as far as its size and times tell."""
@@ -145,7 +148,7 @@ class Container:
     manifest: Json
     members: dict[str, memoryview]
     digests: dict[str, bytes]
-    file: OpenFile | None
+    file: MappedFile | None
 
     def check_unchanged(self, *, contents: bool = False) -> None:
         """Raise ArtifactCorruptError where the file's size or time say that it was written into since it was opened.
@@ -183,7 +186,15 @@ def open_container(origin: Path | Buffer, source: str, key: bytes | str | None =
     source: what errors call it. key: see ``sealing.unsealed``.
     Raises ArtifactNotFoundError, ArtifactCorruptError, ArtifactKeyError, ArtifactVersionError.
     """
-    mapped, file = _map(origin, source) if isinstance(origin, Path) else (origin, None)
+    file, mapped = None, origin
+    if isinstance(mapped, Path):
+        try:
+            file = MappedFile(mapped)
+        except OSError as cause:
+            raise ArtifactNotFoundError(source=source, detail=cause.strerror or str(cause)) from cause
+        mapped = file.memory
+    if not len(mapped):
+        raise ArtifactCorruptError(source=source, detail="it is empty")
     memory = unsealed(mapped, key, source)
     if _OLD_END.fullmatch(memory[-81:]):
         raise ArtifactVersionError(source=source, what="the format", wanted="of dlinfer 0.4", here=FORMAT)
@@ -196,17 +207,6 @@ def open_container(origin: Path | Buffer, source: str, key: bytes | str | None =
     container.manifest = container.json(MANIFEST)
     container.check_unchanged()  # while it was read
     return container
-
-
-def _map(path: Path, source: str) -> tuple[mmap.mmap, OpenFile]:
-    try:
-        stream = open(path, "rb")  # noqa: SIM115 - held as long as the mapping
-        file = OpenFile(stream)
-        if os.fstat(stream.fileno()).st_size == 0:
-            raise ArtifactCorruptError(source=source, detail="it is empty")
-        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY), file
-    except OSError as cause:
-        raise ArtifactNotFoundError(source=source, detail=cause.strerror or str(cause)) from cause
 
 
 def _checked(whole: memoryview) -> tuple[dict[str, memoryview], dict[str, bytes]]:

@@ -29,9 +29,8 @@ FRAME = 1 << 20
 _MAGIC = b"dlinfer-sealed-1"
 _HEADER = struct.Struct(">16s7s9x")  # magic, the prefix of nonces; 32 bytes, then the key's check
 _TAG = 16
-_KEY_CHECK = (
-    0xFFFFFFFF  # the number of the empty frame behind the header, which tells a wrong key from damage
-)
+_KEY_CHECK = 0xFFFFFFFF
+"""The number of the empty frame behind the header, which tells a wrong key from damage."""
 
 Buffer = bytes | bytearray | memoryview | mmap
 

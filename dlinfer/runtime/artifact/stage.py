@@ -54,7 +54,7 @@ def stage_of(
         return "a weight is of a class of its own"
     graph_module = exported.captured.graph_module
     try:
-        file = write_graph(graph_module, interface)
+        graph, constants = write_graph(graph_module, interface)
     except CodecError as cause:
         return str(cause)
     given_options = options.wanted_engine_options.items()
@@ -64,8 +64,8 @@ def stage_of(
         {name: value for name, value in given_options if name in engine.stored_options},
         options.keeps_small_regions,
         Requirement.of(graph_module.graph),
-        file.data,
-        [*exported.weights, *file.constants],
+        graph,
+        [*exported.weights, *constants],
         interface,
         exported.names,
     )

@@ -29,24 +29,20 @@ class BatchCollector:
     ) -> None:
         """shape: [batch, ...]. tensor: a contiguous one of this shape to fill, whose dtype and device count then
         and not the arguments. Raises BatchCollectorError."""
-        shape = tuple(shape)
+        self._shape, self._dtype = tuple(shape), dtype if tensor is None else tensor.dtype
         if not shape or not all(type(size) is int and size >= 0 for size in shape):
-            raise self._error(shape, dtype, "a batch has at least one dimension, of whole numbers")
+            raise self._refused("a batch has at least one dimension, of whole numbers")
         if tensor is None:
-            tensor = torch.zeros(shape, dtype=dtype, device=device, pin_memory=pin_memory)
-        elif tuple(tensor.shape) != shape or not tensor.is_contiguous():
+            tensor = torch.zeros(self._shape, dtype=dtype, device=device, pin_memory=pin_memory)
+        elif tuple(tensor.shape) != self._shape or not tensor.is_contiguous():
             gaps = "" if tensor.is_contiguous() else " with gaps"
-            raise self._error(shape, tensor.dtype, f"the tensor to fill is {tuple(tensor.shape)}{gaps}")
+            raise self._refused(f"the tensor to fill is {tuple(tensor.shape)}{gaps}")
         self._tensor = tensor
-        self._free = set(range(shape[0]))
+        self._free = set(range(self._shape[0]))
         self._lock = threading.Lock()
 
-    @staticmethod
-    def _error(shape: Sequence[int], dtype: torch.dtype, detail: str) -> BatchCollectorError:
-        return BatchCollectorError(shape=tuple(shape), dtype=dtype, detail=detail)
-
     def _refused(self, detail: str) -> BatchCollectorError:
-        return self._error(self._tensor.shape, self._tensor.dtype, detail)
+        return BatchCollectorError(shape=self._shape, dtype=self._dtype, detail=detail)
 
     @property
     def free_ids(self) -> list[int]:

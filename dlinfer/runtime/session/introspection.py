@@ -14,6 +14,9 @@ from dlinfer.graph.interface.ports import Port
 from dlinfer.runtime.options import SessionOptions
 from dlinfer.runtime.session.io_memory import SIDES, IoMemory, RuntimeMemory, Side, ports_of
 
+Tensors = dict[int, torch.Tensor]
+"""Tensors by the index of their input or output."""
+
 
 class Introspection:
     """The part of a Session that reads the signatures: for each entry, the interface of each stage."""
@@ -141,9 +144,7 @@ class Introspection:
 
     # --- tensors of the session's own
 
-    def get_input_tensors(
-        self, entry: str, tensor_name: str | None = None, stage: int = 0
-    ) -> dict[int, torch.Tensor]:
+    def get_input_tensors(self, entry: str, tensor_name: str | None = None, stage: int = 0) -> Tensors:
         """Return index -> the session's own tensor of each input, or of the one named.
 
         They are at the highest sizes. Writing one and running with it (or with ``io_tensor`` views of it) copies
@@ -151,9 +152,7 @@ class Introspection:
         """
         return self._own(entry, "inputs", stage, tensor_name) if self.get_addr_mode(entry) else {}
 
-    def get_output_tensors(
-        self, entry: str, tensor_name: str | None = None, stage: int = 0
-    ) -> dict[int, torch.Tensor]:
+    def get_output_tensors(self, entry: str, tensor_name: str | None = None, stage: int = 0) -> Tensors:
         """Return index -> the session's own tensor of each output; each run writes them anew."""
         return self._own(entry, "outputs", stage, tensor_name) if self.get_addr_mode(entry) else {}
 
@@ -165,11 +164,11 @@ class Introspection:
         """Return the session's own tensor of an output. Raises SessionCallError where addr_mode is 0."""
         return self._own_one(entry, index, "outputs", stage)
 
-    def get_input_tensors_addrmode0(self, entry: str, stage: int = 0) -> dict[int, torch.Tensor]:
+    def get_input_tensors_addrmode0(self, entry: str, stage: int = 0) -> Tensors:
         """As ``get_input_tensors``, in any mode. The caller makes sure that nobody else runs meanwhile."""
         return self._own(entry, "inputs", stage)
 
-    def get_output_tensors_addrmode0(self, entry: str, stage: int = 0) -> dict[int, torch.Tensor]:
+    def get_output_tensors_addrmode0(self, entry: str, stage: int = 0) -> Tensors:
         """As ``get_output_tensors``, in any mode. With addr_mode 0 a run writes them only where they are
         given to it as outputs."""
         return self._own(entry, "outputs", stage)
@@ -184,9 +183,7 @@ class Introspection:
         detail = f"entry {entry!r} takes and gives none of this name"
         raise SessionCallError(what="tensor", name=name, detail=detail)
 
-    def _own(
-        self, entry: str, side: Side, stage: int, tensor_name: str | None = None
-    ) -> dict[int, torch.Tensor]:
+    def _own(self, entry: str, side: Side, stage: int, tensor_name: str | None = None) -> Tensors:
         ports = ports_of(self.signature(entry, stage), side)
         if tensor_name is not None and tensor_name not in [port.name for port in ports]:
             detail = f"entry {entry!r} has no such tensor"
