@@ -179,7 +179,7 @@ class Introspection:
         for side in SIDES:
             for port in ports_of(signature, side):
                 if port.name == name and not port.number:
-                    return self._io_tensor(entry, stage, side, port, shape)
+                    return self._own_memory.tensor(self._entry(entry), stage, side, port, shape)
         detail = f"entry {entry!r} takes and gives none of this name"
         raise SessionCallError(what="tensor", name=name, detail=detail)
 
@@ -189,7 +189,7 @@ class Introspection:
             detail = f"entry {entry!r} has no such tensor"
             raise SessionCallError(what=side[:-1], name=tensor_name, detail=detail)
         return {
-            index: self._io_tensor(entry, stage, side, port)
+            index: self._own_memory.tensor(self._entry(entry), stage, side, port)
             for index, port in enumerate(ports)
             if tensor_name in (None, port.name) and not port.number
         }
@@ -199,15 +199,14 @@ class Introspection:
         if not self.get_addr_mode(entry):
             detail = 'its addr_mode is 0; load it with options={"io": "owned"}'
             raise SessionCallError(what="tensor of its own for", name=port.name, detail=detail)
-        return self._io_tensor(entry, stage, side, port)
+        return self._own_memory.tensor(self._entry(entry), stage, side, port)
 
-    def _io_tensor(
-        self, entry: str, stage: int, side: Side, port: Port, shape: Sequence[int] | None = None
-    ) -> torch.Tensor:
+    @property
+    def _own_memory(self) -> IoMemory:
         with self._memory.lock:
             if self._io is None:
                 self._io = IoMemory(self._signatures, self._memory)
-        return self._io.tensor(self._entry(entry), stage, side, port, shape)
+            return self._io
 
 
 def _shapes_and_dtypes(ports: Sequence[Port]) -> dict[str, tuple[list[int], str]]:

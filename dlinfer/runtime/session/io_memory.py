@@ -89,17 +89,22 @@ class IoMemory:
         arenas = {device: memory.reserve(device, size) for device, size in ends.items()}
         self._bytes = {place: arenas[port.device][starts[place] :] for place, port in ports.items()}
 
+    def bytes_of(self, entry: str, stage: int, side: Side, port: Port) -> torch.Tensor:
+        """Return the memory for a port. Raises SessionCallError where a size has no highest value."""
+        memory = self._bytes.get((entry, stage, side, port.name))
+        if memory is None:
+            detail = "a size of it has no highest value; compile with a Dim that has a max"
+            raise SessionCallError(what="memory of its own for", name=port.name, detail=detail)
+        return memory
+
     def tensor(
         self, entry: str, stage: int, side: Side, port: Port, shape: Sequence[int] | None = None
     ) -> torch.Tensor:
         """Return the port's tensor at its highest sizes, or a contiguous one of other sizes in the same memory.
 
-        Raises SessionCallError where a size has no highest value, and for sizes beyond the highest.
+        Raises SessionCallError as ``bytes_of`` does, and for sizes beyond the highest.
         """
-        memory = self._bytes.get((entry, stage, side, port.name))
-        if memory is None:
-            detail = "a size of it has no highest value; compile with a Dim that has a max"
-            raise SessionCallError(what="memory of its own for", name=port.name, detail=detail)
+        memory = self.bytes_of(entry, stage, side, port)
         sizes = port.max_shape if shape is None else tuple(shape)
         fits = len(sizes) == len(port.max_shape) and all(map(int.__le__, sizes, port.max_shape))
         if not fits or min(sizes, default=0) < 0:

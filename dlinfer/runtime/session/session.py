@@ -243,9 +243,13 @@ class Session(Introspection):
         number, stage, values = self._bound(name, inputs)
         if outputs:
             check_outputs(stage.interface, outputs, values.symbols)
+        owned = self.options.io == "owned"
+        if owned:
+            for _, port in stage.results:
+                if port is not None:  # an open size is refused before a cache is written
+                    self._own_memory.bytes_of(name, number, "outputs", port)
         if self._start is not None:
             self._start(dict(inputs))
-        owned = self.options.io == "owned"
         # Results in the session's own tensors hold until the next run: it waits until they are handed out.
         with self._memory.lock if owned else contextlib.nullcontext():
             with self._profiles.of_run(self.options.enable_profiling):
@@ -278,7 +282,7 @@ class Session(Introspection):
         return [
             result
             if port is None or not isinstance(result, torch.Tensor)
-            else self._io_tensor(entry, number, "outputs", port, result.shape).copy_(result)
+            else self._own_memory.tensor(entry, number, "outputs", port, result.shape).copy_(result)
             for (_, port), result in zip(stage.results, results, strict=True)
         ]
 

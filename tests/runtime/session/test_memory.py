@@ -80,6 +80,30 @@ def test_an_open_size_takes_memory_from_its_own_stage_only(tmp_path):
         assert torch.equal(session.run({"x": x}, "closed")["y"], torch.full_like(x, 7))
 
 
+class Rows(torch.nn.Module):
+    """Writes a buffer, and gives a result of an open size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: torch.Tensor
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x, reset):
+        self.calls.add_(1).mul_(reset)
+        return {"calls": self.calls + 0, "x": x * 2}
+
+
+def test_a_result_of_an_open_size_is_refused_before_a_buffer_is_written(tmp_path):
+    x, ones = torch.zeros(2, 8), torch.ones(1)
+    shapes = {"x": {0: Dim("rows")}, "reset": None}
+    artifact = dlinfer.compile(Rows().eval(), (x, ones), dynamic_shapes=shapes)
+    session = dlinfer.load(saved(artifact, tmp_path / "rows.dlinfer"), options={"io": "owned"})
+    with pytest.raises(SessionCallError, match="highest"):
+        session.run({"x": x, "reset": ones})
+    session.update_backend_options(io="caller")
+    assert session.run({"x": x, "reset": ones})["calls"] == 1
+
+
 def test_mode_0_gives_its_own_tensors_only_by_the_call_that_says_so(session):
     assert session.get_input_tensors("forward") == {}
     assert session.get_output_tensors("forward") == {}
