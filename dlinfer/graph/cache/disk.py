@@ -63,7 +63,6 @@ class ArtifactCache:
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder = folder / kind
-        self.kind = kind
 
     def load(self, key: Key, read: Callable[[bytes], T]) -> T | None:
         """Return what ``read`` makes of the bytes stored under ``key``; None where there is no sound entry.

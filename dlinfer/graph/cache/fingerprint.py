@@ -6,7 +6,7 @@ import platform
 import sys
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -69,10 +69,11 @@ class Environment:
 def environment(vendors: Iterable[str] = ()) -> Environment:
     """The current environment. vendors: the names of those whose code matters."""
     changed: list[str] = []
+    own = _digest(Path(dlinfer.__file__).parent, "dlinfer", dlinfer.LOADED_AT, changed)
     return Environment(
         python=platform.python_version(),
         torch=f"{torch.__version__} {torch.version.git_version}",
-        dlinfer=f"{dlinfer.__version__} {_digest(_own_code(), changed)}",
+        dlinfer=f"{dlinfer.__version__} {own}",
         vendors={name: _vendor(name, changed) for name in sorted(set(vendors))},
         machine=platform.machine(),
         cpu=cpu_flags(),
@@ -80,8 +81,16 @@ def environment(vendors: Iterable[str] = ()) -> Environment:
         isa=torch.backends.cpu.get_cpu_capability(),
         forced_isa=_forced_isa(),
         threads=torch.get_num_threads(),
-        torch_state=_torch_state(),
-        settings=_settings(),
+        torch_state={
+            **asdict(GlobalState.now()),
+            "float32_matmul": torch.get_float32_matmul_precision(),
+            "mkldnn": torch.backends.mkldnn.enabled,
+        },
+        settings={
+            name: value
+            for name, value in asdict(settings.current()).items()
+            if name not in UNKEYED_SETTINGS | OPTION_SETTINGS
+        },
         changed="; ".join(changed),
     )
 
@@ -112,15 +121,13 @@ def _cpuinfo() -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-@functools.cache
-def _own_code() -> LoadedCode:
-    return LoadedCode(Path(dlinfer.__file__).parent, "dlinfer", dlinfer.LOADED_AT)
+_loaded_code = functools.cache(LoadedCode)
 
 
-def _digest(code: LoadedCode, changed: list[str]) -> str:
+def _digest(root: Path, module: str, loaded_at: int, changed: list[str]) -> str:
     """The digest of loaded code. Where a file changed: one of this process alone, and the reason in ``changed``."""
     try:
-        return code.digest()
+        return _loaded_code(root, module, loaded_at).digest()
     except CodeChangedError as error:
         changed.append(str(error))
         return f"of process {_PROCESS}"
@@ -133,32 +140,14 @@ def _vendor(name: str, changed: list[str]) -> str:
         return "registered by hand"
     if origin.module.partition(".")[0] == "dlinfer":
         return "dlinfer"
-    return f"{origin.distribution} {origin.version} {_digest(_plugin_code(origin), changed)}"
-
-
-@functools.cache
-def _plugin_code(origin: discovery.Origin) -> LoadedCode:
-    """The code of the package around a plug-in's entry point, or its one file where it has no package."""
     module = sys.modules[origin.module]
-    package = module.__package__ or module.__name__
-    path = Path(module.__file__ or "")
-    return LoadedCode(path.parent if module.__package__ else path, package, origin.loaded_at)
+    # The package around a plug-in's entry point, or its one file where it has no package.
+    path, package = Path(module.__file__ or ""), module.__package__
+    root = path.parent if package else path
+    digest = _digest(root, package or module.__name__, origin.loaded_at, changed)
+    return f"{origin.distribution} {origin.version} {digest}"
 
 
 @functools.cache
 def _forced_isa() -> dict[str, str]:
     return {name: os.environ[name] for name in ISA_VARIABLES if os.environ.get(name)}
-
-
-def _torch_state() -> dict[str, object]:
-    return {
-        **asdict(GlobalState.now()),
-        "float32_matmul": torch.get_float32_matmul_precision(),
-        "mkldnn": torch.backends.mkldnn.enabled,
-    }
-
-
-def _settings() -> dict[str, object]:
-    chosen = settings.current()
-    names = [item.name for item in fields(chosen)]
-    return {name: getattr(chosen, name) for name in names if name not in UNKEYED_SETTINGS | OPTION_SETTINGS}

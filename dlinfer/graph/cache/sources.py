@@ -47,9 +47,8 @@ class LoadedCode:
         """
         now = time.time_ns()
         if not self._change and len(sys.modules) != self._modules:
-            self._change = (
-                self._changed_module()
-            )  # for good: a file that is put back does not tell what was loaded
+            # For good: a file that is put back does not tell what was loaded.
+            self._change = self._changed_module()
         if self._change:
             raise CodeChangedError(self._change)
         if not self._digest:
