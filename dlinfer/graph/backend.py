@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from dlinfer.errors import CaptureError, CompileOptionError, DlinferError, InferenceOnlyError
 from dlinfer.graph import observe
 from dlinfer.graph.capture.trace import capture
-from dlinfer.graph.engine import Engine, check_options, find_engine
+from dlinfer.graph.engine import check_options, find_engine
 from dlinfer.graph.ir.conj_neg import lazy_inputs, refuse_shared, with_resolved
 from dlinfer.graph.ir.device import graph_device
 from dlinfer.graph.lowering.apart import SharedMemoryError
@@ -25,8 +25,6 @@ from dlinfer.graph.torch_private import dynamo
 Compiled = Callable[..., Any]
 """Dynamo calls it in the place of a graph."""
 
-_MODES = ("default", "reduce-overhead")
-
 
 def dlinfer_backend(
     graph_module: fx.GraphModule,
@@ -38,34 +36,29 @@ def dlinfer_backend(
     """Compile one graph of Dynamo's.
 
     options: see ``dlinfer.graph.options.CompileOptions``. mode: ``default``, or ``reduce-overhead``, which transformers
-    always passes and which asks for no more than every graph has: calls that are bound when it is compiled.
+    always passes and which changes nothing.
 
-    The compiled function raises every refusal, so that the caller of the model meets it as it is and not wrapped by
-    Dynamo: CompileOptionError, InferenceOnlyError, EngineUnavailableError and, under the fallback policy
-    ``error``, CaptureError and GraphFallbackError.
+    The compiled function raises every refusal, because Dynamo would wrap what a backend raises: CompileOptionError,
+    InferenceOnlyError, EngineUnavailableError and, under the fallback policy ``error``, CaptureError and
+    GraphFallbackError.
     """
     try:
-        if mode not in (None, *_MODES):
+        if mode not in (None, "default", "reduce-overhead"):
             expected = "'default' or 'reduce-overhead'; set dlinfer's own options by options={...}"
             raise CompileOptionError(option="mode", given=mode, expected=expected)
-        return _compile(graph_module, example_inputs, CompileOptions.of(options))
+        chosen = CompileOptions.of(options)
+        try:
+            compiled, _ = compile_graph(graph_module, example_inputs, chosen)
+        except CaptureError as error:
+            leave_graph("torch.compile", error, chosen.policy)
+            return graph_module.forward
     except DlinferError as error:
         return _raises(error)
-
-
-def _compile(
-    graph_module: fx.GraphModule, example_inputs: Sequence[object], options: CompileOptions
-) -> Compiled:
-    try:
-        compiled, _ = compile_graph(graph_module, example_inputs, options)
-    except CaptureError as error:
-        leave_graph("torch.compile", error, options.policy)
-        return graph_module.forward
-    return _or_eager(compiled, graph_module, options.policy) if compiled.apart else compiled
+    return _or_eager(compiled, graph_module, chosen.policy) if compiled.apart else compiled
 
 
 def _or_eager(compiled: CompiledGraph, graph_module: fx.GraphModule, policy: str) -> Compiled:
-    """The compiled graph, and under the fallback policy Dynamo's own for a call whose inputs share memory."""
+    """The compiled graph. The fallback policy decides on a call whose inputs share memory."""
 
     def run(*inputs: Any) -> Any:
         try:
@@ -93,35 +86,24 @@ def compile_graph(
     engine = find_engine(options.wanted_engine, graph_device(_values(graph_module, example_inputs)).type)
     check_options(engine, options)
     report = record(GraphReport("a function", -1, engine.name, dynamo.recompilation_cause() or FIRST_CALL))
-    with collecting(report):
-        try:
-            return _lowered(graph_module, example_inputs, engine, options, keep_floats), report
-        except CaptureError as error:
-            report.refused = str(error)
-            raise
-
-
-def _lowered(
-    graph_module: fx.GraphModule,
-    example_inputs: Sequence[object],
-    engine: Engine,
-    options: CompileOptions,
-    keep_floats: bool,
-) -> CompiledGraph:
-    emit(lambda report: observe.started(report, graph_module))
     mode = dynamo.dynamo_fake_mode()
     assert mode is not None, "Dynamo calls its backends inside a tracing context"
     lazy = lazy_inputs(example_inputs)
-    with timed("capture"):
-        fakes = with_resolved(dynamo.fakes_of_inputs(mode, example_inputs), lazy)
-        captured = capture(graph_module, fakes, mode, keep_floats=keep_floats)
-        if lazy:
-            refuse_shared(captured.graph_module.graph, lazy)
-    emit(lambda report: observe.captured(report, captured.graph_module.graph))
-    compiled = lower(captured, engine, options)
-    compiled.resolved = lazy
-    emit(lambda report: observe.finished(report, captured, compiled))
-    return compiled
+    with collecting(report):
+        emit(lambda report: observe.started(report, graph_module))
+        try:
+            with timed("capture"):
+                fakes = with_resolved(dynamo.fakes_of_inputs(mode, example_inputs), lazy)
+                captured = capture(graph_module, fakes, mode, keep_floats=keep_floats)
+                if lazy:
+                    refuse_shared(captured.graph_module.graph, lazy)
+            compiled = lower(captured, engine, options)
+        except CaptureError as error:
+            report.refused = str(error)
+            raise
+        compiled.resolved = lazy
+        emit(lambda report: observe.finished(report, captured, compiled))
+    return compiled, report
 
 
 def _refuse_gradients(graph_module: fx.GraphModule, example_inputs: Sequence[object]) -> None:
@@ -134,22 +116,18 @@ def _refuse_gradients(graph_module: fx.GraphModule, example_inputs: Sequence[obj
             before[node], records = records, records and not node.args[0]
         elif getattr(node.target, "__name__", "") == "_exit_inference_mode":
             records = before[node.args[0]]
-        elif records and node.op != "placeholder" and _has_gradient(node):
+        elif records and node.op != "placeholder" and _requires_grad(node.meta.get("example_value")):
             inputs = zip(graph_module.graph.find_nodes(op="placeholder"), example_inputs, strict=True)
             names = (input.name for input, value in inputs if _requires_grad(value))
             raise InferenceOnlyError(what=next(names, node.name))
 
 
-def _has_gradient(node: fx.Node) -> bool:
-    return any(map(_requires_grad, tree_leaves(node.meta.get("example_value"))))
-
-
 def _requires_grad(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves(value))
 
 
 def _values(graph_module: fx.GraphModule, example_inputs: Sequence[object]) -> Iterator[object]:
-    """Inputs, then results: a graph without inputs runs on the device of its factories' tensors."""
+    """Inputs, then results: a graph without inputs runs on the device of the tensors that it creates."""
     yield from example_inputs
     yield from (node.meta.get("example_value") for node in graph_module.graph.nodes)
 

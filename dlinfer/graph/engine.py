@@ -1,4 +1,4 @@
-"""The interface between graphs and the engines that run them, and the search for an engine by name.
+"""The base class of graph engines, and the search for an engine by name.
 
 An engine says of each node whether it takes it, and compiles a region of taken nodes. Its class lives in its vendor's
 folder; the vendor names it in ``Vendor.engines``.
@@ -45,17 +45,6 @@ class CompiledRegion:
     refused: dict[str, str] = field(default_factory=dict[str, str])
     clusters: list[ClusterReport] = field(default_factory=list[ClusterReport])
     notes: list[str] = field(default_factory=list[str])
-
-
-@dataclass(frozen=True)
-class Payload:
-    """A compiled region as an artifact stores it, so that loading need not compile it.
-
-    cpu: CPU flags, as Linux lists them, that it needs.
-    """
-
-    data: bytes | bytearray | memoryview
-    cpu: tuple[str, ...] = ()
 
 
 class SelfTest(Protocol):
@@ -111,7 +100,7 @@ class Engine(ABC):
     # --- programs of steps, in memory and in the disk cache
 
     def resolve(self, callee: str) -> Function:
-        """Return the function behind a callee of this engine's programs: by default one of torch or dlinfer."""
+        """Return the function of a callee: by default one of torch or dlinfer."""
         return resolve(callee)
 
     def join(
@@ -133,25 +122,6 @@ class Engine(ABC):
         """Return what stored programs depend on besides the environment (cache/fingerprint.py): a text, or by name."""
         return ""
 
-    # --- artifacts
-
-    def payload_version(self) -> str:
-        """Return the version that payloads depend on; empty for an engine that lowers the stored graph again."""
-        return ""
-
-    def payload(self, compiled: CompiledRegion) -> Payload | None:
-        """Return what an artifact keeps of a compiled region; None where loading compiles it again."""
-        return None
-
-    def restore_region(
-        self, region: Subgraph, payload: memoryview, options: CompileOptions
-    ) -> CompiledRegion:
-        """Return the region that ``payload`` was made of, without compiling it.
-
-        Any error says that the payload is damaged; the loader raises it as ArtifactCorruptError.
-        """
-        raise NotImplementedError(f"engine {self.name!r} keeps no compiled regions")
-
 
 def check_options(engine: Engine, options: CompileOptions) -> None:
     """Raise CompileOptionError for an engine option or an engine's pass that ``engine`` does not have."""
@@ -170,33 +140,30 @@ def find_engine(name: str | None, device_type: str) -> Engine:
     loaded.
     """
     if name is None:
-        vendor = discovery.activate_default(device_type)
-        if vendor is None or vendor.default_engine is None:
-            reason = f"no vendor with a graph engine serves device {device_type!r}"
-            raise EngineUnavailableError(
-                engine="default", reason=reason, available=", ".join(_names()) or "none"
-            )
-        name = vendor.default_engine
+        active = discovery.activate_default(device_type)
+        name = None if active is None else active.default_engine
+        if name is None:
+            raise _unavailable("default", f"no vendor with a graph engine serves device {device_type!r}")
     providers = [vendor for vendor in discovery.loadable() if name in vendor.engines]
     if not providers:
-        raise EngineUnavailableError(
-            engine=name, reason="no installed vendor provides it", available=", ".join(_names()) or "none"
-        )
-    vendor = providers[0]
+        raise _unavailable(name, "no installed vendor provides it")
     if len(providers) > 1:
         first, second = (f"vendor {vendor.name!r}" for vendor in providers[:2])
         raise VendorClashError(what=f"the graph engine {name!r}", first=first, second=second)
-    probe = discovery.probe(vendor)
+    probe = discovery.probe(providers[0])
     if not probe.available:
-        raise EngineUnavailableError(
-            engine=name, reason=probe.reason, available=", ".join(_names()) or "none"
-        )
-    return _loaded(vendor, name)
+        raise _unavailable(name, probe.reason)
+    return _loaded(providers[0], name)
 
 
 def provider_of(engine: str) -> str | None:
     """The name of the vendor that ``find_engine`` takes this engine from; None where none has it."""
     return next((vendor.name for vendor in discovery.loadable() if engine in vendor.engines), None)
+
+
+def _unavailable(engine: str, reason: str) -> EngineUnavailableError:
+    names = sorted(name for vendor in discovery.loadable() for name in vendor.engines)
+    return EngineUnavailableError(engine=engine, reason=reason, available=", ".join(names) or "none")
 
 
 _engines: dict[tuple[str, str], Engine] = {}  # (vendor, engine): two vendors may use one engine name
@@ -211,19 +178,14 @@ def _loaded(vendor: Vendor, name: str) -> Engine:
 
 
 def _load(vendor: Vendor, name: str) -> Engine:
-    source = f"its engine {name!r}"
+    cause: Exception | None = None
     try:
         engine = vendor.load_engine(name) if vendor.load_engine is not None else None
+        if isinstance(engine, Engine):
+            return engine
+        detail = f"load_engine gave {type(engine).__name__}, no dlinfer.graph.engine.Engine"
     except DlinferError:
         raise
-    except Exception as cause:  # a plugin's code may fail in any way
-        detail = f"{type(cause).__name__}: {cause}"
-        raise VendorLoadError(vendor=vendor.name, source=source, detail=detail) from cause
-    if not isinstance(engine, Engine):
-        detail = f"load_engine gave {type(engine).__name__}, no dlinfer.graph.engine.Engine"
-        raise VendorLoadError(vendor=vendor.name, source=source, detail=detail)
-    return engine
-
-
-def _names() -> list[str]:
-    return sorted(name for vendor in discovery.loadable() for name in vendor.engines)
+    except Exception as error:  # noqa: BLE001 - a plugin's code may fail in any way
+        cause, detail = error, f"{type(error).__name__}: {error}"
+    raise VendorLoadError(vendor=vendor.name, source=f"its engine {name!r}", detail=detail) from cause

@@ -1,9 +1,8 @@
-"""Facts of a compilation's surroundings for its report: name, guards, modules, memory."""
+"""Facts about a compilation for its report: name, guards, modules, memory."""
 
 import re
 import resource
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import fx
@@ -25,43 +24,38 @@ def started(report: GraphReport, dynamo_graph: fx.GraphModule) -> None:
     report.memory["peak before"] = peak_memory()
 
 
-def captured(report: GraphReport, graph: fx.Graph) -> None:
-    """Report each size of 1 among the inputs that are no parameters: Dynamo made it a constant."""
-    placeholders = graph.find_nodes(op="placeholder")
-    report.variant = tuple(
-        f"{node.name}[{dim}]"
-        for node in placeholders
-        if not node.meta.get(STATIC)
-        for dim, size in enumerate(_sizes(fake(node)))
-        if size == "1"
-    )
-
-
 def finished(report: GraphReport, captured: Captured, compiled: CompiledGraph) -> None:
-    """Report what is known when all is compiled, and print where everything runs if DLINFER_DEBUG asks for it."""
+    """Report a finished compilation. DLINFER_DEBUG prints where each node runs."""
     graph = captured.graph_module.graph
     report.guards = guards.shape_guards(captured.mode)
     report.symbols = symbols.sized_symbols(captured.mode)
     placeholders = graph.find_nodes(op="placeholder")
     written = effects_of(graph).is_written
-    # A static KV cache is the same tensor at each call too, but it is no weight: it is written.
-    weights = [node for node in placeholders if node.meta.get(STATIC) and not written(node)]
     report.inputs = [
         InputReport(
             node.name,
             describe(fake(node)),
-            node in weights,
-            _sizes(fake(node)),
+            # A static KV cache is the same tensor at each call too, but it is no weight: it is written.
+            bool(node.meta.get(STATIC)) and not written(node),
+            tuple(map(str, fake(node).shape)) if isinstance(fake(node), torch.Tensor) else (),
             written(node),
         )
         for node in placeholders
     ]
+    report.variant = tuple(  # Dynamo made each size of 1 a constant
+        f"{node.name}[{dim}]"
+        for node, item in zip(placeholders, report.inputs, strict=True)
+        if not node.meta.get(STATIC)
+        for dim, size in enumerate(item.sizes)
+        if size == "1"
+    )
     report.outputs = tuple(node.name for node in graph.output_node().all_input_nodes)
     modules = {node.name: module_of(node) for node in graph.nodes}
     for node in report.nodes:
         node.module = modules.get(node.name, "")
+    weights = [node for node, item in zip(placeholders, report.inputs, strict=True) if item.weight]
     report.memory["weights"] = _bytes_behind(weights)
-    report.memory["written inputs"] = _bytes_behind(list(filter(written, placeholders)))
+    report.memory["written inputs"] = _bytes_behind(filter(written, placeholders))
     report.memory["held"] = held_bytes(compiled)
     report.memory["peak after"] = peak_memory()
     debug.show_placement(report)
@@ -74,9 +68,7 @@ def peak_memory() -> int:
 
 def module_of(node: fx.Node) -> str:
     """The path of the innermost module whose code a node came from, ``layers.0.mlp``; empty at the root."""
-    stack: Mapping[str, tuple[str, Any]] | None = node.meta.get("nn_module_stack")
-    if not stack:
-        return ""
+    stack: Mapping[str, tuple[str, object]] = node.meta.get("nn_module_stack") or {"": ("", None)}
     path, _ = list(stack.values())[-1]
     return re.sub(r"^[LG]\['\w+'\]\.?", "", path)
 
@@ -91,15 +83,12 @@ def held_bytes(compiled: CompiledGraph) -> int:
     return sum({storage_id(value): value.untyped_storage().nbytes() for value in tensors}.values())
 
 
-def _sizes(value: object) -> tuple[str, ...]:
-    return tuple(map(str, value.shape)) if isinstance(value, torch.Tensor) else ()
-
-
-def _bytes_behind(nodes: Sequence[fx.Node]) -> int:
-    sizes: dict[int, int] = {}
-    for node in nodes:
-        for identity in storages(node):
-            sizes[identity] = symbols.example_number(fake(node).untyped_storage().nbytes())
+def _bytes_behind(nodes: Iterable[fx.Node]) -> int:
+    sizes = {
+        identity: symbols.example_number(fake(node).untyped_storage().nbytes())
+        for node in nodes
+        for identity in storages(node)
+    }
     return sum(sizes.values())
 
 

@@ -35,19 +35,18 @@ class CompileOptions:
     engine_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        _one_of("fallback", self.fallback, (None, *settings.FALLBACK_POLICIES))
-        _one_of("small_regions", self.small_regions, (None, *SMALL_REGIONS))
+        for option, allowed in (("fallback", settings.FALLBACK_POLICIES), ("small_regions", SMALL_REGIONS)):
+            if (value := getattr(self, option)) not in (None, *allowed):
+                expected = "one of " + ", ".join(map(repr, (None, *allowed)))
+                raise CompileOptionError(option=option, given=value, expected=expected)
         _is_a("engine", self.engine, (str, type(None)), "the name of an engine")
+        _is_a("passes", self.passes, Mapping, "a dict of name to bool")
+        _is_a("engine_options", self.engine_options, Mapping, "a dict of name to value")
         if self.cache_dir is not None:
             object.__setattr__(self, "cache_dir", Path(self.cache_dir))
-        self._check_passes()
-        _is_a("engine_options", self.engine_options, Mapping, "a dict of name to value")
-
-    def _check_passes(self) -> None:
         from dlinfer.graph.passes.registry import pass_names
 
         known = pass_names()
-        _is_a("passes", self.passes, Mapping, "a dict of name to bool")
         for name, keeps in self.passes.items():
             if name not in known and "." not in str(name):
                 raise CompileOptionError(option="passes", given=name, expected="one of " + ", ".join(known))
@@ -116,10 +115,3 @@ def _value(text: str) -> str | bool | int | float:
 def _is_a(option: str, value: object, kind: type | tuple[type, ...], expected: str) -> None:
     if not isinstance(value, kind):
         raise CompileOptionError(option=option, given=value, expected=expected)
-
-
-def _one_of(option: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        raise CompileOptionError(
-            option=option, given=value, expected="one of " + ", ".join(repr(item) for item in allowed)
-        )

@@ -10,7 +10,8 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from dlinfer.errors import CaptureError
-from dlinfer.graph.capture.export import from_one_on, read_export
+from dlinfer.graph.capture.export import read_export
+from dlinfer.graph.capture.zero_one_specialization import from_one_on
 from dlinfer.graph.engine import check_options, find_engine
 from dlinfer.graph.interface.of_graph import interface_of
 from dlinfer.graph.ir.conj_neg import resolved

@@ -12,8 +12,8 @@ element are compared by ``is`` besides.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -193,9 +193,9 @@ def _taken(value: Any, step: str) -> Any:
     return value[step[2:-2] if step.startswith("['") else int(step[1:-1])]
 
 
-def _is_plain(container: list[object] | dict[str, object]) -> bool:
+def _is_plain(container: Any) -> bool:
     """Whether a list or dict has only what stays where it is; a counter beside a tensor would change at each call."""
-    values = container if isinstance(container, list) else container.values()
+    values = cast("Iterable[object]", container.values() if isinstance(container, dict) else container)
     return all(
         value is None or type(value) in (list, dict, tuple) or isinstance(value, (torch.Tensor, nn.Module))
         for value in values

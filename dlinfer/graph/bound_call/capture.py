@@ -18,7 +18,6 @@ from dlinfer.graph.bound_call.sources import ABSENT, Scope, Traced, evaluate, is
 from dlinfer.graph.interface.interface import Interface
 from dlinfer.graph.interface.ports import ANY_NUMBER, Port, bounds_of
 from dlinfer.graph.ir.conj_neg import is_lazy
-from dlinfer.graph.ir.device import HOST
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import GraphReport
@@ -199,7 +198,9 @@ class _Backend:
                 for index, source in enumerate(read)
             }
             conditions.append(condition.renamed({name: names[name] for name in condition.symbols}))
-        ports += [_number_port(source, parse_size(symbol)) for source, symbol in symbols.items()]
+        ports += [
+            Port.of_number(source_name(source), parse_size(symbol)) for source, symbol in symbols.items()
+        ]
         sources = [*(source for source, _ in self._inputs), *symbols]
         for source, value in self._values(scope):
             if type(value) in (bool, int, str, type(None)):
@@ -226,7 +227,7 @@ class _Backend:
 def _port(source: str, fake: object, value: Any, held: bool) -> Port:
     """The port of an input that was ``value``. Its sizes are checked where they are fixed."""
     if not isinstance(fake, torch.Tensor):
-        return _number_port(source)
+        return Port.of_number(source_name(source), None)
     sizes = tuple(None if (number := fixed_size(size)) is None else parse_size(number) for size in fake.shape)
     strides = None if value.is_contiguous() else tuple(map(parse_size, value.stride()))
     return Port(
@@ -239,10 +240,6 @@ def _port(source: str, fake: object, value: Any, held: bool) -> Port:
         held=held,
         resolved=is_lazy(value),
     )
-
-
-def _number_port(source: str, size: Size | None = None) -> Port:
-    return Port(source_name(source), torch.int64, (size,), (ANY_NUMBER,), torch.device(HOST), number=True)
 
 
 def _is_one_memory(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -1,7 +1,7 @@
-"""An ExportedProgram as a captured graph with its weights, and the sizes that it supports."""
+"""An ExportedProgram as a captured graph with its weights."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,16 +12,14 @@ from torch.utils import _pytree as pytree
 from dlinfer.errors import CaptureError
 from dlinfer.graph.capture.retrace import RetraceError, retrace
 from dlinfer.graph.capture.trace import Captured
-from dlinfer.graph.capture.zero_one_specialization import Reference, Trial
 from dlinfer.graph.ir.conj_neg import lazy_inputs, refuse_shared, resolved
 from dlinfer.graph.ir.device import graph_device
 from dlinfer.graph.ir.dialect import STATIC
 from dlinfer.graph.ir.global_state import explicit_dtypes
-from dlinfer.graph.ir.layout import is_contiguous
-from dlinfer.graph.torch_private.expressions import SizeTextError, to_size
-from dlinfer.graph.torch_private.fake_mode import mode_of, strict_mode
-from dlinfer.graph.torch_private.guards import conditions_of
-from dlinfer.graph.torch_private.symbols import declared_range, new_symbol, symbols_of
+from dlinfer.graph.torch_private.fake_mode import mode_of
+
+Reference = Callable[[Sequence[torch.Tensor], Sequence[object]], Sequence[object]]
+"""Runs the module: takes weights (copies of those that it writes) and inputs, returns its outputs."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def read_export(
         weights,
         inputs,
         _output_names(program),
-        program.range_constraints,
+        program.range_constraints,  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType] - bare ValueRanges
         None if is_program else pytree.tree_leaves((args, dict(kwargs or {}))),
         None if is_program else _reference(module, targets, program),
     )
@@ -129,10 +127,10 @@ def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
 
 
 def input_names(placeholders: Iterable[torch.fx.Node], program: ExportedProgram) -> dict[torch.fx.Node, str]:
-    """The names of the module's inputs. fx puts a number behind a word of Python's: ``input`` is node ``input_1``."""
+    """The names of the module's inputs. fx numbers a name of Python's own: ``input`` is node ``input_1``."""
     signature = program.module_call_graph[0].signature
     parameters = set((signature.forward_arg_names if signature is not None else None) or ())
-    names = {}
+    names: dict[torch.fx.Node, str] = {}
     for node in placeholders:
         word = node.name.removesuffix("_1")
         names[node] = word if word in parameters and node.name not in parameters else node.name
@@ -171,98 +169,3 @@ def _reference(module: torch.nn.Module, targets: list[str], program: ExportedPro
         )
 
     return run
-
-
-def from_one_on(exported: Exported) -> Exported:
-    """Re-trace with an unbacked symbol for every size that may be 0 or 1, so that neither value is specialized.
-
-    A size stays in the range only if a test run succeeded at it. A graph that depends on sizes of 2 or more keeps its
-    range from 2 on. Raises CaptureError where the range names size 1 and the module behaves differently there.
-    """
-    captured = exported.captured
-    placeholders = captured.graph_module.graph.find_nodes(op="placeholder")
-    symbols = dict.fromkeys(symbol for node in placeholders for symbol in symbols_of(node.meta["val"]))
-    declared = {symbol: declared_range(symbol, captured.mode, exported.ranges) for symbol in symbols}
-    lows = {symbol: low for symbol, (low, _, _) in declared.items() if low < 2}
-    if not lows:
-        return exported
-    if exported.reference is not None and exported.examples is not None:
-        served = _served(exported, lows)
-        for symbol, low in served.items():
-            if lows[symbol] == 1 and low > 1:
-                raise CaptureError(
-                    reason="at a size of 1 the module gives something else than what torch.export captured for 2 "
-                    "and more, so one graph cannot serve both",
-                    line=f"dynamic_shapes with min=1 for {_places(placeholders, symbol)}",
-                )
-            declared[symbol] = (low, *declared[symbol][1:])
-    try:
-        captured = _over_new_symbols(captured, declared)
-    except (RetraceError, SizeTextError):
-        return exported
-    return replace(exported, captured=captured, ranges={})
-
-
-def _over_new_symbols(
-    captured: Captured, declared: Mapping[Any, tuple[int, int | None, int | None]]
-) -> Captured:
-    """Re-trace with new symbols. declared: the lowest value, the highest and a hint of each old symbol.
-
-    The new symbols get the guards of the old ones. Raises RetraceError, and SizeTextError for a size
-    that cannot be told over the symbols.
-    """
-    mode = strict_mode()
-    names = {symbol: f"s{number}" for number, symbol in enumerate(declared)}
-    values = {
-        names[symbol]: new_symbol(mode, number, *limits)
-        for number, (symbol, limits) in enumerate(declared.items())
-    }
-
-    def renewed(value: object) -> Any:
-        if isinstance(value, torch.SymInt):
-            return to_size(value, names).evaluate(values)
-        if not isinstance(value, torch.Tensor):
-            return value
-        sizes, kind = [renewed(size) for size in value.shape], {"dtype": value.dtype, "device": value.device}
-        with mode:
-            if is_contiguous(value):  # torch's own strides, which count a size that may be 0 as 1
-                return torch.empty(sizes, **kind)
-            return torch.empty_strided(sizes, [renewed(stride) for stride in value.stride()], **kind)
-
-    for condition in conditions_of(captured.mode, names):
-        torch._check(condition.evaluate(values))
-    placeholders = captured.graph_module.graph.find_nodes(op="placeholder")
-    inputs = {node: renewed(node.meta["val"]) for node in placeholders}
-    return Captured(retrace(captured.graph_module, inputs, mode), tuple(inputs.values()), mode)
-
-
-def _served(exported: Exported, lows: Mapping[Any, int]) -> dict[Any, int]:
-    captured = exported.captured
-    names = {symbol: str(symbol) for node in captured.fakes for symbol in symbols_of(node)}
-    assert exported.examples is not None and exported.reference is not None
-    try:
-        conditions = conditions_of(captured.mode, names)
-    except SizeTextError:
-        conditions = []  # a size that one of them forbids fails its trial by itself
-    trial = Trial(
-        captured.graph_module,
-        exported.weights,
-        exported.examples,
-        names,
-        {names[symbol]: low for symbol, low in lows.items()},
-        conditions,
-        exported.reference,
-    )
-    served = trial.lowest()
-    return {symbol: served[names[symbol]] for symbol in lows}
-
-
-def _places(placeholders: Sequence[torch.fx.Node], symbol: object) -> str:
-    places = [
-        f"{node.name}.shape[{dim}]"
-        for node in placeholders
-        if isinstance(node.meta["val"], torch.Tensor)
-        for dim, size in enumerate(node.meta["val"].shape)
-        if isinstance(size, torch.SymInt) and size.node.expr == symbol
-    ]
-    return ", ".join(places)

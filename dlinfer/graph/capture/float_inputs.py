@@ -32,14 +32,14 @@ _ARITHMETIC: dict[Any, _Binary] = {
     **_spelled("pow", torch.pow),
 }
 _IN_PLACE: dict[Any, _Binary] = {
-    operator.iadd: torch.add,
-    operator.isub: torch.sub,
-    operator.imul: torch.mul,
-    operator.itruediv: torch.div,
-    "add_": torch.add,
-    "sub_": torch.sub,
-    "mul_": torch.mul,
-    "div_": torch.div,
+    spelling: function
+    for name, method, function in (
+        ("iadd", "add_", torch.add),
+        ("isub", "sub_", torch.sub),
+        ("imul", "mul_", torch.mul),
+        ("itruediv", "div_", torch.div),
+    )
+    for spelling in (getattr(operator, name), method)
 }
 _COMPARISONS: dict[Any, _Binary] = {
     spelling: function

@@ -39,6 +39,10 @@ class Captured:
 
 
 _AUTOCAST = ("_enter_autocast", "_exit_autocast")
+_CHECKPOINT = "tag_activation_checkpoint"
+_DERIVATIVES = ("_autograd_grad", "_grad_increment_nesting", "_jvp_increment_nesting")
+_INFERENCE_MODE = ("_enter_inference_mode", "_exit_inference_mode")
+_UNKNOWN_LINE = "an unknown line"
 
 
 def capture(
@@ -48,11 +52,19 @@ def capture(
 
     keep_floats: floats that change are dynamic inputs of the graph; otherwise it specializes on their values.
     """
-    _refuse_exotic(fakes)
-    _refuse_derivatives(dynamo_graph)
+    for value in fakes:
+        if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+            raise CaptureError(reason=f"an input is a tensor of layout {value.layout}", line="the call")
+        if isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value):
+            raise CaptureError(reason=f"an input is a {type(value).__name__}", line="the call")
+    nodes = dynamo_graph.graph.nodes
+    for node in nodes:
+        if _name(node.target) in _DERIVATIVES:
+            raise _refusal(node, "it differentiates with torch.func, and graphs are for inference")
     replay = _Replay(dynamo_graph, changing_floats(dynamo_graph.graph) if keep_floats else set())
-    decomposed = bool(autocast()) or any(map(_changes_dispatch, dynamo_graph.graph.nodes))
-    captured = trace(replay.run, fakes, mode, decomposed=decomposed)
+    captured = trace(
+        replay.run, fakes, mode, decomposed=bool(autocast()) or any(map(_changes_dispatch, nodes))
+    )
     for new, old in zip(
         captured.graph_module.graph.find_nodes(op="placeholder"),
         dynamo_graph.graph.find_nodes(op="placeholder"),
@@ -64,10 +76,18 @@ def capture(
     return captured
 
 
+def _refusal(node: fx.Node, reason: str) -> CaptureError:
+    return CaptureError(reason=reason, line=model_line(node) or _UNKNOWN_LINE)
+
+
+def _name(target: object) -> str:
+    return getattr(target, "__name__", "")
+
+
 def _changes_dispatch(node: fx.Node) -> bool:
     """Whether a node changes how ops are dispatched: autocast, vmap."""
     module = getattr(node.target, "__module__", None) or ""
-    return getattr(node.target, "__name__", "") in _AUTOCAST or module.startswith("torch._functorch")
+    return _name(node.target) in _AUTOCAST or module.startswith("torch._functorch")
 
 
 def trace(
@@ -85,8 +105,10 @@ def trace(
         raise
     except Exception as cause:  # whatever an op's fake function raises, the reason is what the user needs
         reason = f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause) else ''}"
-        raise CaptureError(reason=reason, line=getattr(cause, "model_line", "an unknown line")) from cause
-    _forget_grad_mode(graph_module)
+        raise CaptureError(reason=reason, line=getattr(cause, "model_line", _UNKNOWN_LINE)) from cause
+    # Nothing here has a gradient. The function may switch grad mode, and so may a generator that holds ``no_grad``.
+    for node in graph_module.graph.find_nodes(op="call_function", target=SET_GRAD_ENABLED):
+        graph_module.graph.erase_node(node)
     _refuse_read_indices(graph_module)
     _drop_without_result(graph_module.graph)
     refuse_lazy_constants(graph_module)
@@ -94,23 +116,11 @@ def trace(
     return Captured(graph_module, tuple(fakes), mode)
 
 
-def _forget_grad_mode(graph_module: fx.GraphModule) -> None:
-    """Drop switches of grad mode, since nothing here has a gradient.
-
-    The function may contain them, or a generator that holds ``no_grad`` is collected during the trace.
-    """
-    for node in graph_module.graph.find_nodes(op="call_function", target=SET_GRAD_ENABLED):
-        graph_module.graph.erase_node(node)
-
-
 def _refuse_read_indices(graph_module: fx.GraphModule) -> None:
     """Indexing by a 0-d tensor reads its number, and the graph would keep the number of its first call."""
     for node in graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.item.default):
         if "val" not in node.meta:
-            line = model_line(node) or "an unknown line"
-            raise CaptureError(
-                reason="an index is a tensor without dimensions: torch reads its number", line=line
-            )
+            raise _refusal(node, "an index is a tensor without dimensions: torch reads its number")
 
 
 def _drop_without_result(graph: fx.Graph) -> None:
@@ -122,8 +132,7 @@ def _drop_without_result(graph: fx.Graph) -> None:
         if node.op != "call_function" or "val" in node.meta or not gives_something(node):
             continue
         if node.users or not is_pure(node):
-            line = model_line(node) or "an unknown line"
-            raise CaptureError(reason=f"{op_name(node)} gives what has no place in a graph", line=line)
+            raise _refusal(node, f"{op_name(node)} gives what has no place in a graph")
         graph.erase_node(node)
 
 
@@ -132,32 +141,7 @@ def _refuse_fake_constants(graph_module: fx.GraphModule) -> None:
     for node in graph_module.graph.find_nodes(op="get_attr"):
         if isinstance(attribute(graph_module, str(node.target)), FakeTensor):
             user = next(iter(node.users), node)
-            raise CaptureError(
-                reason="it uses a tensor that torch computes without recording how",
-                line=model_line(user) or "an unknown line",
-            )
-
-
-def _refuse_exotic(fakes: Sequence[object]) -> None:
-    for value in fakes:
-        if not isinstance(value, torch.Tensor):
-            continue
-        if value.layout != torch.strided:
-            raise CaptureError(reason=f"an input is a tensor of layout {value.layout}", line="the call")
-        if is_traceable_wrapper_subclass(value):
-            raise CaptureError(reason=f"an input is a {type(value).__name__}", line="the call")
-
-
-_DERIVATIVES = ("_autograd_grad", "_grad_increment_nesting", "_jvp_increment_nesting")
-
-
-def _refuse_derivatives(dynamo_graph: fx.GraphModule) -> None:
-    for node in dynamo_graph.graph.nodes:
-        if getattr(node.target, "__name__", "") in _DERIVATIVES:
-            line = model_line(node) or "an unknown line"
-            raise CaptureError(
-                reason="it differentiates with torch.func, and graphs are for inference", line=line
-            )
+            raise _refusal(user, "it uses a tensor that torch computes without recording how")
 
 
 class _Replay(fx.Interpreter):
@@ -191,7 +175,7 @@ class _Replay(fx.Interpreter):
                 # Dynamo passes a module's float (LayerNorm.eps) as a 0-d tensor and reads it by item().
                 # Asking its symbol for the value folds it and adds the guard Eq(symbol, value).
                 return float(n.meta["example_value"])
-            if n.op == "call_function" and _sets_gradients(n):
+            if n.target is SET_GRAD_ENABLED or _name(n.target) in _INFERENCE_MODE:
                 return None  # nothing here has a gradient, as the backend checks
             if not self._floats.isdisjoint(n.all_input_nodes):
                 return self._run_on_floats(n)
@@ -200,7 +184,7 @@ class _Replay(fx.Interpreter):
             raise
         except Exception as cause:
             if not hasattr(cause, "model_line"):
-                cause.model_line = model_line(n) or "an unknown line"  # pyright: ignore[reportAttributeAccessIssue]
+                cause.model_line = model_line(n) or _UNKNOWN_LINE  # pyright: ignore[reportAttributeAccessIssue]
             raise
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -209,18 +193,8 @@ class _Replay(fx.Interpreter):
             if not call.get("training", call.get("train", True)) or call.get("p") == 0:
                 # The kernel returns its input, but the fake result would have memory of its own.
                 return call["input"]
-        if getattr(target, "__name__", "") == "_get_data_attr":
+        if _name(target) == "_get_data_attr":
             return args[0].detach()  # ``x.data``, which torch does not trace
-        if getattr(target, "__name__", "") == _CHECKPOINT:
+        if _name(target) == _CHECKPOINT:
             return args[0](*args[1:])  # it only affects backward; the first argument is the body
         return super().call_function(target, args, kwargs)
-
-
-_CHECKPOINT = "tag_activation_checkpoint"
-_INFERENCE_MODE = ("_enter_inference_mode", "_exit_inference_mode")
-
-
-def _sets_gradients(node: fx.Node) -> bool:
-    """Whether a node changes grad mode, as ``no_grad`` and ``inference_mode`` do."""
-    name = getattr(node.target, "__name__", "")
-    return node.target is SET_GRAD_ENABLED or name in _INFERENCE_MODE

@@ -1,4 +1,4 @@
-"""Tests an exported graph at sizes 0 and 1, which torch.export never traces.
+"""Serve sizes 0 and 1, which torch.export never traces.
 
 torch.export traces with every dynamic size at 2 or more, and then declares the whole range. A model may behave
 differently at size 1 (``if x.shape[0] == 1``, ``squeeze``). So the captured graph runs at these sizes, op by op: each
@@ -6,48 +6,132 @@ result must have the sizes of its fake, and outputs and writes must equal the mo
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch.random import fork_rng  # pyright: ignore[reportUnknownVariableType] - it declares no devices
+from torch.utils._pytree import tree_leaves
 
+from dlinfer.errors import CaptureError
+from dlinfer.graph.capture.export import Exported, Reference
+from dlinfer.graph.capture.retrace import RetraceError, retrace
+from dlinfer.graph.capture.trace import Captured
 from dlinfer.graph.ir.dialect import STATIC, fake, is_random
 from dlinfer.graph.ir.effects import effects_of
-from dlinfer.graph.torch_private.expressions import Size, SizeTextError, to_size
-from dlinfer.graph.torch_private.symbols import symbols_of
+from dlinfer.graph.ir.layout import is_contiguous
+from dlinfer.graph.torch_private.expressions import SizeTextError, to_size
+from dlinfer.graph.torch_private.fake_mode import strict_mode
+from dlinfer.graph.torch_private.guards import conditions_of
+from dlinfer.graph.torch_private.symbols import declared_range, new_symbol, plain_symbol, symbols_of
 from dlinfer.utils.closeness import difference
 
-Reference = Callable[[Sequence[torch.Tensor], Sequence[Any]], Sequence[Any]]
-"""The module's outputs for weights (copies of those that it writes) and inputs."""
 
+def from_one_on(exported: Exported) -> Exported:
+    """Re-trace with an unbacked symbol for every size that may be 0 or 1, so that neither value is specialized.
 
-@dataclass(frozen=True)
-class Trial:
-    """A captured graph with the inputs to test it on.
-
-    weights: values of STATIC inputs. examples: values of the other inputs. names: a name for each symbol.
-    lows: the declared minimum of each symbol. conditions: guards on the sizes.
+    A size stays in the range only if a test run succeeded at it. A graph that depends on sizes of 2 or more keeps its
+    range from 2 on. Raises CaptureError where the range names size 1 and the module behaves differently there.
     """
+    captured = exported.captured
+    symbols = dict.fromkeys(symbol for value in captured.fakes for symbol in symbols_of(value))
+    declared = {symbol: declared_range(symbol, captured.mode, exported.ranges) for symbol in symbols}
+    lows = {symbol: low for symbol, (low, _, _) in declared.items() if low < 2}
+    if not lows:
+        return exported
+    if exported.reference is not None and exported.examples is not None:
+        for symbol, low in _Trial(exported, exported.examples, exported.reference).lowest(lows).items():
+            if lows[symbol] == 1 and low > 1:
+                raise CaptureError(
+                    reason="at a size of 1 the module gives something else than what torch.export captured for 2 "
+                    "and more, so one graph cannot serve both",
+                    line=f"dynamic_shapes with min=1 for {_places(captured, symbol)}",
+                )
+            declared[symbol] = (low, *declared[symbol][1:])
+    try:
+        return replace(exported, captured=_over_new_symbols(captured, declared), ranges={})
+    except (RetraceError, SizeTextError):
+        return exported
 
-    graph_module: fx.GraphModule
-    weights: Sequence[torch.Tensor]
-    examples: Sequence[Any]
-    names: Mapping[Any, str]
-    lows: Mapping[str, int]
-    conditions: Sequence[Size]
-    reference: Reference
 
-    def lowest(self) -> dict[str, int]:
+def _places(captured: Captured, symbol: object) -> str:
+    return ", ".join(
+        f"{node.name}.shape[{dim}]"
+        for node in captured.graph_module.graph.find_nodes(op="placeholder")
+        if isinstance(fake(node), torch.Tensor)
+        for dim, size in enumerate(fake(node).shape)
+        if plain_symbol(size) == symbol
+    )
+
+
+def _over_new_symbols(
+    captured: Captured, declared: Mapping[Any, tuple[int, int | None, int | None]]
+) -> Captured:
+    """Re-trace with new symbols. declared: the lowest value, the highest and a hint of each old symbol.
+
+    The new symbols get the guards of the old ones. Raises RetraceError, and SizeTextError for a size that cannot be
+    told over the symbols.
+    """
+    mode = strict_mode()
+    names = {symbol: f"s{number}" for number, symbol in enumerate(declared)}
+    values = {
+        names[symbol]: new_symbol(mode, number, *limits)
+        for number, (symbol, limits) in enumerate(declared.items())
+    }
+
+    def renewed_size(size: int | torch.SymInt) -> int | torch.SymInt:
+        return to_size(size, names).evaluate(values) if isinstance(size, torch.SymInt) else size
+
+    def renewed(value: object) -> object:
+        if not isinstance(value, torch.Tensor):
+            return renewed_size(value) if isinstance(value, torch.SymInt) else value
+        sizes = [renewed_size(size) for size in value.shape]
+        with mode:
+            if is_contiguous(value):  # torch's own strides, which count a size that may be 0 as 1
+                return torch.empty(sizes, dtype=value.dtype, device=value.device)
+            strides = [renewed_size(stride) for stride in value.stride()]
+            return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+
+    for condition in conditions_of(captured.mode, names):
+        # torch documents this function in spite of its name.
+        torch._check(condition.evaluate(values))  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
+    placeholders = captured.graph_module.graph.find_nodes(op="placeholder")
+    inputs = {node: renewed(fake(node)) for node in placeholders}
+    return Captured(retrace(captured.graph_module, inputs, mode), tuple(inputs.values()), mode)
+
+
+class _Trial:
+    """Runs of a captured graph and its module at given sizes."""
+
+    def __init__(self, exported: Exported, examples: Sequence[object], reference: Reference) -> None:
+        captured = exported.captured
+        self.graph_module = captured.graph_module
+        self.names = {symbol: str(symbol) for value in captured.fakes for symbol in symbols_of(value)}
+        self._examples, self._weights, self._reference = examples, exported.weights, reference
+        graph = captured.graph_module.graph
+        placeholders = graph.find_nodes(op="placeholder")
+        self._fakes = [fake(node) for node in placeholders if not node.meta.get(STATIC)]
+        effects = effects_of(graph)
+        static = [node for node in placeholders if node.meta.get(STATIC)]
+        self._written = [index for index, node in enumerate(static) if effects.is_written(node)]
+        # A graph that draws no random numbers leaves the generator alone, which threads share.
+        self._draws = any(map(is_random, graph.nodes))
+        try:
+            self._conditions = conditions_of(captured.mode, self.names)
+        except SizeTextError:
+            self._conditions = []  # a size that one of them forbids fails its trial by itself
+
+    def lowest(self, lows: Mapping[Any, int]) -> dict[Any, int]:
         """The minimum of each symbol: as declared, or 1 or 2 where a test failed."""
-        served = dict(self.lows)
+        served = dict(lows)
         usual = self._usual()
         for size in (1, 0):
-            small = [name for name, low in served.items() if low <= size]
-            for chosen in [[name] for name in small] + ([small] if len(small) > 1 else []):
-                values = usual | dict.fromkeys(chosen, size)
-                if not all(served[name] <= size for name in chosen) or not self._allowed(values):
+            small = [symbol for symbol, low in served.items() if low <= size]
+            for chosen in [[symbol] for symbol in small] + ([small] if len(small) > 1 else []):
+                values = usual | dict.fromkeys((self.names[symbol] for symbol in chosen), size)
+                if not all(served[symbol] <= size for symbol in chosen) or not self._allowed(values):
                     continue
                 if not self._succeeds(values):
                     served |= dict.fromkeys(chosen, size + 1)
@@ -55,85 +139,71 @@ class Trial:
 
     def _usual(self) -> dict[str, int]:
         """The sizes of the examples."""
-        values = {}
-        for node, example in zip(self._inputs(), self.examples, strict=True):
-            for fake_size, size in zip(*map(_numbers, (fake(node), example)), strict=True):
-                if isinstance(fake_size, torch.SymInt) and fake_size.node.expr in self.names:
-                    values[self.names[fake_size.node.expr]] = size
+        values: dict[str, int] = {}
+        for pair in zip(self._fakes, self._examples, strict=True):
+            for fake_size, size in zip(*map(_numbers, pair), strict=True):
+                if (symbol := plain_symbol(fake_size)) in self.names:
+                    values[self.names[symbol]] = size
         return values
-
-    def _inputs(self) -> list[fx.Node]:
-        return [n for n in self.graph_module.graph.find_nodes(op="placeholder") if not n.meta.get(STATIC)]
 
     def _allowed(self, values: Mapping[str, int]) -> bool:
         try:
-            return all(condition.evaluate(values) for condition in self.conditions)
+            return all(condition.evaluate(values) for condition in self._conditions)
         except (KeyError, ZeroDivisionError):
             return False
 
     def _succeeds(self, values: Mapping[str, int]) -> bool:
         inputs = [
-            self._resized(node, value, values)
-            for node, value in zip(self._inputs(), self.examples, strict=True)
+            self._resized(value, example, values)
+            for value, example in zip(self._fakes, self._examples, strict=True)
         ]
-        with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=self._draws()):
-            expected = self._outcome(inputs, self.reference)
+        # torch declares ``devices`` as a bare iterable.
+        with torch.no_grad(), fork_rng(devices=[], enabled=self._draws):
+            expected = self._outcome(inputs, self._reference)
             results = self._outcome(
                 inputs, lambda weights, leaves: _Sized(self, values).run(*weights, *leaves)
             )
-        return (
-            expected is not None
-            and results is not None
-            and all(itertools.starmap(_same, zip(results, expected, strict=True)))
-        )
+        if expected is None or results is None:
+            return False
+        return all(itertools.starmap(_same, zip(results, expected, strict=True)))
 
-    def _outcome(self, inputs: Sequence[object], run: Callable[..., Sequence[object]]) -> list[Any] | None:
+    def _outcome(self, inputs: Sequence[object], run: Reference) -> list[object] | None:
         """Outputs and written tensors of a run, which writes into copies; None where it fails."""
-        written = self._written()
-        weights = [w.clone() if index in written else w for index, w in enumerate(self.weights)]
+        weights = [w.clone() if index in self._written else w for index, w in enumerate(self._weights)]
         leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in inputs]
-        if self._draws():
+        if self._draws:
             torch.default_generator.manual_seed(0)
         try:
             outputs = list(run(weights, leaves))
         except Exception:  # noqa: BLE001 - a module may refuse a size in any way; then the size is not served
             return None
-        return [*outputs, *leaves, *(weights[index] for index in sorted(written))]
+        return [*outputs, *leaves, *(weights[index] for index in self._written)]
 
-    def _draws(self) -> bool:
-        """Whether the graph draws random numbers. Otherwise the generator, which threads share, is not touched."""
-        return any(map(is_random, self.graph_module.graph.nodes))
-
-    def _written(self) -> set[int]:
-        graph = self.graph_module.graph
-        effects = effects_of(graph)
-        static = [node for node in graph.find_nodes(op="placeholder") if node.meta.get(STATIC)]
-        return {index for index, node in enumerate(static) if effects.is_written(node)}
-
-    def _resized(self, node: fx.Node, example: object, values: Mapping[str, int]) -> Any:
-        """The example, with rows repeated or dropped to match these sizes."""
-        if not isinstance(example, torch.Tensor):
-            return self._size(fake(node), values) if isinstance(fake(node), torch.SymInt) else example
-        for dim, size in enumerate(fake(node).shape):
-            expected = self._size(size, values)
+    def _resized(self, value: object, example: object, values: Mapping[str, int]) -> object:
+        """The example, with rows repeated or dropped to match these sizes of its fake."""
+        if not isinstance(example, torch.Tensor) or not isinstance(value, torch.Tensor):
+            return self.size(value, values) if isinstance(value, torch.SymInt) else example
+        for dim, size in enumerate(value.shape):
+            expected = self.size(size, values)
             if expected is not None and expected != example.shape[dim]:
                 example = example.index_select(dim, torch.arange(expected) % max(1, example.shape[dim]))
         return example
 
-    def _size(self, size: Any, values: Mapping[str, int]) -> int | None:
+    def size(self, size: int | torch.SymInt, values: Mapping[str, int]) -> int | None:
+        """A fake's size for these values of the symbols; None where it depends on data."""
         try:
             return to_size(size, self.names).evaluate(values)
         except SizeTextError:
-            return None  # it depends on data
+            return None
 
 
-def _numbers(value: object) -> Iterator[Any]:
-    return iter(value.shape) if isinstance(value, torch.Tensor) else iter((value,))
+def _numbers(value: object) -> Sequence[Any]:
+    return value.shape if isinstance(value, torch.Tensor) else (value,)
 
 
-def _same(result: Any, expected: Any) -> bool:
+def _same(result: object, expected: object) -> bool:
     if not isinstance(expected, torch.Tensor) or not isinstance(result, torch.Tensor):
-        return type(result) is type(expected) and result == expected
+        return type(result) is type(expected) and bool(result == expected)
     # Both run torch's kernels on the same numbers: more than rounding is another computation.
     bound = 1e-3 if result.dtype.itemsize >= 4 else 5e-2
     return difference([result], [expected], rtol=bound, atol=bound) is None
@@ -142,28 +212,22 @@ def _same(result: Any, expected: Any) -> bool:
 class _Sized(fx.Interpreter):
     """Runs the graph and compares the sizes of each result with its fake."""
 
-    def __init__(self, trial: Trial, values: Mapping[str, int]) -> None:
+    def __init__(self, trial: _Trial, values: Mapping[str, int]) -> None:
         super().__init__(trial.graph_module)
-        self.trial, self.values = trial, values
+        self._trial, self._values = trial, values
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
-        known, real = fake(n), result
-        if not isinstance(known, (tuple, list)):
-            known, real = (known,), (result,)
         if n.op != "output":
-            for known_result, value in zip(known, real, strict=True):
-                if isinstance(known_result, torch.Tensor) and not self._fits(known_result, value):
-                    raise ValueError(
-                        f"{n.name} has sizes {tuple(value.shape)}, not {tuple(known_result.shape)}"
-                    )
+            for known, value in zip(tree_leaves(fake(n)), tree_leaves(result), strict=True):
+                if isinstance(known, torch.Tensor) and not self._fits(known, value):
+                    raise ValueError(f"{n.name} has sizes {tuple(value.shape)}, not {tuple(known.shape)}")
         return result
 
     def _fits(self, known: torch.Tensor, real: torch.Tensor) -> bool:
         if known.dim() != real.dim():
             return False
-        unknown = set(symbols_of(known)) - set(self.trial.names)
-        return bool(unknown) or all(
-            self.trial._size(want, self.values) in (None, size)
-            for want, size in zip(known.shape, real.shape, strict=True)
+        return not set(symbols_of(known)) <= set(self._trial.names) or all(
+            self._trial.size(size, self._values) in (None, real_size)
+            for size, real_size in zip(known.shape, real.shape, strict=True)
         )

@@ -1,7 +1,7 @@
 """The interface of a compiled graph, and the check of a call's values as generated Python.
 
-Artifacts and sessions use ``Interface.bind``, which checks a whole call. Bound calls write ``mismatches`` and
-``as_taken`` into a function of their own, which also reads the values.
+Artifacts and sessions call ``Interface.bind``. Bound calls write ``mismatches`` and ``as_taken`` into a function of
+their own, which also reads the values.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,16 +17,16 @@ from dlinfer.graph.ir.conj_neg import may_be_lazy
 from dlinfer.graph.torch_private.expressions import FUNCTIONS, Size
 
 Bind = Callable[[Sequence[Any]], tuple[list[Any], tuple[int, ...]]]
-"""Takes a value for each input; gives all that the graph is called with, and the values of its symbols."""
+"""Takes a value for each input; returns the graph's arguments, constants too, and the values of its symbols."""
 
 Name = Callable[[object], str]
-"""Gives a name for an object in the scope of the generated code."""
+"""Returns a name for an object in the scope of the generated code."""
 
 
 def mismatches(port: Port, value: str, name: Name) -> Iterator[str]:
-    """Python expressions, one of which is true (or raises) where the variable ``value`` does not fit a port.
+    """Python expressions about the variable ``value``: one is true, or raises, where it does not fit a port.
 
-    Sizes that depend on symbols are compared by ``Interface.bind``.
+    ``Interface.bind`` compares sizes that depend on symbols.
     """
     if port.number:
         yield f"type({value}) is not int"
@@ -59,7 +59,7 @@ def as_taken(port: Port, value: str) -> str:
 
 @dataclass(frozen=True)
 class Interface:
-    """What a compiled graph takes besides its weights, and what it gives, in the graph's order.
+    """The inputs of a compiled graph besides its weights, and its outputs, in the graph's order.
 
     symbols: the range of each symbol. conditions: comparisons that must be true of the symbols at each call.
     constants: values that the graph was compiled with, by their place among all values of a call.
@@ -75,10 +75,7 @@ class Interface:
 
     @cached_property
     def bind(self) -> Bind:
-        """Takes a value for each input; returns what the graph is called with, constants too, and the symbols' values.
-
-        Raises ArtifactInputError for a value that does not fit.
-        """
+        """The check of a call. It raises ArtifactInputError for a value that does not fit."""
         return _Binder(self).function()
 
     def values_among(self, leaves: Sequence[Any], names: Sequence[str] = ()) -> Sequence[Any]:
@@ -98,12 +95,12 @@ class Interface:
     @cached_property
     def places(self) -> dict[str, tuple[int, int]]:
         """Where a call reads each symbol: (input, dimension) of the first size that is nothing else."""
-        found: dict[str, tuple[int, int]] = {}
+        places: dict[str, tuple[int, int]] = {}
         for index, port in enumerate(self.inputs):
             for dim, size in enumerate(port.sizes):
                 if size is not None and size.symbol is not None:
-                    found.setdefault(size.symbol, (index, dim))
-        return found
+                    places.setdefault(size.symbol, (index, dim))
+        return places
 
     def place_name(self, index: int, dim: int) -> str:
         """A size of an input as errors name it."""
@@ -121,35 +118,37 @@ class Interface:
 
 
 class _Binder:
-    """Writes the function line by line. No name of a file stands in it: symbols become n0, n1, ..."""
+    """Writes the function line by line. It contains no name of a file: symbols become n0, n1, ..."""
 
     def __init__(self, interface: Interface) -> None:
         self._interface = interface
-        self._names = {symbol: f"n{index}" for index, symbol in enumerate(interface.places)}
+        self._symbols = {symbol: f"n{index}" for index, symbol in enumerate(interface.places)}
+        self._shown = {symbol: interface.place_name(*place) for symbol, place in interface.places.items()}
         self._scope: dict[str, Any] = {**FUNCTIONS, "self": self}
         self._objects: dict[int, str] = {}
+        self._relations: list[tuple[str, list[tuple[int, int]]]] = []
 
     def function(self) -> Bind:
-        ports = self._interface.inputs
-        values = [f"x{index}" for index in range(len(ports))]
+        interface = self._interface
+        values = [f"x{index}" for index in range(len(interface.inputs))]
+        ports = list(zip(interface.inputs, values, strict=True))
         body = [f"{''.join(f'{value}, ' for value in values)} = values"] if values else []
-        for index, port in enumerate(ports):
-            body += self._port(index, port, values[index])
-        for index, port in enumerate(ports):
-            body += self._sizes(index, port, values[index])
-        for number, condition in enumerate(self._interface.conditions):
-            if set(condition.symbols) <= set(self._names):
-                body.append(f"if not ({condition.renamed(self._names)}): self.broken({number}, values)")
-        taken = [as_taken(port, value) for port, value in zip(ports, values, strict=True)]
-        for place, constant in sorted(self._interface.constants.items()):
+        for write in (self._port, self._sizes):
+            for index, (port, value) in enumerate(ports):
+                body += write(index, port, value)
+        for condition in interface.conditions:
+            if set(condition.symbols) <= set(self._symbols):
+                places = [interface.places[name] for name in condition.symbols]
+                code, expected = (condition.renamed(names) for names in (self._symbols, self._shown))
+                body.append(self._relation(str(code), str(expected), places))
+        taken = [as_taken(port, value) for port, value in ports]
+        for place, constant in sorted(interface.constants.items()):
             taken.insert(place, self.name(constant))
-        symbols = "".join(f"{self._names[name]}, " for name in self._names)
+        symbols = "".join(f"{name}, " for name in self._symbols.values())
         body.append(f"return [{', '.join(taken)}], ({symbols})")
         lines = "".join(f"        {line}\n" for line in body)
         text = f"def bind(values):\n    try:\n{lines}    except ZeroDivisionError: self.divided()\n"
-        exec(
-            compile(text, "<dlinfer interface>", "exec"), self._scope
-        )  # text of this module and of its printer
+        exec(compile(text, "<dlinfer interface>", "exec"), self._scope)  # text of this module and its printer
         return self._scope["bind"]
 
     def name(self, value: object) -> str:
@@ -167,63 +166,53 @@ class _Binder:
             yield f"if {value}.storage_offset() != {port.offset}: {refuse}"
         for dim, (size, (low, high)) in enumerate(zip(port.sizes, port.bounds, strict=True)):
             read = value if port.number else f"{value}.shape[{dim}]"
-            if size is None or size.fixed is not None:
-                if port.number and size is not None:
-                    yield f"if {read} != {size}: {refuse}"
-                continue
-            if size.symbol is not None and self._interface.places[size.symbol] == (index, dim):
-                yield f"{self._names[size.symbol]} = {read}"
-            if size.symbol is not None:
+            if port.number and size is not None and size.fixed is not None:
+                yield f"if {read} != {size}: {refuse}"
+            if size is not None and size.symbol is not None:
+                if self._interface.places[size.symbol] == (index, dim):
+                    yield f"{self._symbols[size.symbol]} = {read}"
                 yield f"if {read} < {low}{'' if high is None else f' or {read} > {high}'}: {refuse}"
 
     def _sizes(self, index: int, port: Port, value: str) -> Iterator[str]:
         """Lines that compare sizes and strides that depend on symbols."""
+        places = self._interface.places
         for dim, size in enumerate(port.sizes):
-            if size is None or size.fixed is not None or not set(size.symbols) <= set(self._names):
+            if size is None or size.fixed is not None or not set(size.symbols) <= set(self._symbols):
                 continue
-            if size.symbol is None or self._interface.places[size.symbol] != (index, dim):
-                read = value if port.number else f"{value}.shape[{dim}]"
-                yield f"if {read} != {size.renamed(self._names)}: self.unequal({index}, {dim}, values)"
+            if size.symbol is not None and places[size.symbol] == (index, dim):
+                continue
+            read = value if port.number else f"{value}.shape[{dim}]"
+            sides = [self._interface.place_name(index, dim), str(size.renamed(self._shown))]
+            numbers = [(index, dim), *(places[name] for name in size.symbols)]
+            if size.symbol is not None:  # the one that comes first is named first
+                sides, numbers = sides[::-1], numbers[::-1]
+            yield self._relation(f"{read} == {size.renamed(self._symbols)}", " == ".join(sides), numbers)
         if port.strides is not None and any(stride.fixed is None for stride in port.strides):
-            strides = "".join(f"{stride.renamed(self._names)}, " for stride in port.strides)
+            strides = "".join(f"{stride.renamed(self._symbols)}, " for stride in port.strides)
             yield f"if {value}.stride() != ({strides}): self.refuse({index}, {value})"
+
+    def _relation(self, code: str, expected: str, places: list[tuple[int, int]]) -> str:
+        self._relations.append((expected, places))
+        return f"if not ({code}): self.broken({len(self._relations) - 1}, values)"
 
     # --- what the function raises
 
-    def refuse(self, index: int, value: Any) -> None:
+    def refuse(self, index: int, value: object) -> None:
         port = self._interface.inputs[index]
         raise ArtifactInputError(name=port.name, expected=port, given=port.misfit(value))
 
-    def unequal(self, index: int, dim: int, values: Sequence[Any]) -> None:
-        size, read = self._interface.inputs[index].sizes[dim], self._interface.place_name(index, dim)
-        assert size is not None
-        names, numbers = self._read(size.symbols, values)
-        sides, numbers = [read, str(size.renamed(names))], [self._number(index, dim, values), *numbers]
-        if size.symbol:  # the one that comes first is named first
-            sides, numbers = sides[::-1], numbers[::-1]
-        raise ArtifactInputError(
-            name=f"{read}, {', '.join(names.values())}",
-            expected=" == ".join(sides),
-            given=", ".join(map(str, numbers)),
-        )
-
     def broken(self, number: int, values: Sequence[Any]) -> None:
-        condition = self._interface.conditions[number]
-        names, numbers = self._read(condition.symbols, values)
+        expected, places = self._relations[number]
+        read = [values[index] for index, _ in places]
+        numbers = [
+            value.shape[dim] if isinstance(value, torch.Tensor) else value
+            for value, (_, dim) in zip(read, places, strict=True)
+        ]
         raise ArtifactInputError(
-            name=", ".join(names.values()),
-            expected=str(condition.renamed(names)),
+            name=", ".join(self._interface.place_name(*place) for place in places),
+            expected=expected,
             given=", ".join(map(str, numbers)),
         )
 
     def divided(self) -> None:
         raise ArtifactInputError(name="sizes", expected="sizes that can be divided by", given="0")
-
-    def _read(self, symbols: Sequence[str], values: Sequence[Any]) -> tuple[Mapping[str, str], list[int]]:
-        places = {name: self._interface.places[name] for name in symbols}
-        names = {name: self._interface.place_name(*place) for name, place in places.items()}
-        return names, [self._number(*place, values) for place in places.values()]
-
-    def _number(self, index: int, dim: int, values: Sequence[Any]) -> int:
-        value = values[index]
-        return value.shape[dim] if isinstance(value, torch.Tensor) else value

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from dlinfer.graph.ir.conj_neg import is_lazy
+from dlinfer.graph.ir.device import HOST
 from dlinfer.graph.torch_private.expressions import Size
 
 Range = tuple[int, int | None]
@@ -48,6 +49,11 @@ class Port:
     held: bool = False
     resolved: bool = False
 
+    @classmethod
+    def of_number(cls, name: str, value: Size | None, bounds: Range = ANY_NUMBER) -> "Port":
+        """The port of an integer."""
+        return cls(name, torch.int64, (value,), (bounds,), torch.device(HOST), number=True)
+
     @property
     def may_be_copied(self) -> bool:
         """Whether a call may pass a copy of the caller's tensor."""
@@ -72,7 +78,7 @@ class Port:
         """Whether a size of it may change."""
         return any(low != high for low, high in self.bounds)
 
-    def misfit(self, value: Any) -> str:
+    def misfit(self, value: object) -> str:
         """A value that does not fit, as an error names it: by the first thing that is wrong."""
         if not isinstance(value, torch.Tensor) or self.number or not is_plain(value):
             return shown(value)
@@ -101,8 +107,8 @@ def _range(bounds: Range) -> str:
 
 def bounds_of(sizes: Iterable[Size | None], symbols: Mapping[str, Range]) -> tuple[Range, ...]:
     """The range of each size. Raises KeyError for an unknown symbol."""
-    found = [(0, None) if size is None else size.bounds(symbols) for size in sizes]
-    return tuple((0 if low is None else low, high) for low, high in found)
+    limits = [(0, None) if size is None else size.bounds(symbols) for size in sizes]
+    return tuple((low or 0, high) for low, high in limits)
 
 
 def shown(value: Any) -> str:

@@ -12,24 +12,15 @@ def leave_engine(node: fx.Node, engine: str, reason: str, policy: str) -> None:
 
     Raises GraphFallbackError under the policy ``error``.
     """
+    op, line = op_name(node), model_line(node)
 
     def refusal() -> GraphFallbackError:
-        return GraphFallbackError(
-            node=node.name,
-            op=op_name(node),
-            call=", ".join(describe(fake(parent)) for parent in node.all_input_nodes),
-            line=model_line(node) or "an unknown line",
-            engine=engine,
-            reason=reason,
-        )
+        call = ", ".join(describe(fake(parent)) for parent in node.all_input_nodes)
+        fields = {"node": node.name, "op": op, "call": call, "line": line or "an unknown line"}
+        return GraphFallbackError(engine=engine, reason=reason, **fields)
 
-    def text() -> str:
-        return (
-            f"{op_name(node)} runs outside graph engine {engine!r}: {reason} (from {model_line(node)}). "
-            "Said once; dlinfer.explain shows all."
-        )
-
-    settle(Fallback(op_name(node), engine, reason), policy, refusal, text)
+    text = f"{op} runs outside graph engine {engine!r}: {reason} (from {line}). Said once; dlinfer.explain shows all."
+    settle(Fallback(op, engine, reason), policy, refusal, lambda: text)
 
 
 def leave_graph(what: str, error: DlinferError, policy: str) -> None:

@@ -1,17 +1,17 @@
 """The report of each compiled graph: plain data behind ``dlinfer.explain`` and ``DLINFER_DEBUG``, and JSON."""
 
+import functools
 import itertools
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, is_dataclass
+from typing import Any, get_args, get_origin, get_type_hints
 
 from dlinfer.graph.passes.cse import CSE
 from dlinfer.graph.passes.dce import DCE
 from dlinfer.graph.passes.pipeline import PassReport
 from dlinfer.graph.passes.remove_noops import REMOVE_NOOPS
-from dlinfer.graph.passes.rewriter import Edit
 
 FIRST_CALL = "first call"
 """The cause of a compilation that no earlier one preceded."""
@@ -25,9 +25,8 @@ class NodeReport:
     """One node of the final graph and where it runs.
 
     place: ``engine``, ``eager``, ``view``, ``size`` or ``input``. how: the kernel or cluster that runs it.
-    reason: why it is not in the engine; empty when it is. line: the model's. result: dtype and sizes.
-    module: path of the module whose code it came from, ``layers.0.mlp``. flops: its floating-point operations, if it
-    is a product (``dlinfer.graph.ir.flops``).
+    reason: why it is not in the engine. line: the model's. result: dtype and sizes. module: path of the module whose
+    code it came from, ``layers.0.mlp``. flops: floating-point operations of a product (``dlinfer.graph.ir.flops``).
     """
 
     name: str
@@ -101,11 +100,11 @@ class GraphReport:
     cause: why it was compiled: ``first call`` or Dynamo's reason for a recompilation.
     variant: the inputs whose size 1 Dynamo took as a constant; empty for the generic graph.
     captured, lowered: the graph as text before and after the passes. symbols: symbolic size -> range and source.
-    guards: what was assumed about sizes. seconds: stage -> seconds.
-    memory: bytes of the inputs that are ``weights`` and of the ``written inputs`` (KV caches), bytes that the compiled
-    graph has ``held`` (constants, copies of weights), and the process's peaks, ``peak before`` and ``peak after``.
-    refused: why the graph could not be captured and runs without dlinfer; empty when it could.
-    not_loaded: how the nearest entry of the disk cache differs from it; empty where there was none.
+    guards: assumptions about sizes. seconds: stage -> seconds.
+    memory: bytes of ``weights``, of ``written inputs`` (KV caches), of tensors that the compiled graph ``held``
+    (constants, copies of weights), and the process's ``peak before`` and ``peak after``.
+    refused: why the graph could not be captured and runs without dlinfer.
+    not_loaded: how the nearest entry of the disk cache differs from it.
     """
 
     model: str
@@ -132,11 +131,10 @@ class GraphReport:
 
         Dynamo's cause does not tell: it names what differs from one of the earlier graphs only.
         """
-        ones = set(self.variant)
-        mine = [graph for graph in earlier if graph.function == self.function]
         return any(
-            size != "1" and f"{item.name}[{dim}]" in ones
-            for graph in mine
+            size != "1" and f"{item.name}[{dim}]" in self.variant
+            for graph in earlier
+            if graph.function == self.function
             for item in graph.inputs
             for dim, size in enumerate(item.sizes)
         )
@@ -178,26 +176,22 @@ class GraphReport:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "GraphReport":
         """Read what ``to_dict`` gave, also after a way through JSON."""
-        typed: dict[str, Any] = {
-            "variant": tuple(data["variant"]),
-            "outputs": tuple(data["outputs"]),
-            "passes": [
-                PassReport(**item | {"edits": list(map(_edit, item["edits"]))}) for item in data["passes"]
-            ],
-            "inputs": [InputReport(**item | {"sizes": tuple(item["sizes"])}) for item in data["inputs"]],
-            "nodes": [NodeReport(**item | {"reads": tuple(item["reads"])}) for item in data["nodes"]],
-            "regions": [
-                RegionReport(
-                    **item | {"clusters": [ClusterReport(**cluster) for cluster in item["clusters"]]}
-                )
-                for item in data["regions"]
-            ],
-        }
-        return cls(**data | typed)
+        return _read(cls, data)
 
 
-def _edit(data: dict[str, Any]) -> Edit:
-    return Edit(data["what"], tuple(data["removed"]), tuple(data["added"]), data["line"])
+_types_of = functools.cache(get_type_hints)
+_SEQUENCES: tuple[object, ...] = (list, tuple)
+
+
+def _read(kind: Any, data: Any) -> Any:
+    """JSON as an object of a type: a dataclass, a list or tuple of one, or plain data."""
+    make: Any = get_origin(kind) or kind
+    if is_dataclass(kind):
+        types = _types_of(kind)
+        return make(**{name: _read(types[name], value) for name, value in dict(data).items()})
+    if make in _SEQUENCES:
+        return make(_read(get_args(kind)[0], item) for item in data)
+    return data
 
 
 _lock = threading.Lock()

@@ -4,7 +4,6 @@ A library that is right on one CPU may be wrong on another, which runs other ins
 computation with a result that was worked out in another way. It runs once for each CPU, version and dtype, and the
 disk cache keeps the result.
 
-``case`` defines a case and its result, ``suite`` runs cases and remembers, ``store`` is the disk, ``in_engine`` runs a
-torch function in a graph engine, ``torch_cases`` are functions that every engine should compute. Vendors define further
-cases beside their lowerings and kernels. In: cases. Out: the reason not to use an op, or None.
+``case`` defines a case and its result. ``suite`` runs cases and stores their results. ``torch_cases`` has functions
+that every engine should compute. Vendors define further cases beside their lowerings and kernels.
 """

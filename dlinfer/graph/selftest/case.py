@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+State = Literal["passed", "failed", "error", "not run"]
 
 
 class NotSupportedError(Exception):
@@ -46,17 +48,17 @@ class Result:
     name: str
     precision: str
     covers: tuple[str, ...]
-    state: Literal["passed", "failed", "error", "not run"]
+    state: State
     reason: str = ""
 
 
-def packet_name(target: Any) -> str:
+def packet_name(target: object) -> str:
     """The name of an op without its overload: ``aten.gt`` for ``aten.gt.Scalar``."""
     schema = getattr(target, "_schema", None)
     return str(target) if schema is None else schema.name.replace("::", ".")
 
 
-def precision_of(values: Sequence[Any]) -> str:
+def precision_of(values: Sequence[object]) -> str:
     """The precision that tensors are computed in: 16 bits where one of them has 16, else float32."""
     dtypes = {value.dtype for value in values if isinstance(value, Tensor)}
     for dtype in (torch.bfloat16, torch.float16):

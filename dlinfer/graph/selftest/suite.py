@@ -1,15 +1,19 @@
 """The self-test of one engine or library: runs the cases that cover an op when the op is first used, and remembers."""
 
+import json
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 import torch
 
-from dlinfer.graph.cache.disk import uncounted
+from dlinfer.graph.cache.disk import ArtifactCache, uncounted
+from dlinfer.graph.cache.fingerprint import environment
 from dlinfer.graph.cache.key import Key
-from dlinfer.graph.selftest import store
-from dlinfer.graph.selftest.case import Case, NotSupportedError, Result
+from dlinfer.graph.selftest.case import Case, NotSupportedError, Result, State
+from dlinfer.settings import cache_folder
 from dlinfer.utils.closeness import difference
 
 T = TypeVar("T")
@@ -27,6 +31,7 @@ def is_running() -> bool:
     return getattr(_local, "running", False)
 
 
+@dataclass(eq=False)
 class SelfTest:
     """The cases of an owner, and their results on this CPU. Safe to use from several threads; each case runs once.
 
@@ -34,16 +39,12 @@ class SelfTest:
     what else results depend on besides the CPU and dlinfer.
     """
 
-    def __init__(
-        self,
-        owner: Callable[[], str],
-        cases: Callable[[], Iterable[Case]],
-        depends_on: Callable[[], Any] = str,
-    ) -> None:
-        self._owner = owner
-        self._depends_on = depends_on
-        self._cases = cases
-        self._table: Mapping[tuple[str, str], list[Case]] | None = None
+    owner: Callable[[], str]
+    cases: Callable[[], Iterable[Case]]
+    depends_on: Callable[[], object] = str
+
+    def __post_init__(self) -> None:
+        self._cases: list[Case] | None = None
         self._results: dict[tuple[str, str], Result] = {}
         self._failures: dict[tuple[str, str], str | None] = {}
         self._lock = threading.Lock()
@@ -59,7 +60,7 @@ class SelfTest:
         key = (op, precision)
         if key not in self._failures:
             with self._lock:
-                cases = self._covering(key)
+                cases = [case for case in self._all() if op in case.covers and case.precision == precision]
                 bad = [result for result in map(self._result, cases) if result.state in ("failed", "error")]
                 bad.sort(key=lambda result: result.state != "failed")
                 reason = self._reason(bad[0]) if bad else None
@@ -71,57 +72,65 @@ class SelfTest:
     def results(self, run: bool = True) -> list[Result]:
         """The result of each case. run: run the cases that have no result yet."""
         with self._lock:
-            self._covering(("", ""))
-            cases = {id(case): case for some in (self._table or {}).values() for case in some}
-            return [self._result(case) if run else self._stored(case) for case in cases.values()]
+            return [self._result(case, run) for case in self._all()]
 
-    def _stored(self, case: Case) -> Result:
-        key = (case.name, case.precision)
-        result = self._results.get(key) or _isolated(lambda: store.load(self._key(key)))
-        return result or _result_of(case, "not run", "nobody needed it yet")
+    def save(self, result: Result) -> None:
+        """Store a result on disk. If the folder cannot be written, the next process runs the case again."""
+        _cache().store(self._key(result), lambda: json.dumps(asdict(result)).encode())
 
-    def _covering(self, key: tuple[str, str]) -> list[Case]:
-        if self._table is None:
-            table: dict[tuple[str, str], list[Case]] = {}
-            for case in _isolated(lambda: list(self._cases())):
-                for op in case.covers:
-                    table.setdefault((op, case.precision), []).append(case)
-            self._table = table
-        return self._table.get(key, [])
+    def _all(self) -> list[Case]:
+        if self._cases is None:
+            self._cases = _isolated(lambda: list(self.cases()))
+        return self._cases
 
     def _reason(self, result: Result) -> str:
+        case = f"'{result.name}'"
         if result.state == "error":
-            return (
-                f"{self._owner()} failed in this process in the self-test '{result.name}' in {result.precision}: "
-                f"{result.reason}"
-            )
+            failure = f"failed in this process in the self-test {case}"
+            return f"{self.owner()} {failure} in {result.precision}: {result.reason}"
         return WrongResult(
-            f"{self._owner()} on this CPU gets '{result.name}' wrong in {result.precision}: {result.reason}"
+            f"{self.owner()} on this CPU gets {case} wrong in {result.precision}: {result.reason}"
         )
 
-    def _result(self, case: Case) -> Result:
+    def _result(self, case: Case, run: bool = True) -> Result:
         key = (case.name, case.precision)
         if key not in self._results:
-            if (reason := case.skip_reason()) is not None:
+            if run and (reason := case.skip_reason()) is not None:
                 return _result_of(case, "not run", reason)
-            self._results[key] = _isolated(lambda: self._loaded_or_run(case, self._key(key)))
+            result = _isolated(lambda: self._loaded_or_run(case, run))
+            if result is None:
+                return _result_of(case, "not run", "nobody needed it yet")
+            self._results[key] = result
         return self._results[key]
 
-    def _loaded_or_run(self, case: Case, key: Key) -> Result:
-        result = store.load(key)
-        if result is None:
+    def _loaded_or_run(self, case: Case, run: bool) -> Result | None:
+        result = _cache().load(self._key(case), _read)
+        if result is None and run:
             result = _run(case)
             if result.state in ("passed", "failed"):  # the others may change
-                store.save(key, result)
+                self.save(result)
         return result
 
-    def _key(self, key: tuple[str, str]) -> Key:
-        return store.key_of(self._owner(), self._depends_on(), *key)
+    def _key(self, case: Case | Result) -> Key:
+        return Key(
+            kind="self-test",
+            subject=f"{case.name} in {case.precision}",
+            environment=environment(),
+            engine=self.owner(),
+            engine_identity=self.depends_on(),
+        )
 
 
-def _result_of(
-    case: Case, state: Literal["passed", "failed", "error", "not run"], reason: str = ""
-) -> Result:
+def _cache() -> ArtifactCache:
+    return ArtifactCache(cache_folder(), "selftest")
+
+
+def _read(contents: bytes) -> Result:
+    fields = json.loads(contents)
+    return Result(**fields | {"covers": tuple(fields["covers"])})
+
+
+def _result_of(case: Case, state: State, reason: str = "") -> Result:
     return Result(case.name, case.precision, tuple(sorted(case.covers)), state, reason)
 
 
@@ -141,20 +150,11 @@ def _run(case: Case) -> Result:
 
 def _isolated(work: Callable[[], T]) -> T:
     """Do work in a new thread, where no mode of the caller applies: tracing, autocast, gradients, default device."""
-    done: list[T] = []
-    errors: list[BaseException] = []
 
-    def run() -> None:
+    def run() -> T:
         _local.running = True
         with uncounted(), torch.no_grad():
-            try:
-                done.append(work())
-            except BaseException as error:  # noqa: BLE001 - raised again below
-                errors.append(error)
+            return work()
 
-    thread = threading.Thread(target=run, name="dlinfer self-test")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return done[0]
+    with ThreadPoolExecutor(1, "dlinfer self-test") as thread:
+        return thread.submit(run).result()

@@ -6,21 +6,36 @@ are tested.
 """
 
 import math
+import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import inf, nan
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from dlinfer.errors import GraphFallbackError
+from dlinfer.graph.capture.trace import trace
 from dlinfer.graph.engine import Engine
-from dlinfer.graph.selftest.case import Case, dtype_name
-from dlinfer.graph.selftest.in_engine import run_in_engine
+from dlinfer.graph.lowering.lower import lower
+from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.report.collect import collecting
+from dlinfer.graph.report.report import GraphReport
+from dlinfer.graph.selftest.case import Case, NotSupportedError, dtype_name
+from dlinfer.graph.torch_private.fake_mode import fresh_mode
+from dlinfer.graph.torch_private.symbols import fake_of_any_length
 from dlinfer.ops.core.oracle import widened
 
-inf, nan = math.inf, math.nan
+_Results = Tensor | Sequence[Tensor]
+Function = (
+    Callable[[Tensor], _Results]
+    | Callable[[Tensor, Tensor], _Results]
+    | Callable[[Tensor, Tensor, Tensor], _Results]
+)
+Inputs = Callable[[torch.dtype], Sequence[Tensor]]
+
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 ROUNDED = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -37,19 +52,19 @@ class TorchCase:
 
     name: str
     covers: Sequence[str]
-    function: Callable[..., Any]
-    inputs: Callable[[torch.dtype], Sequence[Tensor]]
-    reference: Callable[..., Any] | None = None
+    function: Function
+    inputs: Inputs
+    reference: Function | None = None
     tolerance: Mapping[torch.dtype, float] | None = None
     skip_reason: Callable[[], str | None] = lambda: None
 
-    def for_engine(self, engine: Engine, options: Mapping[str, Any], dtype: torch.dtype) -> Case:
+    def for_engine(self, engine: Engine, options: Mapping[str, object], dtype: torch.dtype) -> Case:
         """The case of one engine in one dtype."""
         return Case(
             self.name,
             self.covers,
             dtype_name(dtype),
-            lambda: run_in_engine(engine, self.function, self.inputs(dtype), options),
+            lambda: _run_in_engine(engine, self.function, self.inputs(dtype), options),
             lambda: self.expected(dtype),
             (self.tolerance or {}).get(dtype, 0.0),
             self.skip_reason,
@@ -58,14 +73,41 @@ class TorchCase:
     def expected(self, dtype: torch.dtype) -> list[Tensor]:
         """The expected results in a dtype."""
         results = pytree.tree_leaves((self.reference or self.function)(*widened(self.inputs(dtype))))
-        return [one.to(dtype) if one.is_floating_point() else one for one in results]
+        return [result.to(dtype) if result.is_floating_point() else result for result in results]
 
 
 def engine_cases(
-    engine: Engine, options: Mapping[str, Any], cases: Sequence[TorchCase], dtypes: Collection[torch.dtype]
+    engine: Engine, options: Mapping[str, object], cases: Sequence[TorchCase], dtypes: Collection[torch.dtype]
 ) -> Iterator[Case]:
     """The cases of one engine in each of some dtypes."""
     return (case.for_engine(engine, options, dtype) for case in cases for dtype in dtypes)
+
+
+def _run_in_engine(
+    engine: Engine, function: Function, inputs: Sequence[Tensor], options: Mapping[str, object]
+) -> list[Tensor]:
+    """The results of a function, run in a graph engine the way a user's graph runs. ``inputs`` stay as they are.
+
+    The first size of each tensor is a symbol, as the number of tokens is. options: all of the engine's own options.
+    Raises NotSupportedError where the engine refuses the function, or leaves the call to torch.
+    """
+    mode = fresh_mode()
+    fakes = [fake_of_any_length(mode, tensor) for tensor in inputs]
+
+    def flat(*inputs: Tensor) -> tuple[object, ...]:
+        return tuple(pytree.tree_leaves(function(*inputs)))
+
+    captured = trace(flat, fakes, mode)
+    chosen = CompileOptions(
+        engine=engine.name, fallback="error", small_regions="engine", engine_options=options
+    )
+    try:
+        with collecting(GraphReport("self-test", 0, engine.name)):
+            compiled = lower(captured, engine, chosen)
+        with torch.no_grad():
+            return list(compiled(*(tensor.clone() for tensor in inputs)))
+    except GraphFallbackError as refused:
+        raise NotSupportedError(str(refused.fields["reason"])) from refused
 
 
 # --- inputs
@@ -75,14 +117,11 @@ _SPECIAL = [0.0, -0.0, 1.0, -1.0, 2.5, inf, -inf, nan, 0.5, -7.0, 300.0, -0.125]
 
 
 def special(dtype: torch.dtype) -> list[Tensor]:
-    """Two tensors [12, 37] in which each of the special numbers meets each other one."""
+    """Two tensors [12, 37]: each pair of special numbers stands at one place."""
     values = torch.tensor(_SPECIAL, dtype=dtype)
     columns = torch.arange(37) % len(values)
-    rows = torch.arange(len(values))
-    return [
-        values[columns].expand(len(values), -1).contiguous(),
-        values[(columns + rows[:, None]) % len(values)],
-    ]
+    shifted = (columns + torch.arange(len(values))[:, None]) % len(values)
+    return [values[columns].expand(len(values), -1).contiguous(), values[shifted]]
 
 
 def rows_with_special(dtype: torch.dtype) -> list[Tensor]:
@@ -120,12 +159,8 @@ def small_whole(rows: int, columns: int, shift: int) -> Tensor:
     return ((place * 7 + place // columns * 5 + shift) % 11 % 3 - 1).double()
 
 
-def _factors(dtype: torch.dtype) -> list[Tensor]:
-    return [small_whole(5, 131, 0).to(dtype), small_whole(70, 131, 4).to(dtype)]
-
-
-def _many_factors(dtype: torch.dtype) -> list[Tensor]:
-    return [small_whole(40, 131, 0).to(dtype), small_whole(70, 131, 4).to(dtype)]
+def _factors(rows: int) -> Inputs:
+    return lambda dtype: [small_whole(rows, 131, 0).to(dtype), small_whole(70, 131, 4).to(dtype)]
 
 
 def _whole(_: torch.dtype) -> list[Tensor]:
@@ -139,11 +174,15 @@ def _whole(_: torch.dtype) -> list[Tensor]:
 # --- expected results by Python
 
 
-def by_python(*functions: Callable[[Any, Any], Any]) -> Callable[[Tensor, Tensor], list[Tensor]]:
+def _rows(x: Tensor) -> list[list[float]]:
+    return x.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - torch: a list
+
+
+def by_python(*functions: Callable[[float, float], float]) -> Callable[[Tensor, Tensor], list[Tensor]]:
     """A reference that applies functions of two Python numbers to each pair of elements."""
 
     def reference(x: Tensor, y: Tensor) -> list[Tensor]:
-        pairs = list(zip(x.flatten().tolist(), y.flatten().tolist(), strict=True))
+        pairs = list(zip(*(_rows(value.view(1, -1))[0] for value in (x, y)), strict=True))
         columns = [[function(a, b) for a, b in pairs] for function in functions]
         dtypes = [torch.float64 if isinstance(column[0], float) else None for column in columns]
         return [torch.tensor(c, dtype=dtype).view(x.shape) for c, dtype in zip(columns, dtypes, strict=True)]
@@ -151,21 +190,11 @@ def by_python(*functions: Callable[[Any, Any], Any]) -> Callable[[Tensor, Tensor
     return reference
 
 
-_COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-}
-
-
-def _comparison(name: str, compare: Callable[[Any, Any], Any]) -> TorchCase:
-    alias = {"lt": ["aten.less"], "gt": ["aten.greater"], "ne": ["aten.not_equal"]}.get(name, [])
+def _comparison(name: str, *aliases: str) -> TorchCase:
+    compare = getattr(operator, name)
     return TorchCase(
         f"{name} of NaN and infinities",
-        [f"aten.{name}", *alias],
+        [f"aten.{name}", *aliases],
         lambda x, y: (compare(x, y), compare(x, 0.5), compare(x, inf)),
         special,
         by_python(compare, lambda a, _: compare(a, 0.5), lambda a, _: compare(a, inf)),
@@ -177,16 +206,17 @@ def _nan_or(choose: Callable[..., float], *numbers: float) -> float:
 
 
 def _row_extremes_by_python(x: Tensor) -> list[Tensor]:
-    def rank(sign: int) -> Callable[[tuple[int, float]], tuple[bool, float, int]]:
-        return lambda item: (item[1] != item[1], 0.0 if item[1] != item[1] else sign * item[1], -item[0])
+    def extreme(row: list[float], sign: int) -> tuple[int, float]:
+        """(place, value) of the first NaN, else of the first extreme."""
+        return max(enumerate(row), key=lambda v: (v[1] != v[1], 0.0 if v[1] != v[1] else sign * v[1], -v[0]))
 
-    best = [[max(enumerate(row), key=rank(sign)) for row in x.tolist()] for sign in (1, -1)]
-    values = [torch.tensor([value for _, value in one], dtype=torch.float64) for one in best]
-    places = [torch.tensor([place for place, _ in one]) for one in best]
-    return [values[0], places[0], values[1], places[1], places[0], places[1], values[0], values[1]]
+    extremes = [[extreme(row, sign) for row in _rows(x)] for sign in (1, -1)]
+    high, low = (torch.tensor([value for _, value in rows], dtype=torch.float64) for rows in extremes)
+    argmax, argmin = (torch.tensor([place for place, _ in rows]) for rows in extremes)
+    return [high, argmax, low, argmin, argmax, argmin, high, low]
 
 
-def _row_extremes(x: Tensor) -> Any:
+def _row_extremes(x: Tensor) -> Sequence[Tensor]:
     return *x.max(1), *x.min(1), x.argmax(1), x.argmin(1), x.amax(1), x.amin(1)
 
 
@@ -201,22 +231,20 @@ def _softmax_in_float64(x: Tensor) -> list[Tensor]:
 
 def _logsumexp_by_python(x: Tensor) -> Tensor:
     def summed(row: list[float]) -> float:
-        high = nan if any(one != one for one in row) else max(row)
-        if high != high or math.isinf(high):
-            return high
-        return high + math.log(sum(math.exp(one - high) for one in row))
+        high = _nan_or(max, *row)
+        return high + math.log(sum(math.exp(v - high) for v in row)) if math.isfinite(high) else high
 
-    return torch.tensor([summed(row) for row in x.tolist()], dtype=torch.float64)
+    return torch.tensor([summed(row) for row in _rows(x)], dtype=torch.float64)
 
 
 def _sorted_by_python(x: Tensor, count: int) -> list[Tensor]:
     """The first of each row, NaN above all numbers: from the largest, and from the smallest."""
-    rows = [sorted(row, key=lambda v: (v != v, 0.0 if v != v else v)) for row in x.tolist()]
+    rows = [sorted(row, key=lambda v: (v != v, 0.0 if v != v else v)) for row in _rows(x)]
     best = [row[::-1][:count] for row in rows], [row[:count] for row in rows]
-    return [torch.tensor(one, dtype=torch.float64) for one in best]
+    return [torch.tensor(part, dtype=torch.float64) for part in best]
 
 
-def _whole_function(x: Tensor, y: Tensor) -> Any:
+def _whole_function(x: Tensor, y: Tensor) -> Sequence[Tensor]:
     return x + y, (x % 1000) * y, x // y, x % y, x < y, x == y, torch.maximum(x, y)
 
 
@@ -236,19 +264,15 @@ def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return ((exps / exps.sum(-1, keepdim=True))[..., None] * v[..., None, :, :]).sum(-2)
 
 
-def _elementary(*names: str) -> list[TorchCase]:
+def _elementary(names: str, inputs: Inputs) -> Iterator[TorchCase]:
     """Elementary functions at finite numbers, one case each."""
-    return [
-        TorchCase(name, [f"aten.{name}"], getattr(torch, name), positive if name in _OF_POSITIVE else spread,
-                 tolerance=ROUNDED)
-        for name in names
-    ]  # fmt: skip
+    for name in names.split():
+        yield TorchCase(name, [f"aten.{name}"], getattr(torch, name), inputs, tolerance=ROUNDED)
 
-
-_OF_POSITIVE = ("log", "sqrt", "rsqrt")
 
 TORCH_CASES: list[TorchCase] = [
-    *(_comparison(name, compare) for name, compare in _COMPARISONS.items()),
+    *map(_comparison, ("eq", "le", "ge")),
+    _comparison("ne", "aten.not_equal"), _comparison("lt", "aten.less"), _comparison("gt", "aten.greater"),
     TorchCase("where and masked_fill with NaN and infinities", ["aten.where", "aten.masked_fill"],
              lambda x, y: (torch.where(x > y, x, y), x.masked_fill(y < 0, -inf), torch.where(x != x, 0.5, y)), special,
              by_python(lambda a, b: a if a > b else b, lambda a, b: -inf if b < 0 else a,
@@ -257,8 +281,8 @@ TORCH_CASES: list[TorchCase] = [
              ["aten.maximum", "aten.minimum", "aten.clamp", "aten.clip", "aten.clamp_min", "aten.clamp_max"],
              lambda x, y: (torch.maximum(x, y), torch.minimum(x, y), x.clamp(-1.0, 2.0), x.clamp(min=0.5)), special,
              by_python(lambda a, b: _nan_or(max, a, b), lambda a, b: _nan_or(min, a, b),
-                       lambda a, _: _nan_or(lambda v: min(max(v, -1.0), 2.0), a),
-                       lambda a, _: _nan_or(lambda v: max(v, 0.5), a))),
+                       lambda a, _: a if a != a else min(max(a, -1.0), 2.0),
+                       lambda a, _: a if a != a else max(a, 0.5))),
     TorchCase("relu of NaN and infinities", ["aten.relu"], lambda x, y: torch.relu(y), special,
              lambda x, y: torch.where(y < 0, 0.0, y)),
     TorchCase("isnan, isinf and isfinite", ["aten.isnan", "aten.isinf", "aten.isfinite"],
@@ -273,7 +297,7 @@ TORCH_CASES: list[TorchCase] = [
     TorchCase("logsumexp of rows with NaN and infinities", ["aten.logsumexp"], lambda x: x.logsumexp(1),
              rows_with_special, _logsumexp_by_python, ROUNDED),
     TorchCase("any and all", ["aten.any", "aten.all"], lambda x: ((x > 0.5).any(1), (x > -2.9).all(1)), spread,
-             lambda x: [torch.tensor([f(v > c for v in row) for row in x.tolist()])
+             lambda x: [torch.tensor([f(v > c for v in row) for row in _rows(x)])
                         for f, c in ((any, 0.5), (all, -2.9))]),
     TorchCase("topk and sort of rows with NaN", ["aten.topk", "aten.sort", "aten.argsort"],
              lambda x: (*x.topk(5, 1)[:1], *x.topk(5, 1, largest=False)[:1]), rows_with_special,
@@ -288,11 +312,11 @@ TORCH_CASES: list[TorchCase] = [
              by_python(lambda a, b: a + b, lambda a, b: (a % 1000) * b, lambda a, b: a // b, lambda a, b: a % b,
                        lambda a, b: a < b, lambda a, b: a == b, max)),
     TorchCase("linear of few rows", ["aten.linear", "dlinfer.linear", "dlinfer.linears", "aten.mm", "aten.addmm"],
-             F.linear, _factors),
+             F.linear, _factors(5)),
     TorchCase("linear of many rows", ["aten.linear", "dlinfer.linear", "dlinfer.linears", "aten.mm", "aten.addmm"],
-             F.linear, _many_factors),
+             F.linear, _factors(40)),
     TorchCase("product of matrices", ["aten.matmul", "aten.mm", "aten.bmm"],
-             lambda x, y: x @ y.t(), _many_factors),
+             lambda x, y: x @ y.t(), _factors(40)),
     TorchCase("gelu, silu and tanh", ["aten.gelu", "aten.silu", "aten.tanh", "aten.sigmoid"],
              lambda x: (F.gelu(x), F.gelu(x, approximate="tanh"), F.silu(x), torch.tanh(x), torch.sigmoid(x)),
              spread, tolerance=ROUNDED),
@@ -304,8 +328,8 @@ TORCH_CASES: list[TorchCase] = [
     TorchCase("rows of a table", ["aten.embedding", "aten.index_select"],
              lambda t, i: (F.embedding(i, t), t.index_select(0, i)),
              lambda dtype: [_spread(9, 67).to(dtype), torch.tensor([8, 0, 3, 3, 5])],
-             lambda t, i: [torch.stack([t[k] for k in i.tolist()])] * 2),
+             lambda t, i: [torch.stack([t[int(k)] for k in i])] * 2),
     TorchCase("scaled_dot_product_attention, causal", ["aten.scaled_dot_product_attention"],
              lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), _heads, _attended, ROUNDED),
-    *_elementary("exp", "log", "sqrt", "rsqrt", "sin", "cos", "erf"),
+    *_elementary("exp sin cos erf", spread), *_elementary("log sqrt rsqrt", positive),
 ]  # fmt: skip

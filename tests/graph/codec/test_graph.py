@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.export import Dim
 
-from dlinfer.graph.capture.export import Exported, from_one_on, read_export
+from dlinfer.graph.capture.export import Exported, read_export
+from dlinfer.graph.capture.zero_one_specialization import from_one_on
 from dlinfer.graph.codec.arguments import CodecError, decode, encode
 from dlinfer.graph.codec.calls import call_text, resolve_call
 from dlinfer.graph.codec.graph import Layout, ReadGraph, read_graph, write_graph

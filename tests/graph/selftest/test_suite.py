@@ -110,7 +110,7 @@ def test_an_interruption_ends_the_case_which_runs_again_in_the_same_process(fold
         with pytest.raises(KeyboardInterrupt):
             library.selftest.failure("aten.mul", "float32")
     del library.double
-    library.selftest._table = None
+    library.selftest._cases = None
     assert library.selftest.failure("aten.mul", "float32") is None
     assert len(list(folder.iterdir())) == 1
 

@@ -7,7 +7,7 @@ import torch
 
 from dlinfer.graph import engine as engines
 from dlinfer.graph.cache.disk import ArtifactCache
-from dlinfer.graph.selftest import store
+from dlinfer.graph.selftest import suite
 from dlinfer.ops.core import fallback
 from dlinfer.vendor.cpu.inductor import selftest
 from dlinfer.vendor.cpu.inductor.engine import InductorEngine
@@ -22,7 +22,7 @@ def fresh(monkeypatch, tmp_path, graph_mode):
     """An engine that has not been asked anything, with a folder of its own for what it is asked."""
     engine = InductorEngine()
     monkeypatch.setitem(engines._engines, ("cpu", "inductor"), engine)
-    monkeypatch.setattr(store, "_cache", lambda: ArtifactCache(tmp_path, "selftest"))
+    monkeypatch.setattr(suite, "_cache", lambda: ArtifactCache(tmp_path, "selftest"))
     return engine
 
 

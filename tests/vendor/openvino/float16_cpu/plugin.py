@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from dlinfer.graph.selftest import store
+from dlinfer.graph.selftest import suite
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.openvino.devices import core, has_float16
 
@@ -30,7 +30,7 @@ def pretend() -> None:
     """Make OpenVINO compute in float16 on a CPU that does not. Raises NoModelError where it cannot."""
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    store.cache_folder = lambda: Path(folder)  # nothing of what such a CPU answers is true of this one
+    suite.cache_folder = lambda: Path(folder)  # nothing of what such a CPU answers is true of this one
     core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")  # loads the plugin, which fills the record
     for features in [ctypes.c_uint64.from_address(address - _FEATURES) for address in _records()]:
         if features.value & _AVX2:
