@@ -24,6 +24,7 @@ PROSE += $(addprefix dlinfer/,cli conformance ops toolchain utils explanation fr
 	vendor/ascend vendor/camb vendor/maca $(addprefix framework/lmdeploy_ext/,checks conversion preflight quantise vision))
 PROSE += $(addprefix dlinfer/framework/lmdeploy_ext/,faults running stepping) \
 	$(wildcard dlinfer/framework/*.py dlinfer/framework/lmdeploy_ext/*.py)
+PROSE += $(addprefix dlinfer/graph/,backend.py debug.py engine.py observe.py options.py interface selftest)
 
 .PHONY: help
 help: ## print this list
