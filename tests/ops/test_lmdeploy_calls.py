@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from lmdeploy.pytorch.backends.awq_modules import LinearW4A16BuildSpec
 from lmdeploy.pytorch.backends.dlinfer.awq_modules import AwqLinearW4A16Impl
 from lmdeploy.pytorch.kernels import dlinfer as lmdeploy
 from lmdeploy.pytorch.kernels.dlinfer import w8a8_kernels as w8a8
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from dlinfer import ops
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.layers.quantised.awq import LinearW4A16
+from dlinfer.framework.lmdeploy_ext.layers.quantised.four_bit import LinearW4A16
 from dlinfer.ops.quantised.packing import AWQ
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
 
@@ -68,9 +69,10 @@ def test_a_weight_of_4_bits(group_size):
     assert qzeros is not None
     want = x @ packing.dequantise(qweight, scales, qzeros, torch.float32) + bias
     theirs = AwqLinearW4A16Impl(64, 24, 4, group_size)
+    spec = LinearW4A16BuildSpec(64, 24, 4, group_size, True, torch.float16)
     torch.testing.assert_close(theirs.forward(x, qweight, scales, qzeros, bias), want)
     for shape in ((1, 5), (5,), (5, 1)):
-        got = LinearW4A16(group_size).forward(x.view(*shape, 64), qweight, scales, qzeros, bias)
+        got = LinearW4A16(spec).forward(x.view(*shape, 64), qweight, scales, qzeros, bias)
         torch.testing.assert_close(got, want.view(*shape, 24))
 
 

@@ -158,7 +158,9 @@ def test_every_file_with_patches_is_in_the_list():
         ".".join(("dlinfer.framework.lmdeploy_ext", *path.relative_to(folder).with_suffix("").parts))
         for path in folder.rglob("*.py")
         if re.search(
-            r"^PATCHES\b(?! = PatchSet)|^(@|\w+ = )(replaces|corrects)\(", path.read_text(), re.MULTILINE
+            r"^PATCHES\b(?! = PatchSet)|^(@|\w+ = (functools\.partial\()?)(replaces|corrects)\b",
+            path.read_text(),
+            re.MULTILINE,
         )  # those on LMDeploy
     }
     listed = {patch.build.__module__ for patch in install._records()}

@@ -52,6 +52,11 @@ def linear_sizes(model: Mapping[str, Any]) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size}
 
 
+def shown(sizes: Mapping[str, int]) -> str:
+    """Sizes in words, for errors."""
+    return ", ".join(f"{name} = {size}" for name, size in sizes.items())
+
+
 def awq_config(group_size: int) -> dict[str, Any]:
     """The ``quantization_config`` of AutoAWQ's layout "gemm"."""
     return {

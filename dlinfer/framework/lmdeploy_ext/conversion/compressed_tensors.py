@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext.conversion import packed_experts
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import Checkpoint, Convert, Plan
-from dlinfer.framework.lmdeploy_ext.conversion.four_bits import FourBits, stored_group
+from dlinfer.framework.lmdeploy_ext.conversion.four_bits import FourBits, plan_of_experts, stored_group
 from dlinfer.ops.quantised.packing import GPTQ
 
 _WORDS = replace(GPTQ, zero_bias=0)
@@ -80,14 +79,11 @@ def _check_ignored(rules: list[str], checkpoint: Checkpoint) -> None:
     Rules may leave all layers but experts in floats: see ``_experts_alone``.
     """
     layers = _decoder_layers(checkpoint)
-    left = (
-        ""
-        if _experts_alone(rules, checkpoint)
-        else next((name for name in layers if _ignores(rules, name)), "")
-    )
-    named = (rule for rule in rules if not rule.startswith("re:") and rule not in layers)
-    other = next((rule for rule in named if rule.rpartition(".")[2] not in _NEVER_PACKED), "")
-    checkpoint.require_packed(not (left or other), left or other)
+    alone = _experts_alone(rules, checkpoint)
+    left = [name for name in layers if not alone and _ignores(rules, name)]
+    named = [rule for rule in rules if not rule.startswith("re:") and rule not in layers]
+    left += [rule for rule in named if rule.rpartition(".")[2] not in _NEVER_PACKED]
+    checkpoint.require_packed(not left, "".join(left[:1]))
     checkpoint.require(_ignores(rules, "lm_head"), "with lm_head quantised")
 
 
@@ -129,7 +125,7 @@ def _packed(weights: _Scheme, inputs: _Scheme, checkpoint: Checkpoint) -> Plan:
     stored = stored_group(weights.get("group_size") if strategy == "group" else -1, checkpoint)
     symmetric = weights["symmetric"]
     if _experts_alone(checkpoint.config.get("ignore") or [], checkpoint):
-        return packed_experts.plan(stored, symmetric, checkpoint)
+        return plan_of_experts(stored, symmetric, checkpoint)
     return FourBits(checkpoint, stored, _WORDS, transposed=True, symmetric=symmetric).plan()
 
 
@@ -190,13 +186,12 @@ def _converter(checkpoint: Checkpoint, scale: str | None = None) -> Convert:
     return convert
 
 
-def _naive(weights: _Scheme, inputs: _Scheme, checkpoint: Checkpoint) -> Plan:
-    return (_float8 if weights.get("type") == "float" else _int8)(weights, inputs, checkpoint)
-
-
 _FORMATS = {
     "pack-quantized": _packed,
     "int-quantized": _int8,
     "float-quantized": _float8,
-    "naive-quantized": _naive,  # the name in early releases of the two before
+    # The name of the two before in early releases.
+    "naive-quantized": lambda weights, *rest: (_float8 if weights.has(type="float") else _int8)(
+        weights, *rest
+    ),
 }

@@ -12,8 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, SERVED, Plan, linear_sizes
-from dlinfer.framework.lmdeploy_ext.conversion.formats import ROWS, W8A8, AwqInt4, Format
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import (
+    CONVERTED_FROM,
+    SERVED,
+    Plan,
+    linear_sizes,
+    shown,
+)
+from dlinfer.framework.lmdeploy_ext.conversion.formats import W8A8, AwqInt4, Format, pieces
 from dlinfer.framework.lmdeploy_ext.conversion.model_files import DTYPES
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.ops.quantised.packing import AWQ
@@ -48,12 +54,14 @@ def plan(bits: str, model: Mapping[str, Any]) -> Plan:
     Raises UnsupportedFeatureError for a class that is not admitted, and for sizes that int4 cannot pack.
     """
     setting = f"{SETTING}={bits}"
-    names = model.get("architectures") or ["a model that names no architecture"]
-    for name in names:
+    for name in model.get("architectures") or ["a model that names no architecture"]:
         if name not in ADMITTED[bits]:
+            others = (other for other in ADMITTED if name in ADMITTED[other])
+            other = next((f" or set {other}" for other in others), "")
             served = ", ".join(ADMITTED[bits])
-            advice = f"unset it{_other(bits, name)}, or use another model"
-            raise refuse(f"{setting} for {name} (served are {served})", advice)
+            raise refuse(
+                f"{setting} for {name} (served are {served})", f"unset it{other}, or use another model"
+            )
     form = W8A8() if bits == "int8" else AwqInt4(_group(model))
 
     def convert(name: str, tensor: Tensor, layer: Any) -> Iterable[tuple[str, Tensor]]:
@@ -67,18 +75,12 @@ def plan(bits: str, model: Mapping[str, Any]) -> Plan:
     return Plan({**form.config(), CONVERTED_FROM: f"{_FLOATS}, by {setting}"}, convert, packs=True)
 
 
-def _other(bits: str, name: str) -> str:
-    """The other value of the setting, in words, where it serves a class."""
-    return next((f" or set {other}" for other in ADMITTED if other != bits and name in ADMITTED[other]), "")
-
-
 def _group(model: Mapping[str, Any]) -> int:
     """The group size of int4. Raises UnsupportedFeatureError where no multiple of 8 divides all sizes."""
     sizes = linear_sizes(model)
     group = math.gcd(GROUP, *sizes.values()) if sizes else 0
     if not group or group % AWQ.per_word:
-        shown = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-        feature = f"{SETTING}=int4 for sizes that no multiple of {AWQ.per_word} divides ({shown})"
+        feature = f"{SETTING}=int4 for sizes that no multiple of {AWQ.per_word} divides ({shown(sizes)})"
         raise refuse(feature, "set int8, which takes any size")
     return group
 
@@ -101,9 +103,8 @@ def packed(setting: str, form: Format, name: str, weight: Tensor) -> dict[str, T
         raise refuse(f"{feature}: {fault}", "set int8, which takes any size")
     layout = form.parts(*weight.shape).items()
     parts = {part: torch.empty(shape, dtype=DTYPES[dtype]) for part, (dtype, shape) in layout}
-    step = max(_PIECE // max(weight.shape[1], 1) // ROWS, 1) * ROWS
-    for first in range(0, weight.shape[0], step):
-        rows = weight[first : first + step]
+    begins = dict.fromkeys(parts, 0)
+    for rows in pieces(weight, _PIECE):
         if not rows.isfinite().all():
             raise refuse(
                 f"{feature}, which has numbers that are not finite", "use a checkpoint that is sound"
@@ -111,9 +112,9 @@ def packed(setting: str, form: Format, name: str, weight: Tensor) -> dict[str, T
         for part, numbers in form.quantise(rows).items():
             if numbers.is_floating_point() and not numbers.isfinite().all():
                 raise refuse(f"{feature}, whose numbers are too large for its scales", "set int8")
-            whole = parts[part]
-            begin = first * whole.shape[form.joined] // weight.shape[0]
-            whole.narrow(form.joined, begin, numbers.shape[form.joined]).copy_(numbers)
+            size = numbers.shape[form.joined]
+            parts[part].narrow(form.joined, begins[part], size).copy_(numbers)
+            begins[part] += size
     return parts
 
 

@@ -22,6 +22,12 @@ GROUP_SIZES = (32, 64, 128)
 _LARGEST_FP8 = 448.0
 _LARGEST_INT8 = 127.0
 
+
+def pieces(weight: Tensor, most: int) -> tuple[Tensor, ...]:
+    """A weight [out_features, in_features] in pieces of rows, of ``most`` numbers unless ``ROWS`` rows have more."""
+    return weight.split(max(most // max(weight.shape[1], 1) // ROWS, 1) * ROWS)
+
+
 Parts = dict[str, tuple[str, tuple[int, ...]]]
 """Last part of a tensor's name -> safetensors' name of its dtype, and its shape."""
 

@@ -1,8 +1,8 @@
-"""Converts weights of 4 bits, in the layouts of GPTQ and compressed-tensors, to what LMDeploy's AWQ layers load.
+"""Converts weights of 4 bits, in the layouts of GPTQ and compressed-tensors, to the layers that LMDeploy has.
 
-Those layers have one group size for the whole model. It divides the in_features of each layer, and the out_features of
-layers that LMDeploy joins. A stored group that does not fit, or that spans all in_features, becomes several smaller
-groups with the same scale and zero point.
+LMDeploy's AWQ layers have one group size for the whole model. It divides the in_features of each layer, and the
+out_features of layers that LMDeploy joins. Its experts for compressed-tensors have symmetric groups of 32 inputs with
+scales in bfloat16. A stored group of another size becomes several smaller groups with the same scale and zero point.
 """
 
 import math
@@ -13,7 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import Checkpoint, Plan, awq_config, linear_sizes
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import (
+    Checkpoint,
+    Plan,
+    awq_config,
+    linear_sizes,
+    shown,
+)
 from dlinfer.ops.quantised.packing import AWQ, Packing
 
 _PARTS = {"qweight": "words", "scales": "scales", "qzeros": "zeros", "g_idx": "order"}
@@ -28,12 +34,20 @@ def stored_group(group_size: Any, checkpoint: Checkpoint) -> int:
     return max(group_size, 0)
 
 
-def require_order(name: str, group_of: Tensor, stored: int, checkpoint: Checkpoint) -> None:
+def _require_order(name: str, group_of: Tensor, stored: int, checkpoint: Checkpoint) -> None:
     """Raise UnsupportedFeatureError unless neighbouring inputs share groups. group_of: [in_features], or empty."""
     size = group_of.numel()
     expected = torch.arange(size, device=group_of.device) // (stored or max(size, 1))
     in_order = torch.equal(group_of.long(), expected)
     checkpoint.require(in_order, f"with desc_act: the inputs of {name} are grouped in another order")
+
+
+def _spread(name: str, rows: Tensor, inputs: int, stored: int, group: int, checkpoint: Checkpoint) -> Tensor:
+    """Rows of groups of ``stored`` inputs (0 for all) as rows of groups of ``group``."""
+    size = stored or inputs
+    detail = f"with {rows.shape[0]} groups of {size} inputs in {name}, which has {inputs}"
+    checkpoint.require(rows.shape[0] == math.ceil(inputs / size), detail)
+    return rows if size == group else rows[torch.arange(inputs // group) * group // size]
 
 
 @dataclass(frozen=True)
@@ -59,10 +73,8 @@ class FourBits:
         for name, size in sizes.items():
             require(size % AWQ.per_word == 0, f"whose {name} = {size} is no multiple of {AWQ.per_word}")
         group = math.gcd(self.stored, *sizes.values())
-        shown = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-        require(
-            group % 8 == 0, f"in groups of {self.stored or 'all'} inputs, whose sizes have no group: {shown}"
-        )
+        detail = f"in groups of {self.stored or 'all'} inputs, whose sizes have no group: {shown(sizes)}"
+        require(group % 8 == 0, detail)
         return Plan(self.checkpoint.named(awq_config(group)), self.convert)
 
     def convert(self, name: str, tensor: Tensor, layer: Any) -> Iterable[tuple[str, Tensor]]:
@@ -79,40 +91,80 @@ class FourBits:
         is_packed = layer is None or hasattr(layer, "group_size")
         self.checkpoint.require(is_packed, f"with {owner} quantised, which LMDeploy's class has in floats")
         if kind == "order":
-            require_order(owner, tensor, self.stored, self.checkpoint)
+            _require_order(owner, tensor, self.stored, self.checkpoint)
             return
         table = tensor.t() if self.transposed else tensor
         if kind == "words":
             yield f"{owner}.qweight", self.packing.repack(table, AWQ)
-        elif kind == "scales":
-            yield f"{owner}.scales", self._scales(owner, table, layer)
+            return
+        zeros = None if self.symmetric or kind == "scales" else self.packing.unpack_zeros(table)
+        if kind == "scales":
+            scales = table.to(torch.float16)  # the dtype of LMDeploy's parameter
+            self.checkpoint.require(scales.isfinite().all(), f"with scales of {owner} beyond float16")
+            yield f"{owner}.scales", self._spread(owner, scales, layer).contiguous()
             if self.symmetric:
-                middle = torch.full(table.shape, self.packing.middle, dtype=torch.int32)
-                yield f"{owner}.qzeros", self._zeros(owner, middle, layer)
-        elif not self.symmetric:
-            yield f"{owner}.qzeros", self._zeros(owner, self.packing.unpack_zeros(table), layer)
-
-    def _scales(self, name: str, stored: Tensor, layer: Any) -> Tensor:
-        """Scales [groups, out_features] in the dtype of LMDeploy's parameter."""
-        scales = stored.to(torch.float16)
-        self.checkpoint.require(scales.isfinite().all(), f"with scales of {name} beyond float16")
-        return self._spread(name, scales, layer).contiguous()
-
-    def _zeros(self, name: str, zeros: Tensor, layer: Any) -> Tensor:
-        """Packed zero points from whole numbers [stored groups, out_features]."""
-        fit = (zeros >= 0).all() and (zeros < 2**AWQ.bits).all()
-        # In GPTQ's first format 15 stands for 0 or for 16, and carries into its neighbour in some files only.
-        self.checkpoint.require(fit, f"with a zero point of {name} that 4 bits do not hold")
-        return AWQ.pack_zeros(self._spread(name, zeros, layer))
+                zeros = torch.full(table.shape, self.packing.middle, dtype=torch.int32)
+        if zeros is not None:
+            fit = (zeros >= 0).all() and (zeros < 2**AWQ.bits).all()
+            # In GPTQ's first format 15 stands for 0 or for 16, and carries into its neighbour in some files only.
+            self.checkpoint.require(fit, f"with a zero point of {owner} that 4 bits do not hold")
+            yield f"{owner}.qzeros", AWQ.pack_zeros(self._spread(owner, zeros, layer))
 
     def _spread(self, name: str, rows: Tensor, layer: Any) -> Tensor:
-        """Rows of the stored groups as rows of the layer's groups."""
         self.checkpoint.require(layer is not None, f"with a layer {name} that LMDeploy's class has not")
-        inputs = layer.in_features
-        size = self.stored or inputs
-        detail = f"with {rows.shape[0]} groups of {size} inputs in {name}, which has {inputs}"
-        self.checkpoint.require(rows.shape[0] == math.ceil(inputs / size), detail)
-        if layer.group_size == size:
-            return rows
-        groups = torch.arange(inputs // layer.group_size, device=rows.device) * layer.group_size // size
-        return rows[groups]
+        return _spread(name, rows, layer.in_features, self.stored, layer.group_size, self.checkpoint)
+
+
+# --- experts alone
+
+_GROUP = 32
+_WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": _GROUP}
+_GROUPS = {"group_0": {"targets": ["Linear"], "weights": _WEIGHTS | {"symmetric": True, "dynamic": False}}}
+_CONFIG = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "quantization_status": "compressed",
+    "config_groups": _GROUPS,
+    "ignore": [
+        r"re:(?!.*\.experts$)"
+    ],  # all of LMDeploy's layers but experts; it joins some under names of its own
+}
+
+
+def plan_of_experts(stored: int, symmetric: bool, checkpoint: Checkpoint) -> Plan:
+    """The plan of compressed-tensors with experts alone packed, in groups of ``stored`` inputs, 0 for all.
+
+    Raises UnsupportedFeatureError.
+    """
+
+    def require(is_served: Any, detail: str) -> None:
+        checkpoint.require(is_served, f"with experts alone, {detail}")
+
+    require(symmetric, "with zero points")
+    require(stored % _GROUP == 0, f"in groups of {stored}, no multiple of {_GROUP}")
+    sizes = {name: checkpoint.model.get(name) or 0 for name in ("hidden_size", "moe_intermediate_size")}
+    for name, size in sizes.items():
+        require(size and size % _GROUP == 0, f"whose {name} = {size} is no multiple of {_GROUP}")
+    hidden, inner = sizes.values()
+
+    def convert(name: str, tensor: Tensor, layer: Any) -> Iterable[tuple[str, Tensor]]:
+        owner, _, part = name.rpartition(".")
+        if ".experts." not in owner:
+            is_float = part != "weight_packed"
+            checkpoint.require(is_float, f"with {owner} quantised, which its rules leave in floats")
+        elif part == "weight_scale":
+            scales = tensor.to(torch.bfloat16)
+            is_exact = torch.equal(scales.to(tensor.dtype), tensor)
+            inputs = inner if owner.endswith((".down_proj", ".w2")) else hidden
+            tensor = _spread(name, scales.t(), inputs, stored, _GROUP, checkpoint).t().contiguous()
+            checkpoint.require(is_exact, f"with scales of {name} that bfloat16 has not")
+        elif part == "weight_shape":
+            tensor = tensor.to(torch.int32)
+        elif part == "weight_g_idx":
+            _require_order(owner, tensor, stored, checkpoint)
+            return
+        else:
+            checkpoint.require_packed(part == "weight_packed", owner)
+        yield name, tensor
+
+    return Plan(checkpoint.named(_CONFIG), convert)

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.conversion import four_bits
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import Checkpoint, Plan
+from dlinfer.framework.lmdeploy_ext.conversion.four_bits import FourBits, stored_group
 from dlinfer.ops.quantised.packing import GPTQ
 
 _FORMATS = {"gptq": GPTQ, "gptq_v2": replace(GPTQ, zero_bias=0)}
@@ -36,8 +36,8 @@ def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
     checkpoint.require_packed(not unpacked, ", ".join(unpacked))
     checkpoint.require_served_experts()
     checkpoint.require_plain()
-    stored = four_bits.stored_group(config.get("group_size", 128), checkpoint)
-    return four_bits.FourBits(checkpoint, stored, _FORMATS[str(layout)]).plan()
+    stored = stored_group(config.get("group_size", 128), checkpoint)
+    return FourBits(checkpoint, stored, _FORMATS[str(layout)]).plan()
 
 
 def _unlisted(modules: Any) -> list[str]:
@@ -57,14 +57,9 @@ def _rule_of_its_own(rules: Mapping[str, Any]) -> str:
     names += [f"model.layers.0.block_sparse_moe.experts.0.{name}" for name in _EXPERTS]
     for rule in rules:
         pattern = rule.removeprefix("-:")
-        if pattern == rule or _matches_any(pattern, names):
+        try:
+            if pattern == rule or any(re.match(pattern, name) for name in names):
+                return rule
+        except re.error:  # a string that is no pattern counts as one that matches
             return rule
     return ""
-
-
-def _matches_any(pattern: str, names: list[str]) -> bool:
-    """Whether a pattern matches a name; a string that is no pattern counts as a match."""
-    try:
-        return any(re.match(pattern, name) for name in names)
-    except re.error:
-        return True

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from dlinfer.framework.lmdeploy_ext.conversion import model_files
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, Plan, language_configs
 from dlinfer.framework.lmdeploy_ext.conversion.plan import asked_bits, asked_plan, plan_of
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.patching import Patch
+from dlinfer.framework.patching import Original, replaces
 
 logger = logging.getLogger("dlinfer")
 
@@ -30,7 +30,13 @@ def rewrite(hf_config: Any) -> None:
     nested = (getattr(part, "quantization_config", None) for part in language_configs(hf_config)[1:])
     plan = None
     if isinstance(stored, Mapping):
-        _warn_of_setting(stored)
+        bits = asked_bits()
+        if bits and CONVERTED_FROM not in stored:
+            logger.warning(
+                "DLINFER_CPU_WEIGHTS=%s is for checkpoints in floats: this one is quantised already (%s) and stays so.",
+                bits,
+                stored.get("quant_method", "unknown"),
+            )
         plan = plan_of(stored, hf_config.to_dict())
         if plan is not None and plan.config is None:
             del hf_config.quantization_config  # LMDeploy asks whether it is there, and not what it is
@@ -39,17 +45,6 @@ def rewrite(hf_config: Any) -> None:
         plan = asked_plan(hf_config.to_dict())
     if plan is not None and plan.config is not None:
         hf_config.quantization_config = plan.config
-
-
-def _warn_of_setting(stored: Mapping[str, Any]) -> None:
-    """Warn that DLINFER_CPU_WEIGHTS does not change a checkpoint that is quantised already."""
-    bits = asked_bits()
-    if bits and CONVERTED_FROM not in stored:
-        logger.warning(
-            "DLINFER_CPU_WEIGHTS=%s is for checkpoints in floats: this one is quantised already (%s) and stays so.",
-            bits,
-            stored.get("quant_method", "unknown"),
-        )
 
 
 def stored_dtype(hf_config: Any) -> str | None:
@@ -61,11 +56,10 @@ def stored_dtype(hf_config: Any) -> str | None:
     return dtype if dtype in ("bfloat16", "float32") else None
 
 
-_JOINED: Mapping[str, Any] = {
-    "qkv_proj": ["q_proj", "k_proj", "v_proj"],
-    "gate_up_proj": ["gate_proj", "up_proj"],
-}
-"""Layers that LMDeploy's classes join, though Mixtral's and others do not say so."""
+_JOINED = {f"{part}_proj": "qkv_proj" for part in "qkv"} | dict.fromkeys(
+    ("gate_proj", "up_proj"), "gate_up_proj"
+)
+"""Part -> the layer that LMDeploy's classes join it into, though Mixtral's and others do not say so."""
 
 _EXPERT_PARTS: dict[str, str] = dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), "gate_up")
 _EXPERT_PARTS |= dict.fromkeys(("down_proj", "w2"), "down")
@@ -90,7 +84,7 @@ class Layers:
     def __init__(self, model: torch.nn.Module) -> None:
         named: Mapping[str, Any] = getattr(model, "packed_modules_mapping", None) or {}
         self._modules = dict(model.named_modules())
-        self._joined = {part: whole for whole, parts in {**_JOINED, **named}.items() for part in parts}
+        self._joined = _JOINED | {part: whole for whole, parts in named.items() for part in parts}
 
     def of(self, name: str) -> torch.nn.Module | None:
         """The linear layer that a tensor belongs to, or None, as for an embedding or a norm."""
@@ -129,48 +123,36 @@ def _with_nan_noted(weights: Iterable[tuple[str, Tensor]], names: list[str]) -> 
         yield name, tensor
 
 
-def _load_model_weights(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def load_model_weights(self: Any, model: torch.nn.Module, device: torch.device | None = None) -> None:
-        if activation.active() is None:
-            original(self, model, device)
-            return
-        plan = plan_of_folder(Path(self.model_path))
-        packing: Any = getattr(model, "bf12_packing", None)  # of ``layers.quantised.bf12_packing``
-        read = self._get_weights_iterator
-        packs = (packing is not None and packing.gives_back) or (plan is not None and plan.packs)
-        if packs and self._weight_type == "safetensors":
-            read = functools.partial(model_files.tensors, prefix=self._prefix or "")
-        with_nan: list[str] = []
-        stages = [functools.partial(_with_nan_noted, names=with_nan)]
-        if plan is not None:
-            stages.append(functools.partial(converted, plan=plan, layers=Layers(model)))
-        if hasattr(getattr(model, "lm_head", None), "numbers"):  # packed by ``layers.quantised.head``
-            from dlinfer.framework.lmdeploy_ext.conversion import (
-                floats,  # it imports the ops: see ``plan_of``
-            )
-
-            stages.append(functools.partial(floats.packed_head, model=model))
-        self._get_weights_iterator = lambda path: functools.reduce(
-            lambda weights, stage: stage(weights), stages, read(path)
-        )
-        original(self, model, device)
-        if packing is not None:
-            packing.finish()
-        if with_nan:
-            shown = ", ".join(with_nan[:_SHOWN]) + (", ..." if len(with_nan) > _SHOWN else "")
-            count = len(with_nan)
-            logger.warning("NaN among the numbers of %s in %s (%d tensors)", shown, self.model_path, count)
-
-    return load_model_weights
-
-
-PATCHES = (
-    Patch(
-        target="lmdeploy.pytorch.weight_loader.model_weight_loader:ModelWeightLoader.load_model_weights",
-        why="hands tensors to the model as the files have them; those of GPTQ and compressed-tensors are converted on "
-        "the way, and floats packed where DLINFER_CPU_WEIGHTS asks for it",
-        signature="(self, model, device=None)",
-        build=_load_model_weights,
-    ),
+@replaces(
+    "lmdeploy.pytorch.weight_loader.model_weight_loader:ModelWeightLoader.load_model_weights",
+    why="hands tensors to the model as the files have them; those of GPTQ and compressed-tensors are converted on "
+    "the way, and floats packed where DLINFER_CPU_WEIGHTS asks for it",
+    when=activation.is_on,
 )
+def _load_model_weights(
+    original: Original, self: Any, model: torch.nn.Module, device: torch.device | None = None
+) -> None:
+    plan = plan_of_folder(Path(self.model_path))
+    packing: Any = getattr(model, "bf12_packing", None)  # of ``layers.quantised.bf12_packing``
+    read = self._get_weights_iterator
+    packs = (packing is not None and packing.gives_back) or (plan is not None and plan.packs)
+    if packs and self._weight_type == "safetensors":
+        read = functools.partial(model_files.tensors, prefix=self._prefix or "")
+    with_nan: list[str] = []
+    stages = [functools.partial(_with_nan_noted, names=with_nan)]
+    if plan is not None:
+        stages.append(functools.partial(converted, plan=plan, layers=Layers(model)))
+    if hasattr(getattr(model, "lm_head", None), "numbers"):  # packed by ``layers.quantised.head``
+        from dlinfer.framework.lmdeploy_ext.conversion import floats  # it imports the ops: see ``plan_of``
+
+        stages.append(functools.partial(floats.packed_head, model=model))
+    self._get_weights_iterator = lambda path: functools.reduce(
+        lambda weights, stage: stage(weights), stages, read(path)
+    )
+    original(self, model, device)
+    if packing is not None:
+        packing.finish()
+    if with_nan:
+        shown = ", ".join(with_nan[:_SHOWN]) + (", ..." if len(with_nan) > _SHOWN else "")
+        count = len(with_nan)
+        logger.warning("NaN among the numbers of %s in %s (%d tensors)", shown, self.model_path, count)

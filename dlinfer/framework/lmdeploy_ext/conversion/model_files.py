@@ -20,11 +20,8 @@ from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
-NAMES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
+NAMES = tuple(
+    f"{name}{end}" for name in ("model.safetensors", "pytorch_model.bin") for end in ("", ".index.json")
 )
 """Files of weights and of their index, in the order of LMDeploy's search."""
 
@@ -85,10 +82,6 @@ class Stored:
         """Bytes in the file."""
         return self.elements * DTYPES[self.dtype].itemsize
 
-    def loaded(self, itemsize: int) -> int:
-        """Bytes in memory where floating-point tensors become numbers of ``itemsize`` bytes."""
-        return self.elements * itemsize if self.dtype in FLOATING else self.nbytes
-
 
 def index_or_file(folder: Path) -> str | None:
     """The name of the file, or of the index of files, that LMDeploy reads; None where there is none."""
@@ -136,10 +129,13 @@ def read(folder: Path) -> list[Stored]:
 
 
 def loaded_bytes(tensors: list[Stored], itemsize: int, tied: bool) -> int:
-    """Bytes of all weights in memory. tied: the output projection is the embedding, and a stored one is not loaded."""
-    heads = [stored for stored in tensors if stored.name.endswith("lm_head.weight")]
-    left_out = set(heads) if tied and len(heads) < len(tensors) else set()
-    return sum(stored.loaded(itemsize) for stored in tensors if stored not in left_out)
+    """Bytes of all weights in memory, where floating-point numbers take ``itemsize`` bytes.
+
+    tied: the output projection is the embedding, and a stored one is not loaded.
+    """
+    others = [stored for stored in tensors if not stored.name.endswith("lm_head.weight")]
+    loaded = others if tied and others else tensors
+    return sum(stored.elements * itemsize if stored.dtype in FLOATING else stored.nbytes for stored in loaded)
 
 
 def largest_file(folder: Path) -> int:
@@ -186,9 +182,9 @@ def tensors(path: str | Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     tensors = header(path).values()
     for stored in tensors:
         if stored.dtype not in DTYPES:
+            what = f"dtype {stored.dtype} of tensor {stored.name!r} in {path}, while weights are packed as they load,"
             raise refuse(
-                f"dtype {stored.dtype} of tensor {stored.name!r} in {path}, while weights are packed as they load,",
-                "unset DLINFER_CPU_WEIGHTS, or give a checkpoint whose weights are all in floats",
+                what, "unset DLINFER_CPU_WEIGHTS, or give a checkpoint whose weights are all in floats"
             )
     mapping = _mapped(path)
     for stored in tensors:

@@ -1,9 +1,7 @@
 """Decides from a configuration alone which checkpoints are converted, and how."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-from torch import Tensor
 
 from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import (
@@ -44,13 +42,9 @@ def _mxfp4(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
     the first in the lower half; a scale is a power of two in E8M0. All else is in 16 bits. LMDeploy does not know the
     method: it loads a model in floats, whose layer of ``layers/moe`` takes those tensors as they are.
     """
-    checkpoint = Checkpoint("mxfp4", config, model)
-    checkpoint.require(model.get("model_type") == "gpt_oss", "in another model than gpt-oss")
-
-    def kept(name: str, tensor: Tensor, layer: Any) -> Iterable[tuple[str, Tensor]]:
-        yield name, tensor
-
-    return Plan(None, kept)
+    is_known = model.get("model_type") == "gpt_oss"
+    Checkpoint("mxfp4", config, model).require(is_known, "in another model than gpt-oss")
+    return Plan(None, lambda name, tensor, layer: [(name, tensor)])
 
 
 def asked_bits() -> str:

@@ -34,8 +34,7 @@ def settle(hf_config: Any, folder: Path | None) -> None:
     embeddings = [name for name in files if name.endswith(_EMBEDDINGS)]
     if len(heads) != 1 or len(embeddings) != 1:
         return
-    head, embedding = (model_files.tensor(files[name], name) for name in (*heads, *embeddings))
-    if _are_equal(head, embedding):
+    if _are_equal(*(model_files.tensor(files[name], name) for name in (*heads, *embeddings))):
         return
     for part in tying:
         part.tie_word_embeddings = False

@@ -1,7 +1,7 @@
 """Attention layers for LMDeploy that pass on everything they were built with.
 
 LMDeploy's own dlinfer implementations keep sliding_window, logit_softcapping, alibi and learnable_sink and pass
-none of them to the op, and the varlen one drops causal as well: wrong tokens in silence. These pass them all.
+none of them to the op. The varlen one drops causal as well. These pass them all.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from dlinfer import ops
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
+from dlinfer.framework.lmdeploy_ext.layers.from_spec import FromSpec
 from dlinfer.framework.lmdeploy_ext.layers.positions import windows
-from dlinfer.framework.lmdeploy_ext.layers.sparse_attention.attention import SparseAttention
 
 
 @dataclass
@@ -39,7 +39,7 @@ class StepMetadata(DlinferAttentionMetadata):
 
 
 def step_metadata(context: Any) -> StepMetadata:
-    """What one step's attention layers share, from LMDeploy's StepContext of B sequences and N new tokens."""
+    """The metadata of one step's attention, from LMDeploy's StepContext of B sequences and N new tokens."""
     # Speculative decoding verifies several tokens of a sequence at once: a short prefill behind a cached beginning.
     is_decoding = context.is_decoding and context.max_q_seqlen == 1
     q_seqlens, kv_seqlens = context.q_seqlens, context.kv_seqlens
@@ -51,6 +51,9 @@ def step_metadata(context: Any) -> StepMetadata:
     else:
         cu_seqlens = torch.nn.functional.pad(q_seqlens.cumsum(0, dtype=torch.int32), (1, 0))
         slots = cache_slots(q_seqlens, kv_seqlens, cu_seqlens, context.block_offsets, block_size, tokens)
+    adapter_ids = context.local_adapter_ids
+    if adapter_ids is not None:
+        adapter_ids = torch.repeat_interleave(adapter_ids.long(), q_seqlens.long(), output_size=tokens)
     return StepMetadata(
         is_decoding=is_decoding,
         block_offsets=context.block_offsets,
@@ -67,16 +70,9 @@ def step_metadata(context: Any) -> StepMetadata:
         max_kv_seq_len=context.max_kv_seqlen,
         kv_flatten_size=context.sum_kv_seqlen,
         quant_policy=context.kv_quant_policy,
-        adapter_ids=_of_tokens(context.local_adapter_ids, q_seqlens, tokens),
+        adapter_ids=adapter_ids,
         fresh=kv_seqlens == q_seqlens,
     )
-
-
-def _of_tokens(adapter_ids: Tensor | None, q_seqlens: Tensor, tokens: int) -> Tensor | None:
-    """adapter_ids: [B], of each sequence. Returns that of each of its new tokens, int64 [tokens]."""
-    if adapter_ids is None:
-        return None
-    return torch.repeat_interleave(adapter_ids.long(), q_seqlens.long(), output_size=tokens)
 
 
 def cache_slots(
@@ -100,7 +96,7 @@ def cache_slots(
 
 
 def last_slots(kv_seqlens: Tensor, block_offsets: Tensor, block_size: int) -> Tensor:
-    """What ``cache_slots`` gives where each sequence has one new token, in a third of the calls: int64 [B]."""
+    """The result of ``cache_slots`` where each sequence has one new token, in a third of the calls: int64 [B]."""
     position = kv_seqlens.long() - 1
     block = position // block_size
     first = block_offsets.gather(1, block.unsqueeze(1)).squeeze(1).long() * block_size
@@ -173,67 +169,76 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
         }
         assert meta.cu_seqlens_q_cpu is not None
         q_ends = meta.cu_seqlens_q_cpu[1:]
-        heads = (self.num_heads, self.num_kv_heads)
+        heads, caches = (self.num_heads, self.num_kv_heads), (k_cache, v_cache)
+        paged = (*caches, meta.block_offsets, meta.block_size, q_ends, meta.kv_seqlens_cpu)
         if meta.is_decoding:
-            return ops.paged_decode_attention(
-                query,
-                k_cache,
-                v_cache,
-                meta.block_offsets,
-                meta.block_size,
-                q_ends,
-                meta.kv_seqlens_cpu,
-                meta.max_kv_seq_len,
-                *heads,
-                **shared,
-                **quantised,
-            )
+            lengths = (meta.max_kv_seq_len, *heads)
+            return ops.paged_decode_attention(query, *paged, *lengths, **shared, **quantised)
         if meta.is_prefill_no_cache and not quantised:
-            return ops.prefill_attention(
-                query,
-                key,
-                value,
-                k_cache,
-                v_cache,
-                meta.q_seqlens,
-                meta.kv_seqlens,
-                meta.max_q_seqlen,
-                *heads,
-                actual_seq_lengths_cpu=q_ends,
-                **shared,
-            )
-        return ops.paged_prefill_attention(
-            query,
-            key,
-            value,
-            k_cache,
-            v_cache,
-            meta.block_offsets,
-            meta.block_size,
-            q_ends,
-            meta.kv_seqlens_cpu,
-            meta.max_q_seqlen,
-            meta.max_kv_seq_len,
-            *heads,
-            **shared,
-            **quantised,
-        )
+            lengths = (meta.q_seqlens, meta.kv_seqlens, meta.max_q_seqlen, *heads)
+            shared["actual_seq_lengths_cpu"] = q_ends
+            return ops.prefill_attention(query, key, value, *caches, *lengths, **shared)
+        lengths = (meta.max_q_seqlen, meta.max_kv_seq_len, *heads)
+        return ops.paged_prefill_attention(query, key, value, *paged, *lengths, **shared, **quantised)
+
+
+class SparseAttention(AttentionImpl[DlinferAttentionMetadata]):
+    """Latent attention to the positions that an indexer chose: fills the cache, then one op for prefill and decode."""
+
+    def __init__(self, **fields: Any) -> None:
+        """fields: of LMDeploy's AttentionImpl. Raises UnsupportedFeatureError for what the op lacks."""
+        super().__init__(**fields)
+        lacking = {
+            "sliding_window": self.sliding_window,
+            "logit_softcapping": self.logit_softcapping,
+            "alibi": self.alibi,
+            "more than one head of keys": self.num_kv_heads != 1,
+        }
+        for feature, is_asked in lacking.items():
+            if is_asked:
+                raise refuse(f"sparse attention with {feature}", "use another model")
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        attn_metadata: DlinferAttentionMetadata,
+        k_scales_zeros: Tensor | None = None,
+        v_scales_zeros: Tensor | None = None,
+        learnable_sink: Tensor | None = None,
+        nsa_indices: Tensor | None = None,
+        inplace: bool = True,
+    ) -> Tensor:
+        """query [N, Hq, C + R], key [N, 1, C + R], value [N, 1, C] -> a new [N, Hq, C], C the size of a latent.
+
+        nsa_indices: int32 [N, count], positions in each token's sequence, negative ones are none. k_cache: in the
+        vendor's layout, C + R numbers a token; key is written into it. v_cache: a view of the first C of them.
+        """
+        if learnable_sink is not None:
+            raise refuse("sparse attention with sinks", "use another model")
+        meta, size = attn_metadata, self.v_head_size
+        assert nsa_indices is not None, "every layer of such a model has the choice of an indexer"
+        assert meta.cu_seqlens_q_cpu is not None
+        ops.fill_kv_cache(key, value, k_cache, v_cache, meta.kv_start_indices)
+        latents = (query[..., :size], v_cache, v_cache, nsa_indices[:, None], self.scale)
+        sequences = (meta.block_offsets, meta.cu_seqlens_q_cpu[1:], meta.kv_seqlens_cpu)
+        return ops.sparse_flash_attention(*latents, *sequences, query[..., size:], k_cache[..., size:])
 
 
 def _quantised(
     meta: DlinferAttentionMetadata, k_scales_zeros: Tensor | None, v_scales_zeros: Tensor | None
 ) -> dict[str, Any]:
-    """What the ops are told of quantised caches; empty where they are not."""
+    """The arguments of the ops for quantised caches; empty where they are not quantised."""
     if not meta.quant_policy:
         return {}
+    bits = int(meta.quant_policy)
     if k_scales_zeros is None or v_scales_zeros is None:
-        feature = f"quant_policy={int(meta.quant_policy)} with this model, which passes no scales on"
+        feature = f"quant_policy={bits} with this model, which passes no scales on"
         raise refuse(feature, "use quant_policy=0")
-    return {
-        "k_scales_zeros": k_scales_zeros,
-        "v_scales_zeros": v_scales_zeros,
-        "quant_bits": int(meta.quant_policy),
-    }
+    return {"k_scales_zeros": k_scales_zeros, "v_scales_zeros": v_scales_zeros, "quant_bits": bits}
 
 
 def _is_dense(x: Tensor) -> bool:
@@ -242,16 +247,8 @@ def _is_dense(x: Tensor) -> bool:
     return x.stride() == (heads * size, size, 1)
 
 
-class VarlenAttention(FlashAttentionImpl):
+class VarlenAttention(FromSpec, FlashAttentionImpl):
     """Attention over packed sequences without a cache, as vision encoders use it."""
-
-    def __init__(self, spec: Any) -> None:
-        self.spec = spec
-
-    @classmethod
-    def from_spec(cls, spec: Any) -> "VarlenAttention":
-        """From LMDeploy's FlashAttentionBuildSpec."""
-        return cls(spec)
 
     def forward(
         self,
@@ -266,22 +263,19 @@ class VarlenAttention(FlashAttentionImpl):
     ) -> Tensor:
         """query [N, Hq, D], key [M, Hkv, D], value [M, Hkv, Dv] -> a new [N, Hq, Dv]."""
         spec = self.spec
-        q_ends = (q_start_loc + q_seqlens).cpu()
+        longest = (
+            query.shape[0] if max_q_seqlen is None else max_q_seqlen
+        )  # a bound that no graph has to wait for
+        lengths = (q_seqlens, kv_seqlens, longest, spec.num_heads, spec.num_kv_heads)
         return ops.prefill_attention(
             query,
             key,
             value,
             None,
             None,
-            q_seqlens,
-            kv_seqlens,
-            max_q_seqlen
-            if max_q_seqlen is not None
-            else query.shape[0],  # a bound that no graph has to wait for
-            spec.num_heads,
-            spec.num_kv_heads,
+            *lengths,
             softmax_scale=spec.scale,
-            actual_seq_lengths_cpu=q_ends,
+            actual_seq_lengths_cpu=(q_start_loc + q_seqlens).cpu(),
             head_size_v=spec.v_head_dim,
             causal=spec.causal,
             sliding_window=spec.sliding_window,

@@ -19,12 +19,7 @@ _OF_CALL = "dlinfer_adapter_ids"
 
 
 class Lora(LoRAImpl):
-    """Adds to what a linear layer gives, or to a part of it where LMDeploy has merged several layers into one."""
-
-    @classmethod
-    def from_spec(cls, spec: Any) -> "Lora":
-        """From LMDeploy's LoRABuildSpec, which says nothing."""
-        return cls()
+    """Adds to the result of a linear layer, or to a part of it where LMDeploy has merged several layers into one."""
 
     # LMDeploy calls it by these names.
     def forward(
@@ -49,16 +44,9 @@ class Lora(LoRAImpl):
         if adapter_ids is None:
             return base_output
         part = base_output[..., adapter_info.base_slice]
-        added = ops.lora_linear(
-            part.flatten(0, -2),
-            x.flatten(0, -2),
-            lora_A,
-            lora_B,
-            adapter_info.rank_offsets,
-            adapter_info.ranks,
-            adapter_info.scalings,
-            adapter_ids,
-        ).view(part.shape)
+        rows = (part.flatten(0, -2), x.flatten(0, -2), lora_A, lora_B)
+        ranks = (adapter_info.rank_offsets, adapter_info.ranks, adapter_info.scalings)
+        added = ops.lora_linear(*rows, *ranks, adapter_ids).view(part.shape)
         if part.shape[-1] == base_output.shape[-1]:
             return added
         part.copy_(added)
@@ -94,13 +82,8 @@ class ForwardWithAdapters(nn.Module):
         """As ``forward`` of any of the classes that adapters are served on."""
         self.ctx_mgr.dlinfer_adapter_ids = attn_metadata.adapter_ids
         further = {} if mrope_position_ids is None else {"mrope_position_ids": mrope_position_ids}
-        result = self._forward(
-            input_ids=input_ids,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            attn_metadata=attn_metadata,
-            inputs_embeds=inputs_embeds,
-            **further,
-        )
+        tokens = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "position_ids": position_ids}
+        caches = {"past_key_values": past_key_values, "attn_metadata": attn_metadata}
+        result = self._forward(**tokens, **caches, **further)
         self.ctx_mgr.dlinfer_adapter_ids = None
         return result

@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.conversion import model_files
 from dlinfer.framework.lmdeploy_ext.conversion.formats import AwqInt4, Format
 from dlinfer.framework.lmdeploy_ext.errors import CalibrationError
 from dlinfer.framework.lmdeploy_ext.quantise import job
-from dlinfer.framework.lmdeploy_ext.quantise.source import Source
+from dlinfer.framework.lmdeploy_ext.quantise.source import Source, unsupported
 from dlinfer.framework.lmdeploy_ext.quantise.tokens import read_text, tokens_of
 
 PACKAGE = "auto_round"
@@ -54,11 +53,8 @@ class Perplexity:
 def check(form: Format, calibration: Calibration, source: Path) -> None:
     """Raise UnsupportedFeatureError for a format that is not calibrated, and CalibrationError without auto-round."""
     if not isinstance(form, AwqInt4):
-        raise UnsupportedFeatureError(
-            feature=f"calibrating {form.name}",
-            where="dlinfer quantise",
-            advice="leave --calibrate out: 8 bits are close to the model in floats without data",
-        )
+        advice = "leave --calibrate out: 8 bits are close to the model in floats without data"
+        raise unsupported(f"calibrating {form.name}", advice)
     for name, least in (("samples", 1), ("length", _LEAST), ("steps", 1)):
         if getattr(calibration, name) < least:
             raise _failed(source, f"{name} is {getattr(calibration, name)}", f"give {least} or more")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dlinfer.framework.lmdeploy_ext.conversion.formats import ROWS, AwqInt4
+from dlinfer.framework.lmdeploy_ext.conversion.formats import AwqInt4, pieces
 from dlinfer.framework.lmdeploy_ext.quantise.job import answer
 
 _PIECE = 1 << 22  # numbers of a weight that are wide at a time
@@ -99,8 +99,7 @@ def _replace(
     parameters = dict(model.named_parameters())
     for name in names:
         weight = parameters[name]
-        rows = len(weight) if whole else max(_PIECE // weight.shape[1] // ROWS, 1) * ROWS
-        for piece in weight.split(rows):
+        for piece in [weight] if whole else pieces(weight, _PIECE):
             piece.copy_(change(name, piece))
 
 

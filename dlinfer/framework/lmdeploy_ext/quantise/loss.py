@@ -71,16 +71,15 @@ def measure(
     errors of ``check_model_folder``.
     """
     if form not in BITS:
-        raise _failed(
-            folder,
-            f"{form} is no format that weights are packed to while they load",
-            f"use one of {', '.join(BITS)}",
-        )
+        detail = f"{form} is no format that weights are packed to while they load"
+        raise _failed(folder, detail, f"use one of {', '.join(BITS)}")
     if tokens < _LEAST:
         detail = f"tokens is {tokens}, and predicting a token takes one before it"
         raise _failed(folder, detail, f"give {_LEAST} or more with --tokens")
     check_model_folder(folder)
-    windows = _windows(folder, _text(folder, text), tokens)
+    pages = [topics[name] for name in sorted(topics)]
+    words = "\n".join(pages) if text is None else read_text(text, folder, LossError)
+    windows = _windows(folder, words, tokens)
     with tempfile.TemporaryDirectory(prefix="dlinfer-loss-") as temporary:
         work = Path(temporary)
         tell("the model as it is stored")
@@ -96,12 +95,6 @@ def measure(
 
 def _failed(folder: Path, detail: str, advice: str) -> LossError:
     return LossError(path=str(folder), detail=detail, advice=advice)
-
-
-def _text(folder: Path, text: Path | None) -> str:
-    if text is None:
-        return "\n".join(topics[name] for name in sorted(topics))
-    return read_text(text, folder, LossError)
 
 
 def _windows(folder: Path, text: str, most: int) -> list[list[int]]:
@@ -121,7 +114,5 @@ def _served(folder: Path, work: Path, windows: list[list[int]], bits: str, head:
         return job.run("loss_job", work, request, DLINFER_CPU_WEIGHTS=bits, DLINFER_CPU_HEAD=head)
     except job.JobError as error:
         how = f"with DLINFER_CPU_WEIGHTS={bits}" if bits else "as it is stored"
-        detail = f"serving it {how} failed: {error}"
-        raise _failed(
-            folder, detail, f"run dlinfer preflight {folder}, which checks that it can be served"
-        ) from error
+        advice = f"run dlinfer preflight {folder}, which checks that it can be served"
+        raise _failed(folder, f"serving it {how} failed: {error}", advice) from error

@@ -9,19 +9,17 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.conversion.formats import FORMATS, GROUP_SIZES, ROWS, AwqInt4, Format
+from dlinfer.framework.lmdeploy_ext.conversion.formats import FORMATS, GROUP_SIZES, AwqInt4, Format, pieces
 from dlinfer.framework.lmdeploy_ext.errors import QuantisationOutputError
 from dlinfer.framework.lmdeploy_ext.quantise import calibration as calibrations
 from dlinfer.framework.lmdeploy_ext.quantise import source as sources
 from dlinfer.framework.lmdeploy_ext.quantise import writer
 from dlinfer.framework.lmdeploy_ext.quantise.calibration import Calibration, Perplexity
-from dlinfer.framework.lmdeploy_ext.quantise.source import Source
+from dlinfer.framework.lmdeploy_ext.quantise.source import Source, unsupported
 
 SCHEMA = 1
 
@@ -66,12 +64,12 @@ def format_of(name: str, group_size: int | None = None) -> Format:
     if name == "awq-int4":
         if group_size is not None and group_size not in GROUP_SIZES:
             sizes = ", ".join(map(str, GROUP_SIZES))
-            raise _unsupported(f"group size {group_size}", f"use one of {sizes}")
+            raise unsupported(f"group size {group_size}", f"use one of {sizes}")
         return AwqInt4(group_size or 128)
     if name not in FORMATS:
-        raise _unsupported(f"the format {name!r}", f"use one of {', '.join(FORMATS)}")
+        raise unsupported(f"the format {name!r}", f"use one of {', '.join(FORMATS)}")
     if group_size is not None:
-        raise _unsupported(f"a group size of {name}", "leave it out: only awq-int4 has groups")
+        raise unsupported(f"a group size of {name}", "leave it out: only awq-int4 has groups")
     return FORMATS[name]()
 
 
@@ -95,15 +93,13 @@ def quantise(
     source = sources.read(folder, form)
     layouts = {shard: _layout(source, form, shard) for shard in source.shards}
     _check_room(out, source, layouts, copies=1 if calibration is None else 2)
-    calibrated: Any = nullcontext((None, None))
+    beside, calibrated, temporary = out.resolve().parent, nullcontext((None, None)), None
     if calibration is not None:
-        total = source.nbytes
         calibrated = calibrations.calibrated(
-            source, form, calibration, out.resolve().parent, lambda text: progress(0, total, text)
+            source, form, calibration, beside, lambda text: progress(0, source.nbytes, text)
         )
-    temporary = None
     try:
-        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.resolve().parent))
+        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=beside))
         with calibrated as (parts, perplexity):
             worst_error, worst_tensor = _write(source, form, layouts, temporary, progress, parts)
         temporary.chmod(0o755)  # mkdtemp's 0700 would hide the model from other users
@@ -134,10 +130,6 @@ def quantise(
         worst_tensor=worst_tensor,
         perplexity=perplexity,
     )
-
-
-def _unsupported(feature: str, advice: str) -> UnsupportedFeatureError:
-    return UnsupportedFeatureError(feature=feature, where="dlinfer quantise", advice=advice)
 
 
 # --- before anything is written
@@ -231,10 +223,9 @@ def _quantised(
     weight: Tensor, name: str, source: Source, form: Format, calibrated: dict[str, Tensor] | None
 ) -> tuple[dict[str, Tensor], float]:
     """A weight's tensors, the calibrated ones where there are, and its error: see ``Report``."""
-    rows = max(PIECE // weight.shape[1] // ROWS, 1) * ROWS
-    pieces: list[dict[str, Tensor]] = []
+    rounded: list[dict[str, Tensor]] = []
     difference, norm = 0.0, 0.0
-    for piece in weight.split(rows if calibrated is None else len(weight)):
+    for piece in pieces(weight, PIECE) if calibrated is None else [weight]:
         if not piece.isfinite().all():
             detail = f"{name} has numbers that are not finite"
             raise sources.refusal(source.folder, form, detail, "give a checkpoint that is sound")
@@ -245,8 +236,8 @@ def _quantised(
             raise sources.refusal(source.folder, form, detail, "use w8a8 or fp8")
         difference += float((again.double() - piece.double()).square().sum())
         norm += float(piece.double().square().sum())
-        pieces.append(parts)
-    joined = {part: torch.cat([piece[part] for piece in pieces], dim=form.joined) for part in pieces[0]}
+        rounded.append(parts)
+    joined = {part: torch.cat([parts[part] for parts in rounded], dim=form.joined) for part in rounded[0]}
     return joined, math.sqrt(difference / norm) if norm else 0.0
 
 

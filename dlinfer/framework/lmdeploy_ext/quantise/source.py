@@ -7,11 +7,7 @@ from typing import Any
 
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.folder.model_folder import check_model_folder
-from dlinfer.framework.lmdeploy_ext.checks.model.support import (
-    architectures,
-    check_support,
-    quantisation_of,
-)
+from dlinfer.framework.lmdeploy_ext.checks.model.support import architectures, check_support, quantisation_of
 from dlinfer.framework.lmdeploy_ext.conversion import model_files
 from dlinfer.framework.lmdeploy_ext.conversion.formats import Format
 from dlinfer.framework.lmdeploy_ext.conversion.model_files import DTYPES, FLOATING, Stored
@@ -78,7 +74,11 @@ def read(folder: Path, form: Format) -> Source:
         method = stored.get("quant_method", "unknown") if isinstance(stored, dict) else "unknown"
         require(False, f"it is quantised already ({method})", _IN_FLOATS)
     names = architectures(config)
-    _check_class(names)
+    for name in names:
+        if name not in ADMITTED:
+            feature = f"quantising {name} (admitted are dense decoders: {', '.join(ADMITTED)})"
+            advice = "use a checkpoint that is quantised already, or another tool: docs/guides/quantise.md"
+            raise unsupported(feature, advice)
     check_model_folder(folder)
     require(names, "its config.json names no architecture", "name the class in architectures")
     weights = model_files.index_or_file(folder) or ""
@@ -86,14 +86,12 @@ def read(folder: Path, form: Format) -> Source:
     require("safetensors" in weights, "its weights are pickled", f"{again}, as safetensors")
     for path in model_files.weight_files(folder):  # names of files in the result, too
         shard = str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
-        require(
-            "/" not in shard and path.suffix == ".safetensors", f"its index names a file {shard!r}", again
-        )
+        is_beside = "/" not in shard and path.suffix == ".safetensors"
+        require(is_beside, f"its index names a file {shard!r}", again)
     tensors = {tensor.name: tensor for tensor in model_files.read(folder)}
     for tensor in tensors.values():
-        require(
-            tensor.dtype in DTYPES, f"{tensor.name} has dtype {tensor.dtype}", "save the model in bfloat16"
-        )
+        detail = f"{tensor.name} has dtype {tensor.dtype}"
+        require(tensor.dtype in DTYPES, detail, "save the model in bfloat16")
     layers = range(int(config.get("num_hidden_layers") or 0))
     quantised = [f"model.layers.{layer}.{part}.weight" for layer in layers for part in LAYERS]
     missing = [name for name in quantised if name not in tensors]
@@ -103,9 +101,8 @@ def read(folder: Path, form: Format) -> Source:
     owners = {name.removesuffix(".weight") for name in quantised}
     for name in tensors:
         owner, _, part = name.rpartition(".")  # a quantised weight has scales beside it
-        require(
-            owner not in owners or part in ("weight", "bias"), f"it has {name} beside a weight", _IN_FLOATS
-        )
+        is_float = owner not in owners or part in ("weight", "bias")
+        require(is_float, f"it has {name} beside a weight", _IN_FLOATS)
     smaller = "a smaller --group-size, or w8a8" if form.name == "awq-int4" else "awq-int4 or w8a8"
     for tensor in (tensors[name] for name in quantised):
         is_float = tensor.dtype in FLOATING
@@ -116,8 +113,9 @@ def read(folder: Path, form: Format) -> Source:
         fault = form.fault(*tensor.shape)
         require(not fault, f"{tensor.name}: {fault}", f"use {smaller}")
     check_support(written_config(config, form))
-    others = (path for path in sorted(folder.iterdir()) if path.is_file() and _is_copied(path.name))
-    return Source(folder, config, tensors, frozenset(quantised), tuple(others), weights == INDEX)
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
+    others = tuple(path for path in files if path.name != "config.json" and not path.name.endswith(_WEIGHTS))
+    return Source(folder, config, tensors, frozenset(quantised), others, weights == INDEX)
 
 
 def refusal(folder: Path, form: Format, detail: str, advice: str) -> QuantisationSourceError:
@@ -125,8 +123,9 @@ def refusal(folder: Path, form: Format, detail: str, advice: str) -> Quantisatio
     return QuantisationSourceError(path=str(folder), form=form.name, detail=detail, advice=advice)
 
 
-def _is_copied(name: str) -> bool:
-    return not name.startswith(".") and name != "config.json" and not name.endswith(_WEIGHTS)
+def unsupported(feature: str, advice: str) -> UnsupportedFeatureError:
+    """The error for a feature that ``dlinfer quantise`` does not have."""
+    return UnsupportedFeatureError(feature=feature, where="dlinfer quantise", advice=advice)
 
 
 def written_config(config: dict[str, Any], form: Format) -> dict[str, Any]:
@@ -136,13 +135,3 @@ def written_config(config: dict[str, Any], form: Format) -> dict[str, Any]:
         name = "torch_dtype" if "torch_dtype" in config else "dtype"  # the first is of transformers before 5
         written[name] = form.dtype
     return written
-
-
-def _check_class(names: list[str]) -> None:
-    for name in names:
-        if name not in ADMITTED:
-            raise UnsupportedFeatureError(
-                feature=f"quantising {name} (admitted are dense decoders: {', '.join(ADMITTED)})",
-                where="dlinfer quantise",
-                advice="use a checkpoint that is quantised already, or another tool: docs/guides/quantise.md",
-            )

@@ -14,10 +14,10 @@ from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.layers import attention, lora
-from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta, step_states
+from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts, router
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rotary, windows
-from dlinfer.framework.lmdeploy_ext.layers.quantised import awq, eight_bit, four_bit_experts, kv_quantisation
+from dlinfer.framework.lmdeploy_ext.layers.quantised import eight_bit, four_bit, kv_quantisation
 from dlinfer.framework.lmdeploy_ext.layers.sparse_attention import indexer
 from dlinfer.framework.lmdeploy_ext.running.capture.runner import CaptureRunner
 from dlinfer.framework.lmdeploy_ext.running.graph_runner import CompiledRunner
@@ -31,24 +31,24 @@ logger = logging.getLogger("dlinfer")
 _OURS = {
     "PagedAttention": attention.PagedAttention.from_spec,
     "NSAIndexFP8": indexer.Indexer.from_spec,
-    "FlashAttention": attention.VarlenAttention.from_spec,
-    "LoRA": lora.Lora.from_spec,
+    "FlashAttention": attention.VarlenAttention,
+    "LoRA": lambda spec: lora.Lora(),
     "MultinomialSampling": sampling.SeededMultinomialSampling.from_spec,
     "RotaryEmbedding": rotary.from_spec,
     "ApplyRotaryEmb": lambda spec: rotary.ApplyRotary(),
-    "RouterNoauxTC": router.BiasedRouter.from_spec,
-    "LinearW4A16": awq.LinearW4A16.from_spec,
-    "RMSNormW8A8": eight_bit.RMSNormW8A8.from_spec,
-    "LinearW8A8": eight_bit.LinearW8A8.from_spec,
-    "LinearBlockedF8": eight_bit.LinearBlockedF8.from_spec,
-    "LinearStaticF8": eight_bit.LinearStaticF8.from_spec,
-    "FusedMoEW8A8": eight_bit.FusedMoEW8A8.from_spec,
-    "FusedMoEBlockedF8": eight_bit.FusedMoEBlockedF8.from_spec,
-    "FusedMoEStaticF8": eight_bit.FusedMoEStaticF8.from_spec,
-    "FusedMoEW4A16": four_bit_experts.FusedMoEW4A16.from_spec,
+    "RouterNoauxTC": router.BiasedRouter,
+    "LinearW4A16": four_bit.LinearW4A16,
+    "RMSNormW8A8": eight_bit.RMSNormW8A8,
+    "LinearW8A8": eight_bit.LinearW8A8,
+    "LinearBlockedF8": eight_bit.LinearBlockedF8,
+    "LinearStaticF8": eight_bit.LinearStaticF8,
+    "FusedMoEW8A8": eight_bit.FusedMoEW8A8,
+    "FusedMoEBlockedF8": eight_bit.FusedMoEBlockedF8,
+    "FusedMoEStaticF8": eight_bit.FusedMoEStaticF8,
+    "FusedMoEW4A16": four_bit.FusedMoEW4A16,
     "FusedMoE": experts.Experts.from_spec,
     "CausalConv1d": lambda spec: gated_delta.Convolution(),
-    "GatedDeltaMeta": lambda spec: step_states.StepStates(),
+    "GatedDeltaMeta": lambda spec: gated_delta.StepStates(),
     "GatedDeltaRule": lambda spec: gated_delta.DeltaRule(),
 }
 """Layers that LMDeploy's own dlinfer backend serves wrongly or not at all, by the name of their BuildSpec without that

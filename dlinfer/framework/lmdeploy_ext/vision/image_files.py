@@ -10,9 +10,8 @@ from typing import Any
 
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
-from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, replaces
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
+from dlinfer.framework.patching import Original
 
 
 def read(data: bytes, mode: str) -> Image.Image:
@@ -23,48 +22,34 @@ def read(data: bytes, mode: str) -> Image.Image:
             image.load()
             return ImageOps.exif_transpose(image).convert(mode)
     except UnidentifiedImageError:
-        raise ValueError(
-            f"The image cannot be read: {len(data)} bytes of no image format that is known."
-        ) from None
+        reason = f"{len(data)} bytes of no image format that is known"
+        raise ValueError(f"The image cannot be read: {reason}.") from None
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # SyntaxError: a broken PNG
         raise ValueError(f"The image cannot be read: {error}.") from error
 
 
-@replaces(
-    "lmdeploy.vl.media.image:ImageMediaIO.load_bytes",
-    why="serves the half of a truncated image, and ignores its orientation",
-    when=activation.is_on,
-    versions=FAULTY,
-)
+_UNREAD = "serves the half of a truncated image, and ignores its orientation"
+
+
+@corrects("lmdeploy.vl.media.image:ImageMediaIO.load_bytes", why=_UNREAD)
 def load_bytes(original: Original, self: Any, data: bytes) -> Any:
     return read(data, self.image_mode)
 
 
-@replaces(
-    "lmdeploy.vl.media.image:ImageMediaIO.load_file",
-    why="serves the half of a truncated image, and ignores its orientation",
-    when=activation.is_on,
-    versions=FAULTY,
-)
+@corrects("lmdeploy.vl.media.image:ImageMediaIO.load_file", why=_UNREAD)
 def load_file(original: Original, self: Any, file_path: Path) -> Any:
     return read(Path(file_path).read_bytes(), self.image_mode)
 
 
-@replaces(
+@corrects(
     "lmdeploy.serve.processors.multimodal:MultimodalProcessor._parse_multimodal_item",
     why="ignores the orientation of images that a caller has opened",
-    when=activation.is_on,
-    versions=FAULTY,
+    signature="(i, in_messages, out_messages, media_io_kwargs, allowed_media_domains=None)",
 )
 def parse_item(
-    original: Original,
-    i: int,
-    in_messages: Any,
-    out_messages: Any,
-    media_io_kwargs: Any,
-    allowed_media_domains: Any = None,
+    original: Original, i: int, in_messages: Any, out_messages: Any, *rest: Any, **options: Any
 ) -> None:
-    original(i, in_messages, out_messages, media_io_kwargs, allowed_media_domains)
+    original(i, in_messages, out_messages, *rest, **options)
     content = out_messages[i].get("content")
     for part in content if isinstance(content, list) else ():
         if isinstance(part, dict) and isinstance(part.get("data"), Image.Image):

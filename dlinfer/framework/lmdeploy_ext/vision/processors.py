@@ -9,7 +9,7 @@ import contextlib
 import functools
 import importlib.util
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,8 +18,9 @@ import torch
 from dlinfer.errors import DlinferError, ModelFolderError
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
+from dlinfer.framework.lmdeploy_ext.errors import in_short
 from dlinfer.framework.lmdeploy_ext.vision.transforms import with_transforms
-from dlinfer.framework.patching import Original, Patch, PatchSet, replaces
+from dlinfer.framework.patching import Original, PatchSet, replaces
 
 _loading: ContextVar[bool] = ContextVar("dlinfer_loads_a_processor", default=False)
 _lock = threading.RLock()
@@ -91,28 +92,20 @@ def without_videos() -> Iterator[None]:
     "lmdeploy.vl.model.builder:load_vl_model",
     why="loads processors that want torchvision for videos, which nobody may send",
     when=activation.is_on,
+    signature="(model_path, backend, with_llm=False, backend_config=None, trust_remote_code=False)",
 )
-def load_vl_model(
-    original: Original,
-    model_path: str,
-    backend: str,
-    with_llm: bool = False,
-    backend_config: Any = None,
-    trust_remote_code: bool = False,
-) -> Any:
+def load_vl_model(original: Original, model_path: str, backend: str, *args: Any, **options: Any) -> Any:
     if backend != "pytorch":
-        return original(model_path, backend, with_llm, backend_config, trust_remote_code)
+        return original(model_path, backend, *args, **options)
     try:
         with without_videos():
-            return original(model_path, backend, with_llm, backend_config, trust_remote_code)
+            return original(model_path, backend, *args, **options)
     except DlinferError:
         raise
     except (OSError, ImportError, KeyError, AttributeError, TypeError, ValueError) as error:
-        lines = str(error).strip().splitlines() or [""]
-        reason = f"{type(error).__name__}: {lines[0]}"
         raise ModelFolderError(
             path=model_path,
-            detail=f"its image processor is missing or cannot be loaded ({reason})",
+            detail=f"its image processor is missing or cannot be loaded ({in_short(error)})",
             advice="see that preprocessor_config.json is there, and processor_config.json where the model has one",
         ) from error
 
@@ -135,23 +128,15 @@ def feature_dtype(original: Original, hf_config: Any, backend_config: Any) -> An
     return torch.float32 if is_wide else original(hf_config, backend_config)
 
 
-def _with_transforms(original: Callable[..., None]) -> Callable[..., None]:
-    own = with_transforms(original)
-
-    @functools.wraps(original)
-    def build_preprocessor(self: Any, trust_remote_code: bool = False) -> None:
-        build = original if not activation.is_on() or has_torchvision() else own
-        build(self, trust_remote_code)
-
-    return build_preprocessor
+def _build_preprocessor(original: Original, self: Any, trust_remote_code: bool = False) -> None:
+    with_transforms(original)(self, trust_remote_code)
 
 
 PATCHES = tuple(
-    Patch(
-        target=f"lmdeploy.vl.model.{module}.build_preprocessor",
+    replaces(
+        f"lmdeploy.vl.model.{module}.build_preprocessor",
         why="composes transforms of torchvision's that pillow and torch have as well",
-        signature="(self, trust_remote_code=False)",
-        build=_with_transforms,
-    )
+        when=lambda: activation.is_on() and not has_torchvision(),
+    )(_build_preprocessor)
     for module in ("internvl:InternVLVisionModel", "cogvlm:CogVLMVisionModel", "glm4_v:GLM4VisionModel")
 )

@@ -186,7 +186,7 @@ def test_varlen_attention_passes_its_options_on(causal, window, cap):
         sliding_window=window,
         logit_softcapping=cap,
     )
-    out = VarlenAttention.from_spec(spec).forward(q, k, v, starts, lengths, starts, lengths)
+    out = VarlenAttention(spec).forward(q, k, v, starts, lengths, starts, lengths)
     sequences = zip(*(t.split(lengths.tolist()) for t in (q, k, v)), strict=True)
     expected = torch.cat(
         [

@@ -10,7 +10,11 @@ from typing import Any, NoReturn
 
 import torch
 from lmdeploy.pytorch.backends.causal_conv1d import CausalConv1dImpl
-from lmdeploy.pytorch.backends.gated_delta_rule import GatedDeltaRuleImpl
+from lmdeploy.pytorch.backends.gated_delta_rule import (
+    GatedDeltaMeta,
+    GatedDeltaMetaImpl,
+    GatedDeltaRuleImpl,
+)
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -19,8 +23,18 @@ from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 
 def _refuse_part(name: str) -> NoReturn:
-    """A part of LMDeploy's CUDA implementation, which its abstract class asks for and nothing calls here."""
+    """A part of LMDeploy's CUDA implementation. Its abstract class asks for it, and nothing calls it here."""
     raise refuse(f"{name} apart from its layer", "call the layer's forward, which does all of it")
+
+
+class StepStates(GatedDeltaMetaImpl):
+    """Makes the metadata that one step's layers share. LMDeploy's Qwen3-Next makes it itself, by the same class."""
+
+    def forward(
+        self, num_tokens: int, conv_kernel_size: int, state_ids: Tensor, attn_metadata: Any
+    ) -> GatedDeltaMeta:
+        """state_ids: [sequences], the slot of each."""
+        return GatedDeltaMeta(num_tokens, conv_kernel_size, state_ids, attn_metadata)
 
 
 class Convolution(CausalConv1dImpl):
@@ -37,9 +51,8 @@ class Convolution(CausalConv1dImpl):
     ) -> Tensor:
         """x [1, tokens, channels], weight [channels, 1, width] -> [1, tokens, channels]. conv_state is written."""
         if activation not in ("silu", "swish", "none"):
-            raise refuse(
-                f"a causal convolution with the activation {activation!r}", "use a model of silu or none"
-            )
+            feature = f"a causal convolution with the activation {activation!r}"
+            raise refuse(feature, "use a model of silu or none")
         meta, taps = gated_delta_meta, weight.flatten(1)
         sequence = (meta.state_ids, meta.q_ends, meta.fresh)
         return ops.causal_conv1d(x[0], taps, bias, conv_state, *sequence, activation != "none")[None]
@@ -75,23 +88,13 @@ class DeltaRule(GatedDeltaRuleImpl):
         a, b: [1, tokens, value heads], or by key heads. recurrent_state is written. kv_ratio: value heads of a key
         head, which the shapes say as well.
         """
-        tokens, heads = value.shape[1:3]
-        rate, step = b.reshape(tokens, heads).sigmoid(), a.reshape(tokens, heads).float()
-        decay = a_log_exp * functional.softplus(step + dt_bias)
-        meta = gated_delta_meta
-        out = ops.gated_delta_rule(
-            query[0],
-            key[0],
-            value[0],
-            decay,
-            rate,
-            recurrent_state,
-            meta.state_ids,
-            meta.q_ends,
-            meta.fresh,
-            normalise=use_qk_l2norm_in_kernel,
-        )
-        return out[None]
+        rate, step = (x.reshape(value.shape[1:3]) for x in (b, a))
+        rate, decay = rate.sigmoid(), a_log_exp * functional.softplus(step.float() + dt_bias)
+        meta, heads = gated_delta_meta, (query[0], key[0], value[0])
+        sequence = (meta.state_ids, meta.q_ends, meta.fresh)
+        return ops.gated_delta_rule(
+            *heads, decay, rate, recurrent_state, *sequence, normalise=use_qk_l2norm_in_kernel
+        )[None]
 
     def chunk_gated_delta_rule(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: see ``_refuse_part``."""

@@ -1,8 +1,9 @@
-"""What LMDeploy's classes of gated linear attention (Qwen3-Next) make themselves, put right for our devices.
+"""Patches on LMDeploy's classes of gated linear attention (Qwen3-Next), for our devices.
 
-The layers are in ``gated_delta.py``. This file loads before LMDeploy's modules do, since it patches them.
+The layers are in ``gated_delta.py``. This file loads before LMDeploy's modules do.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.patching import Original, replaces
+
+_replaces = functools.partial(replaces, when=activation.is_on, for_models=("qwen3_next",))
 
 # --- the model's configuration
 
@@ -26,11 +29,9 @@ def check(model_config: Any) -> None:
     model_config.states_shapes = [(convolution, model_config.dtype), (rule, torch.float32)]
 
 
-@replaces(
+@_replaces(
     "lmdeploy.pytorch.configurations.qwen3_next:Qwen3NextModelConfigBuilder.build",
     why="reads full_attention_interval, which transformers 5 turns into layer_types, and counts layers by it",
-    when=activation.is_on,
-    for_models=("qwen3_next",),
 )
 def _build_config(
     original: Original, cls: Any, hf_config: Any, model_path: Any = None, tp: int = 1, **kwargs: Any
@@ -47,14 +48,12 @@ def _build_config(
     return config
 
 
-# --- what LMDeploy's models put together themselves
+# --- parts that LMDeploy's models put together themselves
 
 
-@replaces(
+@_replaces(
     "lmdeploy.pytorch.backends.gated_delta_rule:GatedDeltaMeta.__init__",
     why="prepares indices for CUDA kernels at each step; ours need the ends, the slots and which sequences begin",
-    when=activation.is_on,
-    for_models=("qwen3_next",),
 )
 def _meta_init(
     original: Original,
@@ -70,11 +69,9 @@ def _meta_init(
     self.fresh = attn_metadata.fresh
 
 
-@replaces(
+@_replaces(
     "lmdeploy.pytorch.nn.gated_delta:build_rmsnorm_gated",
     why="takes the gated norm from flash-linear-attention, which needs Triton",
-    when=activation.is_on,
-    for_models=("qwen3_next",),
 )
 def _build_norm(original: Original, hidden_size: int, eps: float = 1e-06, **kwargs: Any) -> Any:
     from dlinfer.framework.lmdeploy_ext.layers.linear_attention.gated_delta import GatedRMSNorm
@@ -82,21 +79,17 @@ def _build_norm(original: Original, hidden_size: int, eps: float = 1e-06, **kwar
     return GatedRMSNorm(hidden_size, eps, **kwargs)
 
 
-@replaces(
+@_replaces(
     "lmdeploy.pytorch.models.qwen3_next:Qwen3NextGatedDeltaNet.get_A_log_exp",
     why="keeps the first value it computes, which a graph cannot, and which would outlive an update of weights",
-    when=activation.is_on,
-    for_models=("qwen3_next",),
 )
 def _decay_rate(original: Original, self: Any) -> Tensor:
     return -self.A_log.float().exp()
 
 
-@replaces(
+@_replaces(
     "lmdeploy.pytorch.models.qwen3_next:Qwen3NextGatedDeltaNet.fix_query_key_value_ordering",
     why="leaves a size to be worked out from the number of tokens, which a graph for every number cannot",
-    when=activation.is_on,
-    for_models=("qwen3_next",),
 )
 def _split_projections(
     original: Original, self: Any, mixed_qkvz: Tensor, mixed_ba: Tensor

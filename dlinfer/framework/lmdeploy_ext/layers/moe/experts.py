@@ -35,18 +35,14 @@ class Experts(DlinferFusedMoEImpl):
         """hidden_states [N, hidden] -> [N, hidden]; ``dlinfer.ops.fused_moe`` documents the rest.
 
         gate_up_bias [experts, 2 * intermediate] and down_bias [experts, hidden]: both or neither.
-        act_func: None for silu, or LMDeploy's ``GateupAct``, of which ``alpha`` and ``limit`` are read.
+        act_func: None for silu, or LMDeploy's ``GateupAct`` with its ``alpha`` and ``limit``.
         """
         if gate_up_bias is None and down_bias is None and act_func is None:
-            return super().forward(
-                hidden_states, topk_weights, topk_ids, gate_up_weights, down_weights, expert_list=expert_list
-            )
+            return super().forward(hidden_states, topk_weights, topk_ids, gate_up_weights, down_weights)
         alpha, limit = getattr(act_func, "alpha", None), getattr(act_func, "limit", None)
         if gate_up_bias is None or down_bias is None or alpha is None or limit is None or self.renormalize:
-            raise refuse(
-                "experts with biases or an activation of another kind than GPT-OSS's", "use another model"
-            )
+            kind = "experts with biases or an activation of another kind than GPT-OSS's"
+            raise refuse(kind, "use another model")
         weights = (gate_up_weights, gate_up_bias, down_weights, down_bias)
-        return ops.fused_moe_clamped(
-            hidden_states, *weights, topk_weights, topk_ids, float(alpha), float(limit)
-        )
+        clamp = (float(alpha), float(limit))
+        return ops.fused_moe_clamped(hidden_states, *weights, topk_weights, topk_ids, *clamp)

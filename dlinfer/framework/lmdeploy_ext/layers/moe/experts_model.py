@@ -1,6 +1,6 @@
-"""What LMDeploy's classes of models with experts make themselves, put right for our devices.
+"""Patches on LMDeploy's classes of models with experts, for our devices.
 
-This file loads before LMDeploy's modules do, since it patches them. The layer is in ``experts.py``.
+This file loads before LMDeploy's modules do. The layer is in ``experts.py``.
 """
 
 from typing import Any
@@ -21,9 +21,9 @@ def check(config: Any) -> None:
     if getattr(config, "model_type", "") != "gpt_oss":
         return
     for name, value in _GPT_OSS.items():
-        given = getattr(config, name, value)
-        if given != value:
-            raise refuse(f"{name}={given} of GPT-OSS", f"use a model with {name}={value}")
+        stored = getattr(config, name, value)
+        if stored != value:
+            raise refuse(f"{name}={stored} of GPT-OSS", f"use a model with {name}={value}")
 
 
 @replaces(
@@ -41,13 +41,12 @@ def _load_gpt_oss_experts(
     from lmdeploy.pytorch.weight_loader.model_weight_loader import load_weight
 
     part = "gate_up" if "gate_up" in name else "down"
-    for kind in ("blocks", "scales"):
-        if name.endswith(f"{part}_proj_{kind}"):
-            to = name.replace(f"experts.{part}_proj_{kind}", f"experts.experts.{part}.{kind}")
-            load_weight(params_dict[to], loaded_weight)
-            return
-    kind, stored = ("bias", f"{part}_proj_bias") if name.endswith("_bias") else ("weight", f"{part}_proj")
-    param = params_dict[name.replace(f"experts.{stored}", f"experts.experts.{part}.{kind}")]
+    owner, _, stored = name.rpartition(f".{part}_proj")
+    kind = stored.removeprefix("_") or "weight"
+    param = params_dict[f"{owner}.experts.{part}.{kind}"]
+    if kind in ("blocks", "scales"):
+        load_weight(param, loaded_weight)
+        return
     rows = loaded_weight.transpose(1, 2) if kind == "weight" else loaded_weight
     for expert, own in enumerate(rows):
         shards = {"gate": own[::2], "up": own[1::2]} if part == "gate_up" else {"down": own}
@@ -68,13 +67,13 @@ class SigmoidRouter:
     def __call__(self, router_logits: Tensor) -> tuple[Tensor, Tensor]:
         """router_logits: float32 [N, experts]. Returns weights [N, topk], float32, and ids [N, topk], int64."""
         scores = router_logits.sigmoid()
-        wanted = scores + self.gate.e_score_correction_bias
+        choice = scores + self.gate.e_score_correction_bias
         if self.topk_groups < self.groups:
-            grouped = wanted.unflatten(-1, (self.groups, -1))
+            grouped = choice.unflatten(-1, (self.groups, -1))
             best = grouped.topk(2, dim=-1).values.sum(-1).topk(self.topk_groups, dim=-1).indices
             outside = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
-            wanted = grouped.masked_fill(outside[..., None], -torch.inf).flatten(-2)
-        ids = wanted.topk(self.topk, dim=-1).indices
+            choice = grouped.masked_fill(outside[..., None], -torch.inf).flatten(-2)
+        ids = choice.topk(self.topk, dim=-1).indices
         return scores.gather(-1, ids), ids
 
 

@@ -1,18 +1,18 @@
-"""A layer of GPT-OSS's experts whose weights stay in MXFP4, for which LMDeploy has none.
+"""GPT-OSS's experts with weights that stay in MXFP4. LMDeploy has no layer for them.
 
-Its parameters take a checkpoint's tensors whole, and have them in the layout of ``ops.quantised.packing.MXFP4``: one
-expert after the other is repacked as they load. Scales, which are powers of two, become bfloat16, which has them all.
+The parameters take a checkpoint's tensors whole, in the layout of ``ops.quantised.packing.MXFP4``: one expert after the
+other is repacked as they load. Scales, which are powers of two, become bfloat16, which has them all.
 """
 
 from dataclasses import replace
 from typing import Any
 
 import torch
-from lmdeploy.pytorch.nn.moe.base import FusedMoEBase
 from torch import Tensor, nn
 
 from dlinfer import ops
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
+from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts import ExpertsOfOneDevice, ExpertWeights
 from dlinfer.ops.quantised.packing import GPTQ, MXFP4
 
 _STORED = replace(GPTQ, zero_bias=0)
@@ -23,18 +23,20 @@ _BIAS = 127  # of E8M0's exponents
 
 def powers() -> Tensor:
     """bfloat16 [256]: what each E8M0 stands for; 255 is NaN."""
-    made = torch.ldexp(torch.ones(256, dtype=torch.float64), torch.arange(256) - _BIAS).to(torch.bfloat16)
-    made[255] = torch.nan
-    return made
+    values = torch.ldexp(torch.ones(256, dtype=torch.float64), torch.arange(256) - _BIAS).to(torch.bfloat16)
+    values[255] = torch.nan
+    return values
 
 
-class Mxfp4Weights(nn.Module):
+class Mxfp4Weights(ExpertWeights):
     """The weights of one projection of all experts.
 
     blocks: int32 [experts, in_features, out_features / 8]. scales: bfloat16 [experts, in_features / 32, out_features].
     bias: [experts, out_features], of the model's dtype. In a checkpoint's gate_up, gate and up stand in turn along
     out_features; here all of gate comes first.
     """
+
+    parts = ("blocks", "scales", "bias")
 
     def __init__(
         self, experts: int, into: int, out: int, is_gate_up: bool, dtype: torch.dtype | None, device: Any
@@ -45,15 +47,9 @@ class Mxfp4Weights(nn.Module):
             sizes = f"experts in MXFP4 of {into} inputs and {out} outputs"
             raise refuse(sizes, "use a checkpoint whose inputs are multiples of 32, and outputs of 8")
         groups, words = into // MXFP4.group_size, out // MXFP4.per_word
-        shapes = {
-            "blocks": ((experts, into, words), MXFP4.storage, self.load_blocks),
-            "scales": ((experts, groups, out), torch.bfloat16, self.load_scales),
-            "bias": ((experts, out), dtype, self.load_bias),
-        }
-        for name, (shape, kind, loader) in shapes.items():
-            parameter: Any = nn.Parameter(torch.empty(shape, dtype=kind, device=device), requires_grad=False)
-            parameter.weight_loader = loader
-            self.register_parameter(name, parameter)
+        self.register("blocks", (experts, into, words), MXFP4.storage, device, self.load_blocks)
+        self.register("scales", (experts, groups, out), torch.bfloat16, device, self.load_scales)
+        self.register("bias", (experts, out), dtype, device, self.load_bias)
 
     def load_blocks(self, param: nn.Parameter, loaded_weight: Tensor) -> None:
         """loaded_weight: uint8 [experts, out, in / 32, 16]. Raises UnsupportedFeatureError for other sizes."""
@@ -81,14 +77,14 @@ class Mxfp4Weights(nn.Module):
         return torch.cat([rows[::2], rows[1::2]]) if self.is_gate_up else rows
 
 
-def _require(part: str, given: Tensor, shape: tuple[int, ...]) -> None:
-    if given.dtype is not torch.uint8 or given.shape != shape:
-        what = f"{part} of experts in MXFP4 of {given.dtype} {tuple(given.shape)}, not of uint8 {shape}"
+def _require(part: str, stored: Tensor, shape: tuple[int, ...]) -> None:
+    if stored.dtype is not torch.uint8 or stored.shape != shape:
+        what = f"{part} of experts in MXFP4 of {stored.dtype} {tuple(stored.shape)}, not of uint8 {shape}"
         raise refuse(what, "use a checkpoint whose config.json is its own")
 
 
 class FusedMoEMxfp4:
-    """What computes the layer."""
+    """GPT-OSS's experts, computed on packed weights."""
 
     def __init__(self, alpha: float, limit: float) -> None:
         self.alpha, self.limit = alpha, limit
@@ -98,29 +94,10 @@ class FusedMoEMxfp4:
         return ops.fused_moe_mxfp4(hidden_states, *parts, weights, ids, self.alpha, self.limit)
 
 
-class Mxfp4Experts(FusedMoEBase):
-    """GPT-OSS's experts, of one device: tensor and expert parallelism are refused before."""
-
-    def __init__(
-        self,
-        hidden_dim: int,
-        ffn_dim: int,
-        num_experts: int,
-        *,
-        dtype: torch.dtype | None,
-        device: torch.device | None,
-        act_func: Any,
-    ) -> None:
-        """act_func: LMDeploy's ``GateupAct``, of which ``alpha`` and ``limit`` are read."""
-        self.init_dist_args(all_reduce=False)
-        super().__init__(tp=self.tp, tp_mode=self.tp_mode, do_renormalize=False)
-        self.impl = FusedMoEMxfp4(float(act_func.alpha), float(act_func.limit))
-        self.gate_up = Mxfp4Weights(num_experts, hidden_dim, 2 * ffn_dim, True, dtype, device)
-        self.down = Mxfp4Weights(num_experts, ffn_dim, hidden_dim, False, dtype, device)
-
-    def forward(self, hidden_states: Tensor, topk_weights: Tensor, topk_idx: Any) -> Tensor:
-        """hidden_states [tokens, hidden], topk_weights and topk_idx [tokens, top_k] -> [tokens, hidden]."""
-        parts = [
-            getattr(part, name) for part in (self.gate_up, self.down) for name in ("blocks", "scales", "bias")
-        ]
-        return self.impl.forward(hidden_states, topk_weights, topk_idx, *parts)
+def mxfp4_experts(
+    hidden: int, inner: int, experts: int, dtype: torch.dtype | None, device: Any, act_func: Any
+) -> ExpertsOfOneDevice:
+    """The layer of GPT-OSS's experts. act_func: LMDeploy's ``GateupAct`` with its ``alpha`` and ``limit``."""
+    gate_up = Mxfp4Weights(experts, hidden, 2 * inner, True, dtype, device)
+    down = Mxfp4Weights(experts, inner, hidden, False, dtype, device)
+    return ExpertsOfOneDevice(FusedMoEMxfp4(float(act_func.alpha), float(act_func.limit)), gate_up, down)

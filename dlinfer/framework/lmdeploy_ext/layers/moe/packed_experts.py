@@ -1,31 +1,71 @@
-"""A layer of experts whose weights are of 4 bits in AWQ's layout, in which LMDeploy has linear layers alone.
+"""Layers of experts with packed weights, on one device, and that of AWQ: LMDeploy has linear layers of it alone.
 
-Its parameters have the names that LMDeploy's classes of models look for while they load: ``gate_up`` and ``down``, and
-of each the parts that a checkpoint has. Gate and up stand side by side along out_features, words beside each other.
+Their parameters have the names that LMDeploy's classes of models look for while they load: ``gate_up`` and ``down``,
+and of each the parts that a checkpoint has. Gate and up stand side by side along out_features.
 """
 
-from typing import Any
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import torch
 from lmdeploy.pytorch.nn.moe.base import FusedMoEBase
 from torch import Tensor, nn
 
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
-from dlinfer.framework.lmdeploy_ext.layers.quantised.four_bit_experts import FusedMoEW4A16
+from dlinfer.framework.lmdeploy_ext.layers.quantised.four_bit import FusedMoEW4A16
 from dlinfer.ops.quantised.packing import AWQ
 
 
-class PackedWeights(nn.Module):
-    """The weights of one projection of all experts.
+class ExpertWeights(nn.Module):
+    """The weights of one projection of all experts. parts: names of the parameters, in the order of the op."""
+
+    parts: ClassVar[tuple[str, ...]]
+
+    def register(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype | None,
+        device: Any,
+        load: Callable[..., None],
+    ) -> None:
+        """Make a parameter, which LMDeploy loads by ``load``."""
+        parameter: Any = nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+        parameter.weight_loader = load
+        self.register_parameter(name, parameter)
+
+
+class ExpertsOfOneDevice(FusedMoEBase):
+    """Gated experts: tensor parallelism is refused before, expert parallelism here by UnsupportedFeatureError.
+
+    impl: computes the layer. gate_up, down: the weights of its projections.
+    """
+
+    def __init__(
+        self, impl: Any, gate_up: ExpertWeights, down: ExpertWeights, renormalize: bool = False
+    ) -> None:
+        self.init_dist_args(all_reduce=False)
+        if self.ep > 1:
+            raise refuse(f"expert parallelism (ep_size={self.ep})", "set ep=1")
+        super().__init__(tp=self.tp, tp_mode=self.tp_mode, do_renormalize=renormalize)
+        self.impl, self.gate_up, self.down = impl, gate_up, down
+
+    def forward(self, hidden_states: Tensor, topk_weights: Tensor, topk_idx: Any) -> Tensor:
+        """hidden_states [tokens, hidden], topk_weights and topk_idx [tokens, top_k] -> [tokens, hidden]."""
+        weights = [getattr(part, name) for part in (self.gate_up, self.down) for name in part.parts]
+        return self.impl.forward(hidden_states, topk_weights, topk_idx, *weights)
+
+
+class PackedWeights(ExpertWeights):
+    """The weights of one projection of all experts, in AWQ's layout.
 
     qweight: int32 [experts, in_features, out_features / 8]. scales: float16 [experts, groups, out_features]. qzeros:
     int32 [experts, groups, out_features / 8].
     """
 
+    parts = ("qweight", "scales", "qzeros")
     bias = None  # as linear layers say that they have none
-    qweight: nn.Parameter
-    scales: nn.Parameter
-    qzeros: nn.Parameter
 
     def __init__(
         self, experts: int, in_features: int, out_features: int, group_size: int, device: torch.device | None
@@ -36,16 +76,14 @@ class PackedWeights(nn.Module):
             sizes = f"experts of {in_features} inputs and {out_features} outputs in groups of {group_size}"
             raise refuse(sizes, "use a checkpoint whose groups divide the experts' sizes")
         groups, words = in_features // group_size, out_features // AWQ.per_word
-        self._register("qweight", torch.empty(experts, in_features, words, dtype=AWQ.storage, device=device))
-        self._register(
-            "scales", torch.empty(experts, groups, out_features, dtype=torch.float16, device=device)
-        )
-        self._register("qzeros", torch.empty(experts, groups, words, dtype=AWQ.storage, device=device))
-
-    def _register(self, name: str, data: Tensor) -> None:
-        parameter: Any = nn.Parameter(data, requires_grad=False)
-        parameter.weight_loader = self.weight_loader
-        self.register_parameter(name, parameter)
+        shapes = {
+            "qweight": (in_features, words),
+            "scales": (groups, out_features),
+            "qzeros": (groups, words),
+        }
+        for name, shape in shapes.items():
+            dtype = torch.float16 if name == "scales" else AWQ.storage
+            self.register(name, (experts, *shape), dtype, device, self.weight_loader)
 
     def weight_loader(
         self, param: nn.Parameter, loaded_weight: Tensor, expert_id: int, shard_id: str
@@ -62,39 +100,13 @@ class PackedWeights(nn.Module):
         columns.copy_(loaded_weight)
 
 
-class PackedExperts(FusedMoEBase):
-    """Gated experts with silu, of one device: tensor parallelism is refused before. Raises UnsupportedFeatureError."""
-
-    def __init__(
-        self,
-        hidden_dim: int,
-        ffn_dim: int,
-        num_experts: int,
-        top_k: int,
-        *,
-        renormalize: bool,
-        group_size: int,
-        device: torch.device | None,
-    ) -> None:
-        self.init_dist_args(all_reduce=False)
-        if self.ep > 1:
-            raise refuse(f"expert parallelism (ep_size={self.ep})", "set ep=1")
-        super().__init__(tp=self.tp, tp_mode=self.tp_mode, do_renormalize=renormalize)
-        self.impl = FusedMoEW4A16(top_k, renormalize, group_size)
-        self.gate_up = PackedWeights(num_experts, hidden_dim, 2 * ffn_dim, group_size, device)
-        self.down = PackedWeights(num_experts, ffn_dim, hidden_dim, group_size, device)
-
-    def forward(self, hidden_states: Tensor, topk_weights: Tensor, topk_idx: Any) -> Tensor:
-        """hidden_states [tokens, hidden], topk_weights and topk_idx [tokens, top_k] -> [tokens, hidden]."""
-        gate_up, down = self.gate_up, self.down
-        return self.impl.forward(
-            hidden_states,
-            topk_weights,
-            topk_idx,
-            gate_up.qweight,
-            gate_up.scales,
-            down.qweight,
-            down.scales,
-            gate_up.qzeros,
-            down.qzeros,
-        )
+def packed_experts(
+    hidden: int, inner: int, experts: int, top_k: int, renormalize: bool, group_size: int, device: Any
+) -> ExpertsOfOneDevice:
+    """The layer of gated experts with silu in AWQ's layout. Raises UnsupportedFeatureError."""
+    own = SimpleNamespace(
+        top_k=top_k, renormalize=renormalize, group_size=group_size, num_bits=AWQ.bits, ep_size=1
+    )
+    gate_up = PackedWeights(experts, hidden, 2 * inner, group_size, device)
+    down = PackedWeights(experts, inner, hidden, group_size, device)
+    return ExpertsOfOneDevice(FusedMoEW4A16(own), gate_up, down, renormalize)

@@ -1,11 +1,12 @@
-"""Where LMDeploy makes layers of experts: those of 4 bits, which it has for compressed-tensors on CUDA alone.
+"""Patches where LMDeploy makes layers of experts, for those of 4 bits: it has compressed-tensors on CUDA alone.
 
-This file loads before LMDeploy's modules do, since it patches them. Our layer is in ``packed_experts.py``.
+This file loads before LMDeploy's modules do. Our layers are in ``packed_experts.py`` and ``mxfp4_experts.py``.
 """
 
-from collections.abc import Callable
+import inspect
 from contextvars import ContextVar
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from dlinfer.framework.patching import Original, replaces
 _in_mxfp4: ContextVar[bool] = ContextVar("in_mxfp4", default=False)
 """Whether the layer of experts that is being made is GPT-OSS's, of a checkpoint in MXFP4."""
 
-
 FEATURE = "quantised experts"
 _LAYER = "lmdeploy.pytorch.nn.moe.compressed_tensors:FusedMoEW4A16"
 
@@ -26,56 +26,30 @@ _LAYER = "lmdeploy.pytorch.nn.moe.compressed_tensors:FusedMoEW4A16"
     "lmdeploy.pytorch.nn.moe:build_fused_moe",
     why="has no layer of experts for AWQ, which GPTQ and compressed-tensors become",
     when=activation.is_on,
+    signature="(hidden_dim, ffn_dim, num_experts, top_k, bias=False, renormalize=False, dtype=None, device=None, "
+    "all_reduce=True, enable_ep=False, quant_config=None, layer_idx=0, act_func=None, prefix='')",
     for_feature=FEATURE,
 )
-def _build_fused_moe(
-    original: Original,
-    hidden_dim: int,
-    ffn_dim: int,
-    num_experts: int,
-    top_k: int,
-    bias: bool = False,
-    renormalize: bool = False,
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
-    all_reduce: bool = True,
-    enable_ep: bool = False,
-    quant_config: Any = None,
-    layer_idx: int = 0,
-    act_func: Callable[..., Any] | None = None,
-    prefix: str = "",
-) -> Any:
-    """Our layer where the checkpoint is AWQ's, though LMDeploy's class may have left out to say so."""
-    if _in_mxfp4.get():
-        from dlinfer.framework.lmdeploy_ext.layers.moe.mxfp4_experts import Mxfp4Experts
-
-        sizes = (hidden_dim, ffn_dim, num_experts)
-        return Mxfp4Experts(*sizes, dtype=dtype, device=device, act_func=act_func)
-    quantised = _of_checkpoint()
-    if quantised is None or quantised.quant_method != "awq":
-        sizes, given = (hidden_dim, ffn_dim, num_experts, top_k), (bias, renormalize, dtype, device)
-        rest = (all_reduce, enable_ep, quant_config, layer_idx, act_func, prefix)
-        return original(*sizes, *given, *rest)
-    if bias or act_func is not None:
-        raise refuse("packed experts with biases or an activation of their own", "use another model")
-    from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts import PackedExperts
-
-    return PackedExperts(
-        hidden_dim,
-        ffn_dim,
-        num_experts,
-        top_k,
-        renormalize=renormalize,
-        group_size=quantised.group_size,
-        device=device,
-    )
-
-
-def _of_checkpoint() -> Any:
-    """LMDeploy's QuantizationConfig of the model that is being built, or None."""
+def _build_fused_moe(original: Original, *args: Any, **options: Any) -> Any:
+    """Our layer where the checkpoint is AWQ's, which LMDeploy's class may not say in ``quant_config``."""
     from lmdeploy.pytorch.models.patch import get_build_model_context
 
-    return get_build_model_context().quant_config
+    call = inspect.signature(original).bind(*args, **options)
+    call.apply_defaults()
+    asked = SimpleNamespace(**call.arguments)
+    sizes = (asked.hidden_dim, asked.ffn_dim, asked.num_experts)
+    if _in_mxfp4.get():
+        from dlinfer.framework.lmdeploy_ext.layers.moe.mxfp4_experts import mxfp4_experts
+
+        return mxfp4_experts(*sizes, asked.dtype, asked.device, asked.act_func)
+    quantised: Any = get_build_model_context().quant_config
+    if quantised is None or quantised.quant_method != "awq":
+        return original(*args, **options)
+    if asked.bias or asked.act_func is not None:
+        raise refuse("packed experts with biases or an activation of their own", "use another model")
+    from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts import packed_experts
+
+    return packed_experts(*sizes, asked.top_k, asked.renormalize, quantised.group_size, asked.device)
 
 
 @replaces(
@@ -107,12 +81,12 @@ def _gpt_oss_experts(
     for_feature=FEATURE,
 )
 def _of_any_dtype(original: Original, self: Any, *args: Any, **options: Any) -> None:
-    given = options.get("dtype")
-    if given is not torch.float32:
-        original(self, *args, **options)
-        return
-    original(self, *args, **options | {"dtype": torch.bfloat16})  # which no parameter has
-    self.dtype = given
+    is_wide = options.get("dtype") is torch.float32
+    original(
+        self, *args, **options | ({"dtype": torch.bfloat16} if is_wide else {})
+    )  # which no parameter has
+    if is_wide:
+        self.dtype = torch.float32
 
 
 @replaces(
@@ -137,11 +111,10 @@ def _repack(part: Any) -> None:
     if getattr(part, "lies_as_awq", False):
         return
     along_inputs = replace(GPTQ, zero_bias=0)
-    words, scales = part.weight_packed.data, part.weight_scale.data
-    experts, out, _ = words.shape
-    made_words = words.view(experts, words.shape[2] * AWQ.per_word, out // AWQ.per_word)
-    made_scales = scales.view(experts, scales.shape[2], out)
+    experts, out, columns = part.weight_packed.shape
+    words = part.weight_packed.data.view(experts, columns * AWQ.per_word, out // AWQ.per_word)
+    scales = part.weight_scale.data.view(experts, -1, out)
     for expert in range(experts):
-        made_words[expert] = along_inputs.repack(words[expert].t(), AWQ)
-        made_scales[expert] = scales[expert].t().contiguous()
-    part.weight_packed.data, part.weight_scale.data, part.lies_as_awq = made_words, made_scales, True
+        words[expert] = along_inputs.repack(part.weight_packed.data[expert].t(), AWQ)
+        scales[expert] = part.weight_scale.data[expert].t().contiguous()
+    part.weight_packed.data, part.weight_scale.data, part.lies_as_awq = words, scales, True

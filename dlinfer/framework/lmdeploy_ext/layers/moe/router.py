@@ -10,30 +10,24 @@ from lmdeploy.pytorch.backends.moe_router import RouterNoauxTCImpl
 from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
+from dlinfer.framework.lmdeploy_ext.layers.from_spec import FromSpec
 
 _BEST_OF_A_GROUP = 2
 """A group counts as much as its best experts of so many together."""
 
 
-class BiasedRouter(RouterNoauxTCImpl):
-    """Chooses by score plus bias, and weighs by the score alone."""
+class BiasedRouter(FromSpec, RouterNoauxTCImpl):
+    """Chooses by score plus bias, and weighs by the score alone. Raises UnsupportedFeatureError for other scores."""
 
     def __init__(self, spec: Any) -> None:
-        self.spec = spec
-
-    @classmethod
-    def from_spec(cls, spec: Any) -> "BiasedRouter":
-        """From LMDeploy's RouterNoauxTCBuildSpec. Raises UnsupportedFeatureError for other scores."""
+        super().__init__(spec)
         if spec.scoring_func not in ("sigmoid", "softmax"):
             raise refuse(f"a router that scores by {spec.scoring_func!r}", "use another model")
-        return cls(spec)
 
     def forward(self, logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """logits [tokens, experts], bias [experts] -> (weights, experts), both [tokens, top_k]; nothing is mutated."""
-        spec = self.spec
-        scores = (
-            logits.sigmoid() if spec.scoring_func == "sigmoid" else logits.softmax(-1, dtype=torch.float32)
-        )
+        spec, by_sigmoid = self.spec, self.spec.scoring_func == "sigmoid"
+        scores = logits.sigmoid() if by_sigmoid else logits.softmax(-1, dtype=torch.float32)
         choice = scores + bias
         if spec.router_n_groups > 0:
             weights, ids = _in_each_group(choice, spec.top_k, spec.router_n_groups)

@@ -1,1 +1,1 @@
-"""What LMDeploy's layers make of positions: frequencies by rope type, lengths that they depend on, windows."""
+"""Positions in LMDeploy's layers: frequencies by rope type, lengths that they depend on, windows."""

@@ -12,6 +12,7 @@ such a sequence between its chunks, so that a prefill takes at least as many tok
 Blocks of the prefix cache are shared only up to the original length, where frequencies are the same for everybody.
 """
 
+import functools
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from dlinfer.framework.patching import Original, replaces
 logger = logging.getLogger("dlinfer")
 
 FEATURE = "rotary frequencies by length"
+_replaces = functools.partial(replaces, for_feature=FEATURE)
 
 # transformers' classes that drop their cache when a text outgrows the original length.
 _COMPUTED_ANEW = ("phi3", "phimoe")
@@ -39,9 +41,9 @@ _CACHED_FOR = "dlinfer_cached_for"
 
 @dataclass(frozen=True)
 class RopeLengths:
-    """What an engine's scheduling must know of its model's rotary embedding.
+    """The facts about a model's rotary embedding that an engine's scheduling needs.
 
-    original: the length up to which frequencies are the same for every sequence.
+    original: frequencies are the same for every sequence up to this length.
     computed_anew: the whole cache has the frequencies of the sequence's present length.
     """
 
@@ -113,14 +115,10 @@ def governs(maker: Any) -> bool:
     return _lengths(maker) is not None
 
 
-_MODULE = "lmdeploy.pytorch.engine.inputs_maker"
-
-
-@replaces(
-    f"{_MODULE}:build_inputs_maker",
+@_replaces(
+    "lmdeploy.pytorch.engine.inputs_maker:build_inputs_maker",
     why="scheduling does not know the model's rotary embedding",
     when=activation.is_on,
-    for_feature=FEATURE,
 )
 def _inputs_maker(original: Original, engine: Any) -> Any:
     lengths = of_model(engine.model_config.llm_config or engine.model_config.hf_config)
@@ -143,10 +141,9 @@ def _raise_limit(cache_config: Any, tokens: int) -> None:
         cache_config.max_prefill_token_num = tokens
 
 
-@replaces(
-    f"{_MODULE}:InputsMakerAsync.create_model_inputs",
+@_replaces(
+    "lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync.create_model_inputs",
     why="dynamic and longrope frequencies depend on the prompt's length, which the model is not told",
-    for_feature=FEATURE,
 )
 def _model_inputs(original: Original, self: Any, messages: list[Any], is_prefill: bool) -> Any:
     inputs = original(self, messages, is_prefill)
@@ -156,10 +153,9 @@ def _model_inputs(original: Original, self: Any, messages: list[Any], is_prefill
     return inputs
 
 
-@replaces(
-    f"{_MODULE}:InputsMakerAsync.create_model_inputs_long_context",
+@_replaces(
+    "lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync.create_model_inputs_long_context",
     why="a chunk of a prompt must have the frequencies of the whole",
-    for_feature=FEATURE,
 )
 def _chunk_inputs(original: Original, self: Any, seq: Any, chunk_size: int, multimodals: Any = None) -> Any:
     inputs = original(self, seq, chunk_size, multimodals)
@@ -169,10 +165,9 @@ def _chunk_inputs(original: Original, self: Any, seq: Any, chunk_size: int, mult
     return inputs
 
 
-@replaces(
+@_replaces(
     "lmdeploy.pytorch.paging.scheduler:Scheduler.schedule_running",
     why="transformers computes Phi-3's cache anew when a text outgrows the original length",
-    for_feature=FEATURE,
 )
 def _schedule_running(
     original: Original, self: Any, running: list[Any], num_required_tokens: int = 1, prealloc_size: int = 1
@@ -181,29 +176,22 @@ def _schedule_running(
     lengths = _lengths(self)
     if lengths is None:
         return valid
-    # What is not valid is preempted once its last token is known, and then prefilled again.
+    # LMDeploy preempts the others once their last token is known, and then prefills them again.
     return [fits and not lengths.outgrown_by(sequence) for sequence, fits in zip(running, valid, strict=True)]
 
 
-@replaces(
+@_replaces(
     "lmdeploy.pytorch.paging.scheduler:Scheduler.schedule",
     why="a preempted sequence keeps its blocks while there is room, and Phi-3's are of other frequencies then",
-    for_feature=FEATURE,
+    signature="(self, is_prefill, prealloc_size=0, allow_long_prefill=True, prefer_long_prefill=False)",
 )
-def _schedule(
-    original: Original,
-    self: Any,
-    is_prefill: bool,
-    prealloc_size: int = 0,
-    allow_long_prefill: bool = True,
-    prefer_long_prefill: bool = False,
-) -> Any:
+def _schedule(original: Original, self: Any, is_prefill: bool, *args: Any, **options: Any) -> Any:
     lengths = _lengths(self)
     if is_prefill and lengths is not None:
         for sequence in self.waiting:
             if lengths.invalidates(sequence):
                 sequence.state.release_paging_resources()
-    return original(self, is_prefill, prealloc_size, allow_long_prefill, prefer_long_prefill)
+    return original(self, is_prefill, *args, **options)
 
 
 def _shared_blocks(original: Original, self: Any, seq: Any) -> None:
@@ -213,10 +201,9 @@ def _shared_blocks(original: Original, self: Any, seq: Any) -> None:
 
 
 PATCHES = tuple(
-    replaces(
+    _replaces(
         f"lmdeploy.pytorch.paging.block_trie.trie:BlockTrie.{method}",
         why="keys beyond the original length have the frequencies of their own text: their blocks cannot be shared",
-        for_feature=FEATURE,
     )(_shared_blocks)
     for method in ("match", "allocate")
 )

@@ -1,4 +1,4 @@
-"""What a checkpoint's configuration says of rotary embeddings, read as transformers reads it.
+"""Rotary embeddings in a checkpoint's configuration, read as transformers reads them.
 
 A rope type that the tables (``rotary.py``) do not have is refused while the configuration is read. LMDeploy's own
 reading drops longrope's ``attention_factor`` and ``factor`` and takes other defaults for yarn's; both are put right
@@ -20,22 +20,17 @@ SERVED_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "s
 _BY_LENGTH = ("dynamic", "longrope", "su")
 
 WHOLE_HEADS = (
-    "deepseek_v2",
-    "deepseek_v3",
-    "deepseek_v32",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "glm_moe_dsa",
-    "gpt_oss",
-    "llama",
-    "mistral",
-    "mixtral",
-    "phimoe",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
+    *(
+        "deepseek_v2",
+        "deepseek_v3",
+        "deepseek_v32",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "glm_moe_dsa",
+        "gpt_oss",
+    ),
+    *("llama", "mistral", "mixtral", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
 )
 """Model types whose class in transformers turns all of a head by default, whatever partial_rotary_factor says."""
 
@@ -48,25 +43,24 @@ def parameters(config: Any) -> Mapping[str, Any]:
     return getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
 
 
-def rope_type(given: Mapping[str, Any]) -> str:
+def rope_type(stored: Mapping[str, Any]) -> str:
     """The type that one set of rope parameters names, by its new key or its old one."""
-    return given.get("rope_type") or given.get("type") or "default"
+    return stored.get("rope_type") or stored.get("type") or "default"
 
 
 def original_length(config: Any) -> int | None:
     """The length beyond which frequencies depend on the sequence's own length; None where they never do."""
-    given = parameters(config)
-    if rope_type(given) not in _BY_LENGTH:
+    stored = parameters(config)
+    if rope_type(stored) not in _BY_LENGTH:
         return None
-    if rope_type(given) == "dynamic":
-        return config.max_position_embeddings
-    return _original(config, given)
+    is_dynamic = rope_type(stored) == "dynamic"
+    return config.max_position_embeddings if is_dynamic else _original(config, stored)
 
 
-def _original(config: Any, given: Mapping[str, Any]) -> int:
+def _original(config: Any, stored: Mapping[str, Any]) -> int:
     """transformers gives a field of the configuration priority over one of the rope parameters."""
     own = getattr(config, "original_max_position_embeddings", None)
-    return own or given.get("original_max_position_embeddings") or config.max_position_embeddings
+    return own or stored.get("original_max_position_embeddings") or config.max_position_embeddings
 
 
 def check(config: Any) -> None:
@@ -75,9 +69,9 @@ def check(config: Any) -> None:
     config: of the text model. Gemma 3's parameters, one set for each layer type, get the factor 1 that LMDeploy's
     model reads and unscaled checkpoints leave out.
     """
-    given = parameters(config)
-    nested = {name: given[name] for name in _LAYER_TYPES if isinstance(given.get(name), Mapping)}
-    for own in nested.values() or [given]:
+    stored = parameters(config)
+    nested = {name: stored[name] for name in _LAYER_TYPES if isinstance(stored.get(name), Mapping)}
+    for own in nested.values() or [stored]:
         kind = rope_type(own)
         if kind not in SERVED_TYPES:
             raise refuse(f"rope type {kind!r}", "use another model")
@@ -85,9 +79,7 @@ def check(config: Any) -> None:
             raise refuse("Fourier position embeddings (fope)", "use another model")
         part = own.get("partial_rotary_factor") or 1.0
         if part != 1 and kind != "default" and getattr(config, "model_type", "") in WHOLE_HEADS:
-            what = (
-                f"partial_rotary_factor={part} with rope type {kind!r}, for which transformers has no tokens,"
-            )
+            what = f"partial_rotary_factor={part} with rope type {kind!r}, which transformers cannot run,"
             raise refuse(what, "use a model without it")
         if kind in _BY_LENGTH and "mrope_section" in own:
             raise refuse(f"rope type {kind!r} with mrope_section", "use another model")
@@ -130,28 +122,21 @@ def longrope_scale(factor: float, original_length: int) -> float:
     when=activation.is_on,
 )
 def _build_rotary_params(original: Original, config: Any) -> dict[str, Any]:
-    params = original(config)
-    _read_as_transformers_does(config, params)
-    return params
-
-
-def _read_as_transformers_does(config: Any, params: dict[str, Any]) -> None:
-    given = parameters(config)
+    params, stored = original(config), parameters(config)
     if getattr(config, "model_type", "") in WHOLE_HEADS:
         params.pop("partial_rotary_factor", None)
-    if params.get("yarn_params") is not None:
-        yarn = params["yarn_params"]
-        original = _original(config, given)
-        params["scaling_factor"] = given.get("factor") or config.max_position_embeddings / original
-        params["max_position_embeddings"] = original
-        yarn.attention_factor = given.get("attention_factor")
-        yarn.mscale, yarn.mscale_all_dim = given.get("mscale"), given.get("mscale_all_dim")
+    yarn, longrope = params.get("yarn_params"), params.get("longrope_params")
+    if yarn is None and longrope is None:
+        return params
+    length = _original(config, stored)
+    factor = stored.get("factor") or config.max_position_embeddings / length
+    if yarn is not None:
+        params |= {"scaling_factor": factor, "max_position_embeddings": length}
+        yarn.attention_factor = stored.get("attention_factor")
+        yarn.mscale, yarn.mscale_all_dim = stored.get("mscale"), stored.get("mscale_all_dim")
         yarn.attention_factor = yarn_scale(SimpleNamespace(**params))
-    if params.get("longrope_params") is not None:
-        longrope = params["longrope_params"]
-        original = longrope.original_max_position_embeddings = _original(config, given)
-        scale = given.get("attention_factor")
-        if scale is None:
-            factor = given.get("factor") or config.max_position_embeddings / original
-            scale = longrope_scale(factor, original)
+    if longrope is not None:
+        longrope.original_max_position_embeddings, scale = length, stored.get("attention_factor")
+        scale = longrope_scale(factor, length) if scale is None else scale
         longrope.short_mscale = longrope.long_mscale = scale
+    return params

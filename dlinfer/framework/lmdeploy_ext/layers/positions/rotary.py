@@ -16,10 +16,7 @@ from lmdeploy.pytorch.backends.rotary_embedding import RopeType
 from torch import Tensor, nn
 
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
-from dlinfer.framework.lmdeploy_ext.layers.positions.rope_parameters import (
-    longrope_scale,
-    yarn_scale,
-)
+from dlinfer.framework.lmdeploy_ext.layers.positions.rope_parameters import longrope_scale, yarn_scale
 
 
 def base_frequencies(dim: int, base: float) -> Tensor:
@@ -33,11 +30,10 @@ def llama3_frequencies(spec: Any) -> Tensor:
     frequencies = base_frequencies(spec.dim, spec.base)
     original = params.original_max_position_embeddings
     wavelengths = 2 * math.pi / frequencies
-    long_wave, short_wave = original / params.low_freq_factor, original / params.high_freq_factor
+    low, high = params.low_freq_factor, params.high_freq_factor
+    long_wave, short_wave = original / low, original / high
     slowed = torch.where(wavelengths > long_wave, frequencies / factor, frequencies)
-    blend = (original / wavelengths - params.low_freq_factor) / (
-        params.high_freq_factor - params.low_freq_factor
-    )
+    blend = (original / wavelengths - low) / (high - low)
     blended = (1 - blend) * slowed / factor + blend * slowed
     between = (wavelengths >= short_wave) & (wavelengths <= long_wave)
     return torch.where(between, blended, slowed)
@@ -49,15 +45,11 @@ def yarn_frequencies(spec: Any) -> Tensor:
     Source: YaRN (Peng et al., 2023, arXiv:2309.00071), section 3.2. ``spec.max_position_embeddings`` is the original
     length: LMDeploy puts it there.
     """
-    params, dim = spec.yarn_params, spec.dim
+    params, dim, length = spec.yarn_params, spec.dim, spec.max_position_embeddings
 
     def dimension_of(rotations: float) -> float:
         """The dimension that turns so often within the original length."""
-        return (
-            dim
-            * math.log(spec.max_position_embeddings / (rotations * 2 * math.pi))
-            / (2 * math.log(spec.base))
-        )
+        return dim * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(spec.base))
 
     low, high = dimension_of(params.beta_fast or 32), dimension_of(params.beta_slow or 1)
     if params.truncate:
@@ -91,76 +83,92 @@ class RotaryTables(nn.Module):
         self.attention_scaling = scale
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """x: any tensor of the wanted dtype and device. position_ids: [B, N]. Returns cos and sin, [B, N, dim]."""
+        """x: any tensor of the dtype and device to return. position_ids: [B, N]. Returns cos and sin, [B, N, dim]."""
         angles = position_ids.unsqueeze(-1).float() * self.inv_freq.to(x.device)
         return _tables(angles, self.attention_scaling, x.dtype)
 
 
-class DynamicTables(nn.Module):
+class TablesByLength(nn.Module):
+    """cos and sin of frequencies that depend on the length that governs a token."""
+
+    def frequencies(self, lengths: Tensor) -> Tensor:
+        """lengths: int64 [N]. Returns float32 [N, dim / 2]."""
+        raise NotImplementedError
+
+    def scale(self, lengths: Tensor) -> float | Tensor:
+        """The factor of cos and sin: one number, or [N, 1]."""
+        return 1.0
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """position_ids: int64 [2, N], positions and the lengths that govern them. Returns cos and sin, [1, N, dim]."""
+        is_governed = position_ids.shape[0] == 2
+        torch._check(is_governed, lambda: "this rope type needs positions and their lengths, [2, N]")
+        positions, lengths = position_ids[0], position_ids[1]
+        angles = positions.unsqueeze(-1).float() * self.frequencies(lengths)
+        return _tables(angles.unsqueeze(0), self.scale(lengths), x.dtype)
+
+
+class DynamicTables(TablesByLength):
     """Dynamic NTK scaling: beyond the trained length the base grows with the length that governs a token.
 
-    The names are LMDeploy's: its mrope wrapper knows by ``_ntk_inv_freq`` that frequencies are not fixed.
+    spec: LMDeploy's. The names are LMDeploy's too: by ``_ntk_inv_freq`` its mrope wrapper knows that frequencies are
+    not fixed.
     """
 
     inv_freq: Tensor
     exponents: Tensor
 
-    def __init__(self, dim: int, base: float, factor: float, trained_length: int) -> None:
+    def __init__(self, spec: Any) -> None:
         super().__init__()
-        self.dim, self.base, self.factor, self.trained_length = dim, base, factor, trained_length
-        self.register_buffer("inv_freq", base_frequencies(dim, base), persistent=False)
-        self.register_buffer("exponents", _exponents(dim), persistent=False)
+        self.dim, self.base, self.factor = spec.dim, spec.base, spec.scaling_factor
+        self.trained_length = spec.max_position_embeddings
+        self.register_buffer("inv_freq", base_frequencies(spec.dim, spec.base), persistent=False)
+        self.register_buffer("exponents", _exponents(spec.dim), persistent=False)
 
     def _ntk_inv_freq(self, lengths: Tensor) -> Tensor:
-        """lengths: int64 [N]. Returns float32 [N, dim / 2]."""
         growth = (self.factor * lengths / self.trained_length) - (self.factor - 1)
         base = self.base * growth ** (self.dim / (self.dim - 2))
         scaled = 1.0 / (base.unsqueeze(-1) ** self.exponents.to(lengths.device))
-        return torch.where(
-            lengths.unsqueeze(-1) > self.trained_length, scaled, self.inv_freq.to(lengths.device)
-        )
+        is_long = lengths.unsqueeze(-1) > self.trained_length
+        return torch.where(is_long, scaled, self.inv_freq.to(lengths.device))
 
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """position_ids: int64 [2, N], positions and the lengths that govern them. Returns cos and sin, [1, N, dim]."""
-        positions, lengths = _split(position_ids)
-        angles = positions.unsqueeze(-1).float() * self._ntk_inv_freq(lengths)
-        return _tables(angles.unsqueeze(0), 1.0, x.dtype)
+    frequencies = _ntk_inv_freq
 
 
-class LongRopeTables(nn.Module):
+class LongRopeTables(TablesByLength):
     """LongRoPE: one set of factors up to the original length, another one beyond it (arXiv:2402.13753).
 
-    short_factor, long_factor: the frequencies that these give, float32 [dim / 2]. scales: (short, long) factors of cos
-    and sin.
+    spec: LMDeploy's. short_factor, long_factor: the frequencies by these factors, float32 [dim / 2]. scales: (short,
+    long) factors of cos and sin.
     """
 
     short_factor: Tensor
     long_factor: Tensor
 
-    def __init__(self, dim: int, base: float, params: Any, scales: tuple[float, float]) -> None:
+    def __init__(self, spec: Any) -> None:
         super().__init__()
+        params = spec.longrope_params
         self.original_length = params.original_max_position_embeddings
-        self.scales = scales
-        periods = base ** _exponents(dim)
-        for name, factors in (("short_factor", params.short_factor), ("long_factor", params.long_factor)):
-            inv_freq = 1.0 / (torch.tensor(factors, dtype=torch.float32) * periods)
+        self.scales = (params.short_mscale, params.long_mscale)
+        if None in self.scales:
+            factor = spec.max_position_embeddings / self.original_length
+            self.scales = (longrope_scale(factor, self.original_length),) * 2
+        periods = spec.base ** _exponents(spec.dim)
+        for name in ("short_factor", "long_factor"):
+            inv_freq = 1.0 / (torch.tensor(getattr(params, name), dtype=torch.float32) * periods)
             self.register_buffer(name, inv_freq, persistent=False)
 
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """position_ids: int64 [2, N], positions and the lengths that govern them. Returns cos and sin, [1, N, dim]."""
-        positions, lengths = _split(position_ids)
-        is_long = (lengths > self.original_length).unsqueeze(-1)
-        inv_freq = torch.where(is_long, self.long_factor.to(x.device), self.short_factor.to(x.device))
-        angles = (positions.unsqueeze(-1).float() * inv_freq).unsqueeze(0)
+    def _choose(self, lengths: Tensor, short: Any, long: Any) -> Tensor:
+        return torch.where((lengths > self.original_length).unsqueeze(-1), long, short)
+
+    def frequencies(self, lengths: Tensor) -> Tensor:
+        return self._choose(
+            lengths, self.short_factor.to(lengths.device), self.long_factor.to(lengths.device)
+        )
+
+    def scale(self, lengths: Tensor) -> float | Tensor:
         short, long = self.scales
-        return _tables(angles, short if short == long else torch.where(is_long, long, short), x.dtype)
-
-
-def _split(position_ids: Tensor) -> tuple[Tensor, Tensor]:
-    torch._check(
-        position_ids.shape[0] == 2, lambda: "this rope type needs positions and their lengths, [2, N]"
-    )
-    return position_ids[0], position_ids[1]
+        return short if short == long else self._choose(lengths, short, long)
 
 
 def _tables(angles: Tensor, scale: float | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -168,39 +176,25 @@ def _tables(angles: Tensor, scale: float | Tensor, dtype: torch.dtype) -> tuple[
     return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
 
 
-def _longrope(spec: Any) -> LongRopeTables:
-    params = spec.longrope_params
-    short, long = params.short_mscale, params.long_mscale
-    if short is None or long is None:
-        factor = spec.max_position_embeddings / params.original_max_position_embeddings
-        short = long = longrope_scale(factor, params.original_max_position_embeddings)
-    return LongRopeTables(spec.dim, spec.base, params, (short, long))
-
-
 def _linear(spec: Any) -> RotaryTables:
     return RotaryTables(base_frequencies(spec.dim, spec.base) / spec.scaling_factor)
-
-
-def _dynamic(spec: Any) -> DynamicTables:
-    return DynamicTables(spec.dim, spec.base, spec.scaling_factor, spec.max_position_embeddings)
 
 
 _BUILDERS = {
     RopeType.Default: _linear,
     RopeType.LinearScaling: _linear,
-    RopeType.DynamicNTKScaling: _dynamic,
+    RopeType.DynamicNTKScaling: DynamicTables,
     RopeType.Llama3: lambda spec: RotaryTables(llama3_frequencies(spec)),
     RopeType.Yarn: lambda spec: RotaryTables(yarn_frequencies(spec), yarn_scale(spec)),
-    RopeType.LongRoPEScaling: _longrope,
+    RopeType.LongRoPEScaling: LongRopeTables,
 }
 
 
 def from_spec(spec: Any) -> nn.Module:
     """Build the tables of LMDeploy's RotaryEmbeddingBuildSpec. Raises UnsupportedFeatureError for other types."""
-    build = _BUILDERS.get(spec.emb_type)
-    if build is None:
+    if spec.emb_type not in _BUILDERS:
         raise refuse(f"rope type {spec.emb_type.name}", "use another model")
-    return build(spec)
+    return _BUILDERS[spec.emb_type](spec)
 
 
 class ApplyRotary(DlinferApplyRotaryEmbImpl):
@@ -222,8 +216,6 @@ class ApplyRotary(DlinferApplyRotaryEmbImpl):
             return super().forward(query, key, cos, sin, inplace, complex_mode, return_native_layout)
         if rotated == query.shape[-1]:
             return super().forward(query, key, cos, sin, inplace)
-        parts = super().forward(query[..., :rotated], key[..., :rotated], cos, sin)
-        return tuple(
-            torch.cat((part, whole[..., rotated:]), dim=-1)
-            for part, whole in zip(parts, (query, key), strict=True)
-        )  # pyright: ignore[reportReturnType]
+        q, k = super().forward(query[..., :rotated], key[..., :rotated], cos, sin)
+        kept = (query[..., rotated:], key[..., rotated:])
+        return torch.cat((q, kept[0]), dim=-1), torch.cat((k, kept[1]), dim=-1)

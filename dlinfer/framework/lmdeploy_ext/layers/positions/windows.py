@@ -35,9 +35,8 @@ def of_layers(config: Any) -> list[int | None] | None:
     types = getattr(config, "layer_types", None)
     if not types:
         return None
-    known = dict.fromkeys(("full_attention", "linear_attention", "indexed_attention")) | {
-        "sliding_attention": window
-    }
+    known = dict.fromkeys(("full_attention", "linear_attention", "indexed_attention"))
+    known |= {"sliding_attention": window}
     for name in types:
         if name not in known:
             raise refuse(f"layers of type {name!r}", "use another model")

@@ -12,6 +12,7 @@ from lmdeploy.pytorch.backends.moe import FusedMoEImpl
 from torch import Tensor, nn
 
 from dlinfer import ops
+from dlinfer.framework.lmdeploy_ext.layers.quantised.table import Table
 from dlinfer.ops.quantised import bf12
 
 
@@ -20,10 +21,6 @@ class LinearBF12(LinearImpl):
 
     def __init__(self, out_features: int, in_features: int) -> None:
         self.out_features, self.in_features = out_features, in_features
-
-    def update_weights(self, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """As they are: a packed weight has one layout, whatever DLINFER_LINEAR_USE_NN_LAYOUT says of plain ones."""
-        return weight, bias
 
     def get_unquantized_weight(self, weight: Tensor) -> Tensor:
         """weight: uint8, packed. Returns a new bfloat16 tensor [out_features, in_features]."""
@@ -35,9 +32,8 @@ class LinearBF12(LinearImpl):
         weight: Tensor,
         bias: Tensor | None = None,
         all_reduce: bool = False,
-        group: Any = None,
-        rank: int = 0,
-        scatter_size: list[int] | None = None,
+        *unused: Any,
+        **parallel: Any,
     ) -> Tensor:
         """x bfloat16 [..., in], weight uint8 [bytes], bias [out]. Returns a new bfloat16 tensor [..., out]."""
         assert not all_reduce, "weights that several processes share are not packed"
@@ -45,66 +41,41 @@ class LinearBF12(LinearImpl):
 
 
 class ExpertsBF12(FusedMoEImpl):
-    """Gated experts with silu, bit for bit those of the weights that were packed."""
+    """Gated experts with silu, bit for bit those of the weights that were packed. settings: those of the op."""
 
-    def __init__(self, renormalize: bool, num_experts: int, intermediate_size: int) -> None:
-        self.renormalize, self.num_experts = renormalize, num_experts
-        self.intermediate_size = intermediate_size
-
-    def update_weights(self, gate_up_weights: Tensor, down_weights: Tensor) -> tuple[Tensor, Tensor]:
-        """As they are."""
-        return gate_up_weights, down_weights
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
 
     def forward(
-        self,
-        hidden_states: Tensor,
-        topk_weights: Tensor,
-        topk_ids: Any,
-        gate_up_weights: Tensor,
-        down_weights: Tensor,
-        gate_up_bias: Any = None,
-        down_bias: Any = None,
-        expert_list: Any = None,
-        act_func: Any = None,
+        self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Any, *weights: Any, **more: Any
     ) -> Tensor:
-        """hidden_states bfloat16 [N, hidden] -> new [N, hidden]; both weights uint8 [bytes], each a whole stack."""
-        assert gate_up_bias is None and down_bias is None and act_func is None, "those are not packed"
-        return ops.fused_moe_bf12(
-            hidden_states,
-            gate_up_weights,
-            down_weights,
-            topk_weights,
-            topk_ids,
-            renormalize=self.renormalize,
-            num_experts=self.num_experts,
-            intermediate_size=self.intermediate_size,
-        )
+        """hidden_states bfloat16 [N, hidden] -> new [N, hidden].
+
+        weights: uint8 [bytes] of gate_up and of down, each a whole stack, their biases, and the list of experts.
+        """
+        gate_up, down, gate_up_bias, down_bias, _ = weights
+        others = (gate_up_bias, down_bias, more.get("act_func"))
+        assert all(part is None for part in others), "those are not packed"
+        return ops.fused_moe_bf12(hidden_states, gate_up, down, topk_weights, topk_ids, **self.settings)
 
 
-class _Table(nn.Module):
-    """Rows, packed. ``weight`` stands in for the weight of LMDeploy's layer, which is asked for its dtype and handed
-    from the embedding to the projection where they are tied: it holds nothing."""
+class _PackedTable(Table):
+    """table: uint8, packed, of ``rows`` words and ``columns`` hidden numbers."""
 
     def __init__(self, table: nn.Parameter, rows: int, columns: int) -> None:
-        """table: uint8, packed, of ``rows`` words and ``columns`` hidden numbers."""
-        super().__init__()
+        super().__init__(torch.bfloat16)
         self.table, self.rows, self.columns = table, rows, columns
-        self.weight = torch.empty(0, dtype=torch.bfloat16)
 
 
-class HeadBF12(_Table):
+class HeadBF12(_PackedTable):
     """``lm_head``, packed."""
-
-    def __init__(self, table: nn.Parameter, rows: int, columns: int) -> None:
-        super().__init__(table, rows, columns)
-        self.impl = LinearBF12(rows, columns)
 
     def forward(self, x: Tensor) -> Tensor:
         """x bfloat16 [..., hidden] -> new bfloat16 [..., vocabulary]."""
-        return self.impl.forward(x, self.table)
+        return ops.linear_bf12(x, self.table, out_features=self.rows)
 
 
-class EmbeddingBF12(_Table):
+class EmbeddingBF12(_PackedTable):
     """An embedding that reads its rows from a ``HeadBF12``."""
 
     def forward(self, x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def is_served(quant_policy: int) -> bool:
 def check_engine_config(config: Any) -> None:
     """Raise UnsupportedFeatureError for a quant_policy without ops, or without kernels on the device.
 
-    What is no quant_policy at all LMDeploy refuses itself.
+    LMDeploy itself refuses a number that is no quant_policy at all.
     """
     from lmdeploy.messages import QuantPolicy
 
@@ -40,7 +40,7 @@ def check_engine_config(config: Any) -> None:
     kernels = kernel_authors(vendor) if vendor is not None else {}
     missing = [op for op in _OPS if op not in kernels]
     if missing:
-        raise refuse(f"{named}, for which there is no kernel of {missing[0]},", _ADVICE, device)
+        raise refuse(f"{named}, which needs a kernel of {missing[0]},", _ADVICE, device)
 
 
 def check_model(model_config: Any, cache_config: Any) -> None:
@@ -52,18 +52,12 @@ def check_model(model_config: Any, cache_config: Any) -> None:
 
     named = f"quant_policy={int(policy)}"
     if getattr(model_config, "mla_index_topk", None) is not None:
-        raise refuse(
-            f"{named} with sparse attention, whose op reads latents in the model's dtype",
-            "use quant_policy=0",
-        )
+        what = "sparse attention, whose op reads latents in the model's dtype"
+        raise refuse(f"{named} with {what}", "use quant_policy=0")
     if is_scaled_by_token(policy) and model_config.v_head_dim == 0:
-        what = (
-            "multi-head latent attention, whose values are a part of its keys and have no scales of their own"
-        )
+        what = "multi-head latent attention, whose values are a part of its keys without scales of their own"
         raise refuse(f"{named} with {what}", "use quant_policy=16 or 0")
-    sizes = (
-        model_config.k_head_dim or model_config.head_dim,
-        model_config.v_head_dim or model_config.head_dim,
-    )
+    dims = (model_config.k_head_dim, model_config.v_head_dim)
+    sizes = [dim or model_config.head_dim for dim in dims]
     if policy == INT4 and any(size % 2 for size in sizes):
         raise refuse(f"{named} with heads of {sizes[0]} and {sizes[1]} elements", "use quant_policy=8 or 0")

@@ -1,2 +1,1 @@
-"""DeepSeek's sparse attention (DeepSeek-V3.2, GLM-5): the indexer, latent attention to what it chooses, and what
-LMDeploy's classes of these models get put right."""
+"""The indexer of DeepSeek's sparse attention (DeepSeek-V3.2, GLM-5), and patches on LMDeploy's classes with one."""

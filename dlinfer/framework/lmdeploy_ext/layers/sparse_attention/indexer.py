@@ -26,9 +26,8 @@ class Indexer(NSAIndexFP8Impl):
 
     def __init__(self, top_k: int) -> None:
         self.top_k = top_k
-        self.dtype: torch.dtype | None = (
-            None  # the model's, which no build spec has: the layer's owner sets it
-        )
+        # The model's, which no build spec has: the layer's owner sets it.
+        self.dtype: torch.dtype | None = None
 
     @classmethod
     def from_spec(cls, spec: Any) -> "Indexer":
@@ -48,14 +47,11 @@ class Indexer(NSAIndexFP8Impl):
         assert self.dtype is not None, "the owner of the layer sets it"
         layout = cache_blocks.layout(activation.torch_device())
         shape = layout.shape(1, geometry.kernel_block_size, 1, head_dim)[1:]
-        return (
-            BlockCacheRequest(
-                name=DSA_INDEXER_K_CACHE_NAME, shape=shape, dtype=self.dtype, per_row_contiguous=True
-            ),
-        )
+        own = {"name": DSA_INDEXER_K_CACHE_NAME, "shape": shape, "dtype": self.dtype}
+        return (BlockCacheRequest(**own, per_row_contiguous=True),)
 
     def get_step_metadata(self, attn_metadata: Any) -> Any:
-        """The step's metadata as ``attention.step_metadata`` made it: it has all that an indexer reads."""
+        """The step's metadata of ``attention.step_metadata``, which has all that an indexer reads."""
         return attn_metadata
 
     def forward(
@@ -74,23 +70,13 @@ class Indexer(NSAIndexFP8Impl):
         meta: of ``get_step_metadata``; made of attn_metadata where it is None.
         """
         step = self.get_step_metadata(attn_metadata) if meta is None else meta
-        keys = k[:, None]
+        keys, cache = k[:, None], indexer_k_cache
         # The op writes keys and values; an indexer has no values.
-        ops.fill_kv_cache(
-            keys, keys[..., :0], indexer_k_cache, indexer_k_cache[..., :0], step.kv_start_indices
-        )
-        # The scores' scale, softmax_scale times that of the weights, is above zero and the same for all of a token's
-        # positions: it changes no order, and without it weights of 16 bits are not rounded once more.
-        chosen = ops.lightning_indexer(
-            q,
-            indexer_k_cache,
-            weights.to(q.dtype),
-            step.cu_seqlens_q_cpu[1:],
-            step.kv_seqlens_cpu,
-            step.block_offsets,
-            self.top_k,
-        )
-        return chosen[:, 0]
+        ops.fill_kv_cache(keys, keys[..., :0], cache, cache[..., :0], step.kv_start_indices)
+        # The scores' scale is above zero and the same for all of a token's positions. It changes no order, and without
+        # it weights of 16 bits are not rounded once more.
+        sequences = (step.cu_seqlens_q_cpu[1:], step.kv_seqlens_cpu, step.block_offsets)
+        return ops.lightning_indexer(q, cache, weights.to(q.dtype), *sequences, self.top_k)[:, 0]
 
     def forward_fused(
         self,
@@ -117,16 +103,15 @@ class Indexer(NSAIndexFP8Impl):
         DeepSeek's own code and LMDeploy's turn q and k by a Hadamard matrix then. That is orthogonal, so it leaves
         their products as they are; it only spreads large numbers out before FP8 rounds them, which nothing does here.
         """
-        normed = functional.layer_norm(
-            k.float(), k.shape[-1:], norm_weight.float(), norm_bias.float(), norm_eps
-        )
-        turned_k = rotated(normed[:, None], cos, sin, rope_interleaved)[:, 0].to(q.dtype)
-        turned_q = rotated(q.float(), cos, sin, rope_interleaved).to(q.dtype)
-        return self.forward(turned_q, turned_k, weights, indexer_k_cache, attn_metadata, meta)
+        affine = (norm_weight.float(), norm_bias.float())
+        normed = functional.layer_norm(k.float(), k.shape[-1:], *affine, norm_eps)
+        heads = (q.float(), normed[:, None])
+        turned_q, turned_k = (rotated(x, cos, sin, rope_interleaved).to(q.dtype) for x in heads)
+        return self.forward(turned_q, turned_k[:, 0], weights, indexer_k_cache, attn_metadata, meta)
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, in_pairs: bool) -> Tensor:
-    """x [N, heads, D], float32, its first R numbers rotated by cos and sin [N, R], of which both halves are alike.
+    """x [N, heads, D], float32, its first R numbers rotated by cos and sin [N, R]. Both halves of these are alike.
 
     Pairs (2i, 2i + 1) come out as numbers i and R / 2 + i, as in transformers: where q and k both do, products are the
     same. Source: RoFormer (Su et al., 2021, arXiv:2104.09864).
@@ -135,7 +120,6 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, in_pairs: bool) -> Tensor:
     half = size // 2
     cos, sin = cos[:, None, :half].float(), sin[:, None, :half].float()
     turned, kept = x[..., :size], x[..., size:]
-    first, second = (
-        (turned[..., ::2], turned[..., 1::2]) if in_pairs else (turned[..., :half], turned[..., half:])
-    )
+    halves = (turned[..., :half], turned[..., half:])
+    first, second = (turned[..., ::2], turned[..., 1::2]) if in_pairs else halves
     return torch.cat((first * cos - second * sin, second * cos + first * sin, kept), dim=-1)

@@ -1,9 +1,9 @@
-"""What LMDeploy's classes of models with an indexer (DeepSeek-V3.2, GLM-5) make themselves, put right for our devices.
+"""Patches on LMDeploy's classes of models with an indexer (DeepSeek-V3.2, GLM-5), for our devices.
 
-The layers are in ``indexer.py`` and ``attention.py``. This file loads before LMDeploy's modules do, since it patches
-them.
+The layers are in ``indexer.py`` and ``layers/attention.py``. This file loads before LMDeploy's modules do.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +18,8 @@ from dlinfer.framework.patching import Original, replaces
 # --- the model's configuration
 
 _MODELS = ("deepseek_v32", "glm_moe_dsa")
+
+_replaces = functools.partial(replaces, when=activation.is_on, for_models=_MODELS)
 _NO_CONTEXT = (
     "reads the indexer's cache from the step's context, which is no argument of the model that a graph has"
 )
@@ -26,38 +28,27 @@ _CHOSEN = (
 )
 
 
-@replaces(
+@_replaces(
     "lmdeploy.pytorch.configurations.deepseek_v32:DeepseekV32ModelConfigBuilder.build",
     why="demands FlashMLA, of CUDA, and caches latents in bfloat16 whatever the model's dtype is",
-    when=activation.is_on,
-    for_models=_MODELS,
 )
 def _build_config(original: Original, cls: Any, hf_config: Any, model_path: Any = None, **kwargs: Any) -> Any:
     """As the original, without FlashMLA, and with a cache of the model's dtype."""
     from lmdeploy.pytorch.configurations.deepseek_v2 import DeepseekV2ModelConfigBuilder
 
-    _read_as_transformers_does(hf_config)
+    if hf_config.model_type == "glm_moe_dsa":
+        # transformers turns pairs whatever the configuration says. LMDeploy turns halves where it says nothing.
+        if not getattr(hf_config, "indexer_rope_interleave", True):
+            raise refuse("GlmMoeDsaForCausalLM with indexer_rope_interleave=False", "use a model with pairs")
+        hf_config.indexer_rope_interleave = True
     config = DeepseekV2ModelConfigBuilder.build(hf_config, model_path=model_path, **kwargs)
     config.mla_index_topk = hf_config.index_topk
     return config
 
 
-def _read_as_transformers_does(config: Any) -> None:
-    """GLM's indexer turns pairs in transformers, whatever the configuration says; LMDeploy's turns halves unless that
-    has ``indexer_rope_interleave``."""
-    if config.model_type != "glm_moe_dsa":
-        return
-    given = getattr(config, "indexer_rope_interleave", True)
-    if not given:
-        raise refuse(f"GlmMoeDsaForCausalLM with indexer_rope_interleave={given}", "use a model with pairs")
-    config.indexer_rope_interleave = True
-
-
-@replaces(
+@_replaces(
     "lmdeploy.pytorch.engine.executor:_finalize_sparse_mla_cache_policy",
     why="turns quant_policy=16 into CUDA's packed FP8 cache of latents without a word",
-    when=activation.is_on,
-    for_models=_MODELS,
 )
 def _cache_policy(original: Original, model_configs: Sequence[Any], cache_config: Any) -> None:
     for model_config in model_configs:
@@ -77,11 +68,9 @@ def _score_workspace(original: Original, self: Any) -> int:
 # --- what the model builds
 
 
-@replaces(
+@_replaces(
     "lmdeploy.pytorch.models.deepseek_v32:DeepseekV32ForCausalLM.__init__",
     why="keeps the weights of RMS norms in float32, where transformers has the model's dtype, and so have our ops",
-    when=activation.is_on,
-    for_models=_MODELS,
 )
 def _model_init(
     original: Original, self: Any, config: Any, ctx_mgr: Any, dtype: Any = None, device: Any = None
@@ -89,7 +78,7 @@ def _model_init(
     original(self, config, ctx_mgr, dtype, device)
     from lmdeploy.pytorch.nn import RMSNorm
 
-    norms: list[Any] = [one for one in self.modules() if isinstance(one, RMSNorm)]
+    norms: list[Any] = [module for module in self.modules() if isinstance(module, RMSNorm)]
     for norm in norms:
         norm.weight.data = norm.weight.data.to(dtype)
 
@@ -108,27 +97,21 @@ def _indexer_init(
     if self.use_fusion and dtype is not torch.bfloat16:
         from lmdeploy.pytorch.nn.linear import build_colwise_linear
 
-        rows = self.head_dim + self.n_heads
-        self.wk_weights_proj = build_colwise_linear(
-            self.dim, rows, bias=False, dtype=dtype, device=device, is_tp=False
-        )
+        rows, own = self.head_dim + self.n_heads, {"dtype": dtype, "device": device}
+        self.wk_weights_proj = build_colwise_linear(self.dim, rows, bias=False, is_tp=False, **own)
 
 
-@replaces(
+@_replaces(
     "lmdeploy.pytorch.models.deepseek_v32:rotate_activation",
     why="needs bfloat16 and a CUDA package, for a turn that matters to FP8 rounding alone",
-    when=activation.is_on,
-    for_models=_MODELS,
 )
 def _rotate_activation(original: Original, x: Tensor) -> Tensor:
     return x
 
 
-@replaces(
+@_replaces(
     "lmdeploy.pytorch.models.glm_moe_dsa:GlmMoeDsaIndexer._apply_rotary_pos_emb",
     why="halves the tables before LMDeploy's own dlinfer layer, which needs them whole",
-    when=activation.is_on,
-    for_models=_MODELS,
 )
 def _rotate_glm(
     original: Original, self: Any, q_pe: Tensor, k_pe: Tensor, freqs_cis: tuple[Tensor, Tensor]
@@ -136,20 +119,17 @@ def _rotate_glm(
     """q_pe [1, N, heads, R], k_pe [1, N, R], cos and sin [N, R]. Returns [1, N, heads, R] and [1, N, 1, R]."""
     from dlinfer.framework.lmdeploy_ext.layers.sparse_attention.indexer import rotated
 
-    q, k = (
-        rotated(x.float(), *freqs_cis, self.rope_interleave).to(x.dtype) for x in (q_pe[0], k_pe[0, :, None])
-    )
-    return q[None], k[None]
+    heads = (q_pe[0], k_pe[0, :, None])
+    q, k = (rotated(x.float(), *freqs_cis, self.rope_interleave).to(x.dtype)[None] for x in heads)
+    return q, k
 
 
 # --- the indexer's cache: part of what the model is called with, since a graph sees nothing else of a step
 
 
-@replaces(
+@_replaces(
     "lmdeploy.pytorch.models.deepseek_v32:DeepseekV32ForCausalLM.prepare_inputs_for_generation",
     why=_NO_CONTEXT,
-    when=activation.is_on,
-    for_models=_MODELS,
 )
 def _inputs(
     original: Original, self: Any, past_key_values: Any, inputs_embeds: Any = None, context: Any = None
@@ -163,15 +143,13 @@ def _with_indexers(model: Any, layers: Sequence[Any], view: Any) -> Sequence[Any
 
     One list for each view, which lives as long as the caches do: graphs know what they have bound by its identity.
     """
-    found = getattr(view, "dlinfer_layers", None)
-    if found is None:
-        found = view.dlinfer_layers = [
-            (keys, _row(view, layer.self_attn.indexer))
-            if layer.self_attn.indexer is not None
-            else (keys, values)
-            for layer, (keys, values) in zip(model.model.layers, layers, strict=True)
+    if getattr(view, "dlinfer_layers", None) is None:
+        indexers = [layer.self_attn.indexer for layer in model.model.layers]
+        view.dlinfer_layers = [
+            (keys, values if indexer is None else _row(view, indexer))
+            for indexer, (keys, values) in zip(indexers, layers, strict=True)
         ]
-    return found
+    return view.dlinfer_layers
 
 
 def _row(view: Any, indexer: Any) -> Tensor:
@@ -179,30 +157,18 @@ def _row(view: Any, indexer: Any) -> Tensor:
     return view.row(binding.cache_name, binding.consumer_row)
 
 
-def _attention_forward(
-    original: Original,
-    self: Any,
-    hidden_states: Tensor,
-    rotary_pos_emb: Any,
-    past_key_value: Any = None,
-    *args: Any,
-    **kwargs: Any,
-) -> Tensor:
+def _attention_forward(original: Original, self: Any, **kwargs: Any) -> Tensor:
+    """LMDeploy's layers pass everything by name."""
     if self.indexer is None:
-        return original(self, hidden_states, rotary_pos_emb, past_key_value, *args, **kwargs)
-    self.indexer.indexer_topk.dlinfer_cache = past_key_value[1]
-    result = original(self, hidden_states, rotary_pos_emb, past_key_value, *args, **kwargs)
+        return original(self, **kwargs)
+    self.indexer.indexer_topk.dlinfer_cache = kwargs["past_key_value"][1]
+    result = original(self, **kwargs)
     # A kept cache would keep its memory while LMDeploy sleeps.
     self.indexer.indexer_topk.dlinfer_cache = None
     return result
 
 
-@replaces(
-    "lmdeploy.pytorch.nn.nsa:IndexerTopKFP8._get_block_cache",
-    why=_NO_CONTEXT,
-    when=activation.is_on,
-    for_models=_MODELS,
-)
+@_replaces("lmdeploy.pytorch.nn.nsa:IndexerTopKFP8._get_block_cache", why=_NO_CONTEXT)
 def _block_cache(original: Original, self: Any) -> Tensor:
     return self.dlinfer_cache
 
@@ -210,23 +176,13 @@ def _block_cache(original: Original, self: Any) -> Tensor:
 # --- GLM-5: layers that take over the choice of the one before
 
 
-@replaces(
-    "lmdeploy.pytorch.models.glm_moe_dsa:DSATopKIndicesBuffer.write",
-    why=_CHOSEN,
-    when=activation.is_on,
-    for_models=_MODELS,
-)
+@_replaces("lmdeploy.pytorch.models.glm_moe_dsa:DSATopKIndicesBuffer.write", why=_CHOSEN)
 def _write_indices(original: Original, self: Any, topk_indices: Tensor | None) -> Tensor | None:
     self.dlinfer_chosen = topk_indices
     return topk_indices
 
 
-@replaces(
-    "lmdeploy.pytorch.models.glm_moe_dsa:DSATopKIndicesBuffer.read",
-    why=_CHOSEN,
-    when=activation.is_on,
-    for_models=_MODELS,
-)
+@_replaces("lmdeploy.pytorch.models.glm_moe_dsa:DSATopKIndicesBuffer.read", why=_CHOSEN)
 def _read_indices(original: Original, self: Any, num_tokens: int, device: torch.device) -> Tensor | None:
     return self.dlinfer_chosen
 
@@ -250,13 +206,7 @@ _INIT = "self, config, layer_idx, dtype=None, device=None"
 _FORWARD = "self, hidden_states, rotary_pos_emb, past_key_value=None, attn_metadata=None"
 
 PATCHES = tuple(
-    replaces(
-        f"lmdeploy.pytorch.models.{target}",
-        why=why,
-        when=activation.is_on,
-        signature=f"({signature})",
-        for_models=_MODELS,
-    )(replace)
+    _replaces(f"lmdeploy.pytorch.models.{target}", why=why, signature=f"({signature})")(replace)
     for target, why, signature, replace in (
         ("deepseek_v32:Indexer.__init__", _JOINT, _INIT, _indexer_init),
         ("glm_moe_dsa:GlmMoeDsaIndexer.__init__", _JOINT, f"{_INIT}, prefix=''", _indexer_init),

@@ -324,11 +324,11 @@ def test_the_layer_calls_the_op():
     sample = next(one for one in ops.fused_moe_w4a16.sample_inputs(SampleMaker(torch.float32)))
     x, gate_up, gate_up_scales, gate_up_zeros, down, down_scales, down_zeros, shares, ids, *rest = sample.args
     layer: Any = get_backend("cpu").build_op(dataclasses.replace(SPEC, group_size=rest[-1]))
-    weights = (gate_up, gate_up_scales, down, down_scales)
-    got = layer.forward(x, shares, ids, *weights, gate_up_zeros, down_zeros)
+    got = layer.forward(x, shares, ids, gate_up, gate_up_scales, gate_up_zeros, down, down_scales, down_zeros)
     assert torch.equal(got, ops.fused_moe_w4a16(*sample.args))
     given: Any = (x, gate_up, gate_up_scales, None, down, down_scales, None, shares, ids, *rest)
     symmetric = ops.fused_moe_w4a16(*given)
+    weights = (gate_up, gate_up_scales, down, down_scales)
     assert torch.equal(layer.forward(x, shares, ids, *weights), symmetric)
 
 

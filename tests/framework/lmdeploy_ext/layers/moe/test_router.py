@@ -36,17 +36,17 @@ def test_it_chooses_what_lmdeploys_default_does(
     spec = RouterNoauxTCBuildSpec(scoring, top_k, n_group, kept, 32, 2.5, renormalize, router_n_groups)
     default = DefaultRouterNoauxTCImpl(scoring, top_k, n_group, kept, 32, 2.5, renormalize, router_n_groups)
     given_, kept_logits = (logits, bias), logits.clone()
-    got, want = BiasedRouter.from_spec(spec).forward(*given_), default.forward(*given_)
+    got, want = BiasedRouter(spec).forward(*given_), default.forward(*given_)
     torch.testing.assert_close(by_expert(*got, 32), by_expert(*want, 32))
     assert torch.equal(logits, kept_logits)
 
 
 def test_no_tokens() -> None:
     spec = RouterNoauxTCBuildSpec("sigmoid", 4, 4, 2, 32, 1.0)
-    weights, ids = BiasedRouter.from_spec(spec).forward(torch.zeros(0, 32), torch.zeros(32))
+    weights, ids = BiasedRouter(spec).forward(torch.zeros(0, 32), torch.zeros(32))
     assert weights.shape == ids.shape == (0, 4)
 
 
 def test_other_scores_are_refused() -> None:
     with pytest.raises(UnsupportedFeatureError, match="sqrtsoftplus"):
-        BiasedRouter.from_spec(RouterNoauxTCBuildSpec("sqrtsoftplus", 4, 1, 1, 32, 1.0))
+        BiasedRouter(RouterNoauxTCBuildSpec("sqrtsoftplus", 4, 1, 1, 32, 1.0))

@@ -125,7 +125,7 @@ def test_a_cache_of_shorter_days_is_released_before_the_prefill():
     stale.state = SimpleNamespace(release_paging_resources=lambda: released.append(stale))
     scheduler = Scheduler(RopeLengths(64, computed_anew=True), [stale, fresh])
     schedule = rope_lengths._schedule.build(lambda self, *rest: rest)
-    assert schedule(scheduler, True, 1) == (True, 1, True, False)
+    assert schedule(scheduler, True, 1) == (True, 1)
     assert released == [stale]
 
 

@@ -18,9 +18,8 @@ from lmdeploy.pytorch.nn.nsa import IndexerTopKFP8
 from torch import Tensor
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.layers.attention import PagedAttention, step_metadata
+from dlinfer.framework.lmdeploy_ext.layers.attention import PagedAttention, SparseAttention, step_metadata
 from dlinfer.framework.lmdeploy_ext.layers.sparse_attention import indexer_model
-from dlinfer.framework.lmdeploy_ext.layers.sparse_attention.attention import SparseAttention
 from dlinfer.framework.lmdeploy_ext.layers.sparse_attention.indexer import Indexer
 from dlinfer.framework.lmdeploy_ext.preflight import model
 from examples.tiny_models.build import build
