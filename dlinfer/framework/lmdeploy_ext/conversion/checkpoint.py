@@ -12,6 +12,9 @@ ADVICE = "use a checkpoint in a served format (AWQ of 4 bits is one), or the unq
 CONVERTED_FROM = "converted_from"
 """The key of a configuration that a conversion wrote: the format of the files."""
 
+FLOATS = "floats"
+"""The beginning of that format where DLINFER_CPU_WEIGHTS packs files in floats as they load."""
+
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Keys of a configuration for the number of experts."""
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import (
     CONVERTED_FROM,
+    FLOATS,
     SERVED,
     Plan,
     linear_sizes,
@@ -33,7 +34,6 @@ ADMITTED: Mapping[str, tuple[str, ...]] = {
 whose tokens were compared in the format."""
 
 SETTING = "DLINFER_CPU_WEIGHTS"
-_FLOATS = "floats"
 
 GROUP = 128
 """The most inputs that share a scale in int4; a model whose sizes it does not divide gets smaller groups."""
@@ -72,7 +72,7 @@ def plan(bits: str, model: Mapping[str, Any]) -> Plan:
         for part, numbers in packed(setting, form, name, tensor).items():
             yield f"{owner}{part}", numbers
 
-    return Plan({**form.config(), CONVERTED_FROM: f"{_FLOATS}, by {setting}"}, convert, packs=True)
+    return Plan({**form.config(), CONVERTED_FROM: f"{FLOATS}, by {setting}"}, convert, packs=True)
 
 
 def _group(model: Mapping[str, Any]) -> int:
@@ -83,11 +83,6 @@ def _group(model: Mapping[str, Any]) -> int:
         feature = f"{SETTING}=int4 for sizes that no multiple of {AWQ.per_word} divides ({shown(sizes)})"
         raise refuse(feature, "set int8, which takes any size")
     return group
-
-
-def is_packed(config: Mapping[str, Any]) -> bool:
-    """Whether ``plan`` wrote a ``quantization_config``."""
-    return str(config.get(CONVERTED_FROM, "")).startswith(_FLOATS)
 
 
 def packed(setting: str, form: Format, name: str, weight: Tensor) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ from typing import Any
 from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import (
     CONVERTED_FROM,
+    FLOATS,
     Checkpoint,
     Plan,
     language_configs,
@@ -77,11 +78,7 @@ def packs_head(config: Any) -> bool:
 
 def is_packed_as_it_loads(config: Any) -> bool:
     """Whether a model's ``quantization_config`` stands for DLINFER_CPU_WEIGHTS, while its files are in floats."""
-    if not isinstance(config, Mapping) or CONVERTED_FROM not in config:
-        return False
-    from dlinfer.framework.lmdeploy_ext.conversion import floats  # see ``plan_of``
-
-    return floats.is_packed(config)
+    return isinstance(config, Mapping) and str(config.get(CONVERTED_FROM, "")).startswith(FLOATS)
 
 
 def asked_plan(model: Mapping[str, Any]) -> Plan | None:

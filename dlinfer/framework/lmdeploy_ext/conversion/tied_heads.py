@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from dlinfer.framework.lmdeploy_ext.conversion import model_files
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_configs
 
@@ -34,7 +32,9 @@ def settle(hf_config: Any, folder: Path | None) -> None:
     embeddings = [name for name in files if name.endswith(_EMBEDDINGS)]
     if len(heads) != 1 or len(embeddings) != 1:
         return
-    if _are_equal(*(model_files.tensor(files[name], name) for name in (*heads, *embeddings))):
+    head, embedding = (model_files.tensor(files[name], name) for name in (*heads, *embeddings))
+    rows = zip(head.split(_ROWS), embedding.split(_ROWS), strict=True)
+    if head.shape == embedding.shape and all(bool((a == b).all()) for a, b in rows):
         return
     for part in tying:
         part.tie_word_embeddings = False
@@ -51,10 +51,3 @@ def _tables(folder: Path) -> Iterator[tuple[str, Path]]:
         for name, _ in model_files.empty_tensors(path):
             if name.endswith((*_HEADS, *_EMBEDDINGS)):
                 yield name, path
-
-
-def _are_equal(first: Tensor, second: Tensor) -> bool:
-    """Whether two tables are equal, some rows at a time."""
-    if first.shape != second.shape:
-        return False
-    return all(bool((a == b).all()) for a, b in zip(first.split(_ROWS), second.split(_ROWS), strict=True))

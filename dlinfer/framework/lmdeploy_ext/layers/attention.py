@@ -158,9 +158,15 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
         meta = attn_metadata
         quantised = _quantised(meta, k_scales_zeros, v_scales_zeros)
         ops.fill_kv_cache(key, value, k_cache, v_cache, meta.kv_start_indices, **quantised)
+        size = query.shape[-1]
+        is_dense = query.stride() == (
+            query.shape[1] * size,
+            size,
+            1,
+        )  # strides are known where a graph is captured
         shared: dict[str, Any] = {
             "softmax_scale": self.scale,
-            "attn_output": query[..., : self.v_head_size] if inplace and _is_dense(query) else None,
+            "attn_output": query[..., : self.v_head_size] if inplace and is_dense else None,
             "head_size_v": self.v_head_size,
             "sliding_window": self.sliding_window,
             "logit_softcapping": self.logit_softcapping,
@@ -239,12 +245,6 @@ def _quantised(
         feature = f"quant_policy={bits} with this model, which passes no scales on"
         raise refuse(feature, "use quant_policy=0")
     return {"k_scales_zeros": k_scales_zeros, "v_scales_zeros": v_scales_zeros, "quant_bits": bits}
-
-
-def _is_dense(x: Tensor) -> bool:
-    """Whether the rows of x [N, H, D] follow each other, whatever N is: strides are known where a graph is captured."""
-    heads, size = x.shape[1:]
-    return x.stride() == (heads * size, size, 1)
 
 
 class VarlenAttention(FromSpec, FlashAttentionImpl):

@@ -12,9 +12,6 @@ from torch import Tensor
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.layers.from_spec import FromSpec
 
-_BEST_OF_A_GROUP = 2
-"""A group counts as much as its best experts of so many together."""
-
 
 class BiasedRouter(FromSpec, RouterNoauxTCImpl):
     """Chooses by score plus bias, and weighs by the score alone. Raises UnsupportedFeatureError for other scores."""
@@ -29,29 +26,21 @@ class BiasedRouter(FromSpec, RouterNoauxTCImpl):
         spec, by_sigmoid = self.spec, self.spec.scoring_func == "sigmoid"
         scores = logits.sigmoid() if by_sigmoid else logits.softmax(-1, dtype=torch.float32)
         choice = scores + bias
-        if spec.router_n_groups > 0:
-            weights, ids = _in_each_group(choice, spec.top_k, spec.router_n_groups)
+        if spec.router_n_groups > 0:  # the best of each group, equally many, weighed with their bias
+            size = choice.shape[-1] // spec.router_n_groups
+            groups = choice.unflatten(-1, (spec.router_n_groups, size))
+            weights, places = groups.topk(spec.top_k // spec.router_n_groups, dim=-1)
+            first = torch.arange(spec.router_n_groups, device=choice.device)[:, None] * size
+            weights, ids = weights.flatten(-2), (places + first).flatten(-2)
         else:
-            if spec.n_group > 1:
-                choice = _best_groups(choice, spec.n_group, spec.top_k_group)
+            if spec.n_group > 1:  # 0 for all groups but those whose two best experts have the largest sums
+                groups = choice.unflatten(-1, (spec.n_group, choice.shape[-1] // spec.n_group))
+                sums = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(dim=-1)
+                best = sums.topk(spec.top_k_group, dim=-1, sorted=False).indices
+                chosen = torch.zeros_like(sums).scatter(1, best, 1)
+                choice = groups.masked_fill(chosen[..., None] == 0, 0.0).flatten(-2)
             ids = choice.topk(spec.top_k, dim=-1, sorted=False).indices
             weights = scores.gather(1, ids)
         if spec.renormalize:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
         return weights * spec.routed_scaling_factor, ids
-
-
-def _best_groups(choice: Tensor, groups: int, kept: int) -> Tensor:
-    """[tokens, experts], with 0 for the experts of all groups but the best."""
-    grouped = choice.unflatten(-1, (groups, choice.shape[-1] // groups))
-    best = grouped.topk(min(_BEST_OF_A_GROUP, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
-    chosen = torch.zeros_like(best).scatter(1, best.topk(kept, dim=-1, sorted=False).indices, 1)
-    return grouped.masked_fill(chosen[..., None] == 0, 0.0).flatten(-2)
-
-
-def _in_each_group(choice: Tensor, top_k: int, groups: int) -> tuple[Tensor, Tensor]:
-    """The best of each group, equally many: (score plus bias, expert)."""
-    size = choice.shape[-1] // groups
-    weights, places = choice.unflatten(-1, (groups, size)).topk(top_k // groups, dim=-1)
-    first = torch.arange(groups, device=choice.device)[:, None] * size
-    return weights.flatten(-2), (places + first).flatten(-2)

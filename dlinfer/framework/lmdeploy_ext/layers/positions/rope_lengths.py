@@ -122,23 +122,19 @@ def governs(maker: Any) -> bool:
 )
 def _inputs_maker(original: Original, engine: Any) -> Any:
     lengths = of_model(engine.model_config.llm_config or engine.model_config.hf_config)
-    if lengths is not None and lengths.computed_anew:
-        _raise_limit(engine.cache_config, lengths.original + 1)
+    limit = engine.cache_config.max_prefill_token_num
+    if lengths is not None and lengths.computed_anew and limit <= lengths.original:
+        logger.warning(
+            "max_prefill_token_num is %d instead of %d: this model's cache is computed anew, at once, for texts that"
+            " outgrow its original length",
+            lengths.original + 1,
+            limit,
+        )
+        engine.cache_config.max_prefill_token_num = lengths.original + 1
     maker = original(engine)
     for owner in (maker, engine.scheduler, engine.scheduler.block_trie):
         setattr(owner, _ATTRIBUTE, lengths)
     return maker
-
-
-def _raise_limit(cache_config: Any, tokens: int) -> None:
-    if cache_config.max_prefill_token_num < tokens:
-        logger.warning(
-            "max_prefill_token_num is %d instead of %d: this model's cache is computed anew, at once, for texts that"
-            " outgrow its original length",
-            tokens,
-            cache_config.max_prefill_token_num,
-        )
-        cache_config.max_prefill_token_num = tokens
 
 
 @_replaces(

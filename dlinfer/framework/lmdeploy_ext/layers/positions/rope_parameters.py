@@ -34,8 +34,8 @@ WHOLE_HEADS = (
 )
 """Model types whose class in transformers turns all of a head by default, whatever partial_rotary_factor says."""
 
-# Layer types of configurations that have one set of parameters for each.
-_LAYER_TYPES = ("full_attention", "sliding_attention")
+_LAYER_TYPES = {"full_attention": ("default", "linear"), "sliding_attention": ("default",)}
+"""Layer types of configurations with one set of parameters for each -> the rope types that LMDeploy's Gemma 3 has."""
 
 
 def parameters(config: Any) -> Mapping[str, Any]:
@@ -83,17 +83,11 @@ def check(config: Any) -> None:
             raise refuse(what, "use a model without it")
         if kind in _BY_LENGTH and "mrope_section" in own:
             raise refuse(f"rope type {kind!r} with mrope_section", "use another model")
-    if nested:
-        _check_nested(config, nested)
-
-
-def _check_nested(config: Any, nested: dict[str, Any]) -> None:
-    """LMDeploy's Gemma 3 has linear scaling in full attention and none in sliding attention, whatever is asked for."""
-    allowed = {"full_attention": ("default", "linear"), "sliding_attention": ("default",)}
     for name, own in nested.items():
-        if getattr(config, "model_type", "") != "gemma3_text" or rope_type(own) not in allowed[name]:
+        if getattr(config, "model_type", "") != "gemma3_text" or rope_type(own) not in _LAYER_TYPES[name]:
             raise refuse(f"rope type {rope_type(own)!r} in {name} layers alone", "use another model")
-    nested["full_attention"].setdefault("factor", 1.0)
+    if nested:
+        nested["full_attention"].setdefault("factor", 1.0)
 
 
 def yarn_scale(spec: Any) -> float:

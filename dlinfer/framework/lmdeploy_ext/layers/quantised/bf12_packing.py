@@ -150,10 +150,20 @@ class Packing:
         for weight in self._layers:
             if weight.is_packed:
                 weight.module.impl = LinearBF12(weight.rows, weight.columns)
-        for experts, *both in self._experts:
-            self._put_experts(experts, *both)
+        for experts, gate_up, down in self._experts:
+            if gate_up.is_packed and down.is_packed:
+                experts.impl = ExpertsBF12(
+                    renormalize=experts.impl.renormalize,
+                    num_experts=experts.num_experts,
+                    intermediate_size=down.columns,
+                )
+            else:  # the op takes both packed or neither
+                gate_up.unpack()
+                down.unpack()
         if self._table is not None and self._table.is_packed:
-            self._put_table(self._table)
+            numbers = nn.Parameter(self._table.parameter.data, requires_grad=False)
+            parts = (numbers, self._table.rows, self._table.columns)
+            table.put(self._model, HeadBF12(*parts), EmbeddingBF12(*parts) if self._tied else None)
         packed = [weight for weight in self._weights if weight.is_packed]
         logger.info(
             "DLINFER_CPU_WEIGHTS=bf12: %d weights packed, of %.1f MB into %.1f MB; %d left in bfloat16",
@@ -162,23 +172,6 @@ class Packing:
             sum(weight.parameter.nbytes for weight in packed) / 1e6,
             len(self._weights) - len(packed),
         )
-
-    @staticmethod
-    def _put_experts(experts: Any, gate_up: Weight, down: Weight) -> None:
-        if gate_up.is_packed and down.is_packed:
-            experts.impl = ExpertsBF12(
-                renormalize=experts.impl.renormalize,
-                num_experts=experts.num_experts,
-                intermediate_size=down.columns,
-            )
-            return
-        gate_up.unpack()  # the op takes both packed or neither
-        down.unpack()
-
-    def _put_table(self, weight: Weight) -> None:
-        packed = nn.Parameter(weight.parameter.data, requires_grad=False)
-        parts = (packed, weight.rows, weight.columns)
-        table.put(self._model, HeadBF12(*parts), EmbeddingBF12(*parts) if self._tied else None)
 
 
 def prepare(model: Any, tied: bool, dtype: torch.dtype) -> None:
