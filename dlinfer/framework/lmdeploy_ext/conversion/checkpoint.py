@@ -60,18 +60,6 @@ def shown(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} = {size}" for name, size in sizes.items())
 
 
-def awq_config(group_size: int) -> dict[str, Any]:
-    """The ``quantization_config`` of AutoAWQ's layout "gemm"."""
-    return {
-        "quant_method": "awq",
-        "bits": 4,
-        "group_size": group_size,
-        "zero_point": True,
-        "version": "gemm",
-        "modules_to_not_convert": ["lm_head"],
-    }
-
-
 @dataclass(frozen=True)
 class Plan:
     """How a checkpoint is converted.

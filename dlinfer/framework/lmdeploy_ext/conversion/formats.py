@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import awq_config
 from dlinfer.ops.quantised.packing import AWQ, Packing
 
 ROWS = 128
@@ -85,7 +84,8 @@ class AwqInt4(Format):
         return f"{self.group_size} of a row"
 
     def config(self) -> dict[str, Any]:
-        return awq_config(self.group_size)
+        own = {"quant_method": "awq", "bits": AWQ.bits, "group_size": self.group_size, "zero_point": True}
+        return own | {"version": "gemm", "modules_to_not_convert": ["lm_head"]}
 
     def fault(self, out_features: int, in_features: int) -> str:
         if in_features % self.group_size:

@@ -13,13 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import (
-    Checkpoint,
-    Plan,
-    awq_config,
-    linear_sizes,
-    shown,
-)
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import Checkpoint, Plan, linear_sizes, shown
+from dlinfer.framework.lmdeploy_ext.conversion.formats import AwqInt4
 from dlinfer.ops.quantised.packing import AWQ, Packing
 
 _PARTS = {"qweight": "words", "scales": "scales", "qzeros": "zeros", "g_idx": "order"}
@@ -75,7 +70,7 @@ class FourBits:
         group = math.gcd(self.stored, *sizes.values())
         detail = f"in groups of {self.stored or 'all'} inputs, whose sizes have no group: {shown(sizes)}"
         require(group % 8 == 0, detail)
-        return Plan(self.checkpoint.named(awq_config(group)), self.convert)
+        return Plan(self.checkpoint.named(AwqInt4(group).config()), self.convert)
 
     def convert(self, name: str, tensor: Tensor, layer: Any) -> Iterable[tuple[str, Tensor]]:
         """Yield AWQ's tensors for one of the checkpoint's."""

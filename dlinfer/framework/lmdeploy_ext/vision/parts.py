@@ -143,21 +143,15 @@ def _square(model: Any) -> Arguments:
 # --- models
 
 _VISUAL = ("visual", "forward")
-_PATCHES: Sizes = {
-    "hidden_states": ("patches", None),
-    "cu_seqlens": ("images",),
-    "rotary_pos_emb": ("patches", None),
-}
+_ROWS = ("hidden_states", "rotary_pos_emb")
+_PATCHES: Sizes = {"cu_seqlens": ("images",), **dict.fromkeys(_ROWS, ("patches", None))}
 _PLACED = _PATCHES | {"pos_embeds": ("patches", None)}
-_TOKENS: Sizes = {
-    "hidden_states": ("tokens", None, None),
-    "cu_seqlens": ("images",),
-    "rotary_pos_emb": ("tokens", None, None),
-    "window_index": ("tokens",),
-    "cu_window_seqlens": ("windows",),
-}
+_TOKENS: Sizes = {"cu_seqlens": ("images",), **dict.fromkeys(_ROWS, ("tokens", None, None))}
+_TOKENS |= {"window_index": ("tokens",), "cu_window_seqlens": ("windows",)}
 _TILES: Sizes = {"pixel_values": ("tiles", None, None, None)}
 _IMAGES: Sizes = {"images": ("images", None, None, None)}
+_EXPERTS: Sizes = {"lang_ids": ("words",), "vision_ids": ("pieces",)}
+_COGVLM = ("model.vision", "forward")
 
 PARTS: dict[str, Parts] = {
     "Qwen2VLForConditionalGeneration": Parts("model", _VISUAL, _PATCHES, _qwen2_vl),
@@ -184,19 +178,10 @@ PARTS: dict[str, Parts] = {
         "language_model", _VISUAL, _PLACED, _glm4v, towers.positioned, towers.with_positions
     ),
     cogvlm.ARCHITECTURE: Parts(
-        "model",
-        ("model.vision", "forward"),
-        _IMAGES,
-        _square,
-        arrange_speech=cogvlm.with_images,
-        speech_sizes={"lang_ids": ("words",), "vision_ids": ("pieces",)},
+        "model", _COGVLM, _IMAGES, _square, arrange_speech=cogvlm.with_images, speech_sizes=_EXPERTS
     ),
     glm_4v.CLASS: Parts(
-        "transformer",
-        ("transformer.vision", "forward"),
-        _IMAGES,
-        _square,
-        arrange_speech=glm_4v.with_images,
+        "transformer", ("transformer.vision", "forward"), _IMAGES, _square, arrange_speech=glm_4v.with_images
     ),
 }
 """LMDeploy's class -> its parts."""

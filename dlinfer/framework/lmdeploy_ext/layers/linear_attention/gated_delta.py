@@ -108,18 +108,12 @@ class DeltaRule(GatedDeltaRuleImpl):
 class GatedRMSNorm(nn.Module):
     """rms_norm(x) * weight * silu(gate), as transformers rounds it: the gate meets the norm in float32."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        eps: float,
-        activation: str = "silu",
-        dtype: torch.dtype | None = None,
-        device: Any = None,
-    ) -> None:
+    def __init__(self, hidden_size: int, eps: float, activation: str = "silu", **place: Any) -> None:
+        """place: dtype and device of the weight."""
         super().__init__()
         if activation not in ("silu", "swish"):
             raise refuse(f"a gated norm with the activation {activation!r}", "use a model of silu")
-        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=dtype, device=device), requires_grad=False)
+        self.weight = nn.Parameter(torch.ones(hidden_size, **place), requires_grad=False)
         self.eps = eps
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ def check_engine_config(config: Any) -> None:
     kernels = kernel_authors(vendor) if vendor is not None else {}
     missing = [op for op in _OPS if op not in kernels]
     if missing:
-        raise refuse(f"{named}, which needs a kernel of {missing[0]},", _ADVICE, device)
+        raise refuse(f"{named} with no kernel of {missing[0]}", _ADVICE, device)
 
 
 def check_model(model_config: Any, cache_config: Any) -> None:

@@ -17,11 +17,16 @@ from lmdeploy.pytorch.nn.linear import BaseLinear, MergedBaseLinear, QKVBaseLine
 from lmdeploy.pytorch.weight_loader import model_weight_loader as loader
 from torch import Tensor, nn
 
-from dlinfer import settings
+from dlinfer import ops, settings
 from dlinfer.framework.lmdeploy_ext.conversion import model_files
 from dlinfer.framework.lmdeploy_ext.device import weight_memory
 from dlinfer.framework.lmdeploy_ext.layers.quantised import bf12_packing
-from dlinfer.framework.lmdeploy_ext.layers.quantised.bf12 import EmbeddingBF12, HeadBF12, LinearBF12
+from dlinfer.framework.lmdeploy_ext.layers.quantised.bf12 import (
+    EmbeddingBF12,
+    ExpertsBF12,
+    HeadBF12,
+    LinearBF12,
+)
 from dlinfer.framework.lmdeploy_ext.layers.quantised.head import PackedHead
 from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
 from dlinfer.framework.lmdeploy_ext.preflight.model import engine_config
@@ -144,6 +149,20 @@ def test_the_projection_is_as_it_was_asked_for(tmp_path, choice, kind):
         model = made(tmp_path / "m")
     assert type(model.lm_head) is kind
     assert {type(one.impl) for one in linear_layers(model).values()} == {LinearBF12}
+
+
+def test_experts_are_computed_from_packed_stacks():
+    experts, hidden, inner = 3, 128, 128
+    gate_up, down = torch.randn(experts, 2 * inner, hidden), torch.randn(experts, hidden, inner)
+    x, shares = torch.randn(5, hidden).bfloat16(), torch.rand(5, 2)
+    ids = torch.randint(experts, (5, 2))
+    packed = [bf12.pack(stack.bfloat16().flatten(0, 1)) for stack in (gate_up, down)]
+    layer = ExpertsBF12(renormalize=True, num_experts=experts, intermediate_size=inner)
+    got = layer.forward(x, shares, ids, *packed, None, None, None, act_func=None)
+    want = ops.fused_moe(x, gate_up.bfloat16(), down.bfloat16(), shares, ids, 2, True)
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-1)
+    with pytest.raises(AssertionError, match="not packed"):
+        layer.forward(x, shares, ids, *packed, gate_up, None, None, act_func=None)
 
 
 def test_what_would_not_get_smaller_stays(tmp_path, caplog):
