@@ -88,20 +88,13 @@ def _try_devices() -> tuple[Literal["ready", "manual", "failed"], str, str, str]
         error, traceback = _try_device(device_type, "" if autoload else IMPORT_LINE)
         if error or traceback:
             detail = f"device_type={device_type!r}: {error or 'the patches failed'}"
-            own = "Next step:" in error  # our own errors bring theirs
-            step = (
-                "install a tested version of lmdeploy"
-                if traceback
-                else ""
-                if own
-                else "mend or reinstall lmdeploy"
-            )
+            step = "install a tested version of lmdeploy"
+            if not traceback:  # our own errors bring their step
+                step = "" if "Next step:" in error else "mend or reinstall lmdeploy"
             return "failed", detail, step, traceback
     devices = ", ".join(ours)
     if not autoload:
-        detail = (
-            f"{_SWITCH} is not 1, so torch does not load dlinfer; tried with an import: works ({devices})"
-        )
+        detail = f"{_SWITCH} is not 1, so torch does not load dlinfer; with an import it works ({devices})"
         return "manual", detail, f"add `{IMPORT_LINE}` to the script before it uses lmdeploy", ""
     return "ready", f"device_type {devices} works in scripts that never import dlinfer", "", ""
 

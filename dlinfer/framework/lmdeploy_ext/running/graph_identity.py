@@ -113,9 +113,10 @@ class _Description:
 
     def lines(self, path: str, value: Any) -> Iterator[str]:
         """``path = value`` for a plain value, a line for each part of a composite one."""
+        plain = _plain(value)
         if inspect.isroutine(value) or isinstance(value, type):
             self.modules.add(value.__module__)
-        plain = _plain(value)
+            plain = _name(value)
         if plain is not None:
             yield f"{path} = {plain}"
             return
@@ -168,13 +169,11 @@ def _content(value: torch.Tensor | numpy.ndarray) -> str:
 
 
 def _plain(value: Any) -> str | None:
-    """Text of a value without parts; None for any other."""
+    """Text of a value without parts; None for any other, and for functions and classes."""
     if isinstance(value, enum.Enum):
         return f"{_name(type(value))}.{value.name}"
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | Path):
         return repr(value)
     if isinstance(value, torch.dtype | torch.device):
         return str(value)
-    if inspect.isroutine(value) or isinstance(value, type):
-        return _name(value)
     return None

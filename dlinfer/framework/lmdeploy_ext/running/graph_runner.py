@@ -76,15 +76,10 @@ class PhaseCounts:
 
 @dataclass
 class RunnerCounts:
-    """The compilations of one engine, in order, and how often its model's forward ran."""
+    """The phases of one engine, and the number of its model's forwards. Requests must not add a phase."""
 
     phases: list[PhaseCounts] = field(default_factory=list)
     steps: int = 0
-
-    @property
-    def compilations(self) -> int:
-        """How many graphs were compiled or loaded so far; it must not grow while requests run."""
-        return len(self.phases)
 
 
 _runners: list[weakref.ref[RunnerCounts]] = []

@@ -163,15 +163,13 @@ def _following(original: Original, agent: Any, held: list[dict[str, Any]]) -> St
     Only the loop waits at that queue, and it waits for the thread meanwhile. held: gets a step that the loop has to
     begin, since it will be joined with another one.
     """
-    try:
-        taken = joined_forward.received(agent, agent._in_que.get_nowait())
-    except asyncio.QueueEmpty:
-        return None
-    if taken.get(prompt_turns.FOLLOWED):
-        held.append(taken)
-        return None
-    taken.pop(prompt_turns.FOLLOWED, None)
-    return functools.partial(original, agent, **taken)
+    with contextlib.suppress(asyncio.QueueEmpty):
+        ready = joined_forward.received(agent, agent._in_que.get_nowait())
+        if not ready.get(prompt_turns.FOLLOWED):
+            ready.pop(prompt_turns.FOLLOWED, None)
+            return functools.partial(original, agent, **ready)
+        held.append(ready)
+    return None
 
 
 _AGENT = "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent"

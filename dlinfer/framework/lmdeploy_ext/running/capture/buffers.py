@@ -30,21 +30,19 @@ class StepBuffers:
         self._ends_on_host = self._ends.cpu()
 
     def fill(self, inputs: dict[str, Any]) -> None:
-        """Copy a step's inputs; what rows and blocks are left over is padding."""
+        """Copy a step's inputs, and fill the other rows and blocks with padding."""
         meta = inputs["attn_metadata"]
         real, (_, wide) = meta.kv_seqlens.shape[0], meta.block_offsets.shape
-        for buffer, own in (
-            (self.input_ids[0], inputs["input_ids"][0]),
-            (self.position_ids[0], inputs["position_ids"][0]),
-            (self.kv_seqlens, meta.kv_seqlens),
+        for buffer, own, padding in (
+            (self.input_ids[0], inputs["input_ids"][0], 0),
+            (self.position_ids[0], inputs["position_ids"][0], 0),
+            (self.kv_seqlens, meta.kv_seqlens, self.padding_length),
+            (self.slots, meta.kv_start_indices.view(-1), NO_SLOT),
         ):
             buffer[:real].copy_(own)
-            buffer[real:].zero_()
-        self.kv_seqlens[real:].fill_(self.padding_length)
+            buffer[real:].fill_(padding)
         self.block_offsets.zero_()
         self.block_offsets[:real, :wide].copy_(meta.block_offsets)
-        self.slots[:real].copy_(meta.kv_start_indices.view(-1))
-        self.slots[real:].fill_(NO_SLOT)
 
     def inputs(self, step: dict[str, Any]) -> dict[str, Any]:
         """LMDeploy's keywords of a forward over the buffers. Lengths lie on the device only: a graph reads them there,

@@ -154,21 +154,19 @@ class CaptureRunner(GraphRunner):
             streams.synchronize()
             graph, numbers = self._graph_class(), self._device.host_numbers()
             with contextlib.nullcontext() if numbers is None else numbers.recording(_lengths(rows, kwargs)):
-                error, held = self._recorded(graph, rows, inputs)
+                held = self._recorded(graph, rows, inputs)
         outside.wait_stream(inside)
-        if error is None:
+        if isinstance(held, CapturedStepError):
+            leave_graph("decoding step", held, settings.current().fallback)
+            self._refused[rows] = str(held)
+            self.counts.eager[str(held)] += 1
+        else:
             self._captured[rows] = _Captured(graph, buffers, held, numbers)
             self.counts.captures[rows] += 1
-        else:
-            leave_graph("decoding step", error, settings.current().fallback)
-            self._refused[rows] = str(error)
-            self.counts.eager[str(error)] += 1
         return result
 
-    def _recorded(
-        self, graph: Any, rows: int, inputs: dict[str, Any]
-    ) -> tuple[CapturedStepError | None, Any]:
-        """(the error of a step that cannot be captured, or None; the result of each replay)."""
+    def _recorded(self, graph: Any, rows: int, inputs: dict[str, Any]) -> Any:
+        """The result of each replay, or the CapturedStepError of a step that cannot be captured."""
         graph.capture_begin()
         try:
             held = self.model(**inputs)
@@ -179,9 +177,9 @@ class CaptureRunner(GraphRunner):
                 raise
             error = CapturedStepError(rows=rows, detail=str(cause).strip().partition("\n")[0])
             error.__cause__ = cause
-            return error, None
+            return error
         graph.capture_end()
-        return None, held
+        return held
 
 
 def _graph_class(device: Device) -> Callable[[], Any]:
