@@ -70,9 +70,8 @@ class StepThread:
         finally:
             self._running = False
             self._host.call_soon(self._take_unless_running)
-            self._host.call_later(
-                _LATEST, self.take_outputs
-            )  # where the next step does not say that it computes
+            # Where the next step does not say that it computes.
+            self._host.call_later(_LATEST, self.take_outputs)
 
     def _run(self, first: Step, following: Callable[[], Step | None], era: int) -> None:
         computing.listen(self._computes)

@@ -73,7 +73,6 @@ def _with_parameters(tool: Any) -> Any:
 @corrects(
     "lmdeploy.serve.parsers.response_parser:BaseResponseParser.__init__",
     why="takes a tool_choice that names a function for 'auto', and lets a required call be blanks without end",
-    upstream="https://github.com/InternLM/lmdeploy/pull/4844",
 )
 def _init(original: Original, self: Any, request: Any) -> None:
     required = callable_tools(request)
