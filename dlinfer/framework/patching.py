@@ -135,9 +135,8 @@ def contains(versions: str, version: str) -> bool:
 def patches_of(module: ModuleType, package: str) -> list[Patch]:
     """The patches on a package that a module defines, in order, and those of its tuple ``PATCHES``."""
     defined = [value for value in vars(module).values() if isinstance(value, Patch)]
-    patches = [patch for patch in defined if patch.home == module.__name__] + [
-        *getattr(module, "PATCHES", ())
-    ]
+    own = [patch for patch in defined if patch.home == module.__name__]
+    patches = (*own, *getattr(module, "PATCHES", ()))
     return [patch for patch in patches if patch.target.startswith(f"{package}.")]
 
 

@@ -105,9 +105,8 @@ class CompiledRunner(GraphRunner):
         self._silent: set[Any] = set()
         self._forward = self._with_adapters(model, model.forward) if lora.has_adapters(model) else model
         self._forward_of_kept = ForwardOfKeptRows(self._forward)
-        self._phases_alike = find_engine(
-            CompileOptions().wanted_engine, activation.torch_device()
-        ).phases_alike
+        engine = find_engine(CompileOptions().wanted_engine, activation.torch_device())
+        self._phases_alike = engine.phases_alike
         context: Any = self.ctx_mgr
         self._identity = model_identity(
             model,

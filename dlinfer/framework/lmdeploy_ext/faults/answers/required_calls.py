@@ -36,9 +36,8 @@ def callable_tools(request: Any) -> tuple[Sequence[Any], bool] | None:
         chosen = [tool for tool in tools if tool.function.name == choice.function.name]
         if not chosen:
             known = ", ".join(tool.function.name for tool in tools) or "none"
-            raise ValueError(
-                f"`tool_choice` names the function {choice.function.name!r}; `tools` has: {known}."
-            )
+            name = choice.function.name
+            raise ValueError(f"`tool_choice` names the function {name!r}; `tools` has: {known}.")
         return chosen, True
     return None
 
@@ -65,9 +64,8 @@ def _with_parameters(tool: Any) -> Any:
     """A tool as it is, or with the schema of no arguments where it has no parameters, as OpenAI's protocol says."""
     if tool.function.parameters is not None:
         return tool
-    return tool.model_copy(
-        update={"function": tool.function.model_copy(update={"parameters": _NO_ARGUMENTS})}
-    )
+    function = tool.function.model_copy(update={"parameters": _NO_ARGUMENTS})
+    return tool.model_copy(update={"function": function})
 
 
 @corrects(

@@ -123,9 +123,8 @@ def _ending(exitcode: int | None) -> str:
 
 
 def _start_error(reason: DlinferError | str) -> DlinferError:
-    return (
-        reason if isinstance(reason, DlinferError) else EngineStartError(framework="LMDeploy", detail=reason)
-    )
+    own = isinstance(reason, DlinferError)
+    return reason if own else EngineStartError(framework="LMDeploy", detail=reason)
 
 
 @corrects(

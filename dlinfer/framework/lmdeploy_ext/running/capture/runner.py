@@ -120,9 +120,8 @@ class CaptureRunner(GraphRunner):
         """Throw graphs away whose caches or weights lie elsewhere now, or whose weights were written."""
         tensors = [tensor for layer in caches for tensor in layer]
         cached = places(tensors)
-        weights = tuple(
-            (p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.model.parameters()
-        )
+        parameters = self.model.parameters()
+        weights = tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters)
         if cached != self._caches:
             self._drop("caches were allocated anew")
         elif weights != self._weights:
