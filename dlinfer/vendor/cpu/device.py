@@ -25,7 +25,7 @@ class CpuDevice(Device):
         _keep_few_primitives()
 
     def memory(self) -> DeviceMemory:
-        """What the host and this process's cgroup still allow."""
+        """Memory that the host and this process's cgroup still allow."""
         usable = usable_memory()
         return DeviceMemory(usable.available, usable.limit, usable.source, shared=True)
 
@@ -50,6 +50,6 @@ _CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
 def _keep_few_primitives() -> None:
-    """Read by these libraries at their first product in the process. What the user has set stays."""
+    """The libraries read these variables at the first product of the process. A user's own settings stay."""
     for name in _CACHES:
         os.environ.setdefault(name, _KEPT)

@@ -2,22 +2,21 @@
 
 That is why ``torch.nn.functional.rms_norm`` is not used: it rounds once, after the weight. Linear layers, norms,
 rotation, and silu are in C++ (csrc/), which takes a half to a quarter of torch's time for the few rows of a decoding
-step; where that cannot be had, torch's kernels compute the same, under the fallback policy. A graph's loops have
-rotation and activation inside, and do not come here.
+step. Without it torch's kernels compute the same, under the fallback policy. A graph's loops contain rotation and
+activation, and do not come here.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dlinfer.ops.core.checks import FLOATS
 from dlinfer.vendor.cpu.compiled import compiled
 from dlinfer.vendor.cpu.gated import gated
 
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    kernel = compiled("rms_norm", x, weight) if x.dtype in _FLOATS else None
+    kernel = compiled("rms_norm", x, weight) if x.dtype in FLOATS else None
     return _rms_norm(x, weight, eps) if kernel is None else kernel(x, weight, eps)
 
 
@@ -30,7 +29,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    kernel = compiled("add_rms_norm", x, residual, weight) if x.dtype in _FLOATS else None
+    kernel = compiled("add_rms_norm", x, residual, weight) if x.dtype in FLOATS else None
     if kernel is not None:
         return kernel(x, residual, weight, eps)
     total = (x + residual).contiguous()
@@ -38,7 +37,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    kernel = compiled("apply_rotary_pos_emb", q, k) if q.dtype in _FLOATS else None
+    kernel = compiled("apply_rotary_pos_emb", q, k) if q.dtype in FLOATS else None
     if kernel is not None:
         return kernel(q, k, cos, sin)
     per_token = (*q.shape[:-2], 1, q.shape[-1])
@@ -67,7 +66,7 @@ def apply_rotary_pos_emb_interleaved(
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    kernel = compiled("silu_and_mul", x) if x.dtype in _FLOATS else None
+    kernel = compiled("silu_and_mul", x) if x.dtype in FLOATS else None
     if kernel is not None:
         return kernel(x)
     gate, up = x.chunk(2, dim=-1)
@@ -75,5 +74,5 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    kernel = compiled("linear", x, weight) if x.dtype in _FLOATS else None
+    kernel = compiled("linear", x, weight) if x.dtype in FLOATS else None
     return functional.linear(x, weight, bias) if kernel is None else kernel(x, weight, bias)

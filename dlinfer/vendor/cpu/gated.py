@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dlinfer.ops.core.checks import FLOATS
 from dlinfer.vendor.cpu.compiled import compiled
-
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def gated(activated: Tensor, up: Tensor) -> Tensor:
@@ -20,14 +19,14 @@ def gated(activated: Tensor, up: Tensor) -> Tensor:
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    kernel = compiled("silu_mul", gate, up) if gate.dtype in _FLOATS else None
+    kernel = compiled("silu_mul", gate, up) if gate.dtype in FLOATS else None
     if kernel is not None:
         return kernel(gate, up)
     return gated(functional.silu(gate), up)
 
 
 def gelu_mul(gate: Tensor, up: Tensor, tanh: bool) -> Tensor:
-    kernel = compiled("gelu_mul", gate, up) if tanh and gate.dtype in _FLOATS else None
+    kernel = compiled("gelu_mul", gate, up) if tanh and gate.dtype in FLOATS else None
     if kernel is not None:
         return kernel(gate, up)
     return gated(functional.gelu(gate, approximate="tanh" if tanh else "none"), up)

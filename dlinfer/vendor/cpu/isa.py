@@ -1,7 +1,7 @@
 """Which instructions the C++ kernels are compiled for, where DLINFER_CPU_ISA names them.
 
-A level whose name ends in "_model" is for tests. It compiles the kernels of a level above AVX2 on any CPU with AVX2,
-with a header (csrc/model) in which software computes what that level's instructions do. It is never taken unasked.
+A level whose name ends in "_model" is for tests. It compiles the kernels of a level above AVX2 on any CPU with AVX2:
+a header (csrc/model) computes that level's instructions in software. It is used only on request.
 """
 
 from pathlib import Path

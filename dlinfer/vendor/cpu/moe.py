@@ -12,16 +12,15 @@ from torch.nn import functional
 
 from dlinfer import ops
 from dlinfer.ops import moe_gating_topk_softmax as gating
+from dlinfer.ops.core.checks import FLOATS
 from dlinfer.ops.moe.clamped import clamped
 from dlinfer.ops.moe.routing import check_ids
 from dlinfer.vendor.cpu.compiled import compiled
 
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-
 
 def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> tuple[Tensor, Tensor]:
     kernel = None
-    if router_logits.dtype in _FLOATS:
+    if router_logits.dtype in FLOATS:
         kernel = compiled("moe_gating_topk_softmax", router_logits)
     return (kernel or gating.reference)(router_logits, topk, n_groups)
 
@@ -37,7 +36,7 @@ def fused_moe(
 ) -> Tensor:
     experts = gate_up_weights.shape[0]
     stacks = (gate_up_weights, down_weights)
-    kernel = compiled("fused_moe", hidden_states, *stacks) if hidden_states.dtype in _FLOATS else None
+    kernel = compiled("fused_moe", hidden_states, *stacks) if hidden_states.dtype in FLOATS else None
     if kernel is not None:
         try:
             return kernel(hidden_states, *stacks, topk_weights, topk_ids, renormalize)
@@ -86,7 +85,7 @@ def fused_moe_clamped(
 ) -> Tensor:
     experts = gate_up_weights.shape[0]
     stacks = (gate_up_weights, gate_up_bias, down_weights, down_bias)
-    kernel = compiled("fused_moe_clamped", hidden_states, *stacks) if hidden_states.dtype in _FLOATS else None
+    kernel = compiled("fused_moe_clamped", hidden_states, *stacks) if hidden_states.dtype in FLOATS else None
     if kernel is not None:
         try:
             return kernel(hidden_states, *stacks, topk_weights, topk_ids, alpha, limit)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -118,8 +118,8 @@ def _default_folder() -> Path:
 def memory_for_results() -> Iterator[None]:
     """Loops that are compiled or loaded meanwhile take large results from the library's memory, if there is one.
 
-    See csrc/common/result_memory.h: what the C library gives back to the system, and has to ask for again page by page,
-    costs a prefill up to a fifth of its time.
+    See csrc/common/result_memory.h: the C library gives large memory back to the system, and gets it again page by
+    page. That costs a prefill up to a fifth of its time.
     """
     if why_not() is not None:
         yield
@@ -213,12 +213,12 @@ def _compile(command: Sequence[str], path: Path) -> None:
     # One translation unit for all: the headers are read once, and that is most of the time.
     unit = "".join(f'#include "{source}"\n' for source in _sources("*.cpp"))
     with tempfile.TemporaryDirectory(prefix=".new-", dir=path.parent) as scratch:
-        made = Path(scratch) / "library.so"
+        library = Path(scratch) / "library.so"
         torch_parts = [f"-isystem{TORCH / 'include'}", f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10"]
-        _run([*command, f"-I{SOURCES}", "-x", "c++", "-", "-o", str(made), *torch_parts], unit)
-        content = made.read_bytes()
-        made.write_bytes(content + hashlib.sha256(content).digest())
-        made.replace(path)
+        _run([*command, f"-I{SOURCES}", "-x", "c++", "-", "-o", str(library), *torch_parts], unit)
+        content = library.read_bytes()
+        library.write_bytes(content + hashlib.sha256(content).digest())
+        library.replace(path)
 
 
 def _run(command: Sequence[str], text: str = "") -> str:
@@ -296,110 +296,43 @@ def _load_library(path: Path) -> None:
 
 
 def _register_fakes() -> None:
-    """Shapes for tracing with fake tensors."""
+    """Shapes for tracing with fake tensors. Each fake serves the kernels that its key names."""
 
-    @torch.library.register_fake("dlinfer_cpu::linear")
-    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return x.new_empty((*x.shape[:-1], weight.shape[0]))
+    def like_first(x: Tensor, *rest: object) -> Tensor:
+        return x.new_empty(x.shape)
 
-    @torch.library.register_fake("dlinfer_cpu::linears")
-    def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
-        return [x.new_empty((*x.shape[:-1], weight.shape[0])) for weight in weights]
+    def like_two(x: Tensor, y: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+        return x.new_empty(x.shape), y.new_empty(y.shape)
 
-    @torch.library.register_fake("dlinfer_cpu::rms_norm")
-    def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
+    def rows(x: Tensor, columns: int) -> Tensor:
+        return x.new_empty((*x.shape[:-1], columns))
 
-    @torch.library.register_fake("dlinfer_cpu::add_rms_norm")
-    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        contiguous = torch.contiguous_format
-        return torch.empty_like(x, memory_format=contiguous), torch.empty_like(x, memory_format=contiguous)
+    def gating(logits: Tensor, topk: int, n_groups: int) -> tuple[Tensor, Tensor]:
+        chosen = rows(logits, topk)
+        return chosen.float(), chosen.long()
 
-    @torch.library.register_fake("dlinfer_cpu::weight_quant_matmul_int8")
-    @torch.library.register_fake("dlinfer_cpu::weight_quant_matmul")
-    def weight_quant_matmul(
-        x: Tensor,
-        qweight: Tensor,
-        scales: Tensor,
-        offset: Tensor | None,
-        bias: Tensor | None,
-        group_size: int,
-    ) -> Tensor:
-        return x.new_empty((*x.shape[:-1], scales.shape[1]))
-
-    @torch.library.register_fake("dlinfer_cpu::mxfp4_matmul")
-    def mxfp4_matmul(x: Tensor, qweight: Tensor, scales: Tensor, group_size: int) -> Tensor:
-        return x.new_empty((*x.shape[:-1], scales.shape[1]))
-
-    @torch.library.register_fake("dlinfer_cpu::linear_bf12")
-    def linear_bf12(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
-        return x.new_empty((*x.shape[:-1], out_features))
-
-    @torch.library.register_fake("dlinfer_cpu::linear_bf12_silu_and_mul")
-    def linear_bf12_silu_and_mul(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
-        return x.new_empty((*x.shape[:-1], out_features // 2))
-
-    @torch.library.register_fake("dlinfer_cpu::embedding_bf12")
-    def embedding_bf12(indices: Tensor, weight: Tensor, rows: int, columns: int) -> Tensor:
-        return weight.new_empty((*indices.shape, columns), dtype=torch.bfloat16)
-
-    @torch.library.register_fake("dlinfer_cpu::fused_moe")
-    def fused_moe(hidden_states: Tensor, *rest: object) -> Tensor:
-        return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
-
-    @torch.library.register_fake("dlinfer_cpu::fused_moe_bf12")
-    def fused_moe_bf12(hidden_states: Tensor, *rest: object) -> Tensor:
-        return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
-
-    @torch.library.register_fake("dlinfer_cpu::fused_moe_clamped")
-    def fused_moe_clamped(hidden_states: Tensor, *rest: object) -> Tensor:
-        return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
-
-    @torch.library.register_fake("dlinfer_cpu::moe_gating_topk_softmax")
-    def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> tuple[Tensor, Tensor]:
-        shape = (*router_logits.shape[:-1], topk)
-        return (
-            router_logits.new_empty(shape, dtype=torch.float32),
-            router_logits.new_empty(shape, dtype=torch.int64),
-        )
-
-    @torch.library.register_fake("dlinfer_cpu::silu_and_mul")
-    def silu_and_mul(x: Tensor) -> Tensor:
-        return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
-
-    @torch.library.register_fake("dlinfer_cpu::linear_silu_and_mul")
-    def linear_silu_and_mul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return x.new_empty((*x.shape[:-1], weight.shape[0] // 2))
-
-    @torch.library.register_fake("dlinfer_cpu::silu_mul")
-    def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
-        return torch.empty_like(gate, memory_format=torch.contiguous_format)
-
-    @torch.library.register_fake("dlinfer_cpu::gelu_mul")
-    def gelu_mul(gate: Tensor, up: Tensor) -> Tensor:
-        return torch.empty_like(gate, memory_format=torch.contiguous_format)
-
-    @torch.library.register_fake("dlinfer_cpu::gated_sum")
-    def gated_sum(x: Tensor, gate: Tensor, y: Tensor) -> Tensor:
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-    @torch.library.register_fake("dlinfer_cpu::embedding")
-    def embedding(weight: Tensor, indices: Tensor, *rest: object) -> Tensor:
-        return weight.new_empty((*indices.shape, weight.shape[1]))
-
-    @torch.library.register_fake("dlinfer_cpu::apply_rotary_pos_emb")
-    def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        contiguous = torch.contiguous_format
-        return torch.empty_like(q, memory_format=contiguous), torch.empty_like(k, memory_format=contiguous)
-
-    @torch.library.register_fake("dlinfer_cpu::largest_tokens")
-    def largest_tokens(logits: Tensor) -> Tensor:
-        return logits.new_empty(logits.shape[:1], dtype=torch.int64)
-
-    @torch.library.register_fake("dlinfer_cpu::drawn_tokens")
-    def drawn_tokens(logits: Tensor, *rest: object) -> Tensor:
-        return logits.new_empty(logits.shape[:1], dtype=torch.int64)
-
-    @torch.library.register_fake("dlinfer_cpu::fill_kv_cache")
-    def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-        return None
+    fakes: dict[str, Callable[..., object]] = {
+        "rms_norm silu_mul gelu_mul gated_sum fused_moe fused_moe_bf12 fused_moe_clamped": like_first,
+        "add_rms_norm apply_rotary_pos_emb": like_two,
+        "linear": lambda x, weight, *rest: rows(x, weight.shape[0]),
+        "linears": lambda x, weights, *rest: [rows(x, weight.shape[0]) for weight in weights],
+        "linear_silu_and_mul": lambda x, weight, *rest: rows(x, weight.shape[0] // 2),
+        "silu_and_mul": lambda x: rows(x, x.shape[-1] // 2),
+        "linear_bf12": lambda x, weight, bias, out_features: rows(x, out_features),
+        "linear_bf12_silu_and_mul": lambda x, weight, bias, out_features: rows(x, out_features // 2),
+        "weight_quant_matmul weight_quant_matmul_int8 mxfp4_matmul": lambda x, qweight, scales, *rest: rows(
+            x, scales.shape[1]
+        ),
+        "embedding": lambda table, indices, *rest: table.new_empty((*indices.shape, table.shape[1])),
+        "embedding_bf12": lambda indices, weight, count, columns: weight.new_empty(
+            (*indices.shape, columns), dtype=torch.bfloat16
+        ),
+        "moe_gating_topk_softmax": gating,
+        "largest_tokens drawn_tokens": lambda logits, *rest: logits.new_empty(
+            logits.shape[:1], dtype=torch.int64
+        ),
+        "fill_kv_cache": lambda *rest: None,
+    }
+    for names, fake in fakes.items():
+        for name in names.split():
+            torch.library.register_fake(f"dlinfer_cpu::{name}", fake)

@@ -1,4 +1,4 @@
-"""The C++ kernels as a wheel carries them: compiled for a few levels of instructions, one of which this CPU runs.
+"""The C++ kernels in a wheel: compiled for a few levels of instructions. This CPU runs one of them.
 
 They are made with the wheel (hatch_build.py), against one torch. Where another torch is installed they are compiled on
 the user's machine, as those of an install from source are.
@@ -17,7 +17,7 @@ from dlinfer.vendor.cpu import isa
 
 FOLDER = Path(__file__).with_name("prebuilt_kernels")
 LEVELS = ("avx2", "avx512", "avx512_bf16", "amx")
-"""What a wheel has, from the fewest instructions to the most."""
+"""The levels in a wheel, from the fewest instructions to the most."""
 
 
 def library(sources: bytes) -> Path | None:

@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
+from dlinfer.ops.core.checks import FLOATS
 from dlinfer.vendor.cpu.compiled import compiled, fall_back
 from dlinfer.vendor.device import Sampler
-
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class CpuSampler(Sampler):
@@ -38,7 +37,7 @@ def _as(dtype: torch.dtype, limits: Tensor | None) -> Tensor | None:
 
 def _taken(name: str, logits: Tensor) -> bool:
     """Whether there are kernels for such logits; where not, it is counted. Raises FallbackError."""
-    if logits.dtype not in _FLOATS:
+    if logits.dtype not in FLOATS:
         reason = f"logits are {str(logits.dtype).removeprefix('torch.')}"
     elif logits.dim() != 2 or logits.shape[1] == 0:
         reason = f"logits are {list(logits.shape)}"

@@ -1,8 +1,8 @@
 """Decode attention by torch, for quantised caches and where the kernel in C++ cannot be had: the whole batch gathered
 from its pages and attended in one call.
 
-Sequences are padded to the longest. Only where that would read more than twice what is needed does the batch
-fall into groups of like length, at most one for each power of two, however many sequences there are.
+Sequences are padded to the longest. If that would read more than twice the keys of the batch, the batch is split into
+groups of similar length, at most one for each power of two.
 """
 
 from collections.abc import Iterator

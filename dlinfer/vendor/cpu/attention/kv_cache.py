@@ -13,17 +13,16 @@ from dlinfer.ops.attention.kv_quantisation import (
     quantise,
     read_size,
 )
-from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.checks import FLOATS, Rules
 from dlinfer.vendor.cpu.compiled import compiled
 
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _QUANTISED = Rules("fill_quantised_kv_cache")
 
 
 def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:
     if not kv_start_indices.numel():
         return
-    kernel = compiled("fill_kv_cache", k, k_cache) if k.dtype in _FLOATS else None
+    kernel = compiled("fill_kv_cache", k, k_cache) if k.dtype in FLOATS else None
     if kernel is not None:
         try:
             kernel(k, v, k_cache, v_cache, kv_start_indices)

@@ -1,4 +1,4 @@
-"""What attention in C++ does not read."""
+"""The tensors that attention in C++ does not read."""
 
 import torch
 from torch import Tensor

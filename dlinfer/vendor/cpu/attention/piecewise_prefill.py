@@ -3,11 +3,10 @@
 For quantised caches, and where the kernel in C++ is not used (see ``prefill.py``).
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
+from dlinfer.ops.attention.semantics import Scoring
 from dlinfer.vendor.cpu.attention.kv_cache import Pages
 from dlinfer.vendor.cpu.attention.sdpa import Extras, attend, flash
 
@@ -15,37 +14,27 @@ _SCORES_AT_A_TIME = 1 << 24  # bounds masks and scores: 64 MiB in float32
 _ROWS_AT_LEAST = 128  # of a window's pieces, which read their rows' windows only
 
 
-class Rules(NamedTuple):
-    """What a call asks for beyond its tensors, in the order of the ops' last arguments."""
+def _extras(scoring: Scoring) -> Extras:
+    """The extras in the shapes of one sequence's heads and queries."""
+    return Extras(
+        scoring.softmax_scale,
+        scoring.logit_softcapping,
+        None if scoring.alibi_slopes is None else scoring.alibi_slopes[:, None, None],
+        None if scoring.sinks is None else scoring.sinks[:, None],
+    )
 
-    softmax_scale: float
-    causal: bool
-    window_left: int
-    window_right: int
-    logit_softcapping: float
-    alibi_slopes: Tensor | None
-    sinks: Tensor | None
 
-    def extras(self) -> Extras:
-        """As one sequence's heads and queries want them."""
-        return Extras(
-            self.softmax_scale,
-            self.logit_softcapping,
-            None if self.alibi_slopes is None else self.alibi_slopes[:, None, None],
-            None if self.sinks is None else self.sinks[:, None],
-        )
-
-    def bounds(self) -> tuple[int | None, int | None]:
-        """(lowest, highest) visible key position - query position; None is no bound."""
-        highest = 0 if self.causal else self.window_right if self.window_right >= 0 else None
-        return -self.window_left if self.window_left >= 0 else None, highest
+def _bounds(scoring: Scoring) -> tuple[int | None, int | None]:
+    """(lowest, highest) visible key position - query position; None is no bound."""
+    highest = 0 if scoring.causal else scoring.window_right if scoring.window_right >= 0 else None
+    return -scoring.window_left if scoring.window_left >= 0 else None, highest
 
 
 def piecewise_prefill(
-    q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, kv_seqlens: Tensor, attn_output: Tensor, rules: Rules
+    q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, kv_seqlens: Tensor, attn_output: Tensor, scoring: Scoring
 ) -> None:
     """As the op ``prefill_attention``."""
-    bounds, extras = rules.bounds(), rules.extras()
+    bounds, extras = _bounds(scoring), _extras(scoring)
     start = kv_start = 0
     for end, kv_len in zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True):
         kv_end = kv_start + kv_len
@@ -61,10 +50,10 @@ def piecewise_paged_prefill(
     q_ends: Tensor,
     kv_seqlens: Tensor,
     attn_output: Tensor,
-    rules: Rules,
+    scoring: Scoring,
 ) -> None:
     """As the op ``paged_prefill_attention``; caches: keys and values, as pages that widen what they hold."""
-    bounds, extras = rules.bounds(), rules.extras()
+    bounds, extras = _bounds(scoring), _extras(scoring)
     block_size = caches[0].block_size
     start = 0
     for index, (end, kv_len) in enumerate(zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True)):

@@ -1,7 +1,7 @@
 """Prefill attention: in C++ (csrc/attention/prefill.cpp), over pages where they lie, or by torch.
 
-torch's kernel takes one sequence a call and copies of its pages. It is left quantised caches, which the kernel in C++
-does not read: that is by choice and not counted. What the C++ kernel should have served and could not, is.
+torch's kernel takes one sequence a call and copies of its pages. It serves quantised caches, which the kernel in C++
+does not read: that is by design and not counted. Other calls that the C++ kernel cannot serve are counted.
 """
 
 from collections.abc import Callable
@@ -10,13 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dlinfer.ops.attention.semantics import Scoring
 from dlinfer.vendor.cpu.attention.kv_cache import Pages
 from dlinfer.vendor.cpu.attention.misfit import is_dense, misfit
-from dlinfer.vendor.cpu.attention.piecewise_prefill import (
-    Rules,
-    piecewise_paged_prefill,
-    piecewise_prefill,
-)
+from dlinfer.vendor.cpu.attention.piecewise_prefill import piecewise_paged_prefill, piecewise_prefill
 from dlinfer.vendor.cpu.compiled import compiled, fall_back
 
 
@@ -38,13 +35,15 @@ def prefill_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    rules = Rules(softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks)
+    scoring = Scoring(
+        softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks
+    )
     kernel = _kernel("prefill_attention", q)
     if kernel is None:
-        piecewise_prefill(q, k, v, q_ends, kv_seqlens, attn_output, rules)
+        piecewise_prefill(q, k, v, q_ends, kv_seqlens, attn_output, scoring)
         return
     k, v = (x if is_dense(x) else x.contiguous() for x in (k, v))
-    _run(kernel, q, (k, v), q_ends, kv_seqlens, attn_output, rules)
+    _run(kernel, q, (k, v), q_ends, kv_seqlens, attn_output, scoring)
 
 
 def paged_prefill_attention(
@@ -68,13 +67,15 @@ def paged_prefill_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    rules = Rules(softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks)
+    scoring = Scoring(
+        softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks
+    )
     kernel = _kernel("paged_prefill_attention", q, {"k_cache": k_cache, "v_cache": v_cache})
     if kernel is None:
         caches = (Pages(k_cache), Pages(v_cache))
-        piecewise_paged_prefill(q, caches, block_offsets, q_ends, kv_seqlens, attn_output, rules)
+        piecewise_paged_prefill(q, caches, block_offsets, q_ends, kv_seqlens, attn_output, scoring)
         return
-    _run(kernel, q, (k_cache, v_cache, block_offsets), q_ends, kv_seqlens, attn_output, rules)
+    _run(kernel, q, (k_cache, v_cache, block_offsets), q_ends, kv_seqlens, attn_output, scoring)
 
 
 def quantised_paged_prefill_attention(
@@ -101,9 +102,11 @@ def quantised_paged_prefill_attention(
     v_scales_zeros: Tensor,
     quant_bits: int,
 ) -> None:
-    rules = Rules(softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks)
+    scoring = Scoring(
+        softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks
+    )
     caches = (Pages(k_cache, k_scales_zeros, quant_bits), Pages(v_cache, v_scales_zeros, quant_bits))
-    piecewise_paged_prefill(q, caches, block_offsets, q_ends, kv_seqlens, attn_output, rules)
+    piecewise_paged_prefill(q, caches, block_offsets, q_ends, kv_seqlens, attn_output, scoring)
 
 
 def _kernel(op: str, q: Tensor, caches: dict[str, Tensor] | None = None) -> Callable[..., Any] | None:
@@ -122,7 +125,7 @@ def _run(
     q_ends: Tensor,
     kv_seqlens: Tensor,
     attn_output: Tensor,
-    rules: Rules,
+    scoring: Scoring,
 ) -> None:
     out = attn_output
     if not is_dense(out):
@@ -134,9 +137,9 @@ def _run(
         q_ends.cpu(),
         kv_seqlens.cpu(),
         out,
-        *rules[:5],
-        None if rules.alibi_slopes is None else rules.alibi_slopes.float(),
-        None if rules.sinks is None else rules.sinks.float(),
+        *scoring[:5],
+        None if scoring.alibi_slopes is None else scoring.alibi_slopes.float(),
+        None if scoring.sinks is None else scoring.sinks.float(),
     )
     if out is not attn_output:
         attn_output[:end] = out[:end]

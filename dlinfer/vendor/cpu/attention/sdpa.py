@@ -1,10 +1,10 @@
 """Scaled dot-product attention over torch's fused CPU kernel, with the extras it lacks.
 
 The formula and its arguments are explained in ``dlinfer.ops.attention.semantics``. torch's CPU flash kernel (the one
-that ``torch.nn.functional.scaled_dot_product_attention`` picks) sums in float32, serves grouped query heads
-without repeating keys, gives zeros for rows that see nothing, and returns the log-sum-exp, from which sinks
-follow: out * exp(lse) / (exp(lse) + exp(sink)) = out * sigmoid(lse - sink). It wants one head size for q, k
-and v, and it has no soft-cap; then the scores are computed here, in float32.
+that ``torch.nn.functional.scaled_dot_product_attention`` picks) sums in float32. It serves grouped query heads without
+repeating keys, and gives zeros for rows that see nothing. Sinks follow from its log-sum-exp:
+out * exp(lse) / (exp(lse) + exp(sink)) = out * sigmoid(lse - sink). It needs one head size for q, k and v, and it has
+no soft-cap; then the scores are computed here, in float32.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 @dataclass(frozen=True)
 class Extras:
-    """What a call asks for beyond softmax(scale * q k) v.
+    """The options of a call beyond softmax(q k) v.
 
     slopes: broadcasts with [batch, heads, queries, keys], sinks: with [batch, heads, queries]; either may be
     None.

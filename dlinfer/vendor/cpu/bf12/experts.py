@@ -38,5 +38,7 @@ def fused_moe_bf12(
     check_ids(topk_ids, num_experts, ops.fused_moe_bf12.rules)
     gate_up = unpack(gate_up_weights, num_experts * 2 * intermediate_size, hidden)
     down = unpack(down_weights, num_experts * hidden, intermediate_size)
-    gate_up, down = (one.to(hidden_states.dtype).unflatten(0, (num_experts, -1)) for one in (gate_up, down))
+    gate_up, down = (
+        stack.to(hidden_states.dtype).unflatten(0, (num_experts, -1)) for stack in (gate_up, down)
+    )
     return fused_moe(hidden_states, gate_up, down, *routing, topk_ids.shape[1], renormalize)

@@ -30,15 +30,15 @@ def scaled_int8_product(
 ) -> Tensor:
     """(a @ b.T) * a_scale * b_scale, rounded to dtype, + bias.
 
-    a: int8 [rows, in]. a_scale: [rows], float32 or float64. b: int8 [out, in]. b_scale: [out], of a_scale's dtype, in
-    which the sums are scaled. bias: [out] of dtype.
+    a: int8 [rows, in]. a_scale: [rows], float32 or float64. b: int8 [out, in]. b_scale: [out], of a_scale's dtype;
+    sums are scaled in that dtype. bias: [out] of dtype.
     """
     fits = dtype in FLOATS and a_scale.dtype is b_scale.dtype is torch.float32
     kernel = compiled("linear_w8a8", a, b, dtype=dtype) if fits else None
     if kernel is not None:
         return kernel(a, b, a_scale, b_scale, dtype, torch.int8, bias)
-    # In pieces, as sums of 32 bits, once as integers and once as floats, and oneDNN's own order of a weight would take
-    # many times what the result does; a piece that is scaled where it was made is also faster.
+    # In pieces: sums of 32 bits, as integers and as floats, and oneDNN's copy of a weight would take many times the
+    # memory of the result. Scaling each piece at once is also faster.
     out = torch.empty(a.shape[0], b.shape[0], dtype=dtype)
     most = max(PIECE // max(a.shape[0], 1), FEWEST_COLUMNS)
     for start, end in _pieces(b, most=most):

@@ -89,8 +89,8 @@ def routed(
 ) -> Tensor:
     """For each token, the weighted sum of its experts' gated MLPs, added up in float32 and rounded once.
 
-    gate_up, down: the products, of any dtype, with rows of hidden_states, and with the activation between them. What is
-    done beside them is done for all experts at once: for one token it takes as long as a product.
+    gate_up, down: the products, of any dtype, with rows of hidden_states, and with the activation between them. All
+    other work is done for all experts at once: for one token it takes as long as a product.
     """
     weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
     if renormalize:

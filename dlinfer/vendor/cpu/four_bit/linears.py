@@ -1,4 +1,4 @@
-"""Linear layers with a weight of 4 bits on CPU, of which no float copy is made."""
+"""Linear layers with a weight of 4 bits on CPU, without a float copy of the weight."""
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ def weight_quant_matmul(
     x: Tensor, qweight: Tensor, scales: Tensor, offset: Tensor | None, bias: Tensor | None, group_size: int
 ) -> Tensor:
     floats = (x, scales) if bias is None else (x, scales, bias)
-    fits = all(one.dtype is not torch.float64 for one in floats)
+    fits = all(tensor.dtype is not torch.float64 for tensor in floats)
     kernel = compiled(native_matmul(), x, qweight) if fits else None
     if kernel is not None:
         return kernel(x, qweight, scales, offset, bias, group_size)

@@ -20,8 +20,8 @@ _WHOLE = (torch.int64, torch.int32)
 
 def _is_plain_table(node: fx.Node) -> bool:
     """Whether rows are taken out of a table of floats in this machine's memory, whose rows lie in one piece."""
-    given = map_arg(arguments(node), fake)
-    table, places = given["weight"], given["indices"]
+    values = map_arg(arguments(node), fake)
+    table, places = values["weight"], values["indices"]
     return (
         _is_here(table)
         and _is_here(places)
@@ -35,9 +35,9 @@ def _is_plain_table(node: fx.Node) -> bool:
 def _is_plain_linear(node: fx.Node) -> bool:
     """Whether an ``aten.linear`` is what the field means by it; torch takes a vector as weight, and any bias that
     broadcasts, of any dtype where there is nothing to multiply."""
-    given = arguments(node)
-    weight, bias = fake(given["weight"]), given.get("bias")
-    tensors = [fake(given["input"]), weight, *([] if bias is None else [fake(bias)])]
+    values = arguments(node)
+    weight, bias = fake(values["weight"]), values.get("bias")
+    tensors = [fake(values["input"]), weight, *([] if bias is None else [fake(bias)])]
     return (
         all(map(_is_here, tensors))
         and len({tensor.dtype for tensor in tensors}) == 1
@@ -48,20 +48,20 @@ def _is_plain_linear(node: fx.Node) -> bool:
 
 def _is_plain_attention(node: fx.Node) -> bool:
     """Whether queries, keys and values are a batch of heads; which masks the kernel reads it sees when it is called."""
-    given = map_arg(arguments(node), fake)
-    read = [given[name] for name in ("query", "key", "value")]
+    values = map_arg(arguments(node), fake)
+    read = [values[name] for name in ("query", "key", "value")]
     return (
         all(_is_here(tensor) and tensor.dim() == 4 for tensor in read)
         and len({tensor.dtype for tensor in read}) == 1
         and read[0].dtype in NATIVE_FLOATS
-        and not given.get("dropout_p")
+        and not values.get("dropout_p")
     )
 
 
 def _is_plain_copy(node: fx.Node) -> bool:
     """Whether rows of one tensor are copied to places of another of its dtype and rank."""
-    given = map_arg(arguments(node), fake)
-    to, places, rows = given["self"], given["index"], given["source"]
+    values = map_arg(arguments(node), fake)
+    to, places, rows = values["self"], values["index"], values["source"]
     return (
         all(map(_is_here, (to, places, rows)))
         and to.dtype is rows.dtype
@@ -73,10 +73,10 @@ def _is_plain_copy(node: fx.Node) -> bool:
 
 def _is_sum_of_whole(node: fx.Node) -> bool:
     """Whether two whole numbers are added, or one to many of them."""
-    given = map_arg(arguments(node), fake)
-    x, y = given["self"], given["other"]
+    values = map_arg(arguments(node), fake)
+    x, y = values["self"], values["other"]
     return (
-        _is_one(given.get("alpha", 1))
+        _is_one(values.get("alpha", 1))
         and isinstance(y, Tensor)
         and _is_here(x)
         and _is_here(y)
@@ -88,10 +88,10 @@ def _is_sum_of_whole(node: fx.Node) -> bool:
 
 def _adds_whole(node: fx.Node) -> bool:
     """Whether a whole number is added to a tensor of them, in place."""
-    given = map_arg(arguments(node), fake)
-    x, y = given["self"], given["other"]
+    values = map_arg(arguments(node), fake)
+    x, y = values["self"], values["other"]
     return (
-        _is_one(given.get("alpha", 1))
+        _is_one(values.get("alpha", 1))
         and isinstance(y, (int, torch.SymInt))
         and not isinstance(y, bool)
         and _is_here(x)

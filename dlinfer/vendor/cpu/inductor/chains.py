@@ -1,8 +1,8 @@
 """Steps that follow each other and need no Python are run in one call, by csrc/chain.
 
 A step joins a chain where it calls a kernel in C++ or is a view, and all that it is given are tensors and numbers.
-What runs is the same kernels in the same order: a chain only saves Python's and the dispatcher's part of each call,
-which for a decode step of a model of 24 layers is some milliseconds, and lets other Python threads run meanwhile.
+The same kernels run in the same order. A chain only saves the time of Python and the dispatcher in each call, some
+milliseconds for a decode step of a model of 24 layers, and lets other Python threads run meanwhile.
 
 A chain is written as whole numbers, as ``csrc/chain/chain.cpp`` reads them: how many tensors and registers and sizes,
 then the steps, then the registers of its results, each list behind its length.
@@ -28,7 +28,7 @@ from dlinfer.vendor.cpu.inductor.kernels import places_of
 SHORTEST = 3
 """Steps; fewer are called one by one."""
 LONG = 64
-"""Steps from which on a chain takes long enough to tell others that it computes: those of some layers."""
+"""A chain of so many steps, those of some layers, takes long enough to tell others that it computes."""
 
 # Views, and reshape, which copies where it must: they cost the dispatcher more than what they do.
 _VIEWS = frozenset(
@@ -72,8 +72,8 @@ def join(steps: Sequence[Step], kept: Iterable[str]) -> tuple[list[Step], Mappin
             end = max(end, begin + 1)
             joined += steps[begin:end]
         else:
-            made = dict.fromkeys(name for step in steps[begin:end] for name in step.names)
-            read_later = [name for name in made if last_read.get(name, -1) >= end]
+            results = dict.fromkeys(name for step in steps[begin:end] for name in step.names)
+            read_later = [name for name in results if last_read.get(name, -1) >= end]
             step, call = writer.joined(read_later, f"chain {len(calls)}")
             joined.append(step)
             calls[step.callee] = call
@@ -99,9 +99,9 @@ def _longest(steps: Sequence[Step], begin: int) -> "tuple[int, _Writer]":
 def _items_first(steps: Sequence[Step]) -> list[Step]:
     """The same steps, but items are taken out of a sequence right behind the step that gives it."""
     items: dict[str, list[Step]] = {}
-    given = {name for step in steps if isinstance(step.results, str) for name in step.names}
+    sequences = {name for step in steps if isinstance(step.results, str) for name in step.names}
     for step in steps:
-        if _is_item(step) and step.args[0].name in given:
+        if _is_item(step) and step.args[0].name in sequences:
             items.setdefault(step.args[0].name, []).append(step)
     moved = {id(step) for group in items.values() for step in group}
     ordered: list[Step] = []
@@ -189,12 +189,12 @@ class _Writer:
         name = op._schema.name if call == _DISPATCHED else op._schema.name.partition("::")[2]
         head = [call, *_text(name), *_text(op._schema.overload_name)]
         arguments = [len(op._schema.arguments)]
-        for formal, given in _bound(op, step):
-            arguments += self._argument(_kind(formal), given)
-        returns = [str(one.type) for one in op._schema.returns]
+        for formal, value in _bound(op, step):
+            arguments += self._argument(_kind(formal), value)
+        returns = [str(result.type) for result in op._schema.returns]
         if returns == ["List[Tensor]"] and step.callee in _LISTS:
             self._write(step, head, arguments, True, len(step.args[_LISTS[step.callee]]))
-        elif all(one == "Tensor" for one in returns):
+        elif all(result == "Tensor" for result in returns):
             self._write(step, head, arguments, False, len(returns))
         else:
             raise _NotChainableError
@@ -222,10 +222,10 @@ class _Writer:
 
     def _take_item(self, step: Step) -> None:
         source, index = step.args
-        found = self._sequences.get(source.name)
-        if found is None or not -len(found) <= index < len(found):
+        registers = self._sequences.get(source.name)
+        if registers is None or not -len(registers) <= index < len(registers):
             raise _NotChainableError
-        self._registers[str(step.results)] = found[index]
+        self._registers[str(step.results)] = registers[index]
 
     def _write_unnamed(
         self, step: Step, head: list[int], arguments: list[int], gives_list: bool, count: int
@@ -246,48 +246,48 @@ class _Writer:
         elif count == 1:
             self._registers[name] = results[0]
 
-    def _argument(self, kind: str, given: Any) -> list[int]:
-        match kind, given:
+    def _argument(self, kind: str, value: Any) -> list[int]:
+        match kind, value:
             case ("Optional[Tensor]" | "Optional[float]", None):
                 return [_NONE, 0]
             case ("Tensor" | "Optional[Tensor]", Value() | Constant()):
-                return [_TENSOR if kind == "Tensor" else _MAYBE_TENSOR, self._tensor(given)]
+                return [_TENSOR if kind == "Tensor" else _MAYBE_TENSOR, self._tensor(value)]
             case (("List[Tensor]" | "List[Optional[Tensor]]"), list() | tuple()):
                 inner = kind[5:-1]
-                items = [number for one in given for number in self._argument(inner, one)]
-                return [_TENSORS if inner == "Tensor" else _MAYBE_TENSORS, len(given), *items]
+                items = [number for item in value for number in self._argument(inner, item)]
+                return [_TENSORS if inner == "Tensor" else _MAYBE_TENSORS, len(value), *items]
             case ("List[int]", list() | tuple()):
-                items = [number for one in given for number in self._argument("int", one)]
-                return [_INTS, len(given), *items]
-            case ("ScalarType", torch.dtype()) if given in _DTYPES:
-                return [_DTYPE, _DTYPES.index(given)]
+                items = [number for item in value for number in self._argument("int", item)]
+                return [_INTS, len(value), *items]
+            case ("ScalarType", torch.dtype()) if value in _DTYPES:
+                return [_DTYPE, _DTYPES.index(value)]
             case ("bool", bool()):
-                return [_BOOL, int(given)]
+                return [_BOOL, int(value)]
             case ("int", Value()):
-                return [_SIZE, self._size(given)]
-            case ("int", int()) if abs(given) < 1 << 63:
-                return [_INT, int(given)]
+                return [_SIZE, self._size(value)]
+            case ("int", int()) if abs(value) < 1 << 63:
+                return [_INT, int(value)]
             case ("float" | "Optional[float]", int() | float()):
-                bits = struct.unpack("<q", struct.pack("<d", given))[0]
+                bits = struct.unpack("<q", struct.pack("<d", value))[0]
                 return [_FLOAT if kind == "float" else _MAYBE_FLOAT, bits]
             case _:
                 raise _NotChainableError
 
-    def _tensor(self, given: Value | Constant) -> int:
+    def _tensor(self, value: Value | Constant) -> int:
         """A register, to be numbered in the end if it is an input's."""
-        key = _key(given)
+        key = _key(value)
         if key in self._sequences:
             raise _NotChainableError
         if key not in self._registers:
-            self._inputs.append(given)
+            self._inputs.append(value)
             self._registers[key] = -len(self._inputs)
         self._reads.add(self._registers[key])
         return self._registers[key]
 
-    def _size(self, given: Value) -> int:
-        if given not in self._sizes:
-            self._sizes.append(given)
-        return self._sizes.index(given)
+    def _size(self, value: Value) -> int:
+        if value not in self._sizes:
+            self._sizes.append(value)
+        return self._sizes.index(value)
 
     # --- the whole chain
 
@@ -303,7 +303,7 @@ class _Writer:
             ([*self._inputs], [*self._sizes]),
             {},
             self.written[0].part.line,
-            parts=tuple(one.part for one in self.written),
+            parts=tuple(written.part for written in self.written),
         )
         return step, Chain(code, is_long=len(self.written) >= LONG)
 
@@ -314,14 +314,14 @@ class _Writer:
             return inputs + register if register >= 0 else -register - 1
 
         last: dict[int, int] = {}
-        for index, one in enumerate(self.written):
-            for register in (*one.reads, *one.results):
+        for index, entry in enumerate(self.written):
+            for register in (*entry.reads, *entry.results):
                 last[register] = index
         code = [inputs, inputs + self._next, len(self._sizes), len(self.written)]
-        for index, one in enumerate(self.written):
+        for index, entry in enumerate(self.written):
             done = [place(r) for r, at in last.items() if at == index and r not in results]
-            code += [*one.head, *_placed(one.arguments, place), int(one.gives_list)]
-            code += _listed(map(place, one.results)) + _listed(done)
+            code += [*entry.head, *_placed(entry.arguments, place), int(entry.gives_list)]
+            code += _listed(map(place, entry.results)) + _listed(done)
         return code + _listed(map(place, results))
 
 
@@ -344,13 +344,13 @@ def _text(text: str) -> list[int]:
     return _listed(text.encode())
 
 
-def _key(given: Value | Constant) -> str:
+def _key(value: Value | Constant) -> str:
     """A name that a value and a constant do not share."""
-    return given.name if isinstance(given, Value) else f"constant {given.name}"
+    return value.name if isinstance(value, Value) else f"constant {value.name}"
 
 
 def _kind(formal: Any) -> str:
-    """What an argument is as its signature says; torch counts a dtype among the whole numbers."""
+    """The kind of an argument in its signature; torch counts a dtype among the whole numbers."""
     return "ScalarType" if str(formal.real_type) == "ScalarType" else str(formal.type)
 
 
@@ -366,10 +366,10 @@ def _op_of(callee: str) -> torch._ops.OpOverload | None:
 
 
 def _op(callee: str) -> torch._ops.OpOverload:
-    found = _op_of(callee)
-    if found is None:
+    op = _op_of(callee)
+    if op is None:
         raise _NotChainableError
-    return found
+    return op
 
 
 def _bound(op: torch._ops.OpOverload, step: Step) -> Iterable[tuple[Any, Any]]:

@@ -42,7 +42,7 @@ class _Compiled:
 
     @property
     def origin_again(self) -> str:
-        """What to report of a second cluster that uses it: one that runs eagerly does so wherever it is met."""
+        """The origin to report for a second use: an eager cluster runs eagerly every time."""
         return self.origin if self.origin == "eager" else "shared"
 
 
@@ -108,9 +108,9 @@ class ClusterCompiler:
             )
             return name, report
 
-    def _add(self, name: str, made: _Compiled) -> None:
-        self._compiled[name] = made
-        self._runs[name] = by_one_thread(made.run, made.measure)
+    def _add(self, name: str, compiled: _Compiled) -> None:
+        self._compiled[name] = compiled
+        self._runs[name] = by_one_thread(compiled.run, compiled.measure)
 
     def _fitting(
         self, first: Key, graph: fx.GraphModule, twins: Twins, cache: ArtifactCache, refused: str | None
@@ -150,8 +150,8 @@ def _as_laid_out(subgraph: Subgraph) -> Callable[..., Any]:
 
 
 def node_by_node(graph: fx.GraphModule) -> Callable[..., Any]:
-    """The graph's ops one after the other. Its results lie as the fakes say, by which other steps read them: torch's
-    kernels may choose other strides than their fakes."""
+    """The graph's ops one after the other. Its results have the strides of the fakes, since other steps rely on
+    them: torch's kernels may choose other strides than their fakes."""
     (outputs,) = graph.graph.output_node().args
     assert isinstance(outputs, (list, tuple))
     values = [fake(node) if isinstance(node, fx.Node) else node for node in outputs]
@@ -168,7 +168,7 @@ def node_by_node(graph: fx.GraphModule) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class _Surroundings:
-    """What compiled code depends on besides its graph, and the same as text."""
+    """Everything that compiled code depends on besides its graph, and the same as text."""
 
     environment: Environment
     code_generator: Mapping[str, Any]
@@ -179,7 +179,7 @@ class _Surroundings:
 
 
 def code_generator() -> dict[str, Any]:
-    """What identifies the code generator: the compiler and inductor's configuration."""
+    """The identity of the code generator: the compiler and inductor's configuration."""
     everything, unlike = inductor.configuration()
     return {
         "compiler": inductor.compiler(),
@@ -197,8 +197,8 @@ def spelled(graph_module: fx.GraphModule) -> list[str]:
     ranges = symbols.symbol_ranges([fake(node) for node in placeholders])
     seen: dict[str, str] = {}
 
-    def renamed(found: re.Match[str]) -> str:
-        name = found.group()
+    def renamed(match: re.Match[str]) -> str:
+        name = match.group()
         if name not in seen:
             seen[name] = f"{name[0]}_{len(seen)}:{ranges.get(name)}"
         return seen[name]
@@ -239,14 +239,14 @@ def _compile(graph: fx.GraphModule, twins: Twins, key: Key, cache: ArtifactCache
     try:
         with native.memory_for_results():
             artifact = inductor.compile_loops(graph, twins.values, twins.mode)
-    # Whatever inductor stumbles over, the nodes still run one by one, and it is reported.
+    # After any error of inductor the nodes still run one by one, and the error is reported.
     except Exception as cause:  # noqa: BLE001
         reason = (
             f"inductor: {type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause) else ''}"
         )
         return _Compiled(node_by_node(graph), twins.assumptions(), "eager", reason)
     compiled = _Compiled(artifact, twins.assumptions(), "compiled", measure=measure_of(graph))
-    # What torch saves of a graph leaves out the graph's own tensors, and what it loads asks for them as inputs.
+    # torch saves a graph without the graph's own tensors, and a loaded graph takes them as inputs.
     if not graph.graph.find_nodes(op="get_attr"):
         compiled.stored = cache.store(key, lambda: _written(compiled))
     return compiled

@@ -1,8 +1,8 @@
 """The graph engine ``inductor``: kernels called directly, everything between them in loops that inductor compiles.
 
 A region becomes a program of steps. Library calls, dlinfer's attention and cache ops, writes and random draws are
-steps of their own and stay in place, so no cache is cloned; the pointwise work and reductions between two of them
-are one cluster. Weights are inputs: they are neither copied nor frozen, and an artifact on disk holds none.
+steps of their own and stay in place, so no cache is cloned. The pointwise work and reductions between two steps are one
+cluster. Weights are inputs: they are neither copied nor frozen, and an artifact on disk holds none.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ from dlinfer.vendor.cpu.inductor.selftest import CLUSTERS, EVERY_DTYPE, selftest
 
 @dataclass
 class _Notes:
-    """What is noted of a region while it is compiled, as CompiledRegion has it."""
+    """Notes on a region while it is compiled, in the form of CompiledRegion."""
 
     placement: dict[str, str] = field(default_factory=dict[str, str])
     refused: dict[str, str] = field(default_factory=dict[str, str])
@@ -67,8 +67,8 @@ class InductorEngine(Engine):
         """Higher-order ops and other devices are not taken; every other op has a kernel."""
         if node.op == "call_function" and isinstance(node.target, dispatcher.HigherOrderOperator):
             return f"{node.target} is a higher-order op"
-        for one in (node, *node.all_input_nodes):
-            for tensor in tensors_of(one):
+        for reader in (node, *node.all_input_nodes):
+            for tensor in tensors_of(reader):
                 if tensor.device.type != "cpu":
                     return f"a tensor on device {tensor.device.type!r}"
         return None
@@ -119,8 +119,8 @@ class InductorEngine(Engine):
         return CompiledRegion(program, result.placement, result.refused, result.clusters)
 
     def _kernel(self, node: fx.Node, folder: Path, result: _Notes, options: CompileOptions) -> str:
-        """The reference to what runs a node. Under the policy it is torch's kernel where there is no C++ compiler, and
-        where the C++ kernel is wrong on this CPU, and the op's reference where the vendor's does not take the call."""
+        """The reference to what runs a node. Under the policy it is torch's kernel if there is no C++ compiler or the
+        C++ kernel is wrong on this CPU. It is the op's reference if the vendor's kernel does not take the call."""
         reference = kernels.callee_of(node)
         reason = None
         if reference.startswith("native "):
@@ -143,11 +143,11 @@ class InductorEngine(Engine):
 
     def _known_cluster(self, cluster: Cluster, folder: Path) -> Step | None:
         """The kernel in C++ that computes a cluster; None where there is none, or it is not to be used here."""
-        given = gated_sum_of(cluster)
-        (total,) = cluster.outputs if given is not None else (None,)
-        if given is None or total is None or self._fault_of_native(total, CALLEE, folder) is not None:
+        operands = gated_sum_of(cluster)
+        (total,) = cluster.outputs if operands is not None else (None,)
+        if operands is None or total is None or self._fault_of_native(total, CALLEE, folder) is not None:
             return None
-        return Step(total.name, "kernel", CALLEE, refer(given), {}, model_line(total))
+        return Step(total.name, "kernel", CALLEE, refer(operands), {}, model_line(total))
 
     def identity(self, cache_dir: Path) -> Mapping[str, object]:
         """Whether stored programs may call the C++ kernels, and what compiles their clusters."""
@@ -200,8 +200,8 @@ class InductorEngine(Engine):
 
 
 def _call(node: fx.Node, kind: str, reference: str) -> list[Step]:
-    """The steps of a kernel. What our own give is contiguous, but attention, which has heads side by side;
-    other results are laid out as the graph says."""
+    """The steps of a kernel. Results of our own kernels are contiguous, except attention's, whose heads are
+    side by side; other results are laid out as the graph says."""
     packed = reference.startswith("native ") and reference != "native scaled_dot_product_attention"
     own = packed and all(map(is_contiguous, tensors_of(node)))
     return [Step.of(node, kind, reference)] if own else Step.laid_out(node, kind, reference)

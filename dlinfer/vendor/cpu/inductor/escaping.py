@@ -22,8 +22,8 @@ LOOPS_ESCAPE = "loops_escape"
 def in_own_memory(graph: fx.Graph, steps: Sequence[Step]) -> list[Step]:
     """The steps, with a switch before and after each step whose large results the region returns.
 
-    A step that raises outside of a chain leaves the switch on, until its thread runs the next such step: results that
-    stay inside then lie in torch's memory too, which only takes longer.
+    A step that raises outside of a chain leaves the switch on, until its thread runs the next such step. Results that
+    stay inside are then in torch's memory too, which only takes longer.
     """
     if native.why_not() is not None:
         return list(steps)

@@ -1,7 +1,7 @@
 """Which nodes inductor turns into loops of its own, so that neighbours of them fuse.
 
-The answer comes from decomposing a node as inductor would and looking at what is left: an op that inductor has a
-lowering for, or a call into a library (matmul, attention, sort), which gains nothing from being inside.
+A node is decomposed as inductor would decompose it. Each remaining op is a loop, if inductor has a lowering for it, or
+a call into a library (matmul, attention, sort), which gains nothing from fusion.
 """
 
 from typing import Any
@@ -36,8 +36,8 @@ _INDEXED_BY_DATA = (
 # kernels that take it in torch's order. In float32 they are, where there is one in C++: loops would break a chain.
 NORMS = (ops.rms_norm.overload, ops.add_rms_norm.overload)
 
-# Rotation and gated activation stand alone between two products, or a product and a cache, so there is nothing to fuse
-# them with but views; and inductor's loops are reached through Python, which takes longer than a decode step's work.
+# Rotation and gated activation stand between two products, or a product and a cache, so there is nothing to fuse them
+# with but views. Inductor's loops are called through Python, which takes longer than the work of a decode step.
 CALLS = tuple(op.overload for op in (ops.apply_rotary_pos_emb, ops.silu_and_mul, ops.silu_mul, ops.gelu_mul))
 
 # They give 8-bit numbers: loops might take a norm's sum in another order, and a value halfway between two numbers
@@ -45,7 +45,7 @@ CALLS = tuple(op.overload for op in (ops.apply_rotary_pos_emb, ops.silu_and_mul,
 QUANTISING = (ops.dynamic_quant.overload, ops.rms_norm_w8a8.overload, ops.add_rms_norm_w8a8.overload)
 
 # Loops compute these of floats with fewer digits than torch's kernels (exp(x) - 1 for expm1, a polynomial for erf), or
-# take infinities otherwise, or overflow where the result does not. What gelu and the norms are made of is right.
+# take infinities otherwise, or overflow where the result does not. The loops of gelu and the norms are right.
 _OTHER_NUMBERS = frozenset(
     "acosh arccosh atanh arctanh erf special_erf expm1 special_expm1 elu celu selu remainder floor_divide nextafter"
     " lerp addcdiv var std var_mean std_mean".split()
@@ -53,7 +53,7 @@ _OTHER_NUMBERS = frozenset(
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 NATIVE_FLOATS = frozenset((torch.bfloat16, torch.float16, torch.float32))
-"""What the kernels in C++ compute with."""
+"""The dtypes of the kernels in C++."""
 _DTYPES = frozenset((*_FLOATS, torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 
 _answers: dict[str, int] = {}
@@ -108,8 +108,8 @@ def _gives_other_numbers(op: torch._ops.OpOverload, node: fx.Node) -> bool:
 
 
 def _counts_all_elements(op: torch._ops.OpOverload, node: fx.Node) -> bool:
-    """Whether a node is an argmax over several dimensions. Loops count elements in the order in which they read them,
-    which is that of the memory, not of the tensor."""
+    """Whether a node is an argmax over several dimensions. Loops count elements in the order of memory, not
+    in that of the tensor."""
     name = op._schema.name.removeprefix("aten::")
     return name in ("argmax", "argmin") and arguments(node)["dim"] is None
 
@@ -146,12 +146,12 @@ def _count_loops(node: fx.Node) -> int:
 
     places = map_arg((node.args, node.kwargs), hole)
 
-    def call(*given: Any) -> Any:
-        args, kwargs = _filled(places, given)
+    def call(*results: Any) -> Any:
+        args, kwargs = _filled(places, results)
         return node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
 
-    # Over symbols of its own: what decomposing asks of a size is no guard of the model's, or the guards that it gets
-    # would depend on which models were compiled before.
+    # It is traced with symbols of its own, so that decomposing adds no guards to the model's sizes. Those would depend
+    # on the models that were compiled before.
     fresh = twins_of(values)
     try:
         graph = fake_mode.trace_decomposed(call, fresh.values, fresh.mode, decompositions())
@@ -175,8 +175,8 @@ class _Hole:
         self.index = index
 
 
-def _filled(places: Any, given: Any) -> Any:
-    return pytree.tree_map(lambda leaf: given[leaf.index] if isinstance(leaf, _Hole) else leaf, places)
+def _filled(places: Any, results: Any) -> Any:
+    return pytree.tree_map(lambda leaf: results[leaf.index] if isinstance(leaf, _Hole) else leaf, places)
 
 
 def _is_loop(node: fx.Node) -> bool:

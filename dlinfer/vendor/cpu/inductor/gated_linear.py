@@ -21,7 +21,7 @@ def linear_of(node: fx.Node, reference: str, steps: Sequence[Step]) -> Step | No
     if reference != "native silu_and_mul" or not steps or node.kwargs:
         return None
     before = steps[-1]
-    given = node.args[0]
-    if not isinstance(given, fx.Node) or len(given.users) != 1:
+    source = node.args[0]
+    if not isinstance(source, fx.Node) or len(source.users) != 1:
         return None
-    return before if before.callee in CALLEES and before.results == given.name else None
+    return before if before.callee in CALLEES and before.results == source.name else None

@@ -1,7 +1,7 @@
 """Clusters that a kernel in C++ computes: x + sigmoid(gate) * y, as a shared expert's result is added.
 
-There is nothing to fuse it with, since it stands between products, and a loop that inductor compiles is reached
-through Python, which takes longer than a decode step's work and ends a chain.
+It stands between products, so there is nothing to fuse it with. A loop that inductor compiles is called through Python,
+which takes longer than the work of a decode step and ends a chain.
 """
 
 import torch
@@ -37,9 +37,9 @@ def _factors(node: fx.Node, op: object, of: object) -> tuple[fx.Node, fx.Node] |
     """The arguments of a node of one op, the one that is another op's result behind the other one."""
     if overload(node) is not op or node.kwargs or len(node.args) != 2:
         return None
-    for one, other in (node.args, node.args[::-1]):
-        if isinstance(one, fx.Node) and isinstance(other, fx.Node) and overload(other) is of:
-            return one, other
+    for plain, other in (node.args, node.args[::-1]):
+        if isinstance(plain, fx.Node) and isinstance(other, fx.Node) and overload(other) is of:
+            return plain, other
     return None
 
 

@@ -17,6 +17,6 @@ def kernel_refusal(node: fx.Node) -> str | None:
     op = overload(node)
     if op is None or op.namespace != NAMESPACE:
         return None
-    device = graph_device(tensor for one in (node, *node.all_input_nodes) for tensor in tensors_of(one))
-    given = map_arg(arguments(node), fake)
-    return refusal(op._schema.name.partition("::")[2], device.type, [*given.values()])
+    device = graph_device(tensor for near in (node, *node.all_input_nodes) for tensor in tensors_of(near))
+    values = map_arg(arguments(node), fake)
+    return refusal(op._schema.name.partition("::")[2], device.type, [*values.values()])

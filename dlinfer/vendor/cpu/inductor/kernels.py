@@ -1,4 +1,4 @@
-"""What a step calls for a node that is no loop: the vendor's kernel without the detour through the dispatcher."""
+"""The callee of a node that is no loop: the vendor's kernel, without the detour through the dispatcher."""
 
 import functools
 from collections.abc import Callable
@@ -88,13 +88,13 @@ def _is_native(node: fx.Node) -> bool:
     if op in CALLS:
         return is_call(node)
     if op is ops.linear_w8a8.overload:
-        given = arguments(node)
-        plain = given["quant_dtype"] is torch.int8 and given["out_dtype"] in NATIVE_FLOATS
-        return plain and fake(given["rms_scale"]).dtype is torch.float32
+        values = arguments(node)
+        plain = values["quant_dtype"] is torch.int8 and values["out_dtype"] in NATIVE_FLOATS
+        return plain and fake(values["rms_scale"]).dtype is torch.float32
     if op is ops.weight_quant_matmul.overload:
-        given = arguments(node)
-        floats = (given["x"], given["scales"], given["bias"])
-        return all(fake(one).dtype in NATIVE_FLOATS for one in floats if one is not None)
+        values = arguments(node)
+        floats = (values["x"], values["scales"], values["bias"])
+        return all(fake(item).dtype in NATIVE_FLOATS for item in floats if item is not None)
     if op in QUANTISING:
         return fake(arguments(node)["x"]).dtype in NATIVE_FLOATS
     if op is not None and op in _IF_PLAIN:
@@ -110,7 +110,7 @@ def precision_of_call(node: fx.Node) -> str:
     """The precision that a node's C++ kernel computes in: the one whose self-test counts."""
     if overload(node) in _OF_THE_FIRST:
         return precision_of([fake(next(iter(arguments(node).values())))])
-    return precision_of([tensor for one in (node, *node.all_input_nodes) for tensor in tensors_of(one)])
+    return precision_of([tensor for near in (node, *node.all_input_nodes) for tensor in tensors_of(near)])
 
 
 def _is_ours(name: str) -> bool:
@@ -135,10 +135,12 @@ def _is_plain_mixture(node: fx.Node) -> bool:
 
 
 def _is_packed_mixture(node: fx.Node) -> bool:
-    given = arguments(node)
-    hidden = fake(given["hidden_states"])
-    sizes = (hidden.shape[1], given["intermediate_size"])
-    return hidden.dtype is torch.bfloat16 and all(isinstance(one, int) and one % STRIP == 0 for one in sizes)
+    values = arguments(node)
+    hidden = fake(values["hidden_states"])
+    sizes = (hidden.shape[1], values["intermediate_size"])
+    return hidden.dtype is torch.bfloat16 and all(
+        isinstance(size, int) and size % STRIP == 0 for size in sizes
+    )
 
 
 def _is_plain_paged(node: fx.Node) -> bool:
@@ -152,9 +154,9 @@ def _is_plain_attention(node: fx.Node, keys: str, values: str) -> bool:
     """
     if node.kwargs:
         return False
-    given = map_arg(arguments(node), fake)
-    read = [given[name] for name in ("q", keys, values, "attn_output")]
-    tables = [given[name] for name in ("alibi_slopes", "sinks") if given.get(name) is not None]
+    fakes = map_arg(arguments(node), fake)
+    read = [fakes[name] for name in ("q", keys, values, "attn_output")]
+    tables = [fakes[name] for name in ("alibi_slopes", "sinks") if fakes.get(name) is not None]
     return (
         len({tensor.dtype for tensor in read}) == 1
         and read[0].dtype in NATIVE_FLOATS
@@ -216,6 +218,6 @@ def places_of(name: str) -> tuple[int, ...] | None:
     spec = registry().get(name)
     if spec is None:
         return None
-    given = [argument.name for argument in spec.overload._schema.arguments]
+    names = [argument.name for argument in spec.overload._schema.arguments]
     taken = [argument.name for argument in getattr(torch.ops.dlinfer_cpu, name).default._schema.arguments]
-    return None if given == taken or not set(taken) <= set(given) else tuple(map(given.index, taken))
+    return None if names == taken or not set(taken) <= set(names) else tuple(map(names.index, taken))

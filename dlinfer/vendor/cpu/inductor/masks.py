@@ -1,8 +1,8 @@
 """Bool masks of attention, made additive once for all layers.
 
-``scaled_dot_product_attention`` with a bool mask makes a tensor of zeros and minus infinities of it at each call: in a
-model of 24 layers the same one 24 times, which for a prompt of 512 tokens and a cache of 1024 takes 2 to 3 % of the
-time. Here it is made in front of the first layer, in the loops that compute the mask, with the same values.
+``scaled_dot_product_attention`` makes a tensor of zeros and minus infinities from a bool mask at each call, in a model
+of 24 layers the same one 24 times. For a prompt of 512 tokens and a cache of 1024 that takes 2 to 3 % of the time. Here
+it is made before the first layer, in the loops that compute the mask, with the same values.
 """
 
 import torch
@@ -22,10 +22,10 @@ def share_additive_masks(graph_module: fx.GraphModule) -> list[Edit]:
     sharing: dict[tuple[fx.Node, torch.dtype], list[fx.Node]] = {}
     for node in graph_module.graph.nodes:
         if overload(node) is _ATTENTION:
-            given = arguments(node)
-            mask = given.get("attn_mask")
+            values = arguments(node)
+            mask = values.get("attn_mask")
             if isinstance(mask, fx.Node) and fake(mask).dtype is torch.bool:
-                sharing.setdefault((mask, fake(given["query"]).dtype), []).append(node)
+                sharing.setdefault((mask, fake(values["query"]).dtype), []).append(node)
     sharing = {key: users for key, users in sharing.items() if len(users) > 1}
     if not sharing:
         return []
@@ -40,8 +40,8 @@ def share_additive_masks(graph_module: fx.GraphModule) -> list[Edit]:
         additive = rewriter.call(users[0], torch.ops.aten.masked_fill.Scalar, zeros, hidden, float("-inf"))
         for user in users:
             user.replace_input_with(mask, additive)
-        made = (hidden.name, zeros.name, additive.name)
-        rewriter.edits.append(Edit("one additive mask", (), made, model_line(users[0])))
+        names = (hidden.name, zeros.name, additive.name)
+        rewriter.edits.append(Edit("one additive mask", (), names, model_line(users[0])))
     return rewriter.edits
 
 

@@ -1,8 +1,8 @@
-"""The order in which a region runs: kernels where the model calls them, and between them clusters of loops.
+"""The running order of a region: kernels in the model's order, and between them clusters of loops.
 
-Kernels (library calls, dlinfer's heavy ops, writes, random draws) keep their order. Everything that fuses is moved
-as late as its users and the writes to what it reads allow, so that the nodes before one kernel come together in one
-cluster, and the layers of a model, which repeat, give clusters that are equal and are compiled once.
+Kernels (library calls, dlinfer's heavy ops, writes, random draws) keep their order. A node that fuses is moved as late
+as its users, and the writes to its inputs, allow. So the nodes before one kernel come together in one cluster. The
+layers of a model repeat: they give equal clusters, which are compiled once.
 """
 
 import operator
@@ -51,7 +51,7 @@ def schedule(graph: fx.Graph, *, smallest: int) -> list[Item]:
 
 
 def _kinds(calls: Sequence[fx.Node]) -> dict[fx.Node, str]:
-    """What each node is. Loops trust the strides of what they read: where those are not certain, a kernel reads it."""
+    """The kind of each node. Loops trust the strides of their inputs: a kernel reads those of uncertain strides."""
     kinds: dict[fx.Node, str] = {}
     uncertain: set[int] = set()
     for node in calls:
@@ -167,14 +167,14 @@ def _body(
     members: Sequence[fx.Node], order: dict[fx.Node, int], kinds: dict[fx.Node, str]
 ) -> tuple[fx.Node, ...]:
     """The members with the views and sizes that they read, in the graph's order."""
-    found = set(members)
+    body = set(members)
     waiting = list(members)
     while waiting:
         for parent in waiting.pop().all_input_nodes:
-            if parent not in found and kinds.get(parent) in ("view", "size") and _comes_along(parent):
-                found.add(parent)
+            if parent not in body and kinds.get(parent) in ("view", "size") and _comes_along(parent):
+                body.add(parent)
                 waiting.append(parent)
-    return tuple(sorted(found, key=order.__getitem__))
+    return tuple(sorted(body, key=order.__getitem__))
 
 
 def _comes_along(node: fx.Node) -> bool:

@@ -40,9 +40,9 @@ def cases() -> Iterator[Case]:
 
 
 def _loops() -> list[Tensor]:
-    inputs = [one for dtype in FLOATS for one in special(dtype)]
+    inputs = [tensor for dtype in FLOATS for tensor in special(dtype)]
     mode = fake_mode.fresh_mode()
-    captured = trace(_looped, [fake_of_any_length(mode, one) for one in inputs], mode)
+    captured = trace(_looped, [fake_of_any_length(mode, tensor) for tensor in inputs], mode)
     placeholders = captured.graph_module.graph.find_nodes(op="placeholder")
     twins = twins_of([fake(node) for node in placeholders])
     graph = fake_mode.trace_decomposed(captured.graph_module, twins.values, twins.mode, decompositions())
@@ -74,5 +74,5 @@ def _expected() -> list[Tensor]:
         greater, less, smallest, largest, total = by_pairs(x, y)
         rows = [sum(row) if any(v != v for v in row) else max(row) for row in y.tolist()]
         numbers = smallest, largest, torch.tensor(rows, dtype=torch.float64), total
-        results += [greater, less, *(one.to(dtype) for one in numbers)]
+        results += [greater, less, *(tensor.to(dtype) for tensor in numbers)]
     return results

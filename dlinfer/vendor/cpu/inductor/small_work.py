@@ -31,7 +31,7 @@ class Measure:
 
 
 def measure_of(graph: fx.GraphModule) -> Measure | None:
-    """What tells the work of a decomposed graph; None where it is always much, or grows with more than one input."""
+    """The measure of a decomposed graph's work; None if it is always much, or grows with more than one input."""
     counts = [
         value.numel()
         for node in graph.graph.nodes
@@ -77,12 +77,12 @@ def _set_threads() -> Callable[[int], None] | None:
     torch.set_num_threads is no substitute: it changes what threads get that have not yet asked.
     """
     try:
-        found = ctypes.CDLL(None).omp_set_num_threads
+        setter = ctypes.CDLL(None).omp_set_num_threads
     except (OSError, AttributeError, TypeError):
         return None
-    found.argtypes, found.restype = [ctypes.c_int], None
+    setter.argtypes, setter.restype = [ctypes.c_int], None
     before = torch.get_num_threads()
-    found(before + 1)
+    setter(before + 1)
     heard = torch.get_num_threads() == before + 1
-    found(before)
-    return found if heard else None
+    setter(before)
+    return setter if heard else None

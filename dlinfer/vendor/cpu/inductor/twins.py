@@ -1,8 +1,8 @@
 """Twins: fakes of a cut-out graph's inputs in a symbolic world of their own.
 
-A group of nodes that is compiled by itself must not be tied to the symbols of the model around it: the same group
-in another layer, another graph or another process has other symbols. Its twins have fresh ones with the same ranges
-and example values; what the compiler assumes about them is asked of the model's symbols afterwards.
+A group of nodes that is compiled by itself must not depend on the symbols of its model. The same group in another
+layer, graph or process has other symbols. Its twins have fresh symbols with the same ranges and example values. The
+compiler's assumptions about them are checked against the model's symbols afterwards.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Twins:
     environment: Any = None
 
     def assumptions(self) -> list[str]:
-        """What compiling the twins assumed about their symbols, as expressions that are true."""
+        """The assumptions of compilation about the twins' symbols, as expressions that are true."""
         return guards.guards_of(self.mode)
 
     def holds(self, assumptions: Sequence[str]) -> bool:
@@ -35,17 +35,17 @@ class Twins:
 def twins_of(fakes: Sequence[Any]) -> Twins:
     """Twins of tensors and symbolic numbers; plain numbers are their own."""
     mode = fake_mode.fresh_mode()
-    made = Twins([], mode)
+    twins = Twins([], mode)
     fresh: dict[Any, Any] = {}
 
     def number(value: Any) -> Any:
         if not isinstance(value, torch.SymInt):
             return value
-        made.environment = value.node.shape_env
+        twins.environment = value.node.shape_env
         for symbol in sorted(value.node.expr.free_symbols, key=str):
             if symbol not in fresh:
                 fresh[symbol] = symbols.fresh_symbol(mode, symbol, value.node.shape_env, len(fresh))
-                made.original[fresh[symbol]] = symbol
+                twins.original[fresh[symbol]] = symbol
         return symbols.symbolic_number(mode, value, fresh)
 
     for value in fakes:
@@ -53,9 +53,9 @@ def twins_of(fakes: Sequence[Any]) -> Twins:
             sizes = [number(size) for size in value.shape]
             strides = [number(stride) for stride in value.stride()]
             with mode:
-                made.values.append(
+                twins.values.append(
                     torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
                 )
         else:
-            made.values.append(number(value))
-    return made
+            twins.values.append(number(value))
+    return twins

@@ -5,14 +5,14 @@ from torch import Tensor
 
 def states_of(cache: Tensor, state_ids: Tensor, fresh: Tensor) -> Tensor:
     """A copy of each sequence's state: zero where it begins or has no slot, whatever lies there."""
-    found = cache.index_select(0, state_ids.clamp(min=0))
+    states = cache.index_select(0, state_ids.clamp(min=0))
     empty = fresh | (state_ids < 0)
-    return found.masked_fill_(empty.view(-1, *(1,) * (cache.dim() - 1)), 0)
+    return states.masked_fill_(empty.view(-1, *(1,) * (cache.dim() - 1)), 0)
 
 
-def keep(cache: Tensor, state_ids: Tensor, states: Tensor, wanted: Tensor | None = None) -> None:
-    """Write states [sequences, ...] into their slots, of sequences that have one and are ``wanted``."""
-    kept = state_ids >= 0 if wanted is None else (state_ids >= 0) & wanted
+def keep(cache: Tensor, state_ids: Tensor, states: Tensor, chosen: Tensor | None = None) -> None:
+    """Write states [sequences, ...] into their slots, of sequences that have one and are ``chosen``."""
+    kept = state_ids >= 0 if chosen is None else (state_ids >= 0) & chosen
     if bool(kept.all()):
         cache.index_copy_(0, state_ids.long(), states.to(cache.dtype))
     else:

@@ -52,19 +52,19 @@ def _rows(native: Native, dtype: torch.dtype) -> Case:
     weight = torch.full((203,), 0.5)
 
     def run() -> Sequence[Tensor]:
-        given, by = x.to(dtype), weight.to(dtype)
-        normed = native("rms_norm_w8a8")(given, by, 1e-6, torch.int8)
-        added = native("add_rms_norm_w8a8")(given, torch.zeros_like(given), by, 1e-6, torch.int8)
-        quantised = native("dynamic_quant")(given, torch.int8)
+        narrow_x, by = x.to(dtype), weight.to(dtype)
+        normed = native("rms_norm_w8a8")(narrow_x, by, 1e-6, torch.int8)
+        added = native("add_rms_norm_w8a8")(narrow_x, torch.zeros_like(narrow_x), by, 1e-6, torch.int8)
+        quantised = native("dynamic_quant")(narrow_x, torch.int8)
         narrow = native("dynamic_quant")(large.to(dtype), _FP8)
-        return [one.float() for one in (*quantised, *narrow, *normed, *added)]
+        return [result.float() for result in (*quantised, *narrow, *normed, *added)]
 
     def expected() -> Sequence[Tensor]:
         wide = x.double()
         normed = (wide * (wide.square().mean(1, keepdim=True) + 1e-6).rsqrt() * 0.5).to(dtype).double()
         scale = normed.abs().amax(1, keepdim=True) / 127
         numbers, ones = (normed / scale).round(), torch.ones(5, 1)
-        return [one.float() for one in (wide, ones, large, ones, numbers, scale, numbers, scale, wide)]
+        return [result.float() for result in (wide, ones, large, ones, numbers, scale, numbers, scale, wide)]
 
     kinds = {f"native {name}" for name in ("dynamic_quant", "rms_norm_w8a8", "add_rms_norm_w8a8")}
     return Case("C++ rows of 8 bits", kinds, dtype_name(dtype), run, expected, ROUNDED[dtype])

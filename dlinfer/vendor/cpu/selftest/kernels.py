@@ -100,7 +100,7 @@ def _op(op: str, kernels: Collection[str], dtype: torch.dtype) -> Case:
 def _packed_linear(dtype: torch.dtype, rounds: bool) -> Case:
     """Sums of at most 200 products of -1, 0 and 1 with numbers of -15 to 15: exact in float32, in any order.
 
-    rounds: with a 127 in each group, by which each input is rounded to itself.
+    rounds: a 127 in each group, so that each input is rounded to itself.
     """
     packing = AWQ.of_groups(48)
     numbers, zeros = small_whole(200, 136, 1) * 7 + 8, small_whole(5, 136, 2) * 7 + 8
@@ -175,7 +175,7 @@ def _rows_of_table(dtype: torch.dtype) -> Case:
     places = torch.tensor([[8, 0, 3], [3, 1, 8]])
 
     def run() -> Sequence[Tensor]:
-        return [_native("embedding")(table, one) for one in (places, places.int())]
+        return [_native("embedding")(table, tensor) for tensor in (places, places.int())]
 
     def expected() -> Sequence[Tensor]:
         return [torch.stack([torch.stack([table[row] for row in rows]) for rows in places.tolist()])] * 2
@@ -194,13 +194,13 @@ def _masked(dtype: torch.dtype) -> Case:
     seen = (at >= begin) & (at < begin + 60)
 
     def run() -> Sequence[Tensor]:
-        op, given = _native("scaled_dot_product_attention"), [one.to(dtype) for one in (q, k, v)]
+        op, narrow = _native("scaled_dot_product_attention"), [tensor.to(dtype) for tensor in (q, k, v)]
         bias = torch.zeros(70, 300, dtype=dtype).masked_fill(~seen, -math.inf)
         rules: dict[str, Any] = {"scale": 0.25, "enable_gqa": True}
         return [
-            op(*given, seen, **rules),
-            op(*given, bias, **rules),
-            op(given[0][:, :, -1:], *given[1:], seen[-1:], **rules),
+            op(*narrow, seen, **rules),
+            op(*narrow, bias, **rules),
+            op(narrow[0][:, :, -1:], *narrow[1:], seen[-1:], **rules),
         ]
 
     def expected() -> Sequence[Tensor]:
@@ -244,16 +244,16 @@ def _tokens(dtype: torch.dtype) -> Case:
 
     def run() -> Sequence[Tensor]:
         largest, drawn = _native("largest_tokens"), _native("drawn_tokens")
-        given = [one.to(dtype) for one in (equal, halving)]
-        results = [largest(one) for one in given] + [drawn(one, numbers) for one in given]
-        return results + [drawn(given[1], numbers, *(one if k == i else None for k, one in enumerate(limits)))
+        narrow = [tensor.to(dtype) for tensor in (equal, halving)]
+        results = [largest(tensor) for tensor in narrow] + [drawn(tensor, numbers) for tensor in narrow]
+        return results + [drawn(narrow[1], numbers, *(tensor if k == i else None for k, tensor in enumerate(limits)))
                           for i in range(3)]  # fmt: skip
 
     def expected() -> Sequence[Tensor]:
         # Of 2500 equal ones; of 1/2, 1/4, 1/8 ...; of 4/7, 2/7, 1/7; of 2/3, 1/3; and again of the former three.
         tokens = [[0] * 4, [999] * 4, [500, 2000, 3000, 4500], [999, 999, 998, 996], [999, 999, 998, 997],
                   [999, 999, 999, 998], [999, 999, 998, 997]]  # fmt: skip
-        return [torch.tensor(one) for one in tokens]
+        return [torch.tensor(tensor) for tensor in tokens]
 
     return Case(
         "C++ next tokens", {"native largest_tokens", "native drawn_tokens"}, dtype_name(dtype), run, expected

@@ -1,4 +1,4 @@
-"""Larger samples than the ops' own, for the self-test: sizes at which the C++ kernels change their way of working."""
+"""Larger samples than the ops' own, for the self-test: sizes on both sides of the C++ kernels' thresholds."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -21,7 +21,7 @@ from dlinfer.ops.quantised.linear_fp8 import blocked_weight
 from dlinfer.ops.quantised.linear_w8a8 import quantised_weight
 
 ROWS = (1, 2, 7, 40, 65, 130)
-"""On both sides of each number of rows at which another kernel takes over."""
+"""On both sides of each threshold: numbers of rows where another kernel takes over."""
 
 _FP8_ROWS = (1, 2, 3, 4, 16, 40)
 """Every tile of rows with a float8 weight, and more rows than the kernel takes."""
