@@ -15,10 +15,11 @@ from dlinfer.graph.selftest.case import Case, NotSupportedError, dtype_name
 from dlinfer.graph.selftest.suite import SelfTest
 from dlinfer.graph.selftest.torch_cases import FLOATS, ROUNDED, small_whole
 from dlinfer.ops import registry
+from dlinfer.ops.attention.kv_cache import kv_order
 from dlinfer.ops.core import oracle
 from dlinfer.ops.core.samples import SampleMaker
 from dlinfer.ops.quantised.packing import AWQ, MXFP4
-from dlinfer.vendor import discovery
+from dlinfer.vendor import KVCacheLayout, discovery
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.selftest import bf12, eight_bit
 from dlinfer.vendor.cpu.selftest.samples import LARGER, ROWS
@@ -76,8 +77,8 @@ def _op(op: str, kernels: Collection[str], dtype: torch.dtype) -> Case:
     """An op with its samples and larger ones, by its kernel, against its reference in float64."""
     spec = registry()[op]
 
-    def calls() -> Iterator[list[Any]]:
-        make = SampleMaker(dtype)
+    def calls(layout: KVCacheLayout) -> Iterator[list[Any]]:
+        make = SampleMaker(dtype, layout=layout)
         yield from (list(sample.args) for sample in spec.sample_inputs(make))
         yield from map(list, LARGER[op](make) if op in LARGER else ())
 
@@ -86,11 +87,17 @@ def _op(op: str, kernels: Collection[str], dtype: torch.dtype) -> Case:
         kernel = discovery.kernels_of(discovery.get("cpu"))[op]
         for name in kernels:
             _native(name)
-        results = [result for args in calls() for result in oracle.results(spec, args, kernel(*args))]
+        results = [
+            result for args in calls(KVCacheLayout()) for result in oracle.results(spec, args, kernel(*args))
+        ]
         return [oracle.widened(result) for result in results]
 
     def expected() -> Sequence[Tensor]:
-        return [oracle.widened(result) for args in calls() for result in oracle.expected(spec, args)]
+        # The reference reads caches in the layout of the active vendor, which may be another one.
+        layout = KVCacheLayout(kv_order("cpu"))
+        results = [result for args in calls(layout) for result in oracle.expected(spec, args)]
+        writes_caches = "k_cache" in spec.mutates
+        return [oracle.widened(layout.canonical(result) if writes_caches else result) for result in results]
 
     within = spec.tolerances[dtype]
     covers = {f"native {name}" for name in kernels}

@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlinfer import ops, settings
+from dlinfer import ops, settings, vendor
 from dlinfer.graph.selftest import suite
 from dlinfer.graph.selftest.case import Case
 from dlinfer.graph.selftest.suite import SelfTest
+from dlinfer.ops.attention.kv_cache import kv_order
+from dlinfer.vendor import discovery
 from dlinfer.vendor.cpu import compiled, native
 from dlinfer.vendor.cpu.bf12.matrices import pack, unpack
 from dlinfer.vendor.cpu.inductor.engine import InductorEngine
@@ -84,6 +86,19 @@ def test_a_case_calls_the_kernels_that_it_covers() -> None:
 
         suite._isolated(run)
         assert {kind.removeprefix("native ") for kind in case.covers} <= called.names
+
+
+def test_cases_hold_while_a_vendor_of_another_cache_layout_is_active() -> None:
+    active = discovery.activate_default("cpu")
+    assert active is not None
+    vendor.use("openvino")
+    try:
+        assert kv_order("cpu") != "BSHD"
+        for case in kernel_selftest.cases():
+            if case.precision == "float32" and ("cache" in case.name or "attention" in case.name):
+                assert suite._run(case).state == "passed", case.name
+    finally:
+        vendor.use(active.name)
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=cases.short)
