@@ -75,7 +75,7 @@ def _load_stage(artifact: ReadArtifact, stage: Stage[int], options: SessionOptio
     check_options(engine, compile_options)
     with collecting(report):
         run = place(read.captured.graph_module, engine, compile_options)
-    names = {plain_symbol(value): name for name, value in read.symbols.items()}
+    names: dict[object, str] = {plain_symbol(value): name for name, value in read.symbols.items()}
     ports = {port.name: port for port in stage.interface.outputs}
     return LoadedStage(
         with_guards(read.interface, read.captured.mode, names),

@@ -243,20 +243,25 @@ class Session(Introspection):
         number, stage, values = self._bound(name, inputs)
         if outputs:
             check_outputs(stage.interface, outputs, values.symbols)
-        owned = self.options.io == "owned"
-        if owned:
+        own = self._own_memory if self.options.io == "owned" else None
+        if own is not None:
             for _, port in stage.results:
                 if port is not None:  # an open size is refused before a cache is written
-                    self._own_memory.bytes_of(name, number, "outputs", port)
+                    own.bytes_of(name, number, "outputs", port)
         if self._start is not None:
             self._start(dict(inputs))
         # Results in the session's own tensors hold until the next run: it waits until they are handed out.
-        with self._memory.lock if owned else contextlib.nullcontext():
+        with self._memory.lock if own is not None else contextlib.nullcontext():
             with self._profiles.of_run(self.options.enable_profiling):
                 start = time.perf_counter()
                 results = stage(values.bound)
-                if owned:
-                    results = self._in_own_tensors(name, number, stage, results)
+                if own is not None:
+                    results = [
+                        own.tensor(name, number, "outputs", port, result.shape).copy_(result)
+                        if port is not None and isinstance(result, torch.Tensor)
+                        else result
+                        for (_, port), result in zip(stage.results, results, strict=True)
+                    ]
                 seconds = time.perf_counter() - start
             named = values.named(stage, results, outputs or {})
         if self.options.enable_metrics:
@@ -275,16 +280,6 @@ class Session(Introspection):
             with contextlib.suppress(ArtifactInputError):
                 return number, stage, Values(stage.interface, inputs)
         return len(stages) - 1, stages[-1], Values(stages[-1].interface, inputs)
-
-    def _in_own_tensors(
-        self, entry: str, number: int, stage: LoadedStage, results: Sequence[object]
-    ) -> Sequence[object]:
-        return [
-            result
-            if port is None or not isinstance(result, torch.Tensor)
-            else self._own_memory.tensor(entry, number, "outputs", port, result.shape).copy_(result)
-            for (_, port), result in zip(stage.results, results, strict=True)
-        ]
 
     def process(
         self, entry: str, inputs: Mapping[int, torch.Tensor], outputs: Mapping[int, torch.Tensor]
