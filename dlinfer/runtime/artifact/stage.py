@@ -85,7 +85,7 @@ def with_outputs(interface: Interface, exported: Exported) -> Interface:
     results: Any = captured.graph_module.graph.output_node().args[0]
     outputs: list[Port] = []
     for result, name in zip(results, exported.names, strict=True):
-        value = fake(result) if isinstance(result, torch.fx.Node) else result
+        value = fake(result) if isinstance(result, torch.fx.Node) else None
         if isinstance(value, torch.Tensor):
             sizes = tuple(_size(size, names) for size in value.shape)
             outputs.append(Port(name, value.dtype, sizes, bounds_of(sizes, limits), value.device))

@@ -233,8 +233,8 @@ class Session(Introspection):
             that is passed in) is written in place. outputs: tensors or arrays that results are put into.
         entry: may be left out where there is only one.
 
-        Returns name -> result, numpy arrays where all inputs are, else tensors; those of ``outputs`` where given. A
-        number that the module gives is there as it is; None is left out.
+        Returns name -> result: those of ``outputs`` where given, else numpy arrays where all inputs are, else tensors.
+        A result that is a number or text stays what it is; None is left out.
         With ``io="owned"`` results lie in the session's own tensors, until the next run.
         Raises SessionCallError for names it does not have, ArtifactInputError for values that do not fit, and
         GraphRunError where the graph fails.
@@ -300,11 +300,11 @@ class Session(Introspection):
     # --- asynchronous runs and callbacks
 
     def set_start_callback(self, callback: Callback | None) -> None:
-        """Set what is called with the inputs before each run; where it raises, the run does not start."""
+        """Set a function that takes the inputs before each run; where it raises, the run does not start."""
         self._start = callback
 
     def set_finish_callback(self, callback: Callback | None) -> None:
-        """Set what is called with the outputs after each run."""
+        """Set a function that takes the outputs after each run."""
         self._finish = callback
 
     def run_async(
@@ -315,7 +315,7 @@ class Session(Introspection):
         outputs: Mapping[str, object] | None = None,
         callback: Callback | None = None,
     ) -> Run:
-        """Queue a run after those that were asked for before, and return a Future of its outputs at once.
+        """Queue a run after the earlier ones, and return a Future of its outputs at once.
 
         callback: called with the outputs when it is done, before the next run starts.
         Inputs must not change until then. ``wait`` waits for all.
@@ -394,7 +394,7 @@ class Session(Introspection):
         self._dumps.folder = None if folder is None else Path(folder)
 
     def get_static_memory_alloc_info(self, log_dir: str | Path = "logs/test") -> Path:
-        """Write what memory each entry needs, and when, as JSON into a folder; gives the file."""
+        """Write the memory that each entry needs, and when, as JSON into a folder; return the file."""
         artifact = self._artifact
         entries = {
             entry: [
