@@ -72,12 +72,12 @@ def _may_stay(before: Any, after: Any, factor: Any) -> bool:
 
 
 class _Rule(NamedTuple):
-    """ops: names in aten. reason: what is different. of: of which nodes. when: of which arguments of these."""
+    """ops: names in aten. reason: what is different. of: a condition on nodes. when: one on their arguments."""
 
     ops: str
     reason: str
     of: Callable[[fx.Node], bool] = _any
-    when: Callable[[Mapping[str, Any]], bool] = lambda given: True
+    when: Callable[[Mapping[str, Any]], bool] = lambda call: True
 
 
 _SHORT = "is translated with numbers of float32, which are too short for float64"
@@ -102,12 +102,12 @@ _RULES = (
         "div",
         "rounds quotients otherwise where infinities are among them",
         _floats,
-        lambda given: given.get("rounding_mode") is not None,
+        lambda call: call.get("rounding_mode") is not None,
     ),
     _Rule("chunk unsafe_chunk", "wants as many parts as are asked for, where torch gives fewer", _fewer),
-    _Rule("scatter_reduce", "passes over NaN", _floats, lambda given: given["reduce"] in ("amax", "amin")),
+    _Rule("scatter_reduce", "passes over NaN", _floats, lambda call: call["reduce"] in ("amax", "amin")),
     _Rule("index_add scatter_add scatter_reduce", "has no kernel for float16", _half),
-    _Rule("index_put", "has no kernel for float16", _half, lambda given: bool(given.get("accumulate"))),
+    _Rule("index_put", "has no kernel for float16", _half, lambda call: bool(call.get("accumulate"))),
     _Rule(
         "deg2rad rad2deg log2 log10 sinc special_sinc gelu pow full full_like new_full addcmul addmm baddbmm"
         " masked_fill layer_norm native_layer_norm scaled_dot_product_attention",
@@ -115,7 +115,7 @@ _RULES = (
         _doubles,
     ),
     _Rule("log_softmax _log_softmax", "passes over NaN in float64", _doubles),
-    _Rule("add sub rsub", _SHORT, _doubles, lambda given: given.get("alpha", 1) != 1),
+    _Rule("add sub rsub", _SHORT, _doubles, lambda call: call.get("alpha", 1) != 1),
     _Rule(
         "amax amin max min aminmax argmax argmin topk clamp clamp_min clamp_max",
         "passes over NaN in float64, which the translations of extremes are not written for",
@@ -133,13 +133,13 @@ _RULES = (
         "pow",
         "overflows for negative exponents",
         _integers,
-        lambda given: isinstance(given["exponent"], fx.Node),
+        lambda call: isinstance(call["exponent"], fx.Node),
     ),
     _Rule(
         "pow",
         "takes no root of -0.0 and of negative infinity as torch does",
         _floats,
-        lambda given: given.get("exponent") in (0.5, -0.5),
+        lambda call: call.get("exponent") in (0.5, -0.5),
     ),
 )
 
@@ -149,8 +149,8 @@ def refusal(node: fx.Node) -> str | None:
     op = overload(node)
     if op is None or op.namespace != "aten":
         return None
-    name, given = op._schema.name.removeprefix("aten::").rstrip("_"), arguments(node)
+    name, call = op._schema.name.removeprefix("aten::").rstrip("_"), arguments(node)
     for rule in _RULES:
-        if name in rule.ops.split() and rule.of(node) and rule.when(given):
+        if name in rule.ops.split() and rule.of(node) and rule.when(call):
             return f"ONNX Runtime's {op_name(node)} {rule.reason}"
     return None

@@ -1,8 +1,8 @@
-"""Operands without elements, for which ONNX Runtime's kernels raise, or give zeros where torch gives NaN or raises.
+"""Operands without elements: ONNX Runtime's kernels raise for them, or give zeros where torch gives NaN or raises.
 
-A node whose operand is empty for certain is left to torch; where an operand may be empty its sizes are looked at before
-each call. What runs elementwise or moves elements is right for empty ones too; so are products of matrices, unless they
-are over nothing: those give what lay in memory where they are fused with what is around them.
+A node whose operand is certainly empty is left to torch. Where an operand may be empty, each call looks at its sizes
+first. Ops that run elementwise or move elements are right for empty operands too. So are products of matrices, unless
+the dimension that they sum over is empty: fused with other nodes, those give what lay in memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,10 +17,13 @@ from dlinfer.graph.torch_private.symbols import fixed_size
 
 _RIGHT = frozenset(
     f"aten::{name}"
-    for name in """cat concat stack clone contiguous copy to _to_copy type_as linear matmul mm bmm addmm baddbmm einsum
-    embedding index_select index slice_scatter select_scatter
-    scaled_dot_product_attention softmax log_softmax full_like zeros_like ones_like new_zeros new_ones new_full
-    new_empty empty_like masked_fill where tril triu flip detach constant_pad_nd pad expand repeat""".split()
+    for name in (
+        *"cat concat stack clone contiguous copy to _to_copy type_as expand repeat flip detach".split(),
+        *"linear matmul mm bmm addmm baddbmm einsum scaled_dot_product_attention softmax log_softmax".split(),
+        *"embedding index_select index slice_scatter select_scatter masked_fill where tril triu".split(),
+        *"full_like zeros_like ones_like new_zeros new_ones new_full new_empty empty_like".split(),
+        *"constant_pad_nd pad".split(),
+    )
 )
 _INTO = frozenset(
     f"aten::{name}" for name in "index_copy index_put index_add scatter scatter_add scatter_reduce".split()
@@ -42,7 +45,7 @@ def refusal(node: fx.Node) -> str | None:
 
 
 def shapes(node: fx.Node) -> Iterator[Sequence[Any]]:
-    """Lists of sizes, none of which may be 0."""
+    """Lists of sizes. None of these sizes may be 0."""
     op = overload(node)
     if op is None:
         return
@@ -50,20 +53,21 @@ def shapes(node: fx.Node) -> Iterator[Sequence[Any]]:
     right = (
         (op.namespace != "aten" and name not in _WRONG) or torch.Tag.pointwise in op.tags or name in _RIGHT
     )
-    operands = [one for one in node.all_input_nodes if isinstance(fake(one), Tensor)]
+    operands = [operand for operand in node.all_input_nodes if isinstance(fake(operand), Tensor)]
     if name in _OVER_LAST:
         lengths = arguments(node).get("normalized_shape", (1,))
         yield fake(operands[0]).shape[-len(lengths) :]
     elif name in _MODULO and len(operands) > 1 and not fake(node).is_floating_point():
-        yield from (fake(one).shape for one in operands)
+        yield from (fake(operand).shape for operand in operands)
     elif name in ("aten::chunk", "aten::unsafe_chunk", "aten::split", "aten::unsafe_split"):
         yield (fake(operands[0]).shape[arguments(node)["dim"]],)
     elif name in _INTO:
         yield fake(arguments(node)["self"]).shape
-        yield from (fake(one).shape for one in (arguments(node).get("index"),) if isinstance(one, fx.Node))
+        if isinstance(index := arguments(node).get("index"), fx.Node):
+            yield fake(index).shape
     elif name == "aten::gather":
         yield fake(arguments(node)["index"]).shape
     elif (factor := first_factor(op.overloadpacket, arguments(node))) is not None:
         yield fake(arguments(node)[factor]).shape[-1:]
     elif not right and not is_view(node):
-        yield from (fake(one).shape for one in operands)
+        yield from (fake(operand).shape for operand in operands)

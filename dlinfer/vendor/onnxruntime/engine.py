@@ -40,13 +40,13 @@ class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
         return chosen
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
-        """What the CPU provider, to which all others fall back, has no kernels for."""
+        """Refuse dtypes without kernels in the CPU provider, since all others fall back to it."""
         if dtype == torch.bfloat16:
             return "bfloat16: ONNX Runtime's CPU provider has kernels for a few ops only"
         return no_type_of_onnx(dtype)
 
     def refuses_op(self, node: fx.Node) -> str | None:
-        """What ONNX cannot say, and what the CPU provider has not."""
+        """Refuse nodes without a form in ONNX, and those without a kernel in the CPU provider."""
         if node.target is packed.OP:
             return packed.refusal(node)
         return empty_operands.refusal(node) or differs.refusal(node) or self._refusals.of(node)
@@ -60,5 +60,5 @@ class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
         return f"onnxruntime {sessions.version()}"
 
     def _cases(self) -> Iterator[Case]:
-        """Every case, on the CPU provider, to which the other providers fall back. It has no bfloat16."""
+        """Every case, on the CPU provider, since the other providers fall back to it. It has no bfloat16."""
         return engine_cases(self, asdict(OrtOptions()), TORCH_CASES, (torch.float32, torch.float16))

@@ -1,4 +1,4 @@
-"""What a session is fed: a function's inputs, or views of its weights that lie in memory as ONNX wants them.
+"""The feeds of a session: a function's inputs, or views of its weights that lie in memory as ONNX wants them.
 
 ONNX knows contiguous tensors only. A weight that torch keeps transposed, or one matrix of a stack, is contiguous as
 some view; that view is fed, and nothing of it is copied or computed at a call. Packed weights are packed anew, once.
@@ -27,7 +27,7 @@ class Feed:
     view: View | None = None
 
     def of(self, inputs: Sequence[Any]) -> Any:
-        """What to feed, from the function's inputs."""
+        """The value to feed, from the function's inputs."""
         value = inputs[self.index]
         return value if self.view is None else self.view(value)
 
@@ -66,7 +66,7 @@ def fed(
 
 
 def _feed_views(graph: fx.Graph, weight: fx.Node, feeds: dict[fx.Node, Feed]) -> None:
-    """Feed the views of a weight that are contiguous; and where it is not so itself, it as it lies."""
+    """Feed the contiguous views of a weight. A weight that is not contiguous itself is fed as it lies."""
     index = feeds[weight].index
     if not _is_fixed(fake(weight)):
         return
@@ -134,25 +134,25 @@ def _is_fixed(value: Any) -> bool:
 
 
 def _is_fixed_view(node: fx.Node) -> bool:
-    """A view of one node, several such views in a list (``split``), or what a packed weight is made into."""
+    """A view of one node, several such views in a list (``split``), or a function that prepares a packed weight."""
     if len(node.all_input_nodes) != 1 or not all(map(_is_fixed, tensors_of(node))):
         return False
     return node.target is operator.getitem or node.target in PREPARED or is_view(node)
 
 
 def _call(node: fx.Node) -> Callable[[Any], Any]:
-    """What a node makes of its one argument."""
+    """The node's call as a function of its one argument."""
     target: Any = node.target
     args, kwargs = node.args, dict(node.kwargs)
     (source,) = node.all_input_nodes
 
     def call(value: Any) -> Any:
-        return target(*(value if one is source else one for one in args), **kwargs)
+        return target(*(value if arg is source else arg for arg in args), **kwargs)
 
     return call
 
 
 def _order(value: torch.Tensor) -> list[int] | None:
-    """The order of dimensions in which a tensor is contiguous; None where there is none."""
+    """The order of dimensions that makes a tensor contiguous; None where there is none."""
     order = sorted(range(value.dim()), key=lambda dim: (-value.stride(dim), value.shape[dim] == 1))
     return order if value.permute(order).is_contiguous() else None

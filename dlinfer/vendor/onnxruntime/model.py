@@ -14,11 +14,11 @@ _ELEMENTWISE = frozenset(
 def safe_in_place(graph: OnnxGraph, feeds: Sequence[Feed], writes: Sequence[int | None]) -> frozenset[int]:
     """Inputs whose new content may be written into their own memory while the session runs.
 
-    The node that makes the new content is the only one that reads the input, and reads each element where it writes
-    it: ONNX Runtime does not know that the two are one memory, and neither reorders nor copies for it.
+    The node that computes the new content is the only one that reads the input, and reads each element where it writes
+    it. ONNX Runtime does not know that the two are one memory, and neither reorders nor copies for it.
     """
     inputs = {feed.index: value for feed, value in zip(feeds, graph.model.graph.inputs, strict=True)}
-    found = set()
+    safe: set[int] = set()
     for index, content in zip(writes, graph.model.graph.outputs, strict=True):
         node = content.producer() if index in inputs else None
         if index is None or node is None:
@@ -29,8 +29,8 @@ def safe_in_place(graph: OnnxGraph, feeds: Sequence[Feed], writes: Sequence[int 
             continue
         first = uses[0].idx == 0
         if (node.op_type in _SCATTERS and first) or node.op_type in _ELEMENTWISE:
-            found.add(index)
-    return frozenset(found)
+            safe.add(index)
+    return frozenset(safe)
 
 
 def with_initialisers(graph: OnnxGraph, names: Sequence[str]) -> bytes:

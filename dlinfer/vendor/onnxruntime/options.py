@@ -1,4 +1,4 @@
-"""What ``options={"engine_options": {...}}`` can tell the engine."""
+"""The engine's options, as ``options={"engine_options": {...}}`` sets them."""
 
 import re
 from collections.abc import Mapping
@@ -20,31 +20,31 @@ _LEVEL = whole(0, "a level of MatMulNBits, 0 to 4", lambda level: level <= 4)
 _THREADS = whole(0, "a number of threads, 0 or more")
 
 
-def _providers(given: Any) -> tuple[str, ...]:
-    names = re.split(r"[,;]", given) if isinstance(given, str) else given
+def _providers(value: Any) -> tuple[str, ...]:
+    names = re.split(r"[,;]", value) if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)) or not all(
         isinstance(item, str) and item.strip() for item in names
     ):
         raise ExpectedError("names of execution providers, as a list or with commas between")
-    found = tuple(item.strip() for item in names)
-    if not found or len(set(found)) < len(found):
+    providers = tuple(item.strip() for item in names)
+    if not providers or len(set(providers)) < len(providers):
         raise ExpectedError("at least one execution provider, none twice")
-    return found
+    return providers
 
 
-def _provider_options(given: Any) -> dict[str, dict[str, str]]:
-    if not isinstance(given, Mapping) or not all(isinstance(value, Mapping) for value in given.values()):
+def _provider_options(value: Any) -> dict[str, dict[str, str]]:
+    if not isinstance(value, Mapping) or not all(isinstance(options, Mapping) for options in value.values()):
         raise ExpectedError("a dict of provider to a dict of its options")
     return {
-        str(provider): {str(key): str(value) for key, value in options.items()}
-        for provider, options in given.items()
+        str(provider): {str(name): str(setting) for name, setting in options.items()}
+        for provider, options in value.items()
     }
 
 
-def _folder(given: Any) -> Path | None:
-    if given is not None and (not isinstance(given, (str, Path)) or not str(given)):
+def _folder(value: Any) -> Path | None:
+    if value is not None and (not isinstance(value, (str, Path)) or not str(value)):
         raise ExpectedError("a folder")
-    return None if given is None else Path(given).expanduser()
+    return None if value is None else Path(value).expanduser()
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class OrtOptions(EngineOptions):
     intra_op_threads: threads inside an op; 0 takes as many as torch has.
     inter_op_threads: threads for ops side by side, where execution_mode is ``parallel``; 0 leaves it to ONNX Runtime.
     execution_mode: ``sequential`` or ``parallel``.
-    weights: ``shared`` passes them to every run where torch has them; ``constant`` builds them into the session, which
-        copies them, may fold and repack them, and is made anew when one changed; empty is ``shared`` where the CPU
+    weights: ``shared`` passes torch's own memory to every run. ``constant`` builds them into the session, which copies
+        them and may fold and repack them; a changed weight makes a new session. Empty is ``shared`` where the CPU
         provider is the only one, else ``constant``, since other providers compile weights in.
-    accuracy_level: what products with weights of 4 bits may round their input to, as MatMulNBits numbers it: 0 and 1
+    accuracy_level: how products with weights of 4 bits may round their input, in MatMulNBits' numbers: 0 and 1
         keep float32, 4 takes 8 bits; 2 (float16) and 3 (bfloat16) are for other providers.
     ep_context: folder of what providers compiled (ONNX Runtime's EP context models), written at the first
         compilation and loaded by later ones; needs a provider that writes it.
@@ -68,7 +68,7 @@ class OrtOptions(EngineOptions):
 
     providers: tuple[str, ...] = option((CPU,), _providers)
     provider_options: Mapping[str, Mapping[str, str]] = option(
-        None, lambda given: _provider_options(given or {})
+        None, lambda value: _provider_options(value or {})
     )
     graph_optimization: str = option("all", one_of("disable", "basic", "extended", "all"))
     intra_op_threads: int = option(0, _THREADS)

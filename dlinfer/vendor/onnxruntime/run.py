@@ -1,5 +1,4 @@
-"""A function as a model, and its session at run time: torch's tensors bound where they lie, results where torch wants
-them."""
+"""A function as a model, and its session at run time. Sessions read inputs and write results in torch's memory."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -68,14 +67,14 @@ class OrtLowered(Lowered):
         return _doubting(run) if self._doubts else run
 
     def _memory(self, inputs: Sequence[Any]) -> list[Tensor]:
-        made = self.outputs.empty(inputs, self.in_place)
-        return [*made, torch.empty((), dtype=torch.bool)] if self._doubts else made
+        outputs = self.outputs.empty(inputs, self.in_place)
+        return [*outputs, torch.empty((), dtype=torch.bool)] if self._doubts else outputs
 
 
 def _packed(function: Function) -> list[int]:
     """Indices of the inputs that are built in whatever the options say."""
-    found = packed_inputs(function.graph_module.graph)
-    return [index for index in function.weights if function.inputs[index] in found]
+    packed = packed_inputs(function.graph_module.graph)
+    return [index for index in function.weights if function.inputs[index] in packed]
 
 
 def _doubting(run: Executable) -> Executable:
@@ -136,13 +135,13 @@ class SessionRun:
         self._free: list[_Binding] = []
 
     def __call__(self, *inputs: Any) -> list[Tensor]:
-        given = [(name, as_tensor(feed(inputs))) for name, feed in self._feeds.items()]
+        tensors = [(name, as_tensor(feed(inputs))) for name, feed in self._feeds.items()]
         values = self._memory(inputs)
         try:
             ours = self._free.pop()
         except IndexError:
             ours = _Binding(self._session.io_binding())
-        for name, value in given:
+        for name, value in tensors:
             ours.bind(ours.binding.bind_input, name, value)
         for name, value in zip(self._names, values, strict=True):
             ours.bind(ours.binding.bind_output, name, value)

@@ -32,7 +32,7 @@ class SessionRefusedError(RefusedError):
 
 
 def version() -> str:
-    """Of the installed package."""
+    """The version of the installed package."""
     import onnxruntime
 
     return onnxruntime.__version__
@@ -113,26 +113,26 @@ def why_refused(model: bytes) -> str | None:
 
 @functools.cache
 def ort_errors() -> tuple[type[Exception], ...]:
-    """The classes of what ONNX Runtime raises; they have no base of their own."""
+    """The classes of ONNX Runtime's exceptions; they have no base of their own."""
     state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
-    found = (value for value in vars(state).values() if isinstance(value, type))
-    return tuple(one for one in found if issubclass(one, Exception))
+    classes = (value for value in vars(state).values() if isinstance(value, type))
+    return tuple(kind for kind in classes if issubclass(kind, Exception))
 
 
 def _settings(options: OrtOptions) -> Any:
     import onnxruntime
 
-    made = onnxruntime.SessionOptions()
-    made.log_severity_level = 3
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 3
     level = options.graph_optimization
     named = "ORT_DISABLE_ALL" if level == "disable" else f"ORT_ENABLE_{level.upper()}"
-    made.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, named)
-    made.intra_op_num_threads = options.intra_op_threads or torch.get_num_threads()
-    made.inter_op_num_threads = options.inter_op_threads
+    settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, named)
+    settings.intra_op_num_threads = options.intra_op_threads or torch.get_num_threads()
+    settings.inter_op_num_threads = options.inter_op_threads
     mode = f"ORT_{options.execution_mode.upper()}"
-    made.execution_mode = getattr(onnxruntime.ExecutionMode, mode)
-    made.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    return made
+    settings.execution_mode = getattr(onnxruntime.ExecutionMode, mode)
+    settings.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    return settings
 
 
 def _created(source: bytes | str, settings: Any, options: OrtOptions) -> Any:
@@ -178,17 +178,17 @@ def _settle_fallback(session: Any, options: OrtOptions, policy: str) -> None:
         return
     kinds = Counter(node.op_type for node in nodes)
     shown = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(8))
-    wanted = ", ".join(options.providers)
+    chosen = ", ".join(options.providers)
 
     def refusal() -> ProviderFallbackError:
-        return ProviderFallbackError(provider=wanted, count=len(nodes), nodes=shown)
+        return ProviderFallbackError(provider=chosen, count=len(nodes), nodes=shown)
 
     def text() -> str:
         return (
-            f"ONNX Runtime runs {len(nodes)} nodes ({shown}) on its CPU provider, which {wanted} left to it."
+            f"ONNX Runtime runs {len(nodes)} nodes ({shown}) on its CPU provider, which {chosen} left to it."
         )
 
-    settle(Fallback(wanted, ENGINE, f"left to the CPU provider: {shown}"), policy, refusal, text)
+    settle(Fallback(chosen, ENGINE, f"left to the CPU provider: {shown}"), policy, refusal, text)
 
 
 def _context_file(model: bytes, options: OrtOptions, weights: Mapping[str, torch.Tensor]) -> Path | None:
@@ -196,9 +196,9 @@ def _context_file(model: bytes, options: OrtOptions, weights: Mapping[str, torch
     if options.ep_context is None:
         return None
     apart = ("ep_context", "intra_op_threads", "inter_op_threads")  # where it lies, and how it is run
-    told = {item.name: getattr(options, item.name) for item in fields(options) if item.name not in apart}
+    chosen = {item.name: getattr(options, item.name) for item in fields(options) if item.name not in apart}
     layouts = [(name, str(value.dtype), tuple(value.shape)) for name, value in weights.items()]
-    digest = hashlib.sha256(canonical_text([version(), told, layouts, len(model)]).encode())
+    digest = hashlib.sha256(canonical_text([version(), chosen, layouts, len(model)]).encode())
     digest.update(model)
     for value in weights.values():
         digest.update(value.detach().reshape(-1).contiguous().view(torch.uint8).numpy().data)

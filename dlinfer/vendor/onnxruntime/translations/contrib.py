@@ -56,8 +56,8 @@ def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, A
 
 def sign(self: Any) -> Any:
     """-1, 0 or 1, and 0 of NaN."""
-    zero, one, less = number(0, self), number(1, self), number(0 if is_type(self, "UINT8") else -1, self)
-    return op.Where(op.Greater(self, zero), one, op.Where(op.Less(self, zero), less, zero))
+    zero, more, less = number(0, self), number(1, self), number(0 if is_type(self, "UINT8") else -1, self)
+    return op.Where(op.Greater(self, zero), more, op.Where(op.Less(self, zero), less, zero))
 
 
 def linear_of(input: Any = None, weight: Any = None, bias: Any = None, x: Any = None) -> Any:

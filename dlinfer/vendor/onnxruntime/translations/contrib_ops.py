@@ -1,6 +1,6 @@
 """ONNX Runtime's own ops as translations call them: the few that are used, with the parameters that are used.
 
-onnxscript knows the ops of ONNX alone; it is told of these by schemas that stand for no type check of their own.
+onnxscript knows the ops of ONNX alone. It takes these by schemas that check no types.
 """
 
 import functools
@@ -39,10 +39,10 @@ def mat_mul_n_bits(
     """a @ b.T of 4 bits, in float32. b: uint8 [out, blocks, block / 2]; scales: float32 [out, blocks]; zero_points:
     uint8 [out, blocks / 2], rounded up, or None for 8. accuracy_level: what a may be rounded to, as
     ``OrtOptions.accuracy_level``."""
-    given = (a, b, scales) if zero_points is None else (a, b, scales, zero_points)
+    operands = (a, b, scales) if zero_points is None else (a, b, scales, zero_points)
     return _call(
         "MatMulNBits",
-        given,
+        operands,
         1,
         K=in_features,
         N=out_features,

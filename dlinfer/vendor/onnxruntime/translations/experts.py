@@ -23,8 +23,8 @@ _aten = torch.ops.aten
 def split_experts(graph: fx.Graph, weights: Collection[fx.Node]) -> None:
     """Let layers whose stacks are among ``weights`` take each expert's matrices apart. Changes the graph."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.dlinfer.fused_moe.default):
-        given = arguments(node)
-        stacks = (given["gate_up_weights"], given["down_weights"])
+        call = arguments(node)
+        stacks = (call["gate_up_weights"], call["down_weights"])
         if not all(stack in weights and fake(stack).is_contiguous() for stack in stacks):
             continue
         if fake(node).dtype not in (torch.float32, torch.float64):
@@ -33,8 +33,8 @@ def split_experts(graph: fx.Graph, weights: Collection[fx.Node]) -> None:
             matrices = [
                 [_matrix(graph, stack, index) for index in range(len(fake(stack)))] for stack in stacks
             ]
-            args = (given["hidden_states"], *matrices, given["topk_weights"], given["topk_ids"])
-            new = graph.call_function(experts, (*args, given["renormalize"]))
+            args = (call["hidden_states"], *matrices, call["topk_weights"], call["topk_ids"])
+            new = graph.call_function(experts, (*args, call["renormalize"]))
         new.meta = dict(node.meta)
         node.replace_all_uses_with(new)
         graph.erase_node(node)

@@ -58,21 +58,21 @@ def topk(self: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = 
 
 def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
     """Between two tensors; NaN where any of the three is, and x where a bound equals it: zeros have signs."""
-    made = self
+    result = self
     if _is_float(self):
         half = is_type(self, "FLOAT16")  # which ONNX Runtime does not compare
         for name, bound in (("Less", min), ("Greater", max)):
             if bound is not None:
-                pair = [op.Cast(one, to=1) if half else one for one in (made, bound)]
-                made = op.Where(getattr(op, name)(*pair), bound, made)
+                pair = [op.Cast(value, to=1) if half else value for value in (result, bound)]
+                result = op.Where(getattr(op, name)(*pair), bound, result)
         for bound in (min, max):
             if bound is not None and bound.dtype is not None:  # constants made here have none, and are no NaN
-                made = op.Where(op.IsNaN(wide(bound)[0]), bound, made)
-        return made
+                result = op.Where(op.IsNaN(wide(bound)[0]), bound, result)
+        return result
     for name, bound in (("Max", min), ("Min", max)):
         if bound is not None:
-            made = getattr(op, name)(made, bound)
-    return made
+            result = getattr(op, name)(result, bound)
+    return result
 
 
 def clamp_by_numbers(self: Any, min: Any = None, max: Any = None) -> Any:
@@ -97,16 +97,16 @@ def _is_float(x: Any) -> bool:
 
 
 def _nan_along(x: Any, axes: Sequence[int], keepdim: bool) -> Any:
-    found = op.Cast(op.IsNaN(wide(x)[0]), to=6)
-    reduced = op.ReduceMax(found, op.Constant(value_ints=list(axes)), keepdims=int(keepdim))
+    nans = op.Cast(op.IsNaN(wide(x)[0]), to=6)
+    reduced = op.ReduceMax(nans, op.Constant(value_ints=list(axes)), keepdims=int(keepdim))
     return op.Cast(reduced, to=9)
 
 
-def _with_nan(made: Any, x: Any, dim: Sequence[int], keepdim: bool) -> Any:
+def _with_nan(extreme: Any, x: Any, dim: Sequence[int], keepdim: bool) -> Any:
     if rank(x) == 0 or not _is_float(x):
-        return made
+        return extreme
     nan = op.CastLike(op.Constant(value_float=float("nan")), x)
-    return op.Where(_nan_along(x, list(dim) or list(range(rank(x))), keepdim), nan, made)
+    return op.Where(_nan_along(x, list(dim) or list(range(rank(x))), keepdim), nan, extreme)
 
 
 def _place(name: str, self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
@@ -118,14 +118,14 @@ def _place(name: str, self: Any, dim: int | None = None, keepdim: bool = False) 
     if dim is None:
         values = op.Reshape(values, op.Constant(value_ints=[-1]))
     axis, keep = (0, False) if dim is None else (dim, keepdim)
-    found = getattr(op, name)(values, axis=axis, keepdims=int(keep))
+    place = getattr(op, name)(values, axis=axis, keepdims=int(keep))
     if _is_float(x):
         none = op.Cast(op.IsNaN(values), to=6)
         there = op.Cast(op.ReduceMax(none, op.Constant(value_ints=[axis]), keepdims=int(keep)), to=9)
-        found = op.Where(there, op.ArgMax(none, axis=axis, keepdims=int(keep)), found)
+        place = op.Where(there, op.ArgMax(none, axis=axis, keepdims=int(keep)), place)
     if dim is None and keepdim:
-        found = op.Reshape(found, op.Constant(value_ints=[1] * rank(x)))
-    return found
+        place = op.Reshape(place, op.Constant(value_ints=[1] * rank(x)))
+    return place
 
 
 TABLE: dict[Any, Any] = {

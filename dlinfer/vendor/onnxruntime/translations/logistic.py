@@ -1,4 +1,4 @@
-"""Sigmoid and what is made of it, with Exp: ONNX Runtime's kernels Sigmoid and QuickGelu give 0 from -18 on."""
+"""Sigmoid and its relatives, written with Exp: ONNX Runtime's kernels Sigmoid and QuickGelu give 0 from -18 on."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ from dlinfer.graph.onnx.translations.writing import number, op, wide
 def sigmoid(self: Any) -> Any:
     """1 / (1 + exp(-x)), in float32 at least: exp(12) is infinite in float16."""
     x, cast = wide(self)
-    made = op.Reciprocal(_one_and_exp(x, self))
-    return op.CastLike(made, self) if cast else made
+    result = op.Reciprocal(_one_and_exp(x, self))
+    return op.CastLike(result, self) if cast else result
 
 
 def silu(self: Any) -> Any:
     """x / (1 + exp(-x)), in float32 at least."""
     x, cast = wide(self)
-    made = op.Div(x, _one_and_exp(x, self))
-    return op.CastLike(made, self) if cast else made
+    result = op.Div(x, _one_and_exp(x, self))
+    return op.CastLike(result, self) if cast else result
 
 
 def silu_mul(gate: Any, up: Any) -> Any:

@@ -21,36 +21,36 @@ from dlinfer.vendor.onnxruntime.translations import contrib_ops
 OP = torch.ops.dlinfer.weight_quant_matmul.default
 
 _NIBBLES = Packing(bits=4, along="in", order=(0, 1), storage=torch.uint8)
-_BLOCKS = (256, 128, 64, 32, 16)  # of which MatMulNBits has kernels that do not widen the whole weight
+_BLOCKS = (256, 128, 64, 32, 16)  # for these MatMulNBits has kernels that do not widen the whole weight
 _PARTS = ("qweight", "scales", "offset")
 _FLOAT, _TYPES = 1, {torch.float32: 1, torch.float16: 10}  # of ONNX's TensorProto
 
 
 def refusal(node: fx.Node) -> str | None:
     """Why a call of ``weight_quant_matmul`` is left to torch; None where it is not."""
-    given = arguments(node)
-    parts = [given[name] for name in _PARTS if given[name] is not None]
+    call = arguments(node)
+    parts = [call[name] for name in _PARTS if call[name] is not None]
     if not all(part.op == "placeholder" and part.meta.get(STATIC) for part in parts):
-        return "a packed weight that is computed, or given at each call"
+        return "a packed weight that is computed, or passed at each call"
     sizes = [size for part in parts for size in fake(part).shape]
     if any(not fixed_size(size) for size in sizes):
         return "a packed weight of a size that varies, or without elements"
-    if _block(given) is None:
-        return f"groups of {given['group_size']} in a packed weight: no multiple of 16"
+    if _block(call) is None:
+        return f"groups of {call['group_size']} in a packed weight: no multiple of 16"
     return None
 
 
 def split_packed(graph: fx.Graph, weights: Collection[fx.Node], accuracy_level: int) -> None:
     """Let layers whose packed weights are among ``weights`` take them as MatMulNBits has them. Changes the graph."""
     for node in graph.find_nodes(op="call_function", target=OP):
-        given = arguments(node)
-        if not all(given[name] in weights for name in _PARTS if given[name] is not None):
+        call = arguments(node)
+        if not all(call[name] in weights for name in _PARTS if call[name] is not None):
             continue
-        qweight, scales, offset = (given[name] for name in _PARTS)
-        block, size, features = _block(given), fake(qweight).shape[0], fake(scales).shape[1]
+        qweight, scales, offset = (call[name] for name in _PARTS)
+        block, size, features = _block(call), fake(qweight).shape[0], fake(scales).shape[1]
         if block is None:
             continue
-        blocks, group = -(-size // block), given["group_size"] or size
+        blocks, group = -(-size // block), call["group_size"] or size
         with graph.inserting_before(node):
             numbers = _prepared(graph, words, (qweight, block), (features, blocks, block // 2), torch.uint8)
             wide = _prepared(
@@ -60,7 +60,7 @@ def split_packed(graph: fx.Graph, weights: Collection[fx.Node], accuracy_level: 
             if offset is not None:
                 half = (features, (blocks + 1) // 2)
                 zeros = _prepared(graph, block_zeros, (offset, block, group, blocks), half, torch.uint8)
-            args = (given["x"], numbers, wide, zeros, given["bias"], size, features, block, accuracy_level)
+            args = (call["x"], numbers, wide, zeros, call["bias"], size, features, block, accuracy_level)
             new = graph.call_function(product, args)
         new.meta = dict(node.meta)
         node.replace_all_uses_with(new)
@@ -70,12 +70,12 @@ def split_packed(graph: fx.Graph, weights: Collection[fx.Node], accuracy_level: 
 def packed_inputs(graph: fx.Graph) -> set[fx.Node]:
     """The inputs of a graph that are parts of packed weights."""
     calls = [arguments(node) for node in graph.find_nodes(op="call_function", target=OP)]
-    return {given[name] for given in calls for name in _PARTS if given[name] is not None}
+    return {call[name] for call in calls for name in _PARTS if call[name] is not None}
 
 
-def _block(given: Any) -> int | None:
+def _block(call: Any) -> int | None:
     """The largest block that MatMulNBits is fast with and that each group is made of whole."""
-    size, group = fixed_size(fake(given["qweight"]).shape[0]) or 0, given["group_size"]
+    size, group = fixed_size(fake(call["qweight"]).shape[0]) or 0, call["group_size"]
     if 0 < group < size:
         return next((block for block in _BLOCKS if group % block == 0), None)
     return next(block for block in _BLOCKS if block <= max(size, 16))
@@ -114,7 +114,7 @@ def _groups(block: int, group: int, blocks: int) -> Tensor:
 
 
 PREPARED = frozenset({words, block_scales, block_zeros})
-"""What is made of a weight before it is built in."""
+"""The functions that prepare a weight before the session builds it in."""
 
 
 # --- in ONNX
