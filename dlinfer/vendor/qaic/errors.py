@@ -1,4 +1,4 @@
-"""What Qualcomm's Session API and the engine qaic raise; written as the errors of ``dlinfer.errors`` are."""
+"""The errors of Qualcomm's Session API and of the engine qaic, written as those of ``dlinfer.errors`` are."""
 
 from dlinfer.errors import DlinferError
 

@@ -1,4 +1,4 @@
-"""What a Session is asked to open: an ONNX model, or a compiled QPC."""
+"""The file that a Session opens: an ONNX model, or a compiled QPC."""
 
 import contextlib
 import glob
@@ -94,13 +94,13 @@ def check_symbols(model: ModelFile, options: Mapping[str, Any]) -> None:
 
 
 def _only_match(pattern: str) -> Path:
-    found = sorted(glob.glob(pattern))
-    if len(found) != 1:
-        detail = f"the pattern fits {len(found)} files" + (f": {', '.join(found[:5])}" if found else "")
+    files = sorted(glob.glob(pattern))
+    if len(files) != 1:
+        detail = f"the pattern fits {len(files)} files" + (f": {', '.join(files[:5])}" if files else "")
         raise QaicModelError(
             path=pattern, detail=detail, advice="pass a pattern that fits one file, or its path"
         )
-    return Path(found[0])
+    return Path(files[0])
 
 
 def _in_folder(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What a run spends its time on, call by call, as ``print_profile_data`` shows it."""
+"""The time of each call in a run, as ``print_profile_data`` shows it."""
 
 import cProfile
 from collections.abc import Callable, Sequence

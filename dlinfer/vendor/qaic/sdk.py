@@ -1,4 +1,4 @@
-"""What of Qualcomm's Cloud AI SDK this machine has. Nothing of it is imported before a Session needs it."""
+"""The parts of Qualcomm's Cloud AI SDK on this machine. A Session imports them when it needs them."""
 
 import importlib
 import importlib.util
@@ -21,9 +21,9 @@ ADVICE = (
 def compiler() -> Path | None:
     """Return the SDK's compiler: on PATH, else where the SDK installs it."""
     for name in COMPILERS:
-        found = shutil.which(name) or shutil.which(name, path=str(EXEC))
-        if found:
-            return Path(found)
+        path = shutil.which(name) or shutil.which(name, path=str(EXEC))
+        if path:
+            return Path(path)
     return None
 
 

@@ -48,40 +48,40 @@ class ShapeDict(dict[str, tuple[tuple[int | str | None, ...] | None, np.dtype[An
 
     @classmethod
     def of(cls, infos: Mapping[str, TensorInfo]) -> "ShapeDict":
-        """Of all inputs, or all outputs."""
+        """The shapes of all inputs, or of all outputs."""
         return cls({name: (info.shape, info.dtype) for name, info in infos.items()})
 
 
 def check_inputs(
-    given: Any, infos: Mapping[str, TensorInfo], defaults: Mapping[str, TensorInfo] | None = None
+    inputs: Any, infos: Mapping[str, TensorInfo], defaults: Mapping[str, TensorInfo] | None = None
 ) -> None:
-    """Raise QaicInputError unless ``given`` is a numpy array of the right shape and type for every input.
+    """Raise QaicInputError unless ``inputs`` has a numpy array of the right shape and type for every input.
 
-    defaults: inputs for which the model has a value, so that they may be left out.
+    defaults: inputs that may be left out, because the model has a value of its own for them.
     Nothing is converted: a wrong type is the caller's mistake, not a reason for a silent copy.
     """
-    if not isinstance(given, Mapping):
+    if not isinstance(inputs, Mapping):
         raise QaicInputError(
-            name="input_dict", expected="a dict of name to array", given=type(given).__name__
+            name="input_dict", expected="a dict of name to array", given=type(inputs).__name__
         )
     known = {**infos, **(defaults or {})}
-    if not infos.keys() <= given.keys() <= known.keys():
+    if not infos.keys() <= inputs.keys() <= known.keys():
         expected = f"the inputs {sorted(infos)}"
         if defaults:
             expected += f", and of {sorted(defaults)} what is not to keep the model's own value"
-        raise QaicInputError(name="input_dict", expected=expected, given=sorted(map(str, given)))
+        raise QaicInputError(name="input_dict", expected=expected, given=sorted(map(str, inputs)))
     sizes: dict[str, int] = {}
-    for name in given:
+    for name, array in inputs.items():
         info = known[name]
-        array = given[name]
         if not isinstance(array, np.ndarray):
             raise QaicInputError(name=name, expected="a numpy array", given=f"a {type(array).__name__}")
         if info.shape is None and array.dtype == info.dtype:
             continue
         if info.shape is None or array.dtype != info.dtype or array.ndim != len(info.shape):
             raise QaicInputError(name=name, expected=_text(info), given=f"{array.dtype} {array.shape}")
-        for size, wanted in zip(array.shape, info.shape, strict=True):
-            fixed = sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted
+        for size, expected_size in zip(array.shape, info.shape, strict=True):
+            named = isinstance(expected_size, str)
+            fixed = sizes.setdefault(expected_size, size) if named else expected_size
             if fixed is not None and size != fixed:
                 given_text = f"{array.dtype} {array.shape}"
                 raise QaicInputError(name=name, expected=_text(info, sizes), given=given_text)

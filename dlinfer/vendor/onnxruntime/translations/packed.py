@@ -31,7 +31,7 @@ def refusal(node: fx.Node) -> str | None:
     call = arguments(node)
     parts = [call[name] for name in _PARTS if call[name] is not None]
     if not all(part.op == "placeholder" and part.meta.get(STATIC) for part in parts):
-        return "a packed weight that is computed, or passed at each call"
+        return "a packed weight that is computed, or given at each call"
     sizes = [size for part in parts for size in fake(part).shape]
     if any(not fixed_size(size) for size in sizes):
         return "a packed weight of a size that varies, or without elements"

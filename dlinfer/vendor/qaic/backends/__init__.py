@@ -1,1 +1,1 @@
-"""What runs a model behind a Session: a card, or ONNX Runtime on the CPU."""
+"""The backends that run a Session's model: a card, or ONNX Runtime on the CPU."""

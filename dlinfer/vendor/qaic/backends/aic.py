@@ -66,8 +66,8 @@ class AicBackend:
 
     def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """One inference on the card."""
-        given = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
-        values = _asked(self._session.run, given)
+        contiguous = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        values = _asked(self._session.run, contiguous)
         return {name: _shaped(values[name], info) for name, info in self.outputs.items()}
 
     def benchmark(self, count: int | None, seconds: float | None, inputs: Arrays | None) -> Benchmark:

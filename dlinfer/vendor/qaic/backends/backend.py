@@ -1,4 +1,4 @@
-"""What runs a model behind a Session: a card through Qualcomm's package, or the CPU through ONNX Runtime."""
+"""The interface of a Session's backend, which runs the model on a card (Qualcomm's package) or the CPU (ONNX Runtime)."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol

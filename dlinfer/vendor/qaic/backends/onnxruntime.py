@@ -1,7 +1,7 @@
 """The backend ``onnxruntime``: the same .onnx on this machine's CPU, for real, where there is no card.
 
-A card's terms mean here: an instance is one inference at a time, all instances sharing one set of weights; an AI
-core is a thread of an inference; compiling is ONNX Runtime's optimisation for this CPU.
+A card's terms have these meanings here. An instance is one inference at a time, and all instances share the weights.
+An AI core is a thread of an inference. Compiling is ONNX Runtime's optimisation for this CPU.
 """
 
 import functools
@@ -63,12 +63,12 @@ class OnnxruntimeBackend:
         self.defaults = self._infos(session.get_overridable_initializers())
 
     def _infos(self, values: Sequence[Any]) -> dict[str, TensorInfo]:
-        found = {value.name: _info(value, self._model) for value in values}
-        if any(info.shape == () for info in found.values()):  # ONNX Runtime says so of any shape too
+        infos = {value.name: _info(value, self._model) for value in values}
+        if any(info.shape == () for info in infos.values()):  # ONNX Runtime says so of any shape too
             facts = facts_of(self._model)
             of_any_rank = facts.of_any_rank if facts is not None else frozenset()
-            found |= {name: TensorInfo(None, found[name].dtype) for name in of_any_rank & found.keys()}
-        return found
+            infos |= {name: TensorInfo(None, infos[name].dtype) for name in of_any_rank & infos.keys()}
+        return infos
 
     def settable(self) -> dict[str, Any]:
         """num_activations, set_size and dev_id."""
@@ -250,26 +250,26 @@ def _ignored_run(options: Mapping[str, Any]) -> dict[str, str]:
     return reasons
 
 
-def _info(one: Any, model: ModelFile) -> TensorInfo:
-    name = one.type.removeprefix("tensor(").removesuffix(")")
+def _info(tensor: Any, model: ModelFile) -> TensorInfo:
+    name = tensor.type.removeprefix("tensor(").removesuffix(")")
     if name not in DTYPES:
         raise QaicModelError(
             path=str(model.path),
-            detail=f"{one.name!r} is a {one.type}, which numpy has no type for",
+            detail=f"{tensor.name!r} is a {tensor.type}, which numpy has no type for",
             advice="export the model with another type for it",
         )
-    return TensorInfo(sizes_of(one.shape), np.dtype(DTYPES[name]))
+    return TensorInfo(sizes_of(tensor.shape), np.dtype(DTYPES[name]))
 
 
 def _open_sizes(infos: Mapping[str, TensorInfo]) -> str:
     """The open sizes of the inputs, for people."""
-    found = {
+    sizes = {
         f"{name}[{dim}]" if size is None else size: None
         for name, info in infos.items()
         for dim, size in enumerate(info.shape or ())
         if not isinstance(size, int)
     }
-    return ", ".join(found)
+    return ", ".join(sizes)
 
 
 def _run_error(cause: Exception) -> QaicRunError:

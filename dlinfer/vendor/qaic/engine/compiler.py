@@ -1,7 +1,7 @@
 """Compiling an ONNX model into a QPC with the SDK's command-line compiler, in a process of its own.
 
-The package ``qaic`` can compile too, but not in a process that has imported torch, as a note in the source of
-Qualcomm's own page says (quic/cloud-ai-sdk-pages, docs/Python-API/qaic/qaic.md); dlinfer's has.
+The package ``qaic`` can compile too, but not in a process that has imported torch, as dlinfer's has. A note in the
+source of Qualcomm's own page says so (quic/cloud-ai-sdk-pages, docs/Python-API/qaic/qaic.md).
 """
 
 import os
@@ -15,10 +15,10 @@ from dlinfer.vendor.qaic.errors import QaicCompileError
 from dlinfer.vendor.qaic.model_file import QPC_NAME
 from dlinfer.vendor.qaic.options.table import OPTIONS
 
-# What each tool wants to hear of the hardware: "2.0" in the compile guide, "ai100" in newer samples.
+# The hardware's name for each tool: "2.0" in the compile guide, "ai100" in newer samples.
 HARDWARE = {"qaic-exec": "2.0", "qaic-compile": "ai100"}
 SECONDS = 4 * 3600.0
-"""What a compilation may take; those of large language models take up to an hour."""
+"""The longest time of a compilation; those of large language models take up to an hour."""
 NO_FLAGS = ("output_dir", "compile_only")  # said by the caller, or on every line
 
 
@@ -41,19 +41,19 @@ def command(compiler: Path, model: Path, folder: Path, options: Mapping[str, Any
 def compile_model(compiler: Path, model: Path, output_dir: Path, options: Mapping[str, Any]) -> Path:
     """Compile into ``output_dir``; gives the path of the QPC. Raises QaicCompileError.
 
-    The compiler wants a folder that does not exist. It gets one beside the wanted one, so that nothing of the
+    The compiler wants a folder that does not exist. It gets one beside ``output_dir``, so that nothing of the
     user's is deleted, and files of the same names are replaced only by a compilation that succeeded.
     """
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".compiling-", dir=output_dir) as scratch:
-            made = Path(scratch) / "qpc"
-            _run(command(compiler, model.resolve(), made, options), model)
-            if not (made / QPC_NAME).is_file():
+            compiled = Path(scratch) / "qpc"
+            _run(command(compiler, model.resolve(), compiled, options), model)
+            if not (compiled / QPC_NAME).is_file():
                 raise QaicCompileError(
                     path=str(model), detail=f"{compiler} ended well but wrote no {QPC_NAME}"
                 )
-            for item in made.iterdir():
+            for item in compiled.iterdir():
                 os.replace(item, output_dir / item.name)
     except OSError as cause:
         raise QaicCompileError(path=str(model), detail=f"{type(cause).__name__}: {cause}") from cause

@@ -31,7 +31,7 @@ CHANGING_SIZES = (
 TYPES = frozenset(
     getattr(torch, name) for name in "float16 float32 float64 int8 int16 int32 int64 uint8 bool".split()
 )
-"""What a Session's arrays may be: numpy has no bfloat16."""
+"""The dtypes of a Session's arrays: numpy has no bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class QaicEngineOptions(EngineOptions):
     def __post_init__(self) -> None:
         for name, value in self.session.items():
             if name in OWN or name not in OPTIONS:
-                known = ", ".join(["backend", *(one for one in OPTIONS if one not in OWN)])
+                known = ", ".join(["backend", *(option for option in OPTIONS if option not in OWN)])
                 refuse(name, value, f"one of {known}")
         if self.backend not in BACKENDS:
             refuse("backend", self.backend, " or ".join(map(repr, BACKENDS)))

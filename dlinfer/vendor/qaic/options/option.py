@@ -20,12 +20,12 @@ class Kind:
 
 
 def _number(types: tuple[type, ...], low: float | None, high: float | None) -> Callable[[Any], Any]:
-    def read(given: Any) -> Any:
+    def read(value: Any) -> Any:
         # bool is an int in Python; `num_activations: true` is a mistake all the same.
-        if isinstance(given, bool) or not isinstance(given, types):
+        if isinstance(value, bool) or not isinstance(value, types):
             return None
-        fits = (low is None or given >= low) and (high is None or given <= high)
-        return given if fits else None
+        fits = (low is None or value >= low) and (high is None or value <= high)
+        return value if fits else None
 
     return read
 
@@ -49,23 +49,23 @@ def number(low: float | None = None, high: float | None = None) -> Kind:
 def choice(*allowed: str) -> Kind:
     """One of some words."""
     words = "one of " + ", ".join(repr(item) for item in allowed)
-    return Kind(words, lambda given: given if isinstance(given, str) and given in allowed else None)
+    return Kind(words, lambda value: value if isinstance(value, str) and value in allowed else None)
 
 
 def list_of(kind: type) -> Kind:
     """Return a list or tuple of one type; in our form a tuple."""
 
-    def read(given: Any) -> tuple[Any, ...] | None:
-        right = isinstance(given, (list, tuple)) and all(type(item) is kind for item in given)
-        return tuple(given) if right else None
+    def read(value: Any) -> tuple[Any, ...] | None:
+        right = isinstance(value, (list, tuple)) and all(type(item) is kind for item in value)
+        return tuple(value) if right else None
 
     return Kind(f"a list of {kind.__name__}", read)
 
 
-def _symbols(given: Any) -> dict[str, int] | None:
-    if not isinstance(given, (Mapping, list, tuple)):
+def _symbols(value: Any) -> dict[str, int] | None:
+    if not isinstance(value, (Mapping, list, tuple)):
         return None
-    pairs = list(given.items()) if isinstance(given, Mapping) else list(given)
+    pairs = list(value.items()) if isinstance(value, Mapping) else list(value)
     if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
         return None
     right = all(isinstance(name, str) and type(size) is int and size > 0 for name, size in pairs)
@@ -73,12 +73,12 @@ def _symbols(given: Any) -> dict[str, int] | None:
     return symbols if symbols is not None and len(symbols) == len(pairs) else None
 
 
-TRUTH = Kind("True or False", lambda given: given if isinstance(given, bool) else None)
+TRUTH = Kind("True or False", lambda value: value if isinstance(value, bool) else None)
 ONLY_TRUE = Kind(
-    "True: dlinfer has models compiled and runs them itself", lambda given: given is True or None
+    "True: dlinfer has models compiled and runs them itself", lambda value: value is True or None
 )
-TEXT = Kind("a str", lambda given: given if isinstance(given, str) and given else None)
-PATH = Kind("a path", lambda given: str(given) if isinstance(given, (str, Path)) and str(given) else None)
+TEXT = Kind("a str", lambda value: value if isinstance(value, str) and value else None)
+PATH = Kind("a path", lambda value: str(value) if isinstance(value, (str, Path)) and str(value) else None)
 SYMBOLS = Kind("a dict, or a list of pairs, of each symbol's name and its size of at least 1", _symbols)
 
 
@@ -98,12 +98,12 @@ class Option:
     flag: str = ""
     spelled: tuple[str | None, str | None] = ("", None)
 
-    def parse(self, given: Any) -> Any:
+    def parse(self, value: Any) -> Any:
         """Return the value in our form. Raises QaicOptionError."""
-        value = self.kind.read(given)
-        if value is None:
-            raise QaicOptionError(option=self.name, given=given, expected=self.kind.words)
-        return value
+        parsed = self.kind.read(value)
+        if parsed is None:
+            raise QaicOptionError(option=self.name, given=value, expected=self.kind.words)
+        return parsed
 
     def arguments(self, value: Any) -> list[str]:
         """Return the compiler's arguments for a value in our form."""

@@ -11,7 +11,7 @@ from dlinfer.vendor.qaic.errors import QaicOptionError
 from dlinfer.vendor.qaic.options.option import Stage
 from dlinfer.vendor.qaic.options.table import ALIASES, OPTIONS
 
-# What a card's runtime takes where nothing is said, after the "Runtime parameters" of Qualcomm's model settings.
+# The defaults of a card's runtime, after the "Runtime parameters" of Qualcomm's model settings.
 DEFAULTS = {"num_activations": 1, "set_size": 10, "dev_id": 0}
 
 
@@ -20,10 +20,10 @@ class QaicOptionWarning(UserWarning):
 
 
 class Options(Mapping[str, Any]):
-    """Options that were given, by their right names and in our form; ``run`` ones may change."""
+    """A user's options, by their right names and in our form; ``run`` ones may change."""
 
-    def __init__(self, given: Mapping[str, Any], source: str = "Session") -> None:
-        self._values = _checked(given, source)
+    def __init__(self, options: Mapping[str, Any], source: str = "Session") -> None:
+        self._values = _checked(options, source)
         if self._values.get("enable_metrics") and self._values.get("enable_profiling"):
             raise QaicOptionError(
                 option="enable_metrics",
@@ -46,12 +46,12 @@ class Options(Mapping[str, Any]):
         return len(self._values)
 
     def of_stage(self, stage: Stage) -> dict[str, Any]:
-        """Return the given options of one stage."""
+        """Return the options of one stage."""
         return {name: value for name, value in self._values.items() if OPTIONS[name].stage == stage}
 
-    def changes(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Changes of ``run`` options by their right names, checked and not yet made. Raises QaicOptionError."""
-        changed = _checked(given, "update_backend_options")
+    def changes(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Changes of ``run`` options by their right names, checked and not yet applied. Raises QaicOptionError."""
+        changed = _checked(options, "update_backend_options")
         for name, value in changed.items():
             if OPTIONS[name].stage != "run":
                 settable = ", ".join(row for row in OPTIONS if OPTIONS[row].stage == "run")
@@ -60,13 +60,13 @@ class Options(Mapping[str, Any]):
         return changed
 
     def update(self, changed: Mapping[str, Any]) -> None:
-        """Make changes that ``changes`` gave."""
+        """Apply the result of ``changes``."""
         self._values |= changed
 
 
-def _checked(given: Mapping[str, Any], source: str) -> dict[str, Any]:
+def _checked(options: Mapping[str, Any], source: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in options.items():
         name = _right_name(key, value, source)
         parsed = OPTIONS[name].parse(value)
         if values.setdefault(name, parsed) != parsed:

@@ -54,7 +54,7 @@ ROWS = (
     _compile("compile_only", ONLY_TRUE, "always so; a key of published YAML files (samples)"),
     # --- how the network is laid out
     _compile("mos", COUNT, "effort to reduce on-chip memory"),
-    _compile("ols", COUNT, "factor by which ops are split for parallelism"),
+    _compile("ols", COUNT, "factor that splits ops for parallelism"),
     _compile("allocator_dealloc_delay", integer(0), "how long buffers live on, against false dependencies"),
     _compile("size_split_granularity", integer(512, 2048), "largest tile, in KiB"),
     _compile("vtcm_working_set_limit_ratio", number(0, 1), "most fast memory an instruction may use"),
@@ -106,7 +106,7 @@ ROWS = (
     _compile("load_embedding_tables", PATH, "embedding tables, from a zip file"),
     _compile("dump_embedding_tables", PATH, "embedding tables, to a zip file"),
     # --- diagnosis and speed of compiling
-    _compile("stats_batchsize", COUNT, "batch size by which statistics are divided"),
+    _compile("stats_batchsize", COUNT, "statistics are divided by this batch size"),
     _compile("enable_debug", TRUTH, "debug mode of the compiler"),
     _compile("time_passes", TRUTH, "print times of the compiler's passes"),
     _compile("io_crc", TRUTH, "checksums of inputs and outputs"),
