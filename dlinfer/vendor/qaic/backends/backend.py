@@ -1,4 +1,4 @@
-"""The interface of a Session's backend, which runs the model on a card (Qualcomm's package) or the CPU (ONNX Runtime)."""
+"""The interface of a Session's backend, which runs the model on a card (Qualcomm's package) or a CPU (ONNX Runtime)."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
