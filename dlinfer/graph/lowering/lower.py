@@ -52,7 +52,9 @@ def place(graph_module: fx.GraphModule, engine: Engine, options: CompileOptions)
     emit(lambda report: debug.show_lowered(report, graph_module))
     with timed("partition"):
         divided = partition(graph_module.graph, engine, keep_small=options.keeps_small_regions)
-    _apply_policy(divided, engine, options)
+    for node, reason in divided.refusals.items():
+        if node not in divided.too_small and is_compute(node):
+            leave_engine(node, engine.name, reason, options.policy)
     with timed("compile"):
         return _assemble(graph_module, divided, engine, options)
 
@@ -65,20 +67,8 @@ def _run(graph_module: fx.GraphModule, chosen: Sequence[Pass], options: CompileO
         run_passes(graph_module, chosen, disabled=options.disabled_passes, show=show)
 
 
-def _apply_policy(divided: Partition, engine: Engine, options: CompileOptions) -> None:
-    """Apply the fallback policy to nodes that the engine refuses; regions that are too small do not count."""
-    small = {node for nodes, _ in divided.too_small for node in nodes}
-    for node, reason in divided.refusals.items():
-        if node in small or not is_compute(node):
-            continue
-        leave_engine(node, engine.name, reason, options.policy)
-
-
 def _assemble(
-    graph_module: fx.GraphModule,
-    divided: Partition,
-    engine: Engine,
-    options: CompileOptions,
+    graph_module: fx.GraphModule, divided: Partition, engine: Engine, options: CompileOptions
 ) -> CompiledGraph:
     first: list[Step] = []
     steps: list[Step] = []

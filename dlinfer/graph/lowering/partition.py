@@ -25,11 +25,14 @@ class Part:
 
 @dataclass
 class Partition:
-    """The parts in running order, and why each node that computes is not in the engine."""
+    """The parts in running order, and why each node that computes is not in the engine.
+
+    too_small: nodes of regions that are not worth entering the engine.
+    """
 
     parts: list[Part]
     refusals: dict[fx.Node, str]
-    too_small: list[tuple[list[fx.Node], str]]
+    too_small: set[fx.Node]
 
 
 def partition(graph: fx.Graph, engine: Engine, *, keep_small: bool) -> Partition:
@@ -42,14 +45,13 @@ def partition(graph: fx.Graph, engine: Engine, *, keep_small: bool) -> Partition
         here = [node for node in calls if levels[node] == level]
         taken = [node for node in here if node not in refusals]
         left = [node for node in here if node in refusals]
-        parts += [Part(True, taken)] if taken else []
-        parts += [Part(False, left)] if left else []
-    too_small: list[tuple[list[fx.Node], str]] = []
+        parts += [part for part in (Part(True, taken), Part(False, left)) if part.nodes]
+    too_small: set[fx.Node] = set()
     for part in parts:
         reason = engine.entry_cost(part.nodes) if part.in_engine and not keep_small else None
         if reason is not None:
             part.in_engine = False
-            too_small.append((part.nodes, reason))
+            too_small.update(part.nodes)
             refusals |= {node: reason for node in part.nodes if is_compute(node)}
     return Partition(parts, refusals, too_small)
 

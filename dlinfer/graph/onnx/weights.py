@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 INLINE_BYTES = 1 << 20
 """Weights up to this total size are stored in the model's file by default."""
 
-MOST_BYTES = (1 << 31) - (1 << 24)
-"""The limit for weights in one protobuf message, which has at most 2 GiB with the graph."""
-
 
 def fill(graph: OnnxGraph, weights: Mapping[str, Tensor]) -> list["onnx_ir.Value"]:
     """Turn inputs of a graph, by name, into initializers on the tensors' memory. Returns their values."""
@@ -49,7 +46,7 @@ class OnnxModel:
         return sum(weight.nbytes for weight in self.weights.values())
 
     def to_bytes(self) -> bytes:
-        """The whole model as ONNX's protobuf. ``save`` models with weights of more than MOST_BYTES instead."""
+        """The whole model as ONNX's protobuf, which takes at most 2 GiB; ``save`` takes more."""
         with self.filled():
             return self.graph.to_bytes()
 
