@@ -7,8 +7,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from dlinfer.graph.ir.dialect import call_on_fakes, fake
-from dlinfer.graph.ir.program import attribute
+from dlinfer.graph.ir.dialect import attribute, call_on_fakes, fake
 from dlinfer.graph.torch_private.fake_mode import FakeTensorMode, symbolic
 
 

@@ -18,8 +18,7 @@ from dlinfer.errors import CaptureError
 from dlinfer.graph.capture.float_inputs import changing_floats, is_float_read, on_floats
 from dlinfer.graph.ir.conj_neg import refuse_lazy_constants
 from dlinfer.graph.ir.device import autocast
-from dlinfer.graph.ir.dialect import STATIC, gives_something, is_pure, model_line, op_name
-from dlinfer.graph.ir.program import attribute
+from dlinfer.graph.ir.dialect import STATIC, attribute, gives_something, is_pure, model_line, op_name
 from dlinfer.graph.torch_private.dynamo import SET_GRAD_ENABLED, is_static_input
 from dlinfer.graph.torch_private.fake_mode import (
     FakeTensor,

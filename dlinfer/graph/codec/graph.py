@@ -27,9 +27,16 @@ from dlinfer.graph.codec.arguments import (
 from dlinfer.graph.codec.calls import call_text, check_call, resolve_call
 from dlinfer.graph.codec.interface import read_interface, write_interface
 from dlinfer.graph.interface.interface import Interface
-from dlinfer.graph.ir.dialect import STATIC, fake, model_line, placed_memory, reshapes_argument, storages
+from dlinfer.graph.ir.dialect import (
+    STATIC,
+    attribute,
+    fake,
+    model_line,
+    placed_memory,
+    reshapes_argument,
+    storages,
+)
 from dlinfer.graph.ir.effects import effects_of
-from dlinfer.graph.ir.program import attribute
 from dlinfer.graph.torch_private.expressions import Size
 from dlinfer.graph.torch_private.fake_mode import FakeTensorMode, strict_mode
 from dlinfer.graph.torch_private.guards import conditions_of

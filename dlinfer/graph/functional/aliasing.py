@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dlinfer.graph.ir.dialect import fake, overload
+from dlinfer.graph.ir.dialect import fake, has_tag, overload, schema_name, tensor_or_none
 from dlinfer.graph.ir.layout import same_sizes
 
 _PLACED = frozenset(
@@ -28,23 +28,20 @@ def reads_in_place(graph: fx.Graph, index: int, content: object) -> bool:
     if content is old or any(user.op == "output" for user in old.users):
         return False
     readers = [user for user in old.users if overload(user) is not torch.ops.aten.sym_size.int]
-    if len(readers) > 1:
-        return False
-    return all(_in_place(reader, old) for reader in readers)
+    return len(readers) < 2 and all(_in_place(reader, old) for reader in readers)
 
 
 def _in_place(reader: fx.Node, old: fx.Node) -> bool:
-    op = overload(reader)
-    if op is None or reader.all_input_nodes.count(old) != 1:
+    name = schema_name(reader)
+    if not name or reader.all_input_nodes.count(old) != 1:
         return False
-    if op.namespace == "dlinfer_values":  # it replaced an op that wrote into this memory
+    if name.startswith("dlinfer_values::"):  # it replaced an op that wrote into this memory
         return True
-    result = fake(reader)
-    if not isinstance(result, Tensor) or not same_sizes(result.shape, fake(old).shape):
+    result = tensor_or_none(reader)
+    if result is None or not same_sizes(result.shape, fake(old).shape):
         return False
-    if torch.Tag.pointwise in op.tags:
-        return True
-    return op._schema.name in _PLACED and bool(reader.args) and reader.args[0] is old
+    is_first = bool(reader.args) and reader.args[0] is old
+    return has_tag(reader, torch.Tag.pointwise) or (name in _PLACED and is_first)
 
 
 def overlapping(inputs: Sequence[Any], written: Collection[int]) -> str | None:
@@ -52,8 +49,6 @@ def overlapping(inputs: Sequence[Any], written: Collection[int]) -> str | None:
 
     inputs: tensors and numbers of a call. written: indices of those that get a new content.
     """
-    if not written:
-        return None
     for index in written:
         if isinstance(inputs[index], Tensor) and _overlaps_itself(inputs[index]):
             return f"input {index} is written, and elements of it share memory"

@@ -7,31 +7,31 @@ then the new content of each written argument. Engines lower it. In torch it cop
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
-from torch.library import Library, register_fake
 
 from dlinfer.graph.ir.dialect import (
     arguments,
+    is_random,
     out_of_place,
     overload,
-    parameters_of,
     reshapes_argument,
+    signature,
     written_arguments,
+    written_parameters,
 )
-from dlinfer.graph.torch_private.dispatcher import OpOverload
+from dlinfer.graph.ir.own_ops import define_op, torch_library
+from dlinfer.graph.torch_private.dispatcher import Op, is_op, parameters_of, schema_of
 
 NAMESPACE = "dlinfer_values"
 
-_library = Library(NAMESPACE, "DEF")
-_defined: dict[OpOverload, OpOverload] = {}
+_library = torch_library.Library(NAMESPACE, "DEF")
+_defined: dict[Op, Op] = {}
 _lock = threading.Lock()
-
-_COPIES = frozenset({"aten::copy_"})
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class FunctionalCall:
     listed: whether the call returns a sequence, and not one tensor.
     """
 
-    op: OpOverload | None
+    op: Op | None
     targets: Sequence[fx.Node]
-    results: int
-    listed: bool
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    results: int = 0
+    listed: bool = False
 
 
 def functional_call(node: fx.Node) -> FunctionalCall | str:
@@ -60,53 +60,41 @@ def functional_call(node: fx.Node) -> FunctionalCall | str:
     targets = written_arguments(node)
     if reshapes_argument(node):
         return f"{op} changes what memory a tensor is"
-    if torch.Tag.nondeterministic_seeded in op.tags:
+    if is_random(node):
         return f"{op} draws random numbers"
-    if op._schema.name in _COPIES:
-        return FunctionalCall(None, targets, 0, False, (node.args[1],), {})
-    declared = [parameter for parameter in op._schema.arguments if _writes(parameter)]
-    if len(declared) != len(targets):
+    if op is torch.ops.aten.copy_.default:
+        return FunctionalCall(None, targets, (node.args[1],), {})
+    written = written_parameters(op)
+    if len(written) != len(targets):
         return f"{op} writes into a list of tensors, or into one that its schema does not name"
+    by_name = arguments(node)
     if op.namespace != "aten":
-        own = len(op._schema.returns)
-        by_name = arguments(node)
-        args = tuple(by_name[parameter.name] for parameter in op._schema.arguments)
-        return FunctionalCall(functional_op(op), targets, own, own + len(targets) > 1, args, {})
-    if declared[0].kwarg_only:
-        return _without_out(node, op, targets)
-    return _functional(node, op, targets)
+        own = len(schema_of(op).returns)
+        args = tuple(by_name[parameter.name] for parameter in parameters_of(op))
+        return FunctionalCall(functional_op(op), targets, args, {}, own, own + len(targets) > 1)
+    if next(p.kwarg_only for p in parameters_of(op) if p.name in written):
+        functional = _without_out(op)
+        kwargs = {name: value for name, value in by_name.items() if name not in written}
+        call = functional and FunctionalCall(functional, targets, (), kwargs, 0, len(targets) > 1)
+    else:
+        functional = out_of_place(op) if len(targets) == 1 else None
+        call = functional and FunctionalCall(functional, targets, node.args, dict(node.kwargs))
+    return call or f"{op} has no functional form"
 
 
-def _functional(node: fx.Node, op: OpOverload, targets: Sequence[fx.Node]) -> FunctionalCall | str:
-    functional = out_of_place(op)
-    if functional is None or len(targets) != 1:
-        return f"{op} has no functional functional"
-    return FunctionalCall(functional, targets, 0, False, tuple(node.args), dict(node.kwargs))
-
-
-def _without_out(node: fx.Node, op: OpOverload, targets: Sequence[fx.Node]) -> FunctionalCall | str:
+def _without_out(op: Op) -> Op | None:
     """``aten.add.Tensor`` for ``aten.add.out``."""
-    parameters = [
-        kind
-        for kind, parameter in zip(parameters_of(op), op._schema.arguments, strict=True)
-        if not _writes(parameter)
-    ]
-    packet = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::"), None)
-    for name in packet.overloads() if packet is not None else ():
-        functional = getattr(packet, name)
-        if parameters_of(functional) == parameters and len(functional._schema.returns) == len(targets):
-            inputs = [parameter.name for parameter in op._schema.arguments if not _writes(parameter)]
-            by_name = arguments(node)
-            kwargs = {key: by_name[key] for key in inputs if key in by_name}
-            return FunctionalCall(functional, targets, 0, len(targets) > 1, (), kwargs)
-    return f"{op} has no functional functional"
+    written = written_parameters(op)
+    packet: Any = op.overloadpacket
+    for overload_name in packet.overloads():
+        functional = getattr(packet, overload_name)
+        is_same = is_op(functional) and signature(functional) == signature(op, without=written)
+        if is_same and len(schema_of(functional).returns) == len(written):
+            return functional
+    return None
 
 
-def _writes(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
-
-
-def functional_op(op: OpOverload) -> OpOverload:
+def functional_op(op: Op) -> Op:
     """The functional op in ``dlinfer_values``, defined at first use."""
     with _lock:  # torch takes a definition once
         if op not in _defined:
@@ -114,15 +102,12 @@ def functional_op(op: OpOverload) -> OpOverload:
         return _defined[op]
 
 
-def _define(op: OpOverload) -> OpOverload:
-    schema = op._schema
-    name = f"{schema.name.replace('::', '_')}{'_' if op._overloadname != 'default' else ''}"
-    name += "" if op._overloadname == "default" else op._overloadname
-    written = [index for index, parameter in enumerate(schema.arguments) if _writes(parameter)]
-    returns = ", ".join(
-        [*(str(parameter.type) for parameter in schema.returns), *("Tensor" for _ in written)]
-    )
-    _library.define(f"{name}({_parameters(schema)}) -> ({returns})", tags=(torch.Tag.pt2_compliant_tag,))
+def _define(op: Op) -> Op:
+    schema = schema_of(op)
+    name = "_".join(filter(None, (schema.name.replace("::", "_"), schema.overload_name)))
+    names = [parameter.name for parameter in schema.arguments]
+    written = [names.index(parameter) for parameter in written_parameters(op)]
+    returns = ", ".join([*(str(parameter.type) for parameter in schema.returns), *["Tensor"] * len(written)])
 
     def run(*args: Any) -> Any:
         copies = [value.clone() if index in written else value for index, value in enumerate(args)]
@@ -132,22 +117,13 @@ def _define(op: OpOverload) -> OpOverload:
         fresh = [torch.empty_like(args[index], memory_format=torch.contiguous_format) for index in written]
         return _joined(op(*args), len(schema.returns), fresh)
 
-    _implement(name, run, shapes)
-    return getattr(getattr(torch.ops, NAMESPACE), name).default
-
-
-def _implement(name: str, run: Callable[..., object], shapes: Callable[..., object]) -> None:
-    _library.impl(name, run, "CompositeExplicitAutograd")
-    register_fake(f"{NAMESPACE}::{name}", shapes, lib=_library)
-
-
-_ALIAS = re.compile(r"\(\w+!?\)")
+    return define_op(_library, name, f"({_parameters(schema)}) -> ({returns})", run, shapes)
 
 
 def _parameters(schema: object) -> str:
     """The schema's parameters, without alias annotations and all positional."""
     text = str(schema).partition("(")[2].rpartition(") -> ")[0]
-    return _ALIAS.sub("", text).replace("*, ", "")
+    return re.sub(r"\(\w+!?\)", "", text).replace("*, ", "")
 
 
 def _joined(results: Any, own: int, contents: list[torch.Tensor]) -> Any:

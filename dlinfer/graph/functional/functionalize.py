@@ -8,13 +8,13 @@ never copied. torch computes outputs that are views afterwards (``outputs``).
 
 import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.node import map_arg
+from torch.fx.node import Argument, map_arg
 
 from dlinfer.errors import NotAFunctionError
 from dlinfer.graph.functional.aliasing import overlapping, reads_in_place
@@ -30,13 +30,14 @@ from dlinfer.graph.ir.dialect import (
     is_random,
     model_source,
     overload,
+    schema_name,
     storages,
+    tensor_or_none,
     written_arguments,
 )
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.ir.layout import same_sizes
 from dlinfer.graph.ir.own_ops import CHECKS
-from dlinfer.graph.ir.program import attribute
 
 aten = torch.ops.aten
 
@@ -66,16 +67,17 @@ class Function:
     @property
     def outputs(self) -> list[fx.Node]:
         """The nodes that it returns, in the order of ``writes``."""
-        return list(self.graph_module.graph.output_node().args[0])  # pyright: ignore[reportArgumentType]
+        return output_nodes(self.graph_module.graph)
 
     @property
     def weights(self) -> tuple[int, ...]:
         """Indices of the input tensors that are the same at each call and never written."""
-        return tuple(
-            index
-            for index, node in enumerate(self.inputs)
-            if node.meta.get(STATIC) and index not in self.writes and isinstance(fake(node), Tensor)
-        )
+        static = [
+            i
+            for i, node in enumerate(self.inputs)
+            if node.meta.get(STATIC) and tensor_or_none(node) is not None
+        ]
+        return tuple(index for index in static if index not in self.writes)
 
     def check(self, inputs: Sequence[object]) -> None:
         """Run the region's assertions on its inputs. Call it before the engine."""
@@ -116,40 +118,45 @@ _METADATA = torch.ops.aten._assert_tensor_metadata.default
 
 def is_check(node: fx.Node) -> bool:
     """Whether a node returns nothing and only raises, so that ``Function.check`` may run it."""
-    op = overload(node)
-    return op is not None and (op is _METADATA or op._schema.name in CHECKS)
+    return overload(node) is _METADATA or schema_name(node) in CHECKS
+
+
+def output_nodes(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes that a graph of values returns."""
+    outputs: Any = graph.output_node().args[0]
+    return list(outputs)
 
 
 class _Builder:
-    """Builds a function in one walk over a region's nodes."""
+    """Builds a function in one walk over a region's nodes.
+
+    memory: node -> identities of the memory that it lies in. root: memory -> the first node that lies in it.
+    content: written memory -> the present value of its root. writes: memory -> how many writes so far.
+    value: old node -> (writes to its memory at that time, its value). source: meta of the node being walked.
+    """
 
     def __init__(self, owner: fx.GraphModule) -> None:
         self.owner = owner
+        self.placeholders = owner.graph.find_nodes(op="placeholder")
         self.graph = fx.Graph()
-        self.memory: dict[fx.Node, set[int]] = {}  # node -> identities of the memory that it lies in
-        self.root: dict[int, fx.Node] = {}  # memory -> the first node that lies in it
-        self.content: dict[
-            int, tuple[int, fx.Node]
-        ] = {}  # written memory -> (writes so far, its root's value)
-        self.value: dict[fx.Node, tuple[int, Any]] = {}  # old node -> (writes at that time, its value)
+        self.memory: dict[fx.Node, set[int]] = {}
+        self.root: dict[int, fx.Node] = {}
+        self.content: dict[int, fx.Node] = {}
+        self.writes: Counter[int] = Counter()
+        self.value: dict[fx.Node, tuple[int, Any]] = {}
         self.checks: list[fx.Node] = []
-        self.source: dict[str, object] = {}  # meta of the node being walked
+        self.source: dict[str, object] = {}
 
     def build(self) -> Function:
-        placed = Counter(
-            memory for node in self.owner.graph.find_nodes(op="placeholder") for memory in storages(node)
-        )
+        placed = Counter(memory for node in self.placeholders for memory in storages(node))
         shared = {memory for memory, times in placed.items() if times > 1}
         for number, node in enumerate(self.owner.graph.nodes):
             if node.op == "output":
                 continue
             self.memory[node] = self._located(node, shared, number)
-            for memory in self.memory[node] if isinstance(fake(node), Tensor) else ():
+            for memory in self.memory[node] if tensor_or_none(node) is not None else ():
                 self.root.setdefault(memory, node)
-            if node.op == "call_function":
-                self._call(node)
-            else:
-                self._copy(node)
+            self._walk(node)
         return self._finished()
 
     def _located(self, node: fx.Node, shared: set[int], number: int) -> set[int]:
@@ -164,8 +171,8 @@ class _Builder:
         parent = viewed(node)
         return memory - shared | (self.memory[parent] if parent is not None else set())
 
-    def _call(self, node: fx.Node) -> None:
-        reason = refusal(node)
+    def _walk(self, node: fx.Node) -> None:
+        reason = refusal(node) if node.op == "call_function" else None
         if reason is not None:
             raise NotAFunctionError(node=node.name, reason=reason)
         if written_arguments(node):
@@ -173,23 +180,27 @@ class _Builder:
         elif is_check(node):
             self.checks += [] if overload(node) is _METADATA else [node]
         else:
-            self._copy(node)
-
-    def _copy(self, node: fx.Node) -> None:
-        self.value[node] = (self._writes_to(node), self.graph.node_copy(node, self.current))
+            self.value[node] = (self._writes_to(node), self.graph.node_copy(node, self.current))
 
     def emit(
-        self, op: Any, args: tuple[Any, ...], value: Any, kwargs: dict[str, Any] | None = None
+        self, op: Any, args: tuple[Argument, ...], value: object, kwargs: Mapping[str, Argument] | None = None
     ) -> fx.Node:
-        """A new node with its fake result and the line of the node being walked."""
-        node = self.graph.call_function(op, args, kwargs or {})
-        node.meta = dict(self.source) | {"val": value}
-        return node
+        """A new node with its fake result and the line of the node being walked.
+
+        args, kwargs: nodes of the old graph stand for their present values.
+        """
+
+        def new(node: fx.Node) -> fx.Node:
+            return node if node.graph is self.graph else self.current(node)
+
+        call = self.graph.call_function(op, map_arg(args, new), map_arg(dict(kwargs or {}), new))
+        call.meta = {**self.source, "val": value}
+        return call
 
     # --- what memory holds now
 
     def _writes_to(self, node: fx.Node) -> int:
-        return sum(self.content[memory][0] for memory in self.memory[node] if memory in self.content)
+        return sum(self.writes[memory] for memory in self.memory[node])
 
     def current(self, node: fx.Node) -> Any:
         """The new node for the contents of an old node's memory at this point of the walk."""
@@ -198,7 +209,7 @@ class _Builder:
             return value
         memories = self.memory[node]
         if len(memories) == 1 and self.root.get(*memories) is node:
-            value = self.content[next(iter(memories))][1]
+            value = self.content[next(iter(memories))]
         else:
             value = self._repeat_view(node)
         self.value[node] = (self._writes_to(node), value)
@@ -208,9 +219,8 @@ class _Builder:
         """Repeat a view, of the new content."""
         parent = viewed(node)
         if parent is None:
-            raise NotAFunctionError(
-                node=node.name, reason="one of its results is written, and another read after it"
-            )
+            reason = "one of its results is written, and another read after it"
+            raise NotAFunctionError(node=node.name, reason=reason)
         return self.current(parent) if is_same(node, parent) else self.graph.node_copy(node, self.current)
 
     # --- writes
@@ -228,30 +238,22 @@ class _Builder:
         result = own[0] if len(own) == 1 else own if own else self.current(functional.targets[0])
         self.value[node] = (self._writes_to(node), result)
 
-    def _contents(self, node: fx.Node, functional: FunctionalCall) -> list[Any]:
+    def _contents(self, node: fx.Node, functional: FunctionalCall) -> list[fx.Node]:
         """The results of the functional op: first its own, then the new content of each target."""
-        args, kwargs = map_arg((functional.args, functional.kwargs), self.current)
+        targets, count = functional.targets, functional.results
         if functional.op is None:
             source = functional.args[0]
-            value = args[0] if isinstance(source, fx.Node) else None
-            if value is None:
+            if not isinstance(source, fx.Node):
                 raise NotAFunctionError(node=node.name, reason="it copies a number")
-            return [self._fitted(value, fake(source), functional.targets[0])]
-        own = [] if functional.results == 0 else [fake(node)] if functional.results == 1 else fake(node)
-        fakes = [*own, *(self._raw(functional, target) for target in functional.targets)]
-        call = self.emit(
-            functional.op, tuple(args), tuple(fakes) if functional.listed else fakes[0], dict(kwargs)
-        )
-        parts = [call]
+            return [self._fitted(self.current(source), fake(source), targets[0])]
+        own = [] if count == 0 else [fake(node)] if count == 1 else fake(node)
+        fakes = [*own, *(self._raw(functional, target) for target in targets)]
+        result = tuple(fakes) if functional.listed else fakes[0]
+        parts = [call := self.emit(functional.op, functional.args, result, functional.kwargs)]
         if functional.listed:
             parts = [self.emit(operator.getitem, (call, index), value) for index, value in enumerate(fakes)]
-        fitted = [
-            self._fitted(part, value, target)
-            for part, value, target in zip(
-                parts[functional.results :], fakes[functional.results :], functional.targets, strict=True
-            )
-        ]
-        return [*parts[: functional.results], *fitted]
+        new = zip(parts[count:], fakes[count:], targets, strict=True)
+        return [*parts[:count], *(self._fitted(part, value, target) for part, value, target in new)]
 
     def _raw(self, functional: FunctionalCall, target: fx.Node) -> Tensor:
         """The fake of a new content, in the dtype of the functional op; the in-place op casts to the target's."""
@@ -274,7 +276,7 @@ class _Builder:
             value = self.emit(aten.expand.default, (value, self._sizes(target)), old)
         return value
 
-    def _store(self, target: fx.Node, content: Any) -> None:
+    def _store(self, target: fx.Node, content: fx.Node) -> None:
         """Record ``content`` as the new value of ``target`` and of its base tensor."""
         (memory,) = self.memory[target]
         root = self.root[memory]
@@ -286,15 +288,11 @@ class _Builder:
             assert parent is not None, "every node that is not the first in its memory is a view"
             if not is_same(node, parent):
                 view, index, parent = self._view(node, parent)
-                write = ViewWrite(view, index, self.current(parent), content, self._emit_mixed, self._sizes)
+                write = ViewWrite(view, index, self.current(parent), content, self.emit, self._sizes)
                 content = write.new_base()
             node = parent
-        self.content[memory] = (self.content.get(memory, (0, None))[0] + 1, content)
-
-    def _emit_mixed(self, op: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
-        """As ``emit``, with arguments that may be nodes of the old graph, such as the bounds of a slice."""
-        new = map_arg(args, lambda node: node if node.graph is self.graph else self.current(node))
-        return self.emit(op, new, value)
+        self.content[memory] = content
+        self.writes[memory] += 1
 
     def _view(self, node: fx.Node, parent: fx.Node) -> tuple[fx.Node, int | None, fx.Node]:
         """(the view op, which of its results, its base)."""
@@ -307,77 +305,63 @@ class _Builder:
 
     def _sizes(self, node: fx.Node) -> list[Any]:
         """An old node's sizes as arguments in the new graph."""
-        value = fake(node)
         return [
-            size if isinstance(size, int) else self.emit(aten.sym_size.int, (self.current(node), dim), size)
-            for dim, size in enumerate(value.shape)
+            size if isinstance(size, int) else self.emit(aten.sym_size.int, (node, dim), size)
+            for dim, size in enumerate(fake(node).shape)
         ]
 
     # --- the end
 
     def _finished(self) -> Function:
-        outputs = list(self.owner.graph.output_node().args[0])  # pyright: ignore[reportArgumentType]
-        placeholders = self.owner.graph.find_nodes(op="placeholder")
         self.source = {}
-        writes: list[int | None] = []
-        values: list[fx.Node] = []
-        for index, node in enumerate(placeholders):
-            memory = next(iter(self.memory[node]), None)
-            if memory in self.content and self.root[memory] is node:
-                values.append(self.current(node))
-                writes.append(index)
-        results = results_of(self.owner, outputs, len(writes))
+        written = [
+            index
+            for index, node in enumerate(self.placeholders)
+            for memory in self.memory[node]
+            if memory in self.content and self.root[memory] is node
+        ]
+        values = [self.current(self.placeholders[index]) for index in written]
+        results = results_of(self.owner, output_nodes(self.owner.graph), len(written))
         for base, order in results.fresh:
             value = self.current(base)
-            values.append(
-                value
-                if order is None
-                else self.emit(aten.permute.default, (value, list(order)), fake(base).permute(order))
-            )
-            writes.append(None)
+            if order is not None:
+                value = self.emit(aten.permute.default, (value, [*order]), fake(base).permute(order))
+            values.append(value)
         self.graph.output(tuple(values))
         self.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
-        constants = {
-            str(n.target): attribute(self.owner, str(n.target)) for n in self.graph.find_nodes(op="get_attr")
-        }
-        module = fx.GraphModule(constants, self.graph, self.owner._get_name())
-        written = [index for index in writes if index is not None]
+        module = fx.GraphModule(self.owner, self.graph, type(self.owner).__name__)
         in_place = frozenset(
             index
             for index, value in zip(written, values, strict=False)
             if reads_in_place(self.graph, index, value)
         )
-        return Function(module, tuple(writes), in_place, results, self._check_module())
+        return Function(
+            module, (*written, *[None] * len(results.fresh)), in_place, results, self._check_module()
+        )
 
     def _check_module(self) -> fx.GraphModule | None:
-        """The region's assertions as a module that takes its inputs."""
+        """The region's assertions as a module that takes its inputs.
+
+        Raises NotAFunctionError where they read what the region has to compute.
+        """
         if not self.checks:
             return None
-        graph = fx.Graph()
-        copies: dict[fx.Node, fx.Node] = {}
-        needed = self._needed(self.checks)
-        for node in self.owner.graph.nodes:
-            if node.op == "placeholder" or node in needed:
-                copies[node] = graph.node_copy(node, copies.__getitem__)
-        graph.output(())
-        constants = {
-            str(n.target): attribute(self.owner, str(n.target)) for n in graph.find_nodes(op="get_attr")
-        }
-        return fx.GraphModule(constants, graph, "checks")
-
-    def _needed(self, checks: Sequence[fx.Node]) -> set[fx.Node]:
-        """Checks and what they read. Raises NotAFunctionError where the region has to compute that."""
-        needed: set[fx.Node] = set()
-        waiting = list(checks)
+        needed = dict.fromkeys(self.placeholders)
+        waiting = list(self.checks)
         while waiting:
             node = waiting.pop()
-            if node in needed or node.op == "placeholder":
-                continue
-            if node not in checks and is_compute(node):
-                raise NotAFunctionError(node=node.name, reason="an assertion reads what the region computes")
-            needed.add(node)
-            waiting += node.all_input_nodes
-        return needed
+            if node not in needed:
+                needed[node] = None
+                waiting += node.all_input_nodes
+                if node not in self.checks and is_compute(node):
+                    reason = "an assertion reads what the region computes"
+                    raise NotAFunctionError(node=node.name, reason=reason)
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in sorted(needed):
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output(())
+        return fx.GraphModule(self.owner, graph, "checks")
 
 
 def _unit(value: object) -> Any:

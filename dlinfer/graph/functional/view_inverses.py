@@ -13,9 +13,9 @@ from torch import fx
 from torch.fx.node import Argument
 
 from dlinfer.errors import NotAFunctionError
-from dlinfer.graph.ir.dialect import arguments, fake, overload, tensor_of
-from dlinfer.graph.ir.layout import inverse_order
-from dlinfer.graph.torch_private.dispatcher import OpOverload
+from dlinfer.graph.ir.dialect import arguments, fake, schema_name, tensor_of
+from dlinfer.graph.ir.layout import inverse_order, is_static
+from dlinfer.graph.torch_private.dispatcher import Op
 from dlinfer.graph.torch_private.symbols import fixed_size
 
 aten = torch.ops.aten
@@ -39,14 +39,14 @@ class ViewWrite:
 
     def new_base(self) -> fx.Node:
         """The base tensor's new value. Raises NotAFunctionError for a view that has no inverse."""
-        op = overload(self.view)
-        name = op._schema.name.removeprefix("aten::") if op is not None else str(self.view.target)
+        name = schema_name(self.view).removeprefix("aten::")
         inverse = (_INVERSES if self.index is None else _INVERSES_OF_PARTS).get(name)
         if inverse is None:
-            raise NotAFunctionError(node=self.view.name, reason=f"a write through a view by {op or name}")
+            reason = f"a write through a view by {self.view.target}"
+            raise NotAFunctionError(node=self.view.name, reason=reason)
         return inverse(self)
 
-    def result(self, op: OpOverload, *args: Argument) -> fx.Node:
+    def result(self, op: Op, *args: Argument) -> fx.Node:
         """A call that computes the base's new value."""
         return self.new_node(op, args, fake(self.view.all_input_nodes[0]))
 
@@ -83,16 +83,11 @@ def _select(write: ViewWrite) -> fx.Node:
 
 def _narrow(write: ViewWrite) -> fx.Node:
     _, dim, start, length = arguments(write.view).values()
-    if isinstance(start, fx.Node) or isinstance(length, fx.Node):
-        first, size = (fake(bound) if isinstance(bound, fx.Node) else bound for bound in (start, length))
-        end: Argument = write.new_node(operator.add, (start, length), first + size)
-    else:
-        end = start + length
+    first, size = (fake(bound) if isinstance(bound, fx.Node) else bound for bound in (start, length))
+    end = first + size
+    if not is_static(end):
+        end = write.new_node(operator.add, (start, length), end)
     return write.result(aten.slice_scatter.default, write.base, write.part, dim, start, end, 1)
-
-
-def _alias(write: ViewWrite) -> fx.Node:
-    return write.part
 
 
 def _unbind(write: ViewWrite) -> fx.Node:
@@ -106,7 +101,7 @@ def _split(write: ViewWrite) -> fx.Node:
     *before, size = [fixed_size(part.shape[dim]) for part in fake(write.view)[: (write.index or 0) + 1]]
     starts = [number for number in before if number is not None]
     if size is None or len(starts) < len(before):
-        reason = f"a write into one part of {overload(write.view)} of unknown size"
+        reason = f"a write into one part of {write.view.target} of unknown size"
         raise NotAFunctionError(node=write.view.name, reason=reason)
     start = sum(starts)
     return write.result(aten.slice_scatter.default, write.base, write.part, dim, start, start + size, 1)
@@ -121,7 +116,7 @@ _INVERSES: dict[str, Callable[[ViewWrite], fx.Node]] = {
     "slice": _slice,
     "select": _select,
     "narrow": _narrow,
-    **dict.fromkeys(("alias", "detach", "lift_fresh"), _alias),
+    **dict.fromkeys(("alias", "detach", "lift_fresh"), lambda write: write.part),
 }
 _INVERSES_OF_PARTS: dict[str, Callable[[ViewWrite], fx.Node]] = {
     "unbind": _unbind,

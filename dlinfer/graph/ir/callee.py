@@ -52,12 +52,9 @@ def reference(target: Any) -> str:
 def resolve(text: str) -> Callable[..., Any]:
     """The function of a reference. Raises AttributeError or KeyError where there is none."""
     kind, _, path = text.partition(" ")
-    if kind == LAYOUT:
-        return laid_out
-    if kind == COUNT_WRITES:
-        return increment_version
-    if kind == CHECK:
-        return check_result
+    own = {LAYOUT: laid_out, COUNT_WRITES: increment_version, CHECK: check_result}
+    if kind in own:
+        return own[kind]
     if kind == "op":
         namespace, name, overload = path.split(".")
         op: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), name), overload)

@@ -5,31 +5,39 @@ arithmetic on symbolic sizes, for inference. Writes stay in place, so order matt
 to memory that it reads. ``meta["val"]`` of a node is its fake result. Fakes with one storage are views of one memory.
 """
 
+import functools
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
-from torch.fx.node import map_arg
+from torch.fx.node import Argument, map_arg
 from torch.utils import _pytree as pytree
 
-from dlinfer.graph.torch_private.dispatcher import HigherOrderOperator, OpOverload, has_registered_effect
+from dlinfer.graph.torch_private.dispatcher import (
+    HigherOrderOperator,
+    Op,
+    has_registered_effect,
+    is_op,
+    parameters_of,
+    schema_of,
+)
 from dlinfer.graph.torch_private.fake_mode import storage_id
-from dlinfer.graph.torch_private.symbols import symbols_of
+from dlinfer.graph.torch_private.symbols import plain_symbol, symbols_of
 
 STATIC = "static_input"
 """Key in a placeholder's meta: the input is a module's parameter or buffer, the same tensor at each call."""
 
-_UNDECLARED_WRITES: dict[str, Callable[[dict[str, Any]], tuple[str, ...]]] = {
-    # torch's schemas of these do not declare that running statistics are updated.
-    "aten::batch_norm": lambda call: ("running_mean", "running_var") if call["training"] else (),
-    "aten::instance_norm": lambda call: ("running_mean", "running_var") if call["use_input_stats"] else (),
-    "aten::_batch_norm_impl_index": lambda call: ("running_mean", "running_var") if call["training"] else (),
-    "aten::native_batch_norm": lambda call: ("running_mean", "running_var") if call["training"] else (),
-    "aten::cudnn_batch_norm": lambda call: ("running_mean", "running_var") if call["training"] else (),
+# torch's schemas of these do not declare that running statistics are updated where this argument is true.
+_UPDATES_STATISTICS = {
+    "aten::batch_norm": "training",
+    "aten::instance_norm": "use_input_stats",
+    "aten::_batch_norm_impl_index": "training",
+    "aten::native_batch_norm": "training",
+    "aten::cudnn_batch_norm": "training",
 }
 
 # Random in training only; torch tags the others ``nondeterministic_seeded``.
@@ -49,20 +57,14 @@ _WITHOUT_STATE = frozenset({"torchvision", "quantized", "quantized_decomposed", 
 
 _REPLACES_MEMORY = frozenset({"set_", "resize_", "resize_as_", "as_strided_"})
 
-_PURE_PYTHON = frozenset(value for name, value in vars(operator).items() if name in operator.__all__) | {
-    torch.sym_float,
-    torch.sym_int,
-    torch.sym_max,
-    torch.sym_min,
-    torch.sym_not,
-    torch.sym_ite,
-    torch.sym_sum,
-    math.ceil,
-    math.floor,
-    math.trunc,
-    round,
-    getattr,
-}
+_SYMBOLIC_FUNCTIONS = "sym_float sym_int sym_max sym_min sym_not sym_ite sym_sum".split()
+_PURE_PYTHON: frozenset[object] = frozenset(
+    (
+        *(value for name, value in vars(operator).items() if not name.startswith("_")),
+        *(getattr(torch, name) for name in _SYMBOLIC_FUNCTIONS),
+        *(math.ceil, math.floor, math.trunc, round, getattr),
+    )
+)
 
 
 def fake(node: fx.Node) -> Any:
@@ -70,17 +72,17 @@ def fake(node: fx.Node) -> Any:
     return node.meta.get("val")
 
 
-def tensor_of(node: fx.Node) -> torch.Tensor:
-    """The fake of a node whose result is one tensor."""
-    value = fake(node)
-    assert isinstance(value, torch.Tensor), node.format_node()
-    return value
-
-
 def tensor_or_none(value: object) -> torch.Tensor | None:
     """The fake of an argument that is a node with one tensor as its result; None for anything else."""
     result = fake(value) if isinstance(value, fx.Node) else None
     return result if isinstance(result, torch.Tensor) else None
+
+
+def tensor_of(node: fx.Node) -> torch.Tensor:
+    """The fake of a node whose result is one tensor."""
+    value = tensor_or_none(node)
+    assert value is not None, node.format_node()
+    return value
 
 
 def tensors_of(node: fx.Node) -> list[torch.Tensor]:
@@ -93,9 +95,20 @@ def storages(node: fx.Node) -> set[int]:
     return {storage_id(tensor) for tensor in tensors_of(node) if tensor.layout == torch.strided}
 
 
-def overload(node: fx.Node) -> OpOverload | None:
+def memory_read(node: fx.Node) -> frozenset[int]:
+    """Storage ids of a node's arguments."""
+    return frozenset(memory for parent in node.all_input_nodes for memory in storages(parent))
+
+
+def overload(node: fx.Node) -> Op | None:
     """The op that a node calls; None for arithmetic on sizes, placeholders and the like."""
-    return node.target if isinstance(node.target, OpOverload) else None
+    return node.target if is_op(node.target) else None
+
+
+def schema_name(node: fx.Node) -> str:
+    """``aten::add`` for a node that calls ``aten.add.Tensor``; empty where it calls no op."""
+    op = overload(node)
+    return "" if op is None else schema_of(op).name
 
 
 def op_name(node: fx.Node) -> str:
@@ -105,9 +118,14 @@ def op_name(node: fx.Node) -> str:
         return str(op).removesuffix(".default")
     if node.op != "call_function":
         return node.op
-    target: Any = node.target
-    module = getattr(target, "__module__", "") or ""
-    return f"{module.removeprefix('_')}.{getattr(target, '__name__', target)}"
+    module: str = getattr(node.target, "__module__", "") or ""
+    return f"{module.removeprefix('_')}.{getattr(node.target, '__name__', node.target)}"
+
+
+def has_tag(node: fx.Node, tag: torch.Tag) -> bool:
+    """Whether a node calls an op with one of torch's tags."""
+    op = overload(node)
+    return op is not None and tag in op.tags
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
@@ -115,7 +133,7 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     op = overload(node)
     assert op is not None, node.format_node()
     by_name: dict[str, Any] = {}
-    for index, parameter in enumerate(op._schema.arguments):
+    for index, parameter in enumerate(parameters_of(op)):
         if parameter.name in node.kwargs:
             by_name[parameter.name] = node.kwargs[parameter.name]
         elif not parameter.kwarg_only and index < len(node.args):
@@ -125,6 +143,12 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     return by_name
 
 
+@functools.cache
+def written_parameters(op: Op) -> tuple[str, ...]:
+    """The parameters that an op's schema declares to be written."""
+    return tuple(p.name for p in parameters_of(op) if p.alias_info is not None and p.alias_info.is_write)
+
+
 def written_arguments(node: fx.Node) -> list[fx.Node]:
     """Nodes whose memory this node writes; for a higher-order op with a mutating branch, all its tensor operands."""
     op = overload(node)
@@ -132,19 +156,13 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
         if not isinstance(node.target, HigherOrderOperator) or not any(map(_writes, _called_graphs(node))):
             return []
         return [parent for parent in node.all_input_nodes if tensors_of(parent)]
-    undeclared = _UNDECLARED_WRITES.get(op._schema.name)
-    declares = any(p.alias_info is not None and p.alias_info.is_write for p in op._schema.arguments)
-    if not declares and undeclared is None:
+    names, flag = written_parameters(op), _UPDATES_STATISTICS.get(schema_name(node))
+    if not names and flag is None:
         return []
     call = arguments(node)
-    names = [
-        p.name
-        for p in op._schema.arguments
-        if p.alias_info is not None and p.alias_info.is_write and p.name in call
-    ]
-    if undeclared is not None:
-        names += undeclared(call)
-    return [leaf for name in names for leaf in nodes_in(call[name])]
+    if flag is not None and call[flag]:
+        names = (*names, "running_mean", "running_var")
+    return [leaf for name in names for leaf in nodes_in(call.get(name))]
 
 
 def _called_graphs(node: fx.Node) -> Iterator[fx.GraphModule]:
@@ -153,7 +171,7 @@ def _called_graphs(node: fx.Node) -> Iterator[fx.GraphModule]:
         if parent.op == "get_attr":
             owner = parent.graph.owning_module
             assert owner is not None, "a graph that calls others belongs to a module that holds them"
-            value: Any = operator.attrgetter(str(parent.target))(owner)
+            value = attribute(owner, str(parent.target))
             if isinstance(value, fx.GraphModule):
                 yield value
 
@@ -162,41 +180,43 @@ def _writes(graph_module: fx.GraphModule) -> bool:
     return any(written_arguments(node) for node in graph_module.graph.nodes)
 
 
-def out_of_place(op: OpOverload) -> OpOverload | None:
+def attribute(graph_module: fx.GraphModule, target: str) -> Any:
+    """The value of a get_attr node's dotted target."""
+    return operator.attrgetter(target)(graph_module)
+
+
+def out_of_place(op: Op) -> Op | None:
     """``aten.div.Tensor`` for ``aten.div_.Tensor``: the same parameters and no write.
 
     An op that replaces its argument's memory, such as ``set_``, has none.
     """
-    name = op._schema.name.removeprefix("aten::")
+    schema = schema_of(op)
+    name = schema.name.removeprefix("aten::")
     if op.namespace != "aten" or not name.endswith("_") or name in _REPLACES_MEMORY:
         return None
-    functional = getattr(getattr(torch.ops.aten, name.removesuffix("_"), None), op._overloadname, None)
-    has_form = functional is not None and parameters_of(functional) == parameters_of(op)
-    return functional if has_form else None
+    packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
+    functional = getattr(packet, schema.overload_name or "default", None)
+    return functional if is_op(functional) and signature(functional) == signature(op) else None
 
 
-def parameters_of(op: OpOverload) -> list[tuple[str, str]]:
-    """Name and type of each parameter of an op."""
-    return [(parameter.name, str(parameter.type)) for parameter in op._schema.arguments]
+def signature(op: Op, without: Collection[str] = ()) -> list[tuple[str, str]]:
+    """Name and type of each parameter of an op, but for those named ``without``."""
+    return [(p.name, str(p.type)) for p in parameters_of(op) if p.name not in without]
 
 
-def nodes_in(argument: Any) -> Iterator[fx.Node]:
+def nodes_in(argument: Argument) -> list[fx.Node]:
     """Every node in an argument, however deep in lists, dicts and slices."""
     nodes: list[fx.Node] = []
     map_arg(argument, nodes.append)
-    return iter(nodes)
+    return nodes
 
 
 def is_random(node: fx.Node) -> bool:
     """Whether a node draws random numbers. The order of such nodes matters."""
-    op = overload(node)
-    if op is None:
-        return False
-    if torch.Tag.nondeterministic_seeded in op.tags:
-        flag = _RANDOM_IN_TRAINING.get(op._schema.name)
-        return flag is None or bool(arguments(node).get(flag))
-    flag = _RANDOM_IN_TRAINING.get(op._schema.name)
-    return flag is not None and bool(arguments(node).get(flag))
+    flag = _RANDOM_IN_TRAINING.get(schema_name(node))
+    if flag is not None:
+        return bool(arguments(node).get(flag))
+    return has_tag(node, torch.Tag.nondeterministic_seeded)
 
 
 def has_hidden_effects(node: fx.Node) -> bool:
@@ -212,12 +232,9 @@ def has_hidden_effects(node: fx.Node) -> bool:
 
 def is_pure(node: fx.Node) -> bool:
     """Whether a node only computes its result, so that DCE may drop it and CSE may merge it."""
-    if node.op == "get_attr":
-        return True
     if node.op != "call_function":
-        return False
-    op = overload(node)
-    if op is None:
+        return node.op == "get_attr"
+    if overload(node) is None:
         return node.target in _PURE_PYTHON
     if has_hidden_effects(node) or written_arguments(node) or is_random(node):
         return False
@@ -228,56 +245,58 @@ def is_pure(node: fx.Node) -> bool:
 def gives_something(node: fx.Node) -> bool:
     """Whether an op has a result. Assertions and some writes have none."""
     op = overload(node)
-    return op is None or len(op._schema.returns) > 0
+    return op is None or len(schema_of(op).returns) > 0
 
 
 def is_view(node: fx.Node) -> bool:
     """Whether a node is pure and its result lies in memory of its arguments."""
-    if node.op != "call_function" or not is_pure(node):
-        return False
     memory = storages(node)
-    if not memory:
-        return False
-    return memory <= {identity for parent in node.all_input_nodes for identity in storages(parent)}
+    return bool(memory) and memory <= memory_read(node) and is_pure(node)
 
 
 def is_size(node: fx.Node) -> bool:
     """Whether a node's result is a number, such as a size."""
-    return isinstance(fake(node), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
+    return isinstance(fake(node), (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def reads_number(node: fx.Node) -> bool:
     """Whether a node reads a number from a tensor's memory (``item``). Sizes are not read from memory."""
-    op = overload(node)
-    return op is not None and is_size(node) and not op._schema.name.startswith("aten::sym_")
+    return overload(node) is not None and is_size(node) and not schema_name(node).startswith("aten::sym_")
 
 
 def brings_symbol(node: fx.Node) -> bool:
     """Whether a node creates an unbacked symbol: its result, or a size of it, depends on data (item, nonzero)."""
-    op = overload(node)
-    if op is None or reads_number(node):
-        return op is not None
-    if torch.Tag.dynamic_output_shape in op.tags:  # only some calls: index by a mask, but not by integers
-        return not _symbols(node) <= {
-            symbol for parent in node.all_input_nodes for symbol in _symbols(parent)
-        }
-    return torch.Tag.data_dependent_output in op.tags
+    if has_tag(node, torch.Tag.dynamic_output_shape):  # only some calls: index by a mask, but not by integers
+        return not symbols_in(node) <= {symbol for p in node.all_input_nodes for symbol in symbols_in(p)}
+    return reads_number(node) or has_tag(node, torch.Tag.data_dependent_output)
 
 
-def _symbols(node: fx.Node) -> set[Any]:
+def symbols_in(node: fx.Node) -> set[Any]:
+    """The symbols in the sizes and numbers of a node's result."""
     return {symbol for leaf in pytree.tree_leaves(fake(node)) for symbol in symbols_of(leaf)}
+
+
+def input_with(symbol: object, inputs: Sequence[fx.Node]) -> fx.Node | tuple[fx.Node, int] | None:
+    """The input that is a symbol, else an input and its dimension of that size; None where no input has it."""
+    for node in inputs:
+        if plain_symbol(fake(node)) == symbol:
+            return node
+    for node in inputs:
+        tensor = tensor_or_none(node)
+        for dim, size in enumerate(() if tensor is None else tensor.shape):
+            if plain_symbol(size) == symbol:
+                return node, dim
+    return None
 
 
 def reshapes_argument(node: fx.Node) -> bool:
     """Whether a node changes sizes or memory of an argument in place, as ``t_`` and ``set_`` do."""
-    op = overload(node)
-    return op is not None and torch.Tag.inplace_view in op.tags
+    return has_tag(node, torch.Tag.inplace_view)
 
 
 def is_as_strided(node: fx.Node) -> bool:
     """Whether a node calls one of the ``as_strided`` ops."""
-    op = overload(node)
-    return op is not None and op._schema.name.startswith("aten::as_strided")
+    return schema_name(node).startswith("aten::as_strided")
 
 
 def placed_memory(node: fx.Node) -> set[int]:
@@ -327,9 +346,14 @@ def describe(value: object) -> str:
     """A fake result for people: dtype and sizes."""
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
-    if isinstance(value, (list, tuple)):
+    if is_list(value):
         return f"({', '.join(map(describe, value))})"
     return str(value)
+
+
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    """Whether an argument is a list or a tuple."""
+    return isinstance(value, (list, tuple))
 
 
 class Bare(str):

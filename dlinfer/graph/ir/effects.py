@@ -8,7 +8,7 @@ names as the target of a write.
 """
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,8 +16,10 @@ from torch import fx
 
 from dlinfer.graph.ir.dialect import (
     fake,
+    memory_read,
     reshapes_argument,
     storages,
+    tensor_or_none,
     tensors_of,
     written_arguments,
 )
@@ -69,21 +71,21 @@ class Effects:
 
     def ever_written(self, node: fx.Node) -> bool:
         """Whether any node of the graph may write this result's memory."""
-        memory = storages(node)
-        return any(not touched.isdisjoint(memory) for _, touched in self._in_order)
+        return any(True for _ in self._writes_to([node]))
 
     def written_between(self, reads: Iterable[fx.Node], first: fx.Node, last: fx.Node) -> bool:
         """Whether a node between ``first`` and ``last`` may write memory of ``reads``."""
         start, end = sorted((self.position[first], self.position[last]))
-        memory = {identity for node in reads for identity in storages(node)}
-        return any(
-            start < index < end and not touched.isdisjoint(memory) for index, touched in self._in_order
-        )
+        return any(start < index < end for index in self._writes_to(reads))
 
     def writes_before(self, node: fx.Node, place: fx.Node) -> int:
         """How many writes to a node's memory may come before ``place``. Equal counts mean equal contents."""
-        memory, end = storages(node), self.position[place]
-        return sum(1 for index, touched in self._in_order if index < end and not touched.isdisjoint(memory))
+        return sum(index < self.position[place] for index in self._writes_to([node]))
+
+    def _writes_to(self, nodes: Iterable[fx.Node]) -> Iterator[int]:
+        """The positions of the writes that may touch memory of these nodes."""
+        memory = {identity for node in nodes for identity in storages(node)}
+        return (index for index, touched in self._in_order if not touched.isdisjoint(memory))
 
     def admit(self, graph: fx.Graph) -> None:
         """Give new nodes, which write nothing, the position of their neighbour.
@@ -112,11 +114,6 @@ def _by_width(nodes: Iterable[fx.Node]) -> tuple[Memory, Memory, Memory]:
     return bools - both, small | both, wide - both
 
 
-def memory_read(node: fx.Node) -> Memory:
-    """Memory of a node's arguments."""
-    return frozenset(memory for parent in node.all_input_nodes for memory in storages(parent))
-
-
 def reshaped_memory(nodes: Iterable[fx.Node]) -> Memory:
     """Memory of tensors whose sizes some of these nodes change in place.
 
@@ -133,17 +130,15 @@ def reshaped_memory(nodes: Iterable[fx.Node]) -> Memory:
 
 def made_memory(node: fx.Node) -> bool:
     """Whether a node, or the op whose result it is an item of, allocated its tensor."""
-    if not isinstance(fake(node), torch.Tensor):
-        return False
     maker = node
     if node.target is operator.getitem:
         maker = node.all_input_nodes[0]
-        while (
-            maker.op == "placeholder" and "producer" in maker.meta
-        ):  # a list that comes into a cut-out graph
+        while maker.op == "placeholder" and "producer" in maker.meta:  # a list as the input of a subgraph
             maker = maker.meta["producer"]
-    mine = storages(node)
-    return maker.op == "call_function" and bool(mine) and mine.isdisjoint(memory_read(maker))
+    if tensor_or_none(node) is None or maker.op != "call_function":
+        return False
+    memory = storages(node)
+    return bool(memory) and memory.isdisjoint(memory_read(maker))
 
 
 def layout_to_keep(node: fx.Node) -> Order | None:
@@ -175,19 +170,10 @@ def effects_of(graph: fx.Graph) -> Effects:
 
     A pass that keeps the result while it edits the graph is responsible for it.
     """
-    state = [(node, node.args, node.kwargs, fake(node)) for node in graph.nodes]
+    state: list[Any] = [x for node in graph.nodes for x in (node, node.args, node.kwargs, fake(node))]
     known: tuple[list[Any], Effects] | None = getattr(graph, _NAME, None)
-    if known is not None and _same_state(known[0], state):
+    if known is not None and len(known[0]) == len(state) and all(map(operator.is_, known[0], state)):
         return known[1]
     effects = Effects(graph)
     setattr(graph, _NAME, (state, effects))
     return effects
-
-
-def _same_state(old: list[Any], new: list[Any]) -> bool:
-    """Whether two states hold the same objects."""
-    return len(old) == len(new) and all(
-        value is now
-        for before, after in zip(old, new, strict=True)
-        for value, now in zip(before, after, strict=True)
-    )

@@ -9,145 +9,111 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, fx
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
 
-from dlinfer.graph.ir.dialect import arguments, fake, overload
+from dlinfer.graph.ir.dialect import arguments, fake, schema_name
 from dlinfer.graph.torch_private.symbols import example_number
+
+Call = Mapping[str, Any]
+"""The arguments of an op by parameter name, with fakes in place of nodes."""
 
 
 def flops_of(node: fx.Node) -> int:
     """The operations of one node; 0 for what is no product."""
-    op = overload(node)
-    count = _COUNTS.get(op._schema.name) if op is not None else None
-    if count is None:
-        return 0
-    given = {name: _faked(value) for name, value in arguments(node).items()}
-    return count(given, fake(node))
+    count = _COUNTS.get(schema_name(node))
+    return 0 if count is None else count(map_arg(arguments(node), fake), fake(node))
 
 
-def _faked(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_faked(item) for item in value]
-    return fake(value) if isinstance(value, fx.Node) else value
+def is_product(node: fx.Node) -> bool:
+    """Whether a node is a product of matrices, a convolution or an attention."""
+    return schema_name(node) in _COUNTS
 
 
 def _sizes(tensor: Tensor) -> list[int]:
     return [example_number(size, unknown=1) for size in tensor.shape]
 
 
-def _elements(tensor: Tensor) -> int:
-    return math.prod(_sizes(tensor))
+def _elements(results: object) -> int:
+    return sum(math.prod(_sizes(tensor)) for tensor in pytree.tree_leaves(results))
 
 
-Given = Mapping[str, Any]
+def _product(left: str) -> Callable[[Call, object], int]:
+    """Of two matrices or batches of them. left: names the left one."""
+    return lambda call, result: 2 * _elements(result) * (_sizes(call[left]) or [1])[-1]
 
 
-def _linear(given: Given, result: Tensor) -> int:
-    x = given.get("input", given.get("x"))
-    return 2 * _elements(result) * _sizes(x)[-1]
-
-
-def _linears(given: Given, results: list[Tensor]) -> int:
-    return sum(_linear(given, result) for result in results)
-
-
-def _product(first: str) -> Callable[[Given, Tensor], int]:
-    """Of two matrices or batches of them; ``first`` names the left one."""
-
-    def count(given: Given, result: Tensor) -> int:
-        sizes = _sizes(given[first])
-        return 2 * _elements(result) * (sizes[-1] if sizes else 1)
-
-    return count
-
-
-def _einsum(given: Given, result: Tensor) -> int:
+def _einsum(call: Call, result: object) -> int:
     """As one loop over all letters; an ellipsis counts as nothing."""
     letters: dict[str, int] = {}
-    for term, tensor in zip(given["equation"].split("->")[0].split(","), given["tensors"], strict=True):
+    for term, tensor in zip(call["equation"].split("->")[0].split(","), call["tensors"], strict=True):
         letters |= dict(zip(term.strip().replace(".", ""), _sizes(tensor), strict=False))
     return 2 * math.prod(letters.values())
 
 
-def _convolution(given: Given, result: Tensor) -> int:
-    per_output = math.prod(_sizes(given["weight"])[1:])
-    return 2 * _elements(result) * per_output
+def _convolution(call: Call, result: object) -> int:
+    return 2 * _elements(result) * math.prod(_sizes(call["weight"])[1:])
 
 
-def _transposed_convolution(given: Given, result: Tensor) -> int:
-    per_input = math.prod(_sizes(given["weight"])[1:])
-    return 2 * _elements(given["input"]) * per_input
+def _transposed_convolution(call: Call, result: object) -> int:
+    return _convolution(call, call["input"])
 
 
-def _any_convolution(given: Given, result: Tensor) -> int:
-    count = _transposed_convolution if given["transposed"] else _convolution
-    return count(given, result)
+def _any_convolution(call: Call, result: object) -> int:
+    return _convolution(call, call["input"] if call["transposed"] else result)
 
 
-def _attention(given: Given, result: Tensor) -> int:
+def _attention(call: Call, result: object) -> int:
     """Every query with every key; a causal mask leaves nothing out."""
-    q, keys = _sizes(given["query"]), _sizes(given["key"])[-2]
-    return 2 * math.prod(q[:-1]) * keys * (q[-1] + _sizes(given["value"])[-1])
+    q, keys = _sizes(call["query"]), _sizes(call["key"])[-2]
+    return 2 * math.prod(q[:-1]) * keys * (q[-1] + _sizes(call["value"])[-1])
 
 
-def _packed_attention(given: Given, result: Any) -> int:
+def _packed_attention(call: Call, result: object) -> int:
     """Of dlinfer's ops: each token's queries with as many keys as the longest sequence has."""
-    tokens, heads, size = _sizes(given["q"])
-    size_v = _sizes(given["attn_output"])[-1]
-    longest = given.get("max_kv_seq_len", given.get("max_q_seq_len"))
-    keys = example_number(longest)
-    if "k" in given and "k_cache" not in given:  # packed keys cannot be more than there are
-        keys = min(keys, _sizes(given["k"])[0])
-    return 2 * tokens * heads * keys * (size + size_v)
+    tokens, heads, size = _sizes(call["q"])
+    keys = example_number(call.get("max_kv_seq_len", call.get("max_q_seq_len")))
+    if "k" in call and "k_cache" not in call:  # packed keys cannot be more than there are
+        keys = min(keys, _sizes(call["k"])[0])
+    return 2 * tokens * heads * keys * (size + _sizes(call["attn_output"])[-1])
 
 
-def _experts(given: Given, result: Tensor) -> int:
-    """Of the chosen experts alone."""
-    tokens, hidden = _sizes(given["hidden_states"])
-    intermediate = _sizes(given["down_weights"])[2]
-    return 2 * tokens * given["topk"] * 3 * hidden * intermediate
+def _experts(intermediate: Callable[[Call], int]) -> Callable[[Call, object], int]:
+    """Of the chosen experts alone. intermediate: reads their inner size."""
+
+    def count(call: Call, result: object) -> int:
+        tokens, hidden = _sizes(call["hidden_states"])
+        return 2 * tokens * _sizes(call["topk_ids"])[1] * 3 * hidden * intermediate(call)
+
+    return count
 
 
-def _packed_experts(given: Given, result: Tensor) -> int:
-    """Likewise, of weights [experts, in, words of out]."""
-    tokens, hidden = _sizes(given["hidden_states"])
-    topk = _sizes(given["topk_ids"])[1]
-    return 2 * tokens * topk * 3 * hidden * _sizes(given["down_weights"])[1]
+_PACKED_EXPERTS = _experts(lambda call: _sizes(call["down_weights"])[1])  # [experts, in, words of out]
 
-
-def _experts_in_12_bits(given: Given, result: Tensor) -> int:
-    """Likewise, of weights that are bytes."""
-    tokens, hidden = _sizes(given["hidden_states"])
-    topk = _sizes(given["topk_ids"])[1]
-    return 2 * tokens * topk * 3 * hidden * example_number(given["intermediate_size"], unknown=1)
-
-
-_COUNTS: dict[str, Callable[[Given, Any], int]] = {
-    "aten::linear": _linear,
-    "dlinfer::linear": _linear,
-    "dlinfer::linears": _linears,
-    "dlinfer::weight_quant_matmul": _linear,
-    "dlinfer::linear_bf12": _linear,
-    **dict.fromkeys(("aten::mm", "aten::bmm", "aten::matmul", "aten::mv", "aten::dot"), _product("self")),
+_COUNTS: dict[str, Callable[[Call, object], int]] = {
+    "aten::linear": _product("input"),
+    **{
+        f"dlinfer::{name}": _product("x")
+        for name in ("linear", "linears", "weight_quant_matmul", "linear_bf12")
+    },
+    **{f"aten::{name}": _product("self") for name in ("mm", "bmm", "matmul", "mv", "dot", "_grouped_mm")},
     "aten::addmm": _product("mat1"),
     "aten::addmv": _product("mat"),
     "aten::baddbmm": _product("batch1"),
     "aten::einsum": _einsum,
-    **dict.fromkeys(("aten::conv1d", "aten::conv2d", "aten::conv3d"), _convolution),
-    **dict.fromkeys(
-        ("aten::conv_transpose1d", "aten::conv_transpose2d", "aten::conv_transpose3d"),
-        _transposed_convolution,
-    ),
+    **{f"aten::conv{dims}d": _convolution for dims in (1, 2, 3)},
+    **{f"aten::conv_transpose{dims}d": _transposed_convolution for dims in (1, 2, 3)},
     "aten::convolution": _any_convolution,
     "aten::scaled_dot_product_attention": _attention,
-    "dlinfer::fused_moe": _experts,
-    "dlinfer::fused_moe_w4a16": _packed_experts,
-    "dlinfer::fused_moe_mxfp4": _packed_experts,
-    "dlinfer::fused_moe_bf12": _experts_in_12_bits,
+    **{
+        f"dlinfer::{name}_attention": _packed_attention
+        for name in "prefill paged_prefill paged_decode quantised_paged_prefill quantised_paged_decode".split()
+    },
+    "dlinfer::fused_moe": _experts(lambda call: _sizes(call["down_weights"])[2]),
+    "dlinfer::fused_moe_w4a16": _PACKED_EXPERTS,
+    "dlinfer::fused_moe_mxfp4": _PACKED_EXPERTS,
+    "dlinfer::fused_moe_bf12": _experts(lambda call: example_number(call["intermediate_size"], unknown=1)),
 }
-for _name in (
-    "prefill", "paged_prefill", "paged_decode", "quantised_paged_prefill", "quantised_paged_decode",
-):  # fmt: skip
-    _COUNTS[f"dlinfer::{_name}_attention"] = _packed_attention
 
 
 def share(inside: int, outside: int) -> float:

@@ -39,9 +39,14 @@ class GlobalState:
             default_dtype=str(torch.get_default_dtype()),
             deterministic=torch.are_deterministic_algorithms_enabled(),
             deterministic_warns=torch.is_deterministic_algorithms_warn_only_enabled(),
-            fills_uninitialized=torch.utils.deterministic.fill_uninitialized_memory,  # pyright: ignore[reportAttributeAccessIssue]
+            fills_uninitialized=_fills_uninitialized(),
             autocast=autocast(),
         )
+
+
+def _fills_uninitialized() -> bool:
+    settings: Any = torch.utils.deterministic  # which torch does not type
+    return settings.fill_uninitialized_memory
 
 
 class Requirement:
@@ -79,8 +84,7 @@ class Requirement:
     def _check_deterministic(self) -> None:
         if not self.state.deterministic:
             raise TorchStateChangedError(what="deterministic algorithms", compiled_for="off", given="on")
-        fills = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
-        if fills and not self.state.fills_uninitialized:
+        if _fills_uninitialized() and not self.state.fills_uninitialized:
             raise TorchStateChangedError(what="fill_uninitialized_memory", compiled_for="off", given="on")
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,10 +114,7 @@ def explicit_dtypes(graph: fx.Graph) -> None:
         op = overload(node)
         if op is None or op.namespace != "aten" or not _is_float_of_no_float(node):
             continue
-        if (
-            any(parameter.name == "dtype" for parameter in op._schema.arguments)
-            and arguments(node).get("dtype") is None
-        ):
+        if arguments(node).get("dtype", "no such parameter") is None:
             node.kwargs = {**node.kwargs, "dtype": tensors_of(node)[0].dtype}
 
 

@@ -38,6 +38,11 @@ def same_place(left: torch.Tensor, right: torch.Tensor) -> bool:
     )
 
 
+def is_static(*sizes: object) -> bool:
+    """Whether sizes are plain numbers, not symbols."""
+    return all(isinstance(size, int) for size in sizes)
+
+
 def is_contiguous(value: torch.Tensor) -> bool:
     """Whether a fake tensor is certainly contiguous. ``Tensor.is_contiguous`` takes milliseconds on symbolic sizes."""
     return is_dense(value, range(value.dim()))
@@ -61,7 +66,7 @@ def dense_order(value: torch.Tensor) -> Order | None:
     own = tuple(range(value.dim()))
     if is_contiguous(value) or any(same_size(size, 0) for size in value.shape):
         return own
-    left, order = list(own), []
+    left, order = list(own), list[int]()
     expected: Any = 1
     while left:
         # From the innermost: the dimension whose stride is the number of elements so far, the last of several. Sizes of
@@ -80,9 +85,11 @@ def dense_order(value: torch.Tensor) -> Order | None:
     return tuple(order)
 
 
-def _counted(size: object) -> Any:
+def _counted(size: int | torch.SymInt) -> Any:
     """A size as strides count it: torch counts 0 as 1."""
-    return max(size, 1) if isinstance(size, int) else torch.sym_max(size, 1)
+    if isinstance(size, int):
+        return max(size, 1)
+    return torch.sym_max(size, 1)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def laid_out(tensor: torch.Tensor, order: Order | None) -> torch.Tensor:

@@ -1,14 +1,15 @@
-"""Ops that only passes put into graphs, for engines to look for."""
+"""Ops that only dlinfer puts into graphs, for engines to look for."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch.library import Library, infer_schema, register_fake
 
-from dlinfer.graph.torch_private.dispatcher import OpOverload
+from dlinfer.graph.torch_private.dispatcher import Op
 
-NAMESPACE = "dlinfer_graph"
-_library = Library(NAMESPACE, "DEF")
+torch_library: Any = torch.library  # which torch does not type
+
+_library = torch_library.Library("dlinfer_graph", "DEF")
 
 CHECKS = {"aten::_assert_async", "aten::_assert_scalar"}
 """Schema names of ops that return nothing and only raise."""
@@ -20,16 +21,23 @@ def own_op(
     *,
     mutates: tuple[str, ...] = (),
     only_raises: bool = False,
-) -> OpOverload:
+) -> Op:
     """Define an op that returns nothing: ``reference`` runs it on any device, ``check`` on fakes.
 
     only_raises: it computes nothing, so a region of values may run it on its inputs before the engine runs.
     """
     name = reference.__name__
-    _library.define(name + infer_schema(reference, mutates_args=mutates), tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, reference, "CompositeExplicitAutograd")
-    register_fake(f"{NAMESPACE}::{name}", check, lib=_library)
     if only_raises:
-        CHECKS.add(f"{NAMESPACE}::{name}")
-    overload: OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
-    return overload
+        CHECKS.add(f"{_library.ns}::{name}")
+    schema = torch_library.infer_schema(reference, mutates_args=mutates)
+    return define_op(_library, name, schema, reference, check)
+
+
+def define_op(
+    library: Any, name: str, schema: str, run: Callable[..., object], shapes: Callable[..., object]
+) -> Op:
+    """Define an op of a library. run: computes it on any device; shapes: its fake function."""
+    library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl(name, run, "CompositeExplicitAutograd")
+    torch_library.register_fake(f"{library.ns}::{name}", shapes, lib=library)
+    return getattr(getattr(torch.ops, library.ns), name).default

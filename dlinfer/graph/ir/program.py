@@ -8,18 +8,20 @@ which drops a value after its last use. When a step raises, the line number iden
 import itertools
 import linecache
 import re
+import traceback
 import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_aggregate, map_arg
 
 from dlinfer.errors import DlinferError, GraphRunError, OpArgumentError
-from dlinfer.graph.ir.dialect import model_line
+from dlinfer.graph.ir.dialect import Bare, attribute, model_line
 from dlinfer.graph.ir.effects import layout_to_keep
 from dlinfer.graph.ir.layout import LAYOUT
 from dlinfer.graph.ir.result_check import CHECK, expected_result, maker_of
@@ -27,6 +29,10 @@ from dlinfer.graph.ir.run_error import run_error
 
 _serial = itertools.count()
 _OUT_OF_RANGE = re.compile(r"\bindex\b.*\bout of (range|bounds)\b")
+_REFUSAL = re.compile(
+    r"dlinfer\.ops\.(?P<op>\w+): argument (?P<argument>\w+): expected (?P<expected>.+), given (?P<given>.+)\.$",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
@@ -109,16 +115,8 @@ class Joined(Step):
 
 def refusal_in(text: str) -> OpArgumentError | None:
     """The OpArgumentError in the text of an exception: kernels in C++ raise text only."""
-    match = re.search(
-        r"dlinfer\.ops\.(?P<op>\w+): argument (?P<argument>\w+): expected (?P<expected>.+), given (?P<given>.+)\.$",
-        text,
-        re.MULTILINE,
-    )
-    if match is None:
-        return None
-    return OpArgumentError(
-        op=match["op"], argument=match["argument"], expected=match["expected"], given=match["given"]
-    )
+    match = _REFUSAL.search(text)
+    return None if match is None else OpArgumentError(**match.groupdict())
 
 
 Function = Callable[..., Any]
@@ -134,32 +132,25 @@ Join = Callable[[Sequence[Step], Iterable[str]], tuple[Sequence[Step], Mapping[s
 """Returns (the steps with some joined, the functions of joined steps). The names are values that are read later."""
 
 
-def refer(argument: object) -> Any:
+def refer(argument: Any) -> Any:
     """An argument, with Value and Constant in place of nodes."""
-    if isinstance(argument, fx.Node):
-        return Constant(str(argument.target)) if argument.op == "get_attr" else Value(argument.name)
-    if isinstance(argument, tuple):
-        return tuple(refer(item) for item in argument)
-    if isinstance(argument, list):
-        return [refer(item) for item in argument]
-    if isinstance(argument, dict):
-        return {key: refer(item) for key, item in argument.items()}
-    if isinstance(argument, slice):
-        return slice(refer(argument.start), refer(argument.stop), refer(argument.step))
-    return argument
+    return map_arg(argument, _reference)
 
 
-def values_in(argument: object) -> Iterator[str]:
+def _reference(node: fx.Node) -> Any:
+    return Constant(str(node.target)) if node.op == "get_attr" else Value(node.name)
+
+
+def values_in(argument: Any) -> list[str]:
     """The names of all values in an argument."""
-    if isinstance(argument, Value):
-        yield argument.name
-    elif isinstance(argument, (tuple, list)):
-        for item in argument:
-            yield from values_in(item)
-    elif isinstance(argument, dict):
-        yield from values_in(list(argument.values()))
-    elif isinstance(argument, slice):
-        yield from values_in([argument.start, argument.stop, argument.step])
+    names: list[str] = []
+
+    def read(leaf: Any) -> None:
+        if isinstance(leaf, Value):
+            names.append(leaf.name)
+
+    map_aggregate(argument, read)
+    return names
 
 
 class RegionRun(ABC):
@@ -193,19 +184,20 @@ class Program(RegionRun):
     steps: Sequence[Step]
     output: Any
     resolve: Callable[[str], Function]
-    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     join: Join | None = None
 
     def __post_init__(self) -> None:
-        self._lines, self._joined = self.steps, {}
+        self._lines = self.steps
+        joined: Mapping[str, Function] = {}
         if self.join is not None:
-            self._lines, self._joined = self.join(self.steps, values_in(self.output))
+            self._lines, joined = self.join(self.steps, values_in(self.output))
         self.filename = f"<dlinfer {self.name} {next(_serial)}>"
-        self.source, scope = self._write()
+        self.source, scope = self._write(joined)
         linecache.cache[self.filename] = (len(self.source), None, self.source.splitlines(True), self.filename)
         weakref.finalize(self, linecache.cache.pop, self.filename, None)
         exec(compile(self.source, self.filename, "exec"), scope)  # a program written as source is the point
-        self._run: Callable[..., tuple[Any, ...]] = scope["run"]
+        self._run: Callable[..., Outputs] = scope["run"]
 
     @classmethod
     def of(
@@ -219,9 +211,11 @@ class Program(RegionRun):
         """The steps with the inputs, outputs and constants of the graph that they compute. name: else the module's."""
         inputs = [node.name for node in owner.graph.find_nodes(op="placeholder")]
         output = refer(owner.graph.output_node().args[0])
-        return cls(name or type(owner).__name__, inputs, steps, output, resolve, constants_of(owner), join)
+        targets = [str(node.target) for node in owner.graph.find_nodes(op="get_attr")]
+        constants = {target: attribute(owner, target) for target in targets}
+        return cls(name or type(owner).__name__, inputs, steps, output, resolve, constants, join)
 
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+    def __call__(self, *inputs: object) -> Outputs:
         try:
             return self._run(*inputs)
         except (DlinferError, torch.OutOfMemoryError):  # schedulers catch the latter, free memory and go on
@@ -245,14 +239,11 @@ class Program(RegionRun):
 
         None where no step raised. None too for a class that is not Python's own: it is raised with the text as a note.
         """
-        line, trace = 0, cause.__traceback__
-        while trace is not None:
-            if trace.tb_frame.f_code.co_filename == self.filename:
-                line = trace.tb_lineno
-            trace = trace.tb_next
-        if not 2 <= line < 2 + len(self._lines):
+        frames = traceback.walk_tb(cause.__traceback__)
+        lines = [line for frame, line in frames if frame.f_code.co_filename == self.filename]
+        if not lines or not 2 <= lines[-1] < 2 + len(self._lines):
             return None
-        step, said = self._lines[line - 2], str(cause)
+        step, said = self._lines[lines[-1] - 2], str(cause)
         if isinstance(step, Joined):
             step, said = step.failing(said)
         fields = {
@@ -264,41 +255,35 @@ class Program(RegionRun):
         }
         # Kernels in C++ raise RuntimeError whatever is wrong; other classes are what eager raises.
         is_index = type(cause) is RuntimeError and _OUT_OF_RANGE.search(said)
-        kind = IndexError if is_index else type(cause)
-        named = run_error(kind)
-        error = (named or GraphRunError)(**fields)
+        named = run_error(IndexError if is_index else type(cause))
         if named is not None:
-            return error
+            return named(**fields)
         if not getattr(cause, "__notes__", None):  # a nested region has told
-            cause.add_note(error.explanation)
+            cause.add_note(GraphRunError(**fields).explanation)
         return None
 
-    # --- writing it out
-
-    def _write(self) -> tuple[str, dict[str, Any]]:
-        constants = {name: f"c{index}" for index, name in enumerate(self.constants)}
-        scope: dict[str, Any] = {constants[name]: value for name, value in self.constants.items()}
+    def _write(self, joined: Mapping[str, Function]) -> tuple[str, dict[str, Any]]:
+        """The source of a function ``run`` with a line for each step, and the names that it uses."""
         computed = [name for step in self._lines for name in step.names]
-        names = {name: f"v{index}" for index, name in enumerate([*self.inputs, *computed])}
-        writer = _Writer(scope, names, constants)
+        writer = _Writer([*self.inputs, *computed], self.constants)
         last_use = self._last_uses()
-        lines = [f"def run({', '.join(names[name] for name in self.inputs)}):"]
+        functions: dict[str, str] = {}
+        lines = [f"def run({', '.join(writer.names[name] for name in self.inputs)}):"]
         for index, step in enumerate(self._lines):
-            function = writer.function(step.kind, step.callee, self._function)
+            function = functions.setdefault(step.callee, f"{step.kind}{len(functions)}")
+            if function not in writer.scope:
+                writer.scope[function] = joined.get(step.callee) or self.resolve(step.callee)
             arguments = [writer.text(arg) for arg in step.args]
             arguments += [f"{key}={writer.text(value)}" for key, value in step.kwargs.items()]
-            targets = "".join(f"{names[name]}, " for name in step.names)
+            targets = "".join(f"{writer.names[name]}, " for name in step.names) or "_"
             if isinstance(step.results, str):
-                targets = names[step.results]
-            line = f"    {targets or '_'} = {function}({', '.join(arguments)})"
+                targets = writer.names[step.results]
+            line = f"    {targets} = {function}({', '.join(arguments)})"
             if index in last_use:
-                line += "; " + " = ".join(names[name] for name in last_use[index]) + " = None"
+                line += "; " + " = ".join(writer.names[name] for name in last_use[index]) + " = None"
             lines.append(line)
         lines.append(f"    return {writer.text(self.output)}")
-        return "\n".join(lines) + "\n", scope
-
-    def _function(self, callee: str) -> Callable[..., Any]:
-        return self._joined[callee] if callee in self._joined else self.resolve(callee)
+        return "\n".join(lines) + "\n", writer.scope
 
     def _last_uses(self) -> dict[int, list[str]]:
         """For each step, the values that no later step reads."""
@@ -315,55 +300,30 @@ class Program(RegionRun):
 
 
 class _Writer:
-    """Writes arguments as Python code. An object without a literal becomes a name in the program's scope."""
+    """Writes arguments as Python code. An object without a literal becomes a name in the program's scope.
 
-    def __init__(self, scope: dict[str, Any], names: Mapping[str, str], constants: Mapping[str, str]) -> None:
-        self.scope = scope
-        self.names = names
-        self.constants = constants
-        self._functions: dict[str, str] = {}
+    names: of values in the source.
+    """
+
+    def __init__(self, values: Iterable[str], constants: Mapping[str, object]) -> None:
+        self.names = {name: f"v{index}" for index, name in enumerate(values)}
+        self.constants = {name: f"c{index}" for index, name in enumerate(constants)}
+        self.scope: dict[str, Any] = {self.constants[name]: value for name, value in constants.items()}
         self._objects: dict[int, str] = {}
 
-    def function(self, kind: str, callee: str, resolve: Callable[[str], Callable[..., object]]) -> str:
-        """A name in the scope for the function of a step."""
-        if callee not in self._functions:
-            name = self._functions[callee] = f"{kind}{len(self._functions)}"
-            self.scope[name] = resolve(callee)
-        return self._functions[callee]
-
-    def text(self, value: object) -> str:
+    def text(self, value: Any) -> str:
         """Python code that evaluates to ``value``."""
+        return repr(map_aggregate(value, self._leaf))
+
+    def _leaf(self, value: object) -> Any:
         if isinstance(value, Value):
-            return self.names[value.name]
+            return Bare(self.names[value.name])
         if isinstance(value, Constant):
-            return self.constants[value.name]
+            return Bare(self.constants[value.name])
         if value is None or isinstance(value, (bool, int, str)):
-            return repr(value)
-        if isinstance(value, tuple):
-            return f"({', '.join(self.text(item) for item in value)}{',' if len(value) == 1 else ''})"
-        if isinstance(value, list):
-            return f"[{', '.join(self.text(item) for item in value)}]"
-        if isinstance(value, dict):
-            return "{" + ", ".join(f"{k!r}: {self.text(v)}" for k, v in value.items()) + "}"
-        if isinstance(value, slice):
-            return f"slice({self.text(value.start)}, {self.text(value.stop)}, {self.text(value.step)})"
+            return value
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise TypeError(f"a symbolic number {value} stands in the graph without a node that computes it")
-        if id(value) not in self._objects:
-            name = self._objects[id(value)] = f"k{len(self._objects)}"
-            self.scope[name] = value
-        return self._objects[id(value)]
-
-
-def constants_of(graph_module: fx.GraphModule) -> dict[str, Any]:
-    """The values that a graph reads by get_attr, by their target."""
-    nodes = graph_module.graph.find_nodes(op="get_attr")
-    return {str(node.target): attribute(graph_module, str(node.target)) for node in nodes}
-
-
-def attribute(graph_module: fx.GraphModule, target: str) -> Any:
-    """The value of a get_attr node's dotted target."""
-    value: Any = graph_module
-    for part in target.split("."):
-        value = getattr(value, part)
-    return value
+        name = self._objects.setdefault(id(value), f"k{len(self._objects)}")
+        self.scope[name] = value
+        return Bare(name)

@@ -3,10 +3,12 @@
 Compiled loops read memory by these sizes. With a wrong fake function they would read past the end.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import fx
 
-from dlinfer.graph.ir.dialect import describe, fake, op_name, overload
+from dlinfer.graph.ir.dialect import describe, fake, input_with, op_name, overload
 from dlinfer.graph.ir.effects import made_memory
 from dlinfer.graph.torch_private.symbols import fixed_size, plain_symbol
 
@@ -14,16 +16,14 @@ CHECK = "check"
 """The kind of the step that calls ``check_result``. Its callee ends with the name of the op."""
 
 _aten = torch.ops.aten
-_PLAIN_COPIES = frozenset(
-    (
-        _aten.reshape.default,
-        _aten.flatten.using_ints,
-        _aten.unflatten.int,
-        _aten.contiguous.default,
-        _aten.clone.default,
-        _aten.new_empty.default,
-        _aten.empty_like.default,
-    )
+_PLAIN_COPIES = (
+    _aten.reshape.default,
+    _aten.flatten.using_ints,
+    _aten.unflatten.int,
+    _aten.contiguous.default,
+    _aten.clone.default,
+    _aten.new_empty.default,
+    _aten.empty_like.default,
 )
 
 
@@ -52,22 +52,13 @@ def expected_result(node: fx.Node) -> tuple[torch.dtype, tuple[Size, ...]] | Non
 
 
 def _size(graph: fx.Graph, size: object) -> Size:
-    number = fixed_size(size)
     symbol = plain_symbol(size)
-    if number is not None or symbol is None:
-        return number
-    inputs = graph.find_nodes(op="placeholder")
-    for node in inputs:
-        if plain_symbol(fake(node)) == symbol:
-            return node
-    for node in inputs:
-        for dim, number in enumerate(fake(node).shape if isinstance(fake(node), torch.Tensor) else ()):
-            if plain_symbol(number) == symbol:
-                return node, dim
-    return None
+    return fixed_size(size) if symbol is None else input_with(symbol, graph.find_nodes(op="placeholder"))
 
 
-def check_result(result: torch.Tensor, dtype: torch.dtype, sizes: tuple[object, ...]) -> None:
+def check_result(
+    result: torch.Tensor, dtype: torch.dtype, sizes: Sequence[int | tuple[torch.Tensor, int] | None]
+) -> None:
     """Raises ValueError where a result has another dtype, rank or size than these.
 
     A size is a number, a tensor and its dimension, or None for any size.
@@ -75,13 +66,13 @@ def check_result(result: torch.Tensor, dtype: torch.dtype, sizes: tuple[object, 
     shape = result.shape
     if result.dtype is dtype and shape == sizes:
         return
-    sizes = tuple(size[0].shape[size[1]] if isinstance(size, tuple) else size for size in sizes)
+    expected = [size[0].shape[size[1]] if isinstance(size, tuple) else size for size in sizes]
     if (
         result.dtype is not dtype
-        or len(shape) != len(sizes)
-        or any(want is not None and want != size for want, size in zip(sizes, shape, strict=True))
+        or len(shape) != len(expected)
+        or any(number not in (None, size) for number, size in zip(expected, shape, strict=True))
     ):
-        said = ", ".join("any" if size is None else str(size) for size in sizes)
+        said = ", ".join("any" if size is None else str(size) for size in expected)
         raise ValueError(
             f"it gives {describe(result)}, and its fake function says {str(dtype).removeprefix('torch.')}[{said}]: "
             "correct that function, which torch.library.opcheck tests"

@@ -1,7 +1,6 @@
 """GraphRunError, as a subclass of the exception that eager mode raises."""
 
 import functools
-from typing import Any
 
 from dlinfer.errors import GraphRunError
 
@@ -28,14 +27,15 @@ def run_error(kind: type[Exception]) -> type[GraphRunError] | None:
 
 @functools.cache
 def _joined(kind: type[Exception]) -> type[GraphRunError]:
-    body = {
-        "__doc__": GraphRunError.__doc__,
-        "__module__": GraphRunError.__module__,
-        "__str__": lambda self: str(self.args[0]),  # KeyError would show the message's repr
-        "__reduce__": lambda self: (_rebuild, (kind, self.fields)),
-    }
-    return type("GraphRunError", (GraphRunError, kind), body)
+    def text(error: GraphRunError) -> str:  # KeyError would show the message's repr
+        return str(error.args[0])
+
+    def reduce(error: GraphRunError) -> tuple[object, ...]:
+        return _rebuild, (kind, error.fields)
+
+    body = {"__doc__": GraphRunError.__doc__, "__module__": GraphRunError.__module__}
+    return type("GraphRunError", (GraphRunError, kind), {**body, "__str__": text, "__reduce__": reduce})
 
 
-def _rebuild(kind: type[Exception], fields: dict[str, Any]) -> GraphRunError:
+def _rebuild(kind: type[Exception], fields: dict[str, object]) -> GraphRunError:
     return _joined(kind)(**fields)

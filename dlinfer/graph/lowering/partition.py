@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from dlinfer.graph.engine import Engine
-from dlinfer.graph.ir.dialect import is_compute, is_pure
-from dlinfer.graph.ir.effects import Effects, effects_of, memory_read
+from dlinfer.graph.ir.dialect import is_compute, is_pure, memory_read
+from dlinfer.graph.ir.effects import Effects, effects_of
 
 
 @dataclass

@@ -12,6 +12,7 @@ from torch.fx.node import map_arg
 
 from dlinfer.errors import NotExportableError
 from dlinfer.graph.ir.dialect import (
+    attribute,
     fake,
     gives_something,
     is_size,
@@ -20,7 +21,6 @@ from dlinfer.graph.ir.dialect import (
     tensors_of,
     written_arguments,
 )
-from dlinfer.graph.ir.program import attribute
 from dlinfer.graph.onnx.precision import python_float
 from dlinfer.graph.torch_private.fake_mode import mode_of, trace_decomposed
 from dlinfer.graph.torch_private.onnx import Registry

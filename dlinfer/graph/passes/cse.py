@@ -4,15 +4,17 @@ Must not merge across a write to memory that the call reads, nor results that so
 the caller who receives them. A merge would let that write show through the other result.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
-from dlinfer.graph.ir.dialect import brings_symbol, is_pure, is_view, model_line, storages
+from dlinfer.graph.ir.dialect import brings_symbol, is_pure, is_view, storages
 from dlinfer.graph.ir.effects import effects_of, reshaped_memory
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.passes.rewriter import Edit
+from dlinfer.graph.passes.rewriter import Edit, erase
 
 
 def _run(graph_module: fx.GraphModule) -> list[Edit]:
@@ -22,7 +24,7 @@ def _run(graph_module: fx.GraphModule) -> list[Edit]:
     returned = set(graph.output_node().all_input_nodes)
     given_away = {memory for node in returned for memory in storages(node)}
     seen: dict[Any, fx.Node] = {}
-    edits = []
+    edits: list[Edit] = []
     for node in list(graph.nodes):
         if node.op != "call_function" or not is_pure(node) or brings_symbol(node):
             continue
@@ -33,19 +35,16 @@ def _run(graph_module: fx.GraphModule) -> list[Edit]:
         epochs = () if is_view(node) else tuple(effects.writes_before(p, node) for p in node.all_input_nodes)
         key = (node.target, _frozen(node.args), _frozen(node.kwargs), epochs)
         first = seen.setdefault(key, node)
-        if first is node:
-            continue
-        edits.append(Edit("merge equal nodes", (node.name,), (first.name,), model_line(node)))
-        node.replace_all_uses_with(first)
-        graph.erase_node(node)
+        if first is not node:
+            edits.append(erase("merge equal nodes", node, by=first))
     return edits
 
 
-def _frozen(value: object) -> Any:
+def _frozen(value: Argument) -> Any:
     """An argument as a key that tells 1 from 1.0 from True."""
     if isinstance(value, (list, tuple)):
-        return (type(value), *(_frozen(item) for item in value))
-    if isinstance(value, dict):
+        return (type(value), *map(_frozen, value))
+    if isinstance(value, Mapping):
         return tuple((key, _frozen(item)) for key, item in value.items())
     if isinstance(value, slice):
         return (slice, _frozen(value.start), _frozen(value.stop), _frozen(value.step))

@@ -2,20 +2,18 @@
 
 from torch import fx
 
-from dlinfer.graph.ir.dialect import is_pure, model_line
+from dlinfer.graph.ir.dialect import is_pure
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.passes.rewriter import Edit
+from dlinfer.graph.passes.rewriter import Edit, erase
 
 
 def _run(graph_module: fx.GraphModule) -> list[Edit]:
-    edits: list[Edit] = []
-    for node in reversed(list(graph_module.graph.nodes)):
-        if node.op in ("placeholder", "output") or node.users or not is_pure(node):
-            continue
-        edits.append(Edit("drop unused node", (node.name,), (), model_line(node)))
-        graph_module.graph.erase_node(node)
-    edits.reverse()
-    return edits
+    edits = [
+        erase("drop unused node", node)
+        for node in reversed(list(graph_module.graph.nodes))
+        if not node.users and is_pure(node)
+    ]
+    return edits[::-1]
 
 
 DCE = Pass("dce", "a model computes some things that nobody reads", _run)

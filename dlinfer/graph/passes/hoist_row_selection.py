@@ -13,7 +13,7 @@ from torch.fx.node import map_arg
 
 from dlinfer.graph.ir.dialect import arguments, fake, is_pure
 from dlinfer.graph.ir.effects import Effects, effects_of
-from dlinfer.graph.ir.flops import flops_of
+from dlinfer.graph.ir.flops import is_product
 from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewriter import Edit, Rewriter
@@ -39,7 +39,7 @@ def _is_hoistable(choice: fx.Node) -> bool:
     """
     if choice.target is _SELECT:
         return choice.graph.output_node() in choice.users
-    return bool(choice.users) and all(flops_of(user) for user in choice.users)
+    return bool(choice.users) and all(map(is_product, choice.users))
 
 
 def _move_up(rewriter: Rewriter, choice: fx.Node) -> None:
@@ -47,7 +47,7 @@ def _move_up(rewriter: Rewriter, choice: fx.Node) -> None:
     source, dim = call["self"], call["dim"] % fake(choice).dim()
     effects = effects_of(rewriter.graph)
     spared = _spared(choice, source, dim, effects)
-    if not any(flops_of(node) for node in spared):
+    if not any(map(is_product, spared)):
         return
     computed: dict[fx.Node, fx.Node] = {}
     for node in sorted(spared, key=effects.position.__getitem__):

@@ -5,15 +5,14 @@ are trivial. Assertions about numbers that data give (``item()``) must stay, bec
 """
 
 import operator
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import fx
 
-from dlinfer.graph.ir.dialect import fake, model_line
+from dlinfer.graph.ir.dialect import fake, tensor_or_none
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.passes.rewriter import Edit
+from dlinfer.graph.passes.rewriter import Edit, erase
 from dlinfer.graph.torch_private.symbols import plain_symbol
 
 _aten = torch.ops.aten
@@ -21,21 +20,10 @@ _aten = torch.ops.aten
 
 def _run(graph_module: fx.GraphModule) -> list[Edit]:
     graph = graph_module.graph
-    sizes = set(_input_sizes(graph))
-    edits: list[Edit] = []
-    for node in graph.find_nodes(op="call_function", target=_aten._assert_scalar.default):
-        if _holds(node.args[0], sizes):
-            edits.append(Edit("drop check that holds", (node.name,), (), model_line(node)))
-            graph.erase_node(node)
-    return edits
-
-
-def _input_sizes(graph: fx.Graph) -> Iterator[Any]:
-    """The symbols that are sizes of the graph's inputs."""
-    for node in graph.find_nodes(op="placeholder"):
-        value = fake(node)
-        if isinstance(value, torch.Tensor):
-            yield from filter(None, map(plain_symbol, value.shape))
+    inputs = map(tensor_or_none, graph.find_nodes(op="placeholder"))
+    sizes = {plain_symbol(size) for tensor in inputs if tensor is not None for size in tensor.shape} - {None}
+    asserts = graph.find_nodes(op="call_function", target=_aten._assert_scalar.default)
+    return [erase("drop check that holds", node) for node in asserts if _holds(node.args[0], sizes)]
 
 
 def _holds(condition: object, sizes: set[Any]) -> bool:

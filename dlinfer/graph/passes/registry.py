@@ -4,7 +4,6 @@ import functools
 
 from dlinfer.graph.passes.cse import CSE
 from dlinfer.graph.passes.dce import DCE
-from dlinfer.graph.passes.fusion.rule import FusionRule, apply_rule
 from dlinfer.graph.passes.hoist_row_selection import HOIST_ROW_SELECTION
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.redundant_asserts import REDUNDANT_ASSERTS
@@ -17,12 +16,7 @@ def passes() -> tuple[Pass, ...]:
     """Clean up, fuse, hoist row selections, clean up again."""
     from dlinfer.graph.passes.fusion.rules import RULES
 
-    fusion = tuple(item if isinstance(item, Pass) else _as_pass(item) for item in RULES)
-    return (SELECT_BOUNDS, REMOVE_NOOPS, CSE, DCE, REDUNDANT_ASSERTS, *fusion, HOIST_ROW_SELECTION, CSE, DCE)
-
-
-def _as_pass(rule: FusionRule) -> Pass:
-    return Pass(rule.name, rule.why, functools.partial(apply_rule, rule))
+    return (SELECT_BOUNDS, REMOVE_NOOPS, CSE, DCE, REDUNDANT_ASSERTS, *RULES, HOIST_ROW_SELECTION, CSE, DCE)
 
 
 def pass_names() -> tuple[str, ...]:

@@ -7,7 +7,7 @@ caller may tell the two tensor objects apart.
 import torch
 from torch import fx
 
-from dlinfer.graph.ir.dialect import arguments, fake, is_pure, overload, storages
+from dlinfer.graph.ir.dialect import arguments, is_pure, overload, storages, tensor_or_none
 from dlinfer.graph.ir.effects import reshaped_memory
 from dlinfer.graph.ir.layout import same_place
 from dlinfer.graph.passes.pipeline import Pass
@@ -62,16 +62,12 @@ def _changes_nothing(node: fx.Node) -> bool:
     source = node.all_input_nodes[0]
     if node.args and node.args[0] is not source:
         return False
-    if node.target in _DROPOUT:
-        return not arguments(node)["train"] and _alike(fake(source), fake(node))
-    if node.target not in _SAME or not _alike(fake(source), fake(node)):
+    before, after = tensor_or_none(source), tensor_or_none(node)
+    if before is None or after is None or not same_place(before, after):
         return False
-    return bool(storages(node)) and storages(node) == storages(source)
-
-
-def _alike(first: object, second: object) -> bool:
-    """Whether two fakes of one memory are the same view, for every value of the symbols."""
-    return isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor) and same_place(first, second)
+    if node.target in _DROPOUT:
+        return not arguments(node)["train"]
+    return node.target in _SAME and bool(storages(node)) and storages(node) == storages(source)
 
 
 REMOVE_NOOPS = Pass("remove_noops", "calls that return their input hide patterns and cost a call each", _run)

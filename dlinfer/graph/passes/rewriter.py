@@ -1,6 +1,6 @@
 """Edits a graph for a pass: new nodes get a fake result and a line of the model, and each edit is recorded."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from dlinfer.graph.ir.dialect import call_on_fakes, fake, model_line, model_source
-from dlinfer.graph.torch_private.fake_mode import FakeTensor, FakeTensorMode, symbolic
+from dlinfer.graph.torch_private.fake_mode import FakeTensor, symbolic
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,22 @@ class Edit:
     line: str
 
 
+def erase(what: str, node: fx.Node, by: fx.Node | None = None) -> Edit:
+    """Erase a node. Its users read ``by`` instead."""
+    if by is not None:
+        node.replace_all_uses_with(by)
+    node.graph.erase_node(node)
+    return Edit(what, (node.name,), () if by is None else (by.name,), model_line(node))
+
+
 class Rewriter:
     """Inserts and replaces nodes of one graph."""
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
         self.graph_module = graph_module
         self.graph = graph_module.graph
-        self.mode = _mode_of(self.graph)
+        fakes = (fake(node) for node in self.graph.nodes)
+        self.mode = next((value.fake_mode for value in fakes if isinstance(value, FakeTensor)), None)
         self.edits: list[Edit] = []
 
     def call(self, at: fx.Node, op: object, *args: object, **kwargs: object) -> fx.Node:
@@ -47,7 +56,7 @@ class Rewriter:
         node.meta["val"] = fake(old)
         return node
 
-    def _insert(self, at: fx.Node, op: Any, args: Any, kwargs: Any) -> fx.Node:
+    def _insert(self, at: fx.Node, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         with self.graph.inserting_before(at):
             node = self.graph.call_function(op, args, kwargs)
         node.meta |= model_source(at)
@@ -59,11 +68,9 @@ class Rewriter:
         with torch.no_grad() if self.mode is None else symbolic(self.mode):
             return call_on_fakes(op, values, named)
 
-    def check(self, what: str, node: fx.Node) -> None:
-        """Record that an assertion was added."""
-        self.edits.append(Edit(what, (), (node.name,), model_line(node)))
-
-    def replace(self, what: str, old: Sequence[fx.Node], new: Sequence[fx.Node], interior=()) -> None:
+    def replace(
+        self, what: str, old: Sequence[fx.Node], new: Sequence[fx.Node], interior: Iterable[fx.Node] = ()
+    ) -> None:
         """Replace each old node by the new one, and record the edit.
 
         Erases the old nodes, and those ``interior`` nodes that nothing uses any more.
@@ -71,19 +78,10 @@ class Rewriter:
         line = model_line(old[0])
         for before, after in zip(old, new, strict=True):
             before.replace_all_uses_with(after)
-        removed = []
+        removed: list[str] = []
         for node in sorted(dict.fromkeys([*old, *interior]), reverse=True):
             if not node.users and node.op != "placeholder":
                 removed.append(node.name)
                 self.graph.erase_node(node)
-        self.edits.append(
-            Edit(what, tuple(reversed(removed)), tuple(dict.fromkeys(n.name for n in new)), line)
-        )
-
-
-def _mode_of(graph: fx.Graph) -> FakeTensorMode | None:
-    for node in graph.nodes:
-        value = fake(node)
-        if isinstance(value, FakeTensor):
-            return value.fake_mode
-    return None
+        added = tuple(dict.fromkeys(node.name for node in new))
+        self.edits.append(Edit(what, tuple(reversed(removed)), added, line))

@@ -13,38 +13,26 @@ from torch import Tensor, fx
 from dlinfer.graph.ir.dialect import arguments, fake, nodes_in, op_name, overload, tensor_or_none
 from dlinfer.graph.ir.layout import same_size, same_sizes
 
-_EXPERTS = ("hidden_states", "topk_weights", "topk_ids")
-
-# Arguments that have the rows of the result. A row extends to the end of the last dimension.
+# Arguments that have the rows of the result, and their ops. A row extends to the end of the last dimension.
 _BY_NAME: dict[str, tuple[str, ...]] = {
     "aten.linear": ("input",),
-    "aten.to.dtype": ("self",),
-    "aten._to_copy": ("self",),
-    "dlinfer.linear": ("x",),
-    "dlinfer.linears": ("x",),
-    "dlinfer.linear_bf12": ("x",),
-    "dlinfer.linear_blocked_fp8": ("x",),
-    "dlinfer.linear_static_fp8": ("x",),
+    **dict.fromkeys(("aten.to.dtype", "aten._to_copy"), ("self",)),
+    **{
+        f"dlinfer.{name}": ("x",)
+        for name in (
+            *("linear", "linears", "linear_bf12", "linear_blocked_fp8", "linear_static_fp8"),
+            *("linear_w8a8_static", "weight_quant_matmul", "dynamic_quant"),
+            *("rms_norm", "rms_norm_w8a8", "silu_and_mul"),
+        )
+    },
     "dlinfer.linear_w8a8": ("a", "rms_scale"),
-    "dlinfer.linear_w8a8_static": ("x",),
-    "dlinfer.weight_quant_matmul": ("x",),
-    "dlinfer.dynamic_quant": ("x",),
-    "dlinfer.rms_norm": ("x",),
-    "dlinfer.rms_norm_w8a8": ("x",),
-    "dlinfer.add_rms_norm": ("x", "residual"),
-    "dlinfer.add_rms_norm_w8a8": ("x", "residual"),
-    "dlinfer.silu_and_mul": ("x",),
-    "dlinfer.silu_mul": ("gate", "up"),
-    "dlinfer.gelu_mul": ("gate", "up"),
+    **dict.fromkeys(("dlinfer.add_rms_norm", "dlinfer.add_rms_norm_w8a8"), ("x", "residual")),
+    **dict.fromkeys(("dlinfer.silu_mul", "dlinfer.gelu_mul"), ("gate", "up")),
     "dlinfer.moe_gating_topk_softmax": ("router_logits",),
-    "dlinfer.fused_moe": _EXPERTS,
-    "dlinfer.fused_moe_bf12": _EXPERTS,
-    "dlinfer.fused_moe_blocked_fp8": _EXPERTS,
-    "dlinfer.fused_moe_clamped": _EXPERTS,
-    "dlinfer.fused_moe_mxfp4": _EXPERTS,
-    "dlinfer.fused_moe_static_fp8": _EXPERTS,
-    "dlinfer.fused_moe_w4a16": _EXPERTS,
-    "dlinfer.fused_moe_w8a8": _EXPERTS,
+    **{
+        f"dlinfer.fused_moe{kind}": ("hidden_states", "topk_weights", "topk_ids")
+        for kind in " _bf12 _blocked_fp8 _clamped _mxfp4 _static_fp8 _w4a16 _w8a8".split(" ")
+    },
 }
 # Ops that work along the dimension ``dim`` of ``self``.
 _ALONG_DIM = frozenset(f"aten.{name}" for name in ("slice.Tensor", "split_with_sizes", "softmax.int", "topk"))

@@ -9,7 +9,7 @@ import operator
 import torch
 from torch import fx
 
-from dlinfer.graph.ir.dialect import arguments, fake
+from dlinfer.graph.ir.dialect import arguments, fake, model_line
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewriter import Edit, Rewriter
 from dlinfer.graph.torch_private.symbols import free_unbacked_symbols
@@ -25,25 +25,22 @@ def _run(graph_module: fx.GraphModule) -> list[Edit]:
         if node.target not in _BY_INDEX:
             continue
         call = arguments(node)
-        index, source, dim = call["index"], call["self"], call["dim"]
-        if not isinstance(index, fx.Node) or not free_unbacked_symbols(fake(index)):
-            continue
-        if (index, source, dim) not in checked:
-            checked.add((index, source, dim))
+        index, source, dim = key = call["index"], call["self"], call["dim"]
+        if isinstance(index, fx.Node) and free_unbacked_symbols(fake(index)) and key not in checked:
+            checked.add(key)
             _check(rewriter, node, index, source, dim)
     return rewriter.edits
 
 
 def _check(rewriter: Rewriter, at: fx.Node, index: fx.Node, source: fx.Node, dim: int) -> None:
     size = rewriter.call(at, _aten.sym_size.int, source, dim % fake(source).dim())
-    inside = rewriter.call(
-        at,
-        operator.and_,
-        rewriter.call(at, operator.ge, index, rewriter.call(at, operator.neg, size)),
-        rewriter.call(at, operator.lt, index, size),
-    )
+    lowest = rewriter.call(at, operator.neg, size)
+    bounds = rewriter.call(at, operator.ge, index, lowest), rewriter.call(at, operator.lt, index, size)
+    # typeshed has no types for this operator.
+    inside = rewriter.call(at, operator.and_, *bounds)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
     said = f"select(): index {index.name} is out of range of dimension {dim}"
-    rewriter.check(said, rewriter.call(at, _aten._assert_scalar.default, inside, said))
+    node = rewriter.call(at, _aten._assert_scalar.default, inside, said)
+    rewriter.edits.append(Edit(said, (), (node.name,), model_line(node)))
 
 
 SELECT_BOUNDS = Pass(

@@ -1,15 +1,43 @@
 """Ops of torch's dispatcher and higher-order ops."""
 
+import functools
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+
 import torch
 from torch._higher_order_ops.effects import _get_effect
 from torch._ops import HigherOrderOperator, OpOverload
 
 __all__ = [
     "HigherOrderOperator",
+    "Op",
     "OpOverload",
     "has_registered_effect",
     "is_dispatched",
+    "is_op",
+    "parameters_of",
+    "schema_of",
 ]
+
+if TYPE_CHECKING:
+    Op: TypeAlias = OpOverload[..., Any]
+else:
+    Op = OpOverload  # it takes no parameters on every torch
+
+
+def is_op(target: object) -> TypeGuard[Op]:
+    """Whether a node's target is an op of torch's dispatcher."""
+    return isinstance(target, OpOverload)
+
+
+def schema_of(op: Op) -> torch.FunctionSchema:
+    """The op's schema."""
+    return op._schema
+
+
+@functools.cache
+def parameters_of(op: Op) -> tuple[torch.Argument, ...]:
+    """The parameters of the op's schema. The cache matters: torch builds a new list at each access."""
+    return tuple(op._schema.arguments)
 
 
 def is_dispatched(name: str) -> bool:

@@ -15,8 +15,7 @@ from openvino.op import Constant
 from torch import Tensor, fx
 
 from dlinfer.graph.engine_kit.refused import RefusedError
-from dlinfer.graph.ir.dialect import fake
-from dlinfer.graph.ir.program import attribute
+from dlinfer.graph.ir.dialect import attribute, fake
 from dlinfer.graph.torch_private.symbols import fixed_size, size_range
 from dlinfer.vendor.openvino import dtypes
 from dlinfer.vendor.openvino.dtypes import KEPT, SHORT

@@ -5,9 +5,9 @@ from torch import fx
 from dlinfer import ops
 from dlinfer.graph.ir.dialect import arguments, tensor_of
 from dlinfer.graph.ir.layout import is_contiguous
-from dlinfer.graph.passes.fusion.match import FLOATS, aten, dtype_of, same_shape
+from dlinfer.graph.passes.fusion.match import FLOATS, aten, dtype_of, same_kind, same_shape
 from dlinfer.graph.passes.fusion.pattern import Bindings, Pattern, both, call, matches
-from dlinfer.graph.passes.fusion.rule import FusionRule, Match, replace_by
+from dlinfer.graph.passes.fusion.rule import Match, by, fusion_rule
 from dlinfer.graph.passes.fusion.views import halves, views_between
 
 _SILU = call(aten.mul.Tensor, call(aten.silu.default, "gate"), "up")
@@ -17,8 +17,7 @@ _GELU = call(aten.mul.Tensor, both("gelu", call(aten.gelu.default, "gate", appro
 def _gated(pattern: Pattern, product: fx.Node) -> Bindings | None:
     for bound in matches(pattern, product):
         gate, up = bound["gate"], bound["up"]
-        is_alike = dtype_of(gate) is dtype_of(up) and same_shape(gate, up)
-        if is_alike and dtype_of(gate) in FLOATS and tensor_of(gate).device == tensor_of(up).device:
+        if same_kind(gate, up) and same_shape(gate, up) and dtype_of(gate) in FLOATS:
             return bound if is_contiguous(tensor_of(product)) else None
     return None
 
@@ -30,9 +29,9 @@ def _match_silu(product: fx.Node) -> Match | None:
     gate, up = bound["gate"], bound["up"]
     whole = halves(gate, up)
     if whole is None:
-        return Match((product,), bound.interior, (gate, up), {"op": ops.silu_mul.overload})
+        return Match((product,), bound.interior, (gate, up), by(ops.silu_mul.overload))
     views = (*views_between(gate, whole), *views_between(up, whole))
-    return Match((product,), bound.interior, (whole,), {"op": ops.silu_and_mul.overload}, views)
+    return Match((product,), bound.interior, (whole,), by(ops.silu_and_mul.overload), views)
 
 
 def _match_gelu(product: fx.Node) -> Match | None:
@@ -40,22 +39,20 @@ def _match_gelu(product: fx.Node) -> Match | None:
     if bound is None:
         return None
     tanh = arguments(bound["gelu"])["approximate"] == "tanh"
-    values = {"op": ops.gelu_mul.overload, "arguments": (tanh,)}
-    return Match((product,), bound.interior, (bound["gate"], bound["up"]), values)
+    build = by(ops.gelu_mul.overload, tanh)
+    return Match((product,), bound.interior, (bound["gate"], bound["up"]), build)
 
 
-GATED_SILU = FusionRule(
+GATED_SILU = fusion_rule(
     name="gated_silu",
     why="SwiGLU in one pass over gate and up, instead of writing and reading back silu(gate).",
     anchors=(aten.mul.Tensor,),
     match=_match_silu,
-    build=replace_by,
 )
 
-GATED_GELU = FusionRule(
+GATED_GELU = fusion_rule(
     name="gated_gelu",
     why="GeGLU in one pass over gate and up, instead of writing and reading back gelu(gate).",
     anchors=(aten.mul.Tensor,),
     match=_match_gelu,
-    build=replace_by,
 )

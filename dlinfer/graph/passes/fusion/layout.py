@@ -10,9 +10,8 @@ from itertools import combinations
 import torch
 from torch import fx
 
-from dlinfer.graph.ir.dialect import fake
 from dlinfer.graph.ir.layout import is_dense
-from dlinfer.graph.passes.fusion.match import aten, calls, is_tensor
+from dlinfer.graph.passes.fusion.match import aten, calls, dtype_of, is_tensor, rank_of, widened_from
 from dlinfer.graph.passes.rewriter import Rewriter
 
 Swap = tuple[int, int] | None
@@ -41,15 +40,18 @@ def swapped(rewriter: Rewriter, at: fx.Node, node: fx.Node, swap: Swap) -> fx.No
     if swap is None:
         return node
     if calls(node, aten.transpose.int) and is_tensor(node.args[0]):
-        rank = fake(node).dim()
-        dims = {dim % rank for dim in node.args[1:3] if isinstance(dim, int)}
+        dims = {dim % rank_of(node) for dim in node.args[1:3] if isinstance(dim, int)}
         if dims == set(swap):
             return node.args[0]
     return rewriter.call(at, aten.transpose.int, node, *swap)
 
 
+def in_dtype(dtype: torch.dtype, *nodes: fx.Node) -> fx.Node:
+    """A cast to ``dtype`` between some nodes and their source, which saves another cast; else the last node."""
+    casts = (cast for node in nodes for cast in widened_from(node)[1])
+    return next((cast for cast in casts if dtype_of(cast) is dtype), nodes[-1])
+
+
 def cast(rewriter: Rewriter, at: fx.Node, node: fx.Node, dtype: object) -> fx.Node:
     """Cast a node, unless it has the dtype."""
-    if fake(node).dtype is dtype:
-        return node
-    return rewriter.call(at, aten.to.dtype, node, dtype)
+    return node if dtype_of(node) is dtype else rewriter.call(at, aten.to.dtype, node, dtype)

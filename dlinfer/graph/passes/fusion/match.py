@@ -57,6 +57,12 @@ def rank_of(node: fx.Node) -> int:
     return tensor_of(node).dim()
 
 
+def same_kind(first: fx.Node, second: fx.Node) -> bool:
+    """Whether two nodes' tensors have one dtype and device."""
+    left, right = tensor_of(first), tensor_of(second)
+    return left.dtype is right.dtype and left.device == right.device
+
+
 def same_shape(first: fx.Node, second: fx.Node) -> bool:
     """Whether two nodes' tensors certainly have one shape."""
     return same_sizes(tensor_of(first).shape, tensor_of(second).shape)

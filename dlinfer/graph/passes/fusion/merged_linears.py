@@ -12,8 +12,9 @@ import torch
 from torch import fx
 
 from dlinfer import ops
-from dlinfer.graph.ir.dialect import arguments, op_name, tensor_of
+from dlinfer.graph.ir.dialect import arguments, tensor_of
 from dlinfer.graph.ir.effects import Effects, effects_of
+from dlinfer.graph.ir.flops import is_product
 from dlinfer.graph.ir.layout import same_sizes
 from dlinfer.graph.passes.fusion.match import FLOATS
 from dlinfer.graph.passes.pipeline import Pass
@@ -21,23 +22,8 @@ from dlinfer.graph.passes.rewriter import Edit, Rewriter
 
 _LINEAR = (torch.ops.aten.linear.default, ops.linear.overload)
 
-_HEAVY = frozenset(
-    f"aten.{name}"
-    for name in (
-        "linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "_grouped_mm",
-        "scaled_dot_product_attention", "convolution", "conv1d", "conv2d", "conv3d",
-    )
-) | frozenset(
-    f"dlinfer.{name}"
-    for name in (
-        "linear", "linears", "linear_bf12", "fused_moe", "fused_moe_bf12",
-        "prefill_attention", "paged_prefill_attention", "paged_decode_attention",
-        "quantised_paged_prefill_attention", "quantised_paged_decode_attention",
-    )
-)  # fmt: skip
-
 REACH = 2
-"""How many other heavy ops may stand between the first and the last of merged layers.
+"""How many other products may stand between the first and the last of merged layers.
 
 A result that is computed early stays in memory longer. Layers of one block are close: nothing stands between q, k and
 v or gate and up, and one product between the two down-projections of multi-head latent attention. The cross-attentions
@@ -47,10 +33,10 @@ of an encoder-decoder all read the encoder's output, and merging them would keep
 
 @dataclass
 class _Group:
-    """Layers to merge. rank: how many heavy ops stand before the first."""
+    """Layers to merge. rank: how many products stand before the first."""
 
     rank: int
-    layers: list[fx.Node] = field(default_factory=list)
+    layers: list[fx.Node] = field(default_factory=list[fx.Node])
 
 
 def merge_linears(graph_module: fx.GraphModule) -> list[Edit]:
@@ -70,8 +56,7 @@ def merge_linears(graph_module: fx.GraphModule) -> list[Edit]:
                 group = open_groups[x, effects.writes_before(x, node)] = _Group(rank)
                 groups.append(group)
             group.layers.append(node)
-        if op_name(node) in _HEAVY:
-            rank += 1
+        rank += is_product(node)
     for group in groups:
         if len(group.layers) > 1:
             _merge(rewriter, group.layers)

@@ -10,7 +10,7 @@ from torch import fx
 
 from dlinfer import ops
 from dlinfer.graph.ir.dialect import tensor_of, tensors_of
-from dlinfer.graph.ir.layout import is_contiguous, same_size, same_sizes
+from dlinfer.graph.ir.layout import is_contiguous, is_static, same_size, same_sizes
 from dlinfer.graph.passes.fusion.match import (
     CASTS,
     FLOATS,
@@ -37,7 +37,7 @@ from dlinfer.graph.passes.fusion.pattern import (
     through_casts,
     transposed,
 )
-from dlinfer.graph.passes.fusion.rule import FusionRule, Match, replace_by
+from dlinfer.graph.passes.fusion.rule import Match, by, fusion_rule
 from dlinfer.graph.passes.fusion.views import halves
 
 _TOPK = call(
@@ -63,16 +63,15 @@ def _match_gating(topk: fx.Node) -> Match | None:
         return None
     if not all(map(is_contiguous, tensors_of(topk))):
         return None
-    values = {"op": ops.moe_gating_topk_softmax.overload, "arguments": (int(bound.numbers["k"]), -1)}
-    return Match((topk,), interior, (logits,), values)
+    build = by(ops.moe_gating_topk_softmax.overload, int(bound.numbers["k"]), -1)
+    return Match((topk,), interior, (logits,), build)
 
 
-MOE_GATING = FusionRule(
+MOE_GATING = fusion_rule(
     name="moe_gating",
     why="Softmax and topk of a few numbers a token in one call.",
     anchors=(aten.topk.default,),
     match=_match_gating,
-    build=replace_by,
 )
 
 
@@ -147,10 +146,9 @@ def _match_experts(total: fx.Node) -> Match | None:
             continue
         weights, division = _renormalised(bound)
         inputs = (*(bound[name] for name in ("hidden_states", "gate_up", "down")), weights, bound["ids"])
-        topk = tensor_of(bound["ids"]).shape[1]
-        values = {"op": ops.fused_moe.overload, "arguments": (topk, bool(division))}
+        build = by(ops.fused_moe.overload, tensor_of(bound["ids"]).shape[1], bool(division))
         inside = (*bound.interior, *division, *([] if output is total else [total]))
-        return Match((output,), inside, inputs, values, bound.shared)
+        return Match((output,), inside, inputs, build, bound.shared)
     return None
 
 
@@ -178,7 +176,7 @@ def _fits(bound: Bindings) -> bool:
         and same_sizes(weights.shape, ids.shape)
         and same_sizes(tensor_of(bound["pairs"]).shape, (*ids.shape, x.shape[1]))
         and same_size(x.shape[0], ids.shape[0])
-        and isinstance(ids.shape[1], int)
+        and is_static(ids.shape[1])
         and ids.shape[1] == bound.numbers["topk"]
         and same_size(gate_up.shape[0], experts)
         and bound.numbers.get("last_expert", experts - 1) == experts - 1
@@ -197,10 +195,9 @@ def _renormalised(bound: Bindings) -> tuple[fx.Node, tuple[fx.Node, ...]]:
     return weights, ()
 
 
-MOE_EXPERTS = FusionRule(
+MOE_EXPERTS = fusion_rule(
     name="moe_experts",
     why="One call a block that reads each chosen expert's weights in place, once for all of its tokens.",
     anchors=(aten.sum.dim_IntList,),
     match=_match_experts,
-    build=replace_by,
 )

@@ -13,12 +13,11 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import EllipsisType
-from typing import TypeGuard
 
 from torch import fx
 from torch.fx.node import Argument
 
-from dlinfer.graph.ir.dialect import arguments, op_name, overload
+from dlinfer.graph.ir.dialect import arguments, is_list, op_name, overload
 from dlinfer.graph.passes.fusion.match import (
     ADD,
     MUL,
@@ -30,7 +29,7 @@ from dlinfer.graph.passes.fusion.match import (
     widened_from,
 )
 from dlinfer.graph.passes.fusion.views import are_transposed, seen_through, views_between
-from dlinfer.graph.torch_private.dispatcher import OpOverload
+from dlinfer.graph.torch_private.dispatcher import Op, parameters_of
 
 _COMMUTATIVE = frozenset((*ADD, *MUL))
 
@@ -39,8 +38,8 @@ _COMMUTATIVE = frozenset((*ADD, *MUL))
 class Bindings:
     """A partial match. interior and shared: as in ``Match``."""
 
-    nodes: Mapping[str, fx.Node] = field(default_factory=dict)
-    numbers: Mapping[str, float] = field(default_factory=dict)
+    nodes: Mapping[str, fx.Node] = field(default_factory=dict[str, fx.Node])
+    numbers: Mapping[str, float] = field(default_factory=dict[str, float])
     interior: tuple[fx.Node, ...] = ()
     shared: tuple[fx.Node, ...] = ()
 
@@ -67,7 +66,7 @@ def matches(part: Part, anchor: fx.Node) -> Iterator[Bindings]:
         yield replace(bound, interior=tuple(node for node in bound.interior if node is not anchor))
 
 
-Ops = OpOverload | Sequence[OpOverload | str]
+Ops = Op | Sequence[Op | str]
 """One overload or several; a string names one by ``op_name``."""
 
 
@@ -96,8 +95,10 @@ def _call(ops: Ops, positional: Sequence[Part], named: Mapping[str, Part], *, ex
         parts = dict(zip(operands, by_position, strict=False)) | by_name
         if exact and not _rest_is_default(value, operands, parts):
             return
-        dims = _negative_dims(value, operands)
-        pairs = [(part, dims.get(name, operands[name])) for name, part in parts.items()]
+        if operands.get("dim") is not None:
+            rank = max(rank_of(tensor) for tensor in (operands.get("self"), value) if is_tensor(tensor))
+            operands["dim"] = _from_the_end(operands["dim"], rank)
+        pairs = [(part, operands[name]) for name, part in parts.items()]
         yield from _all(pairs, bound.inside(value))
         if value.target in _COMMUTATIVE and operands["self"] is not operands["other"]:
             (first, left), (second, right), *rest = pairs
@@ -218,9 +219,9 @@ def _pattern(part: Part) -> Pattern:
         return _named(part)
     if isinstance(part, EllipsisType):
         return lambda _, bound: iter((bound,))
-    if isinstance(part, list):
-        return _items([_pattern(item) for item in part])
-    return _constant(part) if part is None or isinstance(part, (int, float)) else part
+    if callable(part):
+        return part
+    return _items([_pattern(item) for item in part]) if isinstance(part, list) else _constant(part)
 
 
 def _all(pairs: Sequence[tuple[Pattern, Argument]], bound: Bindings) -> Iterator[Bindings]:
@@ -253,14 +254,10 @@ def _constant(expected: float | None) -> Pattern:
 
 def _items(patterns: Sequence[Pattern]) -> Pattern:
     def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
-        if _is_list(value) and len(value) == len(patterns):
+        if is_list(value) and len(value) == len(patterns):
             yield from _all(list(zip(patterns, value, strict=True)), bound)
 
     return match
-
-
-def _is_list(value: Argument) -> TypeGuard[Sequence[Argument]]:
-    return isinstance(value, (list, tuple))
 
 
 def _rest_is_default(node: fx.Node, operands: Mapping[str, Argument], parts: Mapping[str, Pattern]) -> bool:
@@ -269,18 +266,12 @@ def _rest_is_default(node: fx.Node, operands: Mapping[str, Argument], parts: Map
     return all(
         parameter.name in parts
         or (parameter.has_default_value() and operands[parameter.name] == parameter.default_value)
-        for parameter in op._schema.arguments
+        for parameter in parameters_of(op)
     )
 
 
-def _negative_dims(node: fx.Node, operands: Mapping[str, Argument]) -> dict[str, Argument]:
-    """The argument ``dim``, an int or a list of ints, counted from the end."""
-    dim = operands.get("dim")
-    if dim is None:
-        return {}
-    rank = max(rank_of(value) for value in (operands.get("self"), node) if is_tensor(value))
-    dims = [
-        number - rank if isinstance(number, int) and number >= 0 else number
-        for number in (dim if _is_list(dim) else [dim])
-    ]
-    return {"dim": dims if _is_list(dim) else dims[0]}
+def _from_the_end(dim: Argument, rank: int) -> Argument:
+    """A dimension or a list of them, counted from the end."""
+    if is_list(dim):
+        return [_from_the_end(each, rank) for each in dim]
+    return dim - rank if isinstance(dim, int) and dim >= 0 else dim

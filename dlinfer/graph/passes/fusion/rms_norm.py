@@ -11,16 +11,17 @@ The rule takes the weight in only where the op rounds as the model does. Otherwi
 weight of ones. A result is never rounded more often than the model rounds it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import fx
 
 from dlinfer import ops
 from dlinfer.graph.ir.dialect import arguments, tensor_of
-from dlinfer.graph.ir.layout import same_size
-from dlinfer.graph.passes.fusion.layout import cast, contiguous_after, swapped
+from dlinfer.graph.ir.layout import is_static, same_size
+from dlinfer.graph.passes.fusion.layout import Swap, cast, contiguous_after, swapped
 from dlinfer.graph.passes.fusion.match import (
     ADD,
     FLOATS,
@@ -35,7 +36,7 @@ from dlinfer.graph.passes.fusion.match import (
     widened_from,
 )
 from dlinfer.graph.passes.fusion.pattern import any_of, both, call, matches, number, through_casts
-from dlinfer.graph.passes.fusion.rule import FusionRule, Match
+from dlinfer.graph.passes.fusion.rule import Match, fusion_rule
 from dlinfer.graph.passes.rewriter import Rewriter
 
 _SQUARE = any_of(
@@ -70,6 +71,11 @@ class _Core:
     interior: tuple[fx.Node, ...]
     casts: tuple[fx.Node, ...]
 
+    def replaced(self, output: fx.Node, x: fx.Node, weight: fx.Node | None, *inside: fx.Node) -> Match | None:
+        """The match that ends in ``output``. inside: the nodes from the core to it."""
+        dtype = dtype_of(output)
+        return _norm(output, x, weight, self.eps, dtype, (*self.interior, *inside), self.casts)
+
 
 def _match(anchor: fx.Node) -> Match | None:
     if calls(anchor, aten.rms_norm.default):
@@ -77,7 +83,7 @@ def _match(anchor: fx.Node) -> Match | None:
     core = _core(anchor)
     if core is None:
         return None
-    return _rounded_before_weight(core) or _weighted(core) or _output(core, core.node, core.wide, None)
+    return _rounded_before_weight(core) or _weighted(core) or core.replaced(core.node, core.wide, None)
 
 
 def _core(node: fx.Node) -> _Core | None:
@@ -94,60 +100,37 @@ def _core(node: fx.Node) -> _Core | None:
     return None
 
 
-# --- what stands below it
-
-
 def _rounded_before_weight(core: _Core) -> Match | None:
     """The core is cast back to x's dtype; a weight of that dtype may follow."""
-    rounded = only_user(core.node)
-    dtype = dtype_of(core.source)
+    rounded, dtype = only_user(core.node), dtype_of(core.source)
     if rounded is None or cast_source(rounded) is not core.node or dtype_of(rounded) is not dtype:
         return None
     if dtype_of(core.node) is not torch.promote_types(dtype, torch.float32):
         return None
-    inside = (core.node, rounded)
-    product = only_user(rounded)
-    weight = _weight(product, rounded)
-    if product is not None and weight is not None and dtype_of(weight) is dtype:
-        return _output(core, product, core.source, weight, inside)
-    return _output(core, rounded, core.source, None, (core.node,))
+    product, weight = _weighted_by(rounded)
+    if weight is None or dtype_of(weight) is not dtype:
+        return core.replaced(rounded, core.source, None, core.node)
+    return core.replaced(product, core.source, weight, core.node, rounded)
 
 
 def _weighted(core: _Core) -> Match | None:
     """The core is multiplied by a weight as it is."""
-    product = only_user(core.node)
-    weight = _weight(product, core.node)
-    if product is None or weight is None or dtype_of(product) is not dtype_of(core.node):
+    product, weight = _weighted_by(core.node)
+    if weight is None or dtype_of(product) is not dtype_of(core.node):
         return None
-    return _output(core, product, core.wide, weight, (core.node,))
+    return core.replaced(product, core.wide, weight, core.node)
 
 
-def _weight(product: fx.Node | None, value: fx.Node) -> fx.Node | None:
-    """w, when ``product`` is ``value`` times a vector over the last dimension."""
-    if product is None:
-        return None
-    for bound in matches(call(aten.mul.Tensor, "value", "weight"), product):
-        weight = bound["weight"]
-        vector = tensor_of(weight)
-        if bound["value"] is not value or weight is value or vector.dim() != 1:
-            continue
-        if vector.is_floating_point() and same_size(vector.shape[0], tensor_of(value).shape[-1]):
-            return weight
-    return None
-
-
-def _output(
-    core: _Core, output: fx.Node, x: fx.Node, weight: fx.Node | None, inside: tuple[fx.Node, ...] = ()
-) -> Match | None:
-    bound, swap = contiguous_after(tensor_of(output))
-    size = tensor_of(x).shape[-1]
-    if not bound or (weight is None and not isinstance(size, int)):
-        return None
-    inputs = (x,) if weight is None else (x, weight)
-    # A cast of x stays where the op reads it, or something else does.
-    shared = tuple(node for node in dict.fromkeys(core.casts) if node is not x)
-    values = {"eps": core.eps, "dtype": dtype_of(output), "swap": swap}
-    return Match((output,), (*core.interior, *inside), inputs, values, shared)
+def _weighted_by(value: fx.Node) -> tuple[fx.Node, fx.Node | None]:
+    """(product, weight): the only user of a node, and the vector over the last dimension that it multiplies by."""
+    for product in value.users if len(value.users) == 1 else ():
+        for bound in matches(call(aten.mul.Tensor, "value", "weight"), product):
+            vector = tensor_of(bound["weight"])
+            if bound["value"] is not value or bound["weight"] is value or vector.dim() != 1:
+                continue
+            if vector.is_floating_point() and same_size(vector.shape[0], tensor_of(value).shape[-1]):
+                return product, bound["weight"]
+    return value, None
 
 
 def _match_single_node(node: fx.Node) -> Match | None:
@@ -160,38 +143,45 @@ def _match_single_node(node: fx.Node) -> Match | None:
         return None
     wide = torch.promote_types(dtype_of(x), torch.float32)
     eps = torch.finfo(wide).eps if eps is None else eps
-    if not is_number(eps) or eps <= 0 or (weight is None and not isinstance(tensor_of(x).shape[-1], int)):
+    if not is_number(eps) or eps <= 0 or (weight is not None and dtype_of(weight) is not dtype_of(x)):
         return None
-    bound, swap = contiguous_after(tensor_of(node))
-    if not bound:
+    return _norm(node, x, weight, float(eps), wide)
+
+
+def _norm(
+    output: fx.Node,
+    x: fx.Node,
+    weight: fx.Node | None,
+    eps: float,
+    dtype: torch.dtype,
+    interior: tuple[fx.Node, ...] = (),
+    shared: Iterable[fx.Node] = (),
+) -> Match | None:
+    """The match of a norm that is computed in ``dtype``; None for a layout or size that the op cannot give."""
+    is_fit, swap = contiguous_after(tensor_of(output))
+    if not is_fit or (weight is None and not is_static(tensor_of(x).shape[-1])):
         return None
-    inputs = (x, weight) if is_tensor(weight) else (x,)
-    if len(inputs) == 2 and dtype_of(inputs[1]) is not dtype_of(x):
-        return None
-    values = {"eps": float(eps), "dtype": wide, "swap": swap, "result": dtype_of(node)}
-    return Match((node,), (), inputs, values)
+    inputs = (x,) if weight is None else (x, weight)
+    return Match((output,), interior, inputs, partial(_build, eps=eps, dtype=dtype, swap=swap), shared)
 
 
-# --- the replacement
-
-
-def _build(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence[fx.Node]:
-    dtype, swap = match.values["dtype"], match.values["swap"]
+def _build(
+    rewriter: Rewriter, match: Match, place: fx.Node, *, eps: float, dtype: torch.dtype, swap: Swap
+) -> Sequence[fx.Node]:
     x = swapped(rewriter, place, cast(rewriter, place, match.inputs[0], dtype), swap)
     if len(match.inputs) == 2:
         weight = cast(rewriter, place, match.inputs[1], dtype)
     else:
         size, device = tensor_of(x).shape[-1], tensor_of(x).device
         weight = rewriter.call(place, aten.ones.default, [size], dtype=dtype, device=device)
-    normed = rewriter.call(place, ops.rms_norm.overload, x, weight, match.values["eps"])
-    normed = cast(rewriter, place, normed, match.values.get("result", dtype))
+    normed = rewriter.call(place, ops.rms_norm.overload, x, weight, eps)
+    normed = cast(rewriter, place, normed, dtype_of(match.outputs[0]))
     return [swapped(rewriter, place, normed, swap)]
 
 
-RMS_NORM = FusionRule(
+RMS_NORM = fusion_rule(
     name="rms_norm",
     why="five to eight passes over the activations, four of them in float32, become one",
     anchors=(aten.mul.Tensor, aten.div.Tensor, aten.rms_norm.default),
     match=_match,
-    build=_build,
 )

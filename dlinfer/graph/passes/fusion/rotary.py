@@ -10,13 +10,16 @@ the op reads transposed views.
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
+import torch
 from torch import fx
 
 from dlinfer import ops
 from dlinfer.graph.ir.dialect import tensor_of
-from dlinfer.graph.ir.layout import same_size, same_sizes
-from dlinfer.graph.passes.fusion.layout import Swap, cast, fits, swapped
+from dlinfer.graph.ir.layout import is_static, same_size, same_sizes
+from dlinfer.graph.passes.fusion.layout import Swap, cast, fits, in_dtype, swapped
 from dlinfer.graph.passes.fusion.match import (
     aten,
     calls,
@@ -28,13 +31,12 @@ from dlinfer.graph.passes.fusion.match import (
     widened_from,
 )
 from dlinfer.graph.passes.fusion.pattern import both, call, cut_from, matches, widened
-from dlinfer.graph.passes.fusion.rule import FusionRule, Match
+from dlinfer.graph.passes.fusion.rule import Match, fusion_rule
 from dlinfer.graph.passes.fusion.views import halves
 from dlinfer.graph.passes.rewriter import Rewriter
 
 
-@dataclass(frozen=True)
-class _Table:
+class _Table(NamedTuple):
     """A cosine or sine table that is broadcast to x.
 
     rows: [batch or 1, tokens, size] or [tokens, size]. heads: the dimension of x that it is broadcast over.
@@ -48,12 +50,13 @@ class _Table:
 
 @dataclass(frozen=True)
 class _Rotation:
-    """x * cos + rotate_half(x) * sin. interior, shared: as in ``Match``."""
+    """x * cos + rotate_half(x) * sin. heads: as in _Table. interior, shared: as in ``Match``."""
 
     node: fx.Node
     x: fx.Node
-    cos: _Table
-    sin: _Table
+    cos: fx.Node
+    sin: fx.Node
+    heads: int
     interior: tuple[fx.Node, ...]
     shared: tuple[fx.Node, ...]
 
@@ -61,7 +64,13 @@ class _Rotation:
     def swap(self) -> Swap:
         """The transposition that puts heads after tokens."""
         rank = rank_of(self.x)
-        return None if self.cos.heads == rank - 2 else (rank - 3, rank - 2)
+        return None if self.heads == rank - 2 else (rank - 3, rank - 2)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The sizes of x without the heads."""
+        sizes = list(tensor_of(self.x).shape)
+        return [*sizes[: self.heads], *sizes[self.heads + 1 :]]
 
 
 _ROTATED_HALF = cut_from(
@@ -81,33 +90,25 @@ def _match(anchor: fx.Node) -> Match | None:
     query = _rotation_before(key) if key is not None else None
     if key is None or query is None:
         return None
-    inputs = (query.x, key.x, query.cos.rows, query.sin.rows)
-    passed = (node for part in (query, key) for node in (*part.shared, *part.cos.passed, *part.sin.passed))
-    shared = tuple(node for node in dict.fromkeys(passed) if node not in inputs)
-    values = {"dtype": dtype_of(key.node), "swap": key.swap}
-    return Match((query.node, key.node), (*query.interior, *key.interior), inputs, values, shared)
-
-
-# --- one rotation
+    inputs = (query.x, key.x, query.cos, query.sin)
+    build = partial(_build, dtype=dtype_of(key.node), swap=key.swap)
+    interior, shared = (*query.interior, *key.interior), (*query.shared, *key.shared)
+    return Match((query.node, key.node), interior, inputs, build, shared)
 
 
 def _rotation(node: fx.Node) -> _Rotation | None:
     for bound in matches(_ROTATION, node):
-        x, whole = bound["x"], bound["whole"]
+        x = bound["x"]
         cos, sin = _table(bound["cos"], x), _table(bound["sin"], x)
         if cos is None or sin is None or cos.heads != sin.heads:
             continue
-        casts = (*widened_from(whole)[1], *widened_from(x)[1])
-        # A cast that the model makes anyway saves one here.
-        wide = next((cast for cast in casts if dtype_of(cast) is dtype_of(node)), x)
-        rotation = _Rotation(node, wide, cos, sin, bound.interior, bound.shared)
+        shared = (*bound.shared, *cos.passed, *sin.passed)
+        wide = in_dtype(dtype_of(node), bound["whole"], x)
+        rotation = _Rotation(node, wide, cos.rows, sin.rows, cos.heads, bound.interior, shared)
         if rank_of(x) in (3, 4) and same_shape(node, x) and fits(tensor_of(node), rotation.swap):
             return rotation
         return None
     return None
-
-
-# --- the tables
 
 
 def _table(ready: fx.Node, x: fx.Node) -> _Table | None:
@@ -132,30 +133,17 @@ def _table(ready: fx.Node, x: fx.Node) -> _Table | None:
     return _Table(rows, heads, passed) if tensor_of(rows).is_floating_point() else None
 
 
-# --- its partner
-
-
 def _rotation_before(key: _Rotation) -> _Rotation | None:
     """The last rotation before ``key`` by the same tables."""
-    nearest = max((node for node in _sums_with(key.cos.rows) if node < key.node), default=None)
+    nearest = max((node for node in _sums_with(key.cos) if node < key.node), default=None)
     query = _rotation(nearest) if nearest is not None else None
     if query is None or query.node in key.interior or widened_from(key.x)[0] is query.node:
         return None  # a rotation of a rotation
-    if query.cos.rows is not key.cos.rows or query.sin.rows is not key.sin.rows:
+    if (query.cos, query.sin, query.heads) != (key.cos, key.sin, key.heads):
         return None
-    if query.swap != key.swap or dtype_of(query.node) is not dtype_of(key.node):
+    if dtype_of(query.node) is not dtype_of(key.node) or not same_sizes(query.sizes, key.sizes):
         return None
-    if rank_of(query.x) != rank_of(key.x):
-        return None
-    heads = key.cos.heads
-    alike = [
-        same_size(first, second)
-        for dim, (first, second) in enumerate(
-            zip(tensor_of(query.x).shape, tensor_of(key.x).shape, strict=True)
-        )
-        if dim != heads
-    ]
-    return query if all(alike) else None
+    return query
 
 
 def _sums_with(rows: fx.Node) -> Iterator[fx.Node]:
@@ -170,11 +158,9 @@ def _sums_with(rows: fx.Node) -> Iterator[fx.Node]:
                 ready.append(user)
 
 
-# --- the replacement
-
-
-def _build(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence[fx.Node]:
-    dtype, swap = match.values["dtype"], match.values["swap"]
+def _build(
+    rewriter: Rewriter, match: Match, place: fx.Node, *, dtype: torch.dtype, swap: Swap
+) -> Sequence[fx.Node]:
     query, key, cos, sin = (cast(rewriter, place, node, dtype) for node in match.inputs)
     query, key = (swapped(rewriter, place, node, swap) for node in (query, key))
     cos, sin = (_one_row_per_token(rewriter, place, table, query) for table in (cos, sin))
@@ -186,24 +172,20 @@ def _build(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence[fx.Node
 def _one_row_per_token(rewriter: Rewriter, at: fx.Node, rows: fx.Node, query: fx.Node) -> fx.Node:
     """A table expanded to the batch, which is a view."""
     shape = tensor_of(query).shape
-    if (
-        len(shape) == 3
-        or same_size(shape[0], 1)
-        or (rank_of(rows) == 3 and same_size(tensor_of(rows).shape[0], shape[0]))
-    ):
+    is_expanded = rank_of(rows) == 3 and same_size(tensor_of(rows).shape[0], shape[0])
+    if len(shape) == 3 or same_size(shape[0], 1) or is_expanded:
         return rows
     for user in rows.users:  # the layer before needed the same view
         sizes = (shape[0], *tensor_of(rows).shape[-2:])
         if calls(user, aten.expand.default) and user < at and same_sizes(tensor_of(user).shape, sizes):
             return user
-    batch = shape[0] if isinstance(shape[0], int) else rewriter.call(at, aten.sym_size.int, query, 0)
+    batch = shape[0] if is_static(shape[0]) else rewriter.call(at, aten.sym_size.int, query, 0)
     return rewriter.call(at, aten.expand.default, rows, [batch, -1, -1])
 
 
-ROTARY = FusionRule(
+ROTARY = fusion_rule(
     name="rotary",
     why="a rotation is seven kernels and four tensors as large as the query; the op reads each element once",
     anchors=(aten.add.Tensor,),
     match=_match,
-    build=_build,
 )

@@ -8,6 +8,8 @@ The op takes one tensor, so the rule replaces query and key separately.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from torch import fx
 from torch.fx.node import Argument
@@ -15,7 +17,7 @@ from torch.fx.node import Argument
 from dlinfer import ops
 from dlinfer.graph.ir.dialect import tensor_of
 from dlinfer.graph.ir.layout import same_size
-from dlinfer.graph.passes.fusion.layout import Swap, cast, contiguous_after, swapped
+from dlinfer.graph.passes.fusion.layout import Swap, cast, contiguous_after, in_dtype, swapped
 from dlinfer.graph.passes.fusion.match import (
     CASTS,
     LAST,
@@ -38,11 +40,21 @@ from dlinfer.graph.passes.fusion.pattern import (
     number,
     widened,
 )
-from dlinfer.graph.passes.fusion.rule import FusionRule, Match
+from dlinfer.graph.passes.fusion.rule import Match, fusion_rule
 from dlinfer.graph.passes.fusion.views import evens_and_odds
 from dlinfer.graph.passes.rewriter import Rewriter
 
-_Nodes = tuple[fx.Node, ...]
+
+class _Table(NamedTuple):
+    """A table of cosines or sines. doubled: whether it repeats each value, side by side.
+
+    passed: the nodes between it and x.
+    """
+
+    node: fx.Node
+    doubled: bool = False
+    passed: tuple[fx.Node, ...] = ()
+
 
 _ROTATED_PAIRS = cut_from(  # (-x[2i + 1], x[2i]) for each i
     both("whole", widened("source")),
@@ -90,18 +102,16 @@ def _match(output: fx.Node) -> Match | None:
         return None
     if not is_halves and not same_shape(whole, bound["pairs"]):
         return None
-    tables = [(bound[name], False, ()) if is_halves else _half_table(bound[name]) for name in ("cos", "sin")]
-    read = [table for table in tables if table is not None]
-    if len(read) < 2 or not all(_broadcasts(rows, x, swap, doubled=doubled) for rows, doubled, _ in read):
+    names = ("cos", "sin")
+    tables = [_Table(bound[name]) if is_halves else _half_table(bound[name]) for name in names]
+    read = [table for table in tables if table is not None and _broadcasts(table, x, swap)]
+    if len(read) < 2:
         return None
-    casts = (*widened_from(whole)[1], *widened_from(x)[1])
-    wide = next((cast for cast in casts if dtype_of(cast) is dtype_of(output)), x)
-    rows = tuple(table[0] for table in read)
-    passed = (*bound.shared, *(node for table in read for node in table[2]))
-    shared = tuple(node for node in dict.fromkeys(passed) if node is not wide and node not in rows)
-    doubled = tuple(table[1] for table in read)
-    values = {"dtype": dtype_of(output), "swap": swap, "halves": is_halves, "doubled": doubled}
-    return Match((output,), bound.interior, (wide, *rows), values, shared)
+    doubled = [table.doubled for table in read]
+    inputs = (in_dtype(dtype_of(output), whole, x), *(table.node for table in read))
+    shared = (*bound.shared, *(node for table in read for node in table.passed))
+    build = partial(_build, swap=swap, halves=is_halves, doubled=doubled)
+    return Match((output,), bound.interior, inputs, build, shared)
 
 
 # --- the tables
@@ -125,46 +135,42 @@ _BY_ELEMENT = any_of(
 )
 
 
-def _half_table(table: fx.Node) -> tuple[fx.Node, bool, _Nodes] | None:
-    """(node, doubled, nodes between) for a table that repeats each value, side by side; else None.
-
-    doubled: whether ``node`` still repeats the values.
-    """
+def _half_table(table: fx.Node) -> _Table | None:
+    """The table that repeats each value, side by side, or the one of half the size below it; else None."""
     below, casts = widened_from(table)
     for bound in matches(_DOUBLED, below):
-        return bound["table"], False, (*casts, below)
-    return (below, True, casts) if any(matches(_BY_ELEMENT, below)) else None
+        return _Table(bound["table"], False, (*casts, below))
+    return _Table(below, True, casts) if any(matches(_BY_ELEMENT, below)) else None
 
 
-def _broadcasts(table: fx.Node, x: fx.Node, swap: Swap, *, doubled: bool) -> bool:
+def _broadcasts(table: _Table, x: fx.Node, swap: Swap) -> bool:
     """Whether the op can read a table for x, with both transposed."""
-    shape, sizes = tensor_of(table).shape, tensor_of(x).shape
+    rows = tensor_of(table.node)
+    shape, sizes = rows.shape, tensor_of(x).shape
     if len(shape) != len(sizes) and (swap is not None or len(shape) > len(sizes)):
         return False
-    if not same_size(shape[-1], sizes[-1] if doubled else sizes[-1] // 2):
+    if not same_size(shape[-1], sizes[-1] if table.doubled else sizes[-1] // 2):
         return False
     leading = zip(reversed(shape[:-1]), reversed(sizes[:-1]), strict=False)
-    return tensor_of(table).is_floating_point() and all(
-        same_size(a, 1) or same_size(a, b) for a, b in leading
-    )
+    return rows.is_floating_point() and all(same_size(a, 1) or same_size(a, b) for a, b in leading)
 
 
-def _build(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence[fx.Node]:
-    values = match.values
-    x = swapped(rewriter, place, cast(rewriter, place, match.inputs[0], values["dtype"]), values["swap"])
-    tables = []
-    for table, doubled in zip(match.inputs[1:], values["doubled"], strict=True):
-        last = rank_of(table) - 1
-        half = rewriter.call(place, aten.slice.Tensor, table, last, 0, LAST, 2) if doubled else table
-        tables.append(swapped(rewriter, place, cast(rewriter, place, half, values["dtype"]), values["swap"]))
-    op = ops.apply_rotary_pos_emb_interleaved.overload
-    return [swapped(rewriter, place, rewriter.call(place, op, x, *tables, values["halves"]), values["swap"])]
+def _build(
+    rewriter: Rewriter, match: Match, place: fx.Node, *, swap: Swap, halves: bool, doubled: Sequence[bool]
+) -> Sequence[fx.Node]:
+    def operand(node: fx.Node, is_doubled: bool = False) -> fx.Node:
+        last = rank_of(node) - 1
+        half = rewriter.call(place, aten.slice.Tensor, node, last, 0, LAST, 2) if is_doubled else node
+        return swapped(rewriter, place, cast(rewriter, place, half, dtype_of(match.outputs[0])), swap)
+
+    operands = list(map(operand, match.inputs, (False, *doubled)))
+    rotated = rewriter.call(place, ops.apply_rotary_pos_emb_interleaved.overload, *operands, halves)
+    return [swapped(rewriter, place, rotated, swap)]
 
 
-ROTARY_INTERLEAVED = FusionRule(
+ROTARY_INTERLEAVED = fusion_rule(
     name="rotary_interleaved",
     why="negating, stacking and flattening pairs writes the query three times before it is rotated",
     anchors=(aten.add.Tensor, aten.cat.default),
     match=_match,
-    build=_build,
 )

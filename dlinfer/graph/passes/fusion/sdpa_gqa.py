@@ -6,12 +6,13 @@ of query heads are passed without the repetition. The queries of one token in a 
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import fx
 
 from dlinfer.graph.ir.dialect import arguments, tensor_of, tensor_or_none
-from dlinfer.graph.ir.layout import is_contiguous, same_size, same_sizes
+from dlinfer.graph.ir.layout import is_contiguous, is_static, same_size, same_sizes
 from dlinfer.graph.passes.fusion.match import aten, calls, dtype_of, only_user, same_shape
 from dlinfer.graph.passes.fusion.pattern import (
     Bindings,
@@ -27,7 +28,7 @@ from dlinfer.graph.passes.fusion.pattern import (
     transposed,
     view_of,
 )
-from dlinfer.graph.passes.fusion.rule import FusionRule, Match, replace_by
+from dlinfer.graph.passes.fusion.rule import Match, by, fusion_rule
 from dlinfer.graph.passes.fusion.views import are_transposed
 from dlinfer.graph.passes.rewriter import Rewriter
 
@@ -63,7 +64,8 @@ def _match_written_out(matmul: fx.Node) -> Match | None:
             continue
         scale = bound.numbers.get("factor", 1 / bound.numbers.get("divisor", 1.0))
         inputs = (bound["q"], bound["k"], bound["v"], *([] if mask is None else [mask]))
-        return Match((result,), inside, inputs, {"scale": float(scale)}, bound.shared)
+        build = partial(_build_written_out, scale=float(scale))
+        return Match((result,), inside, inputs, build, bound.shared)
     return None
 
 
@@ -95,10 +97,12 @@ def _is_transposed_to_tokens(matmul: fx.Node, result: fx.Node) -> bool:
     return is_copied and are_transposed(matmul, result, 1, 2)
 
 
-def _build_written_out(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence[fx.Node]:
+def _build_written_out(
+    rewriter: Rewriter, match: Match, place: fx.Node, *, scale: float
+) -> Sequence[fx.Node]:
     q, k, v, *mask = match.inputs
     masks = [_nan_where_all_is_hidden(rewriter, place, node) for node in mask]
-    attention = rewriter.call(place, _SDPA, q, k, v, *masks, scale=match.values["scale"])
+    attention = rewriter.call(place, _SDPA, q, k, v, *masks, scale=scale)
     return [rewriter.call(place, aten.transpose.int, attention, 1, 2)]
 
 
@@ -155,18 +159,14 @@ def _match_repeated(attention: fx.Node) -> Match | None:
         return None
     key, value = tensor_of(bound["key"]), tensor_of(bound["value"])
     # torch's fast kernels need adjacent features; another kernel would give a result of other strides.
-    if not same_size(key.shape[1], value.shape[1]) or not all(
-        same_size(few.stride(-1), 1) for few in (key, value)
-    ):
+    is_fast = all(same_size(few.stride(-1), 1) for few in (key, value))
+    if not is_fast or not same_size(key.shape[1], value.shape[1]):
         return None
     by_name = arguments(attention)
-    values = {
-        "op": _SDPA,
-        "arguments": tuple(by_name[name] for name in ("attn_mask", "dropout_p", "is_causal")),
-        "named": {"scale": by_name["scale"], "enable_gqa": True},
-    }
+    more = [by_name[name] for name in ("attn_mask", "dropout_p", "is_causal")]
+    build = by(_SDPA, *more, scale=by_name["scale"], enable_gqa=True)
     inputs = (bound["query"], bound["key"], bound["value"])
-    return Match((attention,), (), inputs, values, bound.shared)
+    return Match((attention,), (), inputs, build, bound.shared)
 
 
 def _joins_heads(bound: Bindings, attention: fx.Node, name: str) -> bool:
@@ -194,9 +194,9 @@ def _match_one_token(attention: fx.Node) -> Match | None:
     if not q.dim() == k.dim() == 4 or not same_sizes(k.shape[:2], v.shape[:2]):
         return None
     sizes = (*q.shape[1:], k.shape[1])
-    if not all(isinstance(size, int) for size in sizes) or q.shape[2] != 1 or q.shape[1] == k.shape[1]:
+    if not is_static(*sizes) or q.shape[2] != 1 or q.shape[1] == k.shape[1]:
         return None
-    return Match((attention,), (), tuple(bound.nodes.values()), {"scale": arguments(attention)["scale"]})
+    return Match((attention,), (), tuple(bound.nodes.values()), _build_one_token)
 
 
 def _is_shared_by_heads(mask: fx.Node | None) -> bool:
@@ -204,7 +204,7 @@ def _is_shared_by_heads(mask: fx.Node | None) -> bool:
         return True
     value = tensor_of(mask)
     rows = value.shape[:-1] if value.dim() < 4 else value.shape[1:3]
-    return value.dim() in (2, 4) and all(isinstance(size, int) and size == 1 for size in rows)
+    return value.dim() in (2, 4) and all(same_size(size, 1) for size in rows)
 
 
 def _build_one_token(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence[fx.Node]:
@@ -212,31 +212,29 @@ def _build_one_token(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequen
     _, heads, _, size = tensor_of(q).shape
     groups = tensor_of(k).shape[1]
     rows = rewriter.call(place, aten.reshape.default, q, [-1, groups, heads // groups, size])
-    attended = rewriter.call(place, _SDPA, rows, k, v, *mask, scale=match.values["scale"])
+    scale = arguments(match.outputs[0])["scale"]
+    attended = rewriter.call(place, _SDPA, rows, k, v, *mask, scale=scale)
     back = [-1, heads, 1, tensor_of(attended).shape[3]]
     return [rewriter.call(place, aten.reshape.default, attended, back)]
 
 
-WRITTEN_OUT_ATTENTION = FusionRule(
+WRITTEN_OUT_ATTENTION = fusion_rule(
     name="written_out_attention",
     why="One pass over keys and values; the scores [batch, heads, tokens, tokens] are never in memory.",
     anchors=(aten.matmul.default,),
     match=_match_written_out,
-    build=_build_written_out,
 )
 
-GROUPED_ATTENTION = FusionRule(
+GROUPED_ATTENTION = fusion_rule(
     name="grouped_attention",
     why="Reads keys and values where they are instead of copying them once for each query head of a group.",
     anchors=(_SDPA,),
     match=_match_repeated,
-    build=replace_by,
 )
 
-ONE_TOKEN_ATTENTION = FusionRule(
+ONE_TOKEN_ATTENTION = fusion_rule(
     name="one_token_attention",
     why="In a decode step the query heads of a group share one pass over their keys, as rows of one product.",
     anchors=(_SDPA,),
     match=_match_one_token,
-    build=_build_one_token,
 )

@@ -10,7 +10,7 @@ from itertools import takewhile
 from torch import fx
 
 from dlinfer.graph.ir.dialect import is_view, tensor_or_none, tensors_of
-from dlinfer.graph.ir.layout import same_size, same_sizes
+from dlinfer.graph.ir.layout import is_static, same_size, same_sizes
 
 
 def seen_through(node: fx.Node) -> Iterator[fx.Node]:
@@ -71,14 +71,13 @@ def _is_part(part: fx.Node, whole: fx.Node, start: int | None, step: int) -> boo
     small, large = tensor_or_none(part), tensor_or_none(whole)
     if small is None or large is None or small.dtype is not large.dtype or small.dim() != large.dim():
         return False
-    if small.dim() == 0 or not isinstance(size := small.shape[-1], int):
+    if small.dim() == 0 or not is_static(small.shape[-1]):
         return False
-    stride = large.stride(-1)
+    size, stride = small.shape[-1], large.stride(-1)
+    offset = large.storage_offset() + (size if start is None else start) * stride
     return (
         same_size(2 * size, large.shape[-1])
         and same_sizes(small.shape[:-1], large.shape[:-1])
         and same_sizes(small.stride(), (*large.stride()[:-1], step * stride))
-        and same_size(
-            small.storage_offset(), large.storage_offset() + (size if start is None else start) * stride
-        )
+        and same_size(small.storage_offset(), offset)
     )

@@ -17,10 +17,9 @@ from torch.fx.node import map_arg
 from dlinfer.graph.cache.disk import ArtifactCache
 from dlinfer.graph.cache.fingerprint import Environment, environment
 from dlinfer.graph.cache.key import Key, canonical_text, digest
-from dlinfer.graph.ir.dialect import Bare, fake
+from dlinfer.graph.ir.dialect import Bare, attribute, fake
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.ir.layout import dense_order, laid_out
-from dlinfer.graph.ir.program import attribute
 from dlinfer.graph.report.report import ClusterReport
 from dlinfer.graph.torch_private import fake_mode, inductor, symbols
 from dlinfer.vendor.cpu import native

@@ -22,7 +22,7 @@ from dlinfer.graph.ir.dialect import (
     tensors_of,
     written_arguments,
 )
-from dlinfer.graph.ir.extract import Subgraph, extract_with_outputs
+from dlinfer.graph.ir.extract import Subgraph, extract
 from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.ir.program import Function, Program, Step, refer
 from dlinfer.graph.options import CompileOptions
@@ -92,7 +92,7 @@ class InductorEngine(Engine):
                     (node.name for node in item.members), f"kernel {known.callee}"
                 )
             elif isinstance(item, Cluster):
-                subgraph = extract_with_outputs(owner, item.body, item.outputs, "cluster")
+                subgraph = extract(owner, item.body, "cluster", item.outputs)
                 first += [Step.of(node, "size", kernels.callee_of(node)) for node in subgraph.inserted]
                 steps.append(self._cluster_step(item, subgraph, cache, result, options))
             else:

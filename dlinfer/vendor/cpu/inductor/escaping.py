@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from dlinfer.graph.ir.dialect import storages, tensors_of
-from dlinfer.graph.ir.effects import memory_read
+from dlinfer.graph.ir.dialect import memory_read, storages, tensors_of
 from dlinfer.graph.ir.program import Step
 from dlinfer.vendor.cpu import native
 

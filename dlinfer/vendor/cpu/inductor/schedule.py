@@ -11,8 +11,16 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from dlinfer.graph.ir.dialect import is_as_strided, is_pure, is_size, is_view, reads_number, storages
-from dlinfer.graph.ir.effects import Effects, effects_of, has_layout, memory_read, reshaped_memory
+from dlinfer.graph.ir.dialect import (
+    is_as_strided,
+    is_pure,
+    is_size,
+    is_view,
+    memory_read,
+    reads_number,
+    storages,
+)
+from dlinfer.graph.ir.effects import Effects, effects_of, has_layout, reshaped_memory
 from dlinfer.vendor.cpu.inductor.fusible import loops_of
 
 

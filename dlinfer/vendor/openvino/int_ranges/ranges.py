@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from dlinfer.graph.engine_kit.output_sizes import SizeText, reader, sizes_of
-from dlinfer.graph.ir.dialect import arguments, fake, op_name, overload
-from dlinfer.graph.ir.program import attribute
+from dlinfer.graph.ir.dialect import arguments, attribute, fake, op_name, overload
 from dlinfer.vendor.openvino.int_ranges.kept import Interval, Kept, range_of
 from dlinfer.vendor.openvino.int_ranges.rules import (
     ARITHMETIC,

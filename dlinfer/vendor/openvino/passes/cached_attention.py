@@ -15,12 +15,13 @@ from dlinfer.graph.ir.dialect import (
     arguments,
     fake,
     is_compute,
+    memory_read,
     model_line,
     op_name,
     storages,
     written_arguments,
 )
-from dlinfer.graph.ir.effects import Effects, Memory, effects_of, memory_read
+from dlinfer.graph.ir.effects import Effects, Memory, effects_of
 from dlinfer.graph.ir.own_ops import own_op
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewriter import Edit, Rewriter

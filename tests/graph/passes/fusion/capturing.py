@@ -18,8 +18,7 @@ from torch import fx
 
 from dlinfer.graph.capture.trace import capture
 from dlinfer.graph.ir.dialect import STATIC, fake, is_pure, is_size, op_name
-from dlinfer.graph.passes.fusion.rule import FusionRule, apply_rule
-from dlinfer.graph.passes.pipeline import verify
+from dlinfer.graph.passes.pipeline import Pass, verify
 from dlinfer.graph.passes.rewriter import Edit
 from dlinfer.graph.torch_private import dynamo
 
@@ -45,9 +44,9 @@ class CapturedGraph:
         ]
         return [*[value for value in outputs if isinstance(value, torch.Tensor)], *written]
 
-    def fuse(self, *rules: FusionRule) -> int:
+    def fuse(self, *rules: Pass) -> int:
         """Apply rules in order and check that the graph is still valid; how often they fired."""
-        edits = [edit for rule in rules for edit in apply_rule(rule, self.graph_module)]
+        edits = [edit for rule in rules for edit in rule.run(self.graph_module)]
         verify(self.graph_module, "fusion", None)
         self.edits += edits
         return len(edits)
@@ -112,7 +111,7 @@ def _wrapped(line: str) -> str:
     return textwrap.fill(line, 110, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
-def fused_text(one: CapturedGraph, *rules: FusionRule) -> str:
+def fused_text(one: CapturedGraph, *rules: Pass) -> str:
     """The graph before and after rules, for a golden."""
     before = graph_text(one.graph_module)
     one.fuse(*rules)

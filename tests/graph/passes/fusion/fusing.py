@@ -8,13 +8,10 @@ from torch import nn
 
 from dlinfer.graph.passes.cse import CSE
 from dlinfer.graph.passes.dce import DCE
-from dlinfer.graph.passes.fusion.rule import FusionRule, apply_rule
 from dlinfer.graph.passes.fusion.rules import RULES
 from dlinfer.graph.passes.pipeline import Pass, verify
 from dlinfer.graph.passes.remove_noops import REMOVE_NOOPS
 from tests.graph.passes.fusion.capturing import CapturedGraph, captured, graph_text
-
-Step = FusionRule | Pass
 
 _SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -37,11 +34,11 @@ def clean(function: Callable[..., Any], *args: Any, **kwargs: Any) -> CapturedGr
     return one
 
 
-def apply(one: CapturedGraph, *steps: Step) -> dict[str, int]:
+def apply(one: CapturedGraph, *steps: Pass) -> dict[str, int]:
     """How often each of some rules and passes fired; each must leave a valid graph."""
     fired = {}
     for step in steps:
-        edits = step.run(one.graph_module) if isinstance(step, Pass) else apply_rule(step, one.graph_module)
+        edits = step.run(one.graph_module)
         verify(one.graph_module, step.name, None)
         if edits:
             fired[step.name] = len(edits)
@@ -49,13 +46,13 @@ def apply(one: CapturedGraph, *steps: Step) -> dict[str, int]:
 
 
 def fired(
-    function: Callable[..., Any], *args: Any, steps: tuple[Step, ...], dynamic: bool = True
+    function: Callable[..., Any], *args: Any, steps: tuple[Pass, ...], dynamic: bool = True
 ) -> dict[str, int]:
     """How often rules fire on some code."""
     return apply(clean(function, *args, dynamic=dynamic), *steps)
 
 
-def golden(one: CapturedGraph, *steps: Step) -> str:
+def golden(one: CapturedGraph, *steps: Pass) -> str:
     """The graph before and after, as text."""
     before = graph_text(one.graph_module)
     apply(one, *steps, CSE, DCE)
@@ -63,7 +60,7 @@ def golden(one: CapturedGraph, *steps: Step) -> str:
 
 
 def changes(
-    one: CapturedGraph, *steps: Step
+    one: CapturedGraph, *steps: Pass
 ) -> tuple[dict[str, int], list[torch.Tensor], list[torch.Tensor]]:
     """What fired, and the results before and after."""
     want, strides = one.run(), one.strides()
