@@ -5,8 +5,9 @@ inverse here. The others raise NotAFunctionError.
 """
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -50,49 +51,37 @@ class ViewWrite:
         """A call that computes the base's new value."""
         return self.new_node(op, args, fake(self.view.all_input_nodes[0]))
 
+    def scattered(self, op: Op, *bounds: Argument) -> fx.Node:
+        """The base with the part in place of what ``bounds`` select."""
+        return self.result(op, self.base, self.part, *bounds)
+
+    @property
+    def operands(self) -> list[Any]:
+        """The view's arguments behind the tensor."""
+        return [*arguments(self.view).values()][1:]
+
 
 def _reshape(write: ViewWrite) -> fx.Node:
     return write.result(aten.reshape.default, write.part, write.sizes(write.view.all_input_nodes[0]))
 
 
 def _permute(write: ViewWrite) -> fx.Node:
-    dims: Sequence[int] = arguments(write.view)["dims"]
+    (dims,) = write.operands
     return write.result(aten.permute.default, write.part, inverse_order([dim % len(dims) for dim in dims]))
 
 
-def _transpose(write: ViewWrite) -> fx.Node:
-    _, *dims = arguments(write.view).values()  # swapaxes calls them axes
-    return write.result(aten.transpose.int, write.part, *dims)
-
-
-def _t(write: ViewWrite) -> fx.Node:
-    if tensor_of(write.view).dim() < 2:
-        return write.part
-    return write.result(aten.transpose.int, write.part, 0, 1)
-
-
-def _slice(write: ViewWrite) -> fx.Node:
-    _, *bounds = arguments(write.view).values()
-    return write.result(aten.slice_scatter.default, write.base, write.part, *bounds)
-
-
-def _select(write: ViewWrite) -> fx.Node:
-    _, dim, index = arguments(write.view).values()
-    return write.result(aten.select_scatter.default, write.base, write.part, dim, index)
+def _reversed(write: ViewWrite) -> fx.Node:
+    dims = range(tensor_of(write.view).dim())
+    return write.result(aten.permute.default, write.part, [*reversed(dims)])
 
 
 def _narrow(write: ViewWrite) -> fx.Node:
-    _, dim, start, length = arguments(write.view).values()
+    dim, start, length = write.operands
     first, size = (fake(bound) if isinstance(bound, fx.Node) else bound for bound in (start, length))
     end = first + size
     if not is_static(end):
         end = write.new_node(operator.add, (start, length), end)
-    return write.result(aten.slice_scatter.default, write.base, write.part, dim, start, end, 1)
-
-
-def _unbind(write: ViewWrite) -> fx.Node:
-    dim = arguments(write.view)["dim"]
-    return write.result(aten.select_scatter.default, write.base, write.part, dim, write.index)
+    return write.scattered(aten.slice_scatter.default, dim, start, end, 1)
 
 
 def _split(write: ViewWrite) -> fx.Node:
@@ -104,21 +93,24 @@ def _split(write: ViewWrite) -> fx.Node:
         reason = f"a write into one part of {write.view.target} of unknown size"
         raise NotAFunctionError(node=write.view.name, reason=reason)
     start = sum(starts)
-    return write.result(aten.slice_scatter.default, write.base, write.part, dim, start, start + size, 1)
+    return write.scattered(aten.slice_scatter.default, dim, start, start + size, 1)
 
 
 _RESHAPES = "view reshape _unsafe_view unsqueeze squeeze flatten unflatten view_as reshape_as".split()
 _INVERSES: dict[str, Callable[[ViewWrite], fx.Node]] = {
     **dict.fromkeys(_RESHAPES, _reshape),
-    "permute": _permute,
-    **dict.fromkeys(("transpose", "swapaxes", "swapdims"), _transpose),
-    **dict.fromkeys(("t", "numpy_T"), _t),
-    "slice": _slice,
-    "select": _select,
-    "narrow": _narrow,
     **dict.fromkeys(("alias", "detach", "lift_fresh"), lambda write: write.part),
+    **dict.fromkeys(
+        ("transpose", "swapaxes", "swapdims"),
+        lambda write: write.result(aten.transpose.int, write.part, *write.operands),
+    ),
+    "permute": _permute,
+    **dict.fromkeys(("t", "numpy_T"), _reversed),
+    "slice": lambda write: write.scattered(aten.slice_scatter.default, *write.operands),
+    "select": lambda write: write.scattered(aten.select_scatter.default, *write.operands),
+    "narrow": _narrow,
 }
 _INVERSES_OF_PARTS: dict[str, Callable[[ViewWrite], fx.Node]] = {
-    "unbind": _unbind,
+    "unbind": lambda write: write.scattered(aten.select_scatter.default, *write.operands, write.index),
     **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split"), _split),
 }

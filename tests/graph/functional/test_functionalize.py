@@ -135,6 +135,11 @@ def through_swapped_axes(x, y):
     return x.sum(0)
 
 
+def through_reversed_axes(x):
+    torch.ops.aten.numpy_T(x.unsqueeze(0))[1].add_(2)
+    return x.sum(0)
+
+
 def flipped(x):
     x.copy_(x.flip(0))
     return x + 1
@@ -158,6 +163,7 @@ WRITES = [
     (masked, (tensor(3, 4),)),
     (swapped, (tensor(3, 4), tensor(3, 4) * 2)),
     (through_swapped_axes, (tensor(3, 4), tensor(3))),
+    (through_reversed_axes, (tensor(3, 4),)),
     (flipped, (tensor(3, 4),)),
     (add_in_place, (tensor(4, 3).t(),)),
     (through_a_slice, (tensor(4, 3).t(), tensor(3, 2))),

@@ -13,6 +13,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import EllipsisType
+from typing import Concatenate, ParamSpec
 
 from torch import fx
 from torch.fx.node import Argument
@@ -55,6 +56,7 @@ class Bindings:
         return replace(self, shared=(*self.shared, *nodes)) if nodes else self
 
 
+P = ParamSpec("P")
 Pattern = Callable[[Argument, Bindings], Iterator[Bindings]]
 Part = Pattern | str | float | None | EllipsisType | list["Part"]
 """A pattern, or what stands for one: a name, a constant, anything, a list of parts."""
@@ -62,205 +64,86 @@ Part = Pattern | str | float | None | EllipsisType | list["Part"]
 
 def matches(part: Part, anchor: fx.Node) -> Iterator[Bindings]:
     """All matches of a pattern that ends in ``anchor``. The anchor itself is not interior."""
-    for bound in _pattern(part)(anchor, Bindings()):
+    for bound in _match(part, anchor, Bindings()):
         yield replace(bound, interior=tuple(node for node in bound.interior if node is not anchor))
 
 
-Ops = Op | Sequence[Op | str]
+def _match(part: Part, value: Argument, bound: Bindings) -> Iterator[Bindings]:
+    """All matches of an argument."""
+    if callable(part):
+        return part(value, bound)
+    if isinstance(part, list):
+        items = value if is_list(value) else ()
+        return _all(list(zip(part, items, strict=True)), bound) if len(items) == len(part) else iter(())
+    if isinstance(part, str):
+        node = bound.nodes.get(part)
+        if node is None and is_tensor(value):
+            return iter((replace(bound, nodes={**bound.nodes, part: value}),))
+        return iter((bound,) if node is not None and node is value else ())
+    is_equal = value is part or (isinstance(value, (int, float)) and value == part)
+    return iter((bound,) if part is ... or is_equal else ())
+
+
+def _all(pairs: Sequence[tuple[Part, Argument]], bound: Bindings) -> Iterator[Bindings]:
+    if not pairs:
+        yield bound
+        return
+    (first, value), *rest = pairs
+    for partial in _match(first, value, bound):
+        yield from _all(rest, partial)
+
+
+def _kind(match: Callable[Concatenate[Argument, Bindings, P], Iterator[Bindings]]) -> Callable[P, Pattern]:
+    """A kind of pattern: ``match`` takes an argument and earlier bindings, then what the pattern is made of."""
+
+    def pattern(*args: P.args, **kwargs: P.kwargs) -> Pattern:
+        return lambda value, bound: match(value, bound, *args, **kwargs)
+
+    return pattern
+
+
+Ops = Op | Sequence[Op] | Sequence[str]
 """One overload or several; a string names one by ``op_name``."""
 
 
 def call(ops: Ops, *positional: Part, **named: Part) -> Pattern:
     """A call of one of some ops. Each argument that is not mentioned must have its default value."""
-    return _call(ops, positional, named, exact=True)
+    return _call(ops if isinstance(ops, Sequence) else (ops,), positional, named, is_exact=True)
 
 
 def loose_call(ops: Ops, *positional: Part, **named: Part) -> Pattern:
     """As ``call``, but arguments that are not mentioned may have any value."""
-    return _call(ops, positional, named, exact=False)
+    return _call(ops if isinstance(ops, Sequence) else (ops,), positional, named, is_exact=False)
 
 
-def _call(ops: Ops, positional: Sequence[Part], named: Mapping[str, Part], *, exact: bool) -> Pattern:
-    targets = tuple(ops) if isinstance(ops, Sequence) else (ops,)
-    by_string = isinstance(targets[0], str)
-    by_position = [_pattern(part) for part in positional]
-    by_name = {name: _pattern(part) for name, part in named.items()}
-
-    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
-        if not isinstance(value, fx.Node) or not (
-            value.target in targets or (by_string and op_name(value) in targets)
-        ):
-            return
-        operands = arguments(value)
-        parts = dict(zip(operands, by_position, strict=False)) | by_name
-        if exact and not _rest_is_default(value, operands, parts):
-            return
-        if operands.get("dim") is not None:
-            rank = max(rank_of(tensor) for tensor in (operands.get("self"), value) if is_tensor(tensor))
-            operands["dim"] = _from_the_end(operands["dim"], rank)
-        pairs = [(part, operands[name]) for name, part in parts.items()]
-        yield from _all(pairs, bound.inside(value))
-        if value.target in _COMMUTATIVE and operands["self"] is not operands["other"]:
-            (first, left), (second, right), *rest = pairs
-            yield from _all([(first, right), (second, left), *rest], bound.inside(value))
-
-    return match
-
-
-def item(sequence: Part, index: int) -> Pattern:
-    """One result of a node that has several."""
-    source = _pattern(sequence)
-
-    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
-        if calls(value, operator.getitem) and value.args[1] == index:
-            yield from source(value.args[0], bound.inside(value))
-
-    return match
-
-
-def any_of(*parts: Part) -> Pattern:
-    """One of several patterns, tried in this order."""
-    patterns = [_pattern(part) for part in parts]
-
-    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
-        for each in patterns:
-            yield from each(value, bound)
-
-    return match
-
-
-def both(*parts: Part) -> Pattern:
-    """Several patterns of one argument."""
-    patterns = [_pattern(part) for part in parts]
-    return lambda value, bound: _all([(each, value) for each in patterns], bound)
-
-
-def number(name: str) -> Pattern:
-    """A Python number, bound to a name."""
-
-    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
-        if is_number(value):
-            yield replace(bound, numbers={**bound.numbers, name: value})
-
-    return match
-
-
-def widened(part: Part) -> Pattern:
-    """A tensor, seen through casts that lose nothing. Others may use the casts too."""
-    source = _pattern(part)
-
-    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
-        if is_tensor(value):
-            below, casts = widened_from(value)
-            yield from source(below, bound.through(casts))
-
-    return match
-
-
-def through_casts(part: Part) -> Pattern:
-    """A tensor, seen through any casts. They belong to the match."""
-    source = _pattern(part)
-
-    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
-        yield from source(value, bound)
-        below = cast_source(value)
-        if below is not None and is_tensor(value):
-            yield from match(below, bound.inside(value))
-
-    return match
-
-
-def view_of(part: Part, is_source: Callable[[fx.Node, fx.Node], bool]) -> Pattern:
-    """A view of a tensor, however the model spells it. ``is_source(tensor, view)`` accepts the tensor."""
-    source = _pattern(part)
-
-    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
-        if is_tensor(value):
-            for node in seen_through(value):
-                if is_source(node, value):
-                    yield from source(node, bound.through(views_between(value, node)))
-
-    return match
-
-
-def transposed(part: Part, dim: int, with_dim: int) -> Pattern:
-    """A view that exchanges two dimensions, counted from the front."""
-    return view_of(part, lambda node, view: are_transposed(node, view, dim, with_dim))
-
-
-def cut_from(whole: Part, cut: Callable[[fx.Node, fx.Node], fx.Node | None], parts: Part) -> Pattern:
-    """A pattern of two parts, "first" and "second", and the tensor that ``cut`` finds both to be views of."""
-    source, inner = _pattern(whole), _pattern(parts)
-
-    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
-        for partial in inner(value, bound):
-            first, second = partial["first"], partial["second"]
-            node = cut(first, second)
-            if node is not None:
-                views = (*views_between(first, node), *views_between(second, node))
-                yield from source(node, partial.through(views))
-
-    return match
-
-
-def shared(part: Part) -> Pattern:
-    """A pattern whose nodes others may use too."""
-    inner = _pattern(part)
-
-    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
-        for partial in inner(value, replace(bound, interior=())):
-            yield replace(partial, interior=bound.interior, shared=(*partial.shared, *partial.interior))
-
-    return match
-
-
-def _pattern(part: Part) -> Pattern:
-    if isinstance(part, str):
-        return _named(part)
-    if isinstance(part, EllipsisType):
-        return lambda _, bound: iter((bound,))
-    if callable(part):
-        return part
-    return _items([_pattern(item) for item in part]) if isinstance(part, list) else _constant(part)
-
-
-def _all(pairs: Sequence[tuple[Pattern, Argument]], bound: Bindings) -> Iterator[Bindings]:
-    if not pairs:
-        yield bound
+@_kind
+def _call(
+    value: Argument,
+    bound: Bindings,
+    ops: Sequence[Op] | Sequence[str],
+    positional: Sequence[Part],
+    named: dict[str, Part],
+    is_exact: bool,
+) -> Iterator[Bindings]:
+    if not isinstance(value, fx.Node):
         return
-    (first, value), *rest = pairs
-    for partial in first(value, bound):
-        yield from _all(rest, partial)
+    if (op_name(value) if isinstance(ops[0], str) else value.target) not in ops:
+        return
+    operands = arguments(value)
+    parts = dict(zip(operands, positional, strict=False)) | named
+    if is_exact and not _rest_is_default(value, operands, parts):
+        return
+    if operands.get("dim") is not None:
+        rank = max(rank_of(tensor) for tensor in (operands.get("self"), value) if is_tensor(tensor))
+        operands["dim"] = _from_the_end(operands["dim"], rank)
+    pairs = [(part, operands[name]) for name, part in parts.items()]
+    yield from _all(pairs, bound.inside(value))
+    if value.target in _COMMUTATIVE and operands["self"] is not operands["other"]:
+        (first, left), (second, right), *rest = pairs
+        yield from _all([(first, right), (second, left), *rest], bound.inside(value))
 
 
-def _named(name: str) -> Pattern:
-    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
-        known = bound.nodes.get(name)
-        if known is value and known is not None:
-            yield bound
-        elif known is None and is_tensor(value):
-            yield replace(bound, nodes={**bound.nodes, name: value})
-
-    return match
-
-
-def _constant(expected: float | None) -> Pattern:
-    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
-        if value is expected or (isinstance(value, (int, float)) and value == expected):
-            yield bound
-
-    return match
-
-
-def _items(patterns: Sequence[Pattern]) -> Pattern:
-    def match(value: Argument, bound: Bindings) -> Iterator[Bindings]:
-        if is_list(value) and len(value) == len(patterns):
-            yield from _all(list(zip(patterns, value, strict=True)), bound)
-
-    return match
-
-
-def _rest_is_default(node: fx.Node, operands: Mapping[str, Argument], parts: Mapping[str, Pattern]) -> bool:
+def _rest_is_default(node: fx.Node, operands: Mapping[str, Argument], parts: Mapping[str, Part]) -> bool:
     op = overload(node)
     assert op is not None, node.format_node()
     return all(
@@ -275,3 +158,86 @@ def _from_the_end(dim: Argument, rank: int) -> Argument:
     if is_list(dim):
         return [_from_the_end(each, rank) for each in dim]
     return dim - rank if isinstance(dim, int) and dim >= 0 else dim
+
+
+@_kind
+def item(value: Argument, bound: Bindings, sequence: Part, index: int) -> Iterator[Bindings]:
+    """One result of a node that has several."""
+    if calls(value, operator.getitem) and value.args[1] == index:
+        yield from _match(sequence, value.args[0], bound.inside(value))
+
+
+@_kind
+def any_of(value: Argument, bound: Bindings, *parts: Part) -> Iterator[Bindings]:
+    """One of several patterns, tried in this order."""
+    for part in parts:
+        yield from _match(part, value, bound)
+
+
+@_kind
+def both(value: Argument, bound: Bindings, *parts: Part) -> Iterator[Bindings]:
+    """Several patterns of one argument."""
+    return _all([(part, value) for part in parts], bound)
+
+
+@_kind
+def number(value: Argument, bound: Bindings, name: str) -> Iterator[Bindings]:
+    """A Python number, bound to a name."""
+    if is_number(value):
+        yield replace(bound, numbers={**bound.numbers, name: value})
+
+
+@_kind
+def widened(value: Argument, bound: Bindings, part: Part) -> Iterator[Bindings]:
+    """A tensor, seen through casts that lose nothing. Others may use the casts too."""
+    if is_tensor(value):
+        source, casts = widened_from(value)
+        yield from _match(part, source, bound.through(casts))
+
+
+@_kind
+def through_casts(value: Argument, bound: Bindings, part: Part) -> Iterator[Bindings]:
+    """A tensor, seen through any casts. They belong to the match."""
+    while is_tensor(value):
+        yield from _match(part, value, bound)
+        value, bound = cast_source(value), bound.inside(value)
+
+
+@_kind
+def view_of(
+    value: Argument, bound: Bindings, part: Part, is_source: Callable[[fx.Node, fx.Node], bool]
+) -> Iterator[Bindings]:
+    """A view of a tensor, however the model spells it. ``is_source(tensor, view)`` accepts the tensor."""
+    if is_tensor(value):
+        for node in seen_through(value):
+            if is_source(node, value):
+                yield from _match(part, node, bound.through(views_between(value, node)))
+
+
+def transposed(part: Part, dim: int, with_dim: int) -> Pattern:
+    """A view that exchanges two dimensions, counted from the front."""
+    return view_of(part, lambda node, view: are_transposed(node, view, dim, with_dim))
+
+
+@_kind
+def cut_from(
+    value: Argument,
+    bound: Bindings,
+    whole: Part,
+    cut: Callable[[fx.Node, fx.Node], fx.Node | None],
+    parts: Part,
+) -> Iterator[Bindings]:
+    """A pattern of two parts, "first" and "second", and the tensor that ``cut`` finds both to be views of."""
+    for partial in _match(parts, value, bound):
+        first, second = partial["first"], partial["second"]
+        node = cut(first, second)
+        if node is not None:
+            views = (*views_between(first, node), *views_between(second, node))
+            yield from _match(whole, node, partial.through(views))
+
+
+@_kind
+def shared(value: Argument, bound: Bindings, part: Part) -> Iterator[Bindings]:
+    """A pattern whose nodes others may use too."""
+    for partial in _match(part, value, replace(bound, interior=())):
+        yield replace(partial, interior=bound.interior, shared=(*partial.shared, *partial.interior))
