@@ -1,7 +1,6 @@
 """Memory that a function's inputs and outputs share at run time: when that is safe."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -44,13 +43,14 @@ def _in_place(reader: fx.Node, old: fx.Node) -> bool:
     return has_tag(reader, torch.Tag.pointwise) or (name in _PLACED and is_first)
 
 
-def overlapping(inputs: Sequence[Any], written: Collection[int]) -> str | None:
+def overlapping(inputs: Sequence[object], written: Collection[int]) -> str | None:
     """Why inputs cannot be values: one that is written overlaps another, or itself. None where none overlaps.
 
     inputs: tensors and numbers of a call. written: indices of those that get a new content.
     """
     for index in written:
-        if isinstance(inputs[index], Tensor) and _overlaps_itself(inputs[index]):
+        value = inputs[index]
+        if isinstance(value, Tensor) and _overlaps_itself(value):
             return f"input {index} is written, and elements of it share memory"
     ranges = sorted(
         (value.data_ptr(), value.data_ptr() + _extent(value), index)

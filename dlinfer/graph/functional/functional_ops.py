@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
 from dlinfer.graph.ir.dialect import (
     arguments,
@@ -41,15 +42,18 @@ class FunctionalCall:
     op: None for a copy, whose new content is the source in the target's dtype and sizes.
     targets: the nodes whose memory is written, in the order of their new contents among the results.
     results: how many results of the op itself come before the contents.
-    listed: whether the call returns a sequence, and not one tensor.
     """
 
     op: Op | None
     targets: Sequence[fx.Node]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[Argument, ...]
+    kwargs: dict[str, Argument]
     results: int = 0
-    listed: bool = False
+
+    @property
+    def listed(self) -> bool:
+        """Whether the call returns a sequence, and not one tensor."""
+        return self.results + len(self.targets) > 1
 
 
 def functional_call(node: fx.Node) -> FunctionalCall | str:
@@ -69,13 +73,12 @@ def functional_call(node: fx.Node) -> FunctionalCall | str:
         return f"{op} writes into a list of tensors, or into one that its schema does not name"
     by_name = arguments(node)
     if op.namespace != "aten":
-        own = len(schema_of(op).returns)
         args = tuple(by_name[parameter.name] for parameter in parameters_of(op))
-        return FunctionalCall(functional_op(op), targets, args, {}, own, own + len(targets) > 1)
+        return FunctionalCall(functional_op(op), targets, args, {}, len(schema_of(op).returns))
     if next(p.kwarg_only for p in parameters_of(op) if p.name in written):
         functional = _without_out(op)
         kwargs = {name: value for name, value in by_name.items() if name not in written}
-        call = functional and FunctionalCall(functional, targets, (), kwargs, 0, len(targets) > 1)
+        call = functional and FunctionalCall(functional, targets, (), kwargs)
     else:
         functional = out_of_place(op) if len(targets) == 1 else None
         call = functional and FunctionalCall(functional, targets, node.args, dict(node.kwargs))

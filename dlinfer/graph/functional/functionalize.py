@@ -19,7 +19,7 @@ from torch.fx.node import Argument, map_arg
 from dlinfer.errors import NotAFunctionError
 from dlinfer.graph.functional.aliasing import overlapping, reads_in_place
 from dlinfer.graph.functional.functional_ops import FunctionalCall, functional_call
-from dlinfer.graph.functional.outputs import Results, is_same, results_of, viewed
+from dlinfer.graph.functional.outputs import is_same, results_of, viewed
 from dlinfer.graph.functional.view_inverses import ViewWrite
 from dlinfer.graph.ir.dialect import (
     STATIC,
@@ -56,7 +56,7 @@ class Function:
     graph_module: fx.GraphModule
     writes: tuple[int | None, ...]
     in_place: frozenset[int]
-    _results: Results
+    _results: fx.GraphModule
     _checks: fx.GraphModule | None
 
     @property
@@ -72,12 +72,11 @@ class Function:
     @property
     def weights(self) -> tuple[int, ...]:
         """Indices of the input tensors that are the same at each call and never written."""
-        static = [
-            i
-            for i, node in enumerate(self.inputs)
-            if node.meta.get(STATIC) and tensor_or_none(node) is not None
-        ]
-        return tuple(index for index in static if index not in self.writes)
+        return tuple(
+            index
+            for index, node in enumerate(self.inputs)
+            if node.meta.get(STATIC) and index not in self.writes and tensor_or_none(node) is not None
+        )
 
     def check(self, inputs: Sequence[object]) -> None:
         """Run the region's assertions on its inputs. Call it before the engine."""
@@ -90,7 +89,8 @@ class Function:
 
     def finish(self, inputs: Sequence[object], values: Sequence[Tensor]) -> tuple[Any, ...]:
         """The region's outputs. inputs: with their new contents. values: the function's outputs."""
-        return self._results(inputs, values)
+        written = len(self.writes) - self.writes.count(None)
+        return self._results(*inputs, *values[written:])
 
 
 def refusal(node: fx.Node) -> str | None:
@@ -321,8 +321,8 @@ class _Builder:
             if memory in self.content and self.root[memory] is node
         ]
         values = [self.current(self.placeholders[index]) for index in written]
-        results = results_of(self.owner, output_nodes(self.owner.graph), len(written))
-        for base, order in results.fresh:
+        fresh, results = results_of(self.owner, output_nodes(self.owner.graph))
+        for base, order in fresh:
             value = self.current(base)
             if order is not None:
                 value = self.emit(aten.permute.default, (value, [*order]), fake(base).permute(order))
@@ -335,9 +335,7 @@ class _Builder:
             for index, value in zip(written, values, strict=False)
             if reads_in_place(self.graph, index, value)
         )
-        return Function(
-            module, (*written, *[None] * len(results.fresh)), in_place, results, self._check_module()
-        )
+        return Function(module, (*written, *[None] * len(fresh)), in_place, results, self._check_module())
 
     def _check_module(self) -> fx.GraphModule | None:
         """The region's assertions as a module that takes its inputs.

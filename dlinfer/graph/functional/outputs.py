@@ -5,11 +5,10 @@ contiguous. torch repeats the region's views of it, without a copy.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from dlinfer.errors import NotAFunctionError
 from dlinfer.graph.ir.dialect import fake, input_with, is_list, storages, tensor_or_none, written_arguments
@@ -17,34 +16,20 @@ from dlinfer.graph.ir.layout import Order, dense_order, inverse_order, same_plac
 from dlinfer.graph.torch_private.expressions import number_node
 from dlinfer.graph.torch_private.symbols import symbols_of
 
-
-@dataclass(frozen=True)
-class Results:
-    """The values that an engine has to compute, and how the region's outputs follow.
-
-    fresh: nodes that allocate results, each with the order of its dimensions in memory, None where contiguous.
-    module: takes the region's inputs, then the fresh values in the order of memory, and returns the outputs.
-    """
-
-    fresh: Sequence[tuple[fx.Node, Order | None]]
-    module: fx.GraphModule
-    written: int = 0
-
-    def __call__(self, inputs: Sequence[object], values: Sequence[Tensor]) -> tuple[Any, ...]:
-        """values: the function's outputs, first the new contents of ``written`` inputs."""
-        return self.module(*inputs, *values[self.written :])
+Fresh = tuple[fx.Node, Order | None]
+"""A node that allocates a result, and the order of its dimensions in memory, None where it is contiguous."""
 
 
-def results_of(owner: fx.GraphModule, outputs: Sequence[object], written: int) -> Results:
-    """How a region's outputs follow from its inputs and fresh memory. written: how many inputs have a new content.
+def results_of(owner: fx.GraphModule, outputs: Sequence[object]) -> tuple[list[Fresh], fx.GraphModule]:
+    """The values that an engine has to compute, and a module that returns the region's outputs.
 
-    Raises NotAFunctionError.
+    The module takes the region's inputs, then the fresh values in the order of memory. Raises NotAFunctionError.
     """
     bases = dict.fromkeys(base for node in outputs if (base := _base(node)) is not None)
     fresh = [(base, _order(base)) for base in bases if base.op == "call_function"]
     replay = _Replay(owner, fresh)
     replay.graph.output(tuple(replay.of(node) for node in outputs))
-    return Results(fresh, fx.GraphModule(owner, replay.graph, "results"), written)
+    return fresh, fx.GraphModule(owner, replay.graph, "results")
 
 
 def viewed(node: fx.Node) -> fx.Node | None:
@@ -87,7 +72,7 @@ def _order(base: fx.Node) -> Order | None:
 class _Replay:
     """Repeats the views of a region on its inputs and the fresh values that an engine computed."""
 
-    def __init__(self, owner: fx.GraphModule, fresh: Sequence[tuple[fx.Node, Order | None]]) -> None:
+    def __init__(self, owner: fx.GraphModule, fresh: Sequence[Fresh]) -> None:
         self.graph = fx.Graph()
         self.inputs = owner.graph.find_nodes(op="placeholder")
         self.copies: dict[fx.Node, Any] = {node: self.graph.placeholder(node.name) for node in self.inputs}

@@ -4,6 +4,7 @@ import builtins
 import math
 import operator
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ torch's dispatcher do not, and engines that hold copies of weights compare the v
 _aten = torch.ops.aten
 # The same ops as Python functions of torch. These parse arguments in C for one signature, in 1 us. An OpOverload
 # matches its schema at each call, which takes 2 to 12 us, longer than a view itself.
-_QUICK: dict[Any, Callable[..., Any]] = {
+_QUICK: dict[object, Callable[..., object]] = {
     _aten.expand.default: torch.Tensor.expand,
     _aten.flatten.using_ints: torch.flatten,
     _aten.permute.default: torch.permute,
@@ -34,18 +35,19 @@ _QUICK: dict[Any, Callable[..., Any]] = {
     _aten.view.default: torch.Tensor.view,
 }
 
-_MODULES: dict[str, Any] = {"operator": operator, "torch": torch, "math": math, "builtins": builtins}
+_MODULES: dict[str, ModuleType] = {"operator": operator, "torch": torch, "math": math, "builtins": builtins}
 
 
-def reference(target: Any) -> str:
+def reference(target: Callable[..., object] | str) -> str:
     """``op aten.view.default`` for an op, ``py operator.mul`` for arithmetic on sizes, ``higher cond`` for cond."""
     if isinstance(target, OpOverload):
         return f"op {target}"
     if isinstance(target, HigherOrderOperator):
         return f"higher {target.name()}"
     for name, module in _MODULES.items():
-        if getattr(module, target.__name__, None) is target:
-            return f"py {name}.{target.__name__}"
+        function = getattr(target, "__name__", "")
+        if getattr(module, function, None) is target:
+            return f"py {name}.{function}"
     raise TypeError(f"{target} has no reference")
 
 

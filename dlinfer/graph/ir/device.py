@@ -1,7 +1,6 @@
 """The device of a graph, and the autocast settings of devices."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
@@ -11,14 +10,15 @@ HOST = "cpu"
 _LAST = {HOST: 1, "meta": 2}  # tensors on meta only carry sizes
 
 
-def graph_device(values: Iterable[Any]) -> torch.device:
+def graph_device(values: Iterable[object]) -> torch.device:
     """The device of a graph: that of the first tensor on an accelerator, else the host, else meta.
 
     values: tensors, or anything with a ``device``; others are ignored. A model on an accelerator often takes lengths
     and positions from the host, so the first tensor alone does not decide.
     """
-    devices = (value.device for value in values if isinstance(getattr(value, "device", None), torch.device))
-    return min(devices, key=lambda device: _LAST.get(device.type, 0), default=torch.device(HOST))
+    devices = (getattr(value, "device", None) for value in values)
+    known = (device for device in devices if isinstance(device, torch.device))
+    return min(known, key=lambda device: _LAST.get(device.type, 0), default=torch.device(HOST))
 
 
 def autocast() -> dict[str, str]:

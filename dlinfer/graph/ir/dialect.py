@@ -271,7 +271,7 @@ def brings_symbol(node: fx.Node) -> bool:
     return reads_number(node) or has_tag(node, torch.Tag.data_dependent_output)
 
 
-def symbols_in(node: fx.Node) -> set[Any]:
+def symbols_in(node: fx.Node) -> set[object]:
     """The symbols in the sizes and numbers of a node's result."""
     return {symbol for leaf in pytree.tree_leaves(fake(node)) for symbol in symbols_of(leaf)}
 

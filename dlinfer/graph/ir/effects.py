@@ -9,7 +9,6 @@ names as the target of a write.
 
 import operator
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import fx
@@ -170,8 +169,8 @@ def effects_of(graph: fx.Graph) -> Effects:
 
     A pass that keeps the result while it edits the graph is responsible for it.
     """
-    state: list[Any] = [x for node in graph.nodes for x in (node, node.args, node.kwargs, fake(node))]
-    known: tuple[list[Any], Effects] | None = getattr(graph, _NAME, None)
+    state: list[object] = [x for node in graph.nodes for x in (node, node.args, node.kwargs, fake(node))]
+    known: tuple[list[object], Effects] | None = getattr(graph, _NAME, None)
     if known is not None and len(known[0]) == len(state) and all(map(operator.is_, known[0], state)):
         return known[1]
     effects = Effects(graph)

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import fx
 
@@ -11,7 +10,7 @@ from dlinfer.errors import PassError
 from dlinfer.graph.ir.dialect import gives_something, has_hidden_effects, op_name, written_arguments
 from dlinfer.graph.passes.rewriter import Edit
 
-StandsFor = Callable[[fx.Node], Sequence[Any] | None]
+StandsFor = Callable[[fx.Node], Sequence[object] | None]
 """Gives the mutating ops that one node replaced, in their order; None where it replaced none."""
 
 

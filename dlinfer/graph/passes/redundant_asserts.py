@@ -5,7 +5,6 @@ are trivial. Assertions about numbers that data give (``item()``) must stay, bec
 """
 
 import operator
-from typing import Any
 
 import torch
 from torch import fx
@@ -21,12 +20,14 @@ _aten = torch.ops.aten
 def _run(graph_module: fx.GraphModule) -> list[Edit]:
     graph = graph_module.graph
     inputs = map(tensor_or_none, graph.find_nodes(op="placeholder"))
-    sizes = {plain_symbol(size) for tensor in inputs if tensor is not None for size in tensor.shape} - {None}
+    sizes: set[object] = {
+        plain_symbol(size) for tensor in inputs if tensor is not None for size in tensor.shape
+    } - {None}
     asserts = graph.find_nodes(op="call_function", target=_aten._assert_scalar.default)
     return [erase("drop check that holds", node) for node in asserts if _holds(node.args[0], sizes)]
 
 
-def _holds(condition: object, sizes: set[Any]) -> bool:
+def _holds(condition: object, sizes: set[object]) -> bool:
     if condition is True:
         return True
     if not isinstance(condition, fx.Node) or len(condition.args) != 2:
@@ -39,7 +40,7 @@ def _holds(condition: object, sizes: set[Any]) -> bool:
     return isinstance(right, int) and right == 0 and _is_size(left, sizes)
 
 
-def _is_size(node: fx.Node, sizes: set[Any]) -> bool:
+def _is_size(node: fx.Node, sizes: set[object]) -> bool:
     if node.target is _aten.sym_size.int:
         return True
     return node.op == "placeholder" and plain_symbol(fake(node)) in sizes

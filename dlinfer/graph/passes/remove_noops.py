@@ -10,6 +10,7 @@ from torch import fx
 from dlinfer.graph.ir.dialect import arguments, is_pure, overload, storages, tensor_or_none
 from dlinfer.graph.ir.effects import reshaped_memory
 from dlinfer.graph.ir.layout import same_place
+from dlinfer.graph.passes.fusion.match import CASTS
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewriter import Edit, Rewriter
 
@@ -18,11 +19,7 @@ _aten = torch.ops.aten
 # Where memory and layout are those of the input, these only make another tensor object.
 _SAME = frozenset(
     (
-        _aten.to.dtype,
-        _aten.to.device,
-        _aten.to.dtype_layout,
-        _aten.to.other,
-        _aten._to_copy.default,
+        *CASTS,
         _aten.contiguous.default,
         _aten.alias.default,
         _aten.detach.default,
@@ -34,7 +31,6 @@ _SAME = frozenset(
         _aten.slice.Tensor,
         _aten.squeeze.dim,
         _aten.flatten.using_ints,
-        _aten.type_as.default,
     )
 )
 

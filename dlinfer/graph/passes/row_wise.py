@@ -5,7 +5,6 @@ occur between attention and the end of a model are listed. All others are assume
 """
 
 import operator
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -82,7 +81,7 @@ def _results(node: fx.Node) -> list[Tensor]:
     return [value] if isinstance(value, Tensor) else list(value)
 
 
-def _all_have(node: fx.Node, dim: int, read: list[Any], *, ends_last: bool = True) -> Rows | None:
+def _all_have(node: fx.Node, dim: int, read: list[fx.Node], *, ends_last: bool = True) -> Rows | None:
     """The arguments ``read``, if they and the results all count rows in dimension ``dim``; else None.
 
     ends_last: a row extends to the end of the first argument's last dimension, which then counts no rows.
