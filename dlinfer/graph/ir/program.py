@@ -189,11 +189,11 @@ class Program(RegionRun):
 
     def __post_init__(self) -> None:
         self._lines = self.steps
-        joined: Mapping[str, Function] = {}
+        self._joined: Mapping[str, Function] = {}
         if self.join is not None:
-            self._lines, joined = self.join(self.steps, values_in(self.output))
+            self._lines, self._joined = self.join(self.steps, values_in(self.output))
         self.filename = f"<dlinfer {self.name} {next(_serial)}>"
-        self.source, scope = self._write(joined)
+        self.source, scope = self._write()
         linecache.cache[self.filename] = (len(self.source), None, self.source.splitlines(True), self.filename)
         weakref.finalize(self, linecache.cache.pop, self.filename, None)
         exec(compile(self.source, self.filename, "exec"), scope)  # a program written as source is the point
@@ -262,7 +262,7 @@ class Program(RegionRun):
             cause.add_note(GraphRunError(**fields).explanation)
         return None
 
-    def _write(self, joined: Mapping[str, Function]) -> tuple[str, dict[str, Any]]:
+    def _write(self) -> tuple[str, dict[str, Any]]:
         """The source of a function ``run`` with a line for each step, and the names that it uses."""
         computed = [name for step in self._lines for name in step.names]
         writer = _Writer([*self.inputs, *computed], self.constants)
@@ -272,7 +272,7 @@ class Program(RegionRun):
         for index, step in enumerate(self._lines):
             function = functions.setdefault(step.callee, f"{step.kind}{len(functions)}")
             if function not in writer.scope:
-                writer.scope[function] = joined.get(step.callee) or self.resolve(step.callee)
+                writer.scope[function] = self._joined.get(step.callee) or self.resolve(step.callee)
             arguments = [writer.text(arg) for arg in step.args]
             arguments += [f"{key}={writer.text(value)}" for key, value in step.kwargs.items()]
             targets = "".join(f"{writer.names[name]}, " for name in step.names) or "_"
