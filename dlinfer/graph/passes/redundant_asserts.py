@@ -22,7 +22,8 @@ def _run(graph_module: fx.GraphModule) -> list[Edit]:
     inputs = map(tensor_or_none, graph.find_nodes(op="placeholder"))
     sizes: set[object] = {
         plain_symbol(size) for tensor in inputs if tensor is not None for size in tensor.shape
-    } - {None}
+    }
+    sizes.discard(None)
     asserts = graph.find_nodes(op="call_function", target=_aten._assert_scalar.default)
     return [erase("drop check that holds", node) for node in asserts if _holds(node.args[0], sizes)]
 
