@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlinfer import ops, vendor
+from dlinfer.ops.attention.semantics import Scoring
 from dlinfer.vendor.cpu.attention import piecewise_prefill as by_torch
 from dlinfer.vendor.cpu.attention.kv_cache import Pages
 from dlinfer.vendor.cpu.kernels import KERNELS
@@ -127,7 +128,7 @@ def test_prefill_reads_only_the_blocks_of_the_window():
     got, want = torch.empty_like(q), torch.empty_like(q)
     caches, ends, lengths = (Pages(cache[0]), Pages(cache[1])), *call[5:7]
     with Recorder() as recorder:
-        by_torch.piecewise_paged_prefill(q, caches, call[3], ends, lengths, got, by_torch.Rules(*extras))
+        by_torch.piecewise_paged_prefill(q, caches, call[3], ends, lengths, got, Scoring(*extras))
     assert recorder.largest <= 3 * BLOCK * 2 * 32
     ops.paged_prefill_attention.reference(*call, want, *extras)
     torch.testing.assert_close(got, want)
@@ -179,7 +180,7 @@ def test_prefill_gives_the_same_in_any_number_of_pieces(monkeypatch, scores, bou
     lengths = (torch.tensor([9]), torch.tensor([12]))
     got, want = torch.empty_like(q), torch.empty_like(q)
     causal, left, right = bounds
-    rules = by_torch.Rules(0.25, causal, left, right, softcap, torch.rand(4), torch.rand(4))
+    rules = Scoring(0.25, causal, left, right, softcap, torch.rand(4), torch.rand(4))
     by_torch.piecewise_prefill(q, k, v, *lengths, got, rules)
     ops.prefill_attention.reference(q, k, v, *lengths, 9, 4, 2, want, *rules)
     torch.testing.assert_close(got, want)
@@ -189,7 +190,7 @@ def test_prefill_with_a_window_makes_no_mask_of_all_keys():
     q, k, v = torch.randn(1024, 2, 8), torch.randn(1024, 2, 8), torch.randn(1024, 2, 8)
     lengths, out = torch.tensor([1024]), torch.empty_like(q)
     with Recorder() as recorder:
-        rules = by_torch.Rules(0.3, True, 100, -1, 0.0, None, None)
+        rules = Scoring(0.3, True, 100, -1, 0.0, None, None)
         by_torch.piecewise_prefill(q, k, v, lengths, lengths, out, rules)
     assert recorder.largest <= 128 * (128 + 100)
 
