@@ -1,114 +1,149 @@
-"""What LMDeploy asks of this package: every name that it imports, and every call that it makes of one."""
+"""Compares LMDeploy's imports and calls of this package with what this package has."""
 
 import ast
+import importlib
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
 
+from dlinfer.framework.lmdeploy_ext.contract.drift import Drift, Elsewhere, Kind
+from dlinfer.framework.lmdeploy_ext.contract.reach import Reach
+from dlinfer.framework.lmdeploy_ext.contract.records import Record
+from dlinfer.framework.lmdeploy_ext.contract.signatures import crossed, misfit, unknown_keyword
 from dlinfer.framework.lmdeploy_ext.contract.source import Module, Tree, dotted, within
+from dlinfer.ops import OpSpec
 
 PACKAGE = "dlinfer"
+OPS = "dlinfer.ops."
+_PROVIDE = "provide the name, or refuse by name what leads to it (framework/lmdeploy_ext/checks)"
+_BIND = "call the op as LMDeploy does in tests/ops/test_lmdeploy_calls.py and change the op's python_call to take it"
+_LOOK = "read the call, see that it still means what our op does, then record the release"
+_NO_LONGER = "see what LMDeploy does instead: what we offer there is not used any more"
+_MISSING = object()
 
 
 @dataclass(frozen=True)
-class Import:
-    """One import of a name of ours. name: ``dlinfer.module`` or ``dlinfer.module.attribute``."""
+class Use:
+    """An import or a call of a name of ours in LMDeploy. name: dotted, as ``dlinfer.ops.rms_norm``."""
 
     name: str
     module: Module
     line: int
-    top: bool  # whether it runs as soon as the module is imported
-
-    @property
-    def definition(self) -> str:
-        """The name of the definition around it; empty at the top of the module."""
-        return "" if self.top else enclosing(self.module, self.line)
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a name of ours. name: dotted, as ``dlinfer.ops.rms_norm``."""
-
-    name: str
-    module: Module
-    node: ast.Call
+    call: ast.Call | None = None
 
     @property
     def text(self) -> str:
-        """The arguments as they are written, in one line: what is recorded of it."""
-        arguments = [ast.unparse(arg) for arg in self.node.args]
-        arguments += [
-            f"{one.arg}={ast.unparse(one.value)}" if one.arg else f"**{ast.unparse(one.value)}"
-            for one in self.node.keywords
-        ]
-        return ", ".join(arguments)
-
-    @property
-    def definition(self) -> str:
-        """The name of the definition around it; empty at the top of the module."""
-        return enclosing(self.module, self.node.lineno)
+        """The arguments of a call as they are written, in one line, as records hold them."""
+        assert self.call is not None
+        return ", ".join(ast.unparse(part) for part in (*self.call.args, *self.call.keywords))
 
 
-def enclosing(module: Module, line: int) -> str:
-    """The top definition of a module that a line lies in; empty where none does."""
-    for name, node in module.names.items():
-        if node.lineno <= line <= (node.end_lineno or node.lineno):
-            return name
-    return ""
-
-
-def imports(tree: Tree) -> Iterator[Import]:
-    """Every import of ours in LMDeploy, those inside functions included."""
+def imports(tree: Tree) -> Iterator[Use]:
+    """Every import of ours in LMDeploy, also inside functions."""
     for module in tree.holding(PACKAGE):
-        for _, target, inner, line in module.imported(module.tree):
-            if within(target, PACKAGE):
-                name = f"{target}.{inner}" if inner else target
-                if name != PACKAGE:  # what `import dlinfer.ops` binds
-                    yield Import(name, module, line, top=not enclosing(module, line))
+        for _, name, line in module.imported(module.tree):
+            if name.startswith(f"{PACKAGE}."):
+                yield Use(name, module, line)
 
 
-def calls(tree: Tree) -> Iterator[Call]:
-    """Every call that LMDeploy makes of a name of ours, by whatever name it knows it."""
-    known = _known(tree)
-    for module in tree.holding(PACKAGE, *_words(known)):
-        local = known.get(module.name, {})
-        local = local | {
-            name: f"{target}.{inner}" if inner else target
-            for name, target, inner, _ in module.imported(module.tree)
-            if within(target, PACKAGE) and (inner or name != PACKAGE)
-        }
+def calls(tree: Tree) -> Iterator[Use]:
+    """Every call of ours in LMDeploy, also through names that its modules import from each other."""
+    holders = list(tree.holding(PACKAGE))
+    words = {local for module in holders for local, name in module.imports.items() if within(name, PACKAGE)}
+    for module in tree.holding(PACKAGE, *words):
+        origins = {local: tree.origin(name) for local, name, _ in module.imported(module.tree)}
         for node in ast.walk(module.tree):
-            name = dotted(node.func) if isinstance(node, ast.Call) else ""
-            first, _, rest = name.partition(".")
-            if first in local:
-                full = f"{local[first]}.{rest}" if rest else local[first]
-            elif first == PACKAGE and rest:
-                full = name
-            else:
+            if isinstance(node, ast.Call):
+                first, dot, rest = dotted(node.func).partition(".")
+                name = f"{origins.get(first, '')}{dot}{rest}"
+                if name.startswith(f"{PACKAGE}."):
+                    yield Use(name, module, node.lineno, node)
+
+
+class Asked:
+    """Everything that a source asks of this package."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.imports = list(imports(tree))
+        self.calls = list(calls(tree))
+        self.names = sorted({use.name for use in self.imports})
+
+    def texts(self) -> dict[str, list[str]]:
+        """Op -> the arguments of its calls."""
+        texts: dict[str, set[str]] = {}
+        for use in self.calls:
+            if use.name.startswith(OPS):
+                texts.setdefault(use.name.removeprefix(OPS), set()).add(use.text)
+        return {op: sorted(arguments) for op, arguments in sorted(texts.items())}
+
+    def compare(self, reach: Reach, record: Record) -> Iterator[Drift | Elsewhere]:
+        """Every use that does not fit, and every one that the device does not reach."""
+        for use in (*self.imports, *self.calls):
+            differs = _differs(use, record)
+            if differs is None:
                 continue
-            assert isinstance(node, ast.Call)
-            yield Call(full, module, node)
+            kind, used, offered, step = differs
+            where = self.tree.where(use.module, use.line)
+            device, reason = reach.why_not(use.module, use.module.enclosing(use.line), use.name)
+            if reason:
+                yield Elsewhere(
+                    use.name if kind == "missing" else f"{use.name}: {kind}", where, device, reason
+                )
+            else:
+                yield Drift(kind, "essential", where, used, offered, step)
+        called = self.texts()
+        gone = [(name, f"the name {name}") for name in record.names if name not in self.names]
+        gone += [(OPS + op, f"the op {op}") for op in record.calls if op not in called]
+        for name, offered in gone:
+            where = f"{self.tree.package}, version {self.tree.version}"
+            yield Drift("no longer used", "optional", where, f"nothing ({name})", offered, _NO_LONGER)
 
 
-def _known(tree: Tree) -> dict[str, dict[str, str]]:
-    """Module -> {name at its top: name of ours that it stands for}, re-exports included."""
-    known: dict[str, dict[str, str]] = {}
-    for module in tree.holding(PACKAGE):
-        for name, (target, inner) in module.imports.items():
-            if within(target, PACKAGE) and inner:
-                known.setdefault(module.name, {})[name] = f"{target}.{inner}"
-    words = _words(known)
-    modules = list(tree.holding(*words)) if words else []
-    grew = True
-    while grew:
-        grew = False
-        for module in modules:
-            for name, (target, inner) in module.imports.items():
-                ours = known.get(target, {}).get(inner)
-                if ours is not None and name not in known.setdefault(module.name, {}):
-                    known[module.name][name] = ours
-                    grew = True
-    return known
+def _differs(use: Use, record: Record) -> tuple[Kind, str, str, str] | None:
+    """(kind, used, offered, next step) of a use that does not fit what this package has."""
+    target = resolve(use.name)
+    if use.call is None:
+        is_missing = target is _MISSING
+        return ("missing", f"import of {use.name}", "nothing of that name", _PROVIDE) if is_missing else None
+    used = f"{use.name}({use.text})"
+    if target is _MISSING:  # other names than ops are reported by their import
+        is_op = use.name.startswith(OPS)
+        return ("missing", used, "no op of that name", _PROVIDE) if is_op else None
+    is_op = isinstance(target, OpSpec)
+    try:
+        signature = target.signature() if is_op else inspect.signature(target)
+    except (TypeError, ValueError):
+        return None
+    offered = f"{use.name.rpartition('.')[2]}{_short(signature)}"
+    if keyword := unknown_keyword(use.call, signature):
+        return "unknown keyword", used, f"{offered}, which has no {keyword!r}", _BIND
+    if why := misfit(use.call, signature) or (crossed(use.call, signature) if is_op else ""):
+        return "misbinding", used, f"{offered}: {why}", _BIND
+    known = record.calls.get(use.name.removeprefix(OPS), [])
+    if is_op and use.text not in known:
+        before = " or ".join(f"({text})" for text in known) or "no call"
+        return "changed call", used, f"{offered}; LMDeploy {record.version} has {before}", _LOOK
+    return None
 
 
-def _words(known: dict[str, dict[str, str]]) -> set[str]:
-    return {name for names in known.values() for name in names}
+def resolve(name: str) -> Any:
+    """The object of a dotted name of ours, or ``_MISSING``."""
+    first, *parts = name.split(".")
+    target: Any = importlib.import_module(first)
+    for part in parts:
+        inner = getattr(target, part, _MISSING)  # first: `dlinfer.ops.linear` is an op, and a module as well
+        if inner is _MISSING and isinstance(target, ModuleType):
+            try:
+                inner = importlib.import_module(f"{target.__name__}.{part}")
+            except ModuleNotFoundError:
+                return _MISSING
+        target = inner
+    return target
+
+
+def _short(signature: inspect.Signature) -> str:
+    bare = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))

@@ -1,4 +1,4 @@
-"""Which patched functions have another body than the one reviewed, asked at every start of a device."""
+"""Finds patched functions whose body is not the reviewed one, at every start of a device."""
 
 import hashlib
 import importlib.util
@@ -12,7 +12,7 @@ from dlinfer.framework.patching import Patch
 
 
 def installed_source() -> Path:
-    """The folder that the installed LMDeploy lies in. Raises FrameworkSourceError. Nothing of it is imported."""
+    """The folder of the installed LMDeploy, which is not imported. Raises FrameworkSourceError."""
     loaded = sys.modules.get("lmdeploy")
     spec = importlib.util.find_spec("lmdeploy") if loaded is None else loaded.__spec__
     if spec is None or spec.origin is None:
@@ -21,7 +21,7 @@ def installed_source() -> Path:
 
 
 def digest(file: Path) -> str:
-    """16 hexadecimal digits of a file; empty where there is none."""
+    """16 hexadecimal digits of a file; empty if there is none."""
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
 
 
@@ -44,7 +44,7 @@ def changed(
 
     tree = Tree(root)
     for patch in patches:
-        original = tree.find(patch.module, ".".join(patch.path))
+        original = tree.find(patch.target.replace(":", "."))
         if original is None or str(original.module.path.relative_to(root)) not in others:
             continue
         if patch.target in record.bodies and fingerprint(original.node) != record.bodies[patch.target]:

@@ -1,18 +1,15 @@
-"""The whole comparison of one source with this package, and the recording of one."""
+"""Compares a source with this package, and records a source."""
 
 import functools
-from collections.abc import Iterable
 from pathlib import Path
 
-from dlinfer.framework.lmdeploy_ext.checks.model.support import NOT_SERVED
-from dlinfer.framework.lmdeploy_ext.contract import compare_taken, cuda_uses, records
+from dlinfer.framework.lmdeploy_ext.contract import cuda_uses, records, specs, taken
+from dlinfer.framework.lmdeploy_ext.contract.asked import Asked
 from dlinfer.framework.lmdeploy_ext.contract.bodies import digest, installed_source
-from dlinfer.framework.lmdeploy_ext.contract.compare_calls import Asked
 from dlinfer.framework.lmdeploy_ext.contract.drift import SCHEMA, Drift, Elsewhere, Looked, Report
 from dlinfer.framework.lmdeploy_ext.contract.ours import Adaptor
 from dlinfer.framework.lmdeploy_ext.contract.reach import VENDORS, Reach
 from dlinfer.framework.lmdeploy_ext.contract.source import Tree
-from dlinfer.framework.lmdeploy_ext.contract.specs import all_specs, architectures_of
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.versions import describe
 
@@ -28,15 +25,16 @@ def check(device: str, source: Path | None = None, recorded: Path = records.FOLD
     record = records.nearest(tree.version, recorded)
     reach = Reach(tree, adaptor, device)
     asked = Asked(tree)
-    specs = all_specs(tree)
-    found: list[Drift | Elsewhere] = list(asked.compare(reach, record))
+    build_specs = specs.all_specs(tree)
+    findings: list[Drift | Elsewhere] = list(asked.compare(reach, record))
     if device not in VENDORS:  # on those, LMDeploy's own layers run
-        served = set(architectures_of(tree)) - set(NOT_SERVED)
-        found += compare_taken.compare_patches(tree, adaptor, record)
-        found += compare_taken.compare_classes(tree, adaptor, record)
-        found += compare_taken.compare_names(tree, adaptor)
-        found += cuda_uses.compare(tree, record)
-        found += compare_taken.compare_specs(tree, adaptor, reach, record, specs, served)
+        findings += taken.compare_patches(tree, adaptor, record)
+        findings += taken.compare_classes(tree, adaptor, record)
+        findings += taken.compare_names(tree, adaptor)
+        findings += cuda_uses.compare(tree, record)
+        findings += specs.compare(tree, adaptor, reach, record, build_specs)
+    findings = list(dict.fromkeys(findings))
+    drifts = [finding for finding in findings if isinstance(finding, Drift)]
     return Report(
         schema=SCHEMA,
         lmdeploy=tree.version,
@@ -47,28 +45,30 @@ def check(device: str, source: Path | None = None, recorded: Path = records.FOLD
         looked=Looked(
             names=len(asked.names),
             calls=len(asked.calls),
-            specs=len(specs),
+            specs=len(build_specs),
             patches=len(adaptor.patches),
-            methods=sum(len(one.methods) for one in adaptor.extends),
+            methods=sum(len(extended.methods) for extended in adaptor.extends),
             imports=len(adaptor.takes),
         ),
-        drifts=_sorted(one for one in found if isinstance(one, Drift)),
-        elsewhere=list(dict.fromkeys(one for one in found if isinstance(one, Elsewhere))),
+        drifts=sorted(drifts, key=lambda drift: (drift.severity, drift.kind, drift.where)),
+        elsewhere=[finding for finding in findings if isinstance(finding, Elsewhere)],
     )
 
 
 def record(source: Path | None = None, folder: Path = records.FOLDER) -> Path:
-    """Write down what a source looks like, once a person has read its drifts. Returns the file."""
+    """Record a source, once a person has read its drifts. Returns the file."""
     tree = Tree(source if source is not None else installed_source())
     adaptor = _adaptor()
     asked = Asked(tree)
+    originals = filter(None, taken.originals(tree, adaptor.patches).values())
+    files = sorted({str(original.module.path.relative_to(tree.root)) for original in originals})
     return records.Record(
         version=tree.version,
         names=asked.names,
         calls=asked.texts(),
-        specs={name: list(spec.fields) for name, spec in all_specs(tree).items()},
-        bodies=compare_taken.bodies(tree, adaptor),
-        files={file: digest(tree.root / file) for file in compare_taken.files(tree, adaptor)},
+        specs={name: list(spec.fields) for name, spec in specs.all_specs(tree).items()},
+        bodies=taken.bodies(tree, adaptor),
+        files={file: digest(tree.root / file) for file in files},
         cuda=cuda_uses.uses(tree),
     ).write(folder)
 
@@ -76,7 +76,3 @@ def record(source: Path | None = None, folder: Path = records.FOLDER) -> Path:
 @functools.cache
 def _adaptor() -> Adaptor:
     return Adaptor(activation.patches().patches)
-
-
-def _sorted(drifts: Iterable[Drift]) -> list[Drift]:
-    return sorted(dict.fromkeys(drifts), key=lambda one: (one.severity, one.kind, one.where))

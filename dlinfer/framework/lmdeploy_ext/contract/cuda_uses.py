@@ -1,4 +1,4 @@
-"""Where LMDeploy's source says ``torch.cuda`` or names a 'cuda' device: new places may need the device view."""
+"""Finds ``torch.cuda`` and 'cuda' devices in LMDeploy's source. New places may need the device view."""
 
 import ast
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from dlinfer.framework.lmdeploy_ext.contract.source import Module, Tree, dotted,
 from dlinfer.framework.lmdeploy_ext.device.view import COVERED
 
 EXCUSED = {
-    "lmdeploy.lite": "quantisation on CUDA, in whose place `dlinfer quantise` is",
+    "lmdeploy.lite": "quantisation on CUDA; `dlinfer quantise` replaces it",
     "lmdeploy.turbomind": "another engine",
     "lmdeploy.pytorch.backends.cuda": "layers of CUDA",
     "lmdeploy.pytorch.kernels.cuda": "kernels of CUDA",
@@ -23,30 +23,31 @@ EXCUSED = {
 
 
 def uses(tree: Tree) -> dict[str, list[str]]:
-    """Module -> what it says of CUDA, without the modules that are excused."""
-    found = {}
-    for module in tree.holding("cuda"):
-        if not any(within(module.name, name) for name in EXCUSED):
-            found[module.name] = sorted({text for text, _ in _said(module)})
-    return {name: texts for name, texts in found.items() if texts}
+    """Module -> its mentions of CUDA, without the modules that are excused."""
+    mentions = {
+        module.name: sorted({text for text, _ in _mentions(module)})
+        for module in tree.holding("cuda")
+        if not any(within(module.name, name) for name in EXCUSED)
+    }
+    return {name: texts for name, texts in mentions.items() if texts}
 
 
 def compare(tree: Tree, record: Record) -> Iterator[Drift]:
-    """What modules say of CUDA and did not say in the recorded release."""
+    """Mentions of CUDA that the recorded release does not have."""
     for name, texts in uses(tree).items():
         module = tree.module(name)
         assert module is not None, "the name comes from the tree"
-        for text, line in _said(module):
+        for text, line in _mentions(module):
             if text in texts and text not in record.cuda.get(name, ()):
                 texts.remove(text)  # one drift for each text
                 offered = f"covered by the device view: {COVERED.get(name, 'no')}"
-                step = "see that it runs on our device (device/view.py, device/accelerator.py), then record the release"
+                step = "see that it runs on our device (device/view.py), then record the release"
                 where = tree.where(module, line)
                 yield Drift("new use of CUDA", "essential", where, f"{name}: {text}", offered, step)
 
 
-def _said(module: Module) -> Iterator[tuple[str, int]]:
-    """(``torch.cuda.Event``, ``x.cuda``, ``'cuda'``; line) of a module, the longest name of each attribute alone."""
+def _mentions(module: Module) -> Iterator[tuple[str, int]]:
+    """(``torch.cuda.Event``, ``x.cuda`` or ``'cuda'``; line) of a module, and of attributes the longest names."""
     inner = {node.value for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Attribute) and node not in inner:

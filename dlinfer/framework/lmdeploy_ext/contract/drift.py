@@ -1,4 +1,4 @@
-"""What the comparison finds, as data: the schema of ``dlinfer contract --json`` (docs/reference/json.md)."""
+"""The findings of the comparison: the schema of ``dlinfer contract --json`` (docs/reference/json.md)."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -27,8 +27,8 @@ Kind = Literal[
 class Drift:
     """One thing that does not fit.
 
-    kind: in which way. severity: essential where the device would not start, or might give other tokens; optional
-        where it does without.
+    kind: the kind of difference. severity: essential if the device would not start, or might give other tokens;
+        optional if it does without.
     where: ``file:line`` in LMDeploy's folder, or in ours (``dlinfer/...``) for what we take of it.
     used: what LMDeploy, or our adaptor, uses. offered: what the other side has. next_step: what to do about it.
     """
@@ -45,8 +45,8 @@ class Drift:
 class Elsewhere:
     """Something that LMDeploy asks for and this package lacks, which is not reached on the device that was asked about.
 
-    name: what is asked for. where: ``file:line``. device: on which device it is reached, or empty where the reason is
-        another one. reason: why it is not reached.
+    name: what is asked for. where: ``file:line``. device: the device that reaches it, or empty if the reason is another
+        one. reason: why it is not reached.
     """
 
     name: str
@@ -91,4 +91,4 @@ class Report:
     @property
     def essential(self) -> bool:
         """Whether any drift is essential."""
-        return any(one.severity == "essential" for one in self.drifts)
+        return any(drift.severity == "essential" for drift in self.drifts)

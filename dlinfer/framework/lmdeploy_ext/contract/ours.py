@@ -1,4 +1,4 @@
-"""What this adaptor takes of LMDeploy, read from its own source: names, base classes, BuildSpecs and their fields."""
+"""Reads from this adaptor's source what it takes of LMDeploy: names, base classes, BuildSpecs and their fields."""
 
 import ast
 from collections.abc import Iterator
@@ -7,144 +7,125 @@ from functools import cached_property
 from pathlib import Path
 
 import dlinfer
+from dlinfer.framework.lmdeploy_ext.contract.drift import Severity
 from dlinfer.framework.lmdeploy_ext.contract.source import (
-    Found,
     Function,
     Module,
     Tree,
+    base_names,
     dotted,
+    functions,
     within,
 )
 from dlinfer.framework.patching import Patch
 
 ROOT = "dlinfer.framework.lmdeploy_ext"
 BACKEND = f"{ROOT}.running.backend"
-SPEC = "BuildSpec"
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A name of LMDeploy's that a file of ours imports. name: empty where the module itself is imported."""
+    """A name of LMDeploy's that a file of ours imports. name: the full one."""
 
-    module: str
     name: str
-    local: str
     where: str
     by: Module
 
 
 @dataclass(frozen=True)
 class Extended:
-    """A class of ours whose base is LMDeploy's. base: ``module:Class``."""
+    """A class of ours that extends one of LMDeploy's. base: the full name of that."""
 
     ours: ast.ClassDef
-    module: Module
-    base: tuple[str, str]
+    base: str
     where: str
 
     @property
     def methods(self) -> dict[str, Function]:
         """Its functions by name."""
-        return {one.name: one for one in self.ours.body if isinstance(one, Function)}
+        return {function.name: function for function in functions(self.ours)}
 
 
 class Adaptor:
-    """Our own source, and the patches that it holds."""
+    """The adaptor's source, and its patches."""
 
     def __init__(self, patches: tuple[Patch, ...], package: str = "lmdeploy") -> None:
         self.patches, self.package = patches, package
         self.tree = Tree(Path(dlinfer.__file__).parents[1], "dlinfer")
+        apart = (f"{ROOT}.contract", f"{ROOT}.selfcheck")
         self.modules = [
             module
             for module in self.tree.holding(package, below=ROOT)
-            if not within(module.name, f"{ROOT}.contract") and not within(module.name, f"{ROOT}.selfcheck")
+            if not any(within(module.name, name) for name in apart)
         ]
 
-    def severity(self, module: Module) -> str:
-        """essential, unless every patch that a file of ours holds can be done without, or it only looks ahead."""
+    def severity(self, module: Module) -> Severity:
+        """``optional`` if no patch in a file of ours is essential, or if the file belongs to preflight."""
         if within(module.name, f"{ROOT}.preflight"):
             return "optional"
-        held = [patch.essential for patch in self.patches if patch.home == module.name]
-        return "optional" if held and not any(held) else "essential"
+        essential = [patch.essential for patch in self.patches if patch.home == module.name]
+        return "optional" if essential and not any(essential) else "essential"
 
-    def where(self, module: Module, line: int) -> str:
+    def where(self, module: Module, node: ast.AST | int) -> str:
         """``dlinfer/file.py:line``."""
-        return self.tree.where(module, line)
+        return self.tree.where(module, node)
 
     @cached_property
     def takes(self) -> list[Taken]:
         """Every import from LMDeploy."""
-        return [
-            Taken(target, inner, local, self.where(module, line), module)
-            for module in self.modules
-            for local, target, inner, line in module.imported(module.tree)
-            if within(target, self.package)
-        ]
+        return [taken for module in self.modules for _, taken in self._taken(module)]
+
+    def _taken(self, module: Module) -> Iterator[tuple[str, Taken]]:
+        """(local name, import)."""
+        for local, name, line in module.imported(module.tree):
+            if within(name, self.package):
+                yield local, Taken(name, self.where(module, line), module)
 
     @cached_property
     def extends(self) -> list[Extended]:
-        """Every class upon one of LMDeploy's."""
-        found = []
-        for module in self.modules:
-            taken = {one.local: (one.module, one.name) for one in self.takes if one.by is module}
-            for node in module.names.values():
-                for base in node.bases if isinstance(node, ast.ClassDef) else ():
-                    name = dotted(base.value if isinstance(base, ast.Subscript) else base)
-                    if name in taken:
-                        assert isinstance(node, ast.ClassDef)
-                        found.append(Extended(node, module, taken[name], self.where(module, node.lineno)))
-        return found
+        """Every class that extends one of LMDeploy's."""
+        return [
+            Extended(node, taken[name].name, self.where(module, node))
+            for module in self.modules
+            for taken in [dict(self._taken(module))]
+            for node in module.names.values()
+            if isinstance(node, ast.ClassDef)
+            for name in base_names(node)
+            if name in taken
+        ]
 
     @cached_property
     def own_specs(self) -> dict[str, tuple[Module, ast.AST]]:
-        """BuildSpec that our backend builds itself -> what builds it. The table leaves that word out."""
-        table = self._table("_OURS")
+        """BuildSpec that our backend builds itself -> the code that builds it."""
+        module = self.tree.module(BACKEND)
+        table = getattr(module.names.get("_OURS"), "value", None) if module is not None else None
+        assert module is not None and isinstance(table, ast.Dict), f"{BACKEND} has a table _OURS"
         return {
-            f"{key.value}{SPEC}": self._builder(value)
+            f"{key.value}BuildSpec": self._builder(module, value)
             for key, value in zip(table.keys, table.values, strict=True)
             if isinstance(key, ast.Constant)
         }
 
-    def fields_read(self, spec: str) -> Iterator[tuple[str, str]]:
-        """(field, where) of everything that we read of a BuildSpec that we build."""
-        module, node = self.own_specs[spec]
-        for one in ast.walk(node):
-            if isinstance(one, ast.Attribute) and dotted(one.value).rpartition(".")[2] == "spec":
-                yield one.attr, self.where(module, one.lineno)
-
-    def calls(self) -> Iterator[tuple[Taken, ast.Call]]:
-        """Every call of a name that is taken from LMDeploy."""
-        for module in self.modules:
-            taken = {one.local: one for one in self.takes if one.by is module and one.name}
-            for node in ast.walk(module.tree):
-                if isinstance(node, ast.Call) and dotted(node.func) in taken:
-                    yield taken[dotted(node.func)], node
-
-    def _table(self, name: str) -> ast.Dict:
-        module = self.tree.module(BACKEND)
-        node = module.names.get(name) if module is not None else None
-        table = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-        assert isinstance(table, ast.Dict), f"{BACKEND} has a table {name}"
-        return table
-
-    def _builder(self, value: ast.expr) -> tuple[Module, ast.AST]:
-        """What an expression of the table leads to: a class, or the module of a function that others help."""
-        module = self.tree.module(BACKEND)
-        assert module is not None, "it was found for the table"
+    def _builder(self, backend: Module, value: ast.expr) -> tuple[Module, ast.AST]:
+        """The code behind a value of the table: a class, or a whole module if a function of it builds the layer."""
         first, *rest = dotted(value).split(".")
-        function = module.names.get(first)
-        if isinstance(function, Function):  # which imports what it calls
-            names = [f"{target}.{inner}" for _, target, inner, _ in module.imported(function)]
-            home = next((found for found in map(self.tree.module, names) if found is not None), module)
-            return home, home.tree
-        target = ".".join(part for part in module.imports.get(first, ("", "")) if part)
-        home = self.tree.module(target)
+        home = self.tree.module(backend.imports.get(first, ""))
         if home is None or not rest:
-            return module, value
+            return backend, value
         node = home.names.get(rest[0])
         return home, node if isinstance(node, ast.ClassDef) else home.tree
 
+    def fields_read(self, spec: str) -> Iterator[tuple[str, str]]:
+        """(field, where) of every field that we read of a BuildSpec that we build."""
+        module, builder = self.own_specs[spec]
+        for node in ast.walk(builder):
+            if isinstance(node, ast.Attribute) and dotted(node.value).rpartition(".")[2] == "spec":
+                yield node.attr, self.where(module, node)
 
-def base_of(tree: Tree, extended: Extended) -> Found | None:
-    """LMDeploy's class under one of ours."""
-    return tree.find(*extended.base)
+    def calls(self) -> Iterator[tuple[Taken, ast.Call]]:
+        """Every call of a name that is imported from LMDeploy."""
+        for module in self.modules:
+            taken = dict(self._taken(module))
+            for node in ast.walk(module.tree):
+                if isinstance(node, ast.Call) and dotted(node.func) in taken:
+                    yield taken[dotted(node.func)], node

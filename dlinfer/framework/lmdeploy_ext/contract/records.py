@@ -1,4 +1,4 @@
-"""What was seen of a release when the adaptor was last looked over for it: one file a release, beside this one.
+"""The records of releases that people looked over: one file a release, in ``recorded``.
 
 Signatures are compared with the code as it is. A record holds what only a person can judge: the bodies of functions
 that we replace or extend, how ops are called, and which BuildSpecs there are.
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "recorded"
 class Record:
     """names: of ours that are imported. calls: op -> its calls' arguments. specs: BuildSpec -> fields. bodies: of
     functions, by ``module:path``, as fingerprints. files: digests of the files that hold patched functions.
-    cuda: module -> what it says of CUDA."""
+    cuda: module -> its mentions of CUDA."""
 
     version: str
     names: list[str] = field(default_factory=list)
@@ -33,17 +33,17 @@ class Record:
 
 
 def versions(folder: Path = FOLDER) -> list[str]:
-    """The versions of which there is a record, the oldest first."""
+    """The versions that have a record, the oldest first."""
     from packaging.version import Version
 
     return sorted((path.stem for path in folder.glob("*.json")), key=Version)
 
 
 def nearest(version: str, folder: Path = FOLDER) -> Record:
-    """The record of a version; where there is none, of the newest before it, else of the oldest."""
+    """The record of a version; without one, of the newest version before it, else of the oldest."""
     from packaging.version import Version
 
-    there = versions(folder)
-    before = [one for one in there if Version(one) <= Version(version)]
-    chosen = before[-1] if before else there[0]
+    recorded = versions(folder)
+    before = [each for each in recorded if Version(each) <= Version(version)]
+    chosen = before[-1] if before else recorded[0]
     return Record(**json.loads((folder / f"{chosen}.json").read_text(encoding="utf-8")))

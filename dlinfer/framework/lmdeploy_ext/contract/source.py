@@ -1,6 +1,7 @@
-"""LMDeploy's source as a tree of parsed modules, in which names are looked up as Python would, and nothing is run."""
+"""Parses LMDeploy's source and looks names up in it as Python would. Nothing is run."""
 
 import ast
+import importlib.util
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,44 +16,43 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign 
 
 @dataclass(frozen=True)
 class Module:
-    """One file. names: its own definitions. imports: local name -> (module, name in it, or empty for the module)."""
+    """One file. names: its own definitions. imports: local name -> full dotted name."""
 
     name: str
     path: Path
     tree: ast.Module
     names: dict[str, Definition] = field(default_factory=dict)
-    imports: dict[str, tuple[str, str]] = field(default_factory=dict)
+    imports: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def is_package(self) -> bool:
-        """Whether it is a package's ``__init__``."""
-        return self.path.name == "__init__.py"
-
-    def imported(self, node: ast.AST) -> Iterator[tuple[str, str, str, int]]:
-        """(local name, module, name in it or empty, line) of the imports inside a node, at any depth."""
-        for one in ast.walk(node):
-            if isinstance(one, ast.Import):
-                for alias in one.names:
+    def imported(self, node: ast.AST) -> Iterator[tuple[str, str, int]]:
+        """(local name, full name, line) of the imports inside a node, at any depth."""
+        package = self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
+        for statement in ast.walk(node):
+            if isinstance(statement, ast.ImportFrom):
+                base = importlib.util.resolve_name("." * statement.level + (statement.module or ""), package)
+                for alias in statement.names:
+                    yield alias.asname or alias.name, f"{base}.{alias.name}", statement.lineno
+            elif isinstance(statement, ast.Import):
+                for alias in statement.names:
                     local = alias.asname or alias.name.partition(".")[0]
-                    yield local, alias.name if alias.asname else local, "", one.lineno
-                    if not alias.asname and "." in alias.name:
-                        yield local, alias.name, "", one.lineno
-            elif isinstance(one, ast.ImportFrom):
-                base = self._absolute(one)
-                for alias in one.names:
-                    yield alias.asname or alias.name, base, alias.name, one.lineno
+                    for full in dict.fromkeys([alias.name if alias.asname else local, alias.name]):
+                        yield local, full, statement.lineno
 
-    def _absolute(self, node: ast.ImportFrom) -> str:
-        if not node.level:
-            return node.module or ""
-        package = self.name.split(".") if self.is_package else self.name.split(".")[:-1]
-        above = package[: len(package) - node.level + 1]
-        return ".".join([*above, *([node.module] if node.module else [])])
+    def full(self, name: str) -> str:
+        """The full name of the object that a dotted name means at the top of the module."""
+        first, dot, rest = name.partition(".")
+        imported = first in self.imports and first not in self.names
+        return (self.imports[first] if imported else f"{self.name}.{first}") + dot + rest
+
+    def enclosing(self, line: int) -> str:
+        """The top definition that a line lies in; empty if there is none."""
+        inside = (name for name, node in self.names.items() if node.lineno <= line <= (node.end_lineno or 0))
+        return next(inside, "")
 
 
 @dataclass(frozen=True)
 class Found:
-    """A definition and the module that it stands in. owner: the class that a method stands in."""
+    """A definition and its module. owner: the class of a method."""
 
     module: Module
     node: Definition
@@ -61,15 +61,14 @@ class Found:
     @property
     def name(self) -> str:
         """``package.module:Class.name``."""
-        own = getattr(self.node, "name", "")
-        return f"{self.module.name}:{self.owner.name}.{own}" if self.owner else f"{self.module.name}:{own}"
+        return f"{self.module.name}:{self.owner.name + '.' if self.owner else ''}{name_of(self.node)}"
 
 
 class Tree:
     """The source of one package below a folder."""
 
     def __init__(self, folder: Path, package: str = "lmdeploy") -> None:
-        """folder: what holds the package, or the package itself. Raises FrameworkSourceError."""
+        """folder: the package, or the folder that holds it. Raises FrameworkSourceError."""
         root = folder / package
         if not root.is_dir() and folder.name == package:
             root = folder
@@ -82,92 +81,88 @@ class Tree:
 
     @cached_property
     def version(self) -> str:
-        """What ``version.py`` says. Raises FrameworkSourceError."""
-        found = re.search(
+        """The version in ``version.py``. Raises FrameworkSourceError."""
+        match = re.search(
             r"^__version__\s*=\s*['\"]([^'\"]+)", self.text(f"{self.package}.version"), re.MULTILINE
         )
-        if found is None:
+        if match is None:
             raise FrameworkSourceError(folder=self.root, detail="its version.py states no __version__")
-        return found.group(1)
+        return match[1]
 
     def text(self, name: str) -> str:
-        """The text of a module; empty where there is none."""
+        """The text of a module; empty if there is no such module."""
         if name not in self._texts:
             path = self.paths.get(name)
             self._texts[name] = path.read_text(encoding="utf-8") if path is not None else ""
         return self._texts[name]
 
     def module(self, name: str) -> Module | None:
-        """A module, parsed; None where there is none. Raises FrameworkSourceError for one that does not parse."""
+        """A parsed module, or None. Raises FrameworkSourceError if it does not parse."""
         if name not in self._parsed:
             self._parsed[name] = self._parse(name) if name in self.paths else None
         return self._parsed[name]
 
     def holding(self, *words: str, below: str = "") -> Iterator[Module]:
-        """The modules below a package whose text holds one of some words."""
+        """The modules below a package whose text holds any of the words."""
         for name in self.paths:
             if within(name, below or self.package) and any(word in self.text(name) for word in words):
                 module = self.module(name)
                 assert module is not None, "it is one of the paths"
                 yield module
 
-    def where(self, module: Module, line: int) -> str:
-        """``package/file.py:line``."""
+    def where(self, module: Module, node: ast.AST | int) -> str:
+        """``package/file.py:line``. node: a node with a line, or the line."""
+        line = node if isinstance(node, int) else getattr(node, "lineno", 1)
         return f"{self.package}/{module.path.relative_to(self.root)}:{line}"
 
-    def find(self, module: str, path: str) -> Found | None:
-        """What ``module:A.b`` names, through imports and base classes; None where nothing does."""
-        owner = self.module(module)
-        first, *rest = path.split(".")
-        found = self._top(owner, first, set()) if owner is not None else None
+    def origin(self, name: str) -> str:
+        """The full name where a definition stands, from a full name that may lead there through imports."""
+        seen: set[str] = set()
+        while name not in seen:
+            seen.add(name)
+            module, (first, *rest) = self._split(name)
+            if module is not None and first not in module.names and first in module.imports:
+                name = ".".join([module.imports[first], *rest])
+        return name
+
+    def find(self, name: str) -> Found | None:
+        """The definition of a full dotted name, through imports and base classes, or None."""
+        module, (first, *rest) = self._split(self.origin(name))
+        node = module.names.get(first) if module is not None else None
+        definition = Found(module, node) if module is not None and node is not None else None
         for part in rest:
-            found = self.member(found, part) if found is not None else None
-        return found
+            definition = self.member(definition, part) if definition is not None else None
+        return definition
 
-    def member(self, found: Found, name: str) -> Found | None:
-        """An attribute of a class, its own or a base's."""
-        return next((one for one in self.members(found) if getattr(one.node, "name", "") == name), None)
+    def member(self, definition: Found, name: str) -> Found | None:
+        """A function of a class, its own or a base's."""
+        return next((member for member in self.members(definition) if name_of(member.node) == name), None)
 
-    def members(self, found: Found) -> Iterator[Found]:
-        """The functions of a class and of its bases in this tree, nearest first; one name may come several times."""
-        for one in self.bases(found):
-            assert isinstance(one.node, ast.ClassDef)
-            for node in one.node.body:
-                if isinstance(node, Function):
-                    yield Found(one.module, node, one.node)
+    def members(self, definition: Found) -> Iterator[Found]:
+        """The functions of a class and of its bases in this tree, nearest first. A name may come several times."""
+        for base in self.bases(definition):
+            assert isinstance(base.node, ast.ClassDef)
+            for function in functions(base.node):
+                yield Found(base.module, function, base.node)
 
-    def bases(self, found: Found) -> list[Found]:
-        """A class and those of its bases that stand in this tree, nearest first."""
-        if not isinstance(found.node, ast.ClassDef):
+    def bases(self, definition: Found) -> list[Found]:
+        """A class and its bases in this tree, nearest first."""
+        if not isinstance(definition.node, ast.ClassDef):
             return []
-        chain = [found]
-        for base in found.node.bases:
-            name = dotted(base.value if isinstance(base, ast.Subscript) else base)
-            above = self.look(found.module, name) if name else None
-            chain += [one for one in self.bases(above) if one not in chain] if above is not None else []
+        chain = [definition]
+        for name in base_names(definition.node):
+            above = self.find(definition.module.full(name)) if name else None
+            chain += [base for base in self.bases(above) if base not in chain] if above is not None else []
         return chain
 
-    def look(self, module: Module, name: str) -> Found | None:
-        """What a dotted name means at the top of a module."""
-        first, *rest = name.split(".")
-        if first in module.imports and rest:
-            target, inner = module.imports[first]
-            submodule = f"{target}.{inner}" if inner else target
-            if submodule in self.paths:
-                return self.find(submodule, ".".join(rest))
-        return self.find(module.name, name)
-
-    def _top(self, module: Module, name: str, seen: set[tuple[str, str]]) -> Found | None:
-        if (module.name, name) in seen:
-            return None
-        seen.add((module.name, name))
-        if name in module.names:
-            return Found(module, module.names[name])
-        if name in module.imports:
-            target, inner = module.imports[name]
-            other = self.module(target)
-            return self._top(other, inner, seen) if other is not None and inner else None
-        return None
+    def _split(self, name: str) -> tuple[Module | None, list[str]]:
+        """The innermost module around a full name, and the parts of the name behind it."""
+        parts = name.split(".")
+        for end in range(len(parts) - 1, 0, -1):
+            module = self.module(".".join(parts[:end]))
+            if module is not None:
+                return module, parts[end:]
+        return None, parts
 
     def _module_name(self, path: Path) -> str:
         parts = (self.package, *path.relative_to(self.root).with_suffix("").parts)
@@ -181,30 +176,46 @@ class Tree:
             detail = f"{path}:{cause.lineno} does not parse in this Python ({cause.msg})"
             raise FrameworkSourceError(folder=self.root, detail=detail) from cause
         for node in statements(module.tree.body):
-            if isinstance(node, Definition):
-                for defined in _defines(node):
-                    module.names[defined] = node
-            else:
-                for local, target, inner, _ in module.imported(node):
-                    module.imports.setdefault(local, (target, inner))
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                for local, full, _ in module.imported(node):
+                    module.imports.setdefault(local, full)
+                continue
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            names = (name for target in targets if target is not None for name in ast.walk(target))
+            module.names.update({name.id: node for name in names if isinstance(name, ast.Name)})
+            if name_of(node):
+                module.names[name_of(node)] = node
         return module
 
 
 def within(name: str, package: str) -> bool:
-    """Whether a module is a package or lies in it."""
+    """Whether a name is a package's or lies in it."""
     return name == package or name.startswith(f"{package}.")
 
 
-def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Definitions, assignments and imports of a body, those under ``if``, ``try`` and ``with`` included."""
+def statements(body: Iterable[ast.AST]) -> Iterator[Definition | ast.Import | ast.ImportFrom]:
+    """Definitions, assignments and imports of a body, also those under ``if``, ``try`` and ``with``."""
     for node in body:
         if isinstance(node, Definition | ast.Import | ast.ImportFrom):
             yield node
-        elif isinstance(node, ast.If | ast.Try | ast.With):
-            for part in ("body", "orelse", "finalbody"):
-                yield from statements(getattr(node, part, []))
-            for handler in getattr(node, "handlers", []):
-                yield from statements(handler.body)
+        elif isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler):
+            yield from statements(ast.iter_child_nodes(node))
+
+
+def functions(node: ast.AST) -> list[Function]:
+    """The functions of a class; none for other nodes."""
+    body = node.body if isinstance(node, ast.ClassDef) else []
+    return [statement for statement in body if isinstance(statement, Function)]
+
+
+def base_names(node: ast.ClassDef) -> list[str]:
+    """The dotted names of a class's bases, without type arguments."""
+    return [dotted(base.value if isinstance(base, ast.Subscript) else base) for base in node.bases]
+
+
+def name_of(node: ast.AST) -> str:
+    """The name of a function or class; empty for other nodes."""
+    return getattr(node, "name", "")
 
 
 def dotted(node: ast.AST) -> str:
@@ -214,10 +225,3 @@ def dotted(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute) and (before := dotted(node.value)):
         return f"{before}.{node.attr}"
     return ""
-
-
-def _defines(node: Definition) -> list[str]:
-    if isinstance(node, ast.Assign | ast.AnnAssign):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
-    return [node.name]

@@ -49,9 +49,9 @@ def patches() -> PatchSet:
     global _patches
     if _patches is None:
         assert _records is not None, "dlinfer.framework.lmdeploy_ext provides them when it is imported"
-        made = PatchSet("lmdeploy", _records())  # without the lock, as this imports
+        new = PatchSet("lmdeploy", _records())  # without the lock, as this imports
         with _patches_lock:  # a second set would take the replacements of the first for originals
-            _patches = _patches or made
+            _patches = _patches or new
     return _patches
 
 
@@ -89,7 +89,7 @@ def torch_device() -> str:
 
 
 def device() -> Device:
-    """What the active vendor says of the device that LMDeploy runs on, which is one of ours."""
+    """The active vendor's description of the device that LMDeploy runs on, which is one of ours."""
     return discovery.device(torch_device())
 
 
@@ -99,10 +99,10 @@ def is_synchronous() -> bool:
 
 
 def activate(device_type: str) -> None:
-    """Make LMDeploy run on one of our devices in this process. Idempotent.
+    """Make LMDeploy run on one of our devices in this process, and log the patches that do not fit. Idempotent.
 
     Raises PatchError when the installed LMDeploy is not what an essential patch was written for, and
-    DeviceConflictError when another of our devices is in use. What it does without is logged.
+    DeviceConflictError when another of our devices is in use.
     """
     global _active, _torch_device
     if _active == device_type:
@@ -111,13 +111,18 @@ def activate(device_type: str) -> None:
     if _active is not None:
         raise DeviceConflictError(framework="LMDeploy", active=_active, given=device_type)
     show_notices()
-    _tell_of_unknown_settings()
+    is_parent = (
+        multiprocessing.parent_process() is None
+    )  # notices come once, not from each process of an engine
+    if is_parent:
+        _tell_of_unknown_settings()
     inside, line = describe(patches().version())
     if not inside:
         logger.warning("%s", line)
     patches().apply_loaded()
     require()
-    _tell_of_changed_bodies()
+    if is_parent:
+        _tell_of_changed_bodies()
 
     name = devices.torch_device(device_type)
     view.install(name, discovery.device(name))
@@ -126,8 +131,11 @@ def activate(device_type: str) -> None:
 
 
 def check_device(device_type: str) -> None:
-    """Called before an engine is built. Raises DeviceConflictError for a device that the view would misplace, and
-    PatchError where a module that was imported since is not what an essential patch was written for."""
+    """Called before an engine is built.
+
+    Raises DeviceConflictError for a device that the view would misplace, and PatchError if a module that was imported
+    since is not what an essential patch was written for.
+    """
     if _active is None:
         return
     if device_type != _active:
@@ -137,37 +145,35 @@ def check_device(device_type: str) -> None:
 
 
 def require(*uses: str) -> None:
-    """Say which model types and features the engine uses. Raises PatchError where an essential patch for one of them
-    does not fit. Modules that are imported later are checked for the same uses."""
+    """Add model types and features to those that the engine uses.
+
+    Raises PatchError if an essential patch for any of them does not fit. Modules that are imported later are checked
+    for the same uses.
+    """
     _uses.update(uses)
     patches().require_essential(_uses)
 
 
 def tell_of_misfits() -> None:
-    """Log each patch that does not fit this LMDeploy once, and of those that every model needs the first alone."""
+    """Log each patch that does not fit this LMDeploy once. Of those that every model needs, log the first only."""
     for patch, error in patches().misfits():
         if patch.target in _told or (_active is None and not patch.essential):
             continue
         _told.add(patch.target)
         if not patch.essential:
             logger.warning("device_type %s runs without an optional patch: %s", _active, error)
-            continue
-        if not patch.uses:
-            if "" in _told:
-                continue
-            _told.add("")
-        _, line = describe(patches().version())
-        only = f" for {', '.join(patch.uses)}" if patch.uses else ""
-        logger.warning(
-            "%s; device_type %s does not work%s: %s", line, ", ".join(devices.served()), only, error
-        )
+        elif patch.uses or "" not in _told:
+            if not patch.uses:
+                _told.add("")
+            _, line = describe(patches().version())
+            only = f" for {', '.join(patch.uses)}" if patch.uses else ""
+            where = ", ".join(devices.served())
+            logger.warning("%s; device_type %s does not work%s: %s", line, where, only, error)
 
 
 def _tell_of_changed_bodies() -> None:
     """Warn of patched functions whose code is not the code that was reviewed, though its parameters are."""
-    if multiprocessing.parent_process() is not None or _changed is None:
-        return
-    for patch, reviewed in _changed():
+    for patch, reviewed in _changed() if _changed is not None else ():
         logger.warning(
             "lmdeploy %s: the body of %s is not the one reviewed in %s. A patch replaces it, because the reviewed one "
             "%s. Next step: run `dlinfer contract`, which shows what changed, or install lmdeploy %s",
@@ -190,8 +196,6 @@ def show_notices() -> None:
 
 def _tell_of_unknown_settings() -> None:
     """Warn of variables that look like settings and are none: what they were to change stays as it is."""
-    if multiprocessing.parent_process() is not None:  # an engine's process: who started it was told
-        return
     for name in settings.unknown(os.environ):
         near = settings.nearest(name)
         hint = f" (did you mean {near}?)" if near else ""

@@ -1,7 +1,7 @@
 """The blocks of the paged KV cache: how the active vendor lays them out, and which sizes it takes.
 
-LMDeploy schedules in blocks of ``block_size`` tokens, each of which may be several blocks of ``kernel_block_size`` to
-the kernels. A vendor whose graph engine knows one size only gets that as the second, so the first may be any multiple.
+LMDeploy schedules in blocks of ``block_size`` tokens. The kernels may see each as several blocks of
+``kernel_block_size``. A vendor whose graph engine knows one size gets it as the second. The first may be any multiple.
 """
 
 from typing import Any
@@ -30,22 +30,19 @@ def choose(config: Any) -> None:
 
     Raises UnsupportedFeatureError for sizes that the vendor cannot take.
     """
-    needed, given = layout(torch_device(config.device_type)).block_size, config.kernel_block_size
-    if needed is None:
+    vendor = activate_default(torch_device(config.device_type))
+    needed = vendor.kv_cache_layout.block_size if vendor is not None else None
+    if vendor is None or needed is None:
         return
-    if given not in (NOT_CHOSEN, needed):
-        raise _refuse(config, f"kernel_block_size={given}", f"leave it out, or use {needed}")
+    if config.kernel_block_size not in (NOT_CHOSEN, needed):
+        feature, advice = f"kernel_block_size={config.kernel_block_size}", f"leave it out, or use {needed}"
+        raise UnsupportedFeatureError(feature=feature, where=f"vendor {vendor.name!r}", advice=advice)
     if config.block_size == LMDEPLOY_DEFAULT and needed > LMDEPLOY_DEFAULT:
         config.block_size = needed
     if config.block_size % needed:
-        raise _refuse(config, f"block_size={config.block_size}", f"use a multiple of {needed}")
+        feature, advice = f"block_size={config.block_size}", f"use a multiple of {needed}"
+        raise UnsupportedFeatureError(feature=feature, where=f"vendor {vendor.name!r}", advice=advice)
     config.kernel_block_size = needed
-
-
-def _refuse(config: Any, feature: str, advice: str) -> UnsupportedFeatureError:
-    vendor = activate_default(torch_device(config.device_type))
-    assert vendor is not None, "who states a block size is a vendor"
-    return UnsupportedFeatureError(feature=feature, where=f"vendor {vendor.name!r}", advice=advice)
 
 
 @replaces(

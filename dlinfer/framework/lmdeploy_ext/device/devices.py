@@ -13,12 +13,11 @@ def vendor_of(device_type: str) -> Vendor | None:
     """
     if device_type == "cuda":
         return None
-    if device_type in discovery.names() and (named := discovery.get(device_type)).puts_frameworks_on(
-        device_type
-    ):
+    named = discovery.get(device_type) if device_type in discovery.names() else None
+    if named is not None and named.puts_frameworks_on(device_type):
         return named
-    found = [vendor for vendor in discovery.loadable() if vendor.puts_frameworks_on(device_type)]
-    return max(found, key=lambda vendor: vendor.priority, default=None)
+    others = [vendor for vendor in discovery.loadable() if vendor.puts_frameworks_on(device_type)]
+    return max(others, key=lambda vendor: vendor.priority, default=None)
 
 
 def serves(device_type: str) -> bool:
@@ -29,13 +28,11 @@ def serves(device_type: str) -> bool:
 def torch_device(device_type: str) -> str:
     """torch's name of the device that a device_type of ours means."""
     vendor = vendor_of(device_type)
-    assert vendor is not None, "whoever asks has been told that it is ours"
+    assert vendor is not None, "callers know that the device_type is ours"
     return vendor.device_type
 
 
 def served() -> list[str]:
     """Every device_type of ours that works on this machine."""
-    found = [
-        one for one in discovery.loadable() if one.load_device is not None and discovery.probe(one).available
-    ]
-    return sorted({one.framework_device or one.name for one in found})
+    vendors = (vendor for vendor in discovery.loadable() if vendor.load_device is not None)
+    return sorted({each.framework_device or each.name for each in vendors if discovery.probe(each).available})

@@ -1,8 +1,8 @@
-"""Weights in memory of large pages, which a decoding step reads faster.
+"""Puts weights into memory of large pages, which a decoding step reads faster.
 
 A step reads every weight once, in order. The processor's own reading ahead stops at the end of a page, and each page
-has to be looked up: with pages of 4 KiB a step of Qwen2.5-0.5B's shape took 1.06 to 1.14 times as long on a Zen 4, in
-bfloat16 and in float32. Linux gives large ones where it is told before the memory is first written (madvise(2),
+has to be looked up. With pages of 4 KiB a step of Qwen2.5-0.5B's shape took 1.06 to 1.14 times as long on a Zen 4, in
+bfloat16 and in float32. Linux gives large ones if it is told before the memory is first written (madvise(2),
 MADV_HUGEPAGE).
 """
 
@@ -16,12 +16,10 @@ _SMALLEST = 128 << 10  # bytes: the C library takes less from memory that it alr
 
 
 def wish_for(tensors: Iterable[Tensor]) -> None:
-    """Ask the system to put tensors of the host, of any shape and dtype, into large pages.
+    """Ask the system to put tensors of the host, of any shape and dtype, into large pages, if it has them.
 
-    One page may hold the end of a tensor and the beginning of its neighbour.
-
-    A wish: nothing changes where the system has none. To be called before the tensors are written; what has been
-    written moves later, or never.
+    Call it before the tensors are written: memory that has been written moves later, or never. One page may hold the
+    end of a tensor and the beginning of its neighbour.
     """
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return

@@ -1,9 +1,10 @@
-"""How large the paged KV cache gets on our devices, and what is said about it.
+"""How large the paged KV cache gets on our devices, and the messages about it.
 
-LMDeploy takes a fraction of the free memory of a card that it has for itself. What is free here the vendor says of its
-device. A host's memory is shared, and zeroing a cache touches every page of it. So where memory is shared:
+LMDeploy takes a fraction of the free memory of a card that it has for itself. Here the vendor says how much of its
+device's memory is free. A host's memory is shared, and zeroing a cache touches every page of it. So where memory is
+shared:
 
-- what counts as free is what this process may still use: its cgroup's limit, not the host's RAM;
+- the free memory is what this process may still use: its cgroup's limit, not the host's RAM;
 - an explicit ``cache_max_entry_count`` is taken of that, as on a card;
 - LMDeploy's default of 0.8 means "not chosen": then the cache gets ``DLINFER_CPU_KV_CACHE_GIB``, but never more
   than half of what is free.
@@ -39,12 +40,7 @@ def gib(size: float) -> str:
 
 
 def plan_blocks(
-    *,
-    free: int,
-    block_bytes: int,
-    fraction: float,
-    default_bytes: int | None,
-    useful_blocks: int | None,
+    *, free: int, block_bytes: int, fraction: float, default_bytes: int | None, useful_blocks: int | None
 ) -> int:
     """Number of KV cache blocks.
 
@@ -56,14 +52,12 @@ def plan_blocks(
     chosen = fraction != LMDEPLOY_DEFAULT_FRACTION
     budget = free * fraction if chosen or default_bytes is None else min(default_bytes, free / 2)
     blocks = int(budget // block_bytes)
-    if useful_blocks is not None:
-        blocks = min(blocks, useful_blocks)
-    return blocks
+    return blocks if useful_blocks is None else min(blocks, useful_blocks)
 
 
 @replaces(
     "lmdeploy.pytorch.utils:get_gpu_memory",
-    why="asks torch.cuda; what is free on a device of ours its vendor says",
+    why="asks torch.cuda; on a device of ours its vendor says how much is free",
     when=activation.is_on,
 )
 def _device_memory(original: Original, device_id: int | None = None) -> tuple[int, int]:
@@ -107,25 +101,22 @@ def _update_num_gpu_blocks(
     if not activation.serves(self.device_type):
         original(self, free_mems, cache_block_sizes, spec_cache_config)
         return
-    config = self.cache_config
+    config, free = self.cache_config, free_mems[0]
     block_bytes = _of_first_rank(self, cache_block_sizes)
-    free = free_mems[0]
     shared = activation.device().memory().shared
-    given = config.num_gpu_blocks
-    blocks = given or plan_blocks(
+    blocks = config.num_gpu_blocks or plan_blocks(
         free=free,
         block_bytes=block_bytes,
         fraction=config.cache_max_entry_count,
         default_bytes=int(settings.current().cpu_kv_cache_gib * _GIB) if shared else None,
         useful_blocks=_useful_blocks(config),
     )
+    size = gib(blocks * block_bytes)
     if blocks < _SMALLEST or blocks * block_bytes > free:
-        asked = (
-            f"num_gpu_blocks={given} ({gib(blocks * block_bytes)})"
-            if given
-            else f"cache_max_entry_count={config.cache_max_entry_count} "
-            f"({gib(blocks * block_bytes)}; at least {_SMALLEST} blocks are needed)"
-        )
+        fraction = f"cache_max_entry_count={config.cache_max_entry_count}"
+        asked = f"{fraction} ({size}; at least {_SMALLEST} blocks are needed)"
+        if config.num_gpu_blocks:
+            asked = f"num_gpu_blocks={blocks} ({size})"
         raise _too_large(asked, blocks, block_bytes, free)
     config.num_gpu_blocks = blocks
     if spec_cache_config is not None:  # a draft model's cache has a place for each of the target's
@@ -135,12 +126,16 @@ def _update_num_gpu_blocks(
         "cache_max_entry_count (a fraction, now %s%s) or num_gpu_blocks in PytorchEngineConfig%s.",
         blocks,
         config.block_size,
-        gib(blocks * block_bytes),
+        size,
         gib(free),
         config.cache_max_entry_count,
         f"; {LMDEPLOY_DEFAULT_FRACTION} counts as not chosen" if shared else "",
-        ", or DLINFER_CPU_KV_CACHE_GIB" if shared else "",
+        _or_setting(),
     )
+
+
+def _or_setting() -> str:
+    return ", or DLINFER_CPU_KV_CACHE_GIB" if activation.device().memory().shared else ""
 
 
 @replaces(
@@ -155,33 +150,35 @@ def _reserve_runtime_mem(
     except RuntimeError as cause:
         if not activation.serves(self.device_type) or "No enough gpu memory" not in str(cause):
             raise
-        block_bytes = _of_first_rank(self, cache_block_sizes)
-        asked = (
-            f"cache_max_entry_count={self.cache_config.cache_max_entry_count} leaves no room for the smallest "
-            f"cache beside the buffers of one prefill; that"
-        )
-        raise _too_large(asked, _SMALLEST, block_bytes, free_mems[0]) from cause
+        fraction = f"cache_max_entry_count={self.cache_config.cache_max_entry_count}"
+        asked = f"{fraction} leaves no room for the smallest cache beside the buffers of one prefill; that"
+        raise _too_large(asked, _SMALLEST, _of_first_rank(self, cache_block_sizes), free_mems[0]) from cause
 
+
+SESSION_LIMIT = "_dlinfer_longest_session"
+"""Attribute of PytorchEngineConfig: the most tokens of a session, by session_len and by the KV cache."""
 
 _longest_session: int | None = None
 
 
 def longest_session() -> int | None:
-    """How many tokens the longest session of this process's engine has, where its KV cache holds no more; else None."""
+    """Tokens of the longest session of this process's engine, if its KV cache limits them; else None."""
     return _longest_session
 
 
 @replaces(
     "lmdeploy.pytorch.engine.engine:Engine._get_max_session_len",
-    why="lowers session_len to what the KV cache holds, without a word",
+    why="lowers session_len to what the KV cache holds, without a word, and limits requests in words of the model's "
+    "context",
     essential=False,
 )
 def _session_len(original: Original, self: Any) -> int:
     global _longest_session
     longest, asked = original(self), self.scheduler_config.max_session_len
-    is_shorter = asked is not None and longest < asked
     if not activation.serves(self.engine_config.device_type):
         return longest
+    setattr(self.engine_config, SESSION_LIMIT, longest)  # a copy goes to the server's process
+    is_shorter = asked is not None and longest < asked
     _longest_session = longest if is_shorter else None
     if is_shorter:
         logger.warning(
@@ -189,7 +186,7 @@ def _session_len(original: Original, self: Any) -> int:
             "ones raise num_gpu_blocks or cache_max_entry_count in PytorchEngineConfig%s.",
             longest,
             asked,
-            ", or DLINFER_CPU_KV_CACHE_GIB" if activation.device().memory().shared else "",
+            _or_setting(),
         )
     return longest
 

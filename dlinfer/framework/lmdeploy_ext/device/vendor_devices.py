@@ -1,10 +1,10 @@
-"""LMDeploy's device types that need a vendor's package: what of them is here, and what is not.
+"""LMDeploy's device types that need a vendor's package: which can be used here, and errors about the others.
 
 LMDeploy accepts ascend, maca and camb on any machine and looks for their kernels, versions and graph runners inside
-``dlinfer``. This package holds the op interface for them; the rest is a vendor's, found by an entry point of the
+``dlinfer``. This package holds the op interface for them. The rest is a vendor's, found by an entry point of the
 device's name in ``dlinfer.vendors``. Without one LMDeploy would end in a ModuleNotFoundError, or start on nothing.
-Where the vendor says what a framework needs of its device, LMDeploy is put on it by this adaptor as on any other, and
-where it does not, by LMDeploy's own backend for the device.
+This adaptor puts LMDeploy on a device whose vendor says what a framework needs of it. On another, LMDeploy runs its own
+backend for the device.
 """
 
 import logging
@@ -31,16 +31,15 @@ def check_vendor(device_type: str) -> None:
 def check_available(device_type: str) -> None:
     """Raise VendorUnavailableError for a device type of ours whose vendor says that it cannot be used here."""
     vendor = vendor_of(device_type)
-    answer = None if vendor is None else discovery.probe(vendor)
-    if vendor is not None and answer is not None and not answer.available:
-        raise VendorUnavailableError(vendor=vendor.name, reason=answer.reason, advice=answer.next_step)
+    if vendor is not None and not (probe := discovery.probe(vendor)).available:
+        raise VendorUnavailableError(vendor=vendor.name, reason=probe.reason, advice=probe.next_step)
 
 
 def vendor_device_init(device_type: str) -> None:
-    """Make the vendor of one of LMDeploy's own device types the active one, before LMDeploy's backend for it starts.
+    """Activate the vendor of one of LMDeploy's own device types but cuda, before LMDeploy's backend for it starts.
 
     LMDeploy means this by importing ``dlinfer.framework.lmdeploy_ext.device``, and asks ``dlinfer.vendor.vendor_name``
-    for it later. Nothing to do for cuda. Raises DeviceWithoutVendorError, and what ``dlinfer.vendor.use`` raises.
+    for it later. Raises DeviceWithoutVendorError, and what ``dlinfer.vendor.use`` raises.
     """
     check_vendor(device_type)
     if device_type in NEED_VENDOR:

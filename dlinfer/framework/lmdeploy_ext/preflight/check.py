@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dlinfer.errors import DlinferError, ModelMemoryError
+from dlinfer.framework.lmdeploy_ext.checks.folder import remote_code
 from dlinfer.framework.lmdeploy_ext.checks.folder.model_folder import check_model_folder
 from dlinfer.framework.lmdeploy_ext.checks.model import weights
 from dlinfer.framework.lmdeploy_ext.checks.model.support import architectures, quantisation_of
@@ -18,17 +19,17 @@ from dlinfer.framework.lmdeploy_ext.device import activation, devices
 from dlinfer.framework.lmdeploy_ext.device.kv_memory import gib
 from dlinfer.framework.lmdeploy_ext.errors import in_short
 from dlinfer.framework.lmdeploy_ext.preflight import model
-from dlinfer.framework.lmdeploy_ext.preflight.memory import Plan, logits_bytes, prefill_bytes
+from dlinfer.framework.lmdeploy_ext.preflight.memory import (
+    GRAPHS,
+    RUNNING,
+    Memory,
+    logits_bytes,
+    prefill_bytes,
+)
 from dlinfer.ops.core.kernels import kernel_authors
-from dlinfer.vendor import activate_default
+from dlinfer.vendor import DeviceMemory, activate_default
 
 SCHEMA = 1
-
-RUNNING = 60 << 20
-"""Bytes of a running engine beyond its imports: threads, tokenizer. Measured: docs/results/memory.md."""
-
-GRAPHS = 70 << 20
-"""Bytes that compiling graphs takes, the compiler included; none in eager mode."""
 
 
 @dataclass(frozen=True)
@@ -50,35 +51,7 @@ class OpServed:
     reason: str
 
 
-@dataclass(frozen=True)
-class Memory:
-    """The memory that an engine would take, in bytes, and the sizes behind it.
-
-    process, graphs, weights, mapped, kv_cache, activations, logits: see ``memory.Plan``. peak: the most at once.
-    needed: bytes that must be free, beyond this process. free, source: bytes that are free, and who reports them.
-    stored: bytes of the weights in their files. kv_token: bytes of one token over all layers. kv_blocks, block_size:
-    blocks of the cache, and tokens of a block. prefill_tokens: tokens of one prefill.
-    """
-
-    process: int
-    graphs: int
-    weights: int
-    mapped: int
-    kv_cache: int
-    activations: int
-    logits: int
-    peak: int
-    needed: int
-    free: int
-    source: str
-    stored: int
-    kv_token: int
-    kv_blocks: int
-    block_size: int
-    prefill_tokens: int
-
-
-@dataclass(frozen=True)
+@dataclass
 class Report:
     """The findings. A field that a refusal kept preflight from finding out is empty or null.
 
@@ -91,9 +64,9 @@ class Report:
     device: str
     fits: bool
     architectures: list[str]
-    model_class: str
-    dtype: str
-    quantisation: str
+    model_class: str = ""
+    dtype: str = ""
+    quantisation: str = ""
     refusals: list[Refusal] = field(default_factory=list)
     ops: list[OpServed] = field(default_factory=list)
     plain: list[str] = field(default_factory=list)
@@ -106,16 +79,17 @@ def preflight(folder: Path, device: str, trust_remote_code: bool = False, **opti
     trust_remote_code: whether code in the folder may run, as in LMDeploy.
     """
     refusals: list[Refusal] = []
-    built, plan = None, None
+    built, memory = None, None
     with _noted(refusals):
         engine = model.engine_config(device, **options)
         check_model_folder(folder, trust_remote_code)
-        built = model.build(folder, engine, trust_remote_code)
+        with remote_code.explained(folder, trust_remote_code):
+            built = model.build(folder, engine, trust_remote_code)
         session_length.check_config(built.config.llm_config or built.config.hf_config, engine.session_len)
         weights.check(built.module, folder)
     if built is not None:
         with _noted(refusals):
-            plan = _memory(folder, built)
+            memory = _memory(folder, built)
     config = model_files.readable_config(folder)
     report = Report(
         schema=SCHEMA,
@@ -123,22 +97,17 @@ def preflight(folder: Path, device: str, trust_remote_code: bool = False, **opti
         device=device,
         fits=not refusals,
         architectures=list(dict.fromkeys(architectures(config))),
-        model_class="",
-        dtype="",
         quantisation=_method(config),
         refusals=refusals,
-        memory=plan,
+        memory=memory,
     )
-    if built is None:
-        return report
-    return replace(
-        report,
-        model_class=f"{type(built.module).__module__}.{type(built.module).__name__}",
-        dtype=str(built.config.dtype).removeprefix("torch."),
-        quantisation=report.quantisation or _packed_as(built.config),
-        ops=list(_served(built.ops, device)),
-        plain=built.plain,
-    )
+    if built is not None:
+        report.model_class = f"{type(built.module).__module__}.{type(built.module).__name__}"
+        report.dtype = str(built.config.dtype).removeprefix("torch.")
+        report.quantisation = report.quantisation or _packed_as(built.config)
+        report.ops = list(_served(built.ops, device))
+        report.plain = built.plain
+    return report
 
 
 @contextmanager
@@ -164,12 +133,11 @@ def _served(ops: list[str], device: str) -> Iterator[OpServed]:
 def _memory(folder: Path, built: model.Built) -> Memory:
     """Raises MemoryPlanError, by the adaptor's own planner, and ModelMemoryError."""
     available = activation.device().memory()
-    free, source = available.available, available.source
+    config, cache, packing = built.config, built.cache, built.bf12_packing
     tensors, converted = model_files.read(folder), plan_of_folder(folder)
-    weights, packing = built.weight_bytes, built.bf12_packing
+    weights = built.weight_bytes
     if tensors and not built.packs_head and not (converted is not None and converted.changes_bytes):
-        tied = bool(built.config.tie_word_embeddings)
-        weights = model_files.loaded_bytes(tensors, built.config.dtype.itemsize, tied)
+        weights = model_files.loaded_bytes(tensors, config.dtype.itemsize, bool(config.tie_word_embeddings))
     gives_back = converted is not None and converted.packs
     if packing is not None:
         weights -= packing.saved_bytes
@@ -179,36 +147,35 @@ def _memory(folder: Path, built: model.Built) -> Memory:
     mapped += packing.largest_weight if packing is not None else 0
     graphs = 0 if built.engine.eager_mode else GRAPHS
     beside = weights + RUNNING + graphs
-    if beside > free:
-        raise ModelMemoryError(needed=gib(weights), free=gib(free), source=source)
-    blocks, tokens = model.kv_blocks(built, free - beside)
-    plan = Plan(
-        process=resident() + RUNNING,
+    if beside > available.available:
+        raise _too_large(weights, available)
+    blocks, tokens = model.kv_blocks(built, available.available - beside)
+    memory = Memory(
+        process=_resident() + RUNNING,
         graphs=graphs,
         weights=weights,
         mapped=mapped,
         kv_cache=blocks * built.block_bytes,
-        activations=prefill_bytes(built.shape, tokens),
-        logits=logits_bytes(built.shape, built.cache.max_batches),
-    )
-    needed = plan.needed - resident()
-    if needed > free:
-        raise ModelMemoryError(needed=gib(needed), free=gib(free), source=source)
-    return Memory(
-        **vars(plan),
-        peak=plan.peak,
-        needed=needed,
-        free=free,
-        source=source,
+        activations=prefill_bytes(tokens, built.widest, config.dtype.itemsize),
+        logits=logits_bytes(cache.max_batches, config.vocab_size, config.dtype.itemsize),
+        free=available.available,
+        source=available.source,
         stored=sum(tensor.nbytes for tensor in tensors),
-        kv_token=built.block_bytes // built.cache.block_size,
+        kv_token=built.block_bytes // cache.block_size,
         kv_blocks=blocks,
-        block_size=built.cache.block_size,
+        block_size=cache.block_size,
         prefill_tokens=tokens,
     )
+    if memory.needed > memory.free:
+        raise _too_large(memory.needed, available)
+    return memory
 
 
-def resident() -> int:
+def _too_large(needed: int, memory: DeviceMemory) -> ModelMemoryError:
+    return ModelMemoryError(needed=gib(needed), free=gib(memory.available), source=memory.source)
+
+
+def _resident() -> int:
     """Bytes of this process that are in memory."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):

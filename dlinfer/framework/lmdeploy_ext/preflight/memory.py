@@ -1,24 +1,16 @@
 """Computes the memory that an engine takes from sizes that are known before weights load."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+RUNNING = 60 << 20
+"""Bytes of a running engine beyond its imports: threads, tokenizer. Measured: docs/results/memory.md."""
+
+GRAPHS = 70 << 20
+"""Bytes that compiling graphs takes, the compiler included; none in eager mode."""
 
 FLOAT32 = 4
 KEPT = 2
 """Buffers of this many layers are resident: the allocator keeps those of the layer before, which have other sizes."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of a model that decide about the buffers of a forward.
-
-    hidden: width. widest: elements that one token has in the buffers of a layer. vocabulary: logits of one row.
-    itemsize: bytes of one number.
-    """
-
-    hidden: int
-    widest: int
-    vocabulary: int
-    itemsize: int
 
 
 def widest(hidden: int, attention: int, intermediate: int, experts: int) -> int:
@@ -32,24 +24,36 @@ def widest(hidden: int, attention: int, intermediate: int, experts: int) -> int:
     return 2 * hidden + 2 * attention + mlp
 
 
-def prefill_bytes(shape: Shape, tokens: int) -> int:
-    """Buffers of one prefill of so many tokens."""
-    return KEPT * tokens * shape.widest * shape.itemsize
+def prefill_bytes(tokens: int, widest: int, itemsize: int) -> int:
+    """Buffers of one prefill of so many tokens. widest: see the function of that name."""
+    return KEPT * tokens * widest * itemsize
 
 
-def logits_bytes(shape: Shape, rows: int) -> int:
+def logits_bytes(rows: int, vocabulary: int, itemsize: int) -> int:
     """Logits of so many rows, and sampling's float32 logits, sorted logits, indices (8 bytes) and probabilities."""
-    return rows * shape.vocabulary * (shape.itemsize + 3 * FLOAT32 + 8)
+    return rows * vocabulary * (itemsize + 3 * FLOAT32 + 8)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Bytes that an engine takes on top of each other.
+@dataclass
+class Memory:
+    """The memory that an engine would take, in bytes, and the sizes behind it.
 
-    process: Python, torch, LMDeploy and its threads, with no model. graphs: compiling. weights: in the dtype that is
-    loaded, tied ones once. mapped: the largest weight file, whose pages count as the process's while it is copied.
-    kv_cache: allocated as a whole and zeroed at the start. activations: of the largest prefill. logits: of a full
-    batch.
+    process: Python, torch, LMDeploy and its threads, with no model.
+    graphs: compiling.
+    weights: in the dtype that is loaded, tied ones once.
+    mapped: the largest weight file. Its pages count as the process's while it is copied.
+    kv_cache: allocated as a whole and zeroed at the start.
+    activations: of the largest prefill.
+    logits: of a full batch.
+    peak: the most resident memory at any time, while weights load or while requests run.
+    needed: bytes that must be free, beyond this process. Mapped pages of files can be dropped, so they do not count.
+    free: bytes that are free.
+    source: the origin of that number.
+    stored: bytes of the weights in their files.
+    kv_token: bytes of one token over all layers.
+    kv_blocks: blocks of the cache.
+    block_size: tokens of a block.
+    prefill_tokens: tokens of one prefill.
     """
 
     process: int
@@ -59,23 +63,17 @@ class Plan:
     kv_cache: int
     activations: int
     logits: int
+    peak: int = field(init=False)
+    needed: int = field(init=False)
+    free: int
+    source: str
+    stored: int
+    kv_token: int
+    kv_blocks: int
+    block_size: int
+    prefill_tokens: int
 
-    @property
-    def while_loading(self) -> int:
-        """The peak while weights load."""
-        return self.process + self.weights + self.mapped
-
-    @property
-    def while_serving(self) -> int:
-        """The peak while requests run."""
-        return self.process + self.graphs + self.weights + self.kv_cache + self.activations + self.logits
-
-    @property
-    def peak(self) -> int:
-        """The most resident memory at any time."""
-        return max(self.while_loading, self.while_serving)
-
-    @property
-    def needed(self) -> int:
-        """Bytes that must be free. Mapped pages of files can be dropped, so they do not count."""
-        return self.while_serving
+    def __post_init__(self) -> None:
+        buffers = self.graphs + self.kv_cache + self.activations + self.logits
+        self.needed = RUNNING + self.weights + buffers
+        self.peak = self.process + self.weights + max(self.mapped, buffers)

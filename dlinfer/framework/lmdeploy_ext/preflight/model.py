@@ -11,41 +11,34 @@ from typing import Any
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext.checks.folder import remote_code
-from dlinfer.framework.lmdeploy_ext.conversion import model_files
-from dlinfer.framework.lmdeploy_ext.preflight.memory import FLOAT32, Shape, widest
+from dlinfer.framework.lmdeploy_ext.preflight.memory import FLOAT32, widest
 
-# The class that computes a layer -> the ops that it calls. Rotary tables, embeddings and sampling are plain torch.
 _OPS = {
-    "PagedAttention": (
-        "fill_kv_cache",
-        "prefill_attention",
-        "paged_prefill_attention",
-        "paged_decode_attention",
-    ),
-    "SparseAttention": ("fill_kv_cache", "sparse_flash_attention"),
-    "Indexer": ("fill_kv_cache", "lightning_indexer"),
-    "DlinferRMSNormImpl": ("rms_norm", "add_rms_norm"),
-    "DlinferLinearImpl": ("linear",),
-    "DlinferSiluAndMulImpl": ("silu_and_mul",),
-    "ApplyRotary": ("apply_rotary_pos_emb",),
-    "DlinferSoftmaxTopKImpl": ("moe_gating_topk_softmax",),
-    "Experts": ("fused_moe", "fused_moe_clamped"),
-    "VarlenAttention": ("prefill_attention",),
-    "Lora": ("lora_linear",),
-    "Convolution": ("causal_conv1d",),
-    "DeltaRule": ("gated_delta_rule",),
-    "LinearW4A16": ("weight_quant_matmul",),
-    "FusedMoEW4A16": ("fused_moe_w4a16",),
-    "FusedMoEMxfp4": ("fused_moe_mxfp4",),
-    "RMSNormW8A8": ("rms_norm_w8a8", "add_rms_norm_w8a8"),
-    "LinearW8A8": ("dynamic_quant", "linear_w8a8"),
-    "LinearBlockedF8": ("linear_blocked_fp8",),
-    "LinearStaticF8": ("linear_static_fp8",),
-    "FusedMoEW8A8": ("fused_moe_w8a8",),
-    "FusedMoEBlockedF8": ("fused_moe_blocked_fp8",),
-    "FusedMoEStaticF8": ("fused_moe_static_fp8",),
+    "PagedAttention": "fill_kv_cache prefill_attention paged_prefill_attention paged_decode_attention",
+    "SparseAttention": "fill_kv_cache sparse_flash_attention",
+    "Indexer": "fill_kv_cache lightning_indexer",
+    "DlinferRMSNormImpl": "rms_norm add_rms_norm",
+    "DlinferLinearImpl": "linear",
+    "DlinferSiluAndMulImpl": "silu_and_mul",
+    "ApplyRotary": "apply_rotary_pos_emb",
+    "DlinferSoftmaxTopKImpl": "moe_gating_topk_softmax",
+    "Experts": "fused_moe fused_moe_clamped",
+    "VarlenAttention": "prefill_attention",
+    "Lora": "lora_linear",
+    "Convolution": "causal_conv1d",
+    "DeltaRule": "gated_delta_rule",
+    "LinearW4A16": "weight_quant_matmul",
+    "FusedMoEW4A16": "fused_moe_w4a16",
+    "FusedMoEMxfp4": "fused_moe_mxfp4",
+    "RMSNormW8A8": "rms_norm_w8a8 add_rms_norm_w8a8",
+    "LinearW8A8": "dynamic_quant linear_w8a8",
+    "LinearBlockedF8": "linear_blocked_fp8",
+    "LinearStaticF8": "linear_static_fp8",
+    "FusedMoEW8A8": "fused_moe_w8a8",
+    "FusedMoEBlockedF8": "fused_moe_blocked_fp8",
+    "FusedMoEStaticF8": "fused_moe_static_fp8",
 }
+"""The class that computes a layer -> the ops that it calls. Rotary tables, embeddings and sampling are plain torch."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +73,7 @@ class Built:
     @property
     def ops(self) -> list[str]:
         """Names of the ops that the layers call, each once, in the order of the layers."""
-        called = [op for name in self.implementations for op in _OPS.get(name, ())]
+        called = [op for name in self.implementations for op in _OPS.get(name, "").split()]
         called += self.bf12_packing.ops if self.bf12_packing is not None else ()
         return list(dict.fromkeys(called))
 
@@ -97,8 +90,8 @@ class Built:
         return list(dict.fromkeys(type(impl).__name__ for impl in layers if impl is not None))
 
     @property
-    def shape(self) -> Shape:
-        """The sizes that decide about the buffers of a forward."""
+    def widest(self) -> int:
+        """Elements that one token has in the buffers of a layer."""
         config, text = self.config, self.config.llm_config or self.config.hf_config
         attention = config.num_attention_heads * config.k_head_dim
         attention += config.num_key_value_heads * (config.k_head_dim + config.v_head_dim)
@@ -109,12 +102,7 @@ class Built:
             chosen = config.mla_index_topk * FLOAT32 // config.dtype.itemsize
         inner = getattr(text, "moe_intermediate_size", 0) if experts else 0
         inner = inner or getattr(text, "intermediate_size", 0) or 4 * config.hidden_size
-        return Shape(
-            config.hidden_size,
-            widest(config.hidden_size, attention, inner, experts) + chosen,
-            config.vocab_size,
-            config.dtype.itemsize,
-        )
+        return widest(config.hidden_size, attention, inner, experts) + chosen
 
 
 def engine_config(device: str, **options: Any) -> Any:
@@ -127,22 +115,7 @@ def engine_config(device: str, **options: Any) -> Any:
 
 
 def build(folder: Path, engine: Any, trust_remote_code: bool = False) -> Built:
-    """Read the configuration and build the class.
-
-    Raises UnsupportedFeatureError, ModelFolderError for a configuration whose code must run or fails, and LMDeploy's
-    own errors.
-    """
-    try:
-        return _build(folder, engine, trust_remote_code)
-    except AttributeError as error:
-        config = model_files.readable_config(folder)
-        refused = remote_code.unreadable(folder, config, trust_remote_code, error)
-        if refused is None:
-            raise
-        raise refused from error
-
-
-def _build(folder: Path, engine: Any, trust_remote_code: bool) -> Built:
+    """Read the configuration and build the class. Raises UnsupportedFeatureError and LMDeploy's own errors."""
     from lmdeploy.pytorch.config import ModelConfig
     from lmdeploy.pytorch.devices import DeviceContext, get_device_manager
     from lmdeploy.pytorch.distributed import DistContext, get_dist_manager

@@ -82,16 +82,17 @@ def test_a_prefill_has_a_buffer_for_each_part_of_a_layer():
     # 2 x 8 of residual and input, 2 x 16 of q, k, v, 3 x 32 of the MLP
     assert memory.widest(8, 16, 32, experts=0) == 16 + 32 + 96
     assert memory.widest(8, 16, 32, experts=2) == 16 + 32 + 192 + 16
-    shape = memory.Shape(hidden=8, widest=144, vocabulary=100, itemsize=2)
-    assert memory.prefill_bytes(shape, 10) == memory.KEPT * 10 * 144 * 2
-    assert memory.logits_bytes(shape, 3) == 3 * 100 * (2 + 12 + 8)
+    assert memory.prefill_bytes(10, 144, 2) == memory.KEPT * 10 * 144 * 2
+    assert memory.logits_bytes(3, 100, 2) == 3 * 100 * (2 + 12 + 8)
 
 
 def test_the_peak_is_of_loading_or_of_serving():
-    plan = memory.Plan(process=90, graphs=10, weights=50, mapped=40, kv_cache=20, activations=5, logits=1)
-    assert (plan.while_loading, plan.while_serving, plan.peak) == (180, 176, 180)
-    plan = dataclasses.replace(plan, kv_cache=60)
-    assert (plan.peak, plan.needed) == (216, 216)
+    sizes = {"process": 90, "graphs": 10, "weights": 50, "mapped": 40, "activations": 5, "logits": 1}
+    others = {"free": 0, "source": "", "stored": 0, "kv_token": 0, "kv_blocks": 0, "block_size": 0}
+    plan = memory.Memory(**sizes, **others, kv_cache=20, prefill_tokens=0)
+    assert (plan.peak, plan.needed) == (180, 176 - 90 + memory.RUNNING)  # while its weights load
+    plan = memory.Memory(**sizes, **others, kv_cache=60, prefill_tokens=0)
+    assert (plan.peak, plan.needed) == (216, 216 - 90 + memory.RUNNING)
 
 
 # --- folders
@@ -194,7 +195,7 @@ def test_a_cache_that_does_not_fit_is_refused_by_the_engines_planner(folders, me
 def test_buffers_that_do_not_fit_beside_the_rest_are_refused(folders, memory_of):
     plan = look(folders / "mixtral", cache_max_entry_count=0.99, session_len=1 << 20).memory
     assert plan is not None
-    memory_of(check.RUNNING + check.GRAPHS + plan.weights + (200 << 20))
+    memory_of(memory.RUNNING + memory.GRAPHS + plan.weights + (200 << 20))
     report = look(folders / "mixtral", cache_max_entry_count=0.99, session_len=1 << 20)
     assert {refused.error for refused in report.refusals} == {"ModelMemoryError", "UnsupportedFeatureError"}
     assert not report.fits

@@ -21,13 +21,14 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva", "mica"),
     "bias": ("none", None),
 }
-_FLAGS = "use_dora use_rslora use_qalora use_bdlora lora_bias fan_in_fan_out"
-_PLAIN |= dict.fromkeys(_FLAGS.split(), (None, False))
-_PARTS = (
-    "modules_to_save rank_pattern alpha_pattern layers_to_transform layer_replication target_parameters "
-    "trainable_token_indices alora_invocation_tokens arrow_config kasa_config monteclora_config velora_config"
+_PLAIN |= dict.fromkeys(
+    "use_dora use_rslora use_qalora use_bdlora lora_bias fan_in_fan_out".split(), (None, False)
 )
-_PLAIN |= dict.fromkeys(_PARTS.split(), (None, [], {}))
+_PLAIN |= dict.fromkeys(
+    "modules_to_save rank_pattern alpha_pattern layers_to_transform layer_replication target_parameters "
+    "trainable_token_indices alora_invocation_tokens arrow_config kasa_config monteclora_config velora_config".split(),
+    (None, [], {}),
+)
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _CONFIG = "adapter_config.json"
 # LMDeploy looks for them in this order.

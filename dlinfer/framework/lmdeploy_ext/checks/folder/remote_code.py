@@ -5,10 +5,13 @@ holds all that LMDeploy's class reads. A nested configuration then stays a dict,
 AttributeError that names neither the file nor the option.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dlinfer.errors import ModelFolderError
+from dlinfer.framework.lmdeploy_ext.conversion import model_files
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_configs
 
 
@@ -30,41 +33,39 @@ def check(folder: Path, config: dict[str, Any], trusted: bool) -> None:
     code = code_of(config)
     if code is None:
         return
-    if not trusted:
-        nested = (config.get("vision_config"), config.get("audio_config"), *language_configs(config)[1:])
-        if any(isinstance(part, dict) for part in nested):
-            raise _untrusted(folder, code)
-    elif "--" not in code and not (folder / code).is_file():
+    nested = (config.get("vision_config"), config.get("audio_config"), *language_configs(config)[1:])
+    if not trusted and any(isinstance(part, dict) for part in nested):
+        raise _untrusted(folder, code)
+    if trusted and "--" not in code and not (folder / code).is_file():
+        detail = f"config.json names {code}, the code of its configuration, which is missing"
         raise ModelFolderError(
-            path=str(folder),
-            detail=f"config.json names {code}, the code of its configuration, which is missing",
-            advice="copy or download the model again, whole",
+            path=str(folder), detail=detail, advice="copy or download the model again, whole"
         )
 
 
-def unreadable(
-    folder: Path, config: dict[str, Any], trusted: bool, error: AttributeError
-) -> ModelFolderError | None:
-    """The error to raise where LMDeploy misses an attribute of a configuration; None where it needs no code.
+@contextmanager
+def explained(folder: Path, trusted: bool) -> Iterator[None]:
+    """Turn LMDeploy's AttributeError into a ModelFolderError where the configuration needs code.
 
     LMDeploy does not say why code fails, and then reads the generic class as well.
     """
-    code = code_of(config)
-    if code is None:
-        return None
-    if not trusted:
-        return _untrusted(folder, code)
-    return ModelFolderError(
-        path=str(folder),
-        detail=f"its configuration's code, {code}, fails or does not set what LMDeploy reads ({error})",
-        advice="load it by transformers' AutoConfig.from_pretrained(FOLDER, trust_remote_code=True) to see which",
-    )
+    try:
+        yield
+    except AttributeError as error:
+        code = code_of(model_files.readable_config(folder))
+        if code is None:
+            raise
+        if not trusted:
+            raise _untrusted(folder, code) from error
+        detail = f"its configuration's code, {code}, fails or does not set what LMDeploy reads ({error})"
+        advice = (
+            "load it by transformers' AutoConfig.from_pretrained(FOLDER, trust_remote_code=True) to see which"
+        )
+        raise ModelFolderError(path=str(folder), detail=detail, advice=advice) from error
 
 
 def _untrusted(folder: Path, code: str) -> ModelFolderError:
-    return ModelFolderError(
-        path=str(folder),
-        detail=f"its configuration is code, {code}, which is not run without the option trust_remote_code",
-        advice="read that file; if you trust it, give --trust-remote-code on the command line, or "
-        "trust_remote_code=True to LMDeploy's pipeline",
-    )
+    detail = f"its configuration is code, {code}, which is not run without the option trust_remote_code"
+    advice = "read that file; if you trust it, give --trust-remote-code on the command line, or "
+    advice += "trust_remote_code=True to LMDeploy's pipeline"
+    return ModelFolderError(path=str(folder), detail=detail, advice=advice)

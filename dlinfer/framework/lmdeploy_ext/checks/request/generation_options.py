@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlinfer.errors import GenerationOptionError
+from dlinfer.framework.lmdeploy_ext.checks.request.http_errors import shown
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.faults.sampling import penalties
 from dlinfer.framework.patching import Original, replaces
@@ -26,17 +27,16 @@ _MOST_CHOICES = 128
 class _Number:
     """A finite number in ``[low, high]``. whole: whether it must be an integer."""
 
-    low: float
+    low: float = -math.inf
     high: float = math.inf
     whole: bool = True
     optional: bool = False
 
     def __str__(self) -> str:
-        kind = "a whole number" if self.whole else "a number"
         limits = [f"at least {self.low}"] if self.low > -math.inf else []
         limits += [f"at most {self.high}"] if self.high < math.inf else []
-        text = f"{kind} of {' and '.join(limits)}" if limits else kind
-        return f"{text}, or None" if self.optional else text
+        kind = "a whole number" if self.whole else "a number"
+        return kind + " of " * bool(limits) + " and ".join(limits) + ", or None" * self.optional
 
     def takes(self, value: Any) -> bool:
         if value is None:
@@ -59,10 +59,10 @@ class _List:
         return f"a list of {self.word}, or None"
 
     def takes(self, value: Any) -> bool:
-        if value is None:
-            return True
-        items = isinstance(value, list | tuple)
-        return items and all(isinstance(each, self.item) and not isinstance(each, bool) for each in value)
+        return value is None or (
+            isinstance(value, list | tuple)
+            and all(isinstance(each, self.item) and not isinstance(each, bool) for each in value)
+        )
 
 
 # For GenerationConfig, and for the engine's SamplingParam where it has a field of that name.
@@ -79,14 +79,14 @@ _TAKES: dict[str, _Number | _List] = {
     "repetition_penalty": _Number(0.01, 100, whole=False),
     "presence_penalty": _Number(-2, 2, whole=False),
     "frequency_penalty": _Number(-2, 2, whole=False),
-    "random_seed": _Number(-math.inf, optional=True),
+    "random_seed": _Number(optional=True),
     "stop_words": _List(str, "strings"),
     "bad_words": _List(str, "strings"),
     "stop_token_ids": _TOKEN_IDS,
     "bad_token_ids": _TOKEN_IDS,
     "logprobs": _Number(0, optional=True),
     "logprob_start_len": _Number(-1),
-    "repetition_ngram_threshold": _Number(-math.inf, _INT32),
+    "repetition_ngram_threshold": _Number(high=_INT32),
 }
 _NOT_OF_THE_ENGINE = ("n", "stop_words", "bad_words", "logprobs")
 """Fields that SamplingParam lacks or uses for something else (its stop_words are token ids)."""
@@ -113,16 +113,14 @@ def check_sampling(param: Any) -> None:
 def _check_fields(config: Any, takes: dict[str, _Number | _List]) -> None:
     from lmdeploy.pytorch import envs
 
-    window = _Number(-math.inf, envs.repetition_window_size)
+    window = _Number(high=envs.repetition_window_size)
     for name, rule in (takes | {"repetition_ngram_size": window}).items():
         if hasattr(config, name) and not rule.takes(getattr(config, name)):
-            raise _refuse(name, getattr(config, name), str(rule))
+            raise _refuse(name, getattr(config, name), rule)
 
 
-def _refuse(field: str, value: Any, expected: str) -> GenerationOptionError:
-    text = repr(value)
-    shown = text if len(text) <= 80 else f"{text[:77]}..."
-    return GenerationOptionError(field=field, given=shown, expected=expected)
+def _refuse(field: str, value: object, expected: object) -> GenerationOptionError:
+    return GenerationOptionError(field=field, given=shown(value), expected=str(expected))
 
 
 # --- where LMDeploy makes a GenerationConfig
@@ -198,11 +196,9 @@ def _check_request(request: Any, server_context: Any) -> None:
             raise _refuse("prompt", request.prompt, "a string, token ids, or a list of at least one of these")
         own["logprobs"] = request.logprobs
         if not (choices := _Number(1, _MOST_CHOICES)).takes(request.n):
-            raise _refuse("n", request.n, str(choices))
-        several = (
-            isinstance(request.prompt, list) and not _is_tokens(request.prompt) and len(request.prompt) > 1
-        )
-        if ((request.n or 1) > 1 or several) and request.session_id not in (None, -1):
+            raise _refuse("n", request.n, choices)
+        prompts = 1 if isinstance(request.prompt, str) or _is_tokens(request.prompt) else len(request.prompt)
+        if (request.n or 1) * prompts > 1 and request.session_id not in (None, -1):
             raise _refuse("session_id", request.session_id, "none with several choices or prompts")
     own["n"] = 1  # several choices become as many requests
     build_serving_generation_config(request, server_context, **own)

@@ -17,6 +17,12 @@ def request_error(code: str, text: str) -> Any:
     return RequestError(getattr(ErrorCode, code), text)
 
 
+def shown(value: object) -> str:
+    """A value for an error's text, which is one line."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 @replaces(
     "lmdeploy.serve.utils.server_utils:EngineSleepingMiddleware.__call__",
     why="stands around every endpoint, where an error that none of them expects is a bare 500",

@@ -18,11 +18,8 @@ import torch
 from dlinfer.errors import GenerationOptionError
 from dlinfer.framework.lmdeploy_ext.checks.request.generation_options import check_generation, check_sampling
 from dlinfer.framework.lmdeploy_ext.checks.request.http_errors import request_error
-from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device import activation, kv_memory
 from dlinfer.framework.patching import Original, replaces
-
-_LONGEST = "_dlinfer_longest_session"
-"""Attribute of PytorchEngineConfig: the most tokens of a session, by session_len and by the KV cache."""
 
 _LARGE_LOGIT = 100.0
 """Logits up to this size stay finite when they are divided by the temperature."""
@@ -34,16 +31,15 @@ def refusal(token_ids: Sequence[int], vocab_size: int | None) -> str | None:
         return "The prompt is empty: there is no token to continue from."
     if vocab_size is None:
         return None
-    lowest, highest = min(token_ids), max(token_ids)
-    if lowest < 0 or highest >= vocab_size:
-        wrong = lowest if lowest < 0 else highest
-        return f"Token id {wrong} is outside the model's vocabulary of {vocab_size}."
+    for token in (min(token_ids), max(token_ids)):
+        if not 0 <= token < vocab_size:
+            return f"Token id {token} is outside the model's vocabulary of {vocab_size}."
     return None
 
 
 def cache_refusal(length: int, async_engine: Any) -> str | None:
     """Why a prompt of so many tokens does not fit into the KV cache, or None."""
-    longest = getattr(async_engine.backend_config, _LONGEST, None)
+    longest = getattr(async_engine.backend_config, kv_memory.SESSION_LIMIT, None)
     if longest is None or length <= longest:
         return None
     return (
@@ -123,31 +119,14 @@ async def preprocess(original: Original, self: Any, *args: Any, **kwargs: Any) -
         raise request_error("INVALID_REQUEST", text)
     try:
         return await original(self, *args, **kwargs)
-    except RuntimeError as error:  # LMDeploy's RequestError
-        raise _with_reason(error) from error.__cause__
+    except RuntimeError as error:  # LMDeploy's RequestError, which may say only that preprocessing failed
+        from lmdeploy.serve.core.exceptions import ErrorCode
 
-
-def _with_reason(error: RuntimeError) -> RuntimeError:
-    """The error with its cause, where LMDeploy says only that preprocessing failed."""
-    from lmdeploy.serve.core.exceptions import ErrorCode
-
-    cause = error.__cause__
-    if cause is None or getattr(error, "code", None) != ErrorCode.PREPROCESS_FAILED:
-        return error
-    reason = str(cause) or type(cause).__name__
-    return request_error("PREPROCESS_FAILED", f"Request preprocessing failed: {reason}")
-
-
-@replaces(
-    "lmdeploy.pytorch.engine.engine:Engine._get_max_session_len",
-    why="limits requests in words of the model's context, where the KV cache is smaller",
-    essential=False,
-)
-def max_session_len(original: Original, self: Any) -> int:
-    longest = original(self)
-    if activation.serves(self.engine_config.device_type):
-        setattr(self.engine_config, _LONGEST, longest)  # a copy goes to the server's process
-    return longest
+        cause = error.__cause__
+        if cause is None or getattr(error, "code", None) != ErrorCode.PREPROCESS_FAILED:
+            raise
+        text = f"Request preprocessing failed: {str(cause) or type(cause).__name__}"
+        raise request_error("PREPROCESS_FAILED", text) from cause
 
 
 @replaces(

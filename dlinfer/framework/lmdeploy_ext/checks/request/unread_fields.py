@@ -6,47 +6,34 @@ and are dropped as unknown. Fields that change no answer (``user``, ``metadata``
 
 from typing import Any
 
-from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.checks.request.http_errors import shown
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Original, Patch, replaces
 
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "min_tokens": (0,),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "verbosity": ("medium",),
-    "echo": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "suffix": ("",),
-    "response_format": ({"type": "text"},),
-    "logit_bias": ({},),
-    "with_cache": (False,),
-    "preserve_cache": (False,),
-    "n": (1,),
-    "min_new_tokens": (0,),
-    "min_p": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "sampling_params": ({},),
-    "include": ([], ["reasoning.encrypted_content"]),
-    "top_logprobs": (0,),
-    "logprobs": (False,),
-    "return_token_ids": (False,),
-    "ignore_eos": (False,),
-    "encoding_format": ("float",),
-}
-_NEUTRAL |= dict.fromkeys(
-    "bad_words allowed_token_ids logits_processors functions stop_token_ids documents mcp_servers stop".split(),
-    ([],),
+_NEUTRAL: tuple[tuple[Any, str], ...] = (
+    (0, "min_tokens min_new_tokens min_p presence_penalty frequency_penalty top_logprobs"),
+    (1, "best_of length_penalty n repetition_penalty"),
+    (
+        False,
+        "use_beam_search echo continue_final_message with_cache preserve_cache logprobs return_token_ids",
+    ),
+    (False, "ignore_eos"),
+    (True, "add_generation_prompt"),
+    ([], "bad_words allowed_token_ids logits_processors functions stop_token_ids documents mcp_servers stop"),
+    ([], "include"),
+    (["reasoning.encrypted_content"], "include"),
+    (["text"], "modalities"),
+    ({}, "logit_bias sampling_params"),
+    ({"type": "text"}, "response_format"),
+    ("", "suffix"),
+    ("none", "function_call"),
+    ("auto", "function_call"),
+    ("float", "encoding_format"),
+    ("medium", "verbosity"),
 )
-"""Field -> values that ask for nothing. For every other field only null does."""
+"""(value that asks for nothing, its fields). For every other field only null does."""
 
 _VLLM = (
     "best_of use_beam_search length_penalty min_tokens bad_words allowed_token_ids prompt_logprobs "
@@ -55,24 +42,26 @@ _VLLM = (
 """vLLM's additions to OpenAI's protocol."""
 
 _NAMES = {
-    "/v1/chat/completions": _VLLM + "functions function_call modalities audio web_search_options verbosity "
+    "/v1/chat/completions": f"{_VLLM} functions function_call modalities audio web_search_options verbosity "
     "stop_token_ids echo chat_template add_generation_prompt continue_final_message documents",
-    "/v1/completions": _VLLM
-    + "suffix response_format logit_bias migration_request with_cache preserve_cache",
-    "/generate": _VLLM
-    + "n seed min_new_tokens presence_penalty frequency_penalty logit_bias response_format "
+    "/v1/completions": f"{_VLLM} suffix response_format logit_bias migration_request with_cache preserve_cache",
+    "/generate": f"{_VLLM} n seed min_new_tokens presence_penalty frequency_penalty logit_bias response_format "
     "sampling_params",
-    "/v1/responses": _VLLM
-    + "include logit_bias max_tool_calls top_logprobs logprobs n min_new_tokens stop_token_ids "
-    "return_token_ids",
-    "/v1/messages": _VLLM
-    + "output_format mcp_servers container seed stop min_new_tokens min_p presence_penalty "
+    "/v1/responses": f"{_VLLM} include logit_bias max_tool_calls top_logprobs logprobs n min_new_tokens "
+    "stop_token_ids return_token_ids",
+    "/v1/messages": f"{_VLLM} output_format mcp_servers container seed stop min_new_tokens min_p presence_penalty "
     "frequency_penalty repetition_penalty logit_bias response_format stop_token_ids ignore_eos",
     "/pooling": "encoding_format dimensions",
     "/abort_request": "finished_reason abort_message",
 }
-UNREAD = {path: {name: _NEUTRAL.get(name, ()) for name in names.split()} for path, names in _NAMES.items()}
+UNREAD = {
+    path: {name: [value for value, fields in _NEUTRAL if name in fields.split()] for name in names.split()}
+    for path, names in _NAMES.items()
+}
 """Path -> field that nobody reads -> values that ask for nothing, beside null."""
+
+_NESTED = (("text", "verbosity", ["medium"]), ("reasoning", "effort", ["low", "medium", "high"]))
+"""(field of /v1/responses, field inside, values that are served)."""
 
 
 def check_fields(path: str, body: Any) -> None:
@@ -80,31 +69,20 @@ def check_fields(path: str, body: Any) -> None:
     if not isinstance(body, dict):
         return
     for field, neutral in UNREAD.get(path, {}).items():
-        value = body.get(field)
-        if value is None or any(value == each and type(value) is type(each) for each in neutral):
-            continue
-        if isinstance(value, int | float) and not isinstance(value, bool) and value in neutral:
-            continue  # 1.0 for 1
-        if field == "best_of" and value == (body.get("n") or 1):
-            continue  # nothing to choose from
-        raise _refuse(path, field, value, neutral)
-    if path == "/v1/responses":
-        _check_nested(path, body, "text", "verbosity", ("medium",))
-        _check_nested(path, body, "reasoning", "effort", ("low", "medium", "high"))
+        # Of best_of as many as are returned there is nothing to choose from.
+        if field != "best_of" or body.get(field) != (body.get("n") or 1):
+            _check(path, field, body.get(field), neutral)
+    for field, inner, served in _NESTED if path == "/v1/responses" else ():
+        if isinstance(body.get(field), dict):
+            _check(path, f"{field}.{inner}", body[field].get(inner), served)
 
 
-def _check_nested(path: str, body: dict[str, Any], field: str, inner: str, taken: tuple[Any, ...]) -> None:
-    outer = body.get(field)
-    value = outer.get(inner) if isinstance(outer, dict) else None
-    if value is not None and value not in taken:
-        raise _refuse(path, f"{field}.{inner}", value, taken)
-
-
-def _refuse(path: str, field: str, value: Any, neutral: tuple[Any, ...]) -> UnsupportedFeatureError:
-    text = repr(value)
-    shown = text if len(text) <= 80 else f"{text[:77]}..."
+def _check(path: str, field: str, value: Any, neutral: list[Any]) -> None:
+    is_bool = isinstance(value, bool)  # true equals 1, and asks for something else
+    if value is None or any(value == each and (isinstance(each, bool) or not is_bool) for each in neutral):
+        return
     instead = f" or give {' or '.join(map(repr, neutral))}" if neutral else ""
-    return refuse(f"{field}={shown} in {path}", f"leave {field} out{instead}")
+    raise refuse(f"{field}={shown(value)} in {path}", f"leave {field} out{instead}")
 
 
 def _validate(original: Original) -> Any:

@@ -1,0 +1,189 @@
+"""Compares what this adaptor takes of LMDeploy with the source: patches, base classes and names."""
+
+import ast
+from collections.abc import Iterator
+
+from dlinfer.framework.lmdeploy_ext.contract.drift import Drift, Severity
+from dlinfer.framework.lmdeploy_ext.contract.ours import Adaptor, Extended
+from dlinfer.framework.lmdeploy_ext.contract.records import Record
+from dlinfer.framework.lmdeploy_ext.contract.signatures import (
+    accepts,
+    constructor_of,
+    fingerprint,
+    misfit,
+    signature_of,
+    text_of,
+)
+from dlinfer.framework.lmdeploy_ext.contract.source import Found, Function, Module, Tree, dotted
+from dlinfer.framework.lmdeploy_ext.device.view import COVERED
+from dlinfer.framework.patching import Patch, contains
+
+_READ = "read what changed; where ours still holds, record the release, else change it"
+_MOVE = "find where LMDeploy does it now and move the patch, or drop it where the fault is mended"
+_REWRITE = "write the replacement for the new parameters, and its signature in the record of the patch"
+_CONTEXT = "lmdeploy.pytorch.model_inputs.StepContext"
+_SET_BY_US = {"attn_metadata", "moe_metadata"}
+
+_BACKENDS = "lmdeploy.pytorch.backends"
+_CUDA_MOE = f"{_BACKENDS}.cuda.moe"
+_CALLED_AS = {
+    "lora:LoRAImpl": f"{_BACKENDS}.cuda.lora.TritonLoRAImpl",
+    "awq_modules:LinearW4A16Impl": f"{_BACKENDS}.dlinfer.awq_modules.AwqLinearW4A16Impl",
+    "moe:FusedMoEW8A8Impl": f"{_CUDA_MOE}.w8a8.TritonFusedMoEW8A8Impl",
+    "moe:FusedMoEBlockedF8Impl": f"{_CUDA_MOE}.blocked_fp8.TritonFusedMoEBlockedF8Impl",
+}
+"""Abstract class whose ``forward`` has other parameters than LMDeploy's layers pass -> a class of LMDeploy's whose
+``forward`` takes what they pass."""
+
+
+def originals(tree: Tree, patches: tuple[Patch, ...]) -> dict[str, Found | None]:
+    """Target of a patch -> the function that it replaces, or None."""
+    return {patch.target: tree.find(patch.target.replace(":", ".")) for patch in patches}
+
+
+def bodies(tree: Tree, adaptor: Adaptor) -> dict[str, str]:
+    """Fingerprints of the functions that we replace, and of those of the classes that we extend."""
+    replaced = originals(tree, adaptor.patches)
+    prints = {target: fingerprint(function.node) for target, function in replaced.items() if function}
+    bases = (tree.find(extended.base) for extended in adaptor.extends)
+    members = (member for base in bases if base is not None for member in tree.members(base))
+    return prints | {member.name: fingerprint(member.node) for member in members}
+
+
+def compare_patches(tree: Tree, adaptor: Adaptor, record: Record) -> Iterator[Drift]:
+    """Every patch that the release needs against the function that it replaces."""
+    replaced = originals(tree, adaptor.patches)
+    for patch in adaptor.patches:
+        if not contains(patch.versions, tree.version):
+            continue
+        severity = "essential" if patch.essential else "optional"
+        used = f"patch on {patch.target}{patch.signature}, which {patch.why}"
+        function = replaced[patch.target]
+        if function is None:
+            where = f"{patch.module.replace('.', '/')}.py"
+            yield Drift("missing", severity, where, used, "no such function", _MOVE)
+            continue
+        where = tree.where(function.module, function.node)
+        offered = text_of(function.node) if isinstance(function.node, Function) else "no function"
+        if offered != patch.signature:
+            yield Drift("changed signature", severity, where, used, offered, _REWRITE)
+        elif drift := _other_body(function, patch.target, record, severity, where, used):
+            yield drift
+
+
+def _other_body(
+    function: Found, name: str, record: Record, severity: Severity, where: str, used: str
+) -> Drift | None:
+    if record.bodies.get(name) in (None, fingerprint(function.node)):
+        return None
+    offered = f"another body than in {record.version}"
+    return Drift("new meaning suspected", severity, where, used, offered, _READ)
+
+
+def compare_classes(tree: Tree, adaptor: Adaptor, record: Record) -> Iterator[Drift]:
+    """Classes of ours that extend LMDeploy's: the methods that they override, inherit, or lack."""
+    compared: set[str] = set()
+    for extended in adaptor.extends:
+        base = tree.find(extended.base)
+        seen: set[str] = set()
+        for member in tree.members(base) if base is not None else ():  # a missing import is another drift
+            assert isinstance(member.node, Function)
+            where = tree.where(member.module, member.node)
+            if member.node.name not in seen:
+                seen.add(member.node.name)
+                yield from _overridden(tree, extended, member, member.node, where)
+            if member.name not in compared:
+                compared.add(member.name)
+                used = f"{member.name}, under our {extended.ours.name} ({extended.where})"
+                if drift := _other_body(member, member.name, record, "essential", where, used):
+                    yield drift
+
+
+def _overridden(tree: Tree, extended: Extended, member: Found, node: Function, where: str) -> Iterator[Drift]:
+    name, used = node.name, f"{member.name}{text_of(node)}"
+    ours = extended.methods.get(name)
+    if ours is None:
+        if any(dotted(each).rpartition(".")[2] == "abstractmethod" for each in node.decorator_list):
+            offered = f"{extended.ours.name} at {extended.where} has none, and cannot be made"
+            yield Drift("new method", "essential", where, used, offered, f"write {name} for it")
+    elif name != "__init__":
+        abstract = member.name.removeprefix(f"{_BACKENDS}.").removesuffix(".forward")
+        called = tree.find(f"{_CALLED_AS[abstract]}.{name}") if abstract in _CALLED_AS else None
+        theirs = called.node if called is not None else node
+        assert isinstance(theirs, Function)
+        if why := accepts(signature_of(ours), signature_of(theirs)):
+            step = f"give {extended.ours.name}.{name} the parameters that it is called with"
+            offered = f"{text_of(ours)} at {extended.where}: {why}"
+            yield Drift("changed signature", "essential", where, used, offered, step)
+
+
+def compare_names(tree: Tree, adaptor: Adaptor) -> Iterator[Drift]:
+    """Names of LMDeploy's that we import, how we call them, the device view's modules, and the step's context."""
+    for taken in adaptor.takes:
+        if taken.name not in tree.paths and tree.find(taken.name) is None:
+            module, _, name = taken.name.rpartition(".")
+            used = f"from {module} import {name}"
+            step = "find where LMDeploy has it now, and import it from there"
+            severity = adaptor.severity(taken.by)
+            yield Drift("missing", severity, taken.where, used, "no such name", step)
+    for taken, call in adaptor.calls():
+        definition = tree.find(taken.name)
+        if definition is not None and (why := _misfit(tree, definition, call)):
+            where = tree.where(definition.module, definition.node)
+            used = f"{ast.unparse(call)} at {adaptor.where(taken.by, call)}"
+            step = "call it as it is defined now"
+            yield Drift("misbinding", adaptor.severity(taken.by), where, used, why, step)
+    for name, why in COVERED.items():
+        if name not in tree.paths:
+            used, where = f"the device view covers {name}: {why}", f"{tree.package} {tree.version}"
+            step = "find the module that does it now, and cover that (device/view.py)"
+            yield Drift("missing", "essential", where, used, "no such module", step)
+    yield from _context(tree, adaptor)
+
+
+def _misfit(tree: Tree, definition: Found, call: ast.Call) -> str:
+    if isinstance(definition.node, Function):
+        return misfit(call, signature_of(definition.node))
+    signature = constructor_of(tree, definition)
+    return misfit(call, signature) if signature is not None else ""
+
+
+def _context(tree: Tree, adaptor: Adaptor) -> Iterator[Drift]:
+    """Fields that our layers read of LMDeploy's StepContext: parameters called ``context`` and ``step_context``."""
+    context = tree.find(_CONTEXT)
+    if context is None:
+        return
+    fields = {name for base in tree.bases(context) for name in _attributes(base.node)} | _SET_BY_US
+    for module in adaptor.modules:
+        for node in _reads(module):
+            if node.attr not in fields:
+                where = tree.where(context.module, context.node)
+                used = f"StepContext.{node.attr} at {adaptor.where(module, node)}"
+                step = "read the field that LMDeploy has for it now"
+                yield Drift("removed field", "essential", where, used, "no such field", step)
+
+
+def _reads(module: Module) -> Iterator[ast.Attribute]:
+    """The attributes that a layer's functions read of a parameter that is a StepContext."""
+    for function in ast.walk(module.tree) if ".layers." in module.name else ():
+        if isinstance(function, Function):
+            contexts = {arg.arg for arg in function.args.args} & {"context", "step_context"}
+            for node in ast.walk(function):
+                if (
+                    isinstance(node, ast.Attribute)
+                    and isinstance(node.ctx, ast.Load)
+                    and dotted(node.value) in contexts
+                ):
+                    yield node
+
+
+def _attributes(node: ast.AST) -> Iterator[str]:
+    """The names of a class's fields and methods, and of the attributes that these assign."""
+    for inner in ast.walk(node):
+        match inner:
+            case ast.AnnAssign(target=ast.Name(name)):
+                yield name
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name):
+                yield name
+            case ast.Attribute(value=ast.Name("self"), attr=name, ctx=ast.Store()):
+                yield name
