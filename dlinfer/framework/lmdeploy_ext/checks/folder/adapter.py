@@ -6,6 +6,7 @@ serve other numbers than the adapter was trained for. These checks read names an
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,81 +41,87 @@ Sizes = dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
 """Path of a module in the model -> the sizes of A and of B."""
 
 
-def fault(name: str, path: str, detail: str, advice: str = _AGAIN) -> AdapterFolderError:
-    """The error for an adapter."""
-    return AdapterFolderError(name=name, path=path, detail=detail, advice=advice)
+@dataclass(frozen=True)
+class Adapter:
+    """A LoRA adapter of an engine: its name and its folder."""
+
+    name: str
+    path: str
+
+    def fault(self, detail: str, advice: str = _AGAIN) -> AdapterFolderError:
+        """The error for this adapter."""
+        return AdapterFolderError(name=self.name, path=self.path, detail=detail, advice=advice)
+
+    def targets(self) -> set[str]:
+        """The names of modules in its configuration. Raises AdapterFolderError for what LMDeploy ignores."""
+        config = self._config()
+        for key, plain in _PLAIN.items():
+            if key in config and config[key] not in plain:
+                raise self.fault(f"LMDeploy ignores {key}={config[key]!r} in its {_CONFIG}", _RETRAIN)
+        rank, alpha, names = (config.get(key) for key in ("r", "lora_alpha", "target_modules"))
+        if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+            raise self.fault(f"its {_CONFIG} has r={rank!r} and lora_alpha={alpha!r}")
+        if isinstance(names, str):
+            detail = f"target_modules={names!r} is a pattern, which LMDeploy reads letter by letter"
+            raise self.fault(detail, f"write the list of names into {_CONFIG}")
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            raise self.fault(f"its {_CONFIG} has target_modules={names!r}")
+        return set(names)
+
+    def sizes(self) -> Sizes:
+        """The sizes of its weights, [rank, in] and [out, rank]. Raises AdapterFolderError."""
+        rank = self._config().get("r")
+        sides: dict[str, dict[str, tuple[int, ...]]] = {}
+        for key, size in self._tensors().items():
+            match = _TENSOR.fullmatch(key)
+            if match is None:
+                raise self.fault(f"the tensor {key} is not LoRA of a linear layer", _RETRAIN)
+            sides.setdefault(match["module"], {})[match["side"]] = size
+        if not sides:
+            raise self.fault("it has no tensors")
+        for module, tensors in sides.items():
+            if tensors.keys() != {"A", "B"}:
+                raise self.fault(f"{module} has lora_{min(tensors)} alone")
+            a, b = tensors["A"], tensors["B"]
+            if len(a) != 2 or len(b) != 2 or a[0] != rank or b[1] != rank:
+                raise self.fault(f"{module} has A of {a} and B of {b}, which is not of rank {rank}")
+        return {module: (tensors["A"], tensors["B"]) for module, tensors in sides.items()}
+
+    def _config(self) -> dict[str, Any]:
+        folder = Path(self.path)
+        if not folder.is_dir():
+            what = "it is a file, not a folder" if folder.exists() else "there is no such folder"
+            raise self.fault(what)
+        try:
+            return model_files.read_json(folder / _CONFIG)
+        except FileNotFoundError:
+            raise self.fault(f"it has no {_CONFIG}") from None
+        except ValueError as error:
+            raise self.fault(str(error)) from None
+
+    def _tensors(self) -> dict[str, tuple[int, ...]]:
+        file = next((file for file in _WEIGHTS if Path(self.path, file).is_file()), None)
+        if file is None:
+            raise self.fault(f"it holds no weights (none of {', '.join(_WEIGHTS)})")
+        path = Path(self.path, file)
+        try:
+            names_in(path)  # compares the header with the length of the file
+            return {key: tuple(tensor.shape) for key, tensor in model_files.empty_tensors(path)}
+        except Exception as error:  # noqa: BLE001 - a file that is not whole fails in many ways
+            raise self.fault(f"{file} is truncated or corrupt ({in_short(error)})") from None
 
 
-def check_folders(adapters: Mapping[str, str] | None) -> None:
+def adapters_of(folders: Mapping[str, str] | None) -> list[Adapter]:
+    """The adapters of an engine. folders: name -> folder, or an id of a hub."""
+    return [Adapter(name, str(path)) for name, path in (folders or {}).items()]
+
+
+def check_folders(folders: Mapping[str, str] | None) -> None:
     """Raise AdapterFolderError for the first adapter that cannot be served on any model.
 
-    adapters: name -> folder, or an id of a hub, whose files are checked once they are fetched.
+    folders: as for ``adapters_of``. Files of a hub are checked once they are fetched.
     """
-    for name, path in (adapters or {}).items():
-        if Path(path).exists() or looks_like_path(str(path)):
-            targets(name, path)
-            sizes(name, path)
-
-
-def targets(name: str, path: str) -> set[str]:
-    """The names of modules in an adapter's configuration. Raises AdapterFolderError for what LMDeploy ignores."""
-    config = _config(name, Path(path))
-    for key, plain in _PLAIN.items():
-        if key in config and config[key] not in plain:
-            detail = f"LMDeploy ignores {key}={config[key]!r} in its {_CONFIG}"
-            raise fault(name, path, detail, _RETRAIN)
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
-        raise fault(name, path, f"its {_CONFIG} has r={rank!r} and lora_alpha={alpha!r}")
-    names = config.get("target_modules")
-    if isinstance(names, str):
-        detail = f"target_modules={names!r} is a pattern, which LMDeploy reads letter by letter"
-        raise fault(name, path, detail, f"write the list of names into {_CONFIG}")
-    if not isinstance(names, list) or not names or not all(isinstance(item, str) for item in names):
-        raise fault(name, path, f"its {_CONFIG} has target_modules={names!r}")
-    return set(names)
-
-
-def sizes(name: str, path: str) -> Sizes:
-    """The sizes of an adapter's weights, [rank, in] and [out, rank]. Raises AdapterFolderError."""
-    rank = _config(name, Path(path)).get("r")
-    sides: dict[str, dict[str, tuple[int, ...]]] = {}
-    for key, size in _tensors(name, Path(path)).items():
-        match = _TENSOR.fullmatch(key)
-        if match is None:
-            raise fault(name, path, f"the tensor {key} is not LoRA of a linear layer", _RETRAIN)
-        sides.setdefault(match["module"], {})[match["side"]] = size
-    if not sides:
-        raise fault(name, path, "it has no tensors")
-    result: Sizes = {}
-    for module, tensors in sides.items():
-        if tensors.keys() != {"A", "B"}:
-            raise fault(name, path, f"{module} has lora_{min(tensors)} alone")
-        a, b = tensors["A"], tensors["B"]
-        if len(a) != 2 or len(b) != 2 or a[0] != rank or b[1] != rank:
-            raise fault(name, path, f"{module} has A of {a} and B of {b}, which is not of rank {rank}")
-        result[module] = a, b
-    return result
-
-
-def _config(name: str, folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        what = "it is a file, not a folder" if folder.exists() else "there is no such folder"
-        raise fault(name, str(folder), what)
-    try:
-        return model_files.read_json(folder / _CONFIG)
-    except FileNotFoundError:
-        raise fault(name, str(folder), f"it has no {_CONFIG}") from None
-    except ValueError as error:
-        raise fault(name, str(folder), str(error)) from None
-
-
-def _tensors(name: str, folder: Path) -> dict[str, tuple[int, ...]]:
-    path = next((folder / file for file in _WEIGHTS if (folder / file).is_file()), None)
-    if path is None:
-        raise fault(name, str(folder), f"it holds no weights (none of {', '.join(_WEIGHTS)})")
-    try:
-        names_in(path)  # compares the header with the length of the file
-        return {key: tuple(tensor.shape) for key, tensor in model_files.empty_tensors(path)}
-    except Exception as error:  # noqa: BLE001 - a file that is not whole fails in many ways
-        raise fault(name, str(folder), f"{path.name} is truncated or corrupt ({in_short(error)})") from None
+    for adapter in adapters_of(folders):
+        if Path(adapter.path).exists() or looks_like_path(adapter.path):
+            adapter.targets()
+            adapter.sizes()

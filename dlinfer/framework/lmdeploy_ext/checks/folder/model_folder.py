@@ -6,7 +6,6 @@ configuration, names and headers, never a weight.
 """
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -89,16 +88,13 @@ def _check_architecture(folder: Path, config: dict[str, Any]) -> None:
 
 def _check_dtypes(folder: Path, config: dict[str, Any]) -> None:
     """transformers takes the name for an attribute of torch."""
-    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
-        for key in ("dtype", "torch_dtype"):
-            name = part.get(key)
-            if not isinstance(name, str) or name == "auto":
-                continue
-            dtype = getattr(torch, name, None) if name else None
-            if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-                detail = f"config.json has {key}={name!r}, which is no dtype of weights"
-                advice = "write bfloat16, float16 or float32 there, as the weights are"
-                raise unusable(folder, detail, advice)
+    parts = (config, *(value for value in config.values() if isinstance(value, dict)))
+    for key, name in ((key, part.get(key)) for part in parts for key in ("dtype", "torch_dtype")):
+        dtype = getattr(torch, name, None) if isinstance(name, str) and name else None
+        is_floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+        if isinstance(name, str) and name != "auto" and not is_floating:
+            detail = f"config.json has {key}={name!r}, which is no dtype of weights"
+            raise unusable(folder, detail, "write bfloat16, float16 or float32 there, as the weights are")
 
 
 def _check_fields(folder: Path, config: dict[str, Any]) -> None:
@@ -140,29 +136,27 @@ def _check_weights(folder: Path) -> set[str]:
         names = ", ".join(model_files.NAMES)
         raise unusable(folder, f"it holds no weights (none of {names})", _COPY_AGAIN)
     if not file.endswith(".index.json"):
-        return _check_weight_file(folder, file, names=())
+        return _check_weight_file(folder, file, set())
     weight_map = _read_json(folder, file).get("weight_map")
     if not isinstance(weight_map, dict):
         raise unusable(folder, f"{file} has no weight_map", _COPY_AGAIN)
     for shard in sorted(set(weight_map.values())):
-        _check_weight_file(folder, shard, [name for name, held in weight_map.items() if held == shard])
+        _check_weight_file(folder, shard, {name for name, held in weight_map.items() if held == shard})
     return set(weight_map)
 
 
-def _check_weight_file(folder: Path, name: str, names: Iterable[str]) -> set[str]:
+def _check_weight_file(folder: Path, file: str, names: set[str]) -> set[str]:
     """The names of a file's tensors. Raises ModelFolderError if one of ``names`` is missing."""
-    path = folder / name
-    if not path.is_file():
-        raise unusable(folder, f"its index names {name}, which is missing", _COPY_AGAIN)
+    if not (folder / file).is_file():
+        raise unusable(folder, f"its index names {file}, which is missing", _COPY_AGAIN)
     try:
-        held = names_in(path)
+        held = names_in(folder / file)
     except OSError:
         raise
     except Exception as error:  # noqa: BLE001 - a file that is not whole fails in many ways
-        raise unusable(folder, f"{name} is truncated or corrupt ({in_short(error)})", _COPY_AGAIN) from None
-    missing = sorted(set(names) - held)
-    if missing:
-        detail = f"{name} lacks {len(missing)} of the tensors that the index names, {missing[0]} first"
+        raise unusable(folder, f"{file} is truncated or corrupt ({in_short(error)})", _COPY_AGAIN) from None
+    if missing := sorted(names - held):
+        detail = f"{file} lacks {len(missing)} of the tensors that the index names, {missing[0]} first"
         raise unusable(folder, detail, _COPY_AGAIN)
     return held
 
@@ -184,10 +178,9 @@ def _check_unquantised(folder: Path, names: set[str]) -> None:
     packed = sorted(name for name in names if name.rpartition(".")[2] in _PACKED)
     if not packed:
         return
-    apart = next((name for name in _SAID_APART if (folder / name).is_file()), None)
     advice = "add it, with its quant_method, as transformers saves it"
-    if apart is not None:
-        advice = f"put the contents of {apart} there, with a quant_method of 'gptq' or 'awq'"
+    if apart := [name for name in _SAID_APART if (folder / name).is_file()]:
+        advice = f"put the contents of {apart[0]} there, with a quant_method of 'gptq' or 'awq'"
     detail = f"{packed[0]} is packed, and config.json has no quantization_config"
     raise unusable(folder, detail, advice)
 
@@ -242,9 +235,8 @@ def get_model(
     try:
         return original(name, download_dir, revision, token)
     except Exception as error:  # every hub client has errors of its own
-        detail = (
-            f"there is no such folder here, and no model of that name could be fetched ({in_short(error)})"
-        )
+        why = in_short(error)
+        detail = f"there is no such folder here, and no model of that name could be fetched ({why})"
         raise unusable(name, detail, advice) from error
 
 

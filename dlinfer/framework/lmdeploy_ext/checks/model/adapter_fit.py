@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext.checks.folder import adapter
-from dlinfer.framework.lmdeploy_ext.checks.folder.adapter import fault
+from dlinfer.framework.lmdeploy_ext.checks.folder.adapter import Adapter, adapters_of, check_folders
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.patching import Original, replaces
@@ -44,15 +43,15 @@ def check_model(model: torch.nn.Module, adapters: Mapping[str, str]) -> None:
         advice = "merge the adapter into the model (PEFT's merge_and_unload)"
         raise refuse(f"a LoRA adapter on {served}", advice)
     spelled: dict[str, str] = {}
-    for name, path in adapters.items():
+    for adapter in adapters_of(adapters):
         modules: dict[str, tuple[int, int]] = {}
-        for target in sorted(adapter.targets(name, path)):
+        for target in sorted(adapter.targets()):
             last = target.rpartition(".")[2]
             if spelled.setdefault(last, target) != target:
                 detail = f"target_modules has {target!r}, and {spelled[last]!r} is asked for, too"
-                raise fault(name, path, detail, f"name it alike, {last!r}, in all adapter_config.json")
-            modules |= _modules(model, target, name, path)
-        _compare(model, modules, name, path)
+                raise adapter.fault(detail, f"name it alike, {last!r}, in all adapter_config.json")
+            modules |= _modules(model, target, adapter)
+        _compare(model, modules, adapter)
 
 
 def _path(model: torch.nn.Module, module: str) -> str:
@@ -61,7 +60,7 @@ def _path(model: torch.nn.Module, module: str) -> str:
     return before + module.removeprefix(now) if now and module.startswith(now) else module
 
 
-def _modules(model: torch.nn.Module, target: str, name: str, path: str) -> dict[str, tuple[int, int]]:
+def _modules(model: torch.nn.Module, target: str, adapter: Adapter) -> dict[str, tuple[int, int]]:
     """Path in the model -> (in_features, out_features) of every module that a target names."""
     from lmdeploy.pytorch.adapter.adapter import find_all_target
     from lmdeploy.pytorch.nn.linear.base import LinearBase
@@ -70,36 +69,36 @@ def _modules(model: torch.nn.Module, target: str, name: str, path: str) -> dict[
     targets, part = find_all_target(model, last)
     if not targets:
         detail = f"{type(model).__name__} has no module named {target!r}, which target_modules asks for"
-        raise fault(name, path, detail, _OTHER)
+        raise adapter.fault(detail, _OTHER)
     modules: dict[str, tuple[int, int]] = {}
     for where, module in targets:
         if not isinstance(module, LinearBase) or ".layers." not in where:
-            raise fault(name, path, f"LMDeploy serves no LoRA on {where}", f"leave {target!r} out")
+            raise adapter.fault(f"LMDeploy serves no LoRA on {where}", f"leave {target!r} out")
         linear: Any = module  # classes of linear layers have these fields of their own
         outputs = linear.out_features if part is None else linear.all_out_features[part]
         modules[f"{where.rpartition('.')[0]}.{last}"] = (linear.in_features, outputs)
     return modules
 
 
-def _compare(model: torch.nn.Module, modules: Mapping[str, tuple[int, int]], name: str, path: str) -> None:
-    stored = {_path(model, module): sizes for module, sizes in adapter.sizes(name, path).items()}
+def _compare(model: torch.nn.Module, modules: Mapping[str, tuple[int, int]], adapter: Adapter) -> None:
+    stored = {_path(model, module): sizes for module, sizes in adapter.sizes().items()}
     for module, (a, b) in stored.items():
         if module not in modules:
             detail = f"it has weights of {module}, which target_modules and the model do not"
-            raise fault(name, path, detail, _OTHER)
-        if (a[1], b[0]) != modules[module]:
-            inputs, outputs = modules[module]
+            raise adapter.fault(detail, _OTHER)
+        inputs, outputs = modules[module]
+        if (a[1], b[0]) != (inputs, outputs):
             detail = f"{module} has A of {a} and B of {b}, where the model's has {inputs} inputs and {outputs} outputs"
-            raise fault(name, path, detail, _OTHER)
+            raise adapter.fault(detail, _OTHER)
     if missing := sorted(modules.keys() - stored.keys()):
         detail = f"it has no weights of {missing[0]} ({len(missing)} such modules), whose memory LMDeploy does not fill"
-        raise fault(name, path, detail, "use an adapter of all layers, or merge it into the model")
+        raise adapter.fault(detail, "use an adapter of all layers, or merge it into the model")
 
 
 def check_asked(model: Any) -> None:
     """Raise AdapterFolderError where one of the engine's adapters does not fit the model, which is being built."""
     if adapters := _asked.get():
-        adapter.check_folders(adapters)  # those of a hub are fetched by now
+        check_folders(adapters)  # those of a hub are fetched by now
         check_model(model, adapters)
 
 

@@ -21,17 +21,10 @@ _AWQ_ADVICE = "use the AWQ model of 4 bits, or the unquantised one in bfloat16 o
 _NEVER_PACKED = ("lm_head", "embed_tokens", "norm")
 _ROUTERS = ("gate", "shared_expert_gate")  # of models with experts, likewise
 
-W8A8_SERVED = (
-    "LlamaForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "MistralForCausalLM",
-    "InternLM2ForCausalLM",
-    "InternLM3ForCausalLM",
-    "Phi3ForCausalLM",
-    "MixtralForCausalLM",
-    "Qwen2MoeForCausalLM",
-)
+W8A8_SERVED = [
+    f"{name}ForCausalLM"
+    for name in "Llama Qwen2 Qwen3 Mistral InternLM2 InternLM3 Phi3 Mixtral Qwen2Moe".split()
+]
 """Classes of LMDeploy's whose quantised norms feed linear layers only. Others quantise norms of heads or of results
 too, and then use them as if they were not."""
 
@@ -87,21 +80,16 @@ def _check_smooth_quant(names: Sequence[str], config: Mapping[str, Any], model: 
 
 
 def _check_fp8(names: Sequence[str], config: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    fmt, scale_fmt, block = (
-        config.get("fmt", "e4m3"),
-        config.get("scale_fmt"),
-        config.get("weight_block_size"),
-    )
+    fmt, scale_fmt = config.get("fmt", "e4m3"), config.get("scale_fmt")
+    block = config.get("weight_block_size")
     _require(fmt == "e4m3", f"fp8 with fmt {fmt}")
     _require(scale_fmt in (None, "ue8m0"), f"fp8 with scale_fmt {scale_fmt}")
     if block is None:
         is_static = config.get("activation_scheme") == "static"
         _require(is_static, "fp8 with scales of whole tensors and activations scaled as they come")
         return
-    blocks = [BLOCK, BLOCK]
-    _require(
-        list(block) == blocks, f"fp8 with weight_block_size {list(block)}", advice=f"use blocks of {blocks}"
-    )
+    block, blocks = list(block), [BLOCK, BLOCK]
+    _require(block == blocks, f"fp8 with weight_block_size {block}", advice=f"use blocks of {blocks}")
     form = config.get(CONVERTED_FROM, "fp8")
     for name, size in linear_sizes(model).items():
         # Of q, k and v, and of gate and up, LMDeploy joins the blocks of rows, which must be whole.

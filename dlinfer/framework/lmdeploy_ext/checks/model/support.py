@@ -13,28 +13,19 @@ from dlinfer.framework.lmdeploy_ext.checks.model.speculation import PAIRS
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_configs
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
-_DRAFT = "it drafts for speculative decoding, and is no model of its own"
 _DIFFUSION = "it decodes by block diffusion"
 _QWEN3_5 = "it is Qwen3.5's vision-language model with experts of its own, and Qwen3.5 is not served"
-_COMPRESSED = "it attends to compressed caches"
-
-_DRAFTS = {draft for _, draft in PAIRS.values()}
 
 NOT_SERVED = {
     "MetaMoeForConditionalGeneration": _QWEN3_5,
-    "DeepseekV4ForCausalLM": _COMPRESSED,
+    "DeepseekV4ForCausalLM": "it attends to compressed caches",
     "SDARForCausalLM": _DIFFUSION,
     "SDARMoeForCausalLM": _DIFFUSION,
-    "EagleLlamaForCausalLM": _DRAFT,
-    "Eagle3LlamaForCausalLM": _DRAFT,
-    "Eagle3DeepseekV2ForCausalLM": _DRAFT,
-    "DeepseekMTPModel": _DRAFT,
-    "DeepseekV32MTPModel": _DRAFT,
-    "Glm4MoeMTPModel": _DRAFT,
-    "GlmMoeDsaMTPModel": _DRAFT,
-    "HYV3MTP": _DRAFT,
-    "Qwen3_5MTPModel": _DRAFT,
-    "DFlashDraftModel": _DRAFT,
+    **dict.fromkeys(
+        "EagleLlamaForCausalLM Eagle3LlamaForCausalLM Eagle3DeepseekV2ForCausalLM DeepseekMTPModel "
+        "DeepseekV32MTPModel Glm4MoeMTPModel GlmMoeDsaMTPModel HYV3MTP Qwen3_5MTPModel DFlashDraftModel".split(),
+        "it drafts for speculative decoding, and is no model of its own",
+    ),
 }
 """Architecture -> why it is not served. ``SERVED_VISION`` is for vision-language models."""
 
@@ -64,17 +55,15 @@ def check_support(config: dict[str, Any], is_draft: bool = False) -> None:
     names = architectures(config)
     shown = f" ({', '.join(names)})" if names else ""
     if is_vision_language(config):
-        reason = reason_against(names, config)
-        if reason is not None:
+        if (reason := reason_against(names, config)) is not None:
             feature = f"a vision-language model{shown}" + (f": {reason}" if reason else "")
             advice = "use the language model of the same family, or a served vision-language model"
             raise refuse(feature, advice)
         inside = language_config(config)
         names = [] if inside is None else architectures(inside)
+    drafts = {draft for _, draft in PAIRS.values()} if is_draft else set()
     for name in names:
-        if is_draft and name in _DRAFTS:
-            continue
-        if name in NOT_SERVED:
+        if name in NOT_SERVED and name not in drafts:
             raise refuse(f"{name} ({NOT_SERVED[name]})", "use another model")
     for part, quantisation_config in quantisation_of(config):
         quantisation.check(names, quantisation_config, part, is_inside=part is not config)

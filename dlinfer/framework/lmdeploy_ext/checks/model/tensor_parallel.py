@@ -6,15 +6,7 @@ from dlinfer.framework.lmdeploy_ext.checks.model import support
 from dlinfer.framework.lmdeploy_ext.device import ranks
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
-COMPARED = (
-    "LlamaForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "InternLM2ForCausalLM",
-    "MixtralForCausalLM",
-    "Qwen2MoeForCausalLM",
-    "Qwen3MoeForCausalLM",
-)
+COMPARED = [f"{name}ForCausalLM" for name in "Llama Qwen2 Qwen3 InternLM2 Mixtral Qwen2Moe Qwen3Moe".split()]
 """LMDeploy's classes of the families in tests/e2e/devices/test_tensor_parallel.py."""
 
 _ADVICE = "use tp=1"

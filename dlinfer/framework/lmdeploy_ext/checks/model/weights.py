@@ -100,9 +100,9 @@ def check(model: Any, folder: Path) -> None:
             elif isinstance(error, DlinferError):
                 raise
             else:
-                raise _misfit(folder, load, error) from error
+                raise _misfit(load, error) from error
     if unfilled := load.unfilled():
-        raise _incomplete(folder, unfilled, load)
+        raise _incomplete(load, unfilled)
 
 
 def _patterns(name: str) -> tuple[str, str, str]:
@@ -110,11 +110,15 @@ def _patterns(name: str) -> tuple[str, str, str]:
     return re.sub(r"\d+", "*", name), f"*.{name.rpartition('.')[2]}", "*"
 
 
+_Gaps = list[tuple[str, Tensor, tuple[int, int]]]
+"""(name, parameter, the first run of numbers that are missing) of each parameter that is not filled."""
+
+
 class _Load:
     """One load. name, shape: of the tensor that is loaded at the moment."""
 
     def __init__(self, folder: Path, model: Any, read: set[str]) -> None:
-        self._folder, self.model, self._read = folder, model, read
+        self.folder, self.model, self._read = folder, model, read
         self.name, self.shape = "", torch.Size()
         self.written = Written(lambda: self.name)
 
@@ -124,10 +128,10 @@ class _Load:
 
         modules = self.model.named_modules()
         dummies = [f"{name}." for name, module in modules if getattr(module, "_is_dummy_mod", False)]
-        plan = loading.plan_of_folder(self._folder)
+        plan = loading.plan_of_folder(self.folder)
         layers = loading.Layers(self.model)
         with torch.inference_mode(), self.written:
-            for path in model_files.weight_files(self._folder):
+            for path in model_files.weight_files(self.folder):
                 tensors = self._tensors(path)
                 if plan is not None and not plan.packs:
                     tensors = loading.converted(tensors, plan, layers)
@@ -145,35 +149,31 @@ class _Load:
             self.name, self.shape = name, tensor.shape
             yield name, model_files.tensor(path, name) if self._read.intersection(_patterns(name)) else tensor
 
-    def unfilled(self) -> list[tuple[str, Tensor, tuple[int, int]]]:
-        """(name, parameter, the first run of numbers that are missing)."""
+    def unfilled(self) -> _Gaps:
         # EAGLE-3's drafts say so where their checkpoint has no embedding, and get their target's.
         borrowed = () if getattr(self.model, "include_embed_tokens", True) else ("embed_tokens.weight",)
-        gaps = ((name, tensor, self.written.gap(tensor)) for name, tensor in self.model.named_parameters())
         return [
-            (name, tensor, gap)
-            for name, tensor, gap in gaps
-            if gap is not None and not name.endswith(borrowed)
+            (name, parameter, gap)
+            for name, parameter in self.model.named_parameters()
+            if not name.endswith(borrowed) and (gap := self.written.gap(parameter)) is not None
         ]
 
 
-def _misfit(folder: Path, load: _Load, error: Exception) -> ModelFolderError:
+def _misfit(load: _Load, error: Exception) -> ModelFolderError:
     served = type(load.model).__name__
     why = f"it does not fit LMDeploy's class {served} ({str(error).strip() or type(error).__name__})"
     if isinstance(error, KeyError):
         why = f"LMDeploy's class {served} has no place for it"
     detail = f"tensor {load.name} of shape {list(load.shape)}: {why}"
-    return ModelFolderError(path=str(folder), detail=detail, advice=_ADVICE)
+    return ModelFolderError(path=str(load.folder), detail=detail, advice=_ADVICE)
 
 
-def _incomplete(
-    folder: Path, unfilled: list[tuple[str, Tensor, tuple[int, int]]], load: _Load
-) -> ModelFolderError:
+def _incomplete(load: _Load, unfilled: _Gaps) -> ModelFolderError:
     name, parameter, gap = unfilled[0]
-    whole = [name for name, tensor, missing in unfilled if missing == (0, tensor.numel())]
     advice = _NO_HEAD if [name for name, _, _ in unfilled] == ["lm_head.weight"] else _ADVICE
     count = f"({len(unfilled)} parameters in all)"
     if gap == (0, parameter.numel()):
+        whole = [name for name, tensor, missing in unfilled if missing == (0, tensor.numel())]
         shown = ", ".join(whole[:_SHOWN]) + (", ..." if len(whole) > _SHOWN else "")
         detail = f"its files hold no values for {shown} {count}"
     else:
@@ -182,4 +182,4 @@ def _incomplete(
             f"its files hold a part of {name} alone: of {parameter.numel()} numbers, {gap[1] - gap[0]} from number "
             f"{gap[0]} on are missing {count}; stored are {held}"
         )
-    return ModelFolderError(path=str(folder), detail=detail, advice=advice)
+    return ModelFolderError(path=str(load.folder), detail=detail, advice=advice)

@@ -1,8 +1,8 @@
 """Notes the numbers of a model's parameters that are written while a checkpoint loads into it."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,15 +15,6 @@ _MOST_RUNS = 1 << 16
 """A view of more contiguous runs counts as written from its first number to its last."""
 
 
-@dataclass
-class _Notes:
-    """Writes to one storage. starts, ends: of contiguous runs. sources: names of the tensors that were written."""
-
-    starts: list[np.ndarray] = field(default_factory=list)
-    ends: list[np.ndarray] = field(default_factory=list)
-    sources: dict[str, None] = field(default_factory=dict)
-
-
 class Written(TorchDispatchMode):
     """Notes every write of an op to a storage while it is active.
 
@@ -33,7 +24,8 @@ class Written(TorchDispatchMode):
     def __init__(self, source: Callable[[], str]) -> None:
         super().__init__()
         self._source = source
-        self._notes: dict[Any, _Notes] = {}
+        self._runs: dict[StorageWeakRef, list[tuple[np.ndarray, np.ndarray]]] = {}
+        self._sources: dict[StorageWeakRef, dict[str, None]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -44,26 +36,21 @@ class Written(TorchDispatchMode):
             raise ValueError(f"shape {list(args[1].shape)} where {list(args[0].shape)} is expected")
         if func is torch.ops.aten.equal.default and any(each.is_meta for each in args):
             # LMDeploy compares a loaded tensor with the next one, which a copy without memory cannot do.
-            return any(StorageWeakRef(each.untyped_storage()) in self._notes for each in args) or func(*args)
+            return any(_storage(each) in self._runs for each in args) or func(*args)
         for index, name in _written_arguments(func):
             value = args[index] if index < len(args) else named.get(name)
             if isinstance(value, Tensor):
-                self._note(value)
+                self._runs.setdefault(_storage(value), []).append(_runs(value))
+                self._sources.setdefault(_storage(value), {})[self._source()] = None
         return func(*args, **named)
-
-    def _note(self, view: Tensor) -> None:
-        notes = self._notes.setdefault(StorageWeakRef(view.untyped_storage()), _Notes())
-        notes.sources[self._source()] = None
-        starts, length = _runs(view)
-        notes.starts.append(starts)
-        notes.ends.append(starts + length)
 
     def gap(self, parameter: Tensor) -> tuple[int, int] | None:
         """(first, end) of the first run of numbers that nothing was written to, or None. parameter: contiguous."""
-        notes = self._notes.get(StorageWeakRef(parameter.untyped_storage()), _Notes())
         first = int(parameter.storage_offset())
         end = first + parameter.numel()
-        starts, ends = (np.concatenate([[], *runs]).astype(np.int64) for runs in (notes.starts, notes.ends))
+        empty = np.empty(0, dtype=np.int64)
+        runs = [(empty, empty), *self._runs.get(_storage(parameter), ())]
+        starts, ends = (np.concatenate(each) for each in zip(*runs, strict=True))
         order = np.argsort(starts, kind="stable")
         reached = np.maximum.accumulate(np.concatenate([[first], ends[order]]))
         starts = np.minimum(np.concatenate([starts[order], [end]]), end)
@@ -72,37 +59,32 @@ class Written(TorchDispatchMode):
 
     def sources(self, parameter: Tensor) -> list[str]:
         """Names of the tensors that were written to a parameter's storage."""
-        notes = self._notes.get(StorageWeakRef(parameter.untyped_storage()))
-        return [] if notes is None else list(notes.sources)
+        return list(self._sources.get(_storage(parameter), ()))
+
+
+def _storage(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())
 
 
 @functools.cache
 def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     """(index, name) of the arguments that an op writes to."""
     declared = enumerate(func._schema.arguments)
-    return tuple(
-        (i, each.name) for i, each in declared if each.alias_info is not None and each.alias_info.is_write
-    )
+    return tuple((i, each.name) for i, each in declared if each.alias_info and each.alias_info.is_write)
 
 
-def _runs(view: Tensor) -> tuple[np.ndarray, int]:
-    """(where each contiguous run of a view begins in its storage, how long each is)."""
-    sizes = [
-        (int(stride), int(size)) for stride, size in zip(view.stride(), view.shape, strict=True) if size != 1
-    ]
-    if any(size == 0 for _, size in sizes):
-        return np.empty(0, dtype=np.int64), 0
-    length, outer = 1, []
-    for stride, size in sorted(sizes):
-        if stride == length:
-            length *= size
-        elif stride:
-            outer.append((stride, size))
-    first = int(view.storage_offset())
-    starts = np.array([first], dtype=np.int64)
+def _runs(view: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """(the begin, the end) of each contiguous run of a view in its storage."""
+    starts, length = np.array([view.storage_offset()], dtype=np.int64), 1
+    if view.numel() == 0:
+        return starts[:0], starts[:0]
+    sizes = zip(view.stride(), view.shape, strict=True)
+    outer = sorted((stride, size) for stride, size in sizes if size != 1 and stride)
+    while outer and outer[0][0] == length:
+        length *= outer.pop(0)[1]
+    if math.prod(size for _, size in outer) > _MOST_RUNS:
+        length += sum(stride * (size - 1) for stride, size in outer)
+        outer = []
     for stride, size in outer:
-        if len(starts) * size > _MOST_RUNS:
-            span = sum(stride * (size - 1) for stride, size in sizes) + 1
-            return np.array([first], dtype=np.int64), span
         starts = (starts[:, None] + stride * np.arange(size)).reshape(-1)
-    return starts, length
+    return starts, starts + length

@@ -11,28 +11,26 @@ from dlinfer.framework.lmdeploy_ext.faults.sampling import drafts
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
 from dlinfer.framework.patching import Original, replaces
 
-# Field of PytorchEngineConfig -> (its value where the feature is off, the next step).
-_NEUTRAL: dict[str, tuple[Any, str]] = {
-    "dp": (1, "use dp=1"),
-    "ep": (1, "use ep=1"),
-    "enable_microbatch": (False, "leave enable_microbatch off"),
-    "enable_eplb": (False, "leave enable_eplb off"),
-    "empty_init": (False, "load the weights at start"),
-    "model_format": (None, "use a model that is quantised, or one in float32, float16 or bfloat16"),
-    "kv_transfer_config": (None, "leave kv_transfer_config out"),
-    "dllm_block_length": (None, "use an autoregressive model"),
+_FLOATS = "use a model that is quantised, or one in float32, float16 or bfloat16"
+_SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "dp": ((1,), "use dp=1"),
+    "ep": ((1,), "use ep=1"),
+    "enable_microbatch": ((), "leave enable_microbatch off"),
+    "enable_eplb": ((), "leave enable_eplb off"),
+    "empty_init": ((), "load the weights at start"),
+    "model_format": (QUANTISED_FORMATS, _FLOATS),
+    "kv_transfer_config": ((), "leave kv_transfer_config out"),
+    "dllm_block_length": ((), "use an autoregressive model"),
 }
-
-_SERVED_TOO = {"model_format": QUANTISED_FORMATS}
-"""Values of those fields that are served."""
+"""Field of PytorchEngineConfig -> (its values that are served beside None, False and 0, the next step)."""
 
 
 def check_engine_config(config: Any) -> None:
     """Raise UnsupportedFeatureError for the first option that is not served."""
     device = config.device_type
-    for name, (neutral, advice) in _NEUTRAL.items():
+    for name, (served, advice) in _SERVED.items():
         value = getattr(config, name)
-        if value != neutral and value and value not in _SERVED_TOO.get(name, ()):
+        if value and value not in served:
             raise refuse(f"{name}={value!r}", advice, device)
     tensor_parallel.check_engine_config(config)
     kv_quantisation.check_engine_config(config)
@@ -97,10 +95,7 @@ _ENGINES = (
     "lmdeploy.pytorch.engine.mp_engine.base:MPEngine",  # the server's; errors of its process arrive as bare text
 )
 _UPDATES = (
-    "update_params",
-    "init_weights_update_group",
-    "update_weights_from_distributed",
-    "destroy_weights_update_group",
+    "update_params init_weights_update_group update_weights_from_distributed destroy_weights_update_group"
 )
 
 
@@ -118,7 +113,7 @@ PATCHES = (
             essential=False,
         )(_refuse_update)
         for engine in _ENGINES
-        for name in _UPDATES
+        for name in _UPDATES.split()
     ),
     *(
         replaces(

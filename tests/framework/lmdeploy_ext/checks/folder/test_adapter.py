@@ -230,14 +230,14 @@ def test_an_adapter_is_served_only_where_peft_keeps_the_weights_of_the_model(ini
     peft.get_peft_model(Layers(), config).save_pretrained(tmp_path)
     layer = peft.PeftModel.from_pretrained(Layers(), tmp_path).base_model.model.down_proj
     if torch.equal(layer.base_layer.weight, Layers().down_proj.weight):
-        assert adapter.targets("one", str(tmp_path)) == {"down_proj"}
+        assert adapter.Adapter("one", str(tmp_path)).targets() == {"down_proj"}
         return
     with pytest.raises(AdapterFolderError, match=f"init_lora_weights='{init}'.*merge_and_unload"):
-        adapter.targets("one", str(tmp_path))
+        adapter.Adapter("one", str(tmp_path)).targets()
 
 
 @pytest.mark.parametrize("init", ["corda", "loftq", "lora_ga", "something new"])
 def test_an_unknown_way_of_initialising_is_refused(init, tmp_path):
     folder = write(tmp_path / "adapter", init_lora_weights=init)
     with pytest.raises(AdapterFolderError, match=f"init_lora_weights='{init}'"):
-        adapter.targets("one", folder)
+        adapter.Adapter("one", folder).targets()
