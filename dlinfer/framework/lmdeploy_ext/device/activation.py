@@ -26,18 +26,16 @@ _patches: PatchSet | None = None
 _patches_lock = threading.Lock()
 _active: str | None = None
 _torch_device: str | None = None
-_changed: Callable[[], Iterable[tuple[Patch, str]]] | None = None
+_changed: Callable[[], Iterable[tuple[Patch, str]]] = tuple
 _told: set[str] = set()
 _uses: set[str] = set()
 """Model types and features that the engine of this process uses."""
 
 
-def provide(
-    records: Callable[[], list[Patch]], changed: Callable[[], Iterable[tuple[Patch, str]]] | None = None
-) -> None:
+def provide(records: Callable[[], list[Patch]], changed: Callable[[], Iterable[tuple[Patch, str]]]) -> None:
     """Hand in two functions, which are called when they are needed.
 
-    records: lists the patches. changed: lists the patches whose original has another body than the one reviewed, with
+    records: lists the patches. changed: lists the patches whose original has another body than the reviewed one, with
     the release that was reviewed.
     """
     global _records, _changed
@@ -173,7 +171,7 @@ def tell_of_misfits() -> None:
 
 def _tell_of_changed_bodies() -> None:
     """Warn of patched functions whose code is not the code that was reviewed, though its parameters are."""
-    for patch, reviewed in _changed() if _changed is not None else ():
+    for patch, reviewed in _changed():
         logger.warning(
             "lmdeploy %s: the body of %s is not the one reviewed in %s. A patch replaces it, because the reviewed one "
             "%s. Next step: run `dlinfer contract`, which shows what changed, or install lmdeploy %s",

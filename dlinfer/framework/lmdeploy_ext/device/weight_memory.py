@@ -23,7 +23,7 @@ def parameter_bytes(model: Any, tied: bool) -> int:
     tied: the output projection takes the embedding's place once weights are loaded, and is not filled.
     """
     return sum(
-        parameter.numel() * parameter.element_size()
+        parameter.nbytes
         for name, parameter in model.named_parameters()
         if not parameter.is_meta and not (tied and name.endswith("lm_head.weight"))
     )

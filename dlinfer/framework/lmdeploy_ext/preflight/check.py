@@ -62,8 +62,8 @@ class Report:
     schema: int
     folder: str
     device: str
-    fits: bool
-    architectures: list[str]
+    fits: bool = False
+    architectures: list[str] = field(default_factory=list)
     model_class: str = ""
     dtype: str = ""
     quantisation: str = ""
@@ -78,35 +78,26 @@ def preflight(folder: Path, device: str, trust_remote_code: bool = False, **opti
 
     trust_remote_code: whether code in the folder may run, as in LMDeploy.
     """
-    refusals: list[Refusal] = []
-    built, memory = None, None
-    with _noted(refusals):
+    report, built = Report(SCHEMA, str(folder), device), None
+    with _noted(report.refusals):
         engine = model.engine_config(device, **options)
         check_model_folder(folder, trust_remote_code)
         with remote_code.explained(folder, trust_remote_code):
             built = model.build(folder, engine, trust_remote_code)
         session_length.check_config(built.config.llm_config or built.config.hf_config, engine.session_len)
         weights.check(built.module, folder)
-    if built is not None:
-        with _noted(refusals):
-            memory = _memory(folder, built)
     config = model_files.readable_config(folder)
-    report = Report(
-        schema=SCHEMA,
-        folder=str(folder),
-        device=device,
-        fits=not refusals,
-        architectures=list(dict.fromkeys(architectures(config))),
-        quantisation=_method(config),
-        refusals=refusals,
-        memory=memory,
-    )
+    report.architectures = list(dict.fromkeys(architectures(config)))
+    report.quantisation = _method(config)
     if built is not None:
+        with _noted(report.refusals):
+            report.memory = _memory(folder, built)
         report.model_class = f"{type(built.module).__module__}.{type(built.module).__name__}"
         report.dtype = str(built.config.dtype).removeprefix("torch.")
         report.quantisation = report.quantisation or _packed_as(built.config)
         report.ops = list(_served(built.ops, device))
         report.plain = built.plain
+    report.fits = not report.refusals
     return report
 
 

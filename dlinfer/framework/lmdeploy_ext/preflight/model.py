@@ -54,11 +54,10 @@ class Built:
     @property
     def weight_bytes(self) -> int:
         """Bytes of all parameters, shared ones once; a tied projection becomes the embedding once weights load."""
-        named = self.module.named_parameters()
-        left_out = "lm_head.weight" if self.config.tie_word_embeddings else ""
-        return sum(
-            parameter.numel() * parameter.element_size() for name, parameter in named if name != left_out
-        )
+        parameters = dict(self.module.named_parameters())
+        if self.config.tie_word_embeddings:
+            parameters.pop("lm_head.weight", None)
+        return sum(parameter.nbytes for parameter in parameters.values())
 
     @property
     def packs_head(self) -> bool:
