@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext.checks.model import adapter_fit, weights
+from dlinfer.framework.lmdeploy_ext.checks.model import adapters, weights
 from dlinfer.framework.lmdeploy_ext.conversion.plan import packs_bf12, packs_head
 from dlinfer.framework.lmdeploy_ext.device import activation, weight_memory
 from dlinfer.framework.patching import Original, replaces
@@ -35,7 +35,7 @@ def build_patched_model(
         return model
 
     model = weight_memory.checked(make, tied)
-    adapter_fit.check_asked(model)
+    adapters.check_asked(model)
     weights.note_copy(model, original, config, build_model_ctx)
     return model
 

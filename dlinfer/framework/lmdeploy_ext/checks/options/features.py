@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.checks.folder import adapter
-from dlinfer.framework.lmdeploy_ext.checks.model import speculation, tensor_parallel
+from dlinfer.framework.lmdeploy_ext.checks.model import adapters, speculation, tensor_parallel
 from dlinfer.framework.lmdeploy_ext.conversion.plan import QUANTISED_FORMATS
 from dlinfer.framework.lmdeploy_ext.device import activation, ranks, vendor_devices
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
@@ -34,7 +33,7 @@ def check_engine_config(config: Any) -> None:
             raise refuse(f"{name}={value!r}", advice, device)
     tensor_parallel.check_engine_config(config)
     kv_quantisation.check_engine_config(config)
-    adapter.check_folders(config.adapters)
+    adapters.check_folders(config.adapters)
     if "memory_model_path" in (config.hf_overrides or {}):
         raise refuse("MemDecode (hf_overrides['memory_model_path'])", "leave it out", device)
     if config.role.name != "Hybrid":

@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dlinfer.errors import AdapterFolderError, UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.checks.folder import adapter
-from dlinfer.framework.lmdeploy_ext.checks.model import adapter_fit
+from dlinfer.framework.lmdeploy_ext.checks.model import adapters
 
 LAYERS, IN, HALF, RANK = 2, 8, 6, 3
 SIZES = {"gate_proj": (IN, HALF), "up_proj": (IN, HALF), "down_proj": (HALF, IN)}
@@ -134,7 +133,7 @@ def test_good_adapters_of_either_file(tmp_path):
     torch.save(weights(["up_proj"]), pickled)
     remove(Path(second), "adapter_model.safetensors")
     PytorchEngineConfig(device_type="cpu", adapters={"a": first, "b": second, "hub": "somebody/adapter"})
-    adapter_fit.check_model(LlamaForCausalLM(), {"a": first, "b": second})
+    adapters.check_model(LlamaForCausalLM(), {"a": first, "b": second})
 
 
 TENSORS = {
@@ -152,7 +151,7 @@ TENSORS = {
 def test_weights_that_are_no_plain_lora(name, tmp_path):
     tensors, words = TENSORS[name]
     with pytest.raises(AdapterFolderError, match=words):
-        adapter.check_folders({"mine": write(tmp_path / "a", tensors)})
+        adapters.check_folders({"mine": write(tmp_path / "a", tensors)})
 
 
 def wide():
@@ -190,23 +189,23 @@ MISFITS = {
 def test_an_adapter_of_another_model(name, tmp_path):
     tensors, config, words = MISFITS[name]
     path = write(tmp_path / "a", tensors, **config)
-    adapter.check_folders({"mine": path})
+    adapters.check_folders({"mine": path})
     with pytest.raises(AdapterFolderError, match=re.escape(words)):
-        adapter_fit.check_model(LlamaForCausalLM(), {"mine": path})
+        adapters.check_model(LlamaForCausalLM(), {"mine": path})
 
 
 def test_two_spellings_of_one_module(tmp_path):
     """LMDeploy gives each its own layer under one name, and the second takes the place of the first."""
     first = write(tmp_path / "a")
     second = write(tmp_path / "b", target_modules=["mlp.gate_proj", "down_proj"])
-    adapter_fit.check_model(LlamaForCausalLM(), {"a": second})
+    adapters.check_model(LlamaForCausalLM(), {"a": second})
     with pytest.raises(AdapterFolderError, match=r"'mlp\.gate_proj', and 'gate_proj' is asked for, too"):
-        adapter_fit.check_model(LlamaForCausalLM(), {"a": first, "b": second})
+        adapters.check_model(LlamaForCausalLM(), {"a": first, "b": second})
 
 
 def test_a_class_whose_tokens_were_not_compared(tmp_path):
     with pytest.raises(UnsupportedFeatureError, match="a LoRA adapter on PhimoeForCausalLM"):
-        adapter_fit.check_model(PhimoeForCausalLM(), {"a": write(tmp_path / "a")})
+        adapters.check_model(PhimoeForCausalLM(), {"a": write(tmp_path / "a")})
 
 
 # --- how an adapter was initialised: PEFT changes the model's own weights for some as it loads them
@@ -230,14 +229,14 @@ def test_an_adapter_is_served_only_where_peft_keeps_the_weights_of_the_model(ini
     peft.get_peft_model(Layers(), config).save_pretrained(tmp_path)
     layer = peft.PeftModel.from_pretrained(Layers(), tmp_path).base_model.model.down_proj
     if torch.equal(layer.base_layer.weight, Layers().down_proj.weight):
-        assert adapter.Adapter("one", str(tmp_path)).targets() == {"down_proj"}
+        assert adapters.Adapter("one", str(tmp_path)).targets() == {"down_proj"}
         return
     with pytest.raises(AdapterFolderError, match=f"init_lora_weights='{init}'.*merge_and_unload"):
-        adapter.Adapter("one", str(tmp_path)).targets()
+        adapters.Adapter("one", str(tmp_path)).targets()
 
 
 @pytest.mark.parametrize("init", ["corda", "loftq", "lora_ga", "something new"])
 def test_an_unknown_way_of_initialising_is_refused(init, tmp_path):
     folder = write(tmp_path / "adapter", init_lora_weights=init)
     with pytest.raises(AdapterFolderError, match=f"init_lora_weights='{init}'"):
-        adapter.Adapter("one", folder).targets()
+        adapters.Adapter("one", folder).targets()

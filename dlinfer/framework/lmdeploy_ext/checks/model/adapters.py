@@ -1,0 +1,246 @@
+"""Refuses LoRA adapters that would be served as something else: by their folders first, then by the model they change.
+
+LMDeploy reads the names of the modules, the rank and alpha, and ignores the rest of PEFT's configuration. It would then
+serve other numbers than the adapter was trained for. It allocates A and B for every layer that has a module of a
+target's name, and never checks whether the adapter filled them. It does not know either where a model class permutes or
+splits weights as it loads them, so adapters are served on the classes whose tokens were compared with PEFT's. These
+checks read names and sizes of the weights, not numbers.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import starmap
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dlinfer.errors import AdapterFolderError
+from dlinfer.framework.lmdeploy_ext.checks.folder.model_folder import looks_like_path, names_in
+from dlinfer.framework.lmdeploy_ext.conversion import model_files
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device.activation import refuse
+from dlinfer.framework.lmdeploy_ext.errors import in_short
+from dlinfer.framework.patching import Original, replaces
+
+# Key of adapter_config.json -> the values that LMDeploy may ignore.
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    # The others (PiSSA, OLoRA, CorDA, LoftQ) have PEFT change the model's own weights as it loads the adapter.
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva", "mica"),
+    "bias": ("none", None),
+}
+_PLAIN |= dict.fromkeys(
+    "use_dora use_rslora use_qalora use_bdlora lora_bias fan_in_fan_out".split(), (None, False)
+)
+_PLAIN |= dict.fromkeys(
+    "modules_to_save rank_pattern alpha_pattern layers_to_transform layer_replication target_parameters "
+    "trainable_token_indices alora_invocation_tokens arrow_config kasa_config monteclora_config velora_config".split(),
+    (None, [], {}),
+)
+_TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_CONFIG = "adapter_config.json"
+# LMDeploy looks for them in this order.
+_WEIGHTS = ("adapter_model.bin", "adapter_model.safetensors")
+_AGAIN = "give the folder that PEFT's save_pretrained wrote, whole"
+_RETRAIN = "merge the adapter into the model (PEFT's merge_and_unload), or use an adapter of plain LoRA"
+
+
+_NAMED = {
+    "Qwen2VLForConditionalGeneration": ("model.language_model.", "model."),
+    "Qwen2_5_VLForConditionalGeneration": ("model.language_model.", "model."),
+}
+"""LMDeploy's model class -> how modules' paths begin in transformers 5, and how in LMDeploy as in transformers 4."""
+
+SERVED = _NAMED.keys() | {
+    f"{name}ForCausalLM" for name in "Gemma Llama Mistral Phi3 Qwen2 Qwen2Moe Qwen3 Qwen3Moe".split()
+}
+"""LMDeploy's model classes whose tokens with adapters were compared with PEFT's."""
+
+_OTHER = "use an adapter that was trained for this model"
+
+_asked: ContextVar[Mapping[str, str] | None] = ContextVar("adapters", default=None)
+"""The adapters of the model that is being built."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A LoRA adapter of an engine: its name and its folder."""
+
+    name: str
+    path: str
+
+    def fault(self, detail: str, advice: str = _AGAIN) -> AdapterFolderError:
+        """The error for this adapter."""
+        return AdapterFolderError(name=self.name, path=self.path, detail=detail, advice=advice)
+
+    def targets(self) -> set[str]:
+        """The names of modules in its configuration. Raises AdapterFolderError for what LMDeploy ignores."""
+        config = self._config()
+        for key, plain in _PLAIN.items():
+            if key in config and config[key] not in plain:
+                raise self.fault(f"LMDeploy ignores {key}={config[key]!r} in its {_CONFIG}", _RETRAIN)
+        rank, alpha, names = (config.get(key) for key in ("r", "lora_alpha", "target_modules"))
+        if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+            raise self.fault(f"its {_CONFIG} has r={rank!r} and lora_alpha={alpha!r}")
+        if isinstance(names, str):
+            detail = f"target_modules={names!r} is a pattern, which LMDeploy reads letter by letter"
+            raise self.fault(detail, f"write the list of names into {_CONFIG}")
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            raise self.fault(f"its {_CONFIG} has target_modules={names!r}")
+        return set(names)
+
+    def sizes(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Path of a module -> the sizes of its A [rank, in] and B [out, rank]. Raises AdapterFolderError."""
+        rank = self._config().get("r")
+        sides: dict[str, dict[str, tuple[int, ...]]] = {}
+        for key, size in self._tensors().items():
+            match = _TENSOR.fullmatch(key)
+            if match is None:
+                raise self.fault(f"the tensor {key} is not LoRA of a linear layer", _RETRAIN)
+            sides.setdefault(match["module"], {})[match["side"]] = size
+        if not sides:
+            raise self.fault("it has no tensors")
+        for module, tensors in sides.items():
+            if tensors.keys() != {"A", "B"}:
+                raise self.fault(f"{module} has lora_{min(tensors)} alone")
+            a, b = tensors["A"], tensors["B"]
+            if len(a) != 2 or len(b) != 2 or a[0] != rank or b[1] != rank:
+                raise self.fault(f"{module} has A of {a} and B of {b}, which is not of rank {rank}")
+        return {module: (tensors["A"], tensors["B"]) for module, tensors in sides.items()}
+
+    def check_fit(self, model: torch.nn.Module, modules: Mapping[str, tuple[int, int]]) -> None:
+        """Raise AdapterFolderError unless its weights are those of a model's modules. modules: as of ``_modules``."""
+        stored = {_path(model, module): sizes for module, sizes in self.sizes().items()}
+        for module, (a, b) in stored.items():
+            if module not in modules:
+                detail = f"it has weights of {module}, which target_modules and the model do not"
+                raise self.fault(detail, _OTHER)
+            inputs, outputs = modules[module]
+            if (a[1], b[0]) != (inputs, outputs):
+                sizes = f"{module} has A of {a} and B of {b}"
+                detail = f"{sizes}, where the model's has {inputs} inputs and {outputs} outputs"
+                raise self.fault(detail, _OTHER)
+        if missing := sorted(modules.keys() - stored.keys()):
+            of = f"{missing[0]} ({len(missing)} such modules)"
+            detail = f"it has no weights of {of}, whose memory LMDeploy does not fill"
+            raise self.fault(detail, "use an adapter of all layers, or merge it into the model")
+
+    def _config(self) -> dict[str, Any]:
+        folder = Path(self.path)
+        if not folder.is_dir():
+            what = "it is a file, not a folder" if folder.exists() else "there is no such folder"
+            raise self.fault(what)
+        try:
+            return model_files.read_json(folder / _CONFIG)
+        except FileNotFoundError:
+            raise self.fault(f"it has no {_CONFIG}") from None
+        except ValueError as error:
+            raise self.fault(str(error)) from None
+
+    def _tensors(self) -> dict[str, tuple[int, ...]]:
+        file = next((file for file in _WEIGHTS if Path(self.path, file).is_file()), None)
+        if file is None:
+            raise self.fault(f"it holds no weights (none of {', '.join(_WEIGHTS)})")
+        path = Path(self.path, file)
+        try:
+            names_in(path)  # compares the header with the length of the file
+            return {key: tuple(tensor.shape) for key, tensor in model_files.empty_tensors(path)}
+        except Exception as error:  # noqa: BLE001 - a file that is not whole fails in many ways
+            raise self.fault(f"{file} is truncated or corrupt ({in_short(error)})") from None
+
+
+def check_folders(folders: Mapping[str, str] | None) -> None:
+    """Raise AdapterFolderError for the first adapter that cannot be served on any model.
+
+    folders: name -> folder, or an id of a hub, whose files are checked once they are fetched.
+    """
+    for adapter in starmap(Adapter, (folders or {}).items()):
+        if Path(adapter.path).exists() or looks_like_path(str(adapter.path)):
+            adapter.targets()
+            adapter.sizes()
+
+
+def check_model(model: torch.nn.Module, adapters: Mapping[str, str]) -> None:
+    """Raise UnsupportedFeatureError for a model's class, AdapterFolderError for an adapter that does not fit the model.
+
+    model: LMDeploy's, with or without weights. adapters: name -> folder.
+    """
+    served = type(model).__name__
+    if served not in SERVED:
+        advice = "merge the adapter into the model (PEFT's merge_and_unload)"
+        raise refuse(f"a LoRA adapter on {served}", advice)
+    spelled: dict[str, str] = {}
+    for adapter in starmap(Adapter, adapters.items()):
+        modules: dict[str, tuple[int, int]] = {}
+        for target in sorted(adapter.targets()):
+            last = target.rpartition(".")[2]
+            if spelled.setdefault(last, target) != target:
+                detail = f"target_modules has {target!r}, and {spelled[last]!r} is asked for, too"
+                raise adapter.fault(detail, f"name it alike, {last!r}, in all adapter_config.json")
+            modules |= _modules(model, target, adapter)
+        adapter.check_fit(model, modules)
+
+
+def _path(model: torch.nn.Module, module: str) -> str:
+    """A module's path in LMDeploy's model, from its path in transformers'."""
+    now, before = _NAMED.get(type(model).__name__, ("", ""))
+    return before + module.removeprefix(now) if now and module.startswith(now) else module
+
+
+def _modules(model: torch.nn.Module, target: str, adapter: Adapter) -> dict[str, tuple[int, int]]:
+    """Path in the model -> (in_features, out_features) of every module that a target names."""
+    from lmdeploy.pytorch.adapter.adapter import find_all_target
+    from lmdeploy.pytorch.nn.linear.base import LinearBase
+
+    last = target.rpartition(".")[2]
+    targets, part = find_all_target(model, last)
+    if not targets:
+        detail = f"{type(model).__name__} has no module named {target!r}, which target_modules asks for"
+        raise adapter.fault(detail, _OTHER)
+    modules: dict[str, tuple[int, int]] = {}
+    for where, module in targets:
+        if not isinstance(module, LinearBase) or ".layers." not in where:
+            raise adapter.fault(f"LMDeploy serves no LoRA on {where}", f"leave {target!r} out")
+        linear: Any = module  # classes of linear layers have these fields of their own
+        outputs = linear.out_features if part is None else linear.all_out_features[part]
+        modules[f"{where.rpartition('.')[0]}.{last}"] = (linear.in_features, outputs)
+    return modules
+
+
+def check_asked(model: Any) -> None:
+    """Raise AdapterFolderError where one of the engine's adapters does not fit the model, which is being built."""
+    if adapters := _asked.get():
+        check_folders(adapters)  # those of a hub are fetched by now
+        check_model(model, adapters)
+
+
+@replaces(
+    "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent._build_model",
+    why="builds a model, loads its weights and then the adapters, without a look at them",
+    when=activation.is_on,
+)
+def build_model(original: Original, self: Any) -> None:
+    token = _asked.set(self.adapters)
+    try:
+        original(self)
+    finally:
+        _asked.reset(token)
+
+
+@replaces(
+    "lmdeploy.pytorch.adapter.adapter:load_lora_weights",
+    why="knows the weights of vision-language models by the names of transformers 4 alone",
+    when=activation.is_on,
+)
+def load_lora_weights(
+    original: Original,
+    model: torch.nn.Module,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    adapter_id: int,
+) -> None:
+    begin = "base_model.model."
+    renamed = [(begin + _path(model, name.removeprefix(begin)), weight) for name, weight in weights]
+    original(model, renamed, adapter_id)
