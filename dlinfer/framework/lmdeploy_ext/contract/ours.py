@@ -66,10 +66,6 @@ class Adaptor:
         essential = [patch.essential for patch in self.patches if patch.home == module.name]
         return "optional" if essential and not any(essential) else "essential"
 
-    def where(self, module: Module, node: ast.AST | int) -> str:
-        """``dlinfer/file.py:line``."""
-        return self.tree.where(module, node)
-
     @cached_property
     def takes(self) -> list[Taken]:
         """Every import from LMDeploy."""
@@ -79,13 +75,13 @@ class Adaptor:
         """(local name, import)."""
         for local, name, line in module.imported(module.tree):
             if within(name, self.package):
-                yield local, Taken(name, self.where(module, line), module)
+                yield local, Taken(name, self.tree.where(module, line), module)
 
     @cached_property
     def extends(self) -> list[Extended]:
         """Every class that extends one of LMDeploy's."""
         return [
-            Extended(node, taken[name].name, self.where(module, node))
+            Extended(node, taken[name].name, self.tree.where(module, node))
             for module in self.modules
             for taken in [dict(self._taken(module))]
             for node in module.names.values()
@@ -120,7 +116,7 @@ class Adaptor:
         module, builder = self.own_specs[spec]
         for node in ast.walk(builder):
             if isinstance(node, ast.Attribute) and dotted(node.value).rpartition(".")[2] == "spec":
-                yield node.attr, self.where(module, node)
+                yield node.attr, self.tree.where(module, node)
 
     def calls(self) -> Iterator[tuple[Taken, ast.Call]]:
         """Every call of a name that is imported from LMDeploy."""

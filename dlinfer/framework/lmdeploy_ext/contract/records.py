@@ -44,6 +44,5 @@ def nearest(version: str, folder: Path = FOLDER) -> Record:
     from packaging.version import Version
 
     recorded = versions(folder)
-    before = [each for each in recorded if Version(each) <= Version(version)]
-    chosen = before[-1] if before else recorded[0]
-    return Record(**json.loads((folder / f"{chosen}.json").read_text(encoding="utf-8")))
+    chosen = [each for each in recorded if Version(each) <= Version(version)] or recorded[:1]
+    return Record(**json.loads((folder / f"{chosen[-1]}.json").read_text(encoding="utf-8")))

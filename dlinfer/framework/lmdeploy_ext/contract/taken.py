@@ -130,7 +130,7 @@ def compare_names(tree: Tree, adaptor: Adaptor) -> Iterator[Drift]:
         definition = tree.find(taken.name)
         if definition is not None and (why := _misfit(tree, definition, call)):
             where = tree.where(definition.module, definition.node)
-            used = f"{ast.unparse(call)} at {adaptor.where(taken.by, call)}"
+            used = f"{ast.unparse(call)} at {adaptor.tree.where(taken.by, call)}"
             step = "call it as it is defined now"
             yield Drift("misbinding", adaptor.severity(taken.by), where, used, why, step)
     for name, why in COVERED.items():
@@ -158,7 +158,7 @@ def _context(tree: Tree, adaptor: Adaptor) -> Iterator[Drift]:
         for node in _reads(module):
             if node.attr not in fields:
                 where = tree.where(context.module, context.node)
-                used = f"StepContext.{node.attr} at {adaptor.where(module, node)}"
+                used = f"StepContext.{node.attr} at {adaptor.tree.where(module, node)}"
                 step = "read the field that LMDeploy has for it now"
                 yield Drift("removed field", "essential", where, used, "no such field", step)
 

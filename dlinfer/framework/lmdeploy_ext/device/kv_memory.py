@@ -44,9 +44,8 @@ def plan_blocks(
 ) -> int:
     """Number of KV cache blocks.
 
-    free: bytes this process may still allocate. block_bytes: bytes of one block over all layers.
-    fraction: the engine's cache_max_entry_count. default_bytes: the budget in shared memory where no fraction was
-    chosen; None where the device has memory of its own.
+    free: bytes this process may still allocate. block_bytes: bytes of one block over all layers. fraction: the engine's
+    cache_max_entry_count. default_bytes: the budget where no fraction was chosen; None if memory is not shared.
     useful_blocks: as many as can ever be filled, or None when a session may have any length.
     """
     chosen = fraction != LMDEPLOY_DEFAULT_FRACTION

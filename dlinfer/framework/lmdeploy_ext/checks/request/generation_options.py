@@ -192,23 +192,24 @@ def _check_request(request: Any, server_context: Any) -> None:
 
     own: dict[str, Any] = {"logprobs": None, "logprob_start_len": -1}  # the endpoints check these themselves
     if isinstance(request, CompletionRequest):
-        if not _is_prompts(request.prompt):
+        prompts = _prompts(request.prompt)
+        if not prompts:
             raise _refuse("prompt", request.prompt, "a string, token ids, or a list of at least one of these")
         own["logprobs"] = request.logprobs
         if not (choices := _Number(1, _MOST_CHOICES)).takes(request.n):
             raise _refuse("n", request.n, choices)
-        prompts = 1 if isinstance(request.prompt, str) or _is_tokens(request.prompt) else len(request.prompt)
-        if (request.n or 1) * prompts > 1 and request.session_id not in (None, -1):
+        if (request.n or 1) * len(prompts) > 1 and request.session_id not in (None, -1):
             raise _refuse("session_id", request.session_id, "none with several choices or prompts")
     own["n"] = 1  # several choices become as many requests
     build_serving_generation_config(request, server_context, **own)
 
 
-def _is_prompts(prompt: Any) -> bool:
-    """Whether /v1/completions takes a value for one prompt or for several."""
+def _prompts(prompt: Any) -> list[Any]:
+    """The prompts in a request to /v1/completions; none if it does not take the value."""
     if isinstance(prompt, str) or _is_tokens(prompt):
-        return True
-    return bool(prompt) and (all(isinstance(each, str) for each in prompt) or all(map(_is_tokens, prompt)))
+        return [prompt]
+    is_alike = all(isinstance(each, str) for each in prompt) or all(map(_is_tokens, prompt))
+    return prompt if is_alike else []
 
 
 def _is_tokens(prompt: Any) -> bool:

@@ -8,9 +8,9 @@ from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.checks.request.http_errors import shown
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.device.activation import refuse
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects, refuse
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.patching import Original, Patch, replaces
+from dlinfer.framework.patching import Original, Patch
 
 _NEUTRAL: tuple[tuple[Any, str], ...] = (
     (0, "min_tokens min_new_tokens min_p presence_penalty frequency_penalty top_logprobs"),
@@ -113,11 +113,9 @@ PATCHES = (
 )
 
 
-@replaces(
+@corrects(
     "lmdeploy.serve.openai.responses.request:check_request",
     why="drops the penalties and the reasoning effort, which its chats have",
-    when=activation.is_on,
-    versions=FAULTY,
     essential=False,
 )
 def responses_request(original: Original, request: Any, server_context: Any) -> Any:
@@ -132,11 +130,9 @@ def responses_request(original: Original, request: Any, server_context: Any) -> 
     return context, refused
 
 
-@replaces(
+@corrects(
     "lmdeploy.serve.openai.responses.request:warn_ignored_request_fields",
     why="says of fields that are served or refused that they are ignored",
-    when=activation.is_on,
-    versions=FAULTY,
     essential=False,
 )
 def warn_ignored_request_fields(original: Original, request: Any) -> None:
