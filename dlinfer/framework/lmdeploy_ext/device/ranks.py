@@ -13,7 +13,7 @@ FEATURE = "tensor parallelism"
 
 
 def are_served(device_type: str) -> bool:
-    """Whether a model may lie on several of a device, as its vendor says."""
+    """Whether a model may span several such devices, as their vendor says."""
     return discovery.device(devices.torch_device(device_type)).tensor_parallel
 
 

@@ -42,18 +42,18 @@ def checked(make: Callable[[], Any], tied: bool) -> Any:
         refused = _REFUSED.search(str(error))
         if refused is None:
             raise
-        raise _too_large(int(refused[1]), "a single weight", memory) from error
+        raise too_large(f"{gib(int(refused[1]))} for a single weight", memory) from error
     needed = parameter_bytes(model, tied)
     packing = getattr(model, "bf12_packing", None)  # of ``layers.quantised.bf12_packing``
     if packing is not None:  # weights that become BF12 as they load; the largest is whole before it is packed
         needed -= max(packing.saved_bytes - packing.largest_weight, 0)
     if memory.shared:
         if needed > memory.available:
-            raise _too_large(needed, "its weights", memory)
+            raise too_large(f"{gib(needed)} for its weights", memory)
         huge_pages.wish_for(parameter for parameter in model.parameters() if not parameter.is_meta)
     return model
 
 
-def _too_large(needed: int, part: str, memory: DeviceMemory) -> ModelMemoryError:
-    needs = f"{gib(needed)} for {part}"
-    return ModelMemoryError(needed=needs, free=gib(memory.available), source=memory.source)
+def too_large(needed: str, memory: DeviceMemory) -> ModelMemoryError:
+    """The error for a model that needs more than the free memory. needed: the bytes, in words."""
+    return ModelMemoryError(needed=needed, free=gib(memory.available), source=memory.source)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlinfer.errors import DlinferError, ModelMemoryError
+from dlinfer.errors import DlinferError
 from dlinfer.framework.lmdeploy_ext.checks.folder import remote_code
 from dlinfer.framework.lmdeploy_ext.checks.folder.model_folder import check_model_folder
 from dlinfer.framework.lmdeploy_ext.checks.model import weights
@@ -17,6 +17,7 @@ from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM
 from dlinfer.framework.lmdeploy_ext.conversion.loading import plan_of_folder
 from dlinfer.framework.lmdeploy_ext.device import activation, devices
 from dlinfer.framework.lmdeploy_ext.device.kv_memory import gib
+from dlinfer.framework.lmdeploy_ext.device.weight_memory import too_large
 from dlinfer.framework.lmdeploy_ext.errors import in_short
 from dlinfer.framework.lmdeploy_ext.preflight import model
 from dlinfer.framework.lmdeploy_ext.preflight.memory import (
@@ -27,7 +28,7 @@ from dlinfer.framework.lmdeploy_ext.preflight.memory import (
     prefill_bytes,
 )
 from dlinfer.ops.core.kernels import kernel_authors
-from dlinfer.vendor import DeviceMemory, activate_default
+from dlinfer.vendor import activate_default
 
 SCHEMA = 1
 
@@ -139,7 +140,7 @@ def _memory(folder: Path, built: model.Built) -> Memory:
     graphs = 0 if built.engine.eager_mode else GRAPHS
     beside = weights + RUNNING + graphs
     if beside > available.available:
-        raise _too_large(weights, available)
+        raise too_large(gib(weights), available)
     blocks, tokens = model.kv_blocks(built, available.available - beside)
     memory = Memory(
         process=_resident() + RUNNING,
@@ -158,12 +159,8 @@ def _memory(folder: Path, built: model.Built) -> Memory:
         prefill_tokens=tokens,
     )
     if memory.needed > memory.free:
-        raise _too_large(memory.needed, available)
+        raise too_large(gib(memory.needed), available)
     return memory
-
-
-def _too_large(needed: int, memory: DeviceMemory) -> ModelMemoryError:
-    return ModelMemoryError(needed=gib(needed), free=gib(memory.available), source=memory.source)
 
 
 def _resident() -> int:

@@ -1,7 +1,6 @@
-"""Builds LMDeploy's model of a folder without memory.
+"""Builds LMDeploy's model of a folder on torch's device ``meta``, with the backend of the chosen device.
 
-LMDeploy builds the class on torch's device ``meta`` with the backend of the chosen device. So it has
-an engine's layers, and a layer that an engine refuses is refused here.
+So it has an engine's layers, and a layer that an engine refuses is refused here.
 """
 
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""Checks of a model folder: its configuration, its weights, its adapters."""
+"""Checks of a model folder: its configuration, its tokenizer, its weights."""

@@ -107,13 +107,9 @@ def _check_fields(folder: Path, config: dict[str, Any]) -> None:
     try:
         AutoConfig.from_pretrained(folder)
     except Exception as error:
-        detail = f"transformers cannot read its config.json ({in_full(error)})"
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"  # in one line
+        detail = f"transformers cannot read its config.json ({why})"
         raise unusable(folder, detail, "correct the field in config.json") from error
-
-
-def in_full(error: BaseException) -> str:
-    """Class and text of an error, in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _check_tokenizer(folder: Path) -> None:

@@ -8,30 +8,27 @@ from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
-_SILU = ("swish", "silu")
-_TANH = ("gelu_pytorch_tanh",)
-_GEMMA = ("gemma", "gemma2", "gemma3_text")
-_LATENT = ("deepseek_v3", "glm4_moe_lite")
+_Fields = Mapping[str, tuple[Any, ...]]
+"""Field of a configuration -> the values that LMDeploy's class computes. A field may be left out."""
 
-
-_ACTIVATION: Mapping[str, tuple[Any, ...]] = {"hidden_act": _SILU}
+_ACTIVATION: _Fields = {"hidden_act": ("swish", "silu")}
 """The activation of LMDeploy's classes, except those in ``_OTHER_ACTIVATIONS``."""
 
-_TANH_OR_NONE: Mapping[str, tuple[Any, ...]] = {"hidden_activation": (None, *_TANH)}
-_OTHER_ACTIVATIONS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
-    "gemma": {"hidden_act": _TANH, **_TANH_OR_NONE},
+_TANH_OR_NONE: _Fields = {"hidden_activation": (None, "gelu_pytorch_tanh")}
+_OTHER_ACTIVATIONS: Mapping[str, _Fields] = {
+    "gemma": {"hidden_act": ("gelu_pytorch_tanh",), **_TANH_OR_NONE},
     "gemma2": _TANH_OR_NONE,
     "gemma3_text": _TANH_OR_NONE,
     "gpt_oss": {},  # transformers' class reads none
 }
 
-_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
-    **{name: {"use_bidirectional_attention": (None, False)} for name in _GEMMA},
-    **{name: {"rope_interleave": (None, True)} for name in _LATENT},
+_FIELDS: Mapping[str, _Fields] = {
+    **{key: {"use_bidirectional_attention": (None, False)} for key in ("gemma", "gemma2", "gemma3_text")},
+    **{key: {"rope_interleave": (None, True)} for key in ("deepseek_v3", "glm4_moe_lite")},
     "deepseek_v2": {"mlp_bias": (False,)},
     "qwen2_moe": {"qkv_bias": (True,)},
 }
-"""model_type -> further fields, with the values that LMDeploy's class computes. A field may be left out."""
+"""model_type -> further fields."""
 
 _OWN_HEAD_DIM = ("mixtral", "phimoe")
 """LMDeploy's classes that divide hidden_size by the number of heads, whatever head_dim says."""
