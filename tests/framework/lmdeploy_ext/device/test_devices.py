@@ -60,10 +60,12 @@ def test_a_device_type_is_ours_where_a_vendor_puts_frameworks_on_it(plugins):
     ("device", "given", "chosen"),
     [("cpu", engine_config.LMDEPLOY_DEFAULT_PREFILL, 1024), ("cpu", 4096, 4096), ("acme", 8192, 8192)],
 )
-def test_a_prefill_is_as_large_as_the_vendor_says_where_the_user_says_nothing(plugins, device, given, chosen):
+def test_a_prefill_is_as_large_as_the_vendor_says_where_the_user_says_nothing(
+    plugins, monkeypatch, device, given, chosen
+):
     plugins("acme", vendor("acme"))
-    config = SimpleNamespace(device_type=device, max_prefill_token_num=given)
-    engine_config._choose_prefill(config)
+    monkeypatch.setattr(activation, "activate", lambda device_type: None)  # another may be active
+    config = PytorchEngineConfig(device_type=device, max_prefill_token_num=given)
     assert config.max_prefill_token_num == chosen
 
 
