@@ -171,21 +171,17 @@ _lock = threading.RLock()
 
 
 def _loaded(vendor: Vendor, name: str) -> Engine:
-    with _lock:  # one engine object a process: it holds devices and compiled regions
-        if (vendor.name, name) not in _engines:
-            _engines[vendor.name, name] = _load(vendor, name)
-        return _engines[vendor.name, name]
-
-
-def _load(vendor: Vendor, name: str) -> Engine:
     cause: Exception | None = None
-    try:
-        engine = vendor.load_engine(name) if vendor.load_engine is not None else None
-        if isinstance(engine, Engine):
-            return engine
-        detail = f"load_engine gave {type(engine).__name__}, no dlinfer.graph.engine.Engine"
-    except DlinferError:
-        raise
-    except Exception as error:  # noqa: BLE001 - a plugin's code may fail in any way
-        cause, detail = error, f"{type(error).__name__}: {error}"
+    with _lock:  # one engine object a process: it holds devices and compiled regions
+        if (vendor.name, name) in _engines:
+            return _engines[vendor.name, name]
+        try:
+            engine = vendor.load_engine(name) if vendor.load_engine is not None else None
+            if isinstance(engine, Engine):
+                return _engines.setdefault((vendor.name, name), engine)
+            detail = f"load_engine gave {type(engine).__name__}, no dlinfer.graph.engine.Engine"
+        except DlinferError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a plugin's code may fail in any way
+            cause, detail = error, f"{type(error).__name__}: {error}"
     raise VendorLoadError(vendor=vendor.name, source=f"its engine {name!r}", detail=detail) from cause

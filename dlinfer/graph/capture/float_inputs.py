@@ -4,6 +4,7 @@ Dynamo passes a float as a 0-d tensor and reads it by ``item``. Arithmetic and c
 with casts that round as a Python number does. Other uses specialize on the value and add a guard.
 """
 
+import itertools
 import operator
 import re
 from collections.abc import Callable
@@ -19,27 +20,24 @@ from dlinfer.graph.torch_private.symbols import free_unbacked_symbols
 _Binary = Callable[[Any, Any], Any]
 
 
-def _spelled(name: str, function: _Binary, *others: object) -> dict[Any, _Binary]:
-    """The spellings of a binary op: Python's operator, torch's function, the method."""
-    return dict.fromkeys((getattr(operator, name), getattr(torch, name, None), name, *others), function)
+def _spelled(names: str, function: _Binary) -> dict[Any, _Binary]:
+    """The function for each spelling of its names: Python's operator, torch's function, the method."""
+    spellings = ((getattr(operator, name, None), getattr(torch, name, None), name) for name in names.split())
+    return dict.fromkeys(itertools.chain(*spellings), function)
 
 
-_ARITHMETIC: dict[Any, _Binary] = {
+_ARITHMETIC = {
     **_spelled("add", torch.add),
-    **_spelled("sub", torch.sub, torch.subtract),
-    **_spelled("mul", torch.mul, torch.multiply),
-    **_spelled("truediv", torch.div, torch.div, torch.divide, torch.true_divide, "div"),
+    **_spelled("sub subtract", torch.sub),
+    **_spelled("mul multiply", torch.mul),
+    **_spelled("truediv div divide true_divide", torch.div),
     **_spelled("pow", torch.pow),
 }
-_IN_PLACE: dict[Any, _Binary] = {
-    spelling: function
-    for name, method, function in (
-        ("iadd", "add_", torch.add),
-        ("isub", "sub_", torch.sub),
-        ("imul", "mul_", torch.mul),
-        ("itruediv", "div_", torch.div),
-    )
-    for spelling in (getattr(operator, name), method)
+_IN_PLACE = {
+    **_spelled("iadd add_", torch.add),
+    **_spelled("isub sub_", torch.sub),
+    **_spelled("imul mul_", torch.mul),
+    **_spelled("itruediv div_", torch.div),
 }
 _COMPARISONS: dict[Any, _Binary] = {
     spelling: function
