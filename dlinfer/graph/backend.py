@@ -48,7 +48,7 @@ def dlinfer_backend(
             raise CompileOptionError(option="mode", given=mode, expected=expected)
         chosen = CompileOptions.of(options)
         try:
-            compiled, _ = compile_graph(graph_module, example_inputs, chosen)
+            compiled, _, _ = compile_graph(graph_module, example_inputs, chosen)
         except CaptureError as error:
             leave_graph("torch.compile", error, chosen.policy)
             return graph_module.forward
@@ -76,8 +76,8 @@ def compile_graph(
     options: CompileOptions,
     *,
     keep_floats: bool = True,
-) -> tuple[CompiledGraph, GraphReport]:
-    """Compile one graph inside Dynamo's call of a backend: (what runs, its report).
+) -> tuple[CompiledGraph, fx.Graph, GraphReport]:
+    """Compile one graph inside Dynamo's call of a backend: (what runs, the graph after the passes, its report).
 
     keep_floats: see ``capture``. Raises CaptureError, InferenceOnlyError, EngineUnavailableError and, under the policy
     ``error``, GraphFallbackError.
@@ -103,7 +103,7 @@ def compile_graph(
             raise
         compiled.resolved = lazy
         emit(lambda report: observe.finished(report, captured, compiled))
-    return compiled, report
+    return compiled, captured.graph_module.graph, report
 
 
 def _refuse_gradients(graph_module: fx.GraphModule, example_inputs: Sequence[object]) -> None:

@@ -18,6 +18,7 @@ from dlinfer.graph.bound_call.sources import ABSENT, Scope, Traced, evaluate, is
 from dlinfer.graph.interface.interface import Interface
 from dlinfer.graph.interface.ports import ANY_NUMBER, Port, bounds_of
 from dlinfer.graph.ir.conj_neg import is_lazy
+from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import GraphReport
@@ -89,7 +90,8 @@ class _CannotServeError(Exception):
 class _Backend:
     """A Dynamo backend that keeps what it compiled, and what that assumes. receiver: the function's name for its owner.
 
-    _inputs: the source and the fake of each input. _conditions: over v0, v1, ..., with the sources to read those.
+    _inputs: the source and the fake of each input. _written: whether the graph writes each.
+    _conditions: over v0, v1, ..., with the sources to read those.
     _twice: pairs of sources that are one tensor. _specialized: sources of constants.
     _first_run: the inputs and outputs of the run that captures.
     """
@@ -99,6 +101,7 @@ class _Backend:
         self._receiver = f"L['{receiver}']"
         self.compiled: tuple[CompiledGraph, GraphReport] | None = None
         self._inputs: list[tuple[str, Any]] = []
+        self._written: list[bool] = []
         self._conditions: list[tuple[Size, tuple[str, ...]]] = []
         self._twice: list[tuple[str, str]] = []
         self._specialized: list[str] = []
@@ -109,8 +112,9 @@ class _Backend:
         sources = map(self._renamed, dynamo.input_sources(graph_module.graph))
         fakes = (node.meta.get("example_value") for node in placeholders)
         self._inputs = list(zip(sources, fakes, strict=True))
-        program, report = compile_graph(graph_module, example_inputs, self._options, keep_floats=False)
+        program, graph, report = compile_graph(graph_module, example_inputs, self._options, keep_floats=False)
         self.compiled = program, report
+        self._written = [*map(effects_of(graph).is_written, graph.find_nodes(op="placeholder"))]
         mode = dynamo.dynamo_fake_mode()
         assert mode is not None, "Dynamo calls its backends inside a tracing context"
         try:
@@ -155,12 +159,11 @@ class _Backend:
                 raise _CannotServeError(
                     f"{first} and {second} are one tensor now, and may be two at another call"
                 )
-        report = self.compiled[1]
-        for (source, _), value, described in zip(self._inputs, inputs, report.inputs, strict=True):
+        for (source, _), value, is_written in zip(self._inputs, inputs, self._written, strict=True):
             if is_steady(source, steady):
                 continue
             name = source_name(source)
-            if described.written:
+            if is_written:
                 raise _CannotServeError(f"it writes into {name}, which may be another tensor at each call")
             if isinstance(value, torch.Tensor) and _is_one_memory(result, value):
                 raise _CannotServeError(f"its result is a view of {name}, which each call may copy")

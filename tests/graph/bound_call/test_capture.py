@@ -117,6 +117,28 @@ def test_autocast_that_differs_from_the_capture_is_refused():
         assert torch.equal(call(x=x), plain)
 
 
+def test_a_failed_report_neither_stops_the_capture_nor_hides_a_write(monkeypatch):
+    def fails(value):
+        raise RuntimeError("no description")
+
+    def counted(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        seen.add_(1)
+        return x * 2 + seen
+
+    monkeypatch.setattr("dlinfer.graph.observe.describe", fails)
+    x, seen = torch.ones(3), torch.zeros(3)
+    mark_fixed(x, 0)
+    mark_fixed(seen, 0)
+    with pytest.warns(RuntimeWarning, match="report of a graph is incomplete.*no description"):
+        _, result = captured(counted, steady=["seen"], x=x, seen=seen)
+    assert torch.equal(result, x * 3)
+    with (
+        pytest.warns(RuntimeWarning, match="report of a graph is incomplete"),
+        pytest.raises(CaptureError, match="it writes into seen, which may be another tensor"),
+    ):
+        captured(counted, x=x, seen=seen)
+
+
 class Applied(torch.nn.Module):
     weight: torch.Tensor
 

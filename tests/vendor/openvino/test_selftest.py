@@ -107,7 +107,7 @@ def test_garbage_from_paged_attention_in_float16_is_refused_in_float16_alone(mon
         for one in cases(fresh)
         if "paged" in one.name
     ]
-    monkeypatch.setattr(fresh.selftest, "_cases", lambda: off)
+    monkeypatch.setattr(fresh.selftest, "cases", lambda: off)
     kind = PAGED[0].covers[0]
     assert "gets 'paged attention, prefill, blocks of 32' wrong in float16" in str(
         fresh.selftest.failure(kind, "float16")
@@ -122,7 +122,7 @@ def test_attention_is_asked_only_while_caches_lie_as_it_needs_them(monkeypatch, 
         for one in cases(fresh)
         if "paged" in one.name and one.precision == "float32"
     ]
-    monkeypatch.setattr(fresh.selftest, "_cases", lambda: paged)
+    monkeypatch.setattr(fresh.selftest, "cases", lambda: paged)
     discovery.use("cpu")
     kind = PAGED[0].covers[0]
     assert fresh.selftest.failure(kind, "float32") is None

@@ -56,7 +56,7 @@ def test_what_is_wrong_is_torch_s(monkeypatch, fresh, part, kinds):
         else one
         for one in selftest.cases()
     ]
-    monkeypatch.setattr(fresh.selftest, "_cases", lambda: planted)
+    monkeypatch.setattr(fresh.selftest, "cases", lambda: planted)
     model, x = Model().requires_grad_(False), torch.randn(3, 32)
     compiled = torch.compile(model, backend="dlinfer", options={"engine": "inductor"})
     torch.testing.assert_close(compiled(x), model(x))
