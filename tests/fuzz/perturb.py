@@ -40,9 +40,10 @@ _ROUNDED_INSIDE = (
         r"rounded(torch.rsqrt(rounded({0}.pow(2).mean(-1, keepdim=True)) + 1e-6))",
     ),
     (r"torch\.erf\(\{0\}\)", r"rounded(rounded(torch.erf({0})))"),
+    (r"((?:dlinfer\.ops|F)\.rms_norm\(\{0\}, .*\))", r"scaled_by_sums(\1)"),
 )
 """Functions that round in between and then may cancel nearly all of it, the same with that rounding in sight; and those
-that approximate: OpenVINO's erf is off by up to nine roundings."""
+that approximate: OpenVINO's erf is off by up to nine roundings. A norm divides by one sum of many squares."""
 
 
 _SPREAD = 0x9E3779B97F4A7C15
@@ -69,6 +70,12 @@ def perturbing(seed: int) -> Callable[..., Any]:
         sign = torch.full_like(sign, way) if seed < 2 else sign
         return flushed((value.double() * (1 + sign * torch.finfo(value.dtype).eps)).to(value.dtype))
 
+    def scaled_by_sums(value: torch.Tensor) -> torch.Tensor:
+        """Rows of norms, each off by one factor: float32 sums of n equal squares, one after another, are off by more
+        than sqrt(n) roundings."""
+        sums = torch.finfo(torch.float32).eps * value.shape[-1] ** 0.5 / 4 if value.dim() else 0.0
+        return (value.double() * (1 + way * sums)).to(value.dtype)
+
     def flushed(value: torch.Tensor) -> torch.Tensor:
         """Some of what is hardly a number is 0, of either sign, in which torch's own kernels differ: in run 0 all of
         it. NaN and infinities stay what they are."""
@@ -93,7 +100,7 @@ def perturbing(seed: int) -> Callable[..., Any]:
             return (
                 summed_otherwise(made, step, values) if step.makes and "attention" in step.features else made
             )
-        names = {**names, "rounded": perturbed}
+        names = {**names, "rounded": perturbed, "scaled_by_sums": scaled_by_sums}
         for pattern, made_of in _ROUNDED_INSIDE:
             step = replace(step, text=re.sub(pattern, made_of, step.text))
         if "write" in step.features:
