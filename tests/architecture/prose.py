@@ -60,7 +60,10 @@ def findings(paths: Iterable[Path]) -> Iterator[Finding]:
         elif path.suffix == ".md":
             pieces = list(_paragraphs(text))
         else:
-            pieces = [(text[: match.start()].count("\n") + 1, match[1]) for match in _CPP.finditer(text)]
+            pieces = [
+                (text[: match.start()].count("\n") + 1, re.sub(r"(?m)^[ \t]*// ?", "", match[1]))
+                for match in _CPP.finditer(text)
+            ]
         for line, piece in pieces:
             for sentence in _sentences(piece):
                 yield from (Finding(path, line, why, sentence) for why in _faults(sentence))

@@ -48,8 +48,8 @@ inline bool meet(const Tensor& one, const Tensor& other) {
          other.const_data_ptr() < end_of(one);
 }
 
-// q, or a copy of it where some of `out` lies in its memory and is not the same head of the same row: a head is written
-// as soon as that one has been read. Both have 3 dimensions.
+// q, or a copy of it if `out` shares its memory in another place than the same head of the same row. A head of out is
+// written as soon as that head of q has been read. Both have 3 dimensions.
 inline Tensor apart(const Tensor& q, const Tensor& out) {
   const bool same = q.const_data_ptr() == out.const_data_ptr() && q.stride(0) == out.stride(0) &&
                     q.stride(1) == out.stride(1);

@@ -1,16 +1,17 @@
 // One query of each sequence over keys and values where they lie, in blocks.
 //
 // A step reads each key and value once, and with G query heads to a key head does 2 * G multiplications and additions a
-// number. A core of AMD's Zen 4 reads 15 to 20 GB/s and does 200 G of them a second in bfloat16 and 100 G in float32, so
-// reading takes longest up to a G of about 10 in bfloat16, 6 in float16 (which is widened) and 12 in float32; beyond, as
-// in latent attention, computing does. Beside those products, G of 7 over heads of 64 numbers spends about as long again
-// on transposing keys and on the softmax. The work is cut into pieces of (sequence, key head, kSpan keys), which threads
-// take one after another as they become free:
-//   scores    of a tile of keys, transposed, by all query heads of the group (decode_tiles.h); memory is asked meanwhile
-//             for the piece's values, whose rows lie apart from each other, which the processor doesn't foresee
-//   softmax   over the piece's keys, in float32: largest score, exponentials and their sum
-//   values    each is read once for some heads of the group, while memory is asked for the keys of the thread's next
-//             piece, which it has already taken
+// number. A core of AMD's Zen 4 reads 15 to 20 GB/s and does 200 G of them a second in bfloat16 and 100 G in float32.
+// So reading takes longest up to a G of about 10 in bfloat16, 6 in float16 (which is widened) and 12 in float32. Beyond
+// that, as in latent attention, computing does. Beside those products, G of 7 over heads of 64 numbers spends about as
+// long again on transposing keys and on the softmax. The work is cut into pieces of (sequence, key head, kSpan keys),
+// which threads take one after another as they become free:
+// - scores: of a tile of keys, transposed, by all query heads of the group (decode_tiles.h). Meanwhile the piece's
+//   values are prefetched: their rows lie apart from each other, and the processor does not foresee that.
+// - softmax: over the piece's keys, in float32: largest score, exponentials and their sum.
+// - values: each is read once for some heads of the group. Meanwhile the keys of the thread's next piece are
+//   prefetched.
+//
 // Pieces of one head are then added up in the order of their keys. Where a piece begins depends on the keys' positions
 // alone, so a sequence's result has the same bits whatever else is in the batch, and with any number of threads.
 #pragma once
@@ -54,7 +55,7 @@ struct Piece {
   int64_t sequence, kv_head, begin, end;  // keys
 };
 
-// What a thread computes a piece with.
+// A thread's memory for a piece.
 template <class T>
 class Scratch {
  public:

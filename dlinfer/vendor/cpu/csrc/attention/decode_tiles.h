@@ -2,8 +2,8 @@
 //
 // Keys stand transposed, a key a lane: S = Q K^T needs no sums over lanes, which for heads of 64 numbers would be most of
 // the work, and the softmax finds the scores of a head side by side. Values lie as in the cache, a number a lane, and
-// weights are broadcast. Operands are words of 32 bits, as in panel.h: where bfloat16 goes two at a time, a word holds
-// two neighbours of a key, or a number of two neighbouring values, and weights are rounded to bfloat16, as is their sum.
+// weights are broadcast. Operands are words of 32 bits, as in panel.h. Where bfloat16 goes two at a time, a word holds
+// two neighbours of a key, or a number of two neighbouring values. Weights and their sum are rounded to bfloat16.
 //
 // Both products ask memory, step by step, for what is needed after them (Ahead).
 #pragma once
@@ -177,7 +177,7 @@ inline Floats fold(Floats v, std::integer_sequence<int, J...> lanes, bool add) {
   return v;
 }
 
-// What a call does to a score before the softmax: its scale, then the cap (0 is none), then the slope by its distance.
+// The change of a score before the softmax: its scale, then the cap (0 is none), then the slope by its distance.
 struct Shape {
   float scale, softcap, slope;
   int64_t distance;  // of the first key from the query

@@ -4,11 +4,11 @@
 //
 // Everything stands transposed, a row of queries a lane: S^T = K Q^T and O^T = V^T P^T. So the softmax never crosses
 // lanes, sums of O are rescaled where they lie, and P leaves the softmax as the product with V wants it. Keys and
-// values are the operands that are broadcast, for which keys may lie as they do in the cache. Operands are "words" of
+// values are the operands that are broadcast, so keys may lie as they do in the cache. Operands are "words" of
 // 32 bits: a float32, or two neighbours in bfloat16, which its instruction multiplies at once (kPaired).
 //
-// A row's sums are taken in the order of its keys, tile by tile, whatever rows stand beside it. What it does not see,
-// but another row of its panel does, adds exact zeros, which make no difference to its bits.
+// A row's sums are taken in the order of its keys, tile by tile, whatever rows stand beside it. Keys that
+// only other rows of its panel see add exact zeros, which make no difference to its bits.
 #pragma once
 
 #include <algorithm>
@@ -58,7 +58,7 @@ inline Floats paired(Floats first, Floats second) {
 }
 #endif
 
-// What a call does to a score before the softmax.
+// The change of a score before the softmax.
 struct Shape {
   float scale, softcap;
   bool slopes;  // whether rows have some

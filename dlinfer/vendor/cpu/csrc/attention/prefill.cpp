@@ -28,7 +28,7 @@ void run_apart(Call call, const Tensor& given, const Tensor& k, const Tensor& v,
   run(call, q, k, v, out);
 }
 
-// What both ops share. k and v: [..., key heads, size].
+// The shared part of both ops. k and v: [..., key heads, size].
 Call call_of(const Tensor& q, const Tensor& k, const Tensor& v, const std::vector<int64_t>& ends,
              const std::vector<int64_t>& lengths, const Tensor& out, double scale, bool causal, int64_t window_left,
              int64_t window_right, double softcap, const MaybeTensor& slopes, const MaybeTensor& sinks) {

@@ -2,17 +2,18 @@
 // once a tile.
 //
 // With N keys a query takes N * (size + size_v) multiplications and additions a head, and reads as many numbers, shared
-// by all rows of a piece: at 512 rows that is 1024 operations a number, so that time is that of the multiplications
-// (AMD Zen 4 at 2.6 GHz: 166 GFLOP/s a core with the dot instructions for bfloat16, half of that in float32).
+// by all rows of a piece. At 512 rows that is 1024 operations a number, so the multiplications take all the time. A
+// core of AMD's Zen 4 at 2.6 GHz does 166 GFLOP/s with the dot instructions for bfloat16, and half of that in float32.
 // The work is cut into pieces of (sequence, key head, some rows), which threads take one after another as they become
 // free, the largest first. Rows are the queries of all heads that share the key head, query after query, so that a tile
 // of keys and values, once copied, serves them all:
-//   tile   kTileKeys keys and values, copied into the second-level cache as words of the products (packing.h)
-//   panel  kPanelRows rows against a tile: products, softmax in float32, and products again (panel.h); memory is asked
-//          meanwhile for the rows of the next tile, be it of the piece that the thread takes next: a sequence that
-//          decodes has a handful of rows, and would wait for its keys longer than it computes with them
-// Tiles begin at multiples of their size, and a row's sums are taken in the order of its keys: it has the same bits
-// whatever else is in the batch or in the same call, and with any number of threads.
+// - tile: kTileKeys keys and values, copied into the second-level cache as words of the products (packing.h).
+// - panel: kPanelRows rows against a tile: products, softmax in float32, and products again (panel.h). Meanwhile the
+//   rows of the next tile are prefetched, that of the thread's next piece too. A sequence that decodes has a handful of
+//   rows, and would wait for its keys longer than it computes with them.
+//
+// Tiles begin at multiples of their size, and a row's sums are taken in the order of its keys. So a row has the same
+// bits whatever else is in the batch or in the same call, and with any number of threads.
 //
 // On the processor above, one thread reaches 0.78 of its multiplications at 512 tokens and 0.82 at 2048 in bfloat16,
 // 0.82 and 0.87 in float32 (heads of 64, all in its caches). A piece's memory is that of its thread: queries, sums, one
@@ -164,7 +165,7 @@ class Runner {
     return {int32_t(begin), int32_t(std::clamp<int64_t>(position + call_.shape.highest + 1, begin, of.keys))};
   }
 
-  // What rows [row, end) see, some of them and all.
+  // The keys that some of the rows [row, end) see, and those that all see.
   Seen seen(const Piece& piece, int64_t row, int64_t end) const {
     const Sequence& of = call_.sequences[piece.sequence];
     const int64_t first = row / call_.group, last = (end - 1) / call_.group;
@@ -294,7 +295,7 @@ class Runner {
       }
     };
 
-    // Finds the rows of a tile, of which a piece sees some keys, or none.
+    // Finds the rows of a tile; a piece sees some of its keys, or none.
     void find(const Piece& piece, const Seen& seen, int64_t tile) {
       const int64_t begin = std::max(seen.begin, tile), end = std::max(begin, std::min(tile + kTileKeys, seen.end));
       rows_ = TileRows{begin - tile, end - tile};
@@ -401,7 +402,7 @@ class Runner {
 #endif
   };
 
-  // Of a panel's product with a tile's values, in which memory is asked for the next.
+  // The steps of a panel's product with a tile's values; each prefetches a part of the next tile.
   int64_t steps_of_values() const { return std::max<int64_t>(words_v_ / (tiled_ ? kLanes : kColumns), 1); }
 
   const Call& call_;

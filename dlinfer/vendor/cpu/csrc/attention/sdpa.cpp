@@ -1,10 +1,10 @@
-// dlinfer_cpu::scaled_dot_product_attention: torch's, where each query sees a range of keys: all, as many as stand before
-// it (is_causal), or those that a mask of booleans, or of zeros and what hides, leaves visible.
+// dlinfer_cpu::scaled_dot_product_attention: torch's, where each query sees a range of keys. These are all keys, those
+// before the query (is_causal), or those that a mask of booleans, or of zeros and minus infinities, leaves visible.
 //
-// Others are neither read nor multiplied: a prompt of 512 tokens in a static cache of 1024 places takes a quarter of the
-// products of all of them, and a decode step a part of the cache's memory. One token goes the way of decode steps
-// (decode_pieces.h), more that of prompts (prefill_pieces.h); the masks are read by visible.h. What they do not serve is
-// left to torch's own kernel.
+// Hidden keys are neither read nor multiplied. A prompt of 512 tokens in a static cache of 1024 places takes a quarter
+// of all products, and a decode step a part of the cache's memory. One token goes the way of decode steps
+// (decode_pieces.h), more that of prompts (prefill_pieces.h); the masks are read by visible.h. Other calls go
+// to torch's own kernel.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -51,7 +51,8 @@ Tensor by_torch(const Given& given) {
                            given.causal, given.scale, given.grouped);
 }
 
-// Whether the kernels read these tensors as they are. What is no attention at all is torch's to refuse.
+// Whether the kernels read these tensors as they are. Calls that are no attention at all go to torch, which refuses
+// them.
 bool fits(const Given& given) {
   const ScalarType type = given.q.scalar_type();
   if (type != ScalarType::Float && type != ScalarType::BFloat16 && type != ScalarType::Half) return false;

@@ -67,8 +67,8 @@ std::optional<Keys> range_of(const typename Mask::Number* row, int64_t count) {
   return inside == visible ? std::optional(Keys{int32_t(begin), int32_t(end)}) : std::nullopt;
 }
 
-// Of a mask [batch or 1, 1, queries or 1, keys], or without the first dimensions: the range of each of its rows, [batch
-// or 1, queries or 1]; nothing where one has none, or the numbers of a row are no neighbours.
+// The visible range of each row of a mask [batch or 1, 1, queries or 1, keys] (the first dimensions may be left out):
+// [batch or 1, queries or 1]. Empty if a row has no such range, or its numbers are no neighbours in memory.
 class Visible {
  public:
   static std::optional<Visible> of(const Tensor& mask) {

@@ -1,10 +1,10 @@
 // dlinfer_cpu::linear_bf12 and linear_bf12_silu_and_mul: the linear layers of linear/ with a weight that is packed
-// without loss. Results are, bit for bit, those that linear/ gives for the plain weight, but where it leaves few rows to
-// what adds up in another order: those of more than max_inputs() (limits.h) to AMX tiles or torch's product, and to the
-// latter where a bias has gaps, which is copied here.
+// without loss. Results have the bits that linear/ gives for the plain weight, except where linear/ adds up in another
+// order. It leaves more rows than max_inputs() (limits.h) to AMX tiles or torch's product. It leaves a bias with gaps
+// to torch's product; here such a bias is copied.
 //
-// Few rows of x meet rows of the weight that were unpacked into a cache; for more than few_rows.h takes the weight is
-// unpacked into memory, and linear/ does the rest. That memory is used again by the next such layer.
+// Few rows of x meet rows of the weight that were unpacked into a cache. For more rows than few_rows.h takes, the
+// weight is unpacked into memory, and linear/ does the rest. That memory is used again by the next such layer.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>

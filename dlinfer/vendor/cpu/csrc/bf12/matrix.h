@@ -39,7 +39,7 @@ class Exceptions {
     std::memcpy(&entry, at_, sizeof entry);
     found = {int64_t(entry >> 16) % kStrip, int64_t(entry >> 18), uint16_t(entry)};
     if (found.column >= behind) return false;
-    // Whoever takes them writes beside a column that it knows, so none may lie before another.
+    // The reader writes beside a column that it knows, so columns must not fall.
     STD_TORCH_CHECK(found.column >= last_, "bf12: a packed matrix is damaged");
     last_ = found.column;
     at_ += sizeof entry;

@@ -19,7 +19,7 @@ namespace dlinfer::bf12 {
 // into the first for one row of x, and 0.63 for four.
 constexpr Hints kZen5Hints{4 << 10, 3}, kHints{12 << 10, 2};
 
-// Rows of x up to which it is, all in one tile: their sums and the strip's numbers fill the registers.
+// The most rows of x for this kernel, all in one tile: their sums and the strip's numbers fill the registers.
 constexpr int kPackedInputs = kLanes == 16 ? 4 : 1;
 
 // sums[c * kBlockRows + r] += dot(row r of a strip, x row c) over `count` columns from `first` on, a multiple of kGroup
@@ -66,7 +66,7 @@ void packed_tile(const uint8_t* from, const Exponents& exponents, int64_t first,
       }
     } else {
       for_parts([&](auto part) __attribute__((always_inline)) {
-        // Read again for each part: the compiler would keep what all of them read, for which there are no registers.
+        // Read again for each part: there are no registers to keep the shared numbers, and the compiler would try.
         const uint8_t* from = group;
         asm("" : "+r"(from));
         add([&](int row) __attribute__((always_inline)) {
@@ -124,8 +124,8 @@ class PackedWeight {
     }
   }
 
-  // A region, a strip's rows and a chunk's columns, is unpacked and meets all rows of x; meanwhile the one after the next
-  // is fetched, as the next comes sooner than memory answers.
+  // A region, a strip's rows and a chunk's columns, is unpacked and meets all rows of x. Meanwhile the region after the
+  // next is prefetched: memory would be too late for the next.
   void sums_in_cache(int64_t first, int64_t count, Rows<const BFloat16> x, const void* next, float* sums) const {
     constexpr int64_t kStride = kChunk + kGroup / 4;
     alignas(64) uint16_t unpacked[kStrip * kStride];

@@ -51,7 +51,7 @@ Counts count_exponents(Rows<const uint16_t> from, int64_t columns) {
   return all;
 }
 
-// What leaves the fewest exceptions; of several the smallest.
+// The base that leaves the fewest exceptions; the smallest of several.
 int best_base(const Counts& counts) {
   int best = 0;
   int64_t most = -1;

@@ -23,7 +23,7 @@ constexpr int kShorts = sizeof(Shorts) / sizeof(uint16_t);
 class Exponents {
  public:
 #if defined(__AVX512BW__)
-  // The instruction reads the lower five bits of an index, of which a code is four: the table stands there twice.
+  // The instruction reads the lower five bits of an index, and a code has four: the table stands there twice.
   explicit Exponents(int base) {
     uint16_t table[kShorts];
     for (int i = 0; i < kShorts; ++i) table[i] = i % 16 ? (base + i % 16) << 7 : 0;
@@ -75,7 +75,7 @@ inline void unpack_group(const uint8_t* from, const Exponents& exponents, uint16
 }
 
 // Columns of the rows of a strip, into rows that begin `stride` numbers apart; whole groups are written, so there has to
-// be room for them. first: a multiple of kGroup. exceptions: those of the strip from there on, of which it takes its own.
+// be room for them. first: a multiple of kGroup. exceptions: those of the strip from there on; it takes its own.
 inline void unpack_strip(const uint8_t* from, const Exponents& exponents, int64_t first, int64_t count,
                          Exceptions& exceptions, uint16_t* to, int64_t stride) {
   for (int64_t at = 0; at < count; at += kGroup) {

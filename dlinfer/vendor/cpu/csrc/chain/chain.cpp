@@ -1,6 +1,6 @@
 // dlinfer_cpu::make_chain, run_chain and free_chain: steps of a compiled graph in one call, without Python between them.
 //
-// A decode step of a model has several hundred steps, kernels and views, of which most take less time than Python needs
+// A decode step of a model has several hundred steps, kernels and views. Most of them take less time than Python needs
 // to call them. A chain is written by dlinfer/vendor/cpu/inductor/chains.py, which says what its numbers mean. It is
 // decoded once. While one runs, the interpreter is free for others: torch lets go of it around an op.
 #include <torch/csrc/stable/library.h>
@@ -31,7 +31,7 @@ using torch::stable::detail::from;
 using torch::stable::detail::to;
 using MaybeTensor = std::optional<Tensor>;
 
-// What an argument is, as a kernel's signature has it. Numbers that chains.py writes.
+// The kind of an argument in a kernel's signature. Numbers that chains.py writes.
 enum class Kind : int64_t {
   kNone, kTensor, kMaybeTensor, kInt, kSize, kFloat, kMaybeFloat, kBool, kDtype, kTensors, kMaybeTensors, kInts
 };

@@ -1,9 +1,9 @@
 // Registers of float32 lanes, and what a dot product needs of them: loads that widen, multiply-add, sums over lanes.
 //
-// Written with the vector extensions that GCC and Clang share, so that one source serves AVX-512, AVX2, SSE and NEON;
-// intrinsics stand only where a conversion or a dot instruction has no portable spelling. The library is compiled
-// with -march=native on the machine that runs it, or for one of a wheel's levels, which machines above it run too: the
-// macros below describe what it was compiled for, which may be less than the machine has.
+// The vector extensions that GCC and Clang share let one source serve AVX-512, AVX2, SSE and NEON. Intrinsics stand
+// only where a conversion or a dot instruction has no portable spelling. The library is compiled with -march=native on
+// the machine that runs it, or for one of a wheel's levels, which better machines run too. The macros below describe
+// the level, which may be less than the machine has.
 #pragma once
 
 #include <torch/headeronly/util/BFloat16.h>
@@ -51,8 +51,8 @@ inline Register load_part(const T* from, int64_t count) {
   return loaded;
 }
 
-// The value as it is, but what comes next is computed of it alone: of a product and the sum that it goes into the
-// compiler would make one rounding, where torch has two.
+// The same value, but the compiler cannot fuse its product with the sum that follows: that would round once, where
+// torch rounds twice.
 template <class Register>
 inline Register by_itself(Register value) {
 #if defined(DLINFER_MODEL)
@@ -65,9 +65,9 @@ inline Register by_itself(Register value) {
   return value;
 }
 
-// sum + a * b, rounded once where the machine can. Left to the compiler it depends on the loop around it: for AMD's
-// processors GCC takes a multiplication and an addition where a single sum waits for itself, and then one row of x would
-// get other bits alone than among others.
+// sum + a * b, rounded once where the machine can. The compiler's own choice depends on the loop around it. For AMD's
+// processors GCC multiplies and adds where a single sum waits for itself. One row of x would then get other bits alone
+// than among others.
 inline Floats multiply_add(Floats sum, Floats a, Floats b) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
@@ -89,8 +89,8 @@ inline Floats all_lanes(float value) {
 #endif
 }
 
-// How elements of type T take part in a dot product: kStep of them make an Operand, and
-// dot(sum, a, b) adds the kStep products to the lanes of sum in float32.
+// Elements of type T in a dot product. kStep of them make an Operand, and dot(sum, a, b) adds the kStep products to the
+// lanes of sum in float32.
 template <class T>
 struct Operands;
 

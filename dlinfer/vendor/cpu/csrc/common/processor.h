@@ -1,4 +1,4 @@
-// What the macros of the compiler do not tell of the processor that this runs on.
+// Facts about this processor that the compiler's macros do not tell.
 #pragma once
 
 #include <cstdint>
@@ -49,8 +49,8 @@ inline Design design() {
 
 inline bool is_zen5_or_later() { return design() == Design::kZen5; }
 
-// Hints of what is read soon, where memory is read in its order: how many bytes ahead of it, and how near the cache is
-// into which it comes, as __builtin_prefetch has it: 3 is the first level, 2 the second.
+// Prefetching of memory that is read in order: how many bytes ahead, and into which cache. The numbers of caches are
+// __builtin_prefetch's: 3 is the first level, 2 the second.
 struct Hints {
   int64_t ahead;
   int nearness;

@@ -1,7 +1,7 @@
 // Linear layers of float8 weights for few rows, and rows of activations as 8-bit numbers.
 //
-// Weights are read as they lie, once for every four rows of x. What is rounded here is rounded as the ops' reference in
-// Python rounds it, to the bit.
+// Weights are read as they lie, once for every four rows of x. Roundings have the bits of the ops'
+// reference in Python.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>

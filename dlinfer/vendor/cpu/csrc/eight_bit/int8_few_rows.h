@@ -1,12 +1,12 @@
 // x @ weight.T for few rows of x in int8, summed exactly in int32, with a weight as torch stores it.
 //
-// Where the processor multiplies unsigned by signed bytes, the weight is moved up by 128 to be unsigned as it is loaded,
-// and what that adds, 128 times the sum of x's row, is taken off again; sums may wrap on the way, which adding and
-// taking off undo. Elsewhere both are widened to 16 bits, of which pairs are multiplied and added exactly.
+// If the processor multiplies unsigned by signed bytes, the weight is raised by 128 to be unsigned as it is loaded.
+// That adds 128 times the sum of x's row, which is subtracted again; sums may wrap on the way, and both steps cancel.
+// On other processors both are widened to 16 bits, and pairs are multiplied and added exactly.
 //
-// Roofline: the reading of the weight, of which one row of x needs two instructions for 64 bytes. While a thread computes
-// 16 rows of the weight, it touches the next 16; of one row of x it reads them in order, as memory gives one long stream
-// sooner than 16 that stand side by side (a fifth less time on Zen 5).
+// Roofline: reading the weight; one row of x needs two instructions for 64 bytes. While a thread computes 16 rows of
+// the weight, it touches the next 16. For one row of x it reads them in order: memory gives one long stream sooner than
+// 16 side by side (a fifth less time on Zen 5).
 #pragma once
 
 #include <algorithm>

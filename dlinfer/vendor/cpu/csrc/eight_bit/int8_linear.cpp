@@ -2,8 +2,8 @@
 //
 // Few rows: each four of them, or two without AVX-512 VNNI, read the weight as it lies. Many: int8_many_rows.h, or
 // torch's product where the processor has matrix instructions, or others for int8 that this library was not compiled
-// for; a piece of the weight at a time, because torch's sums of 32 bits, and its own order of a weight, would take many
-// times what the result does.
+// for. torch's product takes a piece of the weight at a time: its sums of 32 bits, and its own order of a weight, would
+// take many times the memory of the result.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>

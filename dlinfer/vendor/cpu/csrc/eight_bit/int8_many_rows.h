@@ -3,8 +3,8 @@
 //
 // The instruction wants one operand's groups side by side and may repeat one group of the other in all lanes. Side by
 // side stands x, moved up by 128 to be unsigned: packed, a word holds four columns of a row, and a register the words of
-// 16 rows. Four columns of a row of the weight are repeated as they lie in memory. What moving x up adds, 128 times the
-// sum of the weight's row, is taken off again. The sums of a tile lie 16 rows of x to a register; they are scaled,
+// 16 rows. Four columns of a row of the weight are repeated as they lie in memory. That adds 128 times the sum of
+// the weight's row, which is subtracted again. The sums of a tile lie 16 rows of x to a register; they are scaled,
 // transposed and rounded on the way out.
 //
 // Roofline: a register of sums needs one instruction for 4 columns, and one of those starts in a cycle on Zen 4. A tile
@@ -143,7 +143,7 @@ void put_sums(const __m512i* sums, int64_t first, int64_t rows, int64_t c, int64
   }
 }
 
-// The rows of the weight from `first` on, at most kMostGroupRows, with packed rows of x of which the first is `c`.
+// The rows of the weight from `first` on, at most kMostGroupRows, with packed rows of x; the first is `c`.
 template <class T>
 void group(const int8_t* weight, int64_t first, int64_t rows, int64_t columns, const PackedRows& x, int64_t c,
            int64_t count, const Result<T>& to) {

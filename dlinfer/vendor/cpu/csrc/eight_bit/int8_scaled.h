@@ -1,4 +1,4 @@
-// What becomes of exact sums of int8 products: scaled in float32, rounded, and a bias added, as the op's reference does.
+// Exact sums of int8 products are scaled in float32 and rounded, and a bias is added, as in the op's reference.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // Rows of float32 as 8-bit numbers with a scale, and what is needed to get there: the largest value, whole vectors.
 //
-// Written a vector at a time: compared element by element, whether a value is nearer to the next whole number is a guess
-// that a processor loses every other time, and each lost one costs what rounding a vector does.
+// It rounds a vector at a time. A branch for each element, on the nearer whole number, is predicted wrong every other
+// time, and each wrong one costs as much as rounding a vector.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What the kernels of 8-bit numbers share: results, dtypes, and the order in which few rows of x meet a weight.
+// Shared by the kernels of 8-bit numbers: results, dtypes, and the order for few rows of x and a weight.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>

@@ -1,8 +1,8 @@
 // Tiles of x in float32: lanes are words, and a register of numbers is one nibble of each.
 //
 // Roofline: a line of words, 8 * kLanes weights, takes a shift, a table look-up (of other instruction sets: three or
-// four instructions) and a multiplication a nibble; with AVX-512 some 16 cycles of a Zen 4 for a single row of x, while
-// a thread's share of the memory takes 18. With more rows it is bound by multiplications.
+// four instructions) and a multiplication a nibble. With AVX-512 that is some 16 cycles of a Zen 4 for a single row of
+// x, and a thread's share of the memory takes 18. With more rows it is bound by multiplications.
 #pragma once
 
 #include "common/widen.h"

@@ -1,12 +1,13 @@
-// x @ w for a weight of 4 bits that lies as AWQ packs it, [in_features, out_features / 8] words of eight neighbours,
-// which are widened in registers, or for many rows of x into the first-level cache: no float copy of the weight is made.
+// x @ w for a weight of 4 bits that AWQ packs: [in_features, out_features / 8] words of eight neighbours. They are
+// widened in registers, or for many rows of x into the first-level cache; no float copy of the weight is made.
 //
 // A number is (q - zero) * scale, with a zero and a scale for each column and each group of rows. Summed is x * (q - 8);
 // the rest, (8 - zero) * sum of x, and the scale follow once a strip. The work is cut four times:
-//   piece  blocks of columns whose float32 sums stay in the second-level cache
-//   strip  rows of the weight within a group, so few that a block of them stays in the first-level cache
-//   block  the columns of a register of words; while one is computed, those that come next are prefetched
-//   tile   some nibbles of a block times a few rows of x, summed in registers
+// - piece: blocks of columns whose float32 sums stay in the second-level cache
+// - strip: rows of the weight within a group, so few that a block of them stays in the first-level cache
+// - block: the columns of a register of words; while one is computed, the next ones are prefetched
+// - tile: some nibbles of a block times a few rows of x, summed in registers
+//
 // Each sum is taken in one order, whatever the tile: a row of x gives the same bits in any company.
 #pragma once
 
@@ -30,10 +31,10 @@ constexpr int kMostRows = kSums / 2;
 
 constexpr int tile_nibbles(int rows) { return 8 * rows <= kSums ? 8 : 4 * rows <= kSums ? 4 : 2; }
 
-// What four bits stand for: q - 8, or a float of one sign, two bits of exponent and one of mantissa (E2M1).
+// The meaning of four bits: q - 8, or a float of one sign, two bits of exponent and one of mantissa (E2M1).
 enum class Numbers { kWhole, kE2M1 };
 
-// Words of a block, of which `count` exist.
+// Words of a block; `count` of them exist.
 inline Words load_words(const uint32_t* from, int64_t count) {
 #if defined(__AVX512F__)
   return (Words)_mm512_maskz_loadu_epi32(count >= kLanes ? 0xffff : (1u << count) - 1, from);
@@ -50,14 +51,14 @@ struct Strip {
   int64_t depth;  // rows
 };
 
-// What is prefetched meanwhile: a line for each row, `stride` words apart, by all tiles of a block together.
+// The prefetching meanwhile: a line for each row, `stride` words apart, by all tiles of a block together.
 struct Next {
   const uint32_t* line;
   int64_t stride;
 };
 
-// Where a tile's sums go: row m's to kept[m * kept_stride + nibble], with sums_of_x[m * sums_stride] beside it, and with
-// scales_of_x of the same stride where x was rounded.
+// The place of a tile's sums: row m's go to kept[m * kept_stride + nibble], with sums_of_x[m * sums_stride]. If x was
+// rounded, scales_of_x has the same stride.
 struct Finish {
   const Floats *scales, *less;  // by nibble: the scales, and 8 - zero
   const float* sums_of_x;

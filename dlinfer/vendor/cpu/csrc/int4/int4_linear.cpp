@@ -1,6 +1,5 @@
-// dlinfer_cpu::weight_quant_matmul: a linear layer whose weight is of 4 bits, as AWQ packs it; weight_quant_matmul_int8,
-// which rounds many rows of x to 8 bits where the processor multiplies those faster; and mxfp4_matmul, of which four bits
-// are a float.
+// dlinfer_cpu::weight_quant_matmul: a linear layer whose weight is of 4 bits, as AWQ packs it. weight_quant_matmul_int8
+// rounds many rows of x to 8 bits where the processor multiplies those faster. In mxfp4_matmul four bits are a float.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>

@@ -17,7 +17,7 @@
 
 namespace dlinfer::int4 {
 
-// What tells floats of three dtypes apart, away from x.
+// The dtype of floats other than x: one of three.
 struct Kind {
   int64_t bytes;
   void (*widen)(const void*, int64_t, int64_t, float*);   // so many numbers, from one on

@@ -1,8 +1,8 @@
 // Tiles of x in bfloat16, two rows of the weight at a time: the processor multiplies and adds pairs.
 //
 // Roofline, on a Zen 4 of 3.7 GHz: two lines of words, 256 weights, take 2 interleavings, 6 shifts, 8 look-ups and 8
-// multiplications for a single row of x, 13 cycles of them; a thread's share of the memory (two threads, 25 GB/s) takes
-// 37 cycles. So up to four rows are bound by memory; 8 rows take 64 cycles, a multiplication each.
+// multiplications for a single row of x: 13 cycles. A thread's share of the memory (two threads, 25 GB/s) takes 37
+// cycles. So up to four rows are bound by memory; 8 rows take 64 cycles, a multiplication each.
 #pragma once
 
 #include "int4/int4.h"
@@ -29,10 +29,10 @@ inline __m512bh centred_pairs(__m512i words) {
   return (__m512bh)_mm512_permutexvar_epi16(words, numbers);  // by the lowest five bits: each number stands twice
 }
 
-// Interleaving the halves of words of two rows, four words of each register in the order of memory, leaves two registers:
-// one with the first two words of each four, one with the others. A lane of theirs is half a word of both rows: its four
-// nibbles are of columns 0, 2, 4, 6 or 1, 3, 5, 7 of the word. "Nibble" i below is nibble i % 4 of register i / 4, so
-// that a register of sums has pairs of neighbouring columns, two words of each four.
+// The halves of words of two rows are interleaved, four words of each register in the order of memory. That leaves two
+// registers: one with the first two words of each four, one with the others. A lane of theirs is half a word of both
+// rows: its four nibbles are of columns 0, 2, 4, 6 or 1, 3, 5, 7 of the word. "Nibble" i below is nibble i % 4 of
+// register i / 4, so that a register of sums has pairs of neighbouring columns, two words of each four.
 struct PairTiles {
   using Sum = Floats;
   using X = uint32_t;

@@ -13,8 +13,8 @@ namespace dlinfer::int4 {
 constexpr int64_t kBytesPerThread = 64 << 10;  // of the weight: below it a thread is done before another has begun
 constexpr int64_t kSliceBytes = 256 << 10;     // of sums: a part of the second-level cache
 
-// Measured on a Zen 4 (benchmarks/four_bit.py): how far ahead what is read is fetched, of which strips of a block before a
-// thread computes anything, and from which width on pieces are read as fast as memory allows.
+// Measured on a Zen 4 (benchmarks/four_bit.py): the distance of prefetching, and the least width of a piece that is
+// read at the speed of memory. A thread prefetches some strips of a block before it computes anything.
 constexpr int64_t kRowsAhead = 768;
 constexpr int64_t kFetchedFirst = 2;
 constexpr int64_t kWidePiece = 16;  // blocks
@@ -89,8 +89,8 @@ class Product {
     int64_t begin, end;
   };
 
-  // Deals out pieces that are about equal: wide ones, as rows of the weight then are read in long stretches, and so many
-  // that a thread which comes late or is kept does less.
+  // Deals out pieces of about equal size. They are wide, so that rows of the weight are read in long stretches. There
+  // are many, so that a late or interrupted thread does less.
   class Pieces {
    public:
     Pieces(int64_t blocks, int64_t threads, int64_t longest) : blocks_(blocks) {

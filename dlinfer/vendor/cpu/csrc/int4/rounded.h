@@ -2,7 +2,7 @@
 // by four signed ones and adds them up exactly (VNNI). For many rows of x, where the user allows it.
 //
 // x is rounded by rows and strips: a strip of a row has a scale, its largest absolute value / 127. With q of the weight,
-// 0 to 15, and r of x, a strip's part of a sum is (sum(q r) - zero sum(r)) * scale of the weight * scale of x; all of the
+// 0 to 15, and r of x, a strip's part of a sum is `(sum(q r) - zero sum(r)) * scale of the weight * scale of x`. The
 // bracket is whole and below 2^24.
 //
 // Roofline: two registers of sums for a row of x take two multiplications for 8 weights a lane, twice what pairs of
@@ -16,7 +16,7 @@
 
 namespace dlinfer::int4 {
 
-// Four registers of words, one of each row, become four of which lane 4 L + j has byte j of word 4 L + t, t the register,
+// Four registers of words, one of each row, become four others. Lane 4 L + j of register t has byte j of word 4 L + t
 // of all four rows: nibbles 2 j and 2 j + 1 of the word. "Nibble" 2 t + h below is the lower or upper half of register t.
 struct RoundedTiles {
   using Sum = __m512i;

@@ -1,4 +1,4 @@
-// What linear layers are given: checks, and a tensor for what they give.
+// Arguments of linear layers: checks, and a tensor for the result.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>

@@ -3,11 +3,11 @@
 // A decode step reads each weight once and does little with it, so the time is the time of that reading. Nothing is
 // packed: neighbours along in_features are neighbours in memory in both operands, which is what a dot product wants.
 // The work is cut four times:
-//   block  rows of the weight that one thread handles in a piece; while it computes one, it prefetches the next, evenly
-//          over its time, unless x is one row and the processor does better by itself
-//   chunk  columns of a block, so few that the part of x beside them stays in the first-level cache
-//   strip  rows of a chunk that all rows of x meet before the next
-//   tile   a few rows of the weight times a few rows of x, summed in registers
+// - block: rows of the weight that one thread handles in a piece. While it computes one, it prefetches the next, evenly
+//   over its time, unless x is one row and the processor does better by itself.
+// - chunk: columns of a block, so few that the part of x beside them stays in the first-level cache.
+// - strip: rows of a chunk that all rows of x meet before the next.
+// - tile: a few rows of the weight times a few rows of x, summed in registers.
 #pragma once
 
 #include <algorithm>
@@ -44,8 +44,8 @@ struct Ahead {
   int64_t step;
 };
 
-// How often a tile touches it for each load of its kRows rows of the weight: never, as often as it loads, or so often as
-// it is told, where several tiles read the same rows.
+// How often a tile touches it for each load of its kRows rows of the weight: never, or at each load. If several tiles
+// read the same rows, the caller says how often.
 enum class Asks { kNever, kEach, kAsTold };
 
 // Of `rows` such touches those of one pass of several, all of them in turn.
@@ -155,8 +155,8 @@ constexpr auto kTiles = tiles_by_inputs<T, kAsks>(std::make_integer_sequence<int
 template <class T, Asks kAsks>
 constexpr Tiles<T> kEightRows{8, tile<T, 8, 1, kAsks>, tile<T, 1, 1, kAsks>};
 
-// Tiles of one row of x, for which reading the weight takes all the time. On Zen 5 eight rows reach the speed of a plain
-// sum, and hints take a tenth of it away; on Zen 4 eight with hints are 1.03 to 1.12 times as fast as four, and as eight
+// Tiles of one row of x: reading the weight takes all the time. On Zen 5 eight rows reach the speed of a plain sum, and
+// hints take a tenth of it away. On Zen 4 eight with hints are 1.03 to 1.12 times as fast as four, and as eight
 // without. Others were measured with four.
 template <class T>
 const Tiles<T>& tiles_of_one_row() {

@@ -3,15 +3,15 @@
 // For float32, and for what is widened to it on processors that have no faster instructions (limits.h). Sums lie along
 // rows of the weight, which is packed column by column, so that its rows fill registers; numbers of x are repeated in all
 // lanes as they are read. The work is cut six times:
-//   chunk  rows of x that are packed together
-//   group  rows of the weight, which one thread takes with some rows of the chunk
-//   depth  columns of a group, whose packed weight and rows of x stay in the second-level cache
-//   block  rows of x that meet a depth one after the other
-//   panel  rows of the weight that meet all of a block
-//   tile   a panel times a few rows of x, summed in registers
+// - chunk: rows of x that are packed together
+// - group: rows of the weight, which one thread takes with some rows of the chunk
+// - depth: columns of a group, whose packed weight and rows of x stay in the second-level cache
+// - block: rows of x that meet a depth one after the other
+// - panel: rows of the weight that meet all of a block
+// - tile: a panel times a few rows of x, summed in registers
 //
-// Roofline: a tile of 6 x 2 registers (AVX-512: 12 x 2) takes 12 (24) multiplications for 8 (14) reads, of which a core
-// does two each in a cycle. Of the multiplications that they can do with 512 rows, two threads of Zen 3 reach 0.65 to
+// Roofline: a tile of 6 x 2 registers (AVX-512: 12 x 2) takes 12 (24) multiplications for 8 (14) reads. A core does two
+// of each in a cycle. Of the multiplications that they can do with 512 rows, two threads of Zen 3 reach 0.65 to
 // 0.8, one 0.8 to 0.85; two of Zen 4 with AVX-512 0.85 to 0.9.
 #pragma once
 
@@ -106,7 +106,7 @@ class PackedInputs {
   PooledMemory memory_;
 };
 
-// kPanelRows rows of the weight, of which rows.count exist, column by column; zeros stand for the others.
+// kPanelRows rows of the weight, column by column; rows.count of them exist, and zeros stand for the others.
 template <class T>
 void pack_panel(Rows<const T> rows, int64_t width, float* to) {
   for (int64_t part = 0; part < kTileRegisters; ++part) {
@@ -198,7 +198,7 @@ class Ahead {
   int64_t row_ = 0, column_ = 0;
 };
 
-// What a thread keeps of a group: its weight of one depth, and the sums of the rows of x that it takes, tile by tile.
+// A thread's copy of a group: its weight of one depth, and the sums of the rows of x that it takes, tile by tile.
 struct Memory {
   explicit Memory(int64_t tiles)
       : panels(kMostGroupRows * kMostColumns * int64_t(sizeof(float))),
@@ -206,8 +206,9 @@ struct Memory {
   PooledMemory panels, sums;
 };
 
-// out[c, r] = bias[r] + dot(weight row r, x row c), rounded once, for the tiles `begin` to `end` of x, whose first row
-// is out's, and weight.count <= kMostGroupRows rows r. bias may be null. rows_behind: of the weight, which come next.
+// `out[c, r] = bias[r] + dot(weight row r, x row c)`, rounded once, for the tiles `begin` to `end` of x, whose first
+// row is out's, and weight.count <= kMostGroupRows rows r. bias may be null. rows_behind: of the weight, which come
+// next.
 template <class T>
 void multiply_group(Rows<const T> weight, int64_t rows_behind, const PackedInputs<T>& x, int64_t begin, int64_t end,
                     const Depths& depths, const T* bias, Rows<T> out, const Memory& memory) {

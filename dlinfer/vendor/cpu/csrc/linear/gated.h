@@ -1,6 +1,6 @@
 // A linear layer of twice as many features and silu_and_mul behind it, for up to as many rows as few_rows.h takes.
 //
-// A thread computes some features of both halves, and what they give together, before it goes on: the layer's result,
+// A thread computes some features of both halves, and their gated product, before it goes on. So the layer's result,
 // which for a prompt is twice the size of this one's, is never in memory. Both are rounded where the two kernels apart
 // round, so the bits are theirs.
 #pragma once
@@ -20,7 +20,7 @@ namespace dlinfer {
 // rows of x the weight is what takes the time, and memory gives two long streams sooner than many that change places.
 constexpr int64_t gated_stretch(int64_t inputs) { return std::max<int64_t>(kPanelInputs / inputs, 1); }
 
-// out: [x.count, features], weight: of 2 * features rows, of which a block may begin at the middle one; bias: as long or
+// out: [x.count, features], weight: of 2 * features rows, and a block may begin at the middle one; bias: as long or
 // null.
 template <class Weight, class T = typename Weight::Type>
 void multiply_gated(const Weight& weight, Rows<const T> x, int64_t columns, const T* bias, T* out) {

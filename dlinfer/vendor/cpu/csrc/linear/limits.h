@@ -1,11 +1,11 @@
 // Up to how many rows of x our own products are taken, and torch's from there on.
 //
 // few_rows.h reads a weight at the speed of memory and multiplies at 0.6 to 0.9 of the processor's peak. torch's product
-// packs the weight anew at each call, which pays for itself once there are many rows, where torch has instructions for
-// the dtype at all: for bfloat16 AVX512-BF16, as without it oneDNN, which torch asks on any AVX-512, computes at a third
-// of float32's speed (70 GFLOPS on Zen 4 kept to AVX512-VNNI, ours 200); for float16 AVX512-FP16 or AVX-NE-CONVERT
-// (aten/src/ATen/native/mkldnn/Utils.h, mkldnn_fp16_device_check). Without them float16 takes it 7 times as long as ours
-// on Zen 5.
+// packs the weight anew at each call. That pays for itself once there are many rows, if torch has instructions for the
+// dtype at all. For bfloat16 these are AVX512-BF16: without it oneDNN, which torch asks on any AVX-512, computes at a
+// third of float32's speed (70 GFLOPS on Zen 4 kept to AVX512-VNNI, ours 200). For float16 they are AVX512-FP16 or
+// AVX-NE-CONVERT (aten/src/ATen/native/mkldnn/Utils.h, mkldnn_fp16_device_check). Without them float16 takes it 7 times
+// as long as ours on Zen 5.
 #pragma once
 
 #include <torch/headeronly/core/ScalarType.h>
@@ -25,8 +25,8 @@ namespace dlinfer {
 constexpr int64_t kAnyNumber = std::numeric_limits<int64_t>::max();
 
 // Where both have instructions: from here on computing takes longer than reading, and torch's is as fast. Measured on an
-// AMD EPYC of the Zen 4 kind for each instruction set (benchmarks/linear.py). Where AMX tiles, ours or torch's, or other
-// processors may compute faster than that, the rows for which reading surely takes longer.
+// AMD EPYC of the Zen 4 kind for each instruction set (benchmarks/linear.py). AMX tiles, ours or torch's, and other
+// processors may compute faster than that; for them reading surely takes longer at this number.
 template <class T>
 constexpr int64_t kUntilTorch = 16;
 #if defined(__x86_64__) && !defined(__AMX_BF16__)
@@ -62,7 +62,7 @@ constexpr bool kTakesBlocks = false;
 
 #if defined(DLINFER_HAS_TILES)
 // Likewise, where our tiles take what is more. Measured on a Xeon of the Emerald Rapids kind: with three rows both are
-// as fast, with four the tiles are ahead, with 16 by a factor of two and more; one row takes them 15 % longer.
+// as fast. With four the tiles are ahead, with 16 by a factor of two and more; one row takes them 15 % longer.
 constexpr int64_t kUntilTiles = 2;
 
 // With more rows than this torch's own linear is as fast as our tiles: it packs the weight at each call, which then
@@ -78,7 +78,7 @@ constexpr int64_t kMaxTileInputs = 1024;
 // ours, of 512 rows 1070 and 1020; with weights of 12 bits, which torch's reads from memory unpacked, 658 and 570, 1085
 // and 1030.
 //
-// Zen 5, likewise: bfloat16 takes torch 1.3 times as long with 64 rows, 1.2 with 128; from 256 on both are at 0.85 of
+// Zen 5, likewise: bfloat16 takes torch 1.3 times as long with 64 rows, 1.2 with 128. From 256 on both are at 0.85 of
 // the peak, and ours is behind by a tenth where a row of the weight is read in several chunks. It is taken all the
 // same: torch's threads, OpenMP's, go on looking for work after a product and have a CPU each meanwhile. A model's
 // linear layers, with every fourth one torch's, took 601 ms for 512 rows and 358 for 256; with all of them ours, 529

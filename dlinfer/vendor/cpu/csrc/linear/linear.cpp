@@ -1,6 +1,6 @@
 // dlinfer_cpu::linear and dlinfer_cpu::linears: torch's linear, with kernels of our own where they are ahead of torch's
-// (limits.h): one for few rows, as many as dlinfer_cpu::linear_max_inputs tells, and for more one with AMX and one for
-// float32 arithmetic. dlinfer_cpu::linear_takes tells whether so many rows are ours.
+// (limits.h). One is for few rows, as many as dlinfer_cpu::linear_max_inputs tells. Two are for more rows: one with
+// AMX, and one for float32 arithmetic. dlinfer_cpu::linear_takes tells whether so many rows are ours.
 //
 // Only torch's stable ABI is used: its headers compile in a second where ATen's take five. Threads are our team's
 // (threads/team.h), so that no OpenMP runtime is linked.

@@ -1,14 +1,14 @@
 // x @ weight.T for many rows of x in bfloat16, with the matrix instructions of AMX, and no weight is packed.
 //
-// The instruction multiplies a tile of 16 x 32 elements, as they lie in a row-major matrix, by a tile in which
+// The instruction multiplies a tile of 16 x 32 elements, as they lie in a row-major matrix, by a tile whose
 // neighbouring rows are interleaved. With the weight on the left nothing has to be done to it: computed is
 // out^T = weight @ x^T. Interleaved is x, which is smaller and serves several weights; out^T is transposed in registers
 // while it is rounded. The work is cut five times:
-//   chunk  rows of x that are packed together: that takes at most 8 MiB, or 128 rows
-//   depth  columns, so many that the packed x stays in the second-level cache
-//   panel  32 rows of the weight, which meet all of the chunk; meanwhile the next panel is prefetched
-//   part   columns of a panel, so many that they stay in the first-level cache
-//   block  a part times 32 rows of x, summed in tile registers
+// - chunk: rows of x that are packed together: that takes at most 8 MiB, or 128 rows
+// - depth: columns, so many that the packed x stays in the second-level cache
+// - panel: 32 rows of the weight, which meet all of the chunk; meanwhile the next panel is prefetched
+// - part: columns of a panel, so many that they stay in the first-level cache
+// - block: a part times 32 rows of x, summed in tile registers
 #pragma once
 
 #include "common/tile_registers.h"
@@ -51,8 +51,8 @@ Buffer<T> buffer(int64_t count) {
   return Buffer<T>(static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t(64))));
 }
 
-// How the columns are cut: into `count` depths of `longest` tiles, the last of which may be shorter; the fewer rows x
-// has, the longer. That changes no bit of a sum, which goes on where the depth before left it.
+// The cutting of columns: `count` depths of `longest` tiles, and the last one may be shorter; the fewer rows x has, the
+// longer. That changes no bit of a sum, which goes on where the depth before left it.
 struct Depths {
   Depths(int64_t columns, int64_t rows)
       : columns(columns),
@@ -73,7 +73,7 @@ inline int64_t packed_at(const Depths& depths, int64_t rows, int64_t depth, int6
   return (depth * depths.longest * round_up(rows, kTile) + row * depths.steps(depth)) * kTileWidth;
 }
 
-// Packs 16 rows of x, of which x.count exist: lane j of word i of a tile holds columns 2i and 2i + 1 of row j.
+// Packs 16 rows of x (x.count of them exist): lane j of word i of a tile holds columns 2i and 2i + 1 of row j.
 inline void pack(Rows<const BFloat16> x, const Depths& depths, int64_t row, BFloat16* packed) {
   const int64_t present = std::min<int64_t>(x.count - row, kTile);
   const BFloat16* from = x.data + row * x.stride;
@@ -140,7 +140,7 @@ struct Ready {
   }
 };
 
-// What a block multiplies: `steps` tiles of each row.
+// The operands of a block: `steps` tiles of each row.
 struct Factors {
   const BFloat16* weight;
   int64_t weight_stride;
@@ -215,8 +215,8 @@ inline const BFloat16* padded(Rows<const BFloat16> rows, int64_t width, int64_t 
   return panel;
 }
 
-// out[c, r] = bias[r] + dot(weight row r, x row c), rounded once, for the rows c of x from `first` on, out.count of
-// them, and at most kGroup panels of the weight, behind which come rows_behind more. bias may be null.
+// `out[c, r] = bias[r] + dot(weight row r, x row c)`, rounded once, for the rows c of x from `first` on, out.count of
+// them, and at most kGroup panels of the weight; rows_behind more follow these. bias may be null.
 // `packed` is x, which has x_rows. The order of each sum depends on nothing but the number of columns.
 inline void group(Rows<const BFloat16> weight, int64_t rows_behind, const BFloat16* packed, int64_t x_rows,
                   int64_t first, const Depths& depths, const BFloat16* bias, Rows<BFloat16> out, Scratch& scratch) {
@@ -226,8 +226,8 @@ inline void group(Rows<const BFloat16> weight, int64_t rows_behind, const BFloat
   if (bias) std::copy_n(bias, weight.count, biases);
   alignas(64) float local[kBlockSums];
   Ready ready;
-  // Into a wide result, panel after panel, 32 elements of a row are too little for the processor to see where writing
-  // goes on: these are collected from the group, and written row by row.
+  // In a wide result the 32 elements that a panel gives of a row are too few for the processor to foresee the next
+  // write. So the elements of a group are collected, and written row by row.
   const bool collect = out.count * out.stride * int64_t(sizeof(BFloat16)) > kFarOut;
   if (collect && !scratch.out) scratch.out = buffer<BFloat16>(kMostInputs * kWidth);
   const Rows<BFloat16> to = collect ? Rows<BFloat16>{scratch.out.get(), kWidth, out.count} : out;

@@ -1,6 +1,6 @@
 // AMX tiles of bfloat16 and int8 in software, with all of avx512_bf16.h: the level amx_model of DLINFER_CPU_ISA.
 //
-// Tiles are a thread's, as the registers are. What raises an exception on the processor (#GP, #UD) ends the process with
+// Tiles are a thread's, as the registers are. An exception of the processor (#GP, #UD) here ends the process with
 // a line that says why. Not modelled is a start_row other than zero, which only an interrupted load leaves behind.
 #pragma once
 
@@ -126,8 +126,8 @@ inline void _tile_stored(int tile, void* to, size_t stride) {
   for (int r = 0; r < from.rows; ++r) std::memcpy(static_cast<char*>(to) + r * stride, from.row(r), from.bytes);
 }
 
-// Products of the lower numbers of words and of the upper are summed apart, from zero on, each with one rounding; then
-// both sums are added, and the result to what the tile had.
+// Products of the lower numbers of words and of the upper are summed apart, from zero on, each with one rounding. Then
+// both sums are added, and the result is added to the tile.
 __attribute__((noinline)) inline void _tile_dpbf16ps(int to, int a, int b) {
   const model::Product of(to, a, b);
   const int words = of.left.bytes / 4;

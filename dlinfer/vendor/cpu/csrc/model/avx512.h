@@ -2,7 +2,7 @@
 //
 // Included before all other code (-include). It defines, in namespace dlinfer, those intrinsics that the kernels use.
 // Kernels call them by their own names, and the compiler finds these before its own. An intrinsic that is missing here
-// does not compile. What each computes is what Intel's manual (SDM, volume 2) defines; a test compares all of them with
+// does not compile. Each computes its definition in Intel's manual (SDM, volume 2); a test compares all of them with
 // a processor that has the instructions, bit by bit. The code is compiled for AVX2, F16C and FMA.
 #pragma once
 
@@ -123,7 +123,7 @@ inline float scaled(float a, float b) {
   return std::ldexp(a, int(whole < -1000 ? -1000 : whole > 1000 ? 1000 : whole));
 }
 
-// What is left of a once it is rounded down to whole numbers, itself rounded down.
+// The rest of a over its whole part, which is rounded down; the rest is rounded down too.
 inline float reduced(float a) {
   if (std::isinf(a)) return 0.0f;
   const float whole = std::floor(a), left = a - whole;
@@ -363,7 +363,7 @@ __attribute__((noinline)) inline __m512 _mm512_maskz_compress_ps(__mmask16 mask,
 // Its constants have a type of the compiler's, which by itself leads a call to the compiler's own.
 #define _mm512_shuffle_epi32(x, places) dlinfer::_mm512_shuffle_epi32(x, places)
 
-// What kernels ask the compiler for.
+// The compiler's built-in functions that kernels call.
 #define __AVX512F__ 1
 #define __AVX512BW__ 1
 #define __AVX512CD__ 1

@@ -1,4 +1,4 @@
-// What stands between an expert's two products.
+// The activation between an expert's two products.
 #pragma once
 
 #include "common/sigmoid.h"

@@ -1,15 +1,16 @@
 // All experts with few rows each, in one go of all threads.
 //
-// Roofline. A chosen expert's 3 * hidden * intermediate weights are read once and do 2 operations a row with each, so
-// up to about 8 rows (bfloat16, AVX-512) the time is that of the reading, and above that of the dot products, which
-// few_rows.h computes about as fast as torch's product does with many rows. So there is nothing to pack, and nothing to
-// gain from more than one reading; what there is to lose is the time between two pieces. The work is cut so:
-//   first   (expert, kBlockRows rows of gate and the same of up) -> activations of all the expert's rows
-//   second  (some rows of down of every expert) -> these columns of the result, weighted and added up in float32
+// Roofline. A chosen expert's 3 * hidden * intermediate weights are read once and do 2 operations a row with each. Up
+// to about 8 rows (bfloat16, AVX-512) reading takes the time, and above that the dot products do. few_rows.h computes
+// them about as fast as torch's product does with many rows. So packing, or a second reading, would gain nothing; only
+// the time between two pieces can be lost. The work is cut in two:
+// - first: (expert, kBlockRows rows of gate and the same of up) -> activations of all the expert's rows
+// - second: (some rows of down of every expert) -> these columns of the result, weighted and added up in float32
+//
 // Threads take pieces one after another as they become free; each knows its next piece while it computes one, and
 // fetches it meanwhile. Between the two is a barrier, not a second start: those who are done wait for the last
-// activation. No column of a result is touched by two threads, and experts are added up in their order, so that a
-// token's result has the same bits with any number of threads, whoever else is in the batch.
+// activation. No column of a result is touched by two threads, and experts are added up in their order. So a
+// token's result has the same bits with any number of threads, and in any batch.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -99,7 +100,7 @@ class Experts {
           activate(piece, following);
           activated.fetch_add(1, std::memory_order_release);
         } else {
-          // Whoever has taken a piece of the first kind is at it, so this ends, also where one thread does all.
+          // Every piece of the first kind that was taken is being computed, so this ends, also with one thread.
           wait_for([&] {
             return activated.load(std::memory_order_acquire) == first_pieces_ || failed.load(std::memory_order_relaxed);
           });

@@ -26,10 +26,10 @@ namespace dlinfer::moe {
 using torch::stable::Tensor;
 
 // An expert of more rows than these is taken as two linear layers, which pass it on to torch's product. Measured on an
-// AMD EPYC of the Zen 4 kind, with as many experts as a cache does not hold (benchmarks/moe.py): in bfloat16 ours is
-// ahead up to 128 rows and as fast at 256, while oneDNN has to make a product for each new number of rows, which costs
-// 0.5 ms; torch's float16 is four times slower than ours at any number. With AMX tiles, not measured for experts, what
-// is surely bound by reading; with AVX2, not measured for experts either, what holds for a layer.
+// AMD EPYC of the Zen 4 kind, with more experts than a cache holds (benchmarks/moe.py). In bfloat16 ours is
+// ahead up to 128 rows and as fast at 256. oneDNN has to make a product for each new number of rows, which costs 0.5
+// ms. torch's float16 is four times slower than ours at any number. AMX tiles and AVX2 were not measured for experts:
+// with tiles it is the number that is surely bound by reading, with AVX2 that of a layer.
 template <class T>
 int64_t most_rows() {
   if (kTakesBlocks<T>) return kUntilBlocks;
@@ -67,8 +67,9 @@ Tensor packed(int64_t rows, int64_t columns, const Tensor& like) {
   return empty_strided({rows, columns}, {columns, 1}, like.scalar_type(), sizeof(T));
 }
 
-// With a cache line more between two rows: else those of a power of two columns share places in the first-level cache,
-// and a tile's eight rows of x push each other out of it. That is a fifth of the time of 64 float32 rows of 1024.
+// One cache line more lies between two rows. Otherwise rows of a power of two columns share places in the first-level
+// cache, and a tile's eight rows of x push each other out of it. That is a fifth of the time of 64 float32 rows of
+// 1024.
 template <class T>
 Tensor spaced(int64_t rows, int64_t columns, const Tensor& like) {
   constexpr int64_t kLine = 64 / sizeof(T);

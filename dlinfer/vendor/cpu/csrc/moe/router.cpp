@@ -1,8 +1,9 @@
 // dlinfer_cpu::moe_gating_topk_softmax: the softmax of each token's logits over all experts, and its largest.
 //
-// Roofline: a row is read once and stays in the first-level cache: some 25 instructions for exp of kLanes logits, and a
-// comparison each with the least of those that are kept, which few logits pass. That is 0.3 us for 128 experts, less
-// than a hundredth of what the experts take that it chooses. torch's softmax and topk, a call each, take 20 us for it.
+// Roofline: a row is read once and stays in the first-level cache. It takes some 25 instructions for exp of kLanes
+// logits, and for each logit a comparison with the least that is kept, which few logits pass. That is 0.3 us for 128
+// experts, less than a hundredth of what the experts take that it chooses. torch's softmax and topk, a call each, take
+// 20 us for it.
 //
 // Sums are taken in the same order for every row, so a token's experts do not depend on its batch. Of equal
 // probabilities the first expert's is taken. A row with NaN, or whose largest logit is infinite, has NaN for

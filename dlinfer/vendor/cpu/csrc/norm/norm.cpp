@@ -1,5 +1,5 @@
-// dlinfer_cpu::rms_norm and dlinfer_cpu::add_rms_norm, to the bit what torch's kernels give one after the other: the
-// sum of squares in torch's order, rounded to 16 bits, for such numbers, where one of them would write its result.
+// dlinfer_cpu::rms_norm and dlinfer_cpu::add_rms_norm, with the bits of torch's kernels one after the other. The sum of
+// squares has torch's order. 16-bit numbers are rounded wherever one of torch's kernels would write its result.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>

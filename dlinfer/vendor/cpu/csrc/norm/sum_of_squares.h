@@ -1,12 +1,12 @@
-// The squares of a row, added up in float32 in the order in which torch's own sum adds up a row.
+// The squares of a row, added up in float32 in the order of torch's own sum.
 //
-// A norm's scale comes out of this sum. In another order its last digit differs, and where a scaled value lies halfway
-// between two 16-bit numbers, so does the result, by a whole step: one element of 60,000 of a bfloat16 norm. A model is
-// to give the same whether torch's kernels run it or these, so the order is torch's (aten/src/ATen/native/cpu/
-// SumKernel.cpp):
-//   column  kSumColumns sums take the row's vectors of kSumLanes in turn
-//   run     after kSumRun vectors a sum goes into that of the next level and begins anew; there after as many of them
-//   end     each column adds up its levels, the first one the other columns, and at last come the lanes one by one
+// A norm's scale comes out of this sum. In another order its last digit differs. If a scaled value lies halfway between
+// two 16-bit numbers, the result then differs by a whole step: one element of 60,000 of a bfloat16 norm. A model must
+// give the same with torch's kernels and with these, so the order is torch's (aten/src/ATen/native/cpu/SumKernel.cpp):
+// - column: kSumColumns sums take the row's vectors of kSumLanes in turn.
+// - run: after kSumRun vectors a sum goes into that of the next level and begins anew; there after as many of them.
+// - end: each column adds up its levels, the first one the other columns, and at last come the lanes one by one.
+//
 // Squares of 16-bit numbers are exact in float32, so a fused multiply-add changes nothing; of float32 it would, and is
 // kept out. For fewer elements than kSumLanes, or more than 2 ** 24, torch has another order.
 #pragma once

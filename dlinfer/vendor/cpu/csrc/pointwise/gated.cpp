@@ -1,10 +1,10 @@
 // dlinfer_cpu::silu_and_mul, silu_mul and gelu_mul: an activation of one number times another, in one pass.
 //
-// Roofline: three numbers of memory for some 25 instructions on kLanes of them, so bound by memory where the rows are
-// not in a cache any more; torch's two ops write and read the activation once more, and compute 16-bit numbers at a
-// third of this speed, gelu at a tenth. The activation is rounded to the dtype before the product is, as those two do
-// it. In bfloat16 silu has the bits of torch's for every number above -87.3, in float16 for all but two; gelu differs
-// from torch's in one number of a hundred between -6 and -3, where torch's is the one that cancels.
+// Roofline: three numbers of memory for some 25 instructions on kLanes of them, so bound by memory if the rows are not
+// in a cache any more. torch's two ops write and read the activation once more. They compute 16-bit numbers at a third
+// of this speed, gelu at a tenth. The activation is rounded to the dtype before the product is, as those two do
+// it. In bfloat16 silu has the bits of torch's for every number above -87.3, in float16 for all but two. gelu differs
+// from torch's in one number of a hundred between -6 and -3; it is torch's that cancels there.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>

@@ -1,7 +1,7 @@
 // dlinfer_cpu::add_whole and add_whole_: sums of whole numbers, as a model counts its tokens and their positions.
 //
-// There are a few of them in each layer's step, of a number or one a token, and between kernels each would end a chain:
-// what is saved is the way through Python.
+// Each layer's step has a few of them, of a number or one a token. Between kernels each would end a chain, so this
+// saves the way through Python.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>

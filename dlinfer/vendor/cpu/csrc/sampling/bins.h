@@ -49,8 +49,8 @@ inline int append(float* to, Floats x, Words mask) {
 #endif
 }
 
-// Adds a block's numbers. Roofline: a number in the span takes an addition to memory, some three cycles; the others are
-// passed over in registers, without a branch, which would be guessed wrong for half of them.
+// Adds a block's numbers. Roofline: a number in the span takes an addition to memory, some three cycles. The others are
+// passed over in registers, without a branch, which would be predicted wrong for half of them.
 template <class T>
 void put_block(const T* block, int64_t size, float largest, const Bins& bins, Amount* amounts) {
   float inside[kBlock + kLanes];

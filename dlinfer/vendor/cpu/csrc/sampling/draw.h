@@ -8,7 +8,7 @@
 
 namespace dlinfer::sampling {
 
-// What may be drawn of a row. All say "the first places of the order, up to": so the strictest of them decides.
+// The limits of a draw from a row. All say "the first places of the order, up to": so the strictest of them decides.
 struct Limits {
   int64_t top_k = 0;  // so many; 0: any number
   float top_p = 1;    // those before which there is at most this share of the weight that top_k leaves

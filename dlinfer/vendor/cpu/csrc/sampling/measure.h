@@ -30,9 +30,9 @@ constexpr int64_t kMeasuredGroups = 4;
 
 inline float weight_of(float value, float largest) { return exp_of_negative(all_lanes(value - largest))[0]; }
 
-// Adds a block's amounts. Roofline: read once, 2 to 4 bytes a number, from a cache that holds it since its largest
-// number was looked for; exp takes some 20 instructions for kLanes numbers, and each threshold at or below `top`, of
-// which most blocks have few, another four.
+// Adds a block's amounts. Roofline: read once, 2 to 4 bytes a number, from a cache, which holds it since the search
+// for its largest number. exp takes some 20 instructions for kLanes numbers. Each threshold at or below `top` takes
+// another four, and most blocks have few.
 template <class T>
 void measure_block(const T* block, int64_t size, float top, float largest, const Thresholds& at, Amounts& amounts) {
   int first = 0;
@@ -57,7 +57,7 @@ void measure_block(const T* block, int64_t size, float top, float largest, const
   }
 }
 
-// Group by group, so that the sums do not depend on which thread did which.
+// Group by group, so that the sums do not depend on the assignment to threads.
 template <class T>
 Amounts measure_group(const Row<T>& row, int64_t group, float largest, const Thresholds& at) {
   Amounts amounts{};

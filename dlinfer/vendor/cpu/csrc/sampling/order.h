@@ -34,7 +34,7 @@ class Order {
 
   Amount all() const { return amounts_.back(); }
 
-  // The first place at which reached(amount through it) is true; the last one if there is none such.
+  // The first place that makes reached(amount through it) true; the last place if there is none.
   template <class Reached>
   Place find(const Reached& reached) {
     Run run = between_thresholds(reached);

@@ -1,7 +1,7 @@
 // dlinfer_cpu::largest_tokens and dlinfer_cpu::drawn_tokens: the next token of each row of logits.
 //
-// Roofline: logits are read once from memory for the largest number, 2 to 4 bytes each, and once or a few times more
-// from a cache, where a draw adds up their weights: 0.1 ms for 150,000 of them on one thread. Sorting them takes 15 ms.
+// Roofline: logits are read once from memory for the largest number, 2 to 4 bytes each. A draw adds up their
+// weights from a cache, once or a few times: 0.1 ms for 150,000 of them on one thread. Sorting them takes 15 ms.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>

@@ -163,7 +163,7 @@ class alignas(128) SharedWork {
   alignas(128) std::atomic<int64_t> next_{0};
 };
 
-// What the next work is along, of which helpers fetch the part behind the caller's first range (SharedWork::take).
+// The memory of the next work: helpers prefetch the part behind the caller's first range (SharedWork::take).
 class ComingWork {
  public:
   void set(const char* data, int64_t bytes, int64_t threads) {
@@ -243,7 +243,7 @@ class Team {
       std::unique_lock lock(mutex_);
       const uint64_t calls = calls_;
       ++asleep_;
-      // Whoever opens a job from here on sees a sleeper and calls; what was opened before is seen now.
+      // A thread that opens a job from here on sees a sleeper and calls; a job that was opened before is seen now.
       if (!any_work()) called_.wait(lock, [&] { return calls_ != calls; });
       --asleep_;
     }

@@ -1,8 +1,8 @@
 // The threads that kernels share their work with, in place of torch's own (parallel_for of OpenMP).
 //
 // A decode step has a hundred kernels of a tenth of a millisecond each. OpenMP keeps a team for each thread that ever
-// asked for one, and where those are more than there are CPUs, as in a server, they sleep between kernels: waking one
-// takes 50 us here, twice a kernel. This team is one for the process and stays awake from kernel to kernel.
+// asked for one. If those are more than there are CPUs, as in a server, they sleep between kernels. Waking one takes 50
+// us here, twice a kernel. This team is one for the process and stays awake from kernel to kernel.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ int64_t thread_count();
 
 // body(first, last) for ranges that together are begin to end, at once where threads are free. A range is never shorter
 // than `grain`, but for the last. Which thread gets which range is left to chance, so results must not depend on it.
-// What body throws is thrown here, once every range that had begun is done; the others are then left out.
+// An exception of body is thrown here, once every range that had begun is done; the others are then left out.
 // Any number of threads may be here at once. Called by a body, it does all in the caller.
 void share_work(int64_t begin, int64_t end, int64_t grain, void (*body)(const void*, int64_t, int64_t),
                 const void* context);
