@@ -22,6 +22,7 @@ from dlinfer.graph.ir.dialect import (
     written_arguments,
 )
 from dlinfer.graph.onnx.precision import python_float
+from dlinfer.graph.onnx.torch_semantics import schema_name
 from dlinfer.graph.torch_private.fake_mode import mode_of, trace_decomposed
 from dlinfer.graph.torch_private.onnx import Registry
 
@@ -74,7 +75,7 @@ class Decomposed:
 
     def _call(self, node: fx.Node) -> None:
         op = overload(node)
-        if op is not None and not gives_something(node) and op._schema.name in _ASSERTIONS:
+        if schema_name(node) in _ASSERTIONS and not gives_something(node):
             return
         reason = python_float(node)
         if reason is None and self._registry.knows(node.target):

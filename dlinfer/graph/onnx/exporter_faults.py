@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from dlinfer.graph.ir.dialect import arguments, overload
+from dlinfer.graph.onnx.torch_semantics import schema_name
 from dlinfer.graph.torch_private.onnx import Registry, UntranslatableError
 
 HARMLESS = frozenset(
@@ -83,12 +84,12 @@ def _fault(node: fx.Node, registry: Registry) -> str | None:
     op = overload(node)
     if op is None or op in registry.ours:
         return None
-    call, name = arguments(node), op._schema.name
+    call, name = arguments(node), schema_name(node)
     fault = _FAULTS.get(name)
     if fault is not None and (reason := fault if isinstance(fault, str) else fault(call)) is not None:
         return reason
     unread = registry.unread(op) - HARMLESS - HARMLESS_OF.get(name, frozenset())
-    for parameter in op._schema.arguments:
+    for parameter in op._schema.arguments:  # pyright: ignore[reportPrivateUsage]
         if parameter.name not in unread:
             continue
         if not parameter.has_default_value() or call[parameter.name] != parameter.default_value:

@@ -47,13 +47,19 @@ _FROM_THE_FRONT: Mapping[str, str] = {
 """Ops of torch that raise for a negative index -> their parameter. Ops with ``ignore_index`` take that number too."""
 
 
+def schema_name(node: fx.Node) -> str:
+    """``aten::add`` for a node that calls ``aten.add.Tensor``; empty for a node without an op."""
+    op = overload(node)
+    return "" if op is None else op.name().partition(".")[0]
+
+
 def promote(graph: fx.Graph) -> None:
     """Insert the casts that torch does inside its elementwise and accumulating ops. Changes ``graph``."""
     for node in list(graph.nodes):
         op = overload(node)
         if op is None:
             continue
-        name, call = op._schema.name, arguments(node)
+        name, call = schema_name(node), arguments(node)
         operands = [
             value
             for parameter, value in call.items()
@@ -99,8 +105,7 @@ def refuse_negative(graph: fx.Graph) -> None:
     """Replace negative indices of ops that refuse them in torch by ``BEHIND``. Changes ``graph``."""
     replaced: dict[tuple[fx.Node, int | None], fx.Node] = {}
     for node in list(graph.nodes):
-        op = overload(node)
-        name = _FROM_THE_FRONT.get(op._schema.name) if op is not None else None
+        name = _FROM_THE_FRONT.get(schema_name(node))
         if name is None:
             continue
         call = arguments(node)

@@ -4,7 +4,9 @@ import functools
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import torch
-from torch._higher_order_ops.effects import _get_effect
+from torch._higher_order_ops.effects import (
+    _get_effect,  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType]
+)
 from torch._ops import HigherOrderOperator, OpOverload
 
 __all__ = [
@@ -42,7 +44,7 @@ def parameters_of(op: Op) -> tuple[torch.Argument, ...]:
 
 def is_dispatched(name: str) -> bool:
     """Whether an op, ``aten::add.Tensor``, is one of torch's dispatcher; TorchScript has others, ``aten::save``."""
-    return torch._C._dispatch_has_kernel(name)
+    return torch._C._dispatch_has_kernel(name)  # pyright: ignore[reportPrivateUsage]
 
 
 def has_registered_effect(op: OpOverload) -> bool:
