@@ -18,11 +18,11 @@ from dlinfer.graph.ir.dialect import (
     is_size,
     op_name,
     overload,
+    schema_name,
     tensors_of,
     written_arguments,
 )
 from dlinfer.graph.onnx.precision import python_float
-from dlinfer.graph.onnx.torch_semantics import schema_name
 from dlinfer.graph.torch_private.fake_mode import mode_of, trace_decomposed
 from dlinfer.graph.torch_private.onnx import Registry
 

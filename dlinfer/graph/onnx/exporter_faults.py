@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import fx
 
-from dlinfer.graph.ir.dialect import arguments, overload
-from dlinfer.graph.onnx.torch_semantics import schema_name
+from dlinfer.graph.ir.dialect import arguments, overload, schema_name
+from dlinfer.graph.torch_private.dispatcher import parameters_of
 from dlinfer.graph.torch_private.onnx import Registry, UntranslatableError
 
 HARMLESS = frozenset(
@@ -89,7 +89,7 @@ def _fault(node: fx.Node, registry: Registry) -> str | None:
     if fault is not None and (reason := fault if isinstance(fault, str) else fault(call)) is not None:
         return reason
     unread = registry.unread(op) - HARMLESS - HARMLESS_OF.get(name, frozenset())
-    for parameter in op._schema.arguments:  # pyright: ignore[reportPrivateUsage]
+    for parameter in parameters_of(op):
         if parameter.name not in unread:
             continue
         if not parameter.has_default_value() or call[parameter.name] != parameter.default_value:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
-from dlinfer.graph.ir.dialect import arguments, fake, overload
+from dlinfer.graph.ir.dialect import arguments, fake, overload, schema_name
 from dlinfer.graph.torch_private.dispatcher import OpOverload
 from dlinfer.graph.torch_private.fake_mode import mode_of
 
@@ -45,12 +45,6 @@ _FROM_THE_FRONT: Mapping[str, str] = {
     "dlinfer::fused_moe": "topk_ids",
 }
 """Ops of torch that raise for a negative index -> their parameter. Ops with ``ignore_index`` take that number too."""
-
-
-def schema_name(node: fx.Node) -> str:
-    """``aten::add`` for a node that calls ``aten.add.Tensor``; empty for a node without an op."""
-    op = overload(node)
-    return "" if op is None else op.name().partition(".")[0]
 
 
 def promote(graph: fx.Graph) -> None:

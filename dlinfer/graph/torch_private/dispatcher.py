@@ -1,24 +1,15 @@
 """Ops of torch's dispatcher and higher-order ops."""
 
+# pyright: reportPrivateUsage=false, reportUnknownVariableType=false
+
 import functools
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import torch
-from torch._higher_order_ops.effects import (
-    _get_effect,  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType]
-)
+from torch._higher_order_ops.effects import _get_effect
 from torch._ops import HigherOrderOperator, OpOverload
 
-__all__ = [
-    "HigherOrderOperator",
-    "Op",
-    "OpOverload",
-    "has_registered_effect",
-    "is_dispatched",
-    "is_op",
-    "parameters_of",
-    "schema_of",
-]
+__all__ = ["HigherOrderOperator", "OpOverload"]
 
 if TYPE_CHECKING:
     Op: TypeAlias = OpOverload[..., Any]
@@ -44,9 +35,9 @@ def parameters_of(op: Op) -> tuple[torch.Argument, ...]:
 
 def is_dispatched(name: str) -> bool:
     """Whether an op, ``aten::add.Tensor``, is one of torch's dispatcher; TorchScript has others, ``aten::save``."""
-    return torch._C._dispatch_has_kernel(name)  # pyright: ignore[reportPrivateUsage]
+    return torch._C._dispatch_has_kernel(name)
 
 
-def has_registered_effect(op: OpOverload) -> bool:
+def has_registered_effect(op: Op) -> bool:
     """Whether an op is registered as effectful (``torch.library``, ``CustomOpDef.register_effect``)."""
     return _get_effect(op) is not None

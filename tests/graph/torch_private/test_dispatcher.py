@@ -24,3 +24,11 @@ def test_ops_of_the_dispatcher_are_told_from_torchscripts():
 def test_ops_registered_as_effectful():
     assert has_registered_effect(torch.ops.aten._print.default)
     assert not has_registered_effect(torch.ops.aten.add.Tensor)
+
+
+def test_an_op_and_its_schema():
+    add = torch.ops.aten.add.Tensor
+    assert dispatcher.is_op(add)
+    assert not dispatcher.is_op(torch.add)
+    assert dispatcher.schema_of(add).name == "aten::add"
+    assert [parameter.name for parameter in dispatcher.parameters_of(add)] == ["self", "other", "alpha"]
