@@ -60,6 +60,14 @@ def test_what_torch_does_not_count():
     assert counted(torch.sin, random(3, 8)) == 0
 
 
+def test_grouped_products_count_each_row_once():
+    rows, weights = random(16, 32).bfloat16(), random(4, 32, 8).bfloat16()
+    ends = torch.tensor([4, 8, 8, 16], dtype=torch.int32)
+    assert (
+        counted(lambda x, w, offs: torch._grouped_mm(x, w, offs=offs), rows, weights, ends) == 2 * 16 * 32 * 8
+    )
+
+
 def test_a_packed_weight_counts_as_its_numbers():
     qweight, scales = torch.zeros(16, 3, dtype=torch.int32), random(2, 24)
 
