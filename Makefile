@@ -25,6 +25,7 @@ PROSE += $(addprefix dlinfer/,cli conformance ops toolchain utils explanation fr
 PROSE += $(addprefix dlinfer/framework/lmdeploy_ext/,faults layers running stepping) \
 	$(wildcard dlinfer/framework/*.py dlinfer/framework/lmdeploy_ext/*.py)
 PROSE += $(addprefix dlinfer/graph/,backend.py debug.py engine.py observe.py options.py interface selftest)
+PROSE += $(addprefix dlinfer/framework/lmdeploy_ext/,contract device)
 
 .PHONY: help
 help: ## print this list
