@@ -21,11 +21,11 @@ from torch import Tensor
 
 from benchmarks import roofline
 from benchmarks.timing import interleave, publish, ratio
+from dlinfer.ops.attention.semantics import Scoring
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.attention.gathered_decode import gathered_decode
 from dlinfer.vendor.cpu.attention.kv_cache import Pages
 from dlinfer.vendor.cpu.attention.piecewise_prefill import (
-    Rules,
     piecewise_paged_prefill,
     piecewise_prefill,
 )
@@ -91,7 +91,7 @@ class Inputs:
 
     def torch(self) -> None:
         """By torch, as where C++ cannot be had."""
-        rules = Rules(self.scale, True, -1, -1, 0.0, None, None)
+        rules = Scoring(self.scale, True, -1, -1, 0.0, None, None)
         caches = (Pages(self.k), Pages(self.v))
         if self.decode:
             given = (self.q, caches, self.pages, self.kv_lens, *self.sizes, self.out)
