@@ -4,6 +4,7 @@ import os
 
 from torch import Tensor
 
+from dlinfer.vendor.cpu.host.threads import fit_threads
 from dlinfer.vendor.cpu.memory import usable_memory
 from dlinfer.vendor.device import Device, DeviceMemory, Sampler
 from dlinfer.vendor.streams import HostStreams
@@ -22,6 +23,7 @@ class CpuDevice(Device):
 
     def __init__(self) -> None:
         self.streams = HostStreams()
+        fit_threads()
         _keep_few_primitives()
 
     def memory(self) -> DeviceMemory:

@@ -25,6 +25,7 @@ from torch import Tensor
 from dlinfer.errors import DlinferError
 from dlinfer.graph.torch_private import inductor
 from dlinfer.vendor.cpu import isa, prebuilt
+from dlinfer.vendor.cpu.host.threads import fit_threads
 
 SOURCES = Path(__file__).with_name("csrc")
 # torch.utils.cpp_extension knows this folder too, but importing it may need setuptools.
@@ -82,7 +83,8 @@ def load(folder: Path | None = None) -> None:
 
     folder: where compiled libraries are kept; by default ``native`` in dlinfer's cache folder.
 
-    Only the first call does anything, and it raises only where a setting of dlinfer is wrong. It may compile for a
+    Only the first call does anything: it also lowers torch's number of threads to those that can run at once
+    (``host/threads.py``). It raises only where a setting of dlinfer is wrong. It may compile for a
     minute or two, and says so on stderr. Safe to call from several threads, and from several processes that share the
     folder.
     """
@@ -92,6 +94,7 @@ def load(folder: Path | None = None) -> None:
     with _lock:
         if _outcome is not None:
             return
+        fit_threads()
         try:
             _build_and_load(_default_folder() if folder is None else folder)
             _register_fakes()

@@ -1,0 +1,87 @@
+"""How many CPUs this process may use: its affinity, the physical cores behind it, and the quota of its cgroups."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from dlinfer.vendor.cpu.host.cgroups import hierarchies
+
+
+@dataclass(frozen=True)
+class UsableCpus:
+    """The CPUs of this process.
+
+    logical: numbers of the logical CPUs that it may run on. cores: physical cores among them. nodes: how many NUMA
+    nodes these belong to. machine: logical CPUs of the machine. quota: CPUs' worth of time, None without a limit.
+    """
+
+    logical: frozenset[int]
+    cores: int
+    nodes: int
+    machine: int
+    quota: float | None = None
+
+    @property
+    def threads(self) -> int:
+        """How many threads can run at once."""
+        return self.cores if self.quota is None else max(1, min(self.cores, ceil(self.quota)))
+
+    def __str__(self) -> str:
+        parts = [_counted(self.cores, "core")]
+        if len(self.logical) < self.machine:
+            parts.append(f"{len(self.logical)} of {self.machine} logical CPUs")
+        if self.quota is not None:
+            parts.append(f"quota {self.quota:g} CPUs")
+        parts.append(_counted(self.nodes, "NUMA node"))
+        return f"{', '.join(parts)}: {_counted(self.threads, 'thread')}"
+
+
+def usable_cpus(root: Path = Path("/")) -> UsableCpus:
+    """Read the CPUs that this process may use now. Takes a millisecond.
+
+    root: the folder with ``proc`` and ``sys``, for tests.
+    """
+    logical = frozenset(os.sched_getaffinity(0))
+    topology = root / "sys/devices/system/cpu"
+    cores = {_text(topology / f"cpu{number}/topology/core_cpus_list") or str(number) for number in logical}
+    nodes = sum(
+        not logical.isdisjoint(_numbers(_text(folder / "cpulist")))
+        for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
+    )
+    machine = len(_numbers(_text(topology / "online"))) or os.cpu_count() or len(logical)
+    return UsableCpus(logical, len(cores), max(1, nodes), machine, min(_quotas(root), default=None))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """CPUs' worth of time that each cgroup allows."""
+    for version, folders in hierarchies("cpu", root):
+        for folder in folders:
+            if version == "v2":
+                quota, _, period = _text(folder / "cpu.max").partition(" ")
+            else:
+                quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+            if quota.isdigit() and period.isdigit():  # "max" and -1 mean no limit
+                yield int(quota) / int(period)
+
+
+def _numbers(ranges: str) -> set[int]:
+    """The numbers of a list such as ``0-3,8``."""
+    numbers: set[int] = set()
+    for part in filter(None, ranges.split(",")):
+        first, _, last = part.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+def _text(path: Path) -> str:
+    """A file's text; empty without the file."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,25 @@
+"""As many threads as can run at once.
+
+torch starts a thread for each physical core. Under a quota (``docker run --cpus=4``, a Kubernetes limit) more threads
+than the quota use it up early in each period, and all of them, the server's event loop too, stand still for the rest.
+"""
+
+import os
+
+import torch
+
+from dlinfer.vendor.cpu.host.cpus import usable_cpus
+
+
+def fit_threads() -> None:
+    """Lower torch's number of threads to those that can run at once, unless the user has chosen a number.
+
+    ``OMP_NUM_THREADS``, ``MKL_NUM_THREADS`` and ``torch.set_num_threads`` are the user's choice. A number that equals
+    torch's default counts as none.
+    """
+    if "OMP_NUM_THREADS" in os.environ or "MKL_NUM_THREADS" in os.environ:
+        return
+    cpus, threads = usable_cpus(), torch.get_num_threads()
+    is_default = threads in (cpus.cores, len(cpus.logical), cpus.machine)
+    if is_default and threads > cpus.threads:
+        torch.set_num_threads(cpus.threads)
