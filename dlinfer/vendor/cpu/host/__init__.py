@@ -1,1 +1,1 @@
-"""What this process may use of the machine: CPUs and memory, as the kernel and its cgroups say. Standard library only."""
+"""The CPUs and memory that this process may use, by the kernel and its cgroups. Standard library only."""
