@@ -27,7 +27,7 @@ from dlinfer.ops import registry
 from dlinfer.ops.core.kernels import kernel_authors, several_implementations
 from dlinfer.vendor import discovery
 from dlinfer.vendor.base import Vendor
-from dlinfer.vendor.cpu import memory
+from dlinfer.vendor.cpu.host import cpus, memory
 
 SCHEMA = 3
 
@@ -50,10 +50,14 @@ class Versions:
 
 @dataclass(frozen=True)
 class Cpu:
-    """capability: torch's name of the vector instructions it uses. threads: torch's, for one op."""
+    """capability: torch's name of the vector instructions it uses. cores: physical ones that this process may use.
+    quota: CPUs' worth of time that its cgroups allow, null without a limit. usable: how many threads can run at once,
+    and why. threads: torch's number, for one op."""
 
     capability: str
     cores: int
+    quota: float | None
+    usable: str
     threads: int
 
 
@@ -162,9 +166,7 @@ def collect(selftest: bool = False) -> Report:
         versions=Versions(
             dlinfer.__version__, platform.python_version(), str(torch.__version__), _installed("transformers")
         ),
-        cpu=Cpu(
-            torch.backends.cpu.get_cpu_capability(), len(os.sched_getaffinity(0)), torch.get_num_threads()
-        ),
+        cpu=_cpu(),
         memory=[MemoryBound(*bound) for bound in sorted(memory.bounds())],
         frameworks=[selfcheck.check()],
         vendors=states,
@@ -180,6 +182,12 @@ def collect(selftest: bool = False) -> Report:
         selftests=_selftests(states, selftest) if policy and not problems else [],
         implementations=_implementations(states),
     )
+
+
+def _cpu() -> Cpu:
+    usable = cpus.usable_cpus()
+    capability = torch.backends.cpu.get_cpu_capability()
+    return Cpu(capability, usable.cores, usable.quota, str(usable), torch.get_num_threads())
 
 
 def _implementations(states: list[VendorState]) -> dict[str, dict[str, list[str]]]:

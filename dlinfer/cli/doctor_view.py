@@ -35,7 +35,7 @@ def _machine(report: Report, console: Console) -> None:
     table.add_row("python", versions.python)
     table.add_row("torch", versions.torch)
     table.add_row("transformers", versions.transformers or "not installed")
-    table.add_row("cpu", f"{cpu.capability}, {cpu.cores} cores, {cpu.threads} threads")
+    table.add_row("cpu", f"{cpu.capability}; {cpu.usable}; torch uses {cpu.threads}")
     for label, bound in zip(["memory", *[""] * len(report.memory)], report.memory, strict=False):
         room, limit = _gib(bound.available_bytes), _gib(bound.limit_bytes)
         table.add_row(label, f"{room} of {limit} available ({bound.source})")

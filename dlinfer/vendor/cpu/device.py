@@ -4,8 +4,8 @@ import os
 
 from torch import Tensor
 
+from dlinfer.vendor.cpu.host.memory import usable_memory
 from dlinfer.vendor.cpu.host.threads import fit_threads
-from dlinfer.vendor.cpu.memory import usable_memory
 from dlinfer.vendor.device import Device, DeviceMemory, Sampler
 from dlinfer.vendor.streams import HostStreams
 

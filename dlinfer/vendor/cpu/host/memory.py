@@ -11,9 +11,10 @@ it before it kills.
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from dlinfer.vendor.cpu.host.cgroups import hierarchies
 
 
 class UsableMemory(NamedTuple):
@@ -28,22 +29,20 @@ class UsableMemory(NamedTuple):
     source: str
 
 
-@dataclass(frozen=True)
-class _Version:
+class _Names(NamedTuple):
     """Names that differ between the two cgroup interfaces."""
 
     label: str
-    filesystem: str
     limits: tuple[str, ...]
     usage: str
     reclaimable: str
 
 
-# v2: a process over memory.high is not killed, but slowed down until it is of no use; so that is a bound too.
-_V2 = _Version("cgroup v2", "cgroup2", ("memory.max", "memory.high"), "memory.current", "inactive_file")
-_V1 = _Version(
-    "cgroup v1", "cgroup", ("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"
-)
+_NAMES = {
+    # A process over memory.high is not killed, but slowed down until it is of no use; so that is a bound too.
+    "v2": _Names("cgroup v2", ("memory.max", "memory.high"), "memory.current", "inactive_file"),
+    "v1": _Names("cgroup v1", ("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
+}
 
 
 def usable_memory(root: Path = Path("/")) -> UsableMemory:
@@ -75,57 +74,21 @@ def _host(root: Path) -> UsableMemory:
 
 
 def _cgroups(root: Path) -> Iterator[UsableMemory]:
-    for version, mount, folder in _memberships(root):
-        for level in (folder, *folder.parents):  # a limit of any ancestor binds as well
-            yield from _limits(version, level, root)
-            if level == mount:
-                break
+    for version, folders in hierarchies("memory", root):
+        for folder in folders:
+            yield from _limits(_NAMES[version], folder, root)
 
 
-def _memberships(root: Path) -> Iterator[tuple[_Version, Path, Path]]:
-    """(version, mount point, this process's folder in it) of each hierarchy that may account for memory."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-        mounts = list(_mounts(root))
-    except OSError:  # not Linux, or no /proc
-        return
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
-            version = _V2
-        elif "memory" in controllers.split(","):
-            version = _V1
-        else:
-            continue
-        for filesystem, options, mounted, point in mounts:
-            if filesystem != version.filesystem or (version is _V1 and "memory" not in options):
-                continue
-            # A container may see the host's path in /proc/self/cgroup while only a part of the hierarchy,
-            # rooted at `mounted`, is mounted. For a path outside it the mount point is the nearest folder.
-            inside = os.path.relpath(path, mounted)
-            known = not inside.startswith("..") and not path.startswith("/..")
-            folder = point / inside if known else point
-            yield version, point, folder if folder.is_dir() else point
-
-
-def _mounts(root: Path) -> Iterator[tuple[str, list[str], str, Path]]:
-    """(filesystem, super options, root of the mounted part, mount point) of every mount."""
-    for line in (root / "proc/self/mountinfo").read_text().splitlines():
-        left, _, right = line.partition(" - ")
-        before, after = left.split(), right.split()
-        yield after[0], after[-1].split(","), before[3], root / before[4].lstrip("/")
-
-
-def _limits(version: _Version, folder: Path, root: Path) -> Iterator[UsableMemory]:
-    for name in version.limits:
+def _limits(names: _Names, folder: Path, root: Path) -> Iterator[UsableMemory]:
+    for name in names.limits:
         try:
             limit = int((folder / name).read_text())
-            usage = int((folder / version.usage).read_text())
-            reclaimable = _table(folder / "memory.stat").get(version.reclaimable, 0)
+            usage = int((folder / names.usage).read_text())
+            reclaimable = _table(folder / "memory.stat").get(names.reclaimable, 0)
         except (OSError, ValueError):  # no memory controller in this folder, or "max": no limit
             continue
         available = max(0, limit - max(0, usage - reclaimable))
-        yield UsableMemory(available, limit, f"{version.label}, /{(folder / name).relative_to(root)}")
+        yield UsableMemory(available, limit, f"{names.label}, /{(folder / name).relative_to(root)}")
 
 
 def _table(path: Path) -> dict[str, int]:
