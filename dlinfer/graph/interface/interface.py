@@ -57,6 +57,15 @@ def as_taken(port: Port, value: str) -> str:
     return f"{resolved}.contiguous()" if port.strides is None else resolved
 
 
+def _same_constant(value: object, constant: object) -> bool:
+    """Equal, with 0.0 and -0.0 apart, and NaN equal to itself."""
+    if type(value) is not type(constant):
+        return False
+    if isinstance(value, (float, complex)):
+        return repr(value) == repr(constant)
+    return value == constant
+
+
 @dataclass(frozen=True)
 class Interface:
     """The inputs of a compiled graph besides its weights, and its outputs, in the graph's order.
@@ -85,7 +94,7 @@ class Interface:
         """
         for place, constant in self.constants.items():
             value = leaves[place]
-            if type(value) is not type(constant) or value != constant:
+            if not _same_constant(value, constant):
                 name = names[place] if names else f"argument {place}"
                 raise ArtifactInputError(name=name, expected=repr(constant), given=shown(value))
         if not self.constants:

@@ -104,6 +104,15 @@ def test_constants_keep_their_place():
         both.bind([4, 9])
 
 
+def test_zeros_and_nan_as_constants():
+    nan = float("nan")
+    both = interface(constants={0: 0.0, 1: nan, 2: -0.0, 3: 0})
+    assert both.values_among([0.0, nan, -0.0, 0]) == []
+    for other in ([-0.0, nan, -0.0, 0], [0.0, 1.0, -0.0, 0], [0.0, nan, 0.0, 0], [0.0, nan, -0.0, False]):
+        with pytest.raises(ArtifactInputError, match="expected"):
+            both.values_among(other)
+
+
 def test_a_division_by_zero_is_refused():
     with pytest.raises(ArtifactInputError, match="divided by, given 0"):
         interface(port("x", "s0"), conditions=["7 // (s0 - 4) < 9"]).bind([torch.ones(4)])

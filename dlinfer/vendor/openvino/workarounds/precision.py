@@ -8,7 +8,7 @@ For bfloat16 the plugin changes the precision of nodes. For float16 it converts 
 node meets an unmarked one: an input, a constant and a result need the mark too.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -150,7 +150,7 @@ def _layers(node: Node) -> list[str]:
     return [one for one in _said(node, "originalLayersNames").split(",") if one]
 
 
-def _added(node: Node, known: Collection[str]) -> Iterator[Node]:
+def _added(node: Node, known: Set[str]) -> Iterator[Node]:
     """Nodes that the plugin itself put in front of one."""
     for source in _sources(node):
         if known.isdisjoint(_layers(source)):
