@@ -1,7 +1,7 @@
 """As many threads as can run at once.
 
-torch starts a thread for each physical core. Under a quota (``docker run --cpus=4``, a Kubernetes limit) more threads
-than the quota use it up early in each period, and all of them, the server's event loop too, stand still for the rest.
+torch starts a thread for each physical core. More threads than a quota (``docker run --cpus=4``, a Kubernetes limit)
+use it up early in each period. Then all of them, the server's event loop too, stand still for the rest of it.
 """
 
 import os
