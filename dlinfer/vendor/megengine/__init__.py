@@ -1,6 +1,6 @@
 """MegEngine Lite: its whole API on its own C library, and the graph engine ``megengine``.
 
-``from dlinfer.vendor.megengine import lite``. It runs in this process; models are made in its toolchain's environment.
+``from dlinfer.vendor.megengine import lite``. It runs in this process; its toolchain's environment builds the models.
 """
 
 from typing import Any
@@ -16,14 +16,14 @@ def _toolchain() -> Toolchain:
 
 
 def _probe() -> Probe:
-    """Whether the toolchain is installed; nothing of it is loaded."""
+    """Whether the toolchain is installed. Loads nothing of it."""
     from dlinfer.toolchain import state
 
-    found = state(_toolchain())
-    if not found.installed:
-        reason = f"its toolchain cannot be used: {found.reason}"
+    installation = state(_toolchain())
+    if not installation.installed:
+        reason = f"its toolchain cannot be used: {installation.reason}"
         return Probe(False, reason, "dlinfer toolchain install megengine")
-    return Probe(True, f"MegEngine Lite of the toolchain ({found.reason})")
+    return Probe(True, f"MegEngine Lite of the toolchain ({installation.reason})")
 
 
 def _engine(name: str) -> Any:
@@ -40,5 +40,5 @@ VENDOR = Vendor(
     engines=("megengine",),
     load_engine=_engine,
     toolchain=_toolchain,
-    priority=-10,  # used when it is asked for
+    priority=-10,  # used only when named
 )

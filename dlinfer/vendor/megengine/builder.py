@@ -1,4 +1,4 @@
-"""Makes a MegEngine model of a list of nodes. Runs by itself in the toolchain's environment, on its CPython 3.10.
+"""Builds a MegEngine model from a list of nodes. A script for the toolchain's environment, with its CPython 3.10.
 
 Usage: python builder.py GRAPH.json MODEL.mge
 """
@@ -10,7 +10,7 @@ import sys
 
 
 def operations(megengine, numpy):
-    """Name of an op of the list -> function of its operands and attributes."""
+    """Map each op's name to a function of its operands and attributes."""
     F = megengine.functional  # noqa: N806
 
     def subtensor(x, axis, start, stop, step):
@@ -26,8 +26,8 @@ def operations(megengine, numpy):
         return megengine.tensor(numpy.triu(numpy.ones((rows, columns), "float32"), 1)) > 0.5
 
     def full(value, shape):
-        one = megengine.tensor(numpy.full((1,) * len(shape), value, "float32"))
-        return F.broadcast_to(one, tuple(shape))
+        element = megengine.tensor(numpy.full((1,) * len(shape), value, "float32"))
+        return F.broadcast_to(element, tuple(shape))
 
     def convolution(x, weight, stride, padding, dilation):
         return F.conv2d(x, weight, None, tuple(stride), tuple(padding), tuple(dilation))
@@ -63,7 +63,7 @@ def operations(megengine, numpy):
 def main(graph_path, model_path):
     import numpy
 
-    # Not by ``import``: there is no such package where this file is read but not run.
+    # Not by ``import``: pyright reads this file where MegEngine is not installed.
     megengine = importlib.import_module("megengine")
     importlib.import_module("megengine.functional")
     trace = importlib.import_module("megengine.jit").trace
@@ -74,11 +74,11 @@ def main(graph_path, model_path):
     table = operations(megengine, numpy)
 
     def run(*tensors):
-        known = dict(zip(names, tensors))  # noqa: B905 - Python 3.10 style; the lengths are equal by construction
+        values = dict(zip(names, tensors))  # noqa: B905 - Python 3.10 style; the lengths are equal by construction
         for node in graph["nodes"]:
-            operands = [known[one["ref"]] if isinstance(one, dict) else one for one in node["operands"]]
-            known[node["name"]] = table[node["op"]](*operands, **node["attributes"])
-        return [known[name] for name in graph["outputs"]]
+            operands = [values[item["ref"]] if isinstance(item, dict) else item for item in node["operands"]]
+            values[node["name"]] = table[node["op"]](*operands, **node["attributes"])
+        return [values[name] for name in graph["outputs"]]
 
     traced = trace(run, symbolic=True, capture_as_const=True)
     traced(*[megengine.tensor(numpy.zeros(shape, dtype)) for _, shape, dtype in graph["inputs"]])

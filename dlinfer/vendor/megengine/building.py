@@ -1,4 +1,4 @@
-"""Models of node lists, from the cache or made in the toolchain's environment."""
+"""Models of node lists, from the disk cache or built in the toolchain's environment."""
 
 import tempfile
 from pathlib import Path
@@ -13,15 +13,15 @@ from dlinfer.vendor.megengine.nodes import NodeList
 from dlinfer.vendor.megengine.toolchain import TOOLCHAIN
 
 SECONDS = 300
-"""What a build may take; one takes about two seconds."""
+"""The longest that a build may take; it usually takes about two."""
 
 _BUILDER = Path(__file__).with_name("builder.py")
 
 
 def model_of(graph: NodeList) -> bytes:
-    """Return the .mge of a node list, kept on disk under a hash of the list, the builder and the toolchain.
+    """Return a node list's .mge file, cached on disk under a hash of the list, the builder and the toolchain.
 
-    It holds no weights: they are inputs. Raises LiteBuildError, and ToolchainMissingError.
+    It holds no weights: they are inputs. Raises LiteBuildError and ToolchainMissingError.
     """
     text = graph.text()
     key = Key(
@@ -47,10 +47,10 @@ def _built(text: str) -> bytes:
         command = [find(TOOLCHAIN).python, "-I", _BUILDER, source, target]
         environment = process.own_environment(MGE_FASTRUN_CACHE_TYPE="MEMORY")
         try:
-            said = process.run(command, seconds=SECONDS, environment=environment)
+            output = process.run(command, seconds=SECONDS, environment=environment)
         except process.ProcessFailedError as failed:
             detail = " | ".join(map(str.strip, failed.lines[-4:]))[-800:]
             raise LiteBuildError(detail=f"{failed}: {detail}" if detail else str(failed)) from failed
         if not target.is_file():
-            raise LiteBuildError(detail=f"it ended well but wrote no model: {' | '.join(said[-4:])[-800:]}")
+            raise LiteBuildError(detail=f"it succeeded but wrote no model: {' | '.join(output[-4:])[-800:]}")
         return target.read_bytes()

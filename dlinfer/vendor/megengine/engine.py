@@ -1,4 +1,4 @@
-"""The graph engine ``megengine``: a region becomes a node list, that a MegEngine model, and that a Lite network."""
+"""The graph engine ``megengine``: a region becomes a node list, then a MegEngine model, then a Lite network."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ from dlinfer.vendor.megengine.translations.table import reshaped, truth
 
 @dataclass(frozen=True)
 class MegEngineOptions(EngineOptions):
-    """num_threads: of a region's network; 0 takes torch's number."""
+    """num_threads: number of threads for a region's network; 0 takes torch's."""
 
     num_threads: int = option(0, whole(0, "a number of threads, 0 for torch's"))
 
 
 class MegEngineEngine(ValueEngine[MegEngineOptions]):
-    """Regions through MegEngine Lite."""
+    """Runs regions in MegEngine Lite."""
 
     name = "megengine"
     options_type = MegEngineOptions
@@ -39,22 +39,22 @@ class MegEngineEngine(ValueEngine[MegEngineOptions]):
     smallest = 2
 
     def refuses_tensor(self, tensor: Tensor) -> str | None:
-        """Dtypes and sizes that MegEngine has not."""
+        """Refuse dtypes and sizes that MegEngine lacks."""
         return super().refuses_tensor(tensor) or unfit(tensor)
 
     def refuses_op(self, node: fx.Node) -> str | None:
-        """Ops without a translation."""
+        """Refuse ops without a translation."""
         if is_size(node):
             return "arithmetic on sizes that change between calls (dynamic=False fixes them)"
         return translations.refusal(node)
 
     def lower(self, function: Function, options: MegEngineOptions, policy: str) -> Lowered:
-        """Return the function as a model. Raises ToolchainMissingError."""
+        """Build a model from the function. Raises ToolchainMissingError."""
         return MegEngineLowered(function, options.num_threads or torch.get_num_threads())
 
 
 class MegEngineLowered(Lowered):
-    """A node list, and the model that is made of it. Weights are inputs, which the network reads where they lie."""
+    """A node list and the model built from it. Weights are inputs, which the network reads in place."""
 
     def __init__(self, function: Function, threads: int) -> None:
         super().__init__(function)
@@ -68,7 +68,7 @@ class MegEngineLowered(Lowered):
             raise RefusedError(str(error)) from error
 
     def compile(self, weights: tuple[Tensor, ...]) -> Network:
-        """Return the model in a network of this process."""
+        """Load the model into a network of this process."""
         try:
             return Network(self.function, self._graph, self._model, self._threads)
         except LiteError as error:
@@ -77,22 +77,22 @@ class MegEngineLowered(Lowered):
 
 def written(graph_module: fx.GraphModule) -> NodeList:
     """Return a function's graph as a node list. Raises UntranslatableError."""
-    writer, known = NodeList(), {}
+    writer, values = NodeList(), {}
     for node in graph_module.graph.nodes:
         if node.op == "placeholder":
             if node.users:
-                known[node] = placeholder(writer, node)
+                values[node] = placeholder(writer, node)
         elif node.op == "call_function":
-            known[node] = translations.translate(writer, node, known.__getitem__)
+            values[node] = translations.translate(writer, node, values.__getitem__)
         elif node.op != "output":
             raise UntranslatableError(f"a node of kind {node.op}")
     results: Any = graph_module.graph.output_node().args[0]
-    writer.outputs = [_result(writer, known[node]).name for node in results]
+    writer.outputs = [_result(writer, values[node]).name for node in results]
     return writer
 
 
 def _result(writer: NodeList, value: Value) -> Value:
-    """A result as a node of its own, which inputs and results given twice are not; bool as bytes."""
+    """Give a result a node of its own, also if it is an input or another output; bool becomes bytes."""
     if value.dtype == torch.bool:
         return writer.op("cast", truth(writer, value), like=value, to="uint8")
     return reshaped(writer, value, value.shape)

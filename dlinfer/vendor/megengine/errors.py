@@ -4,19 +4,17 @@ from dlinfer.errors import DlinferError
 
 
 class LiteError(DlinferError, RuntimeError):
-    """A call of MegEngine Lite's C library failed; ``detail`` is what the library says."""
+    """A call of MegEngine Lite's C library failed; ``detail`` is the library's message."""
 
     message = "MegEngine Lite: {call}: {detail}."
     next_step = "docs/vendors/megengine.md says what each call needs."
 
 
 class LiteArgumentError(DlinferError, ValueError):
-    """A call of the Lite API got an argument that it does not take; the library was not called."""
+    """A call of the Lite API got a bad argument; the library was not called."""
 
     message = "MegEngine Lite: {call}: argument {argument}: expected {expected}, given {given}."
-    next_step = (
-        "docs/vendors/megengine.md lists types and ranges; nothing is converted where a value would change."
-    )
+    next_step = "docs/vendors/megengine.md lists types and ranges; no conversion changes a value."
 
 
 class LiteModelError(LiteError):
@@ -27,7 +25,7 @@ class LiteModelError(LiteError):
 
 
 class LiteLackError(LiteError, NotImplementedError):
-    """Something documented that the installed build of the C library does not have."""
+    """The installed build of the C library lacks something documented."""
 
     message = "MegEngine Lite: {call}: the library itself lacks it: {detail}."
     next_step = "docs/vendors/megengine.md lists what this build lacks, and what to use instead."
@@ -37,18 +35,18 @@ class LiteCallbackError(LiteError):
     """A user's callback or decryption function raised; the exception is the cause of this one."""
 
     message = "MegEngine Lite: the {callback} of the network raised {detail}."
-    next_step = "mend the callback; the network can be run again."
+    next_step = "fix the callback; the network can be run again."
 
 
 class LiteBusyError(LiteError):
-    """A network was run while another one runs that it shares its run-time memory with."""
+    """A network was started while another one with the same run-time memory was running."""
 
     message = "MegEngine Lite: {call}: it shares run-time memory with a network that is running."
     next_step = "wait() for the other network first, or share weights only (share_weights_with)."
 
 
 class LiteBuildError(DlinferError, RuntimeError):
-    """MegEngine could not make a model of a graph in its toolchain's environment."""
+    """MegEngine could not build a model of a graph in its toolchain's environment."""
 
     message = "MegEngine cannot build this graph: {detail}."
-    next_step = "let the fallback policy run it by torch (fallback 'warn'), or use another engine."
+    next_step = "let torch run it (fallback policy 'warn'), or use another engine."

@@ -1,4 +1,4 @@
-"""A model at run time: its inputs where torch has them, in a network of MegEngine Lite in this process."""
+"""A model at run time: a network of MegEngine Lite in this process that reads torch's tensors in place."""
 
 import ctypes
 import threading
@@ -17,7 +17,7 @@ _INT32 = torch.iinfo(torch.int32)
 
 
 class Network:
-    """Callable with a function's inputs, gives its outputs; threads take turns, since it runs one at a time."""
+    """Callable: takes a function's inputs and returns its outputs. Threads take turns."""
 
     def __init__(self, function: Function, graph: NodeList, model: bytes, threads: int) -> None:
         self._lock = threading.Lock()
@@ -40,22 +40,22 @@ class Network:
 
     def __call__(self, *inputs: Any) -> list[Tensor]:
         with self._lock:
-            kept = [one.feed(inputs[one.index]) for one in self._inputs]
+            kept = [entry.feed(inputs[entry.index]) for entry in self._inputs]
             self._network.forward()
             self._network.wait()
             values = [_taken(tensor, dtype) for tensor, dtype in self._outputs]
-        del kept  # which the network has read now
+        del kept  # the network has read it
         return values
 
 
 def _taken(tensor: lite.LiteTensor, dtype: torch.dtype) -> Tensor:
-    """A copy of a result: the network writes it again at the next run."""
+    """Copy a result, since the next run overwrites it."""
     value = torch.from_numpy(tensor.to_numpy())
     return value.view(torch.bool) if dtype == torch.bool else value
 
 
 class _Input:
-    """One input of the network, and where it was told to look last. rows: those that it looks up, if it does."""
+    """One input of the network, and its last address. rows: the size of the table, for an input of row numbers."""
 
     def __init__(self, index: int, tensor: lite.LiteTensor, rows: int | None) -> None:
         self.index = index
@@ -64,9 +64,9 @@ class _Input:
         self._rows = rows
         self._place = 0
 
-    def feed(self, given: Tensor) -> Tensor:
-        """Let the network read a tensor where it lies. Gives what must live until the run has ended."""
-        value = given.detach()
+    def feed(self, tensor: Tensor) -> Tensor:
+        """Let the network read a tensor in place. Returns the tensor to keep alive until the run has ended."""
+        value = tensor.detach()
         if self._rows is not None:
             value = _checked(value, self._rows)
         elif value.dtype == torch.bool:
@@ -80,7 +80,7 @@ class _Input:
 
 
 def _checked(indices: Tensor, rows: int) -> Tensor:
-    """Numbers of rows as int32, which MegEngine looks up without asking. Raises WrongInputError."""
+    """Return row numbers as int32; MegEngine does not check their range. Raises WrongInputError."""
     low, high = torch.aminmax(indices)
     if int(low) < 0 or int(high) >= min(rows, _INT32.max):
         raise WrongInputError(f"{int(low)} to {int(high)} for {rows} rows")

@@ -1,7 +1,7 @@
-"""A graph as a plain list of nodes, which the builder in the toolchain's environment makes a MegEngine model of.
+"""A graph as a plain list of nodes. ``builder.py`` turns it into a MegEngine model in the toolchain's environment.
 
-Why not ONNX: MegEngine's package has no importer of it, and the converters that there were are gone with it. The list
-has some twenty ops, each one call of ``megengine.functional`` (``builder.py``), and tensors by name.
+The list has some twenty ops, each a call of ``megengine.functional``; it refers to tensors by name. ONNX would not do:
+MegEngine's package cannot import it, and its old converters are no longer maintained.
 """
 
 import json
@@ -16,12 +16,12 @@ from dlinfer.graph.ir.dialect import fake
 
 
 class UntranslatableError(RefusedError):
-    """A node has no translation; its text says why."""
+    """A node has no translation; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of the list, by its name, with torch's sizes and dtype."""
+    """A tensor of the list: its name, and torch's sizes and dtype."""
 
     name: str
     shape: tuple[int, ...]
@@ -30,10 +30,10 @@ class Value:
 
 @dataclass
 class NodeList:
-    """The list while it is written.
+    """The list of nodes, built op by op.
 
-    inputs: (name, sizes, type at Lite's boundary). indices: for an int64 or int32 input that looks up rows, how many
-    rows there are. outputs: names.
+    inputs: (name, sizes, type at Lite's boundary). indices: integer input that looks up rows -> number of rows.
+    outputs: names.
     """
 
     inputs: list[tuple[str, tuple[int, ...], str]] = field(default_factory=list)
@@ -46,10 +46,10 @@ class NodeList:
     ) -> Value:
         """Add a node. operands: Values and numbers. like: a tensor or the sizes of the result."""
         shape = tuple(like.shape) if isinstance(like, (torch.Tensor, Value)) else tuple(like)
-        kept = next((one.dtype for one in operands if isinstance(one, Value)), torch.float32)
-        value = Value(f"v{len(self.nodes)}", shape, dtype or kept)
-        written = [{"ref": one.name} if isinstance(one, Value) else one for one in operands]
-        self.nodes.append({"name": value.name, "op": kind, "operands": written, "attributes": attributes})
+        default = next((operand.dtype for operand in operands if isinstance(operand, Value)), torch.float32)
+        value = Value(f"v{len(self.nodes)}", shape, dtype or default)
+        encoded = [{"ref": item.name} if isinstance(item, Value) else item for item in operands]
+        self.nodes.append({"name": value.name, "op": kind, "operands": encoded, "attributes": attributes})
         return value
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class NodeList:
         )
 
     def text(self) -> str:
-        """As JSON."""
+        """Return the list as JSON."""
         parts = {"inputs": self.inputs, "nodes": self.nodes, "outputs": self.outputs}
         return json.dumps(parts, sort_keys=True)
 
@@ -69,27 +69,25 @@ BOUNDARY = {torch.float32: "float32", torch.int32: "int32", torch.int64: "int32"
 
 
 def unfit(tensor: torch.Tensor) -> str | None:
-    """Why a tensor's dtype and sizes cannot be MegEngine's; None where they can."""
+    """Return why MegEngine cannot take a tensor's dtype or sizes, or None."""
     if tensor.dtype == torch.float16:
-        return "float16, of which MegEngine's CPU kernels take hundreds of times as long as of float32"
+        return "float16, which is hundreds of times slower than float32 in MegEngine's CPU kernels"
     if tensor.dtype not in BOUNDARY:
-        return f"{str(tensor.dtype).removeprefix('torch.')}, which MegEngine Lite has not"
+        return f"{str(tensor.dtype).removeprefix('torch.')}, which MegEngine Lite lacks"
     if not all(isinstance(size, int) for size in tensor.shape):
-        return (
-            "its sizes change between calls, and a model is built for fixed ones (dynamic=False fixes them)"
-        )
+        return "its sizes change between calls, but a model needs fixed sizes (dynamic=False fixes them)"
     if not 1 <= tensor.ndim <= 6:
-        return f"a tensor of {tensor.ndim} dimensions; MegEngine Lite has 1 to 6"
+        return f"a tensor of {tensor.ndim} dimensions; MegEngine Lite takes 1 to 6"
     if tensor.numel() == 0:
         return "a tensor without elements"
     return None
 
 
 def placeholder(writer: NodeList, node: fx.Node) -> Value:
-    """Return an input of the list for a placeholder. Raises UntranslatableError."""
+    """Add an input to the list for a placeholder. Raises UntranslatableError."""
     tensor = fake(node)
     if not isinstance(tensor, torch.Tensor):
         raise UntranslatableError("an input that is no tensor")
-    given = Value(node.name, tuple(tensor.shape), tensor.dtype)
-    writer.inputs.append((node.name, given.shape, BOUNDARY[tensor.dtype]))
-    return given
+    value = Value(node.name, tuple(tensor.shape), tensor.dtype)
+    writer.inputs.append((node.name, value.shape, BOUNDARY[tensor.dtype]))
+    return value

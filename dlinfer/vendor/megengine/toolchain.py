@@ -1,12 +1,15 @@
-"""The recipe of MegEngine's toolchain: MegEngine Lite's C library, and MegEngine itself, which makes its models.
+"""The recipe of MegEngine's toolchain: MegEngine Lite's C library, and MegEngine itself, which builds its models.
 
-The package (PyPI, for CPython up to 3.10) asks for pandas-sized packages to fetch data sets with. They are left out;
-what it imports at once is here.
+The package (PyPI, for CPython up to 3.10) depends on large packages that only fetch data sets. The recipe omits them
+and replaces the one that MegEngine imports at once.
 """
 
 from dlinfer.toolchain.recipe import Toolchain
 
-_MEGFILE = '''"""Stands in for megfile, by which megengine.hub downloads; nothing is downloaded here."""
+# The recipe's digest covers this text: any change to it reinstalls every environment.
+_MEGFILE = (
+    '"""Stands in for megfile, by '
+    + '''which megengine.hub downloads; nothing is downloaded here."""
 
 
 def _missing(*args, **kwargs):
@@ -15,6 +18,7 @@ def _missing(*args, **kwargs):
 
 smart_copy = smart_getmd5 = smart_getsize = _missing
 '''
+)
 
 TOOLCHAIN = Toolchain(
     name="megengine",

@@ -11,7 +11,7 @@ from dlinfer.vendor.megengine.lite.binding.library import library
 from tests.graph.threads import together
 from tests.vendor.megengine.running import loaded
 
-DOUBT = "another thread's call failed at once"
+DOUBT = "another thread's call failed at the same time"
 
 
 @pytest.fixture

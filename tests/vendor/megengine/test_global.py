@@ -196,7 +196,7 @@ def test_set_and_dump_persistent_cache(tmp_path):
     assert caches[1].stat().st_size > 500  # the profiled convolution is in it
     assert caches[2].read_bytes() == caches[1].read_bytes()  # nothing was left to profile
     for call in (LiteGlobal.set_persistent_cache, LiteGlobal.dump_persistent_cache):
-        with pytest.raises(LiteArgumentError, match="in a folder that is there"):
+        with pytest.raises(LiteArgumentError, match="in an existing folder"):
             call(tmp_path / "nowhere" / "cache")
 
 
@@ -227,7 +227,7 @@ def test_tensorrt_cache(tmp_path):
     LiteGlobal.set_tensorrt_cache(str(cache))
     LiteGlobal.dump_tensorrt_cache()
     assert cache.is_file()
-    with pytest.raises(LiteArgumentError, match="in a folder that is there"):
+    with pytest.raises(LiteArgumentError, match="in an existing folder"):
         LiteGlobal.set_tensorrt_cache(tmp_path / "nowhere" / "cache")
 
 

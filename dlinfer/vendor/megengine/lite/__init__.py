@@ -1,7 +1,7 @@
 """MegEngine Lite's Python API, under its documented names, on its own C library.
 
-``from dlinfer.vendor.megengine.lite import *`` where the document says ``from megenginelite import *``. Importing
-loads nothing; the library of the toolchain is loaded when the first tensor, network or setting is made.
+Write ``from dlinfer.vendor.megengine.lite import *`` where the document says ``from megenginelite import *``. The
+first tensor, network or setting loads the toolchain's library; importing loads nothing.
 """
 
 from dlinfer.vendor.megengine.lite.binding.enums import (

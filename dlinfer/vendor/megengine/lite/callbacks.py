@@ -1,7 +1,7 @@
-"""A network's callbacks: kept alive as long as the library may call them, and what they raise kept for the caller.
+"""A network's callbacks: they stay alive as long as the library may call them, and their exceptions reach the caller.
 
-The library knows a callback by its address and ignores what it returns; an exception cannot pass through it. It is
-kept here and raised from the call of ``forward`` or ``wait`` that ends the run.
+The library knows a callback by its address and ignores its result. An exception cannot pass through C, so it is stored
+here, and the call of ``forward`` or ``wait`` that ends the run raises it.
 """
 
 import contextlib
@@ -21,18 +21,18 @@ from dlinfer.vendor.megengine.lite.tensor import LiteTensor
 TensorsByIo = dict[LiteIO, LiteTensor]
 
 _KEPT = 2
-"""Of each kind the latest and the one before, which a run that has begun may still call."""
+"""Callbacks of each kind: the latest, and the one before, which a run that has begun may still call."""
 
 _here = threading.local()
 
 
-def running_one(network: object = None) -> bool:
-    """Return whether this thread is inside a callback (of ``network``, a Callbacks' ``mark``, where one is given).
+def inside_callback(mark: object = None) -> bool:
+    """Return whether this thread is inside a callback, or inside one of the network with this ``Callbacks.mark``.
 
-    There the library may not be asked to end a network, nor to run or wait for the callback's own.
+    A callback may not destroy any network, nor run its own or wait for it.
     """
     running = getattr(_here, "running", ())
-    return bool(running) if network is None else network in running
+    return bool(running) if mark is None else mark in running
 
 
 @contextlib.contextmanager
@@ -47,10 +47,10 @@ def _inside(mark: object) -> Iterator[None]:
 
 
 class Callbacks:
-    """Of one network, whose weak reference it gets.
+    """The callbacks of one network, which it refers to weakly.
 
-    natives: what the library calls. It must outlive the network in the library, and knows the user's functions, which
-    often know the network, only weakly: they go with this object. mark: of the network, for ``running_one``.
+    natives: the C functions that the library calls. They must outlive the network in the library. They refer to the
+    user's functions only weakly, since these often refer to the network. mark: the network, for ``inside_callback``.
     """
 
     def __init__(self, network: weakref.ref[Any]) -> None:
@@ -62,42 +62,42 @@ class Callbacks:
         self._lock = threading.Lock()
         self._failure: tuple[str, BaseException] | None = None
 
-    def without_arguments(self, kind: str, wanted: Callable[[], Any]) -> Any:
-        """For ``async_with_callback``."""
-        return self._native(AsyncCallback, kind, wanted, lambda: ())
+    def without_arguments(self, kind: str, user: Callable[[], Any]) -> Any:
+        """Return the C function for ``async_with_callback``."""
+        return self._native(AsyncCallback, kind, user, lambda: ())
 
-    def with_tensors(self, kind: str, wanted: Callable[[TensorsByIo], Any]) -> Any:
-        """For ``set_start_callback`` and ``set_finish_callback``."""
+    def with_tensors(self, kind: str, user: Callable[[TensorsByIo], Any]) -> Any:
+        """Return the C function for ``set_start_callback`` or ``set_finish_callback``."""
         network = self._network
-        return self._native(IoCallback, kind, wanted, lambda *told: (_given(network(), *told),))
+        return self._native(IoCallback, kind, user, lambda *native: (_tensors(network(), *native),))
 
     def _native(
-        self, prototype: Any, kind: str, wanted: Callable[..., Any], arguments: Callable[..., Any]
+        self, prototype: Any, kind: str, user: Callable[..., Any], convert: Callable[..., Any]
     ) -> Any:
-        """What the library calls: ``wanted``, while it is kept here, with ``arguments`` of what the library tells.
+        """Return a C function that calls ``user`` with converted arguments, then notifies the network.
 
-        The network is told when it has returned or raised.
+        It does nothing once ``user`` was replaced or the network is gone.
         """
-        function(kind, "callback", wanted)
+        function(kind, "callback", user)
         number, mark, callbacks, network = next(self._numbers), self.mark, weakref.ref(self), self._network
         functions = self._functions.setdefault(kind, {})
-        functions[number] = wanted
+        functions[number] = user
         for old in list(functions)[:-_KEPT]:
             del functions[old]
 
-        def called(*told: Any) -> int:
+        def called(*native: Any) -> int:
             with _inside(mark):
-                status = run(*told)
+                status = run(*native)
                 _ended(network(), kind)
                 return status
 
-        def run(*told: Any) -> int:
+        def run(*native: Any) -> int:
             mine = callbacks()
             kept = mine._functions[kind].get(number) if mine is not None else None
             if mine is None or kept is None:
-                return 0  # the network is being given up
+                return 0  # the network is being destroyed
             try:
-                returned = kept(*arguments(*told))
+                returned = kept(*convert(*native))
             except BaseException as error:  # noqa: BLE001 - it cannot pass through C; ``raise_failure`` raises it
                 with mine._lock:
                     mine._failure = mine._failure or (kind, error)
@@ -109,7 +109,7 @@ class Callbacks:
         return native
 
     def raise_failure(self) -> None:
-        """Raise LiteCallbackError for what a callback has raised since this was last asked."""
+        """Raise LiteCallbackError if a callback has raised since the last call."""
         with self._lock:
             failure, self._failure = self._failure, None
         if failure is not None:
@@ -118,17 +118,17 @@ class Callbacks:
 
 
 def _ended(network: Any, kind: str) -> None:
-    """Tell a network, of which no reference may outlive ``_inside``: its end would wait for the callback."""
+    """Notify a network. No reference to it may outlive ``_inside``: its finalizer would wait for the callback."""
     if network is not None:
         network._callback_ended(kind)
 
 
-def _given(network: Any, ios: int, tensors: Any, count: int) -> TensorsByIo:
-    """The dict that a callback gets, of what the library passes."""
-    described = ctypes.cast(ios, ctypes.POINTER(LiteIO)) if count else ()
-    given = {}
+def _tensors(network: Any, ios: int, tensors: Any, count: int) -> TensorsByIo:
+    """Convert the library's arguments to the callback's dict."""
+    natives = ctypes.cast(ios, ctypes.POINTER(LiteIO)) if count else ()
+    by_io = {}
     for index in range(count):
-        one = described[index]
-        io = LiteIO(one.name, one.is_host, one.io_type, one.config_layout)
-        given[io] = network._tensor(io.name, tensors[index])
-    return given
+        native = natives[index]
+        io = LiteIO(native.name, native.is_host, native.io_type, native.config_layout)
+        by_io[io] = network._tensor(io.name, tensors[index])
+    return by_io

@@ -1,4 +1,4 @@
-"""LiteOptions, LiteConfig, LiteIO and LiteNetworkIO; C structures, as the document lists them."""
+"""LiteOptions, LiteConfig, LiteIO and LiteNetworkIO: C structures, as documented."""
 
 import ctypes
 from collections.abc import Iterable
@@ -8,12 +8,12 @@ from dlinfer.vendor.megengine.lite.binding.checks import member, wrong
 from dlinfer.vendor.megengine.lite.binding.enums import LiteBackend, LiteDeviceType, LiteIOType
 from dlinfer.vendor.megengine.lite.layout import LiteLayout, copied
 
-_OPTIONS = """
-    weight_preprocess fuse_preprocess fake_next_exec var_sanity_check_first_run const_shape force_dynamic_alloc
-    force_output_dynamic_alloc force_output_use_user_specified_memory no_profiling_on_shape_change jit_level
-    comp_node_seq_record_level graph_opt_level async_exec_level enable_nchw44 enable_nchw44_dot enable_nchw88
-    enable_nhwcd4 enable_nchw4 enable_nchw32 enable_nchw64
-""".split()
+_OPTIONS = [
+    *"weight_preprocess fuse_preprocess fake_next_exec var_sanity_check_first_run const_shape".split(),
+    *"force_dynamic_alloc force_output_dynamic_alloc force_output_use_user_specified_memory".split(),
+    *"no_profiling_on_shape_change jit_level comp_node_seq_record_level graph_opt_level async_exec_level".split(),
+    *"enable_nchw44 enable_nchw44_dot enable_nchw88 enable_nhwcd4 enable_nchw4 enable_nchw32 enable_nchw64".split(),
+]
 
 _RANGES = {
     "jit_level": range(3),
@@ -21,14 +21,14 @@ _RANGES = {
     "graph_opt_level": range(4),
     "async_exec_level": range(8),
 }
-"""Of the options that are levels; the others are 0 or 1."""
+"""Ranges of the options that are levels; the others are 0 or 1."""
 
 
 class LiteOptions(ctypes.Structure):
-    """How a network is optimised; docs/vendors/vendor_documents.md has the test of each option.
+    """How to optimise a network; docs/vendors/vendor_documents.md has the test of each option.
 
     All are integers. Defaults are the library's: var_sanity_check_first_run 1, graph_opt_level 2, async_exec_level 1,
-    everything else 0. An option that does not exist, or a value out of range, raises LiteArgumentError.
+    everything else 0. An unknown option, or a value out of range, raises LiteArgumentError.
     """
 
     _fields_ = [(name, ctypes.c_int) for name in _OPTIONS]
@@ -49,11 +49,10 @@ class LiteOptions(ctypes.Structure):
 
 
 class LiteConfig(ctypes.Structure):
-    """How and where a network is made.
+    """How and where a network runs.
 
-    has_compression: the model is compressed. device_id, device_type: where it runs. backend: LITE_DEFAULT.
-    bare_model_cryption_name: the decryption's name as bytes (text is taken too); empty for a plain model.
-    options: a LiteOptions.
+    has_compression: whether the model is compressed. device_id, device_type: where it runs. backend: LITE_DEFAULT.
+    bare_model_cryption_name: name of the decryption, bytes or text; empty for a plain model. options: a LiteOptions.
     """
 
     _fields_ = [
@@ -63,7 +62,7 @@ class LiteConfig(ctypes.Structure):
         ("backend", ctypes.c_int),
         ("bare_model_cryption_name", ctypes.c_char_p),
         ("options", LiteOptions),
-        # The C header has two more, which the document does not.
+        # The C header has two more, undocumented.
         ("_auto_optimize_inference", ctypes.c_int),
         ("_discrete_input_name", ctypes.c_char_p),
     ]
@@ -79,7 +78,7 @@ class LiteConfig(ctypes.Structure):
     def __setattr__(self, name: str, value: Any) -> None:
         if not hasattr(type(self), name):
             raise wrong("LiteConfig", name, "a documented field", repr(value))
-        if name == "bare_model_cryption_name":  # for which ctypes would take a number as an address
+        if name == "bare_model_cryption_name":  # ctypes would take a number as an address
             value = value.encode() if isinstance(value, str) else value
             if not isinstance(value, bytes):
                 raise wrong("LiteConfig", name, "bytes or text", repr(value))
@@ -96,9 +95,9 @@ class LiteConfig(ctypes.Structure):
 class LiteIO(ctypes.Structure):
     """One input or output of a network; hashed and compared by its name.
 
-    name: of the tensor. is_host: whether the caller's tensor lies on the host. io_type: LITE_IO_VALUE, or
-    LITE_IO_SHAPE for an output of which only the sizes are wanted. config_layout: its layout, the model's own where
-    none is given; the keyword is ``layout``.
+    name: the tensor's name. is_host: whether the caller's tensor lies on the host. io_type: LITE_IO_VALUE, or
+    LITE_IO_SHAPE for an output that needs only its sizes. config_layout (keyword ``layout``): its layout, by default
+    the model's.
     """
 
     _fields_ = [
@@ -144,14 +143,11 @@ class LiteIO(ctypes.Structure):
 
 
 class LiteNetworkIO:
-    """Inputs and outputs of which a network is told something: lists of LiteIO.
-
-    Each may be given as a LiteIO or as a list of its arguments.
-    """
+    """Lists of the inputs and outputs to configure; each item is a LiteIO or a list of its arguments."""
 
     def __init__(self, inputs: Iterable[Any] | None = None, outputs: Iterable[Any] | None = None) -> None:
-        self.inputs = [_io(one) for one in inputs or ()]
-        self.outputs = [_io(one) for one in outputs or ()]
+        self.inputs = [_io(item) for item in inputs or ()]
+        self.outputs = [_io(item) for item in outputs or ()]
 
     def add_input(
         self,
@@ -160,7 +156,7 @@ class LiteNetworkIO:
         io_type: int = LiteIOType.LITE_IO_VALUE,
         layout: LiteLayout | None = None,
     ) -> None:
-        """One more input: a LiteIO, or the arguments of one."""
+        """Add an input: a LiteIO, or the arguments of one."""
         self.inputs.append(obj if isinstance(obj, LiteIO) else LiteIO(obj, is_host, io_type, layout))
 
     def add_output(
@@ -170,7 +166,7 @@ class LiteNetworkIO:
         io_type: int = LiteIOType.LITE_IO_VALUE,
         layout: LiteLayout | None = None,
     ) -> None:
-        """One more output: a LiteIO, or the arguments of one."""
+        """Add an output: a LiteIO, or the arguments of one."""
         self.outputs.append(obj if isinstance(obj, LiteIO) else LiteIO(obj, is_host, io_type, layout))
 
 
@@ -190,9 +186,9 @@ class NativeIO(ctypes.Structure):
         self._kept = (inputs, outputs, io)
 
 
-def _io(given: Any) -> LiteIO:
-    if isinstance(given, LiteIO):
-        return given
-    if isinstance(given, (list, tuple)):
-        return LiteIO(*given)
-    raise wrong("LiteNetworkIO", "inputs, outputs", "LiteIO or lists of its arguments", repr(given))
+def _io(item: Any) -> LiteIO:
+    if isinstance(item, LiteIO):
+        return item
+    if isinstance(item, (list, tuple)):
+        return LiteIO(*item)
+    raise wrong("LiteNetworkIO", "inputs, outputs", "LiteIO or lists of its arguments", repr(item))

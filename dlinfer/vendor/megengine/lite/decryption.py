@@ -1,4 +1,4 @@
-"""Decryption of models by functions of the user's."""
+"""Decryption of models by user functions."""
 
 import contextlib
 import ctypes
@@ -13,16 +13,16 @@ from dlinfer.vendor.megengine.lite.binding.checks import function, text, wrong
 from dlinfer.vendor.megengine.lite.binding.library import Decryption, library
 
 BUILT_IN_KEYS = {"AES_default": 32, "RC4_default": 16, "SIMPLE_FAST_RC4_default": 16}
-"""Bytes of the keys of the library's own methods; it reads so many, whatever it is given."""
+"""Key sizes of the library's own methods, in bytes; it reads so many, however short the key is."""
 
 _registered: dict[str, Any] = {}
-"""For the whole process, as the library has them: it knows a function by its address."""
+"""Functions that the library refers to by address, for the whole process."""
 
 _thread = threading.local()
 
 
 class Bytes(np.ndarray):
-    """Bytes as an array that is true when it has any, since the document's example asks ``if not out_arr``."""
+    """An array of bytes that is true unless empty, since the document's example tests ``if not out_arr``."""
 
     def __bool__(self) -> bool:
         return self.size > 0
@@ -32,7 +32,7 @@ Function = Callable[[Any, Any, Any], int]
 
 
 class DecryptionFunction:
-    """A decryption as the library calls it; made by ``decryption_func``, and still callable from Python."""
+    """A decryption that the library can call; returned by ``decryption_func``, and callable from Python."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
@@ -43,7 +43,7 @@ class DecryptionFunction:
         return self._function(in_arr, key_arr, out_arr)
 
     def _called(self, data: int, size: int, key: int, key_size: int, out: int | None) -> int:
-        """The library asks twice, in one thread: without ``out`` for the size, then with memory of that size."""
+        """Answer the library's two calls, in one thread: without ``out`` for the size, then with memory of it."""
         try:
             source, secret = _bytes(data, size), _bytes(key, key_size)
             if out:
@@ -56,10 +56,10 @@ class DecryptionFunction:
 
 
 def decryption_func(function: Function) -> DecryptionFunction:
-    """Decorator of ``function(in_arr, key_arr, out_arr)``, arrays of uint8.
+    """Decorate ``function(in_arr, key_arr, out_arr)``, which takes arrays of uint8.
 
-    It gives the number of bytes that it decrypts to: with ``out_arr`` None nothing else, else it fills ``out_arr``,
-    which has the size that it gave. The arrays are the library's memory, and valid in the call only.
+    It returns the number of decrypted bytes. Unless ``out_arr`` is None it also fills ``out_arr``, which has that size.
+    The arrays are the library's memory, valid only during the call.
     """
     return DecryptionFunction(function)
 
@@ -67,49 +67,49 @@ def decryption_func(function: Function) -> DecryptionFunction:
 def register_decryption_and_key(
     decryption_name: str, decryption_func: Any, key: Sequence[int] | bytes
 ) -> None:
-    """Make a method known under a name, for the rest of the process.
+    """Register a method under a name, for the rest of the process.
 
     Raises LiteArgumentError, and LiteError for a name that is taken.
     """
     call = "register_decryption_and_key"
-    known = function(call, "decryption_func", decryption_func)
-    if not isinstance(known, DecryptionFunction):
-        known = DecryptionFunction(known)
+    method = function(call, "decryption_func", decryption_func)
+    if not isinstance(method, DecryptionFunction):
+        method = DecryptionFunction(method)
     name, secret = text(call, "decryption_name", decryption_name), _key(call, key)
-    library().call(call, name, known.native, secret, len(secret))
-    _registered[decryption_name] = known
+    library().call(call, name, method.native, secret, len(secret))
+    _registered[decryption_name] = method
 
 
 def update_decryption_key(decryption_name: str, key: Sequence[int] | bytes) -> None:
-    """Another key for a method. Raises LiteArgumentError, and LiteError for a name that is not known."""
+    """Replace a method's key. Raises LiteArgumentError, and LiteError for an unknown name."""
     call = "update_decryption_key"
     name, secret = text(call, "decryption_name", decryption_name), _key(call, key)
-    wanted = BUILT_IN_KEYS.get(decryption_name)
-    if wanted is not None and len(secret) != wanted:
-        raise wrong(call, "key", f"{wanted} bytes for {decryption_name}", f"{len(secret)} bytes")
+    size = BUILT_IN_KEYS.get(decryption_name)
+    if size is not None and len(secret) != size:
+        raise wrong(call, "key", f"{size} bytes for {decryption_name}", f"{len(secret)} bytes")
     library().call("update_decryption_or_key", name, None, secret, len(secret), said=call)
 
 
 def damage(decryption_name: str, data: memoryview) -> str | None:
-    """Why ``data`` cannot be what a built-in method made; the library computes with its sizes without a look.
+    """Return why ``data`` cannot be the output of a built-in method, or None; the library does not check its sizes.
 
-    AES_default: 16 bytes of initialisation vector, blocks of 16 bytes, and the model's size in 8 bytes. The RC4s: words
-    of 8 bytes, of which the last is a checksum.
+    AES_default writes an initialisation vector of 16 bytes, blocks of 16 bytes, and the model's size in 8 bytes. The
+    RC4 methods write words of 8 bytes; the last word is a checksum.
     """
     if decryption_name == "AES_default":
         body = len(data) - 24
         if body < 16 or body % 16:
-            return f"{len(data)} bytes are not what {decryption_name} makes"
+            return f"{decryption_name} does not write {len(data)} bytes"
         if int.from_bytes(data[-8:], "big") > body:
             return "its size does not fit the file"
     elif decryption_name in BUILT_IN_KEYS and (len(data) < 16 or len(data) % 8):
-        return f"{len(data)} bytes are not what {decryption_name} makes"
+        return f"{decryption_name} does not write {len(data)} bytes"
     return None
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """Around a load. Raises LiteCallbackError for what a decryption raised in this thread meanwhile."""
+    """Wrap a load. Raises LiteCallbackError if a decryption raised in this thread meanwhile."""
     _thread.failure = None
     try:
         yield
@@ -129,6 +129,6 @@ def _bytes(address: int, size: int) -> Bytes:
 
 def _key(call: str, key: Sequence[int] | bytes) -> Any:
     numbers = list(key) if isinstance(key, Iterable) else []
-    if not numbers or not all(isinstance(one, (int, np.integer)) and 0 <= one < 256 for one in numbers):
+    if not numbers or not all(isinstance(byte, (int, np.integer)) and 0 <= byte < 256 for byte in numbers):
         raise wrong(call, "key", "bytes, or numbers from 0 to 255, at least one", repr(key))
     return (ctypes.c_uint8 * len(numbers))(*map(int, numbers))

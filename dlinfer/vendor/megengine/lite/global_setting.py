@@ -1,4 +1,4 @@
-"""LiteGlobal, and the level of the log."""
+"""LiteGlobal, and the log level."""
 
 import ctypes
 import os
@@ -12,17 +12,17 @@ from dlinfer.vendor.megengine.lite.binding.library import library
 
 
 def set_log_level(level: int) -> None:
-    """What the library prints from now on. Raises LiteArgumentError."""
+    """Set the lowest level that the library prints. Raises LiteArgumentError."""
     library().call("set_log_level", member("set_log_level", "level", LiteLogLevel, level))
 
 
 def get_log_level() -> LiteLogLevel:
-    """Return what the library prints now."""
+    """Return the lowest level that the library prints."""
     return LiteLogLevel(library().ask("get_log_level"))
 
 
 class LiteGlobal:
-    """What counts for all networks of the process."""
+    """Settings for all networks of the process."""
 
     register_decryption_and_key = staticmethod(decryption.register_decryption_and_key)
     update_decryption_key = staticmethod(decryption.update_decryption_key)
@@ -35,27 +35,27 @@ class LiteGlobal:
 
     @staticmethod
     def set_persistent_cache(path: str | os.PathLike[str], always_sync: bool = False) -> None:
-        """Take algorithms from a file, which need not be there; ``always_sync`` writes it at each change."""
+        """Read algorithms from a file, which may be missing; ``always_sync`` writes it at each change."""
         library().call("set_persistent_cache", writable("set_persistent_cache", path), int(always_sync))
 
     @staticmethod
     def dump_persistent_cache(path: str | os.PathLike[str]) -> None:
-        """Write the algorithms that were found to a file."""
+        """Write the chosen algorithms to a file."""
         library().call("dump_persistent_cache", writable("dump_persistent_cache", path))
 
     @staticmethod
     def try_coalesce_all_free_memory() -> None:
-        """Give back memory that nothing uses."""
+        """Free unused memory."""
         library().call("try_coalesce_all_free_memory")
 
     @staticmethod
     def set_tensorrt_cache(path: str | os.PathLike[str]) -> None:
-        """Where TensorRT's engines are kept."""
+        """Set the file that caches TensorRT's engines."""
         library().call("set_tensor_rt_cache", writable("set_tensorrt_cache", path), said="set_tensorrt_cache")
 
     @staticmethod
     def dump_tensorrt_cache() -> None:
-        """Write TensorRT's engines there."""
+        """Write TensorRT's engines to that file."""
         library().call("dump_tensor_rt_cache", said="dump_tensorrt_cache")
 
     @staticmethod
@@ -66,7 +66,7 @@ class LiteGlobal:
         device: int,
         backend: int = LiteBackend.LITE_DEFAULT,
     ) -> None:
-        """Tell of a virtual address with its physical one. Raises LiteLackError: no build has it."""
+        """Register the physical address of a virtual one. Raises LiteLackError: no build has it."""
         call = "register_memory_pair"
         addresses = _addresses(call, vir_ptr=vir_ptr, phy_ptr=phy_ptr)
         size = whole(call, "length", length, 0, 2**63 - 1)
@@ -79,7 +79,7 @@ class LiteGlobal:
         device: int,
         backend: int = LiteBackend.LITE_DEFAULT,
     ) -> None:
-        """Forget such a pair. Raises LiteLackError: no build has it."""
+        """Remove such a pair. Raises LiteLackError: no build has it."""
         call = "clear_memory_pair"
         addresses = _addresses(call, vir_ptr=vir_ptr, phy_ptr=phy_ptr)
         library().call(call, *addresses, *_place(call, device, backend))
@@ -89,10 +89,10 @@ class LiteGlobal:
         vir_ptr: ctypes.c_void_p, device: int, backend: int = LiteBackend.LITE_DEFAULT
     ) -> ctypes.c_void_p:
         """Return the physical address of a virtual one. Raises LiteLackError: no build has it."""
-        call, found = "lookup_physic_ptr", ctypes.c_void_p()
+        call, physical = "lookup_physic_ptr", ctypes.c_void_p()
         addresses = _addresses(call, vir_ptr=vir_ptr)
-        library().call(call, *addresses, ctypes.byref(found), *_place(call, device, backend))
-        return found
+        library().call(call, *addresses, ctypes.byref(physical), *_place(call, device, backend))
+        return physical
 
 
 def _addresses(call: str, **pointers: Any) -> list[ctypes.c_void_p]:

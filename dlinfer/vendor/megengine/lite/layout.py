@@ -1,4 +1,4 @@
-"""LiteLayout: sizes and type of a tensor."""
+"""LiteLayout: a tensor's sizes and element type."""
 
 import ctypes
 from collections.abc import Iterable
@@ -11,15 +11,15 @@ from dlinfer.vendor.megengine.lite.binding.dtypes import lite_type, numpy_type
 
 _PLACES = 7
 _MOST_DIMENSIONS = 6
-"""The library takes fewer dimensions than its structure has places."""
+"""The library takes fewer dimensions than its structure can hold."""
 
 
 class LiteLayout(ctypes.Structure):
-    """Sizes and type of a tensor; a C structure, passed by value.
+    """A tensor's sizes and element type; a C structure, passed by value.
 
-    shape: up to 6 sizes, or None for a layout that is not known. dtype: see ``lite_type``; float32 when left out.
-    ``shapes`` (a list), ``ndim``, ``data_type`` (the LiteDataType's number) and ``dtype`` (the numpy type) can be read,
-    ``shapes`` and ``data_type`` written. Raises LiteArgumentError.
+    shape: up to 6 sizes, or None for an unknown layout. dtype: see ``lite_type``; float32 by default.
+    Readable: ``shapes`` (a list), ``ndim``, ``data_type`` (the LiteDataType's number), ``dtype`` (the numpy type).
+    Writable: ``shapes`` and ``data_type``. Raises LiteArgumentError.
     """
 
     _fields_ = [
@@ -49,12 +49,12 @@ class LiteLayout(ctypes.Structure):
 
     @property
     def dtype(self) -> type[np.generic]:
-        """The numpy type of its elements."""
+        """The elements' numpy type."""
         return numpy_type(self.data_type)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a contiguous tensor of it takes; 0 for a layout that is not known."""
+        """Size of a contiguous tensor in bytes; 0 for an unknown layout."""
         count = int(np.prod(self.shapes, dtype=np.int64)) if self.ndim else 0
         return count * np.dtype(self.dtype).itemsize
 
@@ -71,12 +71,12 @@ class LiteLayout(ctypes.Structure):
 
 
 def array_at(address: int, layout: LiteLayout, holds: Any = None) -> np.ndarray:
-    """Return the memory at an address as an array, which keeps ``holds`` alive; of 1 byte at least."""
+    """Return the memory at an address, at least 1 byte, as an array that keeps ``holds`` alive."""
     memory = (ctypes.c_ubyte * layout.nbytes).from_address(address)
-    vars(memory)["holds"] = holds  # the array keeps the ctypes object, and that the rest
+    vars(memory)["holds"] = holds  # the array keeps the ctypes object alive
     return np.frombuffer(memoryview(memory), layout.dtype).reshape(layout.shapes)
 
 
 def copied(layout: LiteLayout) -> LiteLayout:
-    """Return a layout of one's own, since a caller may go on changing the one it gave."""
+    """Return a copy, since a caller may change its layout later."""
     return LiteLayout(layout.shapes, numpy_type(layout.data_type))

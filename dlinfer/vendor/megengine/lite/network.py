@@ -13,26 +13,25 @@ from dlinfer.vendor.megengine.lite.binding import devices
 from dlinfer.vendor.megengine.lite.binding.checks import instance, member, text, whole, wrong
 from dlinfer.vendor.megengine.lite.binding.enums import LiteBackend, LiteTensorPhase
 from dlinfer.vendor.megengine.lite.binding.library import library
-from dlinfer.vendor.megengine.lite.callbacks import Callbacks, TensorsByIo, running_one
+from dlinfer.vendor.megengine.lite.callbacks import Callbacks, TensorsByIo, inside_callback
 from dlinfer.vendor.megengine.lite.config import LiteConfig, LiteNetworkIO, NativeIO
 from dlinfer.vendor.megengine.lite.network_settings import ASYNCHRONOUS_PROFILE, NetworkSettings
 from dlinfer.vendor.megengine.lite.sharing import MemoryGroup
 from dlinfer.vendor.megengine.lite.tensor import Kept, LiteTensor
 
 _LOADS_ONCE = "a network gets a model once, by load or share_weights_with; make another LiteNetwork"
-"""The library would load its first model again, whatever it gets, and its tensors would be others."""
+"""The library would load its first model again, whatever it is asked to load, and replace its tensors."""
 
 _PATIENCE = 10.0
-"""Seconds that the end of Python waits for a run that has not ended."""
+"""Seconds that a finalizer waits for a run to end."""
 
 _under_way: set["LiteNetwork"] = set()
-"""Networks in an asynchronous run, which lasts though nobody else may know them any more."""
+"""Keeps networks alive during an asynchronous run."""
 
 
 class LiteNetwork(NetworkSettings):
-    """A network; one thread at a time may use one, different ones run side by side.
+    """A network. One thread at a time may use it; different networks run in parallel.
 
-    config: a LiteConfig, the default one where none is given. io: a LiteNetworkIO.
     Raises LiteArgumentError and LiteError.
     """
 
@@ -40,14 +39,14 @@ class LiteNetwork(NetworkSettings):
         call = "LiteNetwork"
         config = instance(call, "config", LiteConfig, LiteConfig() if config is None else config)
         io = instance(call, "io", LiteNetworkIO, LiteNetworkIO() if io is None else io)
-        member(call, "backend", LiteBackend, config.backend)  # for another the library would end the process
+        member(call, "backend", LiteBackend, config.backend)  # any other would crash the process
         native = LiteConfig.from_buffer_copy(config)
         native.device_type = devices.usable(call, config.device_type)
-        given = NativeIO(io)
+        native_io = NativeIO(io)
         handle = ctypes.c_void_p()
-        library().call("make_network", ctypes.byref(handle), native, given, said=call)
+        library().call("make_network", ctypes.byref(handle), native, native_io, said=call)
         self._handle = handle
-        self._kept: list[Any] = [config, given]
+        self._kept: list[Any] = [config, native_io]
         self._memory: dict[tuple[str, int], Kept] = {}
         self._callbacks = Callbacks(weakref.ref(self))
         self._decryption = (config.bare_model_cryption_name or b"").decode()
@@ -68,9 +67,9 @@ class LiteNetwork(NetworkSettings):
         weakref.finalize(self, _destroy, handle, kept, self._group, self._idle)
 
     def load(self, path: str | os.PathLike[str] | bytes) -> None:
-        """Load a model, once: a file's path, or the bytes of one (an extension of the document's).
+        """Load a model, once, from a file's path or from bytes (dlinfer's extension).
 
-        Raises LiteModelError for one that is not there, damaged, or decrypted to something else than a model.
+        Raises LiteModelError for a file that is missing, damaged, or does not decrypt to a model.
         """
         if not isinstance(path, (str, bytes, os.PathLike)):
             raise wrong("load", "path", "a path or bytes", type(path).__name__)
@@ -87,7 +86,7 @@ class LiteNetwork(NetworkSettings):
         if self._begun:
             raise LiteError(call="load", detail=_LOADS_ONCE)
         self._begun = True
-        self._kept.append(memory)  # the library reads weights where they lie
+        self._kept.append(memory)  # the library reads weights in place
         with decryption.watched():
             try:
                 library().call("load_model_from_mem", self._handle, memory, len(memory), said="load")
@@ -101,14 +100,12 @@ class LiteNetwork(NetworkSettings):
     def forward(self) -> None:
         """Start a run; ``wait`` ends it, or the callback of ``async_with_callback``.
 
-        Raises LiteError, LiteBusyError where a network runs that shares its run-time memory, LiteCallbackError for
-        what a callback raised.
+        Raises LiteError, LiteBusyError while a network with the same run-time memory runs, and LiteCallbackError if a
+        callback raised.
         """
         self._refuse_inside("forward")
         if self._asynchronous and self._no_copy:
-            detail = (
-                "outputs that are not copied (force_output_...) have no end that a callback could be told of"
-            )
+            detail = "the library calls no callback when outputs are not copied (options force_output_...)"
             raise LiteError(call="forward", detail=detail)
         if self._asynchronous and not self._idle.is_set():
             raise LiteError(call="forward", detail="the last run has not ended; wait() for it")
@@ -117,13 +114,13 @@ class LiteNetwork(NetworkSettings):
         if self._asynchronous:
             self._idle.clear()
             _under_way.add(self)
-        self._started = self._begun  # before that nothing runs, and an error says so
+        self._started = self._begun  # without a model the library fails and starts nothing
         try:
             library().call("forward", self._handle)
         except BaseException:
             self._end()
             raise
-        if not self._asynchronous:  # else ``wait`` raises it, or the next ``forward``
+        if not self._asynchronous:  # else ``wait`` or the next ``forward`` raises it
             try:
                 self._callbacks.raise_failure()
             except BaseException:
@@ -143,13 +140,13 @@ class LiteNetwork(NetworkSettings):
         self._callbacks.raise_failure()
 
     def _refuse_inside(self, call: str) -> None:
-        if running_one(self._callbacks.mark):
-            raise LiteError(call=call, detail="one of its own callbacks called it, which is part of the run")
+        if inside_callback(self._callbacks.mark):
+            raise LiteError(call=call, detail="one of the network's own callbacks called it, during the run")
 
     def _end(self) -> None:
         self._group.end(self._number)
         _under_way.discard(self)
-        self._idle.set()  # last: who waited for it may begin the next run at once
+        self._idle.set()  # last: a waiting thread may begin the next run at once
 
     @property
     def _number(self) -> int:
@@ -158,8 +155,8 @@ class LiteNetwork(NetworkSettings):
     def async_with_callback(self, async_callback: Callable[[], Any]) -> None:
         """Let ``forward`` return at once; ``async_callback()`` is called when the run has ended.
 
-        It is called in a thread of the library, and after it the finish callback, if there is one. What they raise is
-        raised by the next ``wait`` or ``forward``. Raises LiteError for a network whose runs are profiled.
+        A thread of the library calls it, and then the finish callback, if any. The next ``wait`` or ``forward`` raises
+        their exceptions. Raises LiteError for a network whose runs are profiled.
         """
         call = "async_with_callback"
         if self._profiled:
@@ -169,7 +166,7 @@ class LiteNetwork(NetworkSettings):
         self._asynchronous = True
 
     def _callback_ended(self, callback: str) -> None:
-        """End an asynchronous run if that callback is its last one."""
+        """End an asynchronous run if this callback is its last one."""
         if self._asynchronous and self._last_callback == callback:
             self._end()
 
@@ -188,13 +185,13 @@ class LiteNetwork(NetworkSettings):
     # --- inputs and outputs
 
     def get_io_tensor(self, name: str, phase: int = LiteTensorPhase.LITE_IO) -> LiteTensor:
-        """Return the input or output of that name; ``phase`` says which where both have it. It stays the network's."""
+        """Return an input or output, which the network owns; ``phase`` decides if both have that name."""
         call = "get_io_tensor"
-        wanted = text(call, "name", name), member(call, "phase", LiteTensorPhase, phase)
-        return self._tensor(name, library().ask(call, self._handle, *wanted, said=f"{call}({name!r})"))
+        key = text(call, "name", name), member(call, "phase", LiteTensorPhase, phase)
+        return self._tensor(name, library().ask(call, self._handle, *key, said=f"{call}({name!r})"))
 
     def _tensor(self, name: str, address: int) -> LiteTensor:
-        """One of its own tensors; memory that is shared with it is kept by the network."""
+        """Return one of its own tensors; the network keeps memory alive that the tensor shares."""
         kept = self._memory.setdefault((name, address), Kept())
         tensor = LiteTensor._of(ctypes.c_void_p(address), kept, owned=False)
         tensor.network = self
@@ -205,7 +202,7 @@ class LiteNetwork(NetworkSettings):
         return self._named("get_input_name", index, len(self.get_all_input_name()))
 
     def get_output_name(self, index: int) -> str:
-        """Return the name of output ``index``. Raises LiteError where the first run has freed the graph."""
+        """Return the name of output ``index``. Raises LiteError if the first run has freed the graph."""
         self._with_graph("get_output_name")
         return self._named("get_output_name", index, len(self.get_all_output_name()))
 
@@ -231,7 +228,7 @@ class LiteNetwork(NetworkSettings):
     # --- sharing
 
     def share_weights_with(self, src_network: "LiteNetwork") -> None:
-        """Be the network that ``src_network`` has loaded, with the same weights; both may run at once."""
+        """Take ``src_network``'s model instead of ``load``, and share its weights; both may run at once."""
         call = "share_weights_with"
         instance(call, "src_network", LiteNetwork, src_network)
         if self._begun:
@@ -241,19 +238,19 @@ class LiteNetwork(NetworkSettings):
         self._kept.append(src_network._kept)
 
     def share_runtime_memroy(self, src_network: "LiteNetwork") -> None:
-        """Use ``src_network``'s run-time memory, all but weights and graph; before ``load``, else LiteError.
+        """Share ``src_network``'s run-time memory: all but weights and graph. Call it before ``load``, else LiteError.
 
-        The two may not run at once: ``forward`` raises LiteBusyError. (The name is spelt as documented.)
+        The two cannot run at once: ``forward`` raises LiteBusyError. (The name is spelt as documented.)
         """
         call = "share_runtime_memroy"
         source = instance(call, "src_network", LiteNetwork, src_network)._with_graph(call)
         with self._group.joining(call, src_network._group):
             library().call(call, self._handle, source)
-        self._kept.append(src_network)  # whose memory it is
+        self._kept.append(src_network)  # the owner of the memory
 
 
 def _read(path: str | os.PathLike[str] | bytes) -> ctypes.Array[ctypes.c_char]:
-    """A model in memory of its own, which the library may read as long as it likes. Raises OSError."""
+    """Read a model into memory that nothing else writes. Raises OSError."""
     if isinstance(path, bytes):
         return (ctypes.c_char * len(path)).from_buffer_copy(path)
     with open(path, "rb") as file:
@@ -263,16 +260,16 @@ def _read(path: str | os.PathLike[str] | bytes) -> ctypes.Array[ctypes.c_char]:
     return memory
 
 
-def _destroy(*held: Any) -> None:
-    """The end of a network; ``held`` are the arguments of ``_destroy_now``."""
-    if running_one():  # a thread of the library, which cannot wait for itself
-        threading.Thread(target=_destroy_now, args=held).start()
+def _destroy(*arguments: Any) -> None:
+    """Destroy a network; takes the arguments of ``_destroy_now``."""
+    if inside_callback():  # a thread of the library, which cannot wait for itself
+        threading.Thread(target=_destroy_now, args=arguments).start()
     else:
-        _destroy_now(*held)
+        _destroy_now(*arguments)
 
 
 def _destroy_now(handle: ctypes.c_void_p, kept: Any, group: MemoryGroup, idle: threading.Event) -> None:
-    """What the library points to, ``kept``, goes with the arguments, afterwards."""
+    """Destroy a network. ``kept`` holds everything that the library points to until this returns."""
     idle.wait(_PATIENCE)
     library().call("destroy_network", handle)
     group.end(handle.value or 0)

@@ -1,4 +1,4 @@
-"""What a network is told besides its model: where and how it runs, and what it writes of its runs."""
+"""A network's settings: device, threads, choice of algorithms, profiles and dumps."""
 
 import ctypes
 import os
@@ -10,19 +10,19 @@ from dlinfer.vendor.megengine.lite.binding.library import library
 _ALL_STRATEGIES = 15
 
 _MOST_THREADS = 1024
-"""Where the system has no more, the library ends the process."""
+"""If the system has no more threads, the library ends the process."""
 
 _UNRECORDED, _GRAPH_FREED = 0, 2
-"""Of the option comp_node_seq_record_level."""
+"""Values of the option comp_node_seq_record_level."""
 
 
 ASYNCHRONOUS_PROFILE = (
-    "profiles are of runs that wait() ends; async_with_callback's callback comes before they are written"
+    "only runs that wait() ends have profiles; async_with_callback's callback comes before they are written"
 )
 
 
 class NetworkSettings:
-    """The part of a LiteNetwork that these calls are; the network sets its fields."""
+    """The settings of a LiteNetwork, which sets these fields."""
 
     _handle: ctypes.c_void_p
     _record_level: int  # its option comp_node_seq_record_level
@@ -31,20 +31,20 @@ class NetworkSettings:
     _profiled: bool  # whether a profile is written
 
     def _with_graph(self, call: str) -> ctypes.c_void_p:
-        """The handle, for a call that the library answers from the graph; without it the process would end.
+        """Return the handle, for a call that reads the graph. Raises LiteError if the first run has freed the graph.
 
-        Raises LiteError where the first run has freed it.
+        The library would end the process.
         """
         if self._started and self._record_level == _GRAPH_FREED:
             detail = "comp_node_seq_record_level=2 freed the graph at the first run; call it before"
             raise LiteError(call=call, detail=detail)
         return self._handle
 
-    # --- where and how it runs: before ``load``
+    # --- devices and threads: before ``load``
 
     @property
     def device_id(self) -> int:
-        """Which device it runs on; set it before ``load``, else LiteError."""
+        """Number of the device that it runs on. Set it before ``load``, else LiteError."""
         return library().ask("get_device_id", self._handle)
 
     @device_id.setter
@@ -53,7 +53,7 @@ class NetworkSettings:
 
     @property
     def stream_id(self) -> int:
-        """Which stream it runs in; set it before ``load``, else LiteError."""
+        """Number of the stream that it runs in. Set it before ``load``, else LiteError."""
         return library().ask("get_stream_id", self._handle)
 
     @stream_id.setter
@@ -62,7 +62,7 @@ class NetworkSettings:
 
     @property
     def threads_number(self) -> int:
-        """How many threads of the CPU it runs in; set it before ``load``, else LiteError."""
+        """Number of CPU threads that it runs in. Set it before ``load``, else LiteError."""
         return library().ask("get_cpu_threads_number", self._handle)
 
     @threads_number.setter
@@ -75,20 +75,20 @@ class NetworkSettings:
         return bool(library().ask("is_cpu_inplace_mode", self._handle))
 
     def enable_cpu_inplace_mode(self) -> None:
-        """Run in the caller's thread alone, which is quicker on one core; before ``load``, else LiteError."""
+        """Run in the caller's thread alone, which is quicker on one core. Call it before ``load``, else LiteError."""
         library().call("set_cpu_inplace_mode", self._handle, said="enable_cpu_inplace_mode")
 
     def use_tensorrt(self) -> None:
-        """Use TensorRT where the device has it; before ``load``, else LiteError."""
+        """Use TensorRT if the device has it. Call it before ``load``, else LiteError."""
         library().call("use_tensorrt", self._handle)
 
     # --- algorithms, measuring, dumps
 
     def enable_profile_performance(self, profile_file: str | os.PathLike[str]) -> None:
-        """Write the time of each op to a JSON file at each run.
+        """Write each op's time to a JSON file at each run.
 
-        Raises LiteError for a network whose runs are recorded (comp_node_seq_record_level), which have no such times,
-        or asynchronous; the library would wait for ever.
+        Raises LiteError if runs are recorded (comp_node_seq_record_level), which have no such times. Raises it also if
+        they are asynchronous: the library would hang.
         """
         call = "enable_profile_performance"
         if self._record_level != _UNRECORDED:
@@ -100,9 +100,9 @@ class NetworkSettings:
         self._profiled = True
 
     def set_network_algo_workspace_limit(self, size_limit: int) -> None:
-        """Choose no algorithm that takes more than so many bytes of workspace.
+        """Limit an algorithm's workspace, in bytes.
 
-        After ``load`` and before the first run, else LiteError.
+        Call it after ``load`` and before the first run, else LiteError.
         """
         call = "set_network_algo_workspace_limit"
         limit = whole(call, "size_limit", size_limit, 0, 2**63 - 1)
@@ -111,10 +111,10 @@ class NetworkSettings:
     def set_network_algo_policy(
         self, policy: int, shared_batch_size: int = 0, binary_equal_between_batch: bool = False
     ) -> None:
-        """How algorithms are chosen; before ``load``: later the library warns and may keep some.
+        """Set how to choose algorithms. Call it before ``load``; later the library warns and may keep some.
 
-        policy: LiteAlgoSelectStrategy, members combined by ``|``. shared_batch_size: the batch by which the best is
-        chosen, 0 for the model's. binary_equal_between_batch: equal samples of a batch give equal bits.
+        policy: LiteAlgoSelectStrategy, members combined by ``|``. shared_batch_size: the batch size to choose for; 0 is
+        the model's. binary_equal_between_batch: whether equal samples of a batch must give equal bits.
         """
         call = "set_network_algo_policy"
         if not isinstance(policy, int) or not 0 < policy <= _ALL_STRATEGIES:
@@ -125,12 +125,12 @@ class NetworkSettings:
         library().call("set_network_algo_fastrun_config", handle, batch, equal, said=call)
 
     def io_txt_dump(self, txt_file: str | os.PathLike[str]) -> None:
-        """Write all inputs and outputs of ops to a text file when it runs; after ``load``."""
+        """Write all inputs and outputs of ops to a text file at each run. Call it after ``load``."""
         call = "io_txt_dump"
         library().call("enable_io_txt_dump", self._dumped(call), writable(call, txt_file), said=call)
 
     def io_bin_dump(self, bin_dir: str | os.PathLike[str]) -> None:
-        """Write them to a folder, a binary file each; the folder is made."""
+        """Write them to a folder, which is created: a binary file for each."""
         call = "io_bin_dump"
         library().call("enable_io_bin_dump", self._dumped(call), folder(call, bin_dir), said=call)
 
@@ -141,5 +141,5 @@ class NetworkSettings:
         return self._handle
 
     def get_static_memory_alloc_info(self, log_dir: str | os.PathLike[str] = "logs/test") -> None:
-        """Write the memory plan to a folder. Raises LiteLackError with builds that have it not."""
+        """Write the memory plan to a folder. Raises LiteLackError in builds without this function."""
         library().call("get_static_memory_alloc_info", self._handle, os.fsencode(log_dir))

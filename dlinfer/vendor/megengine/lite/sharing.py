@@ -1,4 +1,4 @@
-"""Networks that share run-time memory may not run at once: who runs is kept for each group of them."""
+"""Groups of networks that share run-time memory; one network of a group runs at a time."""
 
 import contextlib
 import threading
@@ -10,14 +10,14 @@ _lock = threading.Lock()
 
 
 class MemoryGroup:
-    """The networks of one run-time memory. Each network begins with a group of its own; ``joining`` makes two one."""
+    """The networks of one run-time memory. Each network starts in its own group; ``joining`` merges two groups."""
 
     def __init__(self) -> None:
         self._joined: MemoryGroup | None = None
         self._running: int | None = None  # the network's handle
 
     def begin(self, network: int, call: str) -> None:
-        """``network`` starts to run. Raises LiteBusyError where another of the group does."""
+        """Mark ``network`` as running. Raises LiteBusyError if another one of the group is."""
         with _lock:
             group = self._whole()
             if group._running not in (None, network):
@@ -25,7 +25,7 @@ class MemoryGroup:
             group._running = network
 
     def end(self, network: int) -> None:
-        """``network`` has come to its end, or was given up."""
+        """Mark ``network`` as idle or destroyed."""
         with _lock:
             group = self._whole()
             if group._running == network:
@@ -33,9 +33,9 @@ class MemoryGroup:
 
     @contextlib.contextmanager
     def joining(self, call: str, other: "MemoryGroup") -> Iterator[None]:
-        """Be one group with another, and with all that joined either, when the block has ended well.
+        """Merge with another group if the block succeeds. No network starts to run meanwhile.
 
-        Nothing begins to run meanwhile. Raises LiteBusyError where a network of either is running.
+        Raises LiteBusyError if a network of either group is running.
         """
         with _lock:
             mine, others = self._whole(), other._whole()

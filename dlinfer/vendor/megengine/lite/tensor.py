@@ -1,4 +1,4 @@
-"""LiteTensor: memory with a layout on a device."""
+"""LiteTensor: memory on a device, with a layout."""
 
 import ctypes
 import weakref
@@ -34,15 +34,15 @@ class _Description(ctypes.Structure):
 
 @dataclass
 class Kept:
-    """What must live as long as a tensor's memory is used. data: the array that it shares."""
+    """Keeps objects alive while a tensor's memory is in use. data: the array that it shares."""
 
     data: Any = None
 
 
 class LiteTensor:
-    """A tensor; its memory is allocated when it is first needed.
+    """A tensor; its memory is allocated at first use.
 
-    layout: its LiteLayout; or ``shapes`` and ``dtype``, of which one is made. device_type, device_id: where it lies.
+    layout: its LiteLayout; or pass ``shapes`` and ``dtype`` instead. device_type, device_id: its device.
     is_pinned_host: whether host memory is page-locked for a device.
     Raises LiteArgumentError, and LiteError for a device that is not here.
     """
@@ -68,7 +68,7 @@ class LiteTensor:
 
     @classmethod
     def _of(cls, handle: ctypes.c_void_p, kept: Kept, *, owned: bool) -> "LiteTensor":
-        """A tensor that the library made: its own, or one that stays its network's."""
+        """Wrap a tensor that the library created; ``owned`` destroys it with this object."""
         tensor = cls.__new__(cls)
         tensor._adopt(handle, kept, owned=owned)
         return tensor
@@ -76,17 +76,17 @@ class LiteTensor:
     def _adopt(self, handle: ctypes.c_void_p, kept: Kept, *, owned: bool) -> None:
         self._handle = handle
         self._kept = kept
-        self.network: Any = None  # which must live as long as a tensor of it
+        self.network: Any = None  # kept alive as long as a tensor of it
         self._fixed_type = not owned  # a network's tensors keep the type that the model has
         if owned:
             weakref.finalize(self, library().call, "destroy_tensor", handle)
         self.update()
 
-    # --- what it is
+    # --- properties
 
     @property
     def layout(self) -> LiteLayout:
-        """Sizes and type, as a copy; assign a LiteLayout (or a list of sizes) to change them."""
+        """A copy of its sizes and type; assign a LiteLayout (or a list of sizes) to change them."""
         layout = LiteLayout()
         library().call("get_tensor_layout", self._handle, ctypes.byref(layout))
         return layout
@@ -112,12 +112,12 @@ class LiteTensor:
 
     @property
     def device_type(self) -> LiteDeviceType:
-        """The kind of device it lies on."""
+        """The type of its device."""
         return devices.documented(library().ask("get_tensor_device_type", self._handle))
 
     @property
     def device_id(self) -> int:
-        """Which device of its kind."""
+        """The number of its device among those of the type."""
         return library().ask("get_tensor_device_id", self._handle)
 
     @property
@@ -127,11 +127,11 @@ class LiteTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
+        """Size of its elements in bytes."""
         return library().ask("get_tensor_total_size_in_byte", self._handle)
 
     def update(self) -> None:
-        """Take what the library knows of it. Every property asks anew, so that this only checks the handle."""
+        """Check the handle. Nothing else needs an update: every property asks the library."""
         library().call("get_tensor_layout", self._handle, ctypes.byref(LiteLayout()))
 
     def __repr__(self) -> str:
@@ -139,13 +139,13 @@ class LiteTensor:
         return f"LiteTensor({self.layout!r}, {place}, is_pinned_host={self.is_pinned_host})"
 
     def get_ctypes_memory(self) -> ctypes.c_void_p:
-        """Return the address of its memory, which is allocated where it was not."""
+        """Return the address of its memory, allocating it at first use."""
         return ctypes.c_void_p(library().ask("get_tensor_memory", self._handle, said="get_ctypes_memory"))
 
-    # --- changing it
+    # --- changes
 
     def reshape(self, shape: Sequence[int]) -> None:
-        """Other sizes for the same elements. Raises LiteArgumentError where their number differs."""
+        """Give the same elements other sizes. Raises LiteArgumentError if their number differs."""
         sizes = LiteLayout(shape).shapes
         now = self.layout.shapes
         if np.prod(sizes, dtype=np.int64) != np.prod(now, dtype=np.int64):
@@ -158,8 +158,8 @@ class LiteTensor:
     ) -> "LiteTensor":
         """Return a view of a part, which may be non-contiguous.
 
-        start, end, step: a number each for the first dimensions, as many as are given; steps are 1 where none are.
-        Raises LiteArgumentError for a part outside.
+        start, end, step: one number for each of the leading dimensions; steps are 1 by default.
+        Raises LiteArgumentError for a part out of bounds.
         """
         first, last = _numbers("slice", "start", start), _numbers("slice", "end", end)
         every = [1] * len(first) if step is None else _numbers("slice", "step", step)
@@ -171,7 +171,7 @@ class LiteTensor:
             if not (0 <= low < high <= sizes[axis] and jump >= 1):
                 expected = f"0 <= start < end <= {sizes[axis]} and step >= 1 in dimension {axis}"
                 raise wrong("slice", "start, end, step", expected, (low, high, jump))
-        numbers = [(ctypes.c_size_t * len(first))(*one) for one in (first, last, every)]
+        numbers = [(ctypes.c_size_t * len(first))(*bounds) for bounds in (first, last, every)]
         view = library().ask("tensor_slice", self._handle, *numbers, len(first), said="slice")
         part = LiteTensor._of(ctypes.c_void_p(view), Kept(self._kept.data), owned=True)
         part._fixed_type = True  # its memory is another tensor's
@@ -182,7 +182,7 @@ class LiteTensor:
         library().call("tensor_fill_zero", self._handle, said="fill_zero")
 
     def copy_from(self, src_tensor: "LiteTensor") -> None:
-        """Copy another tensor's elements; its layout is taken over where it differs."""
+        """Copy another tensor's elements, and its layout if it differs."""
         instance("copy_from", "src_tensor", LiteTensor, src_tensor)
         source = src_tensor.layout
         if source != self.layout:
@@ -192,7 +192,7 @@ class LiteTensor:
         library().call("tensor_copy", self._handle, src_tensor._handle, said="copy_from")
 
     def share_memory_with(self, src_tensor: "LiteTensor") -> None:
-        """Use another tensor's memory; its layout and device are taken over."""
+        """Use another tensor's memory, layout and device."""
         instance("share_memory_with", "src_tensor", LiteTensor, src_tensor)
         if self._fixed_type and src_tensor.layout.data_type != self.layout.data_type:
             raise wrong("share_memory_with", "src_tensor", f"dtype of {self.layout}", src_tensor.layout)
@@ -202,22 +202,22 @@ class LiteTensor:
     # --- data in
 
     def set_data_by_copy(self, data: Any, data_length: int = 0, layout: LiteLayout | None = None) -> None:
-        """Copy data into it; the tensor lies on the CPU or is page-locked.
+        """Copy data into a tensor on the CPU or page-locked.
 
-        data: a list: its numbers become the first elements, the layout stays. An ndarray: where its bytes are not as
-            many as the tensor's, its layout becomes the tensor's. A c_void_p: with ``data_length``, which is the
-            tensor's, or with a new ``layout``.
-        Raises LiteArgumentError; see ``dtypes`` for what is converted.
+        data: a list, for the first elements; the layout stays. Or an ndarray: if its size in bytes differs from the
+            tensor's, the tensor takes its layout. Or a c_void_p, with ``data_length`` equal to the tensor's bytes, or
+            with a new ``layout``.
+        Raises LiteArgumentError. ``dtypes`` lists the conversions.
         """
         call = "set_data_by_copy"
         self._for_host(call)
         if layout is not None:
             instance(call, "layout", LiteLayout, layout)
         if isinstance(data, list):
-            wanted = self.layout if layout is None else layout
-            values = from_list(data, np.dtype(wanted.dtype), call).ravel()
-            if values.nbytes > wanted.nbytes:
-                expected = f"at most {wanted.nbytes // values.itemsize} numbers"
+            target = self.layout if layout is None else layout
+            values = from_list(data, np.dtype(target.dtype), call).ravel()
+            if values.nbytes > target.nbytes:
+                expected = f"at most {target.nbytes // values.itemsize} numbers"
                 raise wrong(call, "data", expected, f"{values.size}")
             if layout is not None:
                 self._set_layout(call, layout)
@@ -231,10 +231,10 @@ class LiteTensor:
             self._write(address, self.nbytes)
 
     def set_data_by_share(self, data: Any, length: int = 0, layout: LiteLayout | None = None) -> None:
-        """Use memory of the caller's, without a copy.
+        """Use the caller's memory without a copy.
 
-        data: a contiguous ndarray (for a tensor on the CPU or page-locked), which is kept alive; or a c_void_p, whose
-            memory must lie on the tensor's device and live as long as it is used. Layouts as for set_data_by_copy.
+        data: a contiguous ndarray, kept alive, for a tensor on the CPU or page-locked. Or a c_void_p: its memory must
+            lie on the tensor's device and outlive its use. Layouts as for set_data_by_copy.
         Raises LiteArgumentError.
         """
         call = "set_data_by_share"
@@ -253,7 +253,7 @@ class LiteTensor:
         self._kept.data = data
 
     def _fit(self, call: str, values: np.ndarray, layout: LiteLayout | None) -> None:
-        """The layout for an array: the one that is asked for, the tensor's own, or the array's."""
+        """Set the layout for an array: ``layout``, the tensor's own, or the array's."""
         if layout is not None:
             if layout.nbytes != values.nbytes or layout.dtype != values.dtype.type:
                 raise wrong(call, "layout", f"one of {values.dtype} {values.shape}", layout)
@@ -263,7 +263,7 @@ class LiteTensor:
         if now.ndim == 0 or self.nbytes != values.nbytes:
             self._set_layout(call, LiteLayout(values.shape, lite_type(values.dtype, call)))
         elif values.dtype != now.dtype:
-            # As many bytes of another type: the library would read the bits of one as the other.
+            # As many bytes of another type: the library would reinterpret the bits.
             raise wrong(call, "data", f"dtype {np.dtype(now.dtype)}, the tensor's", values.dtype)
 
     def _address(self, call: str, data: Any, length: int, layout: LiteLayout | None) -> int:
@@ -291,10 +291,10 @@ class LiteTensor:
     # --- data out
 
     def get_data_by_share(self) -> np.ndarray:
-        """Its memory as an ndarray, without a copy: later writes and the next forward change it.
+        """Return its memory as an ndarray, without a copy: later writes and the next forward change it.
 
-        The memory stays valid as long as the array lives, even where the tensor gets another. Raises LiteArgumentError
-        for a tensor that is not contiguous or not on the host.
+        The memory lives as long as the array, even if the tensor gets other memory. Raises LiteArgumentError for a
+        tensor that is not contiguous or not on the host.
         """
         self._for_host("get_data_by_share")
         layout = self.layout
@@ -306,7 +306,7 @@ class LiteTensor:
         return array_at(address, layout, (holder, self._kept.data))
 
     def to_numpy(self) -> np.ndarray:
-        """Return a copy of its elements; what lies on a device is copied to the CPU first."""
+        """Return a copy of its elements, from any device."""
         layout = self.layout
         result = np.empty(layout.shapes if layout.ndim else (0,), layout.dtype)
         if not result.size:
@@ -322,6 +322,6 @@ class LiteTensor:
 
 def _numbers(call: str, argument: str, values: Any) -> list[int]:
     numbers: list[Any] = list(values) if isinstance(values, Iterable) else [values]
-    if not all(isinstance(one, (int, np.integer)) for one in numbers):
+    if not all(isinstance(number, (int, np.integer)) for number in numbers):
         raise wrong(call, argument, "whole numbers", values)
-    return [int(one) for one in numbers]
+    return [int(number) for number in numbers]

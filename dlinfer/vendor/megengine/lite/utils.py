@@ -1,4 +1,4 @@
-"""TensorBatchCollector: samples of one batch, collected where the batch lies."""
+"""TensorBatchCollector: collects samples into one batch tensor."""
 
 import ctypes
 import threading
@@ -19,10 +19,10 @@ _wrong = partial(wrong, "TensorBatchCollector")
 
 
 class TensorBatchCollector:
-    """A batch that is filled sample by sample; threads may fill it at once.
+    """A batch that is filled sample by sample; several threads may fill it.
 
-    shape: of the whole batch. dtype, device_type, device_id, is_pinned_host: of its tensor, int8 on CUDA where nothing
-    is said. tensor: one to collect into, whose dtype and device count then; its sizes must be ``shape``.
+    shape: sizes of the whole batch. dtype, device_type, device_id, is_pinned_host: describe its tensor; int8 on CUDA by
+    default. tensor: collect into this tensor of sizes ``shape`` instead, with its own dtype and device.
     Raises LiteArgumentError and LiteError.
     """
 
@@ -50,7 +50,7 @@ class TensorBatchCollector:
         self._free = list(range(self._count))
 
     def collect_id(self, array: np.ndarray | LiteTensor, batch_id: int) -> None:
-        """Copy a sample to place ``batch_id``, in any order; warns where the place has one that was not freed."""
+        """Copy a sample to place ``batch_id``, in any order. Warns if the place is taken."""
         self._check(array)
         batch_id = self._place("batch_id", batch_id)
         with self._lock:
@@ -62,7 +62,7 @@ class TensorBatchCollector:
         self._copy(array, batch_id)
 
     def collect(self, array: np.ndarray | LiteTensor) -> int:
-        """Copy a sample to the first free place and give its id; -1 with a warning where none is free."""
+        """Copy a sample to the first free place and return its id; -1 with a warning if none is free."""
         self._check(array)
         return self._collected(array)
 
@@ -75,10 +75,10 @@ class TensorBatchCollector:
         return self._collected(array_at(data.value, self._sample))
 
     def free(self, indexes: Iterable[int]) -> None:
-        """Give places back; warns of those that are free already."""
+        """Free places. Warns about those that are free already."""
         if not isinstance(indexes, Iterable):
             raise _wrong("indexes", "numbers of places", indexes)
-        places = [self._place("indexes", one) for one in indexes]
+        places = [self._place("indexes", index) for index in indexes]
         with self._lock:
             again = [place for place in places if place in self._free]
             self._free.extend(place for place in dict.fromkeys(places) if place not in self._free)
@@ -106,18 +106,18 @@ class TensorBatchCollector:
         return place
 
     def _check(self, array: Any) -> None:
-        """Before a place is taken, so that a wrong sample takes none."""
+        """Check a sample before it takes a place."""
         if isinstance(array, LiteTensor):
-            given = array.layout
+            layout = array.layout
         elif isinstance(array, np.ndarray):
-            given = LiteLayout(array.shape, lite_type(array.dtype, "TensorBatchCollector"))
+            layout = LiteLayout(array.shape, lite_type(array.dtype, "TensorBatchCollector"))
         else:
             raise _wrong("array", "an ndarray or a LiteTensor", type(array).__name__)
-        if given != self._sample:
-            raise _wrong("array", f"a sample of {self._sample!r}", given)
+        if layout != self._sample:
+            raise _wrong("array", f"a sample of {self._sample!r}", layout)
 
     def _copy(self, array: np.ndarray | LiteTensor, place: int) -> None:
-        """By set_data_by_copy for an array, by copy_from for a tensor, as documented."""
+        """Copy an array by set_data_by_copy, a tensor by copy_from, as documented."""
         part = self._tensor.slice([place], [place + 1])
         part.reshape(self._sample.shapes or [1])
         if isinstance(array, LiteTensor):

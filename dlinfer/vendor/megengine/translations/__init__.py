@@ -1,4 +1,4 @@
-"""What torch's ops are in a node list, by kind; ``translate`` writes a node, ``refusal`` says why one cannot be."""
+"""Translations of torch's ops into a node list: ``translate`` writes a node, ``refusal`` says why it cannot."""
 
 import operator
 from collections.abc import Callable
@@ -21,18 +21,18 @@ from dlinfer.vendor.megengine.translations.table import TABLE
 
 
 def translate(writer: NodeList, node: fx.Node, value_of: Callable[[fx.Node], Any]) -> Any:
-    """Return the value, or the list of values, of a node. Raises UntranslatableError."""
+    """Write a node; return its value or list of values. Raises UntranslatableError."""
     if node.target is operator.getitem:
         return value_of(node.all_input_nodes[0])[node.args[1]]
     function = TABLE.get(overload(node))
     if function is None:
         raise UntranslatableError("no translation to MegEngine")
-    given = {name: map_arg(value, value_of) for name, value in arguments(node).items()}
-    return function(writer, fake(node), **given)
+    values = {name: map_arg(value, value_of) for name, value in arguments(node).items()}
+    return function(writer, fake(node), **values)
 
 
 def refusal(node: fx.Node) -> str | None:
-    """Why a node has no translation: it is written by itself. For ``Engine.refuses``."""
+    """Return why a node has no translation, or None, by writing it alone. For ``Engine.refuses``."""
     writer, values = NodeList(), {}
 
     def value_of(parent: fx.Node) -> Any:
@@ -43,7 +43,7 @@ def refusal(node: fx.Node) -> str | None:
     for tensor in tensors_of(node):
         if tensor.dtype not in (torch.float32, torch.bool):
             kind = str(tensor.dtype).removeprefix("torch.")
-            return f"it gives {kind}, which MegEngine computes as int32"
+            return f"its result is {kind}, which MegEngine computes as int32"
     try:
         translate(writer, node, value_of)
     except UntranslatableError as error:
@@ -52,7 +52,7 @@ def refusal(node: fx.Node) -> str | None:
 
 
 def _stand_in(writer: NodeList, parent: fx.Node) -> Any:
-    result, made = fake(parent), []
+    result, values = fake(parent), []
     several = isinstance(result, (list, tuple))
     for index, tensor in enumerate(result if several else [result]):
         if not isinstance(tensor, Tensor):
@@ -60,5 +60,5 @@ def _stand_in(writer: NodeList, parent: fx.Node) -> Any:
         value = Value(f"{parent.name}_{index}", tuple(tensor.shape), tensor.dtype)
         if parent.op in ("placeholder", "get_attr"):
             writer.inputs.append((value.name, value.shape, ""))
-        made.append(value)
-    return made if several else made[0]
+        values.append(value)
+    return values if several else values[0]

@@ -19,7 +19,7 @@ from dlinfer.vendor.megengine.translations.table import (
 
 
 def _elementwise(kind: str, dtype: torch.dtype | None = None) -> Translation:
-    """One op of the list, for one operand or two; the second is multiplied by ``alpha``."""
+    """Return a translation to one op with one operand or two; ``alpha`` multiplies the last."""
 
     def write(writer: NodeList, result: Tensor, alpha: float = 1, **operands: Any) -> Value:
         *first, last = operands.values()
@@ -57,7 +57,7 @@ def _pow(writer: NodeList, result: Tensor, self: Value, exponent: float) -> Valu
     if exponent in (0.5, -0.5):
         root = writer.op("sqrt", self, like=result)
         return root if exponent > 0 else writer.op("div", 1.0, root, like=result)
-    raise UntranslatableError(f"a power of {exponent}: MegEngine's differs for negative numbers")
+    raise UntranslatableError(f"a power of {exponent}: MegEngine's result differs for negative numbers")
 
 
 @translation(aten.rsqrt.default)
@@ -84,12 +84,13 @@ def _clamp(
 def _masked_fill(writer: NodeList, result: Tensor, self: Value, mask: Value, value: float) -> Value:
     float32(self)
     if not math.isfinite(value):
-        raise UntranslatableError(f"{value} as a number: it is no JSON, and MegEngine's softmax of it is NaN")
+        raise UntranslatableError(f"{value} as a number: JSON lacks it, and MegEngine's softmax of it is NaN")
     return _where(writer, result, mask, full(writer, result, value), self)
 
 
 @translation(aten.where.self, mixed=True)
 def _where(writer: NodeList, result: Tensor, condition: Value, self: Value, other: Value) -> Value:
     float32(self, other)
-    picks = [broadcast(writer, one, tuple(result.shape)) for one in (truth(writer, condition), self, other)]
-    return writer.op("where", *picks, like=result, dtype=torch.float32)
+    values = (truth(writer, condition), self, other)
+    operands = [broadcast(writer, value, tuple(result.shape)) for value in values]
+    return writer.op("where", *operands, like=result, dtype=torch.float32)

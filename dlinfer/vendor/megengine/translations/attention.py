@@ -1,4 +1,4 @@
-"""Attention, written out: scores, what is seen, weights, values."""
+"""Attention, decomposed: scores, mask, weights, values."""
 
 import math
 
@@ -36,7 +36,7 @@ def _attention(
     if dropout_p or len(query.shape) < 3:
         raise UntranslatableError("attention with dropout, or of single matrices")
     if enable_gqa and query.shape[-3] != key.shape[-3]:
-        key, value = (_repeated(writer, one, query.shape[-3]) for one in (key, value))
+        key, value = (_repeated(writer, heads, query.shape[-3]) for heads in (key, value))
     batch, long, wide = query.shape[:-2], query.shape[-2], key.shape[-2]
     factor = scale if scale is not None else 1 / math.sqrt(query.shape[-1])
     scaled = writer.op("mul", query, factor, like=query)
@@ -47,7 +47,7 @@ def _attention(
         seen = False
     elif attn_mask is not None and attn_mask.dtype != torch.bool:
         float32(attn_mask)
-        # A row of minus infinities is none of softmax's; torch gives zeros for it.
+        # For a row of minus infinities torch gives zeros, softmax NaN.
         lowest = float(torch.finfo(torch.float32).min)
         added = writer.op("maximum", attn_mask, lowest, like=attn_mask)
         condition = writer.op("less", attn_mask, lowest, like=attn_mask, dtype=torch.bool)
@@ -57,9 +57,9 @@ def _attention(
 
 
 def _weights(writer: NodeList, scores: Value, condition: Value | None, seen: bool) -> Value:
-    """Softmax over the last dimension of what is visible; zeros where nothing of a row is.
+    """Softmax over the visible scores of the last dimension; a row without any gives zeros.
 
-    condition: says of each score whether it is visible, or hidden where ``seen`` is False; None hides nothing.
+    condition: marks the visible scores, or the hidden ones if ``seen`` is False; None hides nothing.
     """
     if condition is None:
         return writer.op("softmax", scores, like=scores, axis=len(scores.shape) - 1)
@@ -78,7 +78,7 @@ def _weights(writer: NodeList, scores: Value, condition: Value | None, seen: boo
 
 
 def _repeated(writer: NodeList, heads: Value, count: int) -> Value:
-    """Each head several times, one behind the other."""
+    """Repeat each head to ``count`` heads in all, the copies side by side."""
     *batch, few, length, size = heads.shape
     apart = reshaped(writer, heads, (*batch, few, 1, length, size))
     many = broadcast(writer, apart, (*batch, few, count // few, length, size))

@@ -11,13 +11,13 @@ from dlinfer.vendor.megengine.translations.table import Translation, aten, ours,
 
 
 def reduce(writer: NodeList, kind: str, value: Value, dims: Sequence[int], keepdim: bool) -> Value:
-    """Sum, mean, largest or smallest over some dimensions."""
+    """Reduce some dimensions by "sum", "mean", "max" or "min"."""
     axes = sorted({dim % len(value.shape) for dim in dims})
     shape = [1 if axis in axes else size for axis, size in enumerate(value.shape)]
     if not keepdim:
         shape = [size for axis, size in enumerate(value.shape) if axis not in axes]
     if not shape:
-        raise UntranslatableError("a result without dimensions, which MegEngine Lite has not")
+        raise UntranslatableError("a result without dimensions, which MegEngine Lite lacks")
     return writer.op("reduce", value, like=shape, how=kind, axes=axes, keepdims=keepdim)
 
 

@@ -1,4 +1,4 @@
-"""Sizes and places of elements: what torch calls views."""
+"""Views, and ops that only move elements."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,8 +27,8 @@ from dlinfer.vendor.megengine.translations.table import (
     aten.squeeze.default,
     mixed=True,
 )
-def _reshape(writer: NodeList, result: Tensor, **given: Any) -> Value:
-    return reshaped(writer, movable(writer, given["self"]), result.shape)
+def _reshape(writer: NodeList, result: Tensor, **arguments: Any) -> Value:
+    return reshaped(writer, movable(writer, arguments["self"]), result.shape)
 
 
 @translation(
@@ -40,8 +40,8 @@ def _reshape(writer: NodeList, result: Tensor, **given: Any) -> Value:
     aten.lift_fresh_copy.default,
     mixed=True,
 )
-def _same(writer: NodeList, result: Tensor, **given: Any) -> Value:
-    return next(value for value in given.values() if isinstance(value, Value))
+def _same(writer: NodeList, result: Tensor, **arguments: Any) -> Value:
+    return next(value for value in arguments.values() if isinstance(value, Value))
 
 
 @translation(aten.transpose.int, mixed=True)
@@ -68,7 +68,7 @@ def _expand(writer: NodeList, result: Tensor, self: Value, **_: Any) -> Value:
 
 
 def part(writer: NodeList, value: Value, dim: int, start: int, stop: int, step: int = 1) -> Value:
-    """Return a stretch of one dimension."""
+    """Slice one dimension."""
     axis = dim % len(value.shape)
     count = len(range(start, stop, step))
     shape = [count if index == axis else size for index, size in enumerate(value.shape)]
@@ -95,25 +95,24 @@ def _slice(
 @translation(aten.select.int, mixed=True)
 def _select(writer: NodeList, result: Tensor, self: Value, dim: int, index: int) -> Value:
     place = index % self.shape[dim]
-    made = part(writer, self, dim, place, place + 1)
-    return reshaped(writer, made, result.shape)
+    return reshaped(writer, part(writer, self, dim, place, place + 1), result.shape)
 
 
 @translation(
     aten.chunk.default, aten.split.Tensor, aten.split_with_sizes.default, aten.split.sizes, mixed=True
 )
-def _split(writer: NodeList, result: Sequence[Tensor], dim: int = 0, **given: Any) -> list[Value]:
+def _split(writer: NodeList, result: Sequence[Tensor], dim: int = 0, **arguments: Any) -> list[Value]:
     parts, start = [], 0
-    for one in result:
-        stop = start + one.shape[dim]
-        parts.append(part(writer, given["self"], dim, start, stop))
+    for tensor in result:
+        stop = start + tensor.shape[dim]
+        parts.append(part(writer, arguments["self"], dim, start, stop))
         start = stop
     return parts
 
 
 @translation(aten.unbind.int, mixed=True)
 def _unbind(writer: NodeList, result: Sequence[Tensor], self: Value, dim: int = 0) -> list[Value]:
-    return [_select(writer, one, self, dim, index) for index, one in enumerate(result)]
+    return [_select(writer, tensor, self, dim, index) for index, tensor in enumerate(result)]
 
 
 @translation(aten.cat.default)
@@ -125,5 +124,5 @@ def _cat(writer: NodeList, result: Tensor, tensors: Sequence[Value], dim: int = 
 def _stack(writer: NodeList, result: Tensor, tensors: Sequence[Value], dim: int = 0) -> Value:
     axis = dim % result.ndim
     shape = [1 if index == axis else size for index, size in enumerate(result.shape)]
-    lifted = [reshaped(writer, one, shape) for one in tensors]
+    lifted = [reshaped(writer, tensor, shape) for tensor in tensors]
     return writer.op("concat", *lifted, like=result, axis=axis)

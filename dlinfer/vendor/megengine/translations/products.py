@@ -1,4 +1,4 @@
-"""Matrix products, linear layers, convolutions and rows that are looked up."""
+"""Matrix products, linear layers, convolutions and embeddings."""
 
 import math
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ def _linear(
         raise UntranslatableError("a weight that is no matrix")
     rows = math.prod(input.shape[:-1])
     flat = reshaped(writer, input, (rows, input.shape[-1]))
-    made = writer.op("matmul", flat, weight, like=(rows, weight.shape[0]), transpose_b=True)
+    output = writer.op("matmul", flat, weight, like=(rows, weight.shape[0]), transpose_b=True)
     if bias is not None:
-        made = writer.op("add", made, bias, like=made)
-    return reshaped(writer, made, result.shape)
+        output = writer.op("add", output, bias, like=output)
+    return reshaped(writer, output, result.shape)
 
 
 @translation(ours.linear.default)
@@ -44,12 +44,13 @@ def _linears(
     weights: Sequence[Value],
     biases: Sequence[Value | None],
 ) -> list[Value]:
-    return [_linear(writer, *one) for one in zip(result, [x] * len(result), weights, biases, strict=True)]
+    layers = zip(result, weights, biases, strict=True)
+    return [_linear(writer, output, x, weight, bias) for output, weight, bias in layers]
 
 
 @translation(aten.matmul.default, aten.mm.default, aten.bmm.default)
-def _matmul(writer: NodeList, result: Tensor, **given: Value) -> Value:
-    left, right = given["self"], given.get("other", given.get("mat2"))
+def _matmul(writer: NodeList, result: Tensor, **arguments: Value) -> Value:
+    left, right = arguments["self"], arguments.get("other", arguments.get("mat2"))
     assert right is not None
     if len(left.shape) < 2 or len(right.shape) < 2:
         raise UntranslatableError("a product with a vector")
@@ -59,16 +60,16 @@ def _matmul(writer: NodeList, result: Tensor, **given: Value) -> Value:
 def product(
     writer: NodeList, left: Value, right: Value, shape: tuple[int, ...], transpose: bool = False
 ) -> Value:
-    """Matrix products of equal batches: MegEngine's are of at most three dimensions, so batches are one."""
+    """Multiply batches of matrices; MegEngine takes at most three dimensions, so batch dimensions are flattened."""
     if len(shape) == 2:
         return writer.op("matmul", left, right, like=shape, transpose_b=transpose)
     batch = shape[:-2]
     flat = []
-    for one in (left, right):
-        full = broadcast(writer, one, (*batch, *one.shape[-2:]))
-        flat.append(reshaped(writer, full, (math.prod(batch), *one.shape[-2:])))
-    made = writer.op("matmul", *flat, like=(math.prod(batch), *shape[-2:]), transpose_b=transpose)
-    return reshaped(writer, made, shape)
+    for operand in (left, right):
+        full = broadcast(writer, operand, (*batch, *operand.shape[-2:]))
+        flat.append(reshaped(writer, full, (math.prod(batch), *operand.shape[-2:])))
+    output = writer.op("matmul", *flat, like=(math.prod(batch), *shape[-2:]), transpose_b=transpose)
+    return reshaped(writer, output, shape)
 
 
 @translation(aten.addmm.default)
@@ -99,19 +100,17 @@ def _conv2d(
         return list(value) * (2 if len(value) == 1 else 1)
 
     window: dict[str, Any] = {"stride": pair(stride), "padding": pair(padding), "dilation": pair(dilation)}
-    made = writer.op("convolution", input, weight, like=result, **window)
+    output = writer.op("convolution", input, weight, like=result, **window)
     if bias is None:
-        return made
-    return writer.op("add", made, reshaped(writer, bias, (1, bias.shape[0], 1, 1)), like=result)
+        return output
+    return writer.op("add", output, reshaped(writer, bias, (1, bias.shape[0], 1, 1)), like=result)
 
 
 @translation(aten.embedding.default, mixed=True)
 def _embedding(writer: NodeList, result: Tensor, weight: Value, indices: Value, **_: Any) -> Value:
     float32(weight)
     if not any(indices.name == name for name, _, _ in writer.inputs):
-        raise UntranslatableError(
-            "rows that are looked up by computed numbers, which nobody has range-checked"
-        )
+        raise UntranslatableError("an embedding with computed indices, whose range nothing checks")
     rows = writer.indices.get(indices.name, weight.shape[0])
     writer.indices[indices.name] = min(rows, weight.shape[0])
     return writer.op("rows", weight, indices, like=result)

@@ -1,4 +1,4 @@
-"""Rotary position embedding, written out."""
+"""Rotary position embedding, decomposed."""
 
 from torch import Tensor
 
@@ -15,13 +15,13 @@ def _rotary(
 
 
 def _rotated(writer: NodeList, x: Value, cos: Value, sin: Value) -> Value:
-    """x * cos + (-b, a) * sin for the halves a and b of the last dimension; cos and sin have a row for each token."""
+    """Return x * cos + (-b, a) * sin, with x's halves a and b of the last dimension; cos, sin: a row per token."""
     size = x.shape[-1]
     first, second = (part(writer, x, -1, start, start + size // 2) for start in (0, size // 2))
     turned = writer.op("concat", writer.op("neg", second, like=second), first, like=x, axis=len(x.shape) - 1)
     rows = (*x.shape[:-2], 1, size)
     products = [
-        writer.op("mul", one, reshaped(writer, angle, rows), like=x)
-        for one, angle in ((x, cos), (turned, sin))
+        writer.op("mul", value, reshaped(writer, angle, rows), like=x)
+        for value, angle in ((x, cos), (turned, sin))
     ]
     return writer.op("add", *products, like=x)

@@ -1,6 +1,6 @@
-"""The table of translations, and what they share.
+"""The table of translations, and their helpers.
 
-A translation writes one of torch's ops into a node list: a function of the writer, the node's fake result, and all of
+A translation writes one of torch's ops into a node list. It is a function of the writer, the node's fake result, and
 the op's arguments by name. It raises UntranslatableError, with the reason, for a call that it does not serve.
 """
 
@@ -21,12 +21,12 @@ TABLE: dict[Any, Translation] = {}
 
 
 def translation(*targets: Any, mixed: bool = False) -> Callable[[Translation], Translation]:
-    """Register a function for overloads. All tensors must be float32; where ``mixed``, it checks them itself."""
+    """Register a function for overloads. All tensors must be float32, unless ``mixed``: then it checks them itself."""
 
     def register(function: Translation) -> Translation:
-        def of_floats(writer: NodeList, result: Any, **given: Any) -> Any:
-            float32(*given.values())
-            return function(writer, result, **given)
+        def of_floats(writer: NodeList, result: Any, **arguments: Any) -> Any:
+            float32(*arguments.values())
+            return function(writer, result, **arguments)
 
         TABLE.update(dict.fromkeys(targets, function if mixed else of_floats))
         return function
@@ -35,42 +35,42 @@ def translation(*targets: Any, mixed: bool = False) -> Callable[[Translation], T
 
 
 def float32(*values: Any) -> None:
-    """Raise UntranslatableError for a tensor, in a list as well, that is not float32."""
+    """Raise UntranslatableError for a tensor that is not float32, also in lists."""
     for value in values:
         if isinstance(value, (list, tuple)):
             float32(*value)
         elif isinstance(value, Value) and value.dtype != torch.float32:
             kind = str(value.dtype).removeprefix("torch.")
-            raise UntranslatableError(f"it computes with {kind}; MegEngine's numbers would be other ones")
+            raise UntranslatableError(f"it computes with {kind}; MegEngine's results would differ")
 
 
 def truth(writer: NodeList, value: Value) -> Value:
-    """Return a condition as MegEngine's: an input of bool is bytes at the boundary."""
+    """Return a condition as MegEngine's bool; an input of bool arrives as bytes."""
     if value.dtype != torch.bool:
-        raise UntranslatableError("a condition that is no bool")
+        raise UntranslatableError("a condition that is not bool")
     if any(value.name == name for name, _, _ in writer.inputs):
         return writer.op("not_equal", value, 0, like=value, dtype=torch.bool)
     return value
 
 
 def reshaped(writer: NodeList, value: Value, shape: Sequence[int]) -> Value:
-    """Return a value's elements in other sizes."""
+    """Reshape a value."""
     return writer.op("reshape", value, like=shape, shape=list(shape))
 
 
 def broadcast(writer: NodeList, value: Value, shape: tuple[int, ...]) -> Value:
-    """Return a value in these sizes."""
+    """Broadcast a value to these sizes."""
     return value if value.shape == shape else writer.op("broadcast", value, like=shape, shape=list(shape))
 
 
 def full(writer: NodeList, like: Any, value: float) -> Value:
-    """A number everywhere, in the sizes of a tensor, whose NaN and infinities arithmetic with it would bring in."""
+    """Fill a tensor of ``like``'s sizes with a number; arithmetic on ``like`` would spread its NaN and infinities."""
     sizes = [int(size) for size in like.shape]
     return writer.op("full", like=like, dtype=torch.float32, value=value, shape=sizes)
 
 
 def movable(writer: NodeList, value: Value) -> Value:
-    """Return a value that may be moved about: integers only look up rows, and an input of bool is bytes."""
+    """Return a value that ops may move: float32, or bool as MegEngine's bool. Raises UntranslatableError."""
     if value.dtype == torch.bool:
         return truth(writer, value)
     float32(value)

@@ -1,1 +1,1 @@
-"""The C library behind MegEngine Lite: how it is loaded, called and checked, and the kinds of values that it takes."""
+"""The C library behind MegEngine Lite: loading it, calling it, and checking its arguments and answers."""

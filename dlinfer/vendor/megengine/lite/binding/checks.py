@@ -1,4 +1,4 @@
-"""Kinds of arguments that many calls take, judged before the library is called."""
+"""Checks of arguments, by kind, before the library is called."""
 
 import operator
 import os
@@ -13,43 +13,43 @@ Member = TypeVar("Member", bound=IntEnum)
 Kind = TypeVar("Kind")
 
 
-def wrong(call: str, argument: str, expected: str, given: Any) -> LiteArgumentError:
-    """Return the error of an argument that a call does not take."""
-    return LiteArgumentError(call=call, argument=argument, expected=expected, given=str(given))
+def wrong(call: str, argument: str, expected: str, actual: Any) -> LiteArgumentError:
+    """Return the error for a bad argument of a call."""
+    return LiteArgumentError(call=call, argument=argument, expected=expected, given=str(actual))
 
 
 def member(call: str, argument: str, kind: type[Member], value: Any) -> Member:
-    """Return a member of an enumeration, by itself or its number. Raises LiteArgumentError."""
+    """Return a member of an enumeration; ``value`` is the member or its number. Raises LiteArgumentError."""
     try:
         return kind(value)
     except ValueError:
-        names = ", ".join(one.name for one in kind)
+        names = ", ".join(member.name for member in kind)
         raise wrong(call, argument, f"one of {names}", repr(value)) from None
 
 
 def instance(call: str, argument: str, kind: type[Kind], value: Any) -> Kind:
-    """Return an object of a class. Raises LiteArgumentError."""
+    """Return ``value``, which must be an instance of a class. Raises LiteArgumentError."""
     if not isinstance(value, kind):
         raise wrong(call, argument, f"a {kind.__name__}", repr(value))
     return value
 
 
 def function(call: str, argument: str, value: Any) -> Callable[..., Any]:
-    """Return a function. Raises LiteArgumentError."""
+    """Return ``value``, which must be callable. Raises LiteArgumentError."""
     if not callable(value):
         raise wrong(call, argument, "a function", repr(value))
     return value
 
 
 def text(call: str, argument: str, value: Any) -> bytes:
-    """Return a str as the library takes it. Raises LiteArgumentError."""
+    """Encode a str for the library. Raises LiteArgumentError."""
     if not isinstance(value, str):
         raise wrong(call, argument, "a str", repr(value))
     return value.encode()
 
 
 def whole(call: str, argument: str, value: Any, least: int = 0, most: int = 2**31 - 1) -> int:
-    """Return a whole number of a range, Python's or numpy's. Raises LiteArgumentError."""
+    """Return an integer of Python or numpy as an int, which must lie in a range. Raises LiteArgumentError."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -60,28 +60,28 @@ def whole(call: str, argument: str, value: Any, least: int = 0, most: int = 2**3
 
 
 def existing(call: str, path: Any) -> bytes:
-    """Return the absolute path of a file that is there. Raises LiteArgumentError."""
+    """Return the absolute path of an existing file. Raises LiteArgumentError."""
     if not _path(call, path).is_file():
         raise wrong(call, "path", "a file", os.fspath(path))
     return os.fsencode(Path(path).absolute())
 
 
 def writable(call: str, path: Any) -> bytes:
-    """Return the path of a file in a folder that is there, without which the library would write nowhere in silence.
+    """Return the path of a file in an existing folder. Raises LiteArgumentError.
 
-    Raises LiteArgumentError.
+    In a missing folder the library would write nothing, silently.
     """
     if not _path(call, path).absolute().parent.is_dir():
-        raise wrong(call, "path", "a file in a folder that is there", os.fspath(path))
+        raise wrong(call, "path", "a file in an existing folder", os.fspath(path))
     return os.fsencode(path)
 
 
 def folder(call: str, path: Any) -> bytes:
-    """Return the path of a folder, which is made where it is not there. Raises LiteArgumentError."""
+    """Return the path of a folder, created if missing. Raises LiteArgumentError."""
     try:
         _path(call, path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise wrong(call, "path", "a folder that can be made", error) from error
+        raise wrong(call, "path", "a folder that can be created", error) from error
     return os.fsencode(path)
 
 

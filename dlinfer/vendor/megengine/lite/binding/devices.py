@@ -1,4 +1,4 @@
-"""Which devices this machine has: asked first, since an Atlas tensor without an Atlas ends the process at its exit."""
+"""The devices of this machine, checked before use: an Atlas tensor without an Atlas crashes the process at its exit."""
 
 from dlinfer.vendor.megengine.errors import LiteError
 from dlinfer.vendor.megengine.lite.binding.checks import member
@@ -6,19 +6,19 @@ from dlinfer.vendor.megengine.lite.binding.enums import LiteDeviceType
 from dlinfer.vendor.megengine.lite.binding.library import library
 
 _NATIVE_DEFAULT = 7
-"""The C header's LITE_DEVICE_DEFAULT; its 5 is a device that the document does not have."""
+"""LITE_DEVICE_DEFAULT in the C header, where 5 is an undocumented device."""
 
 _ALWAYS = (LiteDeviceType.LITE_CPU, LiteDeviceType.LITE_DEVICE_DEFAULT)
 
 
 def device_count(device_type: int) -> int:
-    """Return how many there are. Raises LiteError for a kind that the library does not know."""
+    """Return the number of devices of a type. Raises LiteError for a type that the library does not know."""
     native = checked("get_device_count", device_type)
     return library().ask("get_device_count", native, said=f"get_device_count({device_type!r})")
 
 
 def usable(call: str, device_type: int) -> int:
-    """Return the C header's number of a device that this machine has. Raises LiteArgumentError and LiteError."""
+    """Return the C header's number of a device type. Raises LiteArgumentError, and LiteError if it is not here."""
     native = checked(call, device_type)
     if device_type not in _ALWAYS and not device_count(device_type):
         raise LiteError(call=call, detail=f"this machine has no {LiteDeviceType(device_type).name}")
@@ -26,11 +26,11 @@ def usable(call: str, device_type: int) -> int:
 
 
 def checked(call: str, device_type: int) -> int:
-    """Return the C header's number of a device. Raises LiteArgumentError."""
+    """Return the C header's number of a device type, here or not. Raises LiteArgumentError."""
     device = member(call, "device_type", LiteDeviceType, device_type)
     return _NATIVE_DEFAULT if device is LiteDeviceType.LITE_DEVICE_DEFAULT else int(device)
 
 
 def documented(number: int) -> LiteDeviceType:
-    """Return the document's device for a number of the C header."""
+    """Return the documented device type for a number of the C header."""
     return LiteDeviceType.LITE_DEVICE_DEFAULT if number == _NATIVE_DEFAULT else LiteDeviceType(number)

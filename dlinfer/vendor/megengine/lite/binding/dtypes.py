@@ -1,8 +1,8 @@
-"""Types of elements: Lite's seven, their numpy types, and what happens to others.
+"""Element types: Lite's seven, their numpy types, and the conversion or refusal of others.
 
-At the boundary: float32, float16, int32, int16, int8, uint8, uint16 pass as they are. Copying an int64 array makes it
-int32 where every value fits, and a bool array uint8 (0 and 1); sharing cannot convert and refuses them. Everything
-else (float64, bfloat16, uint32, uint64, complex) is refused: it would lose digits or range in silence.
+float32, float16, int32, int16, int8, uint8 and uint16 pass unchanged. Copying converts int64 to int32 if every value
+fits, and bool to uint8 (0 and 1); sharing cannot convert and refuses both. Everything else (float64, bfloat16, uint32,
+uint64, complex) is refused: it would silently lose digits or range.
 """
 
 from typing import Any
@@ -23,11 +23,11 @@ NUMPY_TYPES: dict[LiteDataType, type[np.generic]] = {
     LiteDataType.LITE_UINT16: np.uint16,
 }
 _LITE_TYPES = {np.dtype(numpy): lite for lite, numpy in NUMPY_TYPES.items()}
-NAMES = ", ".join(str(np.dtype(one)) for one in NUMPY_TYPES.values())
+NAMES = ", ".join(str(np.dtype(numpy)) for numpy in NUMPY_TYPES.values())
 
 
 def lite_type(dtype: Any, call: str) -> LiteDataType:
-    """Return the LiteDataType of a LiteDataType, a name, a numpy dtype or a numpy type; None is float32.
+    """Return the LiteDataType for a LiteDataType, a name, a numpy dtype or a numpy type; None is float32.
 
     Raises LiteArgumentError.
     """
@@ -36,24 +36,24 @@ def lite_type(dtype: Any, call: str) -> LiteDataType:
     if isinstance(dtype, LiteDataType):
         return dtype
     try:
-        found = _LITE_TYPES.get(np.dtype(dtype)) if not isinstance(dtype, (int, np.integer)) else None
+        lite = _LITE_TYPES.get(np.dtype(dtype)) if not isinstance(dtype, (int, np.integer)) else None
     except TypeError:
-        found = None
-    if found is None:
+        lite = None
+    if lite is None:
         raise wrong(call, "dtype", f"a LiteDataType or one of {NAMES}", repr(dtype))
-    return found
+    return lite
 
 
 def numpy_type(number: int) -> type[np.generic]:
-    """Return the numpy type of a LiteDataType's number. Raises LiteError for one that the document does not have."""
-    found = {int(lite): numpy for lite, numpy in NUMPY_TYPES.items()}.get(number)
-    if found is None:
+    """Return the numpy type for a LiteDataType's number. Raises LiteError for an undocumented number."""
+    numpy = {int(lite): numpy for lite, numpy in NUMPY_TYPES.items()}.get(number)
+    if numpy is None:
         raise LiteError(call="LiteLayout", detail=f"data_type {number}, which is none of {NAMES}")
-    return found
+    return numpy
 
 
 def for_copying(array: np.ndarray, call: str) -> np.ndarray:
-    """Return a contiguous array of one of the seven types with the same values. Raises LiteArgumentError."""
+    """Return the same values in a contiguous array of one of the seven types. Raises LiteArgumentError."""
     if array.dtype == np.int64:
         array = _fitting(array, np.dtype(np.int32), call)
     elif array.dtype == np.bool_:
@@ -64,7 +64,7 @@ def for_copying(array: np.ndarray, call: str) -> np.ndarray:
 
 
 def for_sharing(array: np.ndarray, call: str) -> np.ndarray:
-    """Return the array itself, when its memory can be a tensor's. Raises LiteArgumentError."""
+    """Return the array itself. Raises LiteArgumentError if a tensor cannot use its memory."""
     if array.dtype not in _LITE_TYPES:
         raise _refused(array.dtype, call)
     if not array.flags.c_contiguous:
@@ -73,8 +73,10 @@ def for_sharing(array: np.ndarray, call: str) -> np.ndarray:
 
 
 def from_list(values: list[Any], dtype: np.dtype, call: str) -> np.ndarray:
-    """A list's numbers in a tensor's type. Decimals are rounded to it; whole numbers have to keep their values, and
-    nothing becomes infinite. Raises LiteArgumentError."""
+    """Return a list's numbers as an array of ``dtype``. Raises LiteArgumentError.
+
+    Floats are rounded to ``dtype``. Integers must keep their values, and nothing may become infinite.
+    """
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as error:  # ragged, or beyond 64 bits
@@ -101,8 +103,8 @@ def _rounded(array: np.ndarray, dtype: np.dtype, call: str) -> np.ndarray:
 def _fitting(array: np.ndarray, dtype: np.dtype, call: str) -> np.ndarray:
     info = np.iinfo(dtype)
     if array.size and (int(array.min()) < info.min or int(array.max()) > info.max):
-        given = f"{array.dtype} from {array.min()} to {array.max()}"
-        raise wrong(call, "data", f"values from {info.min} to {info.max} ({dtype})", given)
+        actual = f"{array.dtype} from {array.min()} to {array.max()}"
+        raise wrong(call, "data", f"values from {info.min} to {info.max} ({dtype})", actual)
     return array.astype(dtype)
 
 

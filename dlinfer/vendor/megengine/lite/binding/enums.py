@@ -1,16 +1,16 @@
-"""The enumerations of MegEngine Lite, with the values that its document gives."""
+"""The enumerations of MegEngine Lite, with their documented values."""
 
 from enum import IntEnum
 
 
 class LiteBackend(IntEnum):
-    """What runs a network."""
+    """The backend that runs a network."""
 
     LITE_DEFAULT = 0
 
 
 class LiteDeviceType(IntEnum):
-    """Where a tensor lies or a network runs."""
+    """The device of a tensor or a network."""
 
     LITE_CPU = 0
     LITE_CUDA = 1
@@ -20,7 +20,7 @@ class LiteDeviceType(IntEnum):
 
 
 class LiteDataType(IntEnum):
-    """Types of a tensor's elements; the numbers are the C header's."""
+    """Element types; the numbers are the C header's."""
 
     LITE_FLOAT = 0
     LITE_HALF = 1
@@ -32,7 +32,7 @@ class LiteDataType(IntEnum):
 
 
 class LiteTensorPhase(IntEnum):
-    """Which of a network's tensors a name speaks of."""
+    """Whether a name means an input, an output, or either."""
 
     LITE_IO = 0
     LITE_INPUT = 1
@@ -40,18 +40,18 @@ class LiteTensorPhase(IntEnum):
 
 
 class LiteIOType(IntEnum):
-    """What is wanted of an input or output."""
+    """Whether an input or output needs its values, or only its sizes."""
 
     LITE_IO_VALUE = 0
     LITE_IO_SHAPE = 1
 
 
 class LiteAlgoSelectStrategy(IntEnum):
-    """How algorithms of ops are chosen; members are combined by ``|``.
+    """How the library chooses an op's algorithm; combine members by ``|``.
 
-    HEURISTIC | PROFILE: by profile where there is one in the cache, else by heuristics. HEURISTIC | REPRODUCIBLE and
-    PROFILE | REPRODUCIBLE: among reproducible algorithms. PROFILE | OPTIMIZED: among optimised ones, so that profiling
-    is quick. PROFILE | OPTIMIZED | REPRODUCIBLE: both.
+    HEURISTIC | PROFILE: by a cached profile, else by heuristics.
+    HEURISTIC | REPRODUCIBLE, PROFILE | REPRODUCIBLE: among reproducible algorithms.
+    PROFILE | OPTIMIZED: among optimised ones, so profiling is quick. PROFILE | OPTIMIZED | REPRODUCIBLE: both.
     """
 
     LITE_ALGO_HEURISTIC = 1
@@ -61,7 +61,7 @@ class LiteAlgoSelectStrategy(IntEnum):
 
 
 class LiteLogLevel(IntEnum):
-    """What the library prints."""
+    """The lowest level that the library prints."""
 
     DEBUG = 0
     INFO = 1

@@ -1,7 +1,7 @@
-"""MegEngine Lite's C library: found in the toolchain's environment, loaded at the first call, each call checked.
+"""MegEngine Lite's C library in the toolchain's environment: loaded at the first call, each call checked.
 
-Names, types and order of arguments are those of its public headers (lite-c/global_c.h, network_c.h, tensor_c.h of
-MegEngine 1.13).
+Names, types and order of arguments follow its public headers (lite-c/global_c.h, network_c.h, tensor_c.h of MegEngine
+1.13).
 """
 
 import contextlib
@@ -24,8 +24,8 @@ IoCallback = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(c_void_p), c_size_t)
 
 _STRING, _SIZE_OUT, _INT_OUT, _HANDLE_OUT = c_char_p, POINTER(c_size_t), POINTER(c_int), POINTER(c_void_p)
 
-# Names of functions -> the arguments that each of them takes.
-# None: takes a structure by value, whose type a module above this one declares.
+# Names of functions -> types of their arguments.
+# None: an argument is a structure by value; another module declares its type.
 _CALLS: dict[str, list[Any] | None] = {
     "get_device_count": [c_int, _SIZE_OUT],
     "try_coalesce_all_free_memory dump_tensor_rt_cache": [],
@@ -38,7 +38,7 @@ _CALLS: dict[str, list[Any] | None] = {
     "register_memory_pair": [c_void_p, c_void_p, c_size_t, c_int, c_int],
     "clear_memory_pair": [c_void_p, c_void_p, c_int, c_int],
     "lookup_physic_ptr": [c_void_p, _HANDLE_OUT, c_int, c_int],
-    # Of a tensor.
+    # Tensors.
     "make_tensor set_tensor_layout get_tensor_layout": None,
     "destroy_tensor tensor_fill_zero": [c_void_p],
     "tensor_copy tensor_share_memory_with": [c_void_p, c_void_p],
@@ -48,7 +48,7 @@ _CALLS: dict[str, list[Any] | None] = {
     "reset_tensor_memory": [c_void_p, c_void_p, c_size_t],
     "tensor_reshape": [c_void_p, POINTER(c_int), c_int],
     "tensor_slice": [c_void_p, *[POINTER(c_size_t)] * 3, c_size_t, _HANDLE_OUT],
-    # Of a network.
+    # Networks.
     "make_network": None,
     "destroy_network forward wait set_cpu_inplace_mode use_tensorrt": [c_void_p],
     "load_model_from_mem": [c_void_p, c_void_p, c_size_t],
@@ -71,8 +71,8 @@ _ARGUMENTS: dict[str, Any] = {
 }
 
 _FLOAT_STATE = 64
-"""Bytes that hold C's fenv_t on every Linux. Loading a model leaves the calling thread flushing subnormal numbers to
-zero, for torch and numpy as well; so each call gives back the state that it found."""
+"""Bytes enough for C's fenv_t on every Linux. Loading a model makes the calling thread flush subnormal numbers to zero,
+also in torch and numpy; so each call restores the state before it."""
 
 _USUAL_STATE = ctypes.c_void_p(-1)
 """C's FE_DFL_ENV."""
@@ -81,7 +81,7 @@ _LACKING = re.compile(
     r"not implement yet|disabled? at compile time|Please check macro|No compiler support", re.IGNORECASE
 )
 
-_DOUBT = " (another thread's call failed at once, and the library keeps one message: it may be that one's)"
+_DOUBT = " (another thread's call failed at the same time; the message may be about that one)"
 
 
 class Library:
@@ -99,9 +99,9 @@ class Library:
                 function.argtypes = arguments
 
     def call(self, name: str, *arguments: Any, said: str | None = None) -> None:
-        """Call a function; ``said`` is the name that the user knows it by.
+        """Call a function; errors name it ``said``, as the user knows it.
 
-        Raises LiteError with the library's message, LiteLackError where that says that the build has no such thing.
+        Raises LiteError with the library's message, or LiteLackError if the message says that the build lacks it.
         """
         outer, before = self._state(), ctypes.create_string_buffer(_FLOAT_STATE)
         self._process.fegetenv(before)
@@ -118,14 +118,14 @@ class Library:
             raise kind(call=said or name, detail=detail + (_DOUBT if call.doubtful else ""))
 
     def ask(self, name: str, *arguments: Any, said: str | None = None) -> Any:
-        """Call a function whose last argument points to its answer; gives that as Python has it. Raises as ``call``."""
+        """Call a function whose last argument points to its answer; return the answer. Raises as ``call``."""
         answer = _ARGUMENTS[name][-1]._type_()
         self.call(name, *arguments, ctypes.byref(answer), said=said)
         return answer.value
 
     @contextlib.contextmanager
     def callers_numbers(self) -> Iterator[None]:
-        """Around Python that the library calls: the caller's floating-point state, in its own threads the usual."""
+        """Run a callback in its caller's floating-point state; in the library's own threads, in the default state."""
         before = ctypes.create_string_buffer(_FLOAT_STATE)
         self._process.fegetenv(before)
         self._process.fesetenv(self._state() or _USUAL_STATE)
@@ -135,7 +135,7 @@ class Library:
             self._process.fesetenv(before)
 
     def _state(self) -> Any:
-        """That of the call of the library that this thread is in."""
+        """Return the floating-point state before the library call that this thread is in."""
         return getattr(self._caller, "state", None)
 
 
@@ -143,38 +143,38 @@ _loading = threading.RLock()
 
 
 def library() -> Library:
-    """Return the library of the toolchain. Raises ToolchainMissingError, and LiteError where it cannot be loaded."""
-    with _loading:  # one for all threads: each knows only of the calls that go through it
+    """Return the toolchain's library. Raises ToolchainMissingError, and LiteError if it cannot be loaded."""
+    with _loading:  # all threads share one object, since it must see all calls
         return _loaded()
 
 
 @lru_cache(maxsize=1)
 def _loaded() -> Library:
     folder = find(TOOLCHAIN).site_packages / "megenginelite" / "libs"
-    found = sorted(folder.glob("liblite_shared*.so"))
-    if len(found) != 1:
-        raise LiteError(call="loading the library", detail=f"{folder} has {len(found)} libraries, not one")
+    files = sorted(folder.glob("liblite_shared*.so"))
+    if len(files) != 1:
+        raise LiteError(call="loading the library", detail=f"{folder} has {len(files)} libraries, not one")
     try:
-        return Library(str(found[0]))
+        return Library(str(files[0]))
     except OSError as error:
         raise LiteError(call="loading the library", detail=str(error)) from error
 
 
 def _last_message(path: str) -> Callable[[], str]:
-    """What the library said last, which it then forgets. Nobody else's Python runs in between: the GIL is kept."""
-    keeping = ctypes.PyDLL(path)
-    keeping.LITE_get_last_error.restype = c_char_p
+    """Return a function that takes and clears the library's last message. It keeps the GIL, so no thread intervenes."""
+    with_gil = ctypes.PyDLL(path)
+    with_gil.LITE_get_last_error.restype = c_char_p
 
-    def taken() -> str:
-        message = keeping.LITE_get_last_error() or b""
-        keeping.LITE_clear_last_error()
+    def take() -> str:
+        message = with_gil.LITE_get_last_error() or b""
+        with_gil.LITE_clear_last_error()
         return message.decode(errors="replace")
 
-    return taken
+    return take
 
 
 def explain(text: str) -> str:
-    """Return the library's message without backtrace and source lines of its own."""
+    """Return the library's message without its backtrace and source lines."""
     text = text.partition("backtrace:")[0]
     _, extra, rest = text.partition("extra message:")
     text = rest if extra and rest.strip() else text
