@@ -78,6 +78,29 @@ def _packed_attention(call: Call, result: object) -> int:
     return 2 * tokens * heads * keys * (size + _sizes(call["attn_output"])[-1])
 
 
+def _indexer(call: Call, result: object) -> int:
+    """Of the scores: every query with all slots in the blocks of its sequence."""
+    slots = math.prod(_sizes(call["key"])[1:]) // max(_sizes(call["query"])[-1], 1)
+    return 2 * math.prod(_sizes(call["query"])) * _sizes(call["block_table"])[1] * slots
+
+
+def _sparse_attention(call: Call, result: object) -> int:
+    """Every query with as many keys as positions are chosen."""
+    chosen, rope = _sizes(call["sparse_indices"])[-1], call["query_rope"]
+    return 2 * chosen * sum(map(_elements, (call["query"], rope, result)))
+
+
+def _delta_rule(call: Call, result: object) -> int:
+    """Three products with the state for each token and head: what it knows of the key, its change, and the result."""
+    return 3 * 2 * _elements(call["value"]) * _sizes(call["recurrent_state"])[-1]
+
+
+def _lora(call: Call, result: object) -> int:
+    """As if each token had an adapter of the mean rank."""
+    rows, adapters = _sizes(call["a"])[0], _sizes(call["ranks"])[0]
+    return 2 * _elements([call["x"], call["base"]]) * rows // max(adapters, 1)
+
+
 def _experts(intermediate: Callable[[Call], int]) -> Callable[[Call, object], int]:
     """Of the chosen experts alone. intermediate: reads their inner size."""
 
@@ -88,14 +111,20 @@ def _experts(intermediate: Callable[[Call], int]) -> Callable[[Call, object], in
     return count
 
 
+_EXPERTS = _experts(lambda call: _sizes(call["down_weights"])[2])  # [experts, out, in]
 _PACKED_EXPERTS = _experts(lambda call: _sizes(call["down_weights"])[1])  # [experts, in, words of out]
 
 _COUNTS: dict[str, Callable[[Call, object], int]] = {
     "aten::linear": _product("input"),
     **{
         f"dlinfer::{name}": _product("x")
-        for name in ("linear", "linears", "weight_quant_matmul", "linear_bf12")
+        for name in (
+            *("linear", "linears", "weight_quant_matmul", "linear_bf12"),
+            *("linear_w8a8_static", "linear_blocked_fp8", "linear_static_fp8"),
+        )
     },
+    "dlinfer::linear_w8a8": _product("a"),
+    "dlinfer::lora_linear": _lora,
     **{f"aten::{name}": _product("self") for name in ("mm", "bmm", "matmul", "mv", "dot", "_grouped_mm")},
     "aten::addmm": _product("mat1"),
     "aten::addmv": _product("mat"),
@@ -109,7 +138,14 @@ _COUNTS: dict[str, Callable[[Call, object], int]] = {
         f"dlinfer::{name}_attention": _packed_attention
         for name in "prefill paged_prefill paged_decode quantised_paged_prefill quantised_paged_decode".split()
     },
-    "dlinfer::fused_moe": _experts(lambda call: _sizes(call["down_weights"])[2]),
+    "dlinfer::lightning_indexer": _indexer,
+    "dlinfer::sparse_flash_attention": _sparse_attention,
+    "dlinfer::causal_conv1d": lambda call, result: 2 * _elements(call["x"]) * _sizes(call["weight"])[-1],
+    "dlinfer::gated_delta_rule": _delta_rule,
+    **{
+        f"dlinfer::fused_moe{kind}": _EXPERTS
+        for kind in ("", "_w8a8", "_static_fp8", "_blocked_fp8", "_clamped")
+    },
     "dlinfer::fused_moe_w4a16": _PACKED_EXPERTS,
     "dlinfer::fused_moe_mxfp4": _PACKED_EXPERTS,
     "dlinfer::fused_moe_bf12": _experts(lambda call: example_number(call["intermediate_size"], unknown=1)),

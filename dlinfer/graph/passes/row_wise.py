@@ -25,6 +25,7 @@ _BY_NAME: dict[str, tuple[str, ...]] = {
         )
     },
     "dlinfer.linear_w8a8": ("a", "rms_scale"),
+    "dlinfer.lora_linear": ("base", "x", "adapter_ids"),
     **dict.fromkeys(("dlinfer.add_rms_norm", "dlinfer.add_rms_norm_w8a8"), ("x", "residual")),
     **dict.fromkeys(("dlinfer.silu_mul", "dlinfer.gelu_mul"), ("gate", "up")),
     "dlinfer.moe_gating_topk_softmax": ("router_logits",),

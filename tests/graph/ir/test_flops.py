@@ -3,11 +3,18 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import fx
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode
 
 from dlinfer import ops
 from dlinfer.graph.capture.trace import trace
-from dlinfer.graph.ir.flops import flops_of, share
+from dlinfer.graph.ir.dialect import fake
+from dlinfer.graph.ir.flops import _COUNTS, flops_of, share
+from dlinfer.graph.torch_private.fake_mode import fresh_mode
+from dlinfer.ops.core.samples import SampleMaker
+from dlinfer.ops.core.spec import registry
 from dlinfer.ops.quantised import bf12
 from tests.graph.compiling import StubEngine, compiled, last_report, use_engine
 from tests.graph.symbols import symbolic
@@ -124,6 +131,87 @@ def test_attention_over_pages_counts_the_longest_sequence():
     table = torch.zeros(3, 3, dtype=torch.int64)
     lengths = torch.tensor([40, 7, 1])
     assert counted(decode, random(3, 4, 8), cache, cache.clone(), table, lengths) == 3 * 4 * 40 * 2 * (8 + 8)
+
+
+NO_PRODUCT = {
+    *("silu_mul", "gelu_mul", "silu_and_mul"),
+    *("fill_kv_cache", "fill_quantised_kv_cache"),
+    *("rms_norm", "add_rms_norm", "rms_norm_w8a8", "add_rms_norm_w8a8", "dynamic_quant"),
+    *("moe_gating_topk_softmax", "embedding_bf12"),
+    *("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleaved"),
+}
+
+
+def test_every_op_is_a_product_or_known_to_be_none():
+    products = {name.removeprefix("dlinfer::") for name in _COUNTS if name.startswith("dlinfer::")}
+    assert not products & NO_PRODUCT
+    assert products | NO_PRODUCT == set(registry())
+
+
+def linear(call) -> int:
+    return 2 * call.get("x", call.get("a")).numel() * call.get("weight", call.get("b")).shape[0]
+
+
+def experts(call) -> int:
+    return 2 * call["topk_ids"].numel() * 3 * call["down_weights"][0].numel()
+
+
+def indexer(call) -> int:
+    return 2 * call["query"].numel() * call["block_table"].shape[1] * 8  # slots in a block of the samples
+
+
+def sparse_attention(call) -> int:
+    numbers = [call[name].shape[-1] for name in ("query", "query_rope", "value")]
+    tokens, heads, _ = call["query"].shape
+    return 2 * tokens * heads * call["sparse_indices"].shape[2] * sum(numbers)
+
+
+def delta_rule(call) -> int:
+    tokens = call["value"].shape[0]
+    return 3 * 2 * tokens * call["recurrent_state"][0].numel()
+
+
+def convolution(call) -> int:
+    return 2 * call["x"].shape[0] * call["weight"].numel()
+
+
+def lora(call) -> int:
+    mean_rank = call["a"].shape[0] / max(call["ranks"].numel(), 1)
+    return int(2 * (call["x"].numel() + call["base"].numel()) * mean_rank)
+
+
+SAMPLED = {
+    **dict.fromkeys(("linear_w8a8", "linear_w8a8_static", "linear_blocked_fp8", "linear_static_fp8"), linear),
+    **dict.fromkeys([f"fused_moe_{kind}" for kind in "w8a8 static_fp8 blocked_fp8 clamped".split()], experts),
+    "lightning_indexer": indexer,
+    "sparse_flash_attention": sparse_attention,
+    "gated_delta_rule": delta_rule,
+    "causal_conv1d": convolution,
+    "lora_linear": lora,
+}
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_an_op_counts_as_its_sizes_say(name):
+    op = registry()[name]
+    for sample in op.sample_inputs(SampleMaker(torch.float32)):
+        expected = SAMPLED[name](dict(zip(op.parameters, sample.args, strict=True)))
+        assert counted_call(op.overload, sample.args) == expected, sample.name
+
+
+def counted_call(overload, args) -> int:
+    """Over the one node of a graph that calls an op on fakes of a sample."""
+    graph, mode = fx.Graph(), fresh_mode()
+    values, spec = tree_flatten(list(args))
+    nodes = []
+    for place, value in enumerate(values):
+        nodes.append(graph.placeholder(f"x{place}") if isinstance(value, torch.Tensor) else value)
+        if isinstance(value, torch.Tensor):
+            nodes[-1].meta["val"] = mode.from_tensor(value)
+    node = graph.call_function(overload, tuple(tree_unflatten(nodes, spec)))
+    with mode:
+        node.meta["val"] = overload(*map_arg(node.args, fake))
+    return flops_of(node)
 
 
 @pytest.mark.usefixtures("graph_mode")

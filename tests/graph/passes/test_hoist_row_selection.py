@@ -122,6 +122,50 @@ def test_through_other_shapes():
     assert spares(flat, X[:1], ROWS) == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_a_product_in_8_bits(dtype):
+    weight, scale = ops.dynamic_quant(torch.randn(12, 8), dtype)
+
+    def quantised(x, rows):
+        codes, scales = ops.dynamic_quant(x * 2, dtype)
+        return ops.linear_w8a8(codes, weight, scales, scale, x.dtype, dtype, None).index_select(1, rows)
+
+    assert spares(quantised, X, ROWS) == 1
+
+
+def test_products_in_float8_with_scales_of_their_own():
+    weight = torch.randn(8, 8).to(torch.float8_e4m3fn)
+    fixed, blocks = torch.ones(1), torch.ones(1, 1)
+
+    def quantised(x, rows):
+        hidden = ops.linear_static_fp8(x, weight, torch.ones(8), fixed, None)
+        return ops.linear_blocked_fp8(hidden, weight, blocks, None, 16, False).index_select(1, rows)
+
+    assert spares(quantised, X, ROWS) == 1
+
+
+def test_experts_in_8_bits():
+    gate_up, gate_up_scales = ops.dynamic_quant(torch.randn(3, 12, 8), torch.int8)
+    down, down_scales = ops.dynamic_quant(torch.randn(3, 8, 6), torch.int8)
+    parts = gate_up, gate_up_scales, down, down_scales
+
+    def experts(x, logits, rows):
+        weights, ids = ops.moe_gating_topk_softmax(logits, 2)
+        return ops.fused_moe_w8a8(x * 2, *parts, weights, ids, 2, True).index_select(0, rows)
+
+    assert spares(experts, X[0], torch.randn(5, 3), ROWS) == 1
+
+
+def test_an_adapter_for_each_token():
+    a, b = torch.randn(3, 8), torch.randn(3, 8)
+    adapters = torch.tensor([0, 1]), torch.tensor([1, 2]), torch.ones(2)
+
+    def adapted(x, ids, rows):
+        return ops.lora_linear(LAYER.into(x), x, a, b, *adapters, ids).index_select(0, rows)
+
+    assert spares(adapted, X[0], torch.tensor([1, -1, 0, 1, 0]), ROWS) == 1
+
+
 class TestWhatStays:
     """Code in which nothing may move, or nothing is gained."""
 
