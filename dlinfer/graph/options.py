@@ -1,12 +1,14 @@
 """The options of ``torch.compile(model, backend="dlinfer", options={...})`` and of ``dlinfer.compile``."""
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from dlinfer import settings
 from dlinfer.errors import CompileOptionError
+from dlinfer.graph.torch_private.dispatcher import op_names
 
 SMALL_REGIONS = ("eager", "engine")
 
@@ -20,6 +22,9 @@ class CompileOptions:
         counts, ``warn`` also says so once for each reason, ``error`` refuses the model; None takes DLINFER_FALLBACK.
     passes: pass or fusion rule name -> False to leave it out (True, the default, keeps it); a pass that only one
         engine has is named ``engine.pass``.
+    eager_ops: names of ops that run with the vendor's eager kernels and not in the engine, as ``dlinfer.explain``
+        shows them: ``dlinfer.rms_norm``, ``aten.add.Tensor``, or ``aten.add`` for all its overloads. They do not count
+        as fallbacks.
     small_regions: what happens to regions that cost more to enter than they save: ``eager`` runs them with eager
         kernels, ``engine`` compiles them all the same; None takes DLINFER_SMALL_REGIONS.
     cache_dir: folder of compiled artifacts; None takes DLINFER_CACHE_DIR.
@@ -30,6 +35,7 @@ class CompileOptions:
     engine: str | None = None
     fallback: str | None = None
     passes: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    eager_ops: Sequence[str] = ()
     small_regions: str | None = None
     cache_dir: Path | None = None
     engine_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -51,6 +57,9 @@ class CompileOptions:
             if name not in known and "." not in str(name):
                 raise CompileOptionError(option="passes", given=name, expected="one of " + ", ".join(known))
             _is_a(f"passes[{name!r}]", keeps, bool, "True or False")
+        _is_a("eager_ops", self.eager_ops, (list, tuple), "a list of op names")
+        if self.eager_ops:
+            object.__setattr__(self, "eager_ops", _known_ops(self.eager_ops))
 
     @property
     def policy(self) -> str:
@@ -98,6 +107,17 @@ class CompileOptions:
                 expected = "one of the options " + ", ".join(known)
                 raise CompileOptionError(option=name, given=value, expected=expected)
         return cls(**dict(options or {}))
+
+
+def _known_ops(names: Sequence[object]) -> tuple[str, ...]:
+    """The names of ops, sorted. Raises CompileOptionError where no op has such a name."""
+    known = op_names()
+    plain = {str(name).removesuffix(".default") for name in names}
+    for name in sorted(plain - known):
+        close = difflib.get_close_matches(name, known)
+        expected = f"the name of an op, such as {', '.join(close or ('aten.add', 'dlinfer.rms_norm'))}"
+        raise CompileOptionError(option="eager_ops", given=name, expected=expected)
+    return tuple(sorted(plain))
 
 
 def _value(text: str) -> str | bool | int | float:

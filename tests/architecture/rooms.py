@@ -18,7 +18,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.passes": "errors ops graph.torch_private graph.ir",
     "dlinfer.graph.debug": "settings",
     "dlinfer.graph.report": "errors ops graph.torch_private graph.ir graph.passes graph.debug",
-    "dlinfer.graph.options": "errors settings graph.passes",
+    "dlinfer.graph.options": "errors settings graph.torch_private graph.passes",
     "dlinfer.graph.engine": "errors vendor graph.ir graph.passes graph.report graph.options",
     "dlinfer.graph.cache": "dlinfer settings vendor graph.ir graph.debug",
     "dlinfer.graph.capture": "errors utils graph.torch_private graph.ir",

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("graph_mode")
 BAD = [
     (
         {"unknown": 1},
-        ["unknown", "engine, fallback, passes, small_regions, cache_dir, engine_options"],
+        ["unknown", "engine, fallback, passes, eager_ops, small_regions, cache_dir, engine_options"],
     ),
     ({"fallback": "never"}, ["'never'", "'allow'", "'warn'", "'error'"]),
     ({"small_regions": True}, ["True", "'eager'", "'engine'"]),
@@ -25,6 +25,10 @@ BAD = [
     ({"passes": ["cse"]}, ["passes", "a dict of name to bool"]),
     ({"passes": {"clean": False}}, ["'clean'", "cse", "remove_noops"]),
     ({"passes": {"cse": 0}}, ["passes['cse']", "True or False"]),
+    ({"eager_ops": "aten.sin"}, ["'aten.sin'", "a list of op names"]),
+    ({"eager_ops": ["aten.sin", "aten.softmx"]}, ["'aten.softmx'", "such as aten.softmax"]),
+    ({"eager_ops": ["dlinfer.rmsnorm"]}, ["dlinfer.rms_norm"]),
+    ({"eager_ops": [3]}, ["'3'", "the name of an op, such as aten.add, dlinfer.rms_norm"]),
     ({"engine_options": "device=CPU"}, ["engine_options", "a dict of name to value"]),
 ]
 
@@ -86,6 +90,12 @@ def test_options_are_taken_as_they_are():
     assert chosen.cache_dir == Path("/tmp/x")
     assert chosen.disabled_passes == {"cse"}
     assert CompileOptions.of(chosen) is chosen
+
+
+def test_eager_ops_are_the_same_in_any_order_and_spelling():
+    given = CompileOptions.of({"eager_ops": ["dlinfer.rms_norm", "aten.sin.default", "aten.sin"]})
+    assert given == CompileOptions(eager_ops=("aten.sin", "dlinfer.rms_norm"))
+    assert given.identity()["eager_ops"] == ("aten.sin", "dlinfer.rms_norm")
 
 
 @pytest.mark.parametrize("name", pass_names())

@@ -51,9 +51,11 @@ def place(graph_module: fx.GraphModule, engine: Engine, options: CompileOptions)
     _run(graph_module, engine.passes, options)
     emit(lambda report: debug.show_lowered(report, graph_module))
     with timed("partition"):
-        divided = partition(graph_module.graph, engine, keep_small=options.keeps_small_regions)
+        divided = partition(
+            graph_module.graph, engine, keep_small=options.keeps_small_regions, eager_ops=options.eager_ops
+        )
     for node, reason in divided.refusals.items():
-        if node not in divided.too_small and is_compute(node):
+        if node not in divided.by_choice and is_compute(node):
             leave_engine(node, engine.name, reason, options.policy)
     with timed("compile"):
         return _assemble(graph_module, divided, engine, options)

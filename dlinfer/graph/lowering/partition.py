@@ -6,12 +6,14 @@ region depends on itself, and there are as few regions as the refused nodes allo
 are dependencies (``ir/effects``).
 """
 
+import operator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from torch import fx
 
 from dlinfer.graph.engine import Engine
-from dlinfer.graph.ir.dialect import is_compute, is_pure, memory_read
+from dlinfer.graph.ir.dialect import is_compute, is_pure, memory_read, op_name, schema_name
 from dlinfer.graph.ir.effects import Effects, effects_of
 
 
@@ -27,18 +29,29 @@ class Part:
 class Partition:
     """The parts in running order, and why each node that computes is not in the engine.
 
-    too_small: nodes of regions that are not worth entering the engine.
+    by_choice: nodes that the option ``eager_ops`` names, and nodes of regions that are not worth entering the engine.
     """
 
     parts: list[Part]
     refusals: dict[fx.Node, str]
-    too_small: set[fx.Node]
+    by_choice: set[fx.Node]
 
 
-def partition(graph: fx.Graph, engine: Engine, *, keep_small: bool) -> Partition:
-    """Divide a graph between ``engine`` and eager kernels. ``keep_small`` turns the small-region rule off."""
+def partition(
+    graph: fx.Graph, engine: Engine, *, keep_small: bool, eager_ops: Collection[str] = ()
+) -> Partition:
+    """Divide a graph between ``engine`` and eager kernels.
+
+    keep_small: turns the small-region rule off. eager_ops: names of ops that stay out of the engine.
+    """
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    refusals = {node: reason for node in calls if (reason := engine.refuses(node)) is not None}
+    by_choice = {node for node in calls if _is_named(node, eager_ops)}
+    refusals = dict.fromkeys(by_choice, "excluded by eager_ops")
+    refusals |= {
+        node: reason
+        for node in calls
+        if node not in by_choice and (reason := engine.refuses(node)) is not None
+    }
     levels = _levels(calls, refusals, effects_of(graph))
     parts: list[Part] = []
     for level in range(max(levels.values(), default=-1) + 1):
@@ -46,14 +59,20 @@ def partition(graph: fx.Graph, engine: Engine, *, keep_small: bool) -> Partition
         taken = [node for node in here if node not in refusals]
         left = [node for node in here if node in refusals]
         parts += [part for part in (Part(True, taken), Part(False, left)) if part.nodes]
-    too_small: set[fx.Node] = set()
     for part in parts:
         reason = engine.entry_cost(part.nodes) if part.in_engine and not keep_small else None
         if reason is not None:
             part.in_engine = False
-            too_small.update(part.nodes)
+            by_choice.update(part.nodes)
             refusals |= {node: reason for node in part.nodes if is_compute(node)}
-    return Partition(parts, refusals, too_small)
+    return Partition(parts, refusals, by_choice)
+
+
+def _is_named(node: fx.Node, eager_ops: Collection[str]) -> bool:
+    """Whether a node calls one of these ops, or is one of the results of such a call."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return _is_named(node.args[0], eager_ops)
+    return op_name(node) in eager_ops or schema_name(node).replace("::", ".") in eager_ops
 
 
 def _levels(calls: list[fx.Node], refusals: dict[fx.Node, str], effects: Effects) -> dict[fx.Node, int]:

@@ -38,6 +38,13 @@ def is_dispatched(name: str) -> bool:
     return torch._C._dispatch_has_kernel(name)
 
 
+def op_names() -> set[str]:
+    """The names of all ops of the dispatcher: ``aten.add.Tensor``, and ``aten.add`` for all overloads."""
+    overloads = torch._C._dispatch_get_all_op_names()
+    packets = {name.partition(".")[0] for name in overloads}
+    return {name.replace("::", ".") for name in packets.union(overloads)}
+
+
 def has_registered_effect(op: Op) -> bool:
     """Whether an op is registered as effectful (``torch.library``, ``CustomOpDef.register_effect``)."""
     return _get_effect(op) is not None

@@ -62,6 +62,7 @@ def save(
                 "engine": stage.engine,
                 "engine_options": stage.engine_options,
                 "small_regions": stage.small_regions,
+                "eager_ops": stage.eager_ops,
                 "requirement": stage.requirement.to_dict(),
                 "graph": place,
                 "tensors": [table.add(tensor) for tensor in stage.tensors],
@@ -139,7 +140,8 @@ def _read_stage(item: Json, container: Container, tensors: int) -> Stage[int]:
     if not all(type(number) is int and 0 <= number < tensors for number in numbers):
         raise CodecError("a stage with a tensor that is not there")
     entry, model, engine = (item[name] for name in ("entry", "model", "engine"))
-    if not all(isinstance(text, str) for text in (entry, model, engine)):
+    eager_ops = tuple(item["eager_ops"])
+    if not all(isinstance(text, str) for text in (entry, model, engine, *eager_ops)):
         raise CodecError("a stage whose names are not texts")
     graph = container.json(item["graph"])
     for op, written, here in other_op_versions(graph):
@@ -158,6 +160,7 @@ def _read_stage(item: Json, container: Container, tensors: int) -> Stage[int]:
         engine,
         dict(item["engine_options"]),
         bool(item["small_regions"]),
+        eager_ops,
         Requirement.from_dict(item["requirement"]),
         graph,
         numbers,

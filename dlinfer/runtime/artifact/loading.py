@@ -68,6 +68,7 @@ def _load_stage(artifact: ReadArtifact, stage: Stage[int], options: SessionOptio
         engine=engine.name,
         fallback=options.fallback,
         small_regions="engine" if stage.small_regions else "eager",
+        eager_ops=stage.eager_ops,
         cache_dir=options.cache_dir,
         engine_options={name: value for name, value in stored if name in engine.stored_options}
         | dict(options.engine_options),

@@ -28,7 +28,8 @@ T = TypeVar("T", torch.Tensor, int)
 class Stage(Generic[T]):
     """One graph of an entry, for the sizes that its interface allows.
 
-    engine_options: those that are stored. requirement: what it needs of torch's settings.
+    engine_options: those that are stored. small_regions: they are compiled too. eager_ops: as in CompileOptions.
+    requirement: what it needs of torch's settings.
     graph: its written form. tensors: its weights, then its constants; in a file, their numbers there.
     results: the name of each. The interface's outputs are those that are tensors.
     entry: the name of its entry in a file.
@@ -38,6 +39,7 @@ class Stage(Generic[T]):
     engine: str
     engine_options: Mapping[str, object]
     small_regions: bool
+    eager_ops: Sequence[str]
     requirement: Requirement
     graph: Json
     tensors: Sequence[T]
@@ -63,6 +65,7 @@ def stage_of(
         engine.name,
         {name: value for name, value in given_options if name in engine.stored_options},
         options.keeps_small_regions,
+        options.eager_ops,
         Requirement.of(graph_module.graph),
         graph,
         [*exported.weights, *constants],

@@ -100,6 +100,7 @@ def test_an_artifact_holds_no_weights(folder):
         ("model 2", {}),
         ("model 1", {"small_regions": "engine"}),
         ("model 1", {"passes": {"cse": False}}),
+        ("model 1", {"eager_ops": ["aten.add"]}),
         ("model 1", {"fallback": "error"}),
     ],
 )

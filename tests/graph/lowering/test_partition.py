@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from dlinfer.errors import GraphFallbackError
+from dlinfer.ops.core import fallback
 from dlinfer.ops.core.fallback import FallbackWarning
 from tests.graph.compiling import StubEngine, compiled, last_report, same_as_eager, use_engine
 
@@ -144,6 +145,37 @@ def test_a_refused_view_costs_no_fallback_error(monkeypatch):
     with torch.no_grad():
         given = compiled(lambda x: x.view(-1) * 2, fallback="error")(x)
     torch.testing.assert_close(given, x.view(-1) * 2)
+
+
+@pytest.mark.parametrize("names", [["aten.sin"], ["aten.add", "aten.cos"], ["aten.mul.Tensor", "aten.sub"]])
+def test_ops_of_eager_ops_stay_out_of_the_engine(names, monkeypatch):
+    engine = StubEngine()
+    use_engine(monkeypatch, engine)
+    counted = fallback.counts()
+    for function in (chain, two_branches):
+        same_as_eager(function, x, eager_ops=names, fallback="error")
+    assert fallback.counts() == counted
+    left = {op for op, _ in last_report().refusals()}
+    assert left and all(any(op.startswith(name) for name in names) for op in left)
+    assert {reason for _, reason in last_report().refusals()} == {"excluded by eager_ops"}
+    assert left.isdisjoint(op for region in engine.regions for op in region)
+
+
+def test_all_results_of_an_op_of_eager_ops_stay_with_it(monkeypatch):
+    engine = StubEngine()
+    use_engine(monkeypatch, engine)
+    same_as_eager(
+        lambda x: x.sin().topk(2)[0] * 2 + x.cos().max(0)[1][:2], x, eager_ops=["aten.topk", "aten.max"]
+    )
+    taken = {op for region in engine.regions for op in region}
+    assert "aten.sin" in taken
+    assert not [op for op in taken if "getitem" in op or "topk" in op or "max" in op]
+
+
+@pytest.mark.parametrize("names", [["aten.sym_size"], ["aten.view"], ["aten.add_"]])
+def test_sizes_views_and_writes_may_be_eager_ops(names, monkeypatch):
+    use_engine(monkeypatch, StubEngine())
+    same_as_eager(lambda x: x.add_(1).view(-1) * x.size(0), x, dynamic=True, eager_ops=names)
 
 
 def test_constants_reach_regions_and_eager_nodes(monkeypatch):

@@ -21,6 +21,12 @@ def test_ops_of_the_dispatcher_are_told_from_torchscripts():
     assert not is_dispatched("aten::nothing")
 
 
+def test_names_of_ops():
+    names = dispatcher.op_names()
+    assert {"aten.add", "aten.add.Tensor", "aten.sin", "prims.convert_element_type"} <= names
+    assert not {"aten::add", "aten.nothing"} & names
+
+
 def test_ops_registered_as_effectful():
     assert has_registered_effect(torch.ops.aten._print.default)
     assert not has_registered_effect(torch.ops.aten.add.Tensor)

@@ -30,6 +30,16 @@ def head(monkeypatch):
     )
 
 
+def test_a_loaded_stage_keeps_eager_ops(monkeypatch, tmp_path):
+    engine = use_stub(monkeypatch)
+    head = dlinfer.compile(Head().eval(), (rows(6),), options={"eager_ops": ["aten.linear"]})
+    compiled, engine.regions = engine.regions, []
+    with dlinfer.load(saved(head, tmp_path / "head.dlinfer")) as session:
+        same(session.run({"x": rows(6)}), Head().eval()(rows(6)))
+    assert engine.regions == compiled
+    assert compiled and not any("aten.linear" in region for region in compiled)
+
+
 def test_an_artifact_checks_what_its_engine_assumed(head):
     same(head(rows(4)), Head().eval()(rows(4)))
     with pytest.raises(ArtifactInputError, match="== 0"):
