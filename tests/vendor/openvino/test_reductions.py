@@ -5,7 +5,7 @@ import torch
 
 from tests.vendor.openvino.lowering import lowered, same
 
-inf = float("inf")
+inf, nan = float("inf"), float("nan")
 x = torch.randn(3, 5, 4)
 others = ((torch.randn(2, 5, 4),), (torch.randn(7, 5, 4),))
 
@@ -128,6 +128,17 @@ def test_topk():
     )
     same(lambda a: (a.topk(5, dim=1), a.sort(0)), torch.randperm(2**20)[:20].view(4, 5) + 2**25)
     same(lambda a, n: a.topk(n, dim=1), wide, 7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_topk_and_sort_of_infinities_beside_nan(dtype):
+    """The largest finite number lies between the others and infinity."""
+    rows = torch.tensor(
+        [[inf, nan, 1.0, -inf], [nan, inf, inf, 2.0], [inf, 3.0, nan, nan], [-inf, 0.0, nan, inf]]
+    )
+    rows = torch.cat((rows, rows.flip(1), torch.full((1, 4), torch.finfo(dtype).max))).to(dtype)
+    same(lambda a: (a.topk(3, 0)[0], a.topk(2)[0], a.topk(2, largest=False)[0], a.sort(0)[0]), rows)
+    same(lambda a: a.sort(-1, descending=True)[0], rows)
 
 
 def test_cumulative_sums():

@@ -27,9 +27,10 @@ def _ordered(b: Builder, x: Output, number: Size, dim: int, largest: bool) -> li
         wide = ov.Type.i32 if kind == ov.Type.boolean else integers.computed_in(kind)
         values, place = sorted_first(b, b.cast(x, wide), number, axis, largest)
         return [b.cast(values, kind), place]
-    # Sorted with infinity in NaN's place, which OpenVINO leaves anywhere, and the largest float32 in infinity's.
+    # OpenVINO leaves NaN anywhere. So the keys are quarters, with infinity in NaN's place, and a power of two, which
+    # bfloat16 holds too, in infinity's.
     wide = b.cast(x, F32)
-    below = op.minimum(wide, b.scalar(torch.finfo(torch.float32).max, F32))
+    below = op.minimum(op.multiply(wide, b.scalar(0.25, F32)), b.scalar(2.0**127, F32))
     key = op.select(op.is_nan(wide), b.scalar(float("inf"), F32), below).output(0)
     _, place = sorted_first(b, key, number, axis, largest)
     return [op.gather_elements(x, place, axis).output(0), place]
