@@ -99,7 +99,7 @@ class Builder:
         except LoweringError as cause:
             cause.node = cause.node or node.name
             raise
-        except (RuntimeError, TypeError, ValueError, KeyError, IndexError) as cause:
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as cause:
             first = str(cause).strip().splitlines()[0] if str(cause).strip() else ""
             raise LoweringError(f"OpenVINO: {type(cause).__name__}: {first}"[:400], node.name) from cause
         self.values[node] = self._checked(node, made)

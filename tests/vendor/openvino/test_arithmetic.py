@@ -198,3 +198,16 @@ def test_what_is_refused_says_why(name):
     assert any(reason in node.reason for node in report.placed("eager"))
     if name not in ("random", "complex"):
         torch.testing.assert_close(compiled(x[:, :4].contiguous())[0], function(x[:, :4]), equal_nan=True)
+
+
+@pytest.mark.usefixtures("graph_mode")
+def test_a_number_is_copied_under_another_default_dtype():
+    """Under float64 the graph has the number itself, and not a tensor of it."""
+    options: dict[str, Any] = {"engine": "openvino", "small_regions": "engine"}
+    torch.set_default_dtype(torch.float64)
+    try:
+        run = torch.compile(lambda x: (x * 2).copy_(0.001), backend="dlinfer", options=options)
+        result = run(torch.ones(3, dtype=torch.float32))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(result, torch.full((3,), 0.001))

@@ -49,7 +49,7 @@ def same(b: Builder, x: Output, *_: Any) -> Output:
 @lowers(aten.copy.default)
 def copy(b: Builder, x: Output, source: Output, non_blocking: bool = False) -> Output:
     values, sizes = b.cast(_plain_nan(b, source), b.kind), op.shape_of(x, "i64")
-    return op.broadcast(values, sizes).output(0) if rank(source) else b.full(values, sizes)
+    return op.broadcast(values, sizes).output(0) if rank(values) else b.full(values, sizes)
 
 
 def _plain_nan(b: Builder, x: Any) -> Any:
