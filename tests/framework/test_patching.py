@@ -260,7 +260,8 @@ def test_the_patches_of_a_module_come_in_order_and_without_foreign_ones(victim):
     ],
 )
 def test_a_misfit_stops_those_who_need_the_patch(victim, scope, uses, stops):
-    victim("core"), victim("version")
+    for module in ("core", "version"):
+        victim(module)
     patches = PatchSet("victim", [replaces("victim.core:gone", why="for the test", **scope)(lambda _: None)])
     patches.apply_loaded()
     assert len(patches.misfits()) == 1
