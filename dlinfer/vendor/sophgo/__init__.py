@@ -1,6 +1,6 @@
 """Sophgo: the sail API and BMRuntime on a Sophgo chip or on the chip emulator, and the graph engine ``sophgo``.
 
-``from dlinfer.vendor.sophgo import sail``. Nothing of an SDK is loaded into this process: BMRuntime runs in a worker.
+``from dlinfer.vendor.sophgo import sail``. This process loads nothing of the SDK: BMRuntime runs in a worker.
 """
 
 from typing import Any
@@ -12,8 +12,8 @@ from dlinfer.vendor.base import Probe, Vendor
 def _probe() -> Probe:
     from dlinfer.vendor.sophgo.runtime import chips
 
-    found = chips.find()
-    return Probe(bool(found.chips), found.reason, found.advice)
+    available = chips.find()
+    return Probe(bool(available.chips), available.reason, available.advice)
 
 
 def _engine(name: str) -> Any:
@@ -31,7 +31,7 @@ def _toolchain() -> Toolchain:
 VENDOR = Vendor(
     name="sophgo",
     device_type="cpu",
-    summary="Sophgo chips, or their emulator; tensors and what stays outside a graph are the host's",
+    summary="Sophgo chips, or their emulator; tensors and ops outside graphs stay on the host",
     probe=_probe,
     engines=("sophgo",),
     load_engine=_engine,

@@ -1,12 +1,15 @@
-"""The recipe of Sophgo's toolchain: compiler, BMRuntime and chip emulators, as the package tpu_mlir brings them.
+"""The recipe of Sophgo's toolchain: compiler, BMRuntime and chip emulators, all from the package tpu_mlir.
 
-tpu_mlir (PyPI, for CPython 3.10 only) asks for torch, transformers and more, of which converting ONNX needs nothing;
-so packages are installed without what they ask for, and these are the ones that are really imported.
+tpu_mlir (PyPI, for CPython 3.10 only) depends on torch, transformers and more, but converting ONNX needs none of
+them. So packages are installed without their dependencies, and the recipe lists those that are really imported.
 """
 
 from dlinfer.toolchain.recipe import Toolchain
 
-_TORCH = '''"""Stands in for torch, of which tpu_mlir's ONNX front end asks one thing: torch.tensor(x).numpy()."""
+# The recipe's digest covers these texts: any change to them reinstalls every environment.
+_TORCH = (
+    '"""Stands in for torch, of '
+    + '''which tpu_mlir's ONNX front end asks one thing: torch.tensor(x).numpy()."""
 
 import numpy
 
@@ -22,6 +25,7 @@ class Tensor:
 def tensor(values):
     return Tensor(values)
 '''
+)
 
 _EXTENSIONS = '''"""Stands in for onnxruntime_extensions, which tpu_mlir uses for ops that are not ONNX's."""
 
@@ -41,7 +45,7 @@ class PyOrtFunction:
         raise RuntimeError("custom ONNX ops need the package onnxruntime_extensions, which is not here")
 '''
 
-# On Debian 12 nothing starts with the C library that the package carries: it is older than the system's loader.
+# The package's own C library is older than Debian 12's loader: no program starts with it.
 _C_LIBRARY = tuple(f"tpu_mlir/lib/third_party/{name}.so*" for name in ("libc", "libm", "libpthread"))
 
 _PACKAGES = """

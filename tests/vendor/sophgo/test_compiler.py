@@ -173,7 +173,7 @@ def test_what_the_compiler_refuses_is_said_with_its_log(toolchain):
     with pytest.raises(SophgoCompileError, match="Selu") as caught:
         compile_onnx(mlp(op="Selu"), name="mlp")
     assert "Op not support" in Path(caught.value.fields["log"]).read_text()
-    with pytest.raises(SophgoCompileError, match="cannot be compiled"):
+    with pytest.raises(SophgoCompileError, match="cannot compile"):
         compile_onnx(b"no model", name="mlp")
 
 
@@ -194,7 +194,7 @@ def test_a_compiler_that_takes_too_long_is_ended_with_all_it_started(toolchain, 
     monkeypatch.setattr(process, "monotonic", lambda: 1e9 if asleep() else 0.0)
     monkeypatch.setattr(compiler_process, "driver_command", lambda job: [sys.executable, str(sleeper)])
     monkeypatch.setattr(compiler_cache, "kept", lambda key: None)
-    with pytest.raises(SophgoCompileError, match=r"ended after 3 s; it said: asleep"):
+    with pytest.raises(SophgoCompileError, match=r"ended after 3 s; it printed: asleep"):
         compile_onnx(mlp(), name="mlp", options=BmodelOptions(timeout=3))
     for pid in pids.read_text().split()[:2]:
         until(lambda pid=int(pid): ended(pid))
@@ -274,7 +274,7 @@ def test_the_largest_stage_of_a_net_is_its_first(monkeypatch):
 
 def test_files_that_are_no_bmodels_cannot_be_combined(toolchain, tmp_path):
     (tmp_path / "a").write_bytes(b"no bmodel")
-    with pytest.raises(SophgoModelError, match="not even a header"):
+    with pytest.raises(SophgoModelError, match="shorter than a header"):
         combine([tmp_path / "a", tmp_path / "a"], tmp_path / "out.bmodel")
     assert not (tmp_path / "out.bmodel").exists()
 

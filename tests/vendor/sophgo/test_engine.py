@@ -333,7 +333,8 @@ def test_an_artifact_runs_where_it_is_loaded(graph_mode, tmp_path):
 def test_without_what_writes_onnx_the_engine_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(
-        EngineUnavailableError, match=r"onnxscript not installed; pip install 'dlinfer\[sophgo\]'"
+        EngineUnavailableError,
+        match=r"onnxscript not installed; install them with: pip install 'dlinfer\[sophgo\]'",
     ):
         SophgoEngine()
 

@@ -135,11 +135,11 @@ def test_the_cases_are_all_ops_of_the_table():
     ("function", "reason"),
     [
         (lambda x: x.cumsum(1), "CumSum"),
-        (lambda x: x > 0, "it gives bool"),
-        (lambda x: x.argmax(-1), "it gives int64"),
+        (lambda x: x > 0, "its result is bool"),
+        (lambda x: x.argmax(-1), "its result is int64"),
         (torch.rand_like, "random"),
-        (lambda x: x.double(), "it gives float64"),
-        (lambda x: x.sort(-1).values, "it gives int64"),
+        (lambda x: x.double(), "its result is float64"),
+        (lambda x: x.sort(-1).values, "its result is int64"),
     ],
 )
 def test_what_is_not_taken_has_a_reason(function, reason):

@@ -188,7 +188,7 @@ def test_a_device_that_the_machine_has_not(in_the_machine):
 
 
 def test_a_bmodel_of_another_chip_than_the_machines(in_the_machine, bmodel):
-    with pytest.raises(SophgoModelError, match="made for bm1688, and device 0 is bm1684x"):
+    with pytest.raises(SophgoModelError, match="compiled for bm1688, but device 0 is bm1684x"):
         sail.EngineLLM(str(bmodel("bm1688")), [0])
 
 

@@ -53,7 +53,7 @@ def test_a_compiler_that_fails(compiler, lines, said):
 def test_a_folder_that_cannot_be_written(toolchain, tmp_path, monkeypatch):
     (tmp_path / "sophgo").write_text("a file where a folder should be")
     monkeypatch.setattr(emulator, "cache_folder", lambda: tmp_path)
-    with pytest.raises(SophgoUnavailableError, match=r"its folder cannot be made.*DLINFER_CACHE_DIR"):
+    with pytest.raises(SophgoUnavailableError, match=r"its folder cannot be created.*DLINFER_CACHE_DIR"):
         emulator.folder("bm1684x")
 
 
@@ -72,7 +72,7 @@ def test_a_linker_configuration_that_cannot_be_read(tmp_path):
 def test_what_is_no_file_is_not_opened(tmp_path, name):
     """Opening a pipe would wait for somebody who writes to it."""
     subprocess.run(["mkfifo", str(tmp_path / "pipe")], check=True)
-    with pytest.raises(SophgoModelError, match="it is no file"):
+    with pytest.raises(SophgoModelError, match="it is not a file"):
         bmodel_file.read_file(tmp_path / name)
 
 

@@ -157,11 +157,11 @@ def test_keywords_name_the_same_arguments(bmodel, open_chips):
         ((), "neither a path nor the bytes"),
         (("x.bmodel",), "none of its three forms"),
         (("x.bmodel", [0], [0], [0]), "none of its three forms"),
-        (("x.bmodel", "SHARE", [0]), "no bits"),
-        (("x.bmodel", -1, [0]), "no bits"),
+        (("x.bmodel", "SHARE", [0]), "not bits"),
+        (("x.bmodel", -1, [0]), "not bits"),
         (("x.bmodel", []), "one or more different"),
         (("x.bmodel", [0, 0]), "one or more different"),
-        (("x.bmodel", 0), "no list"),
+        (("x.bmodel", 0), "not a list"),
     ],
 )
 def test_other_arguments_are_refused(arguments, match):
@@ -171,7 +171,7 @@ def test_other_arguments_are_refused(arguments, match):
 
 @pytest.mark.parametrize("device", [-1, 1000, True, "0"])
 def test_a_number_that_is_no_device_is_refused(bmodel, open_chips, device):
-    with pytest.raises(SophgoCallError, match="no number of a device"):
+    with pytest.raises(SophgoCallError, match="not a number of a device"):
         sail.EngineLLM(str(bmodel("bm1684x")), [device])
 
 

@@ -51,7 +51,7 @@ def test_a_handle_made_before_the_engine_is_on_the_engines_chip(bmodel, open_chi
 
 @pytest.mark.parametrize("number", [-1, 1000, "0", None])
 def test_a_handle_of_no_device_is_refused(open_chips, number):
-    with pytest.raises(SophgoCallError, match="no number of a device"):
+    with pytest.raises(SophgoCallError, match="not a number of a device"):
         sail.Handle(number).get_target()
 
 
@@ -112,10 +112,10 @@ def test_of_64_bit_integers_that_fit_into_32(one):
     ("data", "match"),
     [
         (np.array([2**31]), "beyond int32"),
-        (np.zeros(3), "float64 is no type"),
-        (np.zeros(3, bool), "bool is no type"),
-        (np.zeros((2, 0), np.float32), "nothing"),
-        (np.array(1, np.float32), "nothing"),
+        (np.zeros(3), "float64 is not a type"),
+        (np.zeros(3, bool), "bool is not a type"),
+        (np.zeros((2, 0), np.float32), "cannot be a tensor"),
+        (np.array(1, np.float32), "cannot be a tensor"),
     ],
 )
 def test_of_other_arrays_is_refused(one, data, match):
@@ -136,8 +136,8 @@ def test_of_a_shape(handle):
         (([2, 0], Dtype.BM_INT8, True, True), "sizes of at least 1"),
         (([], Dtype.BM_INT8, True, True), "1 to 8 sizes"),
         (([1] * 9, Dtype.BM_INT8, True, True), "1 to 8 sizes"),
-        (("ab", Dtype.BM_INT8, True, True), "no shape"),
-        (([2], 0, True, True), "no sail.Dtype"),
+        (("ab", Dtype.BM_INT8, True, True), "not a shape"),
+        (([2], 0, True, True), "not a sail.Dtype"),
         (([2], Dtype.BM_INT8), "none of its forms"),
         (([2**31, 4], Dtype.BM_FLOAT32, False, True), "bytes"),
     ],
@@ -214,7 +214,7 @@ def test_update_data_of_float16_as_bits_or_as_float16(one):
         (np.zeros(6, np.int8), "takes float32"),
         (np.zeros(6), "float64"),
         (np.zeros(7, np.float32), "7 elements"),
-        ([1.0, 2.0], "no numpy.ndarray"),
+        ([1.0, 2.0], "not a numpy.ndarray"),
     ],
 )
 def test_update_data_of_other_data_is_refused(one, data, match):
@@ -258,7 +258,7 @@ def test_reshape(one):
     assert (tensor.asnumpy() == [[0, 1], [2, 3], [4, 5]]).all()
     tensor.reshape([2])
     tensor.reshape([6])  # as large as it was made
-    with pytest.raises(SophgoCallError, match="more than the 24 bytes"):
+    with pytest.raises(SophgoCallError, match="more than its 24 bytes"):
         tensor.reshape([7])
 
 

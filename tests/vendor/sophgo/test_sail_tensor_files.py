@@ -86,7 +86,7 @@ def test_strides_of_other_types_and_without_device_memory_are_refused(one):
     with pytest.raises(SophgoCallError, match="without device memory"):
         wide.sync_d2d_stride(sail.Tensor(one, np.zeros(8, np.int32), True, False), 1, 1, 1)
     other: Any = np.zeros(8, np.int32)
-    with pytest.raises(SophgoCallError, match=r"ndarray is no sail\.Tensor"):
+    with pytest.raises(SophgoCallError, match=r"ndarray is not a sail\.Tensor"):
         wide.sync_d2d_stride(other, 1, 1, 1)
 
 

@@ -1,1 +1,1 @@
-"""Sophgo's compiler: ONNX as it takes it, and bmodels that it makes, in processes of its own and in a cache."""
+"""Sophgo's compiler: the ONNX that it reads, its processes, and the cache of its bmodels."""

@@ -1,8 +1,7 @@
-"""Compiled nets in the cache folder: a file ``<key>-<digest of its content>.bmodel`` each, so that a damaged one is
-noticed and made anew.
+"""Compiled nets in the cache folder, as files ``<key>-<digest of the content>.bmodel``: a damaged one is recompiled.
 
-Processes share the folder. Files appear whole; of several that want the same net one compiles and the others wait for
-it. What a process that was killed left behind, the next one clears away.
+Processes share the folder. Files appear whole. If several processes need the same net, one compiles and the others
+wait for it. The next process removes the files of a killed one.
 """
 
 import contextlib
@@ -20,36 +19,36 @@ from dlinfer.toolchain.process import Stop
 
 _SCRATCH = ".compiling-"
 _FRESH = 60.0
-"""Seconds that a scratch folder may be there without its owner's lock."""
+"""Seconds that a new scratch folder may lack its owner's lock."""
 _PAUSE = 0.1
 
 
 def place() -> Path:
-    """Return the folder in which nets and the logs of failures lie."""
+    """Return the folder of nets and of failures' logs."""
     return cache_folder().absolute() / "sophgo"
 
 
 def kept(key: str) -> Path | None:
-    """Return the net of a key, if it is there and sound."""
+    """Return the net of a key, if it exists undamaged."""
     for path in place().glob(f"{key}-*.bmodel"):
-        with contextlib.suppress(FileNotFoundError):  # another process found it damaged, and has made it anew
+        with contextlib.suppress(FileNotFoundError):  # another process has replaced a damaged file
             if path.stem == f"{key}-{_digest(path)}":
                 return path
     return None
 
 
-def store(made: Path, key: str) -> Path:
-    """Put a file of a scratch folder into the cache, in place of a damaged one. For who is ``alone`` with the key."""
-    path = place() / f"{key}-{_digest(made)}.bmodel"
+def store(net: Path, key: str) -> Path:
+    """Move a file of a scratch folder into the cache, replacing a damaged one. The caller holds ``alone(key)``."""
+    path = place() / f"{key}-{_digest(net)}.bmodel"
     for damaged in place().glob(f"{key}-*.bmodel"):
         damaged.unlink(missing_ok=True)
-    os.replace(made, path)
+    os.replace(net, path)
     return path
 
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """Return a folder beside the cache's files that goes at the end; locked, so that others see that it is in use."""
+    """Open a temporary folder beside the cache's files. A lock shows other processes that it is in use."""
     _clear()
     with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=place()) as folder, _opened(folder) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -77,7 +76,7 @@ def _opened(path: str | Path, flags: int = os.O_RDONLY) -> Iterator[int]:
 
 @contextlib.contextmanager
 def alone(key: str, stop: Stop) -> Iterator[None]:
-    """Waits until no thread or process compiles this key. Raises StoppedError while it waits."""
+    """Hold this key's lock, waiting while another thread or process compiles it. May raise StoppedError meanwhile."""
     place().mkdir(parents=True, exist_ok=True)
     path = place() / f"{key}.lock"
     while True:
@@ -93,7 +92,7 @@ def alone(key: str, stop: Stop) -> Iterator[None]:
 
 
 def _locked(lock: int, path: Path) -> bool:
-    """Lock the open file; False where another has it, or had it and has removed it."""
+    """Lock the open file; False if another process holds the lock, or held it and removed the file."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(lock), path.stat())

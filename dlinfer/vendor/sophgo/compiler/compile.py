@@ -1,4 +1,4 @@
-"""ONNX to bmodel by Sophgo's compiler, in a process of its own, kept in the cache by the content of what went in."""
+"""Compiles ONNX to bmodels by Sophgo's compiler, in its own process, cached by the content of all inputs."""
 
 import contextlib
 import hashlib
@@ -21,7 +21,7 @@ from dlinfer.vendor.sophgo.errors import SophgoCompileError, SophgoModelError
 from dlinfer.vendor.sophgo.runtime import bmodel as bmodel_file
 
 _FORMAT = 1
-"""Part of every key: a change of how jobs are written makes old entries unknown."""
+"""Part of every key; increase it when jobs change, to invalidate old entries."""
 
 Progress = Callable[[str], None]
 
@@ -35,17 +35,16 @@ def compile_onnx(
     progress: Progress | None = None,
     stop: Stop | None = None,
 ) -> Path:
-    """Return the bmodel of an ONNX model, as a file of the cache; not to be changed.
+    """Return the bmodel of an ONNX model, as a file of the cache; do not change it.
 
-    model: the model, or its file, with weights in files beside it where it says so. Sizes of inputs are fixed.
-    name: of the net in the bmodel. calibration: inputs by name, for INT8 only: at least one set.
-    progress: is told each step: transform, calibrate, compile; nothing where the bmodel was there already.
+    model: the model, or its file, with external weights beside it. Its inputs have fixed sizes.
+    name: the net's name in the bmodel. calibration: sets of inputs by name, at least one; for INT8 only.
+    progress: called with each step: transform, calibrate, compile. Not called if the cache has the bmodel.
+    stop: ends the compiler from another thread.
 
-    Inputs and outputs of the net have the dtype that ``quantize`` names (float32 for INT8), whole numbers are int32,
-    and stand in the model's order; the compiler gives outputs names of its own.
-
-    stop: ends the compiler from another thread. Of several calls for one net at once, in this process or others, one
-    compiles and the others wait for it.
+    The net's inputs and outputs have the dtype that ``quantize`` names (float32 for INT8); integers are int32. They
+    keep the model's order, but the compiler renames outputs. If several calls need one net, in this process or others,
+    one compiles and the others wait for it.
 
     Raises SophgoOptionError, ToolchainMissingError and SophgoCompileError; StoppedError after ``stop``.
     """
@@ -61,50 +60,50 @@ def compile_onnx(
         if (kept := cache.kept(key)) is not None:
             return kept
         with cache.alone(key, stop), cache.scratch() as folder:
-            if (kept := cache.kept(key)) is not None:  # another was first
+            if (kept := cache.kept(key)) is not None:  # another call compiled it meanwhile
                 return kept
             job, log = _job(folder, model, name, chosen, calibration), folder / "log"
             with _explained(what, target, log, key):
                 run = partial(_run, log=log, timeout=chosen.timeout, progress=progress, stop=stop)
-                made = _compiled(folder, job, run)
-            return cache.store(made, key)
-    except OSError as error:  # a full disk, above all
+                net = _compiled(folder, job, run)
+            return cache.store(net, key)
+    except OSError as error:  # usually a full disk
         detail = f"{error.strerror or error} ({error.filename or cache.place()})"
         raise SophgoCompileError(what=what, target=target, detail=detail, log="none") from error
 
 
 def combine(bmodels: Sequence[Path], to: Path, timeout: float = 3600.0) -> None:
-    """Write one bmodel of several of one chip; nets of one name become stages of one net.
+    """Combine bmodels for one chip into one; nets of one name become stages of one net.
 
-    Nets stand in the order of their first file. Of a net's stages the one that works in the most memory is the first:
-    BMRuntime may run a smaller one that comes earlier in memory that it has given back (docs/vendors/sophgo.md).
+    Nets keep the order of their first files. A net's stages are sorted by working memory, the largest first: otherwise
+    BMRuntime may run a smaller stage in memory that it has freed (docs/vendors/sophgo.md).
 
-    ``to`` appears whole or not at all. Raises SophgoModelError for a file that is no bmodel, ToolchainMissingError,
+    ``to`` appears whole or not at all. Raises SophgoModelError for a file that is not a bmodel, ToolchainMissingError,
     SophgoCompileError and OSError.
     """
     to = to.resolve()
     with tempfile.TemporaryDirectory(prefix=".combining-", dir=to.parent) as scratch:
         folder = Path(scratch)
-        made, log = folder / "combined.bmodel", folder / "log"
-        command = [process.model_tool(), "--combine", *map(str, _largest_first(bmodels)), "-o", str(made)]
+        combined, log = folder / "combined.bmodel", folder / "log"
+        command = [process.model_tool(), "--combine", *map(str, _largest_first(bmodels)), "-o", str(combined)]
         with _explained(f"{len(bmodels)} bmodels", to.name, log, "combine"):
             process.run(command, folder, log, timeout)
-            _needed(made)
-        os.replace(made, to)
+            _checked(combined)
+        os.replace(combined, to)
 
 
 def _largest_first(bmodels: Sequence[Path]) -> list[Path]:
-    """Files of one net together, ordered by the memory that it works in."""
+    """Group files by net, and sort each group by working memory, the largest first."""
     nets: dict[tuple[str, ...], dict[Path, int]] = {}
     for path in bmodels:
         memory = bmodel_file.read_file(path).memory
         largest = max((sum(parts) for stages in memory.values() for parts in stages), default=0)
         nets.setdefault(tuple(memory), {})[path] = largest
-    return [path for files in nets.values() for path in sorted(files, key=lambda one: -files[one])]
+    return [path for files in nets.values() for path in sorted(files, key=lambda file: -files[file])]
 
 
 def describe(bmodel: Path) -> str:
-    """What Sophgo's own ``model_tool --info`` says of a bmodel. Raises ToolchainMissingError, SophgoCompileError."""
+    """Return the text of Sophgo's ``model_tool --info``. Raises ToolchainMissingError and SophgoCompileError."""
     with tempfile.TemporaryDirectory(prefix="dlinfer-") as scratch:
         folder = Path(scratch)
         log = folder / "log"
@@ -130,14 +129,16 @@ def _run(
     path = folder / "job.json"
     path.write_text(json.dumps(job))
     process.run(process.driver_command(path), folder, log, timeout, progress, stop)
-    return _needed(folder / "net.bmodel")
+    return _checked(folder / "net.bmodel")
 
 
 def _died_optimising(failed: ProcessFailedError) -> bool:
-    """Whether the compiler's core ended without a word, as its usual level of optimisation does on some nets that
-    level 1 compiles: only the command is named that failed."""
-    named = [line for line in failed.lines if "RuntimeError: [!Error]: tpuc-opt" in line]
-    return bool(named) and "--processor-tpu-optimize" in named[-1]
+    """Return whether the compiler's optimiser crashed: the log names the failed command, without a reason.
+
+    The default level does so on some nets that level 1 compiles.
+    """
+    commands = [line for line in failed.lines if "RuntimeError: [!Error]: tpuc-opt" in line]
+    return bool(commands) and "--processor-tpu-optimize" in commands[-1]
 
 
 def _job(
@@ -147,7 +148,7 @@ def _job(
     options: BmodelOptions,
     calibration: Sequence[Mapping[str, np.ndarray]],
 ) -> dict[str, Any]:
-    """What ``driver.py`` reads; the files that it names are written to ``folder``."""
+    """Return the job for ``driver.py``, and write its files to ``folder``."""
     source = folder / "net.onnx" if isinstance(model, bytes) else model.resolve()
     if isinstance(model, bytes):
         source.write_bytes(model)
@@ -174,16 +175,16 @@ def _job(
     }
 
 
-def _needed(made: Path) -> Path:
-    """The bmodel that was to be written. The compiler's status is 0 also where the disk was full."""
-    if not made.is_file():
-        raise ProcessFailedError("it ended well but wrote no bmodel", ())
+def _checked(bmodel: Path) -> Path:
+    """Check that the compiler wrote a whole bmodel: its status is 0 even if the disk was full."""
+    if not bmodel.is_file():
+        raise ProcessFailedError("it succeeded but wrote no bmodel", ())
     try:
-        bmodel_file.read_file(made)
+        bmodel_file.read_file(bmodel)
     except SophgoModelError as error:
-        how = f"it ended well but wrote no whole bmodel: {error.fields['detail']}"
+        how = f"it succeeded but wrote no whole bmodel: {error.fields['detail']}"
         raise ProcessFailedError(how, ()) from error
-    return made
+    return bmodel
 
 
 _TELLING = ("Error", "error:", "assert", "Assert", "not support", "unsupported", "failed")
@@ -192,7 +193,7 @@ _NOISE = ("Traceback", 'File "', "raise ", "[Running]", "onnxsim opt failed", "_
 
 @contextlib.contextmanager
 def _explained(what: str, target: str, log: Path, key: str) -> Iterator[None]:
-    """Raise SophgoCompileError for a program that fails, with what it said; its log is kept for the user."""
+    """Raise SophgoCompileError with its messages if a program fails; keep its log for the user."""
     try:
         yield
     except ProcessFailedError as failed:
@@ -201,18 +202,18 @@ def _explained(what: str, target: str, log: Path, key: str) -> Iterator[None]:
         if log.is_file():
             shutil.copyfile(log, kept)
         lines = [line.strip() for line in failed.lines if not any(word in line for word in _NOISE)]
-        said = ([line for line in lines if any(word in line for word in _TELLING)] or lines)[-4:]
-        detail = f"{failed}; it said: {' | '.join(said)}" if said else str(failed)
+        printed = ([line for line in lines if any(word in line for word in _TELLING)] or lines)[-4:]
+        detail = f"{failed}; it printed: {' | '.join(printed)}" if printed else str(failed)
         raise SophgoCompileError(what=what, target=target, detail=detail, log=str(kept)) from failed
 
 
 def _key(
     model: bytes | Path, name: str, options: BmodelOptions, calibration: Sequence[Mapping[str, np.ndarray]]
 ) -> str:
-    """A digest of all that a bmodel depends on."""
+    """Return a digest of everything that the bmodel depends on."""
     driver = hashlib.sha256(process.DRIVER.read_bytes()).hexdigest()
-    told = [_FORMAT, process.compiler_version(), driver, name, options.identity()]
-    digest = hashlib.sha256(canonical_text(told).encode())
+    identity = [_FORMAT, process.compiler_version(), driver, name, options.identity()]
+    digest = hashlib.sha256(canonical_text(identity).encode())
     if isinstance(model, bytes):
         digest.update(model)
     else:
@@ -228,7 +229,7 @@ def _key(
 
 
 def _files(model: Path) -> list[Path]:
-    """A model's file, and those beside it that hold its weights."""
+    """Return a model's file and the files of its external weights."""
     import onnx
 
     loaded = onnx.load(str(model), load_external_data=False)

@@ -1,7 +1,7 @@
-"""Run by the toolchain's Python, never imported by dlinfer: one ONNX file to a bmodel by Sophgo's own tools.
+"""Compiles an ONNX file to a bmodel by Sophgo's own tools. A script for the toolchain's CPython 3.10.
 
-``python driver.py job.json`` in an empty folder, where ``job.json`` says what ``compile`` wrote into it.
-Each step is announced on a line that begins with ``dlinfer step:``. It is written for CPython 3.10.
+Usage: ``python driver.py job.json`` in an empty folder; ``compile`` writes the job.
+A line that begins with ``dlinfer step:`` announces each step.
 """
 
 import importlib
@@ -12,7 +12,7 @@ import sys
 
 
 def main(path):
-    """Do the job that the file at ``path`` describes; the process's exit status says whether it succeeded."""
+    """Run the job of the file at ``path``; the process's exit status says whether it succeeded."""
     with open(path) as file:
         job = json.load(file)
     tools = importlib.import_module("tpu_mlir")  # sets the search paths of its tools
@@ -41,24 +41,24 @@ def _tool(root, name, arguments):
 
 
 def _calibrate(job):
-    """Write the largest and smallest value of each tensor over all calibration inputs as the compiler's table."""
+    """Write the compiler's table: each tensor's smallest and largest value over all calibration inputs."""
     import numpy
 
     pymlir = importlib.import_module("pymlir")
-    pymlir.set_mem_mode("value_mem")  # keeps every tensor in memory of its own
+    pymlir.set_mem_mode("value_mem")  # gives every tensor its own memory
     module = pymlir.module()
     module.load(job["mlir"])
-    found = {}
+    ranges = {}
     for path in job["calibration"]:
         for name, value in numpy.load(path).items():
             module.set_tensor(name, value.astype(numpy.float32), value.shape)
         module.invoke(True)
         for name, tensor in module.get_all_tensor().items():
-            low, high = found.get(name, (0.0, 0.0))
-            found[name] = (min(low, float(tensor.min())), max(high, float(tensor.max())))
+            low, high = ranges.get(name, (0.0, 0.0))
+            ranges[name] = (min(low, float(tensor.min())), max(high, float(tensor.max())))
     with open(job["table"], "w") as file:
         file.write("# op_name    threshold    min    max\n")
-        for name, (low, high) in found.items():
+        for name, (low, high) in ranges.items():
             file.write(f"{name} {max(-low, high, 1e-6):.7f} {low:.7f} {high:.7f}\n")
 
 

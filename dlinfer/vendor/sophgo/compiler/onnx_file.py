@@ -1,8 +1,7 @@
-"""A graph with its weights as the ONNX file that Sophgo's front end reads.
+"""Writes a graph with its weights as an ONNX file for Sophgo's front end.
 
-The front end knows float32 and whole numbers; which floats the chip computes in is said when it compiles. So 16-bit
-floats of the graph are written as float32, which holds each of them exactly. It looks for patterns as opset 17 writes
-them: models come as 18, whose reductions take their axes as an input.
+The front end takes float32 and integers only; ``quantize`` sets the chip's floats. So 16-bit floats become float32,
+exactly. It matches patterns in the form of opset 17, so models of opset 18 are converted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,15 +15,15 @@ from dlinfer.graph.onnx.weights import fill
 from dlinfer.vendor.sophgo.compiler.opset17 import to_opset_17
 
 IR_VERSION = 8
-"""The newest that the toolchain's onnx package certainly reads."""
+"""The newest version that the toolchain's onnx package is known to read."""
 
 FILE_BYTES = 1 << 26
-"""Weights from this size on stand in a file of their own: in a message they would be in memory three times more, and
-protobuf takes 2 GiB in one."""
+"""Models with this many bytes of weights store them in a separate file: inside the protobuf message they would take
+three more copies in memory, and a message is limited to 2 GiB."""
 
 
 def onnx_bytes_or_file(graph: OnnxGraph, weights: Mapping[str, torch.Tensor], folder: Path) -> bytes | Path:
-    """Return the model with ``weights`` (name of an input -> tensor) as initialisers; in ``folder`` if it is large.
+    """Return the model with ``weights`` (name of an input -> tensor) as initialisers; a large one as a file.
 
     Changes ``graph.model``, which keeps references to the weights.
     """
@@ -43,7 +42,7 @@ def onnx_bytes_or_file(graph: OnnxGraph, weights: Mapping[str, torch.Tensor], fo
 
 
 def in_one_shape(graph: OnnxGraph, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Give inputs fixed sizes, and forget what the model said of sizes that follow from them."""
+    """Give inputs fixed sizes, and drop symbolic shapes of results."""
     import onnx_ir
 
     for value in graph.model.graph.inputs:
@@ -59,7 +58,7 @@ def _is_open(shape: Any) -> bool:
 
 
 def _widen(body: Any) -> None:
-    """Make every 16-bit float of a graph a float32, what nodes hold and cast to among them."""
+    """Turn every 16-bit float of a graph into float32, also in constants and casts."""
     nodes = list(body.all_nodes())
     for value in body.initializers.values():
         value.const_value = _float32(value.const_value)
@@ -82,7 +81,7 @@ def _widen_node(node: Any) -> None:
 
 
 def _float32(tensor: Any) -> Any:
-    """A constant of 16-bit floats as float32; others, and none, as they are."""
+    """Convert a constant of 16-bit floats to float32; return others and None unchanged."""
     import onnx_ir
 
     if tensor is None or not _is_half(tensor.dtype):

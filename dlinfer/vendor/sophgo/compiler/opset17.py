@@ -1,6 +1,6 @@
-"""A model of opset 18 as one of 17, for compilers that read no newer one, or know its patterns as 17 writes them.
+"""Converts a model from opset 18 to 17, for compilers that read only 17 or match its patterns.
 
-Models come as 18, whose reductions take their axes as an input, and whose Split counts equal parts.
+In opset 18 reductions take their axes as an input, and Split can take the number of equal parts.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ _REDUCTIONS = frozenset(
 
 
 def to_opset_17(graph: OnnxGraph) -> None:
-    """Rewrite a model of opset 18. Raises NotExportableError for what 17 cannot say."""
+    """Rewrite a model of opset 18. Raises NotExportableError for nodes that 17 cannot express."""
     for node in list(graph.model.graph):
         if node.op_type == "Constant":
             _as_initialiser(graph, node)
@@ -29,7 +29,7 @@ def to_opset_17(graph: OnnxGraph) -> None:
 
 
 def _as_initialiser(graph: OnnxGraph, node: Any) -> None:
-    """A constant in the one form that the front end reads everywhere."""
+    """Replace a Constant by an initialiser, the one form that the front end reads everywhere."""
     (value,) = node.outputs
     held = initialiser(graph, value.name, _content(node))
     value.replace_all_uses_with(held, replace_graph_outputs=True)
@@ -37,7 +37,7 @@ def _as_initialiser(graph: OnnxGraph, node: Any) -> None:
 
 
 def initialiser(graph: OnnxGraph, name: str, content: np.ndarray) -> Any:
-    """A new initialiser of the model."""
+    """Add an initialiser to the model."""
     import onnx_ir
 
     tensor: Any = onnx_ir.tensor(content, name=name)
@@ -53,25 +53,28 @@ def _axes_as_attribute(node: Any) -> None:
 
     axes = _constant(node.inputs[1])
     if axes is None:
-        raise NotExportableError(node=node.name or "", op=node.op_type, reason="axes that are no constants")
+        raise NotExportableError(node=node.name or "", op=node.op_type, reason="axes that are not constants")
     node.attributes["axes"] = onnx_ir.AttrInt64s("axes", [int(axis) for axis in axes.reshape(-1)])
     node.attributes.pop("noop_with_empty_axes", None)
     node.resize_inputs(1)
 
 
 def _constant(value: Any) -> Any:
-    """The content of a list of numbers, flat as numpy; None where only a run tells."""
+    """Return a constant list of numbers as a flat numpy array; None if it is not constant."""
     if value.const_value is not None:
         return value.const_value.numpy()
     node = value.producer()
-    if node is not None and node.op_type in ("Reshape", "Identity"):  # as torch.onnx writes a list of axes
+    if node is not None and node.op_type in (
+        "Reshape",
+        "Identity",
+    ):  # torch.onnx writes lists of axes like this
         before = _constant(node.inputs[0])
         return None if before is None else before.reshape(-1)
     return _content(node) if node is not None and node.op_type == "Constant" else None
 
 
 def _content(node: Any) -> np.ndarray:
-    """What a Constant holds."""
+    """Return a Constant's value."""
     (attribute,) = node.attributes.values()
     held = attribute.value
     if hasattr(held, "numpy"):
@@ -80,7 +83,7 @@ def _content(node: Any) -> np.ndarray:
 
 
 def _sizes_as_input(graph: OnnxGraph, node: Any) -> None:
-    """The sizes of equal parts; the last one is smaller where they do not fill the dimension."""
+    """Give Split the sizes of its parts; the last part may be smaller."""
     count = node.attributes.pop("num_outputs").value
     axis = node.attributes["axis"].value if "axis" in node.attributes else 0
     shape = node.inputs[0].shape

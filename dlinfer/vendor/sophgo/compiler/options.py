@@ -1,4 +1,4 @@
-"""What can be asked of Sophgo's compiler, checked before it starts."""
+"""Options of Sophgo's compiler, checked before it starts."""
 
 import re
 import threading
@@ -8,13 +8,13 @@ from typing import Any
 from dlinfer.vendor.sophgo.errors import SophgoOptionError
 
 CHIPS = {"bm1684x": 1, "bm1688": 2, "bm1690": 8}
-"""Chip -> its cores."""
+"""Chip -> number of its cores."""
 
 QUANTIZE = {
     "F32": "float32 in, out and between",
     "F16": "float16",
     "BF16": "bfloat16",
-    "INT8": "int8 by what calibration inputs show; float32 in and out",
+    "INT8": "int8, with ranges from calibration inputs; float32 in and out",
     "W8F16": "weights of matrix products int8, the rest float16",
     "W8BF16": "weights of matrix products int8, the rest bfloat16",
     "W4F16": "weights of matrix products int4 in groups, the rest float16",
@@ -22,20 +22,20 @@ QUANTIZE = {
 }
 
 ADDR_MODES = ("auto", "basic", "io_alone", "io_tag", "io_tag_fuse", "io_reloc", "in_reuse")
-"""How a net's inputs and outputs get their addresses. ``io_alone`` gives each net memory of its own for them, which
-``sail.EngineLLM.get_input_tensors`` shows."""
+"""How a net's inputs and outputs get addresses. ``io_alone`` gives each net its own memory for them, which
+``sail.EngineLLM.get_input_tensors`` returns."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 
 @dataclass(frozen=True)
 class BmodelOptions:
-    """How to compile. Making one raises SophgoOptionError for what the compiler does not have.
+    """How to compile. The constructor raises SophgoOptionError for a bad value.
 
-    chip, quantize, addr_mode: of the tables above. cores: of the chip that one net uses.
-    group_size: weights of 4 bits that share a scale; they lie side by side in a column of the matrix.
-    dynamic: sizes may be smaller at run time than at compile time.
-    timeout: seconds after which the compiler is ended; no part of what is compiled.
+    chip, quantize, addr_mode: keys of the tables above. cores: number of the chip's cores that a net uses.
+    group_size: number of 4-bit weights with one scale, adjacent in a column of the matrix.
+    dynamic: whether sizes may be smaller at run time than at compile time.
+    timeout: seconds until the compiler is killed; not part of ``identity``.
     """
 
     chip: str = "bm1684x"
@@ -61,24 +61,26 @@ class BmodelOptions:
         require(fits, "timeout", self.timeout, f"seconds above 0, at most {longest:.0f}")
 
     def identity(self) -> dict[str, Any]:
-        """Return what a compiled net depends on, as plain data."""
+        """Return the options that a compiled net depends on, as plain data."""
         return {name: value for name, value in vars(self).items() if name != "timeout"}
 
 
 def check_name(name: str) -> None:
-    """Raise SophgoOptionError where a net cannot be called ``name``: the compiler writes it into commands."""
+    """Raise SophgoOptionError for a bad name of a net; the compiler writes names into commands."""
     expected = "up to 100 letters, digits and underscores, no digit first"
     require(_NAME.fullmatch(name) is not None, "name", name, expected)
 
 
-def require(fits: bool, option: str, given: Any, expected: str) -> None:
-    """Raise SophgoOptionError where what was given for an option does not fit."""
+def require(fits: bool, option: str, value: Any, expected: str) -> None:
+    """Raise SophgoOptionError unless an option's value fits."""
     if not fits:
-        raise SophgoOptionError(option=option, given=given, expected=expected)
+        raise SophgoOptionError(option=option, given=value, expected=expected)
 
 
-def _one_of(option: str, given: Any, allowed: Any) -> None:
-    require(given in tuple(allowed), option, given, f"one of {', '.join(allowed)}")  # a list has no hash
+def _one_of(option: str, value: Any, allowed: Any) -> None:
+    require(
+        value in tuple(allowed), option, value, f"one of {', '.join(allowed)}"
+    )  # a tuple, since lists lack hashes
 
 
 def _is_number(value: Any) -> bool:

@@ -1,17 +1,17 @@
-"""Packages that compiling needs, which dlinfer's extra ``sophgo`` brings."""
+"""Packages for compiling, which dlinfer's extra ``sophgo`` installs."""
 
 from collections.abc import Sequence
 from importlib import util
 
 ONNX = ("onnx", "onnx_ir", "onnxscript")
-"""Those that write ONNX."""
+"""Packages that write ONNX."""
 
 LLM = (*ONNX, "transformers")
-"""Those that a model's folder needs too."""
+"""Packages that read a model's folder and write ONNX."""
 
-ADVICE = "pip install 'dlinfer[sophgo]' has them"
+ADVICE = "install them with: pip install 'dlinfer[sophgo]'"
 
 
 def missing(needed: Sequence[str]) -> str:
-    """Return the names of those that are not installed, with commas between; nothing where all are."""
+    """Return the names of packages that are not installed, with commas between them."""
     return ", ".join(name for name in needed if util.find_spec(name) is None)

@@ -1,4 +1,4 @@
-"""Programs of Sophgo's toolchain: their commands, their environment, and the steps that they tell."""
+"""Programs of Sophgo's toolchain: their commands, their environment, and the steps that they announce."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -10,22 +10,22 @@ from dlinfer.vendor.sophgo.toolchain import TOOLCHAIN
 
 _STEP = "dlinfer step: "
 DRIVER = Path(__file__).with_name("driver.py")
-"""What runs the compiler, by the toolchain's Python."""
+"""The script that runs the compiler in the toolchain's Python."""
 
 
 def toolchain() -> Environment:
-    """Return the toolchain's environment. Raises ToolchainMissingError where it is not installed."""
+    """Return the toolchain's environment. Raises ToolchainMissingError."""
     return find(TOOLCHAIN)
 
 
 def compiler_version() -> str:
-    """Name and version of the compiler's package. Raises ToolchainMissingError."""
-    found = sorted(path.name for path in toolchain().site_packages.glob("tpu_mlir-*.dist-info"))
-    return found[-1].removesuffix(".dist-info") if found else "tpu_mlir of unknown version"
+    """Return name and version of the compiler's package. Raises ToolchainMissingError."""
+    versions = sorted(path.name for path in toolchain().site_packages.glob("tpu_mlir-*.dist-info"))
+    return versions[-1].removesuffix(".dist-info") if versions else "tpu_mlir of unknown version"
 
 
 def driver_command(job: Path) -> list[str]:
-    """Return the command that compiles what a job's file says."""
+    """Return the command that runs a job's file."""
     return [str(toolchain().python), "-s", str(DRIVER), str(job)]
 
 
@@ -42,10 +42,12 @@ def run(
     progress: Callable[[str], None] | None = None,
     stop: Stop | None = None,
 ) -> None:
-    """Run a program of the toolchain in ``folder``; what it prints goes to ``log``, its steps to ``progress``. Raises
-    ProcessFailedError, whose lines have no steps among them, and StoppedError."""
+    """Run a program of the toolchain in ``folder``; its output goes to ``log``, its steps to ``progress``.
 
-    def told(line: str) -> None:
+    Raises StoppedError, and ProcessFailedError with the lines that are not steps.
+    """
+
+    def on_line(line: str) -> None:
         if progress is not None and line.startswith(_STEP):
             progress(line.removeprefix(_STEP))
 
@@ -56,7 +58,7 @@ def run(
             folder=folder,
             environment=_environment(),
             log=log,
-            on_line=told,
+            on_line=on_line,
             stop=stop,
         )
     except ProcessFailedError as failed:

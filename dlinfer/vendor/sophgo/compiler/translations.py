@@ -1,4 +1,4 @@
-"""Translations to ONNX in the forms that Sophgo's compiler makes one op of, and without what it lacks."""
+"""Translations to ONNX: patterns that Sophgo's compiler fuses to one op, and replacements for ops that it lacks."""
 
 import functools
 import itertools
@@ -25,7 +25,7 @@ _ops = torch.ops.dlinfer
 
 
 def table() -> Mapping[Any, Any]:
-    """Translations by op, taken before the standard ones."""
+    """Return translations by op; they take precedence over the standard ones."""
     return {
         _ops.rms_norm.default: rms_norm,
         _ops.add_rms_norm.default: add_rms_norm,
@@ -42,8 +42,10 @@ def table() -> Mapping[Any, Any]:
 
 
 def rms_norm(x: Any, weight: Any, eps: float) -> Any:
-    """Pow, ReduceMean, Add, Sqrt, Reciprocal, Mul, Mul: the one form that becomes the compiler's own RMSNorm, which
-    adds up in float32 (its source: lib/Dialect/Top/Transforms of tpu-mlir)."""
+    """Compute the norm by Pow, ReduceMean, Add, Sqrt, Reciprocal, Mul, Mul.
+
+    Only this pattern becomes the compiler's own RMSNorm, which sums in float32 (tpu-mlir: lib/Dialect/Top/Transforms).
+    """
     mean = op.ReduceMean(op.Pow(x, number(2.0, x)), [-1], keepdims=1)
     root = op.Sqrt(op.Add(mean, number(eps, x)))
     return op.Mul(op.Mul(x, op.Reciprocal(root)), weight)
@@ -59,16 +61,16 @@ def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, A
 def aten_rms_norm(
     input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
 ) -> Any:
-    """torch's own op over the last dimension."""
+    """Compute torch's own op over the last dimension."""
     if len(normalized_shape) != 1 or weight is None:
         raise Untranslated("rms_norm over more than the last dimension, or without a weight")
     return rms_norm(input, weight, torch.finfo(torch.float32).eps if eps is None else eps)
 
 
 def finite_table() -> Mapping[Any, Any]:
-    """``table`` for graphs whose masks are of finite numbers, and leave each query a key to see.
+    """Return ``table`` for graphs with finite masks that show each query at least one key.
 
-    Then attention is a softmax of a sum, which the compiler makes one op of.
+    Attention is then a softmax of a sum, which the compiler fuses to one op.
     """
     attending = functools.partial(_attention, finite=True)
     return {**table(), _aten.scaled_dot_product_attention.default: attending}
@@ -102,7 +104,7 @@ def _attention(
 
 
 def _repeated(x: Any, group: int) -> Any:
-    """Each KV head once for each query head of its group: [..., KH, S, D] -> [..., KH * group, S, D]."""
+    """Repeat each KV head for the query heads of its group: [..., KH, S, D] -> [..., KH * group, S, D]."""
     if group == 1:
         return x
     lead, rest = sizes(x, 0, -3), sizes(x, -2)
@@ -111,7 +113,7 @@ def _repeated(x: Any, group: int) -> Any:
     return op.Reshape(wide, shape_of([*lead, heads * group, *rest]))
 
 
-# --- ops that torch.onnx writes as sequences or with casts, which the compiler has not
+# --- ops that torch.onnx writes as sequences or with casts, which the compiler lacks
 
 
 def erf(self: Any) -> Any:
@@ -120,32 +122,32 @@ def erf(self: Any) -> Any:
 
 
 def clamp(self: Any, min: float | None = None, max: float | None = None) -> Any:
-    """Between two numbers, either of which may be left out."""
+    """Clamp between two numbers, or by one of them."""
     at_least = self if min is None else op.Max(self, number(min, self))
     return at_least if max is None else op.Min(at_least, number(max, self))
 
 
 def split(self: Any, split_size: int, dim: int = 0) -> list[Any]:
-    """Parts of one size; the last may be smaller."""
+    """Split into parts of one size; the last may be smaller."""
     whole = fixed(self, dim, "the size that is split")
     return _parts(self, [*range(0, whole, split_size), whole], dim)
 
 
 def split_with_sizes(self: Any, split_sizes: Sequence[int], dim: int = 0) -> list[Any]:
-    """Parts of given sizes."""
+    """Split into parts of these sizes."""
     if not all(isinstance(size, int) for size in split_sizes):
-        raise Untranslated("parts of sizes that are no numbers")
+        raise Untranslated("parts of symbolic sizes")
     return _parts(self, [0, *itertools.accumulate(split_sizes)], dim)
 
 
 def chunk(self: Any, chunks: int, dim: int = 0) -> list[Any]:
-    """At most so many parts of one size."""
+    """Split into at most ``chunks`` parts of one size."""
     return split(self, -(-fixed(self, dim, "the size that is split") // chunks), dim)
 
 
 def unbind(self: Any, dim: int = 0) -> list[Any]:
-    """Its slices, without the dimension."""
-    whole = fixed(self, dim, "the size that is taken apart")
+    """Split into slices and drop the dimension."""
+    whole = fixed(self, dim, "the size that is split")
     return [op.Squeeze(part, [dim]) for part in _parts(self, [*range(whole + 1)], dim)]
 
 
@@ -169,12 +171,12 @@ def conv2d(
     """Compute a convolution over two dimensions."""
     if rank(input) != 4:
         raise Untranslated("conv2d without a batch")
-    given = (input, weight) if bias is None else (input, weight, bias)
+    operands = (input, weight) if bias is None else (input, weight, bias)
     strides, pads, dilations = map(_pair, (stride, padding, dilation))
-    return op.Conv(*given, strides=strides, pads=pads * 2, dilations=dilations, group=groups)
+    return op.Conv(*operands, strides=strides, pads=pads * 2, dilations=dilations, group=groups)
 
 
 def _pair(value: Any) -> list[int]:
-    """Of a number, or of a list of one or two."""
-    numbers = [int(one) for one in (value if isinstance(value, (list, tuple)) else [value])]
+    """Return two numbers for a number, or for a list of one or two."""
+    numbers = [int(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
     return numbers * 2 if len(numbers) == 1 else numbers

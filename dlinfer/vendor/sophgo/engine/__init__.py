@@ -1,1 +1,1 @@
-"""The graph engine ``sophgo``: regions as bmodels on a chip or on its emulator."""
+"""The graph engine ``sophgo``: runs regions as bmodels on a chip or its emulator."""

@@ -1,4 +1,4 @@
-"""Which chip ``chip="auto"`` is: the machine's own, else the one that is emulated where nothing else is asked for."""
+"""Resolves ``chip="auto"``: the machine's own chip, else the one that is emulated by default."""
 
 from dataclasses import replace
 
@@ -10,13 +10,13 @@ from dlinfer.vendor.sophgo.runtime.device import open_device
 
 
 def settled(options: SophgoOptions) -> tuple[SophgoOptions, str]:
-    """Return (options with the name of a chip, a sentence for the report that says why this one).
+    """Return (options with a chip's name, a sentence for the report that says why).
 
-    Raises CompileOptionError where the machine's chip is none that can be compiled for, or has fewer cores than asked
-    for, and what opening a device raises.
+    Raises CompileOptionError if dlinfer cannot compile for the machine's chip, or if it has too few cores, and the
+    errors of ``open_device``.
     """
     if options.chip != AUTO:
-        return options, f"chip {options.chip}, as asked for"
+        return options, f"chip {options.chip}, as requested"
     emulated = settings.current().sophgo_emulate
     if emulated:
         return replace(options, chip=emulated), f"chip {emulated}, emulated as DLINFER_SOPHGO_EMULATE says"

@@ -1,4 +1,4 @@
-"""The graph engine ``sophgo``: a region as a bmodel for each of its sizes, on a chip or its emulator."""
+"""The graph engine ``sophgo``: compiles a region to a bmodel for each set of sizes, for a chip or its emulator."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -22,12 +22,12 @@ from dlinfer.vendor.sophgo.engine.options import SophgoOptions
 
 
 class SophgoEngine(ValueEngine[SophgoOptions]):
-    """Graphs through ONNX and Sophgo's compiler on its chips."""
+    """Compiles graphs through ONNX by Sophgo's compiler."""
 
     name = "sophgo"
     options_type = SophgoOptions
     stored_options: Collection[str] = ("chip", "quantize", "group_size")
-    smallest = 4  # compiling takes seconds, entering it a copy each way
+    smallest = 4  # compiling takes seconds, and each call copies both ways
 
     def __init__(self) -> None:
         missing = packages.missing(packages.ONNX)
@@ -37,24 +37,24 @@ class SophgoEngine(ValueEngine[SophgoOptions]):
         self._refusals = Refusals(translations=table, fault=nodes.fault)
 
     def is_heavy(self, node: fx.Node) -> bool:
-        """Products of matrices."""
+        """Whether the node multiplies matrices."""
         return flops_of(node) > 0
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
-        """Types that ONNX does not have."""
+        """Refuse dtypes that ONNX lacks."""
         return no_type_of_onnx(dtype)
 
     def refuses_op(self, node: fx.Node) -> str | None:
-        """What is not in numbers that the chip computes with, ONNX cannot say, or was not tried with the compiler."""
+        """Refuse dtypes that the chip lacks, and ops that ONNX lacks or that were not tested with the compiler."""
         return nodes.wrong_numbers(node) or self._refusals.of(node)
 
     def lower(self, function: Function, options: SophgoOptions, policy: str) -> Lowered:
-        """Return the function as ONNX; its bmodels are compiled when calls tell sizes and weights."""
-        chosen, which = settled(options)
-        lowered = SophgoLowered(function, chosen)
-        lowered.notes.append(which)
+        """Export the function to ONNX; calls compile bmodels for their sizes and weights."""
+        resolved, reason = settled(options)
+        lowered = SophgoLowered(function, resolved)
+        lowered.notes.append(reason)
         return lowered
 
     def identity(self, cache_dir: Path) -> str:
-        """Return the version of the compiler."""
+        """Return the compiler's version."""
         return compiler_version()

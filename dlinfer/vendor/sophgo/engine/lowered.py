@@ -1,4 +1,4 @@
-"""A function as ONNX, and a bmodel for each set of sizes and weights that calls bring."""
+"""A function as ONNX, with a bmodel for each set of sizes and weights of its calls."""
 
 import threading
 import time
@@ -29,7 +29,7 @@ _INT32 = torch.iinfo(torch.int32)
 
 
 class SophgoLowered(Lowered):
-    """Making one raises RefusedError for a function that computes in several dtypes of 16 bits."""
+    """A function as ONNX. The constructor raises RefusedError for a function with two 16-bit dtypes."""
 
     placement = "bmodel"
 
@@ -42,12 +42,12 @@ class SophgoLowered(Lowered):
         graph = export(function.graph_module, opset=OPSET, translations=table)
         self.model, self.inputs, self.results = graph.to_bytes(), graph.inputs, graph.outputs
         self.source = str(graph)
-        found = lookups(function.graph_module)
-        self._lookups = [self._names.index(name) for name, _ in found]
-        self._rows = reader(sizes_of([[rows for _, rows in found]], fakes))
+        tables = lookups(function.graph_module)
+        self._lookups = [self._names.index(name) for name, _ in tables]
+        self._rows = reader(sizes_of([[rows for _, rows in tables]], fakes))
 
     def check(self, inputs: Sequence[Any]) -> None:
-        """Raise RefusedError for what a bmodel would take for another, WrongInputError for rows that are not there."""
+        """Raise RefusedError for empty inputs or integers beyond 32 bits, WrongInputError for indices out of range."""
         for index, value in enumerate(inputs):
             if not isinstance(value, Tensor):
                 continue
@@ -55,28 +55,28 @@ class SophgoLowered(Lowered):
                 raise RefusedError(f"input {self._names[index]} has no elements")
             whole = index not in self.held and value.dtype not in FLOATS
             if whole and not _within(value, _INT32.min, _INT32.max):
-                raise RefusedError(f"input {self._names[index]} goes beyond 32 bits")
+                raise RefusedError(f"input {self._names[index]} has values beyond 32 bits")
         (limits,) = self._rows(inputs)
         for index, rows in zip(self._lookups, limits, strict=True):
-            if not _within(inputs[index], 0, rows - 1):  # the chip would read whatever lies there
+            if not _within(inputs[index], 0, rows - 1):  # the chip would read other memory
                 raise WrongInputError(f"input {self._names[index]} looks up outside of {rows} rows")
 
     def compile(self, weights: tuple[Tensor, ...]) -> "Nets":
-        """Return the nets with these weights."""
+        """Return the nets for these weights."""
         return Nets(self, weights)
 
 
 class Nets:
-    """Callable with a function's inputs, gives its outputs: a net for each set of sizes, compiled at its first call.
+    """Callable: takes a function's inputs and returns its outputs. The first call with new sizes compiles a net.
 
-    Calls run one after the other, since a bmodel's memory is one. Raises RefusedError for sizes that are not compiled,
-    and what the device raises.
+    Calls run one after the other, since they share the bmodel's memory. Raises RefusedError for sizes that cannot be
+    compiled, and the device's errors.
     """
 
     def __init__(self, lowered: SophgoLowered, weights: Sequence[Tensor]) -> None:
         self._lowered = lowered
         names = lowered.inputs
-        self._weights = {names[index]: one for index, one in zip(lowered.held, weights, strict=True)}
+        self._weights = {names[index]: weight for index, weight in zip(lowered.held, weights, strict=True)}
         self._moving = [(index, name) for index, name in enumerate(names) if index not in lowered.held]
         self._nets: dict[Any, Net | str] = {}
         self._lock = threading.Lock()
@@ -96,7 +96,7 @@ class Nets:
         return results
 
     def _compiled(self, moving: dict[str, Any], tensors: dict[str, Tensor]) -> Net | str:
-        """A net for the sizes of a call, or why the compiler makes none. Raises RefusedError after ``max_shapes``."""
+        """Return a net for a call's sizes, or why the compiler failed. Raises RefusedError after ``max_shapes``."""
         lowered, start = self._lowered, time.perf_counter()
         most = lowered.options.max_shapes
         if sum(isinstance(net, Net) for net in self._nets.values()) >= most:
@@ -118,7 +118,7 @@ class Nets:
     def _filled(
         self, moving: dict[str, Any], tensors: dict[str, Tensor]
     ) -> tuple[OnnxGraph, dict[str, Tensor]]:
-        """The model for one set of sizes, and what is to stand in it: weights, and numbers among the inputs."""
+        """Return the model for one set of sizes, and its constants: weights, and inputs that are numbers."""
         import onnx
         import onnx_ir
 
@@ -135,8 +135,11 @@ def _within(value: Tensor, low: int, high: int) -> bool:
 
 
 def _floating(values: Sequence[Any]) -> torch.dtype:
-    """The dtype that a function of these computes in: one of 16 bits if it has any. Raises RefusedError."""
+    """Return the dtype that a function of these values computes in: their 16-bit float, or float32.
+
+    Raises RefusedError for two 16-bit floats.
+    """
     half = {value.dtype for value in values if isinstance(value, Tensor)} & {torch.float16, torch.bfloat16}
     if len(half) > 1:
-        raise RefusedError("it computes in float16 and bfloat16, and a bmodel in one of them")
+        raise RefusedError("it computes in float16 and bfloat16, but a bmodel can have only one of them")
     return half.pop() if half else torch.float32

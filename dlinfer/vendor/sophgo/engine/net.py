@@ -1,4 +1,4 @@
-"""A region's bmodel on a device: torch's tensors copied in and out by the dtypes that the net has."""
+"""A region's bmodel on a device: copies torch's tensors in and out, converted to the net's dtypes."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -15,10 +15,9 @@ _DTYPES = {dtype: getattr(torch, dtype.name.removeprefix("BM_").lower()) for dty
 
 
 class Net:
-    """One net of a bmodel's file. Loaded at the first run, and anew after a worker that ended.
+    """The net of a bmodel file. It is loaded at the first run, and again if its worker dies. One run at a time.
 
-    outputs: how many the model has; the compiler keeps their order, and drops inputs that nothing depends on.
-    One run at a time.
+    outputs: number of the model's outputs. The compiler keeps their order and drops unused inputs.
     """
 
     def __init__(self, path: Path, device: int, outputs: int) -> None:
@@ -28,7 +27,7 @@ class Net:
         self._model: LoadedModel | None = None
 
     def run(self, inputs: Mapping[str, Tensor], results: Sequence[Tensor]) -> None:
-        """Run it on inputs by their names, and write ``results``. Raises what a worker raises."""
+        """Run it on inputs by name, and write ``results``. Raises a worker's errors."""
         try:
             self._run(self._loaded(), inputs, results)
         except SophgoWorkerError:
@@ -48,20 +47,20 @@ class Net:
     @staticmethod
     def _run(model: LoadedModel, inputs: Mapping[str, Tensor], results: Sequence[Tensor]) -> None:
         (net,) = model.networks.values()
-        given = [_argument(model, info, inputs[info.name]) for info in net.inputs]
-        taken = [_argument(model, info, value) for info, value in zip(net.outputs, results, strict=True)]
-        for info, argument in zip(net.inputs, given, strict=True):
+        sources = [_argument(model, info, inputs[info.name]) for info in net.inputs]
+        targets = [_argument(model, info, value) for info, value in zip(net.outputs, results, strict=True)]
+        for info, argument in zip(net.inputs, sources, strict=True):
             value = inputs[info.name].detach().to(_DTYPES[Dtype(info.dtype)])
             argument.memory.write(_bytes(value.contiguous()))
-        model.run(net.name, given, taken)
-        for result, argument in zip(results, taken, strict=True):
+        model.run(net.name, sources, targets)
+        for result, argument in zip(results, targets, strict=True):
             read = torch.empty(result.shape, dtype=_DTYPES[Dtype(argument.dtype)])
             argument.memory.part(0, read.nbytes).read(_bytes(read))
             result.copy_(read)
 
 
 def _argument(model: LoadedModel, info: TensorInfo, value: Tensor) -> Argument:
-    """The net's own memory for a value, which ``io_alone`` gives it. Raises SophgoRuntimeError for another size."""
+    """Return the net's own memory for a value, from ``io_alone``. Raises SophgoRuntimeError for another size."""
     shape = info.shapes[0]
     if prod(shape) != value.numel():
         detail = f"{info.name} has {list(shape)} in the bmodel, and {list(value.shape)} in the region"
@@ -70,5 +69,5 @@ def _argument(model: LoadedModel, info: TensorInfo, value: Tensor) -> Argument:
 
 
 def _bytes(value: Tensor) -> memoryview:
-    """A contiguous tensor's memory."""
+    """Return a contiguous tensor's memory."""
     return value.reshape(-1).view(torch.uint8).numpy().data

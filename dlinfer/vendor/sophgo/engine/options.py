@@ -1,4 +1,4 @@
-"""What ``options={"engine_options": {...}}`` can tell the engine ``sophgo``."""
+"""The engine ``sophgo``'s options, set by ``options={"engine_options": {...}}``."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +11,13 @@ from dlinfer.vendor.sophgo.errors import SophgoOptionError
 
 AUTO = "auto"
 _MOST_CORES = "bm1688"
-"""The chip by which options are checked while it is not known."""
+"""While the chip is unknown, options are checked for this one."""
 _BY_DTYPE = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
-def _as_the_compiler(given: Any) -> Any:
-    """What the compiler takes: ``BmodelOptions`` looks at it."""
-    return given
+def _as_the_compiler(value: Any) -> Any:
+    """Take any value: ``BmodelOptions`` checks it."""
+    return value
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class SophgoOptions(EngineOptions):
 
     chip: bm1684x or bm1688, or ``auto``, the machine's own (chip.py).
     quantize: as for the compiler, or ``auto``, the region's own dtype.
-    cores, group_size, timeout: as for the compiler. device: number of the device that regions run on.
-    max_shapes: bmodels that one region may need for different sizes; more of them run by torch.
+    cores, group_size, timeout: as for the compiler. device: number of the device that runs regions.
+    max_shapes: number of sets of sizes that a region compiles; torch runs calls of further sizes.
     """
 
     chip: str = option(AUTO, _as_the_compiler)
@@ -41,7 +41,7 @@ class SophgoOptions(EngineOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.chip == "bm1690":
-            expected = "bm1684x or bm1688: dlinfer compiles for bm1690, and has no runtime for it"
+            expected = "bm1684x or bm1688: dlinfer compiles for bm1690, but has no runtime for it"
             refuse("chip", self.chip, expected)
         try:
             self.compiler(torch.float32)
@@ -49,7 +49,7 @@ class SophgoOptions(EngineOptions):
             refuse(str(error.fields["option"]), error.fields["given"], str(error.fields["expected"]))
 
     def compiler(self, dtype: torch.dtype) -> BmodelOptions:
-        """How to compile a region of this floating dtype."""
+        """Return how to compile a region of this floating dtype."""
         return BmodelOptions(
             chip=_MOST_CORES if self.chip == AUTO else self.chip,
             quantize=_BY_DTYPE[dtype] if self.quantize == AUTO else self.quantize,

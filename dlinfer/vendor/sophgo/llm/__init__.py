@@ -1,6 +1,6 @@
-"""Language models as bmodels: ``compile_folder`` makes one of a Hugging Face folder, ``Generator`` runs one.
+"""Language models as bmodels: ``compile_folder`` compiles a Hugging Face folder, ``Generator`` runs the bmodel.
 
-The layout is that of Sophgo's own LLM demos: nets ``embedding``, ``block_i``, ``block_cache_i`` and ``lm_head``.
+The nets are those of Sophgo's own LLM demos: ``embedding``, ``block_i``, ``block_cache_i`` and ``lm_head``.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""A Hugging Face folder as a model whose layers can be compiled, or the reason why they cannot."""
+"""Loads a Hugging Face folder as a model whose layers can be compiled, or says why they cannot."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,15 +9,14 @@ import torch
 from dlinfer.errors import ModelFolderError, UnsupportedFeatureError
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-"""Decoders of layers that take hidden states, a mask, a KV cache and rotary tables."""
+"""Decoders whose layers take hidden states, a mask, a KV cache and rotary tables."""
 
 FIXED_ROPES = ("default", "linear", "llama3", "yarn")
-"""Rotary embeddings whose tables do not depend on how long a sequence has become."""
+"""Rotary embeddings whose tables do not depend on the sequence's current length."""
 
 
 def load(folder: Path, seq_length: int) -> Any:
-    """Return the model, in eval mode, with attention written out in plain ops. Raises ModelFolderError and
-    UnsupportedFeatureError."""
+    """Return the model, in eval mode, with eager attention. Raises ModelFolderError and UnsupportedFeatureError."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if not (folder / "config.json").is_file():
@@ -27,31 +26,31 @@ def load(folder: Path, seq_length: int) -> Any:
     safe = {"use_safetensors": True}  # the other format is a pickle
     model = _read(AutoModelForCausalLM, folder, **safe, dtype="auto", attn_implementation="eager")
     if any(parameter.is_meta for parameter in model.parameters()):
-        raise _wrong(folder, "some weights are in no file of it")
+        raise _wrong(folder, "its files lack some weights")
     return model.eval().requires_grad_(False)
 
 
 def _read(kind: Any, folder: Path, **options: Any) -> Any:
-    """What one of transformers' classes makes of a folder, without downloads and without code in it."""
+    """Load a folder by one of transformers' classes, without downloads and without running its code."""
     try:
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
-    except Exception as cause:  # whatever transformers raises, the reason is what the user needs
+    except Exception as cause:  # transformers raises many classes; the user needs the reason
         first_line = (str(cause).strip().splitlines() or [""])[0]
         raise _wrong(folder, f"{type(cause).__name__}: {first_line}") from cause
 
 
 def _unsupported(config: Any, seq_length: int) -> Iterator[tuple[str, str]]:
-    """(what a model has that is not compiled, what to do)."""
+    """Yield (feature that cannot be compiled, advice)."""
     if config.model_type not in MODEL_TYPES:
-        yield f"model_type {config.model_type!r}", f"models that are: {', '.join(MODEL_TYPES)}"
+        yield f"model_type {config.model_type!r}", f"use one of {', '.join(MODEL_TYPES)}"
     method = getattr(config, "quantization_config", None)
     if method is not None:
         method = method.get("quant_method", "an unnamed method") if isinstance(method, dict) else method
-        yield f"weights quantised by {method}", "give the model in floats; --quantize makes fewer bits"
+        yield f"weights quantised by {method}", "use the floating-point model; --quantize reduces its bits"
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in FIXED_ROPES:
-        yield f"rope_type {kind!r}", f"rotary embeddings that are: {', '.join(FIXED_ROPES)}"
+        yield f"rope_type {kind!r}", f"use a model with one of {', '.join(FIXED_ROPES)}"
     most, shorter = config.max_position_embeddings, "choose a smaller --seq-length"
     if seq_length > most:
         yield f"a sequence of {seq_length} tokens with a model for {most}", shorter
@@ -63,7 +62,7 @@ def _unsupported(config: Any, seq_length: int) -> Iterator[tuple[str, str]]:
 
 
 def rotary_tables(model: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of the model's own rotary embedding, [length, head_size] float32 each."""
+    """Return cos and sin of the model's own rotary embedding, [length, head_size] float32 each."""
     positions = torch.arange(length)[None]
     cos, sin = model.model.rotary_emb(torch.zeros(1, dtype=torch.float32), positions)
     return cos[0].float(), sin[0].float()

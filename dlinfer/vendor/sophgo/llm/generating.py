@@ -1,7 +1,7 @@
 """Greedy generation by a language model's bmodel, through ``sail.EngineLLM``.
 
-Hidden states and KV caches stay on the device: each layer's cache is the memory of its net's own inputs, into which a
-prefill's keys and values, and then each token's, are copied there.
+Hidden states and KV caches stay on the device. Each layer's cache is the memory of its net's own inputs; a prefill's
+keys and values, and then each token's, are copied into it.
 """
 
 import operator
@@ -22,10 +22,10 @@ Tensors = dict[int, sail.Tensor]
 
 @dataclass
 class Generated:
-    """What came of a prompt.
+    """The result of a prompt.
 
-    tokens: the new ones, with the one that ended it. logits: [new tokens, vocabulary] float32, where they were asked
-    for. prefilled: tokens of the prompt that went through the prefill nets; the others took a step each.
+    tokens: the new ones, including the end token. logits: [new tokens, vocabulary] float32, or None.
+    prefilled: number of the prompt's tokens that the prefill nets computed; each other token took a step.
     """
 
     tokens: list[int]
@@ -43,7 +43,7 @@ def generate(
     flags: int | None = None,
     keep_logits: bool = False,
 ) -> Generated:
-    """Load a bmodel, from its path or its bytes, and continue one prompt. Raises what ``Generator`` raises."""
+    """Load a bmodel, from its path or its bytes, and continue one prompt. Raises ``Generator``'s errors."""
     generator = Generator(open_engine(source, dev_ids, flags))
     return generator.generate(prompt, max_new_tokens, eos_token_ids=eos_token_ids, keep_logits=keep_logits)
 
@@ -51,7 +51,7 @@ def generate(
 def open_engine(
     source: str | os.PathLike[str] | bytes, dev_ids: Sequence[int] = (0,), flags: int | None = None
 ) -> sail.EngineLLM:
-    """Return the engine by whichever of its three constructors fits. Flags go with a path only."""
+    """Open the engine by the constructor that fits. Flags need a path."""
     if isinstance(source, bytes):
         if flags is not None:
             raise SophgoLlmError(detail="sail.EngineLLM takes flags with a path, not with bytes")
@@ -62,14 +62,16 @@ def open_engine(
 
 
 class Generator:
-    """A language model's nets, ready to continue prompts, one after the other and in one thread at a time. Raises
-    SophgoLlmError for a bmodel that ``dlinfer compile --engine sophgo`` did not make."""
+    """Continues prompts by a language model's nets, one prompt and one thread at a time.
+
+    Raises SophgoLlmError for a bmodel that ``dlinfer compile --engine sophgo`` did not write.
+    """
 
     def __init__(self, engine: sail.EngineLLM) -> None:
         self.engine = engine
         self.layout: Layout = layout.read(engine)
         self._caches = [self._cache(block_cache(index)) for index in range(self.layout.layers)]
-        # All memory is taken now, on the device that the engine is on now.
+        # Allocates all memory, on the engine's device.
         handle, lengths = sail.Handle(engine.get_device_ids()[0]), self.layout.lengths
         self._buffers = {length: _Buffers(handle, self.layout, length, length) for length in lengths}
         self._step = _Buffers(handle, self.layout, 1, self.layout.capacity + 1)
@@ -86,11 +88,11 @@ class Generator:
         eos_token_ids: Collection[int] = (),
         keep_logits: bool = False,
     ) -> Generated:
-        """Return the most probable continuation, token by token, up to one of ``eos_token_ids``.
+        """Continue with the most probable token, step by step, up to one of ``eos_token_ids``.
 
-        A prompt goes through the shortest stage that takes it; what is longer than the longest stage takes a step a
-        token. Raises SophgoLlmError for a prompt or an answer beyond the KV cache, and SophgoRuntimeError and
-        SophgoWorkerError where the device fails.
+        A prompt goes through the shortest stage that takes it; tokens beyond the longest stage take a step each. Raises
+        SophgoLlmError for a prompt or an answer beyond the KV cache, and SophgoRuntimeError and SophgoWorkerError if
+        the device fails.
         """
         prompt = self._checked(prompt, max_new_tokens)
         prefilled = min(len(prompt), self.layout.lengths[-1])
@@ -117,13 +119,13 @@ class Generator:
             raise SophgoLlmError(detail=detail)
         most = sizes.capacity + 1 - len(tokens)
         if type(max_new_tokens) is not int or not 1 <= max_new_tokens <= most:
-            asked = f"{len(tokens)} tokens of prompt and {max_new_tokens} new ones"
-            holds = f"it holds {sizes.capacity}, the last new one aside, and gives 1 or more"
-            raise SophgoLlmError(detail=f"{asked}; {holds}")
+            request = f"{len(tokens)} tokens of prompt and {max_new_tokens} new ones"
+            limits = f"it holds {sizes.capacity} besides the last new one, and gives 1 or more"
+            raise SophgoLlmError(detail=f"{request}; {limits}")
         return tokens
 
     def _prefill(self, prompt: Sequence[int]) -> np.ndarray:
-        """Logits after the prompt's last token."""
+        """Return the logits after the prompt's last token."""
         count, length = len(prompt), self.layout.stage_for(len(prompt))
         ids = np.zeros(length, np.int32)
         ids[:count] = prompt
@@ -131,11 +133,11 @@ class Generator:
         return self._forward(self._buffers[length], ids, np.arange(length, dtype=np.int32), mask, 0, count)
 
     def _decode(self, token: int, position: int) -> np.ndarray:
-        """Logits after one token at ``position``, behind what the caches hold."""
+        """Return the logits after one token at ``position``; the caches hold the tokens before it."""
         mask = np.full(self.layout.capacity + 1, HIDDEN, np.float32)
         mask[:position] = 0
         mask[-1] = 0
-        ids, positions = (np.array([one], np.int32) for one in (token, position))
+        ids, positions = (np.array([number], np.int32) for number in (token, position))
         return self._forward(self._step, ids, positions, mask, position, 1)
 
     def _forward(
@@ -147,7 +149,7 @@ class Generator:
         start: int,
         count: int,
     ) -> np.ndarray:
-        """Logits after the last of ``count`` tokens, whose keys and values go into the caches from ``start`` on."""
+        """Write the keys and values of ``count`` tokens to the caches at ``start``; return the last token's logits."""
         row = self.layout.row
         buffers.ids.update_data(ids)
         buffers.positions.update_data(positions)
@@ -173,20 +175,20 @@ class Generator:
     def _run(self, net: str, inputs: Tensors, outputs: Tensors) -> None:
         if self.engine.process(net, inputs, outputs):
             error = self.engine.last_error
-            assert error is not None, "a process that fails says why"
+            assert error is not None, "a process that fails sets last_error"
             raise error
 
     def _cache(self, net: str) -> list[sail.Tensor]:
-        """Keys and values that a net has seen: its own inputs, without any."""
+        """Return a net's cache of keys and values, its own inputs, cleared."""
         tensors = self.engine.get_input_tensors(net)
-        assert tensors, "the layout has asked for io_alone"
+        assert tensors, "the layout requires io_alone"
         for index in (3, 4):
-            tensors[index].zeros()  # a hidden row counts nothing, but only if it is a number
+            tensors[index].zeros()  # hidden rows are multiplied by 0, so they must not be NaN
         return [tensors[3], tensors[4]]
 
 
 class _Buffers:
-    """Device memory for a run over ``length`` tokens that may see ``keys``: what goes from net to net."""
+    """Device memory for a run over ``length`` tokens that may see ``keys``: the tensors between nets."""
 
     def __init__(self, handle: sail.Handle, sizes: Layout, length: int, keys: int) -> None:
         def tensor(*shape: int, dtype: sail.Dtype = sizes.dtype) -> sail.Tensor:

@@ -1,4 +1,4 @@
-"""What a bmodel's nets say of the language model in it: everything that ``generate`` needs stands in the bmodel."""
+"""Reads a language model's sizes from its bmodel's nets; ``generate`` needs nothing else."""
 
 import re
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from dlinfer.vendor.sophgo.sail import Dtype, EngineLLM
 EMBEDDING, HEAD = "embedding", "lm_head"
 
 HIDDEN = -10000.0
-"""Added to a score that may not be seen: far below any score, and a number in float16 too."""
+"""Added to a masked score: far below any score, and finite in float16 too."""
 
 
 @dataclass(frozen=True)
 class Layout:
     """Sizes of a model, and the stages of its nets.
 
-    lengths: of prompts that one prefill takes, ascending. capacity: tokens that the KV cache holds. heads: KV heads.
-    row: elements of a token's keys, or values, in a layer. dtype: of hidden states, masks and caches.
+    lengths: prompt lengths of the prefill nets, ascending. capacity: tokens that the KV cache holds. heads: KV heads.
+    row: elements of a token's keys, or values, in a layer. dtype: hidden states', masks' and caches'.
     """
 
     layers: int
@@ -30,12 +30,12 @@ class Layout:
     dtype: Dtype
 
     def stage_for(self, tokens: int) -> int:
-        """Return the shortest prefill that takes so many tokens, or the longest where none does."""
+        """Return the shortest prefill length that takes so many tokens, or the longest if none does."""
         return next((length for length in self.lengths if length >= tokens), self.lengths[-1])
 
 
 def read(engine: EngineLLM) -> Layout:
-    """Return the layout of an engine's nets. Raises SophgoLlmError where they are no language model's."""
+    """Return the layout of an engine's nets. Raises SophgoLlmError if they are not a language model's."""
     names = set(engine.get_graph_names())
     layers = _layers(names)
     embedding = {shape[1] for shape in _shapes(engine, EMBEDDING, 0, 2)}
@@ -59,20 +59,19 @@ def read(engine: EngineLLM) -> Layout:
 
 
 def block(index: int) -> str:
-    """Return the net of a layer over a prompt."""
+    """Return the name of a layer's net for prompts."""
     return f"block_{index}"
 
 
 def block_cache(index: int) -> str:
-    """Return the net of a layer over one token behind a cache."""
+    """Return the name of a layer's net for one token behind a cache."""
     return f"block_cache_{index}"
 
 
 def _layers(names: set[str]) -> int:
-    found = {int(name.removeprefix("block_")) for name in names if re.fullmatch(r"block_\d+", name)}
-    layers = len(found)
-    wanted = {EMBEDDING, HEAD, *map(block, range(layers)), *map(block_cache, range(layers))}
-    missing = sorted(wanted - names)
+    layers = len({int(name.removeprefix("block_")) for name in names if re.fullmatch(r"block_\d+", name)})
+    required = {EMBEDDING, HEAD, *map(block, range(layers)), *map(block_cache, range(layers))}
+    missing = sorted(required - names)
     if not layers or missing:
         detail = f"it has no net {', '.join(missing) or block(0)}; its nets are {', '.join(sorted(names))}"
         raise SophgoLlmError(detail=detail)
@@ -80,18 +79,18 @@ def _layers(names: set[str]) -> int:
 
 
 def _shapes(engine: EngineLLM, net: str, index: int, sizes: int) -> list[list[int]]:
-    """An input's shape in each stage; it has so many sizes."""
+    """Return an input's shape in each stage, checked for its number of sizes and a batch of 1."""
     if engine.get_input_num(net) <= index:
         raise SophgoLlmError(detail=f"net {net} has {engine.get_input_num(net)} inputs")
-    found = [engine.get_input_shape(net, index, stage) for stage in range(engine.get_stage_num(net))]
-    for shape in found:
+    shapes = [engine.get_input_shape(net, index, stage) for stage in range(engine.get_stage_num(net))]
+    for shape in shapes:
         if len(shape) != sizes or shape[0] != 1:
             raise SophgoLlmError(detail=f"input {index} of net {net} has shape {shape}")
-    return found
+    return shapes
 
 
 def _check_layers(engine: EngineLLM, layers: int, blocks: set[int], past: list[int]) -> None:
-    """All layers take the same, from memory of their own."""
+    """Check that all layers have the same sizes, and memory of their own."""
     for index in range(layers):
         stages = {shape[1] for shape in _shapes(engine, block(index), 0, 3)}
         cache, *_ = _shapes(engine, block_cache(index), 3, 4)
@@ -99,4 +98,4 @@ def _check_layers(engine: EngineLLM, layers: int, blocks: set[int], past: list[i
             raise SophgoLlmError(detail=f"layer {index} has other sizes than layer 0")
     mode = engine.get_addr_mode(block_cache(0))
     if mode != 1:
-        raise SophgoLlmError(detail=f"its addr_mode is {mode}, and KV caches want io_alone (1)")
+        raise SophgoLlmError(detail=f"its addr_mode is {mode}, but KV caches need io_alone (1)")

@@ -1,7 +1,7 @@
-"""The nets of a language model as modules of fixed sizes, and each as ONNX.
+"""The nets of a language model, as modules of fixed sizes and as ONNX.
 
 Sizes: L tokens of a prefill stage, S tokens that the KV cache holds, H hidden size, KH KV heads, D head size, V
-vocabulary. All modules compute in float32; what the chip computes in is said when they are compiled.
+vocabulary. All modules compute in float32; the compiler's ``quantize`` sets the chip's dtype.
 """
 
 import copy
@@ -27,7 +27,7 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Part:
-    """One net. name: of the net; nets of one name are its stages. inputs, outputs: names in the ONNX model."""
+    """One net. name: nets of one name become stages. inputs, outputs: names in the ONNX model."""
 
     name: str
     module: nn.Module
@@ -36,7 +36,7 @@ class Part:
     outputs: tuple[str, ...]
 
     def onnx(self, folder: Path) -> bytes | Path:
-        """Return the net as ONNX, in ``folder`` if it is large. Raises CaptureError, NotExportableError."""
+        """Return the net as ONNX, a large one as a file in ``folder``. Raises CaptureError and NotExportableError."""
         program = _exported(self.module, self.examples)
         exported = read_export(program, self.module, self.examples, None)
         graph_module = exported.captured.graph_module
@@ -53,8 +53,10 @@ class Part:
 
 
 def _with_finite_masks(graph: fx.Graph) -> None:
-    """Remove what fusion adds for mask rows that are -inf throughout. The masks of these nets hold finite numbers, and
-    Sophgo's compiler takes no NaN."""
+    """Remove the nodes that fusion adds for mask rows of only -inf.
+
+    These nets' masks are finite, and Sophgo's compiler takes no NaN.
+    """
     for node in graph.find_nodes(op="call_function", target=_aten.masked_fill.Scalar):
         mask, hidden, value = node.args
         if math.isnan(value) and hidden.target is _aten.all.dim:
@@ -67,41 +69,42 @@ def _exported(module: nn.Module, examples: tuple[Tensor, ...]) -> Any:
     try:
         with torch.no_grad():
             return torch.export.export(module, examples)
-    except Exception as cause:  # export raises many classes; the reason is what the user needs
+    except Exception as cause:  # export raises many classes; the user needs the reason
         first = (str(cause).strip().splitlines() or [""])[0]
         reason = f"torch.export: {type(cause).__name__}: {first}"
         raise CaptureError(reason=reason, line=type(module).__name__) from cause
 
 
 def embedding(model: Any, length: int) -> Part:
-    """input_ids [1, L] -> input_states [1, L, H]."""
+    """Return the embedding: input_ids [1, L] -> input_states [1, L, H]."""
     module = nn.Embedding.from_pretrained(model.model.embed_tokens.weight.float())
     example = torch.zeros(1, length, dtype=torch.int32)
     return Part("embedding", module, (example,), ("input_ids",), ("input_states",))
 
 
 def head(model: Any) -> Part:
-    """input_states [1, 1, H] of the last token -> logits [1, 1, V]; the model's last norm is part of it."""
+    """Return last norm and head: input_states [1, 1, H] of the last token -> logits [1, 1, V]."""
     module = nn.Sequential(_float(model.model.norm), _float(model.lm_head))
     example = torch.zeros(1, 1, model.config.hidden_size)
     return Part("lm_head", module, (example,), ("input_states",), ("logits",))
 
 
 def block(model: Any, index: int, tables: tuple[Tensor, Tensor], length: int) -> Part:
-    """Layer ``index`` over a prompt from its start.
+    """Return layer ``index`` for a prompt.
 
-    input_states [1, L, H], position_ids [1, L], attention_mask [1, 1, L, L] of 0 and layout.HIDDEN -> hidden_states
-    [1, L, H], present_k, present_v [1, L, KH, D].
+    Inputs: input_states [1, L, H], position_ids [1, L], attention_mask [1, 1, L, L] of 0 and layout.HIDDEN.
+    Outputs: hidden_states [1, L, H], present_k, present_v [1, L, KH, D].
     """
     return _layer(f"block_{index}", model, index, tables, length, 0)
 
 
 def block_cache(model: Any, index: int, tables: tuple[Tensor, Tensor], capacity: int) -> Part:
-    """Layer ``index`` over one token behind a KV cache.
+    """Return layer ``index`` for one token behind a KV cache.
 
-    input_states [1, 1, H], position_ids [1, 1], attention_mask [1, 1, 1, S + 1], past_k, past_v [1, S, KH, D] ->
-    hidden_states [1, 1, H], present_k, present_v [1, 1, KH, D]: the token's own, which the caller puts into the
-    cache. The mask's last place is the token's own.
+    Inputs: input_states [1, 1, H], position_ids [1, 1], attention_mask [1, 1, 1, S + 1], past_k, past_v [1, S, KH, D].
+    Outputs: hidden_states [1, 1, H], present_k, present_v [1, 1, KH, D].
+
+    The mask's last column is the token itself. The caller copies the token's keys and values into the cache.
     """
     return _layer(f"block_cache_{index}", model, index, tables, 1, capacity)
 
@@ -109,7 +112,7 @@ def block_cache(model: Any, index: int, tables: tuple[Tensor, Tensor], capacity:
 def _layer(
     name: str, model: Any, index: int, tables: tuple[Tensor, Tensor], length: int, capacity: int
 ) -> Part:
-    """A layer over ``length`` tokens behind a cache of ``capacity`` tokens, or without one."""
+    """Return a layer over ``length`` tokens behind a cache of ``capacity`` tokens; 0 is no cache."""
     config = model.config
     examples = [
         torch.zeros(1, length, config.hidden_size),
@@ -125,12 +128,12 @@ def _layer(
 
 
 def head_size(config: Any) -> int:
-    """Elements of one attention head."""
+    """Return the size of an attention head."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 class _Block(nn.Module):
-    """A layer of transformers' with tables in place of the rotary embedding and a cache that shows what is new."""
+    """A layer of transformers with rotary tables, and a cache that returns the new keys and values."""
 
     cos: Tensor
     sin: Tensor
@@ -150,7 +153,7 @@ class _Block(nn.Module):
         past_v: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         cache = _Cache(past_k, past_v)
-        rows = [nn.functional.embedding(position_ids, one) for one in (self.cos, self.sin)]
+        rows = [nn.functional.embedding(position_ids, table) for table in (self.cos, self.sin)]
         result = self.layer(
             input_states,
             attention_mask=attention_mask,
@@ -159,14 +162,14 @@ class _Block(nn.Module):
             position_embeddings=tuple(rows),
         )
         hidden = result[0] if isinstance(result, tuple) else result
-        assert cache.present is not None, "the layer has asked its cache"
+        assert cache.present is not None, "the layer has updated its cache"
         return hidden, *cache.present
 
 
 class _Cache:
-    """What a layer of transformers' asks of a cache, for one call.
+    """The part of transformers' cache interface that a layer calls, for one call.
 
-    Layers see keys and values as [1, KH, tokens, D]; caches lie as [1, tokens, KH, D], so that a token's is one row.
+    Layers use keys and values as [1, KH, tokens, D]. Caches are [1, tokens, KH, D], so a token is one row.
     """
 
     def __init__(self, past_k: Tensor | None, past_v: Tensor | None) -> None:
@@ -174,7 +177,7 @@ class _Cache:
         self.present: tuple[Tensor, Tensor] | None = None
 
     def update(self, keys: Tensor, values: Tensor, *ignored: Any, **more: Any) -> tuple[Tensor, Tensor]:
-        """Return what the layer attends to: the past and its own."""
+        """Return the keys and values to attend to: the cached ones and the new ones."""
         self.present = (keys.transpose(1, 2), values.transpose(1, 2))
         if self._past[0] is None or self._past[1] is None:
             return keys, values
@@ -184,7 +187,7 @@ class _Cache:
 
 
 def _float(module: nn.Module) -> nn.Module:
-    """The module in float32; a copy only where it is not so already."""
-    if all(one.dtype == torch.float32 for one in module.parameters()):
+    """Return the module in float32, a copy unless it already is."""
+    if all(parameter.dtype == torch.float32 for parameter in module.parameters()):
         return module
     return copy.deepcopy(module).float()

@@ -1,5 +1,5 @@
-"""BMRuntime in a process of its own: chips, device memory and loaded bmodels, from this side of the wire.
+"""BMRuntime in its own process: chips, device memory and loaded bmodels, from this side of the socket.
 
-``device.open_device`` gives a device, ``loaded.LoadedModel`` a bmodel on some devices. What the C library does,
-also when it crashes or hangs, happens in a worker (``child``) and comes back as an error.
+``device.open_device`` returns a device, ``loaded.LoadedModel`` is a bmodel on some devices. The C library runs in a
+worker (``child``); its crashes and hangs become errors here.
 """

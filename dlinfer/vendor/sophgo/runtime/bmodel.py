@@ -1,7 +1,7 @@
-"""What a bmodel says of itself before it is loaded: chip, devices, memory of its stages, and whether it is whole.
+"""Reads a bmodel's header before loading: its chip, devices and stages' memory, and whether it is whole.
 
-The file, by the public schema of sophgo/tpu-mlir (include/tpu_mlir/Builder/BM168x/bmodel.fbs): a header of four
-32-bit numbers (magic, size of the header, of the flatbuffer, of the binary data), the flatbuffer, the data.
+The file is a header, a flatbuffer and binary data. The header is four 32-bit numbers: magic, and sizes of the header,
+the flatbuffer and the data. The flatbuffer's public schema is include/tpu_mlir/Builder/BM168x/bmodel.fbs of tpu-mlir.
 """
 
 import struct
@@ -25,10 +25,10 @@ _MOST = 64 * 2**20  # a flatbuffer without the binary data is far smaller
 
 @dataclass(frozen=True)
 class Header:
-    """chip: as the file names it. devices: how many it runs on.
+    """chip: the file's name for it. devices: number of devices that it runs on.
 
-    memory: the bytes that each stage of a network works in, in parts, by the network's name. weights: the bytes that
-    stages' weights take.
+    memory: network's name -> for each stage, sizes in bytes of the parts of its working memory. weights: sizes in bytes
+    of stages' weights.
     """
 
     chip: str
@@ -37,16 +37,16 @@ class Header:
     weights: frozenset[int]
 
     def working(self) -> set[int]:
-        """Return the sizes of memory that a runtime may ask for to work in."""
+        """Return the sizes of working memory that the runtime may allocate."""
         return {size for stages in self.memory.values() for parts in stages for size in parts} - {0}
 
 
 def read_file(path: Path) -> Header:
-    """Return the header of a file. Raises SophgoModelError where there is no sound bmodel."""
+    """Return the header of a file. Raises SophgoModelError for a missing or damaged bmodel."""
     try:
-        # Opening a pipe may wait for ever; no path has a zero byte.
+        # Opening a pipe may hang; no path has a zero byte.
         if "\0" in str(path) or (path.exists() and not path.is_file()):
-            raise _unsound(str(path), "it is no file", "check the path")
+            raise _unsound(str(path), "it is not a file", "check the path")
         with path.open("rb") as file:
             return _parsed(str(path), file, path.stat().st_size)
     except OSError as error:
@@ -54,20 +54,20 @@ def read_file(path: Path) -> Header:
 
 
 def read_bytes(data: bytes | bytearray | memoryview) -> Header:
-    """Return the header of a bmodel in memory. Raises SophgoModelError where there is no sound bmodel."""
+    """Return the header of a bmodel in memory. Raises SophgoModelError for a damaged bmodel."""
     return _parsed("in memory", BytesIO(data), len(data))
 
 
 def _parsed(source: str, file: BinaryIO, size: int) -> Header:
     start = file.read(_HEADER.size)
     if len(start) < _HEADER.size:
-        raise _unsound(source, "it has not even a header")
+        raise _unsound(source, "it is shorter than a header")
     magic, header, flat, binary = _HEADER.unpack(start)
     if magic != _MAGIC:
-        raise _unsound(source, "it does not begin as a bmodel does")
+        raise _unsound(source, "it does not begin like a bmodel")
     needed = header + flat + binary
     if flat > _MOST or header < _HEADER.size or needed > size:
-        raise _unsound(source, f"it has {size} bytes and by its header should have {needed}")
+        raise _unsound(source, f"it has {size} bytes but its header says {needed}")
     file.seek(header)
     try:
         return _header(Table.root(file.read(flat)))
@@ -86,13 +86,13 @@ def _header(model: Table) -> Header:
 
 
 def _working_memory(stage: Table) -> tuple[int, ...]:
-    """Of a stage: the sizes of its parts, or one size."""
+    """Return the sizes of the parts of a stage's working memory, or its one size."""
     parts = stage.numbers(_MEMORY_PARTS, "<Q")
     return (stage.number(_MEMORY, "<Q"),) if parts is None else parts
 
 
 def _weight_bytes(stage: Table) -> Iterator[int]:
-    """What a stage's weights take in the file, and decrypted."""
+    """Yield the size of a stage's weights in the file, and decrypted."""
     for weights in stage.table(_WEIGHTS):
         yield weights.number(_WEIGHTS_DATA, "<8xQ")  # a structure: start, size
         yield weights.number(_WEIGHTS_DECRYPTED, "<Q")

@@ -1,7 +1,7 @@
-"""Which Sophgo chips there are, which of them this machine has, and what stands in for them.
+"""The kinds of Sophgo chips, and those that this machine has or can emulate.
 
-A chip in the machine comes first: a device node of its driver and libsophon, whose libraries are the toolchain's
-with the driver behind them. Without one the emulators of the toolchain are asked.
+A chip of the machine comes first: a device node of its driver, and libsophon. Its libraries have the interface of the
+toolchain's. Without a chip the toolchain's emulators are used.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ DEFAULT_EMULATED = "bm1684x"
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of chip: our name of it, the names that bmodels give it, and what bm_get_chipid answers.
+    """A kind of chip: dlinfer's name for it, the names in bmodels, and the number from bm_get_chipid.
 
-    restless: whether its emulator waits for work in a loop that takes a whole core.
-    sharing: whether BMRuntime has all its networks work in one memory (child/working_memory.py).
+    restless: whether its emulator waits for work in a busy loop, on a whole core.
+    sharing: whether BMRuntime shares one working memory among all its networks (child/working_memory.py).
     """
 
     name: str
@@ -39,18 +39,18 @@ KINDS = {
 
 
 def of_bmodel(name: str) -> str:
-    """Our name of a chip that a bmodel names; the bmodel's own name where it is none that we know."""
+    """Return dlinfer's name for a chip's name in a bmodel; an unknown name in lower case."""
     return next((kind.name for kind in KINDS.values() if name in kind.in_bmodels), name.lower())
 
 
 def of_chip_id(number: int) -> str:
-    """Our name of a chip that bm_get_chipid answers with."""
+    """Return dlinfer's name for a number from bm_get_chipid."""
     return next((kind.name for kind in KINDS.values() if kind.chip_id == number), f"chip {number:#x}")
 
 
 @dataclass(frozen=True)
 class Found:
-    """What can run bmodels here: ``libsophon`` of a chip in the machine, or names of chips that are emulated."""
+    """The chips that can run bmodels here: the machine's, with the folder ``libsophon``, or emulated ones."""
 
     libsophon: Path | None
     chips: tuple[str, ...]
@@ -59,7 +59,7 @@ class Found:
 
 
 def find(root: Path = Path("/")) -> Found:
-    """Look for a chip, then for emulators; opens no library. ``root`` is where /dev and /opt are looked for."""
+    """Look for a chip, then for emulators; opens no library. ``root`` is the parent of dev, etc and opt."""
     nodes = sorted((root / "dev").glob("bm-sophon[0-9]*"))
     libraries = libsophon(root)
     if nodes and libraries is not None:
@@ -73,11 +73,11 @@ def find(root: Path = Path("/")) -> Found:
 
 
 def libsophon(root: Path = Path("/")) -> Path | None:
-    """Return the folder of libsophon's libbmrt: where its packages put it, else where the linker looks."""
+    """Return the folder of libsophon's libbmrt: its packages' usual one, else one of the linker's."""
     usual = root / "opt/sophon/libsophon-current/lib"
     folders = [usual, *map(Path, filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")))]
     for file in sorted((root / "etc/ld.so.conf.d").glob("*.conf")):
-        with contextlib.suppress(OSError):  # one that may not be read
+        with contextlib.suppress(OSError):  # it may be unreadable
             lines = file.read_text(errors="replace").splitlines()
             folders += [Path(line.strip()) for line in lines if line.startswith("/")]
     return next((folder for folder in folders if any(folder.glob("libbmrt.so*"))), None)

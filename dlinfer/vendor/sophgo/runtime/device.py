@@ -1,8 +1,8 @@
-"""Devices by number, and memory on them. A device is shared by all that use it, and closed with the last of them.
+"""Devices by number, and memory on them. All users of a device share it; the last one closes it.
 
-On a machine with chips, device n is chip n. Where chips are emulated every number is a device of one emulator, and
-the question is of which chip: DLINFER_SOPHGO_EMULATE says so; else the chip of the bmodel that is being opened;
-else, for a device that is asked for without a bmodel, that of the device of this number that is in use; else bm1684x.
+On a machine with chips, device n is chip n. Otherwise every number is a device of one emulator. The emulated chip is,
+in this order: DLINFER_SOPHGO_EMULATE; the chip of the bmodel to open; without a bmodel, the chip of the device in use
+under this number; bm1684x.
 """
 
 import os
@@ -19,14 +19,14 @@ from dlinfer.vendor.sophgo.errors import SophgoCallError, SophgoUnavailableError
 from dlinfer.vendor.sophgo.runtime import chips, emulator
 from dlinfer.vendor.sophgo.runtime.worker import SHARED_BYTES, Worker
 
-LARGEST = 2**32 - 1  # bytes of one piece of memory: bmlib counts in an unsigned int
+LARGEST = 2**32 - 1  # bytes of one allocation: bmlib counts in an unsigned int
 MOST_DEVICES = 256
 _OTHER_CHIP = "compile the model for one of these, or run it on a machine with such a chip"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Bytes on a device: where they begin in memory that the worker knows by a number."""
+    """Bytes on a device: their offset in the memory that has this number in the worker."""
 
     number: int
     offset: int
@@ -34,17 +34,17 @@ class Place:
 
 
 class Device:
-    """A device. number: as the caller counts; chip: its kind; serial: its serial number, empty where it has none."""
+    """A device. number: the caller's; chip: its kind; serial: its serial number, or empty."""
 
     def __init__(self, worker: Worker, number: int) -> None:
         self.worker = worker
         self.number = number
-        told = worker.call("open", device=number)
-        self.chip = chips.of_chip_id(told["chip_id"])
-        self.serial: str = told["serial"]
+        answer = worker.call("open", device=number)
+        self.chip = chips.of_chip_id(answer["chip_id"])
+        self.serial: str = answer["serial"]
 
     def allocate(self, size: int) -> "DeviceMemory":
-        """Memory of ``size`` bytes, not cleared. Raises SophgoRuntimeError where the device has no room."""
+        """Allocate ``size`` bytes, not cleared. Raises SophgoRuntimeError if the device lacks memory."""
         if not 0 < size <= LARGEST:
             raise SophgoCallError(call="allocate", detail=f"{size} bytes; a tensor has 1 to {LARGEST} bytes")
         number = self.worker.call("allocate", device=self.number, size=size)
@@ -54,8 +54,9 @@ class Device:
 
 
 class DeviceMemory:
-    """Bytes on a device. ``keeper`` is whatever must live as long as they do: the model or the memory they are part
-    of. Offsets are in bytes, checked against the size. Raises SophgoCallError, and what a worker raises.
+    """Bytes on a device. Offsets are in bytes, and checked. Raises SophgoCallError, and a worker's errors.
+
+    keeper: kept alive with these bytes: the model or the memory that they are part of.
     """
 
     def __init__(self, device: Device, place: Place, keeper: Any) -> None:
@@ -65,11 +66,11 @@ class DeviceMemory:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return self.place.size
 
     def part(self, offset: int, size: int) -> "DeviceMemory":
-        """Some of these bytes, the same memory."""
+        """Return a view of some of these bytes."""
         self._check("part", offset, size)
         return DeviceMemory(self.device, Place(self.place.number, self.place.offset + offset, size), self)
 
@@ -82,7 +83,7 @@ class DeviceMemory:
         self._transfer("read", self.device.worker.get, data, offset)
 
     def _transfer(self, call: str, move: Callable[..., None], data: memoryview, offset: int) -> None:
-        """In pieces of what worker and this process share."""
+        """Copy in pieces of the size of the memory that the worker shares with this process."""
         self._check(call, offset, data.nbytes)
         for start in range(0, data.nbytes, SHARED_BYTES):
             piece = data[start : start + SHARED_BYTES]
@@ -93,7 +94,7 @@ class DeviceMemory:
         self.device.worker.call("fill", **self._at(0, self.size), pattern=pattern.hex())
 
     def copy_from(self, source: "DeviceMemory", offset: int, source_offset: int, size: int) -> None:
-        """Copy bytes from memory of this or another device; between devices they go through this process."""
+        """Copy bytes from memory of this device, or through this process from another device."""
         self._check("copy", offset, size)
         source._check("copy", source_offset, size)
         if source.device is self.device:
@@ -115,17 +116,17 @@ class DeviceMemory:
             raise SophgoCallError(call=call, detail=detail)
 
 
-# Over the tables, for moments only. The locks of the second kind, one for each worker's key, are over what takes time:
-# starting that worker and opening its devices.
+# _lock guards the tables, for moments only. _slow has a lock for each worker's key, held while that worker starts and
+# opens devices, which takes time.
 _lock = threading.RLock()
 _slow: dict[str, threading.RLock] = {}
 _workers = weakref.WeakValueDictionary[str, Worker]()
 _devices = weakref.WeakValueDictionary[tuple[Worker, int], Device]()
-_latest: dict[int, "weakref.ref[Device]"] = {}  # number -> the device of it that a bmodel was opened on last
+_latest: dict[int, "weakref.ref[Device]"] = {}  # number -> the device that last opened a bmodel
 
 
 def _forget() -> None:
-    """A fork's child may not use its parent's workers, and nobody gives back a lock that another thread held."""
+    """Reset after a fork: a child may not use its parent's workers, and other threads' locks are never released."""
     global _lock, _slow, _workers, _devices, _latest
     _lock, _slow, _latest = threading.RLock(), {}, {}
     _workers, _devices = weakref.WeakValueDictionary(), weakref.WeakValueDictionary()
@@ -135,10 +136,10 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def open_device(number: int, chip: str | None = None) -> Device:
-    """Return the device of a number; ``chip`` is that of a bmodel which is to run on it, for where chips are emulated.
+    """Return the device of a number; ``chip`` is that of the bmodel to run on it, and selects an emulator.
 
-    Raises SophgoCallError for a number that no device has, SophgoUnavailableError where there is neither a chip nor
-    an emulator, and what a worker raises. Threads that open devices of one chip wait for each other.
+    Raises SophgoCallError for a number without a device, SophgoUnavailableError without a chip or an emulator, and a
+    worker's errors. Threads that open devices of one chip wait for each other.
     """
     number = number_of(number)
     emulate = settings.current().sophgo_emulate
@@ -162,14 +163,14 @@ def open_device(number: int, chip: str | None = None) -> Device:
 
 
 def number_of(device: Any) -> int:
-    """Return the number that is given for a device, also a whole number of numpy's. Raises SophgoCallError."""
+    """Return a device's number, an integer of Python or numpy, as an int. Raises SophgoCallError."""
     if isinstance(device, Integral) and not isinstance(device, bool) and 0 <= int(device) < MOST_DEVICES:
         return int(device)
-    raise SophgoCallError(call="device", detail=f"{device!r} is no number of a device")
+    raise SophgoCallError(call="device", detail=f"{device!r} is not a number of a device")
 
 
 def _there(key: str, number: int) -> tuple[Worker | None, Device | None]:
-    """The worker, where it is alive, and the device, where it is open there."""
+    """Return the worker if it is alive, and the device if it is open there."""
     with _lock:
         worker = _workers.get(key)
         if worker is None or not worker.alive:
@@ -182,7 +183,7 @@ def _started(key: str, libsophon: Path | None, chip: str) -> Worker:
         return Worker(key, libsophon, emulated=False)
     if chip not in chips.KINDS:
         known = ", ".join(chips.KINDS)
-        raise SophgoUnavailableError(what=key, reason=f"emulators are known of {known}", advice=_OTHER_CHIP)
+        raise SophgoUnavailableError(what=key, reason=f"there are emulators of {known}", advice=_OTHER_CHIP)
     folder = emulator.folder(chip)
     lacking = emulator.without_shim(folder)  # before the worker opens the folder's libraries
     worker = Worker(key, folder, emulated=True, restless=chips.KINDS[chip].restless)
@@ -191,7 +192,7 @@ def _started(key: str, libsophon: Path | None, chip: str) -> Worker:
 
 
 def _in_use(number: int) -> str | None:
-    """The chip of the device of this number that a bmodel was opened on last, while it lives."""
+    """Return the chip of the device that last opened a bmodel under this number, if it is alive."""
     with _lock:
         device = _latest.get(number, lambda: None)()
     return device.chip if device is not None and device.worker.alive else None

@@ -1,13 +1,15 @@
-"""Reading tables of a flatbuffer, by the public format of FlatBuffers (flatbuffers.dev, "FlatBuffer Internals")."""
+"""Reads tables of a flatbuffer, by the public format of FlatBuffers (flatbuffers.dev, "FlatBuffer Internals")."""
 
 import struct
 
-_MOST_ENTRIES = 1024  # of a vector of tables or numbers; a damaged count must not keep anybody busy
+_MOST_ENTRIES = 1024  # of a vector; a damaged count must not cost time
 
 
 class Table:
-    """A place in the buffer that points back to a list of where its fields are. What does not fit into the buffer
-    raises struct.error or IndexError."""
+    """A table: a place in the buffer that points back to the list of its fields' offsets.
+
+    Raises struct.error or IndexError for places beyond the buffer.
+    """
 
     def __init__(self, data: bytes, place: int) -> None:
         self._data = data
@@ -22,17 +24,17 @@ class Table:
         return cls(data, place)
 
     def number(self, field: int, form: str = "<I") -> int:
-        """Return a number that stands in the table, in ``struct``'s words; 0 where the table has none."""
+        """Return a number of the table, in ``struct``'s format; 0 if the field is absent."""
         place = self._where(field)
         return self._unpacked(form, place) if place else 0
 
     def text(self, field: int) -> str | None:
-        """Return a string of ASCII; None where the table has none."""
+        """Return a string of ASCII; None if the field is absent."""
         place, count = self._vector(field)
         return self._data[place : place + count].decode("ascii") if place else None
 
     def numbers(self, field: int, form: str) -> tuple[int, ...] | None:
-        """Return a vector of numbers; None where the table has none."""
+        """Return a vector of numbers; None if the field is absent."""
         place, count = self._vector(field)
         if not place:
             return None
@@ -40,27 +42,27 @@ class Table:
         return tuple(self._unpacked(form, place + size * index) for index in range(self._few(count)))
 
     def tables(self, field: int) -> list["Table"]:
-        """Return a vector of tables; empty where the table has none."""
+        """Return a vector of tables; empty if the field is absent."""
         place, count = self._vector(field)
         return [self._behind(place + 4 * index) for index in range(self._few(count))]
 
     def table(self, field: int) -> list["Table"]:
-        """Return the table that a field points to, as a list of it; empty where the table has none."""
+        """Return a list of the table that a field points to; empty if the field is absent."""
         place = self._where(field)
         return [self._behind(place)] if place else []
 
     def _behind(self, place: int) -> "Table":
-        """The table that an offset at this place leads to."""
+        """Return the table that the offset at this place points to."""
         return Table(self._data, place + self._unpacked("<I", place))
 
     def _where(self, field: int) -> int:
-        """The place of a field's content; 0 where the table has not that field."""
+        """Return the place of a field's content; 0 if the field is absent."""
         at = 4 + 2 * field
         offset = self._unpacked("<H", self._fields + at) if at < self._length else 0
         return self._place + offset if offset else 0
 
     def _vector(self, field: int) -> tuple[int, int]:
-        """(the place of a vector's first entry, number of entries); (0, 0) where the table has not that field."""
+        """Return (place of a vector's first entry, number of entries); (0, 0) if the field is absent."""
         place = self._where(field)
         if not place:
             return 0, 0

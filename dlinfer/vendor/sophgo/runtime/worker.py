@@ -1,8 +1,8 @@
-"""A worker process: started, asked, watched, and ended with everybody that used it.
+"""A worker process: starts it, calls it, and ends it with its last user.
 
-BMRuntime and the chip emulator end their process where something does not fit (an assertion, a segmentation fault)
-or wait for ever. In a worker that costs the worker: whoever waits gets an error with the last lines that it printed,
-and the next engine starts another one.
+BMRuntime and the chip emulator crash their process on bad input (an assertion, a segmentation fault), or hang. In a
+worker that kills only the worker: the caller gets an error with its last lines of output, and the next engine starts
+another worker.
 """
 
 import contextlib
@@ -27,25 +27,25 @@ from dlinfer.vendor.sophgo.errors import SophgoRuntimeError, SophgoTimeoutError,
 from dlinfer.vendor.sophgo.runtime.child import wire
 
 SHARED_BYTES = 16 * 2**20
-_PATIENCE = 10.0  # seconds in which a worker that is told to end has given its devices back
+_PATIENCE = 10.0  # seconds for a worker to close its devices and end
 _LOG_BYTES = 4096
 
-# Opens the package ``child`` by its own name: as a part of dlinfer it would bring torch with it.
+# Imports the package ``child`` by its own name: as a part of dlinfer it would import torch.
 _START = "import sys; sys.path.append(sys.argv.pop(1)); from child.serve import main; main()"
 
 
 class Worker:
     """One worker. Calls from several threads wait for each other; another process may not use it.
 
-    name: of the chip, for messages. restless: its emulator takes a whole core while it has nothing to do, so it is
-    stopped (SIGSTOP) between calls. Where this process ends, also by force, the kernel ends a worker with it.
-    Raises SophgoWorkerError where no process can be started, SophgoRuntimeError where the C libraries in ``folder``
-    cannot be loaded.
+    name: the chip's, for messages. restless: its idle emulator takes a whole core, so SIGSTOP stops it between calls.
+    If this process ends, even by SIGKILL, the kernel kills the worker.
+    Raises SophgoWorkerError if no process can start, SophgoRuntimeError if the C libraries in ``folder`` cannot be
+    loaded.
     """
 
     def __init__(self, name: str, folder: Path, emulated: bool, restless: bool = False) -> None:
         self.name = name
-        self.without_shim = ""  # why an emulator has no shim (emulator.py); empty where it has one
+        self.without_shim = ""  # why an emulator has no shim (emulator.py); empty if it has one
         self._restless = restless
         self._lock = threading.Lock()
         self._unwanted: deque[tuple[str, int]] = deque()
@@ -53,7 +53,7 @@ class Worker:
         self._death = ""
         try:
             self._start()
-        except (OSError, RuntimeError) as error:  # no files or processes are left; the interpreter is ending
+        except (OSError, RuntimeError) as error:  # out of files or processes, or at the interpreter's exit
             how = f"could not be started: {error}"
             raise SophgoWorkerError(chip=name, how=how, call="start", log="") from None
         self.call("start", folder=str(folder), emulated=emulated)
@@ -68,31 +68,31 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The process's number."""
+        """The process's ID."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether it can be called."""
         return not self._death and os.getpid() == self._owner and self._process.poll() is None
 
     def call(self, name: str, file: int | None = None, **arguments: Any) -> Any:
-        """Ask for something; ``file`` is an open file that goes with it.
+        """Call a function of the worker; ``file`` is an open file to send with the call.
 
-        Raises SophgoRuntimeError where the C library refuses, SophgoWorkerError where the worker is gone, and
-        SophgoTimeoutError where it does not answer in DLINFER_SOPHGO_TIMEOUT seconds and was ended for it.
+        Raises SophgoRuntimeError if the C library refuses, and SophgoWorkerError if the worker is gone. A worker that
+        does not answer in DLINFER_SOPHGO_TIMEOUT seconds is killed: SophgoTimeoutError.
         """
         with self._turn(name):
             return self._ask(name, file, arguments)
 
     def put(self, data: memoryview, name: str, **arguments: Any) -> None:
-        """Ask for something with at most SHARED_BYTES of data."""
+        """Call a function with at most SHARED_BYTES of data."""
         with self._turn(name):
             self.shared[: data.nbytes] = data
             self._ask(name, None, arguments)
 
     def get(self, data: memoryview, name: str, **arguments: Any) -> None:
-        """Ask for something that answers with data, of ``data``'s size, at most SHARED_BYTES."""
+        """Call a function that fills ``data``, at most SHARED_BYTES."""
         with self._turn(name):
             self._ask(name, None, arguments)
             with memoryview(self.shared) as shared:
@@ -100,17 +100,16 @@ class Worker:
 
     @contextlib.contextmanager
     def _turn(self, name: str) -> Iterator[None]:
-        """One thread's, for a call; what nobody wants is given back first."""
+        """Hold the worker for one call; frees discarded memory and models first."""
         self._check_usable(name)  # a fork's child must not touch the shared memory, nor wait for a lock
         with self._lock:
             self._discard()
             yield
 
     def discard(self, call: str, number: int) -> None:
-        """Have something given back, at once or before the next call.
+        """Free memory or unload a model, at once or before the next call.
 
-        Finalizers call this, at any moment and in any thread, also in the middle of a call; a dead worker has
-        given everything back already.
+        Finalizers call this at any moment, in any thread, even during a call. A dead worker has freed everything.
         """
         self._unwanted.append((call, number))
         if self._lock.acquire(blocking=False):
@@ -121,7 +120,7 @@ class Worker:
                 self._lock.release()
 
     def _discard(self) -> None:
-        """Give back what nobody wants: memory first, since models end with their runtime."""
+        """Free discarded memory, then unload discarded models, since a model ends with its runtime."""
         gone: dict[str, list[int]] = {"free": [], "unload": []}
         while self._unwanted:
             call, number = self._unwanted.popleft()
@@ -133,7 +132,7 @@ class Worker:
     def _ask(self, name: str, file: int | None, arguments: dict[str, Any]) -> Any:
         self._check_usable(name)
         self._log.truncate(0)
-        self._log.seek(0)  # the worker writes where this file's one position is
+        self._log.seek(0)  # the worker shares this file's position
         seconds = settings.current().sophgo_timeout
         self._wire.settimeout(seconds)
         request = wire.packed({"call": name, **arguments})
@@ -146,16 +145,16 @@ class Worker:
             answer = wire.receive(self._wire)
         except TimeoutError:
             self.kill()
-            self._death = f"gave no answer to {name!r} in {seconds:g} seconds and was ended"
+            self._death = f"did not answer {name!r} in {seconds:g} seconds and was killed"
             raise SophgoTimeoutError(
                 chip=self.name, call=name, seconds=f"{seconds:g}", log=self._tail()
             ) from None
         except (wire.ClosedError, OSError):
             self._death = self._how_it_ended()
             raise SophgoWorkerError(chip=self.name, how=self._death, call=name, log=self._tail()) from None
-        except BaseException:  # an interrupt: the answer to this call would be taken for that of the next
+        except BaseException:  # an interrupt: the next call would read this call's answer
             self.kill()
-            self._death = f"was ended when {name!r} was interrupted"
+            self._death = f"was killed when {name!r} was interrupted"
             raise
         if self._restless:
             self._process.send_signal(signal.SIGSTOP)
@@ -178,15 +177,15 @@ class Worker:
             return "closed its connection"
         if code < 0:
             return f"was ended by {signal.Signals(-code).name}"
-        return f"ended itself with exit status {code}"
+        return f"exited with status {code}"
 
     def kill(self) -> None:
-        """End it at once, whatever it is doing."""
+        """Kill it at once."""
         self._process.kill()
         self._process.wait()
 
     def _tail(self) -> str:
-        """What it printed during this call, as a part of a message."""
+        """Return its output during this call, as part of a message."""
         log = self._log.fileno()
         size = os.fstat(log).st_size
         data = os.pread(log, _LOG_BYTES, max(0, size - _LOG_BYTES))
@@ -195,12 +194,12 @@ class Worker:
 
 
 def memory_file() -> FileIO:
-    """Return a file in memory, without a name, so that none stays behind whatever happens. Raises OSError."""
+    """Return a file in memory, which vanishes with its last descriptor. Raises OSError."""
     return FileIO(os.memfd_create("dlinfer-sophgo", os.MFD_CLOEXEC), "r+")
 
 
 def _started(connection: socket.socket, memory: FileIO, log: FileIO) -> subprocess.Popen[bytes]:
-    """A worker's process; the ends of wire and memory that it gets are closed here."""
+    """Start a worker's process, and close this process's copies of its socket and memory file."""
     with connection, memory:
         numbers = connection.fileno(), memory.fileno()
         return subprocess.Popen(
@@ -218,17 +217,17 @@ def _started(connection: socket.socket, memory: FileIO, log: FileIO) -> subproce
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            process_group=0,  # Ctrl-C is for the user's process
+            process_group=0,  # Ctrl-C must only reach the user's process
         )
 
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket, log: FileIO, owner: int) -> None:
-    """Close the wire, at which the worker gives everything back and ends; by force where it does not."""
+    """Close the socket, so that the worker frees everything and ends; kill it if it does not."""
     with connection, log:
         if os.getpid() != owner:
             return
         with contextlib.suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)  # a fork's child may have this end of the wire, too
+            connection.shutdown(socket.SHUT_RDWR)  # a forked child may hold this end of the socket, too
     process.send_signal(signal.SIGCONT)  # it may be stopped
     try:
         process.wait(_PATIENCE)

@@ -1,4 +1,4 @@
-"""Numpy arrays on their way into tensors: which are taken, and as what."""
+"""Numpy arrays for tensors: checks and conversions."""
 
 from math import trunc
 from typing import Any
@@ -10,15 +10,15 @@ from dlinfer.vendor.sophgo.sail.types import FLOATING, NUMPY, OF_NUMPY, Dtype
 
 
 def taken(call: str, data: Any) -> np.ndarray:
-    """``data`` as an array that lies in one piece, 64-bit integers as 32-bit ones. Raises SophgoCallError."""
+    """Return ``data`` as a contiguous array, 64-bit integers as 32-bit ones. Raises SophgoCallError."""
     if not isinstance(data, np.ndarray):
-        raise refuse(call, f"{type(data).__name__} is no numpy.ndarray")
+        raise refuse(call, f"{type(data).__name__} is not a numpy.ndarray")
     if data.dtype in (np.int64, np.uint64):
         data = _narrowed(call, data)
     if data.dtype not in OF_NUMPY:
-        raise refuse(call, f"{data.dtype} is no type of a tensor: {', '.join(map(str, OF_NUMPY))}")
+        raise refuse(call, f"{data.dtype} is not a type of a tensor: {', '.join(map(str, OF_NUMPY))}")
     if not data.size or not data.ndim:
-        raise refuse(call, f"an array of shape {list(data.shape)} holds nothing a tensor can be")
+        raise refuse(call, f"an array of shape {list(data.shape)} cannot be a tensor")
     return np.ascontiguousarray(data)
 
 
@@ -30,7 +30,7 @@ def _narrowed(call: str, data: np.ndarray) -> np.ndarray:
 
 
 def fitting(call: str, data: Any, dtype: Dtype) -> np.ndarray:
-    """``data`` for a tensor of ``dtype``; float16 is taken as its bits. Raises SophgoCallError."""
+    """Return ``data`` for a tensor of ``dtype``, float16 as its bits. Raises SophgoCallError."""
     array = taken(call, data)
     if array.dtype == np.float16 and dtype == Dtype.BM_FLOAT16:
         return array.view(np.uint16)
@@ -41,7 +41,7 @@ def fitting(call: str, data: Any, dtype: Dtype) -> np.ndarray:
 
 
 def to_bfloat16(values: Any) -> np.ndarray:
-    """Bits of bfloat16, rounded to nearest even, as a uint16 array. float32 in; NaN stays NaN."""
+    """Round float32 to bfloat16, to nearest even; return the bits as uint16. NaN stays NaN."""
     wide = np.ascontiguousarray(values, np.float32)
     bits = wide.view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -49,8 +49,10 @@ def to_bfloat16(values: Any) -> np.ndarray:
 
 
 def encoded(values: np.ndarray, dtype: Dtype) -> np.ndarray:
-    """Numbers as elements of ``dtype``: integers rounded to nearest and held within its range, others infinite beyond
-    it. None is NaN where ``dtype`` is of integers."""
+    """Convert numbers to elements of ``dtype``, floats beyond its range to infinity.
+
+    Integers are rounded to nearest and clamped to the range; ``values`` have no NaN then.
+    """
     with np.errstate(over="ignore"):  # to infinity
         if dtype == Dtype.BM_BFLOAT16:
             return to_bfloat16(values)
@@ -64,23 +66,25 @@ def encoded(values: np.ndarray, dtype: Dtype) -> np.ndarray:
 
 
 def element(call: str, number: Any, dtype: Dtype) -> np.ndarray:
-    """A number as an array of one element, for integers without its fraction as in C. Raises SophgoCallError for a
-    number beyond ``dtype``'s range."""
+    """Return a number as an array of one element; integer types drop its fraction, as C does.
+
+    Raises SophgoCallError for a number beyond ``dtype``'s range.
+    """
     if dtype in FLOATING:
         value = real(call, "the number", number)
-        made = encoded(np.array([value]), dtype)
-        fits = not np.isfinite(value) or np.isfinite(decoded(made, dtype)[0])
+        array = encoded(np.array([value]), dtype)
+        fits = not np.isfinite(value) or np.isfinite(decoded(array, dtype)[0])
     else:
         value = float(trunc(finite(call, "the number", number)))
-        made = encoded(np.array([value]), dtype)
-        fits = made[0] == value
+        array = encoded(np.array([value]), dtype)
+        fits = array[0] == value
     if not fits:
         raise refuse(call, f"{number!r} is beyond the range of {dtype.name}")
-    return made
+    return array
 
 
 def decoded(array: np.ndarray, dtype: Dtype) -> np.ndarray:
-    """Elements of ``dtype`` as float32."""
+    """Convert elements of ``dtype`` to float32."""
     if dtype == Dtype.BM_BFLOAT16:
         return (array.astype(np.uint32) << 16).view(np.float32)
     if dtype == Dtype.BM_FLOAT16:

@@ -1,6 +1,6 @@
-"""The tensors of a ``process``, checked against what a graph takes before the C library sees them.
+"""Checks the tensors of a ``process`` call against the graph's inputs and outputs.
 
-BMRuntime ends its process over some of these mistakes and computes with others.
+On some of these mistakes BMRuntime ends its process; on others it computes wrong numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,33 +15,33 @@ from dlinfer.vendor.sophgo.sail.types import NUMPY, Dtype
 
 
 def arguments(
-    network: NetworkInfo, given: Mapping[int, Tensor], taken: Mapping[int, Tensor]
+    network: NetworkInfo, inputs: Mapping[int, Tensor], outputs: Mapping[int, Tensor]
 ) -> tuple[list[Argument], list[Argument]]:
-    """Inputs and outputs for the runtime. Raises SophgoCallError, naming the tensor and what it should be."""
-    inputs = _listed(network, "input", network.inputs, given)
-    outputs = _listed(network, "output", network.outputs, taken)
-    stage = _stage(network, [argument.shape for argument in inputs])
-    for index, (argument, info) in enumerate(zip(outputs, network.outputs, strict=True)):
+    """Return inputs and outputs for the runtime. Raises SophgoCallError for a tensor that does not fit."""
+    sources = _listed(network, "input", network.inputs, inputs)
+    targets = _listed(network, "output", network.outputs, outputs)
+    stage = _stage(network, [argument.shape for argument in sources])
+    for index, (argument, info) in enumerate(zip(targets, network.outputs, strict=True)):
         _check_output(network, f"output {index} ({info.name})", argument, info, stage)
-    return inputs, outputs
+    return sources, targets
 
 
 def _listed(
-    network: NetworkInfo, side: str, wanted: Sequence[TensorInfo], given: Mapping[int, Tensor]
+    network: NetworkInfo, side: str, infos: Sequence[TensorInfo], tensors: Mapping[int, Tensor]
 ) -> list[Argument]:
-    """The tensors in order, each of the graph's type and on its device."""
-    if not isinstance(given, Mapping) or set(given) != set(range(len(wanted))):
-        named = sorted(given, key=str) if isinstance(given, Mapping) else type(given).__name__
-        raise _refuse(network, f"its {side}s are a dict of 0 to {len(wanted) - 1}, given {named}")
+    """Return the tensors in order, each of the graph's type and on its device."""
+    if not isinstance(tensors, Mapping) or set(tensors) != set(range(len(infos))):
+        actual = sorted(tensors, key=str) if isinstance(tensors, Mapping) else type(tensors).__name__
+        raise _refuse(network, f"its {side}s are a dict of 0 to {len(infos) - 1}, given {actual}")
     return [
-        _argument(network, f"{side} {index} ({info.name})", given[index], info)
-        for index, info in enumerate(wanted)
+        _argument(network, f"{side} {index} ({info.name})", tensors[index], info)
+        for index, info in enumerate(infos)
     ]
 
 
 def _argument(network: NetworkInfo, which: str, tensor: Any, info: TensorInfo) -> Argument:
     if not isinstance(tensor, Tensor):
-        raise _refuse(network, f"{which} is no sail.Tensor but {type(tensor).__name__}")
+        raise _refuse(network, f"{which} is not a sail.Tensor but {type(tensor).__name__}")
     if tensor.dtype() != info.dtype:
         raise _refuse(network, f"{which} is {Dtype(info.dtype).name}, given {tensor.dtype().name}")
     if tensor.device_id() != info.device:
@@ -51,10 +51,10 @@ def _argument(network: NetworkInfo, which: str, tensor: Any, info: TensorInfo) -
 
 
 def _stage(network: NetworkInfo, shapes: list[tuple[int, ...]]) -> int | None:
-    """The stage of these shapes; None for a dynamic graph, which takes smaller ones than its stages."""
+    """Return the stage of these shapes; None if a dynamic graph takes shapes smaller than a stage's."""
     stages = [tuple(info.shapes[stage] for info in network.inputs) for stage in range(network.stage_num)]
-    if (given := tuple(shapes)) in stages:
-        return stages.index(given)
+    if tuple(shapes) in stages:
+        return stages.index(tuple(shapes))
     if network.is_dynamic and any(_fits(shapes, stage) for stage in stages):
         return None
     rule = "at most those" if network.is_dynamic else "those"
@@ -71,15 +71,15 @@ def _fits(shapes: Sequence[tuple[int, ...]], stage: Sequence[tuple[int, ...]]) -
 
 
 def _check_output(
-    network: NetworkInfo, which: str, given: Argument, info: TensorInfo, stage: int | None
+    network: NetworkInfo, which: str, output: Argument, info: TensorInfo, stage: int | None
 ) -> None:
-    """Memory for all that the graph writes. Of a dynamic graph only the most is known."""
+    """Check that the memory fits the output; a dynamic graph's output may take its maximum."""
     width = NUMPY[Dtype(info.dtype)].itemsize
     needed = prod(info.shapes[stage]) * width if stage is not None else info.max_bytes
-    if given.memory.size < needed:
-        raise _refuse(network, f"{which} takes {needed} bytes, given memory of {given.memory.size}")
-    if stage is not None and given.shape != info.shapes[stage]:
-        raise _refuse(network, f"{which} has shape {list(info.shapes[stage])}, given {list(given.shape)}")
+    if output.memory.size < needed:
+        raise _refuse(network, f"{which} takes {needed} bytes, given memory of {output.memory.size}")
+    if stage is not None and output.shape != info.shapes[stage]:
+        raise _refuse(network, f"{which} has shape {list(info.shapes[stage])}, given {list(output.shape)}")
 
 
 def _text(shapes: Sequence[tuple[int, ...]]) -> str:

@@ -1,4 +1,4 @@
-"""What sail's calls are handed, checked before it is used: whole numbers, real ones, yes or no, shapes."""
+"""Checks of arguments of sail's calls: integers, real numbers, bools, shapes."""
 
 import contextlib
 import inspect
@@ -17,14 +17,14 @@ _Made = TypeVar("_Made")
 
 
 def refuse(call: str, detail: str) -> SophgoCallError:
-    """Return the error of a call of sail's."""
+    """Return the error for a call of sail."""
     return SophgoCallError(call=f"sail.{call}", detail=detail)
 
 
 def made_by(
     form: Callable[..., _Made], args: Sequence[Any], kwargs: Mapping[str, Any], call: str, forms: str
 ) -> _Made:
-    """Return ``form(*args, **kwargs)``. Raises SophgoCallError, which begins with ``forms``, where it takes others."""
+    """Return ``form(*args, **kwargs)``. Raises SophgoCallError, starting with ``forms``, for other parameters."""
     try:
         inspect.signature(form).bind(*args, **kwargs)
     except TypeError as error:
@@ -33,16 +33,16 @@ def made_by(
 
 
 def is_count(number: Any) -> bool:
-    """Return whether it is a whole number of at least 0, Python's or numpy's; a bool is none."""
+    """Return whether it is an integer of Python or numpy, at least 0 and not a bool."""
     return isinstance(number, Integral) and not isinstance(number, bool) and int(number) >= 0
 
 
 def real(call: str, what: str, number: Any) -> float:
-    """Return a number, Python's or numpy's, as float; a bool is none. Raises SophgoCallError."""
+    """Return a number of Python or numpy, not a bool, as float. Raises SophgoCallError."""
     if isinstance(number, Real) and not isinstance(number, bool):
         with contextlib.suppress(OverflowError):  # an int or fraction of hundreds of digits
             return float(number)
-    raise refuse(call, f"{what} {number!r} is no number that float32 may hold")
+    raise refuse(call, f"{what} {number!r} is not a number that float32 can hold")
 
 
 def finite(call: str, what: str, number: Any) -> float:
@@ -53,27 +53,27 @@ def finite(call: str, what: str, number: Any) -> float:
     return value
 
 
-def yes_or_no(call: str, what: str, given: Any) -> bool:
-    """Return a bool, Python's or numpy's, or 0 or 1. Raises SophgoCallError."""
-    if isinstance(given, (bool, np.bool_)) or (is_count(given) and given <= 1):
-        return bool(given)
-    raise refuse(call, f"{what} is True or False, given {given!r}")
+def yes_or_no(call: str, what: str, value: Any) -> bool:
+    """Return a bool of Python or numpy, or 0 or 1, as a bool. Raises SophgoCallError."""
+    if isinstance(value, (bool, np.bool_)) or (is_count(value) and value <= 1):
+        return bool(value)
+    raise refuse(call, f"{what} is True or False, given {value!r}")
 
 
-def is_list(given: Any) -> bool:
-    """Return whether it is a list or the like, and neither text nor bytes."""
-    return isinstance(given, Sequence) and not isinstance(given, (str, bytes, bytearray))
+def is_list(value: Any) -> bool:
+    """Return whether it is a sequence, but neither text nor bytes."""
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
 
 
 def shape_of(call: str, shape: Any) -> tuple[int, ...]:
-    """A shape of 1 to 8 sizes above 0, of at most as many elements as a tensor has bytes. Raises SophgoCallError."""
-    given = shape.tolist() if isinstance(shape, np.ndarray) else shape
-    whole = is_list(given) and all(
-        isinstance(size, Integral) and not isinstance(size, bool) for size in given
+    """Return a shape: 1 to 8 sizes above 0, of at most ``LARGEST`` elements. Raises SophgoCallError."""
+    items = shape.tolist() if isinstance(shape, np.ndarray) else shape
+    whole = is_list(items) and all(
+        isinstance(size, Integral) and not isinstance(size, bool) for size in items
     )
     if not whole:
-        raise refuse(call, f"{shape!r} is no shape")
-    sizes = tuple(map(int, given))
+        raise refuse(call, f"{shape!r} is not a shape")
+    sizes = tuple(map(int, items))
     if not 1 <= len(sizes) <= _MOST_DIMS or min(sizes) < 1:
         raise refuse(call, f"shape {list(sizes)}: 1 to {_MOST_DIMS} sizes of at least 1")
     if prod(sizes) > LARGEST:

@@ -11,7 +11,7 @@ _MOST_FLAGS = 2**32 - 1
 
 
 def opened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoadedModel:
-    """Return the model of a constructor's arguments. Raises SophgoCallError for none of the three forms."""
+    """Load the model of a constructor's arguments. Raises SophgoCallError unless they have one of the three forms."""
     first = args[0] if args else kwargs.get("bmodel_path", kwargs.get("bmodel_bytes"))
     if isinstance(first, (bytes, bytearray)):
         form = _from_bytes
@@ -23,7 +23,7 @@ def opened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoadedModel:
         form, args, kwargs, "EngineLLM", "its arguments are none of its three forms"
     )
     if not is_list(dev_ids):
-        raise refuse("EngineLLM", f"dev_ids {dev_ids!r} is no list of numbers of devices")
+        raise refuse("EngineLLM", f"dev_ids {dev_ids!r} is not a list of numbers of devices")
     return LoadedModel(source, list(dev_ids), flags)
 
 
@@ -43,5 +43,5 @@ def _from_bytes(bmodel_bytes: bytes, bmodel_size: int, dev_ids: Sequence[int]) -
 
 def _with_flags(bmodel_path: str, flags: int, dev_ids: Sequence[int]) -> _Form:
     if not is_count(flags) or flags > _MOST_FLAGS:
-        raise refuse("EngineLLM", f"flags {flags!r} are no bits of sail.BmrtFlag")
+        raise refuse("EngineLLM", f"flags {flags!r} are not bits of sail.BmrtFlag")
     return bmodel_path, int(flags), dev_ids

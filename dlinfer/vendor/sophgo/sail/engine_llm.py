@@ -1,7 +1,7 @@
-"""sail.EngineLLM: the networks of a bmodel, for one or several devices, run by name.
+"""sail.EngineLLM: runs the networks of a bmodel by name, on one or several devices.
 
-The calls are those of sophon-sail's document "sail.EngineLLM"; docs/vendors/vendor_documents.md names their tests, and
-docs/vendors/sophgo.md says what was chosen where the document leaves a choice.
+The calls are those of sophon-sail's document "sail.EngineLLM". docs/vendors/vendor_documents.md names their tests;
+docs/vendors/sophgo.md lists the choices that the document leaves open.
 """
 
 import logging
@@ -19,31 +19,31 @@ from dlinfer.vendor.sophgo.sail.tensor import Tensor
 from dlinfer.vendor.sophgo.sail.types import Dtype, Failure
 
 _logger = logging.getLogger("dlinfer")
-_Told = TypeVar("_Told")
+_Value = TypeVar("_Value")
 
 _FAILURES = {
-    errors.SophgoTimeoutError: Failure.TIMEOUT,  # before SophgoWorkerError, of which it is one
+    errors.SophgoTimeoutError: Failure.TIMEOUT,  # before its base class SophgoWorkerError
     errors.SophgoWorkerError: Failure.WORKER,
     errors.SophgoRuntimeError: Failure.RUNTIME,
     errors.SophgoCallError: Failure.ARGUMENT,
 }
 
 
-def _both(told: Callable[[TensorInfo], _Told], what: str):
-    """The calls of ``EngineLLM`` that give something of an input, and of an output."""
+def _both(get: Callable[[TensorInfo], _Value], what: str):
+    """Return two methods of ``EngineLLM``, which call ``get`` for an input and for an output."""
 
-    def of_input(self: "EngineLLM", graph_name: str, index: int) -> _Told:
-        return told(self._input(graph_name, index))
+    def of_input(self: "EngineLLM", graph_name: str, index: int) -> _Value:
+        return get(self._input(graph_name, index))
 
-    def of_output(self: "EngineLLM", graph_name: str, index: int) -> _Told:
-        return told(self._output(graph_name, index))
+    def of_output(self: "EngineLLM", graph_name: str, index: int) -> _Value:
+        return get(self._output(graph_name, index))
 
     of_input.__doc__, of_output.__doc__ = (f"Return {what} of an {side}." for side in ("input", "output"))
     return of_input, of_output
 
 
 def _max_shape(tensor: TensorInfo) -> list[int]:
-    """The maximum of each size; where stages differ in their number of sizes, the stage of most elements."""
+    """Return the maximum of each size; if stages differ in rank, the shape with the most elements."""
     if len({len(shape) for shape in tensor.shapes}) > 1:
         return list(max(tensor.shapes, key=prod))
     return [max(sizes) for sizes in zip(*tensor.shapes, strict=True)]
@@ -56,9 +56,9 @@ class EngineLLM:
     ``EngineLLM(bmodel_bytes, bmodel_size, dev_ids)``: from memory; bmodel_size is the number of bytes.
     ``EngineLLM(bmodel_path, flags, dev_ids)``: from a file, with flags of BMRuntime (``BmrtFlag``).
 
-    Raises SophgoModelError for what is no bmodel, is not whole, or is made for another chip or more devices;
-    SophgoCallError for other arguments; and what the runtime raises. The calls that ask about a graph raise
-    SophgoCallError for a graph, an index or a stage that does not exist.
+    Raises SophgoModelError for a damaged bmodel, or one for another chip or more devices; SophgoCallError for other
+    arguments; and the runtime's errors. Methods raise SophgoCallError for a graph, an index or a stage that does not
+    exist.
     """
 
     @overload
@@ -73,17 +73,17 @@ class EngineLLM:
 
     @property
     def last_error(self) -> DlinferError | None:
-        """Why the last ``process`` failed, or None where it did not."""
+        """The error of the last ``process``, or None if it succeeded."""
         return self._last_error
 
     # --- running
 
     def process(self, graph_name: str, input: Mapping[int, Tensor], output: Mapping[int, Tensor]) -> int:
-        """Run a graph on tensors' device memory and wait for it: index -> tensor, for every input and output.
+        """Run a graph on tensors' device memory and wait for its end. input, output: index -> tensor, for every index.
 
-        Gives 0 where it ran, else a number of ``Failure``; nothing is raised. The reason is then ``last_error``, and
-        is logged. System memory is neither read nor written: ``sync_s2d`` the inputs before, ``sync_d2s`` the outputs
-        after. Inputs have the graph's types and, in a graph that is not dynamic, together the shapes of one stage.
+        Returns 0, or a number of ``Failure`` and sets ``last_error``, which is logged; raises nothing. System memory
+        is neither read nor written: call ``sync_s2d`` on inputs before, ``sync_d2s`` on outputs after. Inputs need the
+        graph's types. Unless the graph is dynamic, they need the shapes of one stage.
         """
         try:
             inputs, outputs = arguments(self._network(graph_name), input, output)
@@ -95,42 +95,42 @@ class EngineLLM:
         self._last_error = None
         return int(Failure.NONE)
 
-    # --- what there is
+    # --- queries
 
     def get_device_ids(self) -> list[int]:
-        """Return the devices it was made with."""
+        """Return the numbers of its devices."""
         return list(self._model.devices)
 
     def get_graph_names(self) -> list[str]:
-        """Return the names of all graphs that were loaded."""
+        """Return the names of all loaded graphs."""
         return list(self._model.networks)
 
     def get_addr_mode(self, graph_name: str) -> int:
-        """How memory was assigned at compilation: 0 basic, 1 io_alone, 2 io_tag, 3 io_tag_fuse, 4 io_reloc."""
+        """Return the compiler's addr_mode: 0 basic, 1 io_alone, 2 io_tag, 3 io_tag_fuse, 4 io_reloc."""
         return self._network(graph_name).addr_mode
 
     def get_stage_num(self, graph_name: str) -> int:
-        """For how many sets of shapes the graph was compiled."""
+        """Return the number of sets of shapes that the graph was compiled for."""
         return self._network(graph_name).stage_num
 
     def get_input_num(self, graph_name: str) -> int:
-        """Return how many inputs it has."""
+        """Return the number of its inputs."""
         return len(self._network(graph_name).inputs)
 
     def get_output_num(self, graph_name: str) -> int:
-        """Return how many outputs it has."""
+        """Return the number of its outputs."""
         return len(self._network(graph_name).outputs)
 
     def get_is_dynamic(self, graph_name: str) -> bool:
-        """Return whether it takes any shape up to that of its stage, and not that shape alone."""
+        """Return whether it also takes smaller shapes than its stage's."""
         return self._network(graph_name).is_dynamic
 
     get_input_name, get_output_name = _both(lambda tensor: tensor.name, "the name")
     get_input_tensor_devid, get_output_tensor_devid = _both(lambda tensor: tensor.device, "the device")
     get_input_max_shape, get_output_max_shape = _both(_max_shape, "the largest sizes, in any stage,")
     get_input_dtype, get_output_dtype = _both(lambda tensor: Dtype(tensor.dtype), "the type of the elements")
-    # An integer input's elements are real values times its scale, real values are an integer output's elements times
-    # its scale; it is 1.0 for floating point.
+    # An integer input's elements are real values times its scale. An integer output's real values are its elements
+    # times its scale. The scale is 1.0 for floating point.
     get_input_scale, get_output_scale = _both(lambda tensor: tensor.scale, "the scale")
 
     def get_input_shape(self, graph_name: str, index: int, stage: int = 0) -> list[int]:
@@ -141,20 +141,22 @@ class EngineLLM:
         """Return the shape of an output in a stage."""
         return _shape(graph_name, self._output(graph_name, index), stage)
 
-    # --- tensors on the memory that the runtime gave to a graph
+    # --- tensors on the runtime's memory of a graph
 
     @overload
     def get_input_tensors(self, graph_name: str, tensor_name: str, stage: int = 0) -> dict[int, Tensor]: ...
     @overload
     def get_input_tensors(self, graph_name: str, stage: int = 0) -> dict[int, Tensor]: ...
     def get_input_tensors(self, graph_name: str, *args: Any, **kwargs: Any) -> dict[int, Tensor]:
-        """Index -> tensor of all inputs, or of those of a name, on the graph's own memory; empty where the graph's
-        addr_mode is not 1, and where no input has that name."""
+        """Return index -> tensor, on the graph's own memory, for all inputs or those of a name.
+
+        The dict is empty if the graph's addr_mode is not 1, or no input has that name.
+        """
         network = self._network(graph_name)
         return self._own(network, network.inputs, *_name_and_stage(*args, **kwargs))
 
     def get_input_tensor(self, graph_name: str, index: int, stage: int = 0) -> Tensor | None:
-        """Return an input on the graph's own memory; None where the graph's addr_mode is not 1."""
+        """Return an input on the graph's own memory; None if the graph's addr_mode is not 1."""
         return self._one(graph_name, self._input(graph_name, index), stage)
 
     @overload
@@ -162,25 +164,27 @@ class EngineLLM:
     @overload
     def get_output_tensors(self, graph_name: str, stage: int = 0) -> dict[int, Tensor]: ...
     def get_output_tensors(self, graph_name: str, *args: Any, **kwargs: Any) -> dict[int, Tensor]:
-        """Index -> tensor of all outputs, or of those of a name, on the graph's own memory; empty where the graph's
-        addr_mode is not 1, and where no output has that name."""
+        """Return index -> tensor, on the graph's own memory, for all outputs or those of a name.
+
+        The dict is empty if the graph's addr_mode is not 1, or no output has that name.
+        """
         network = self._network(graph_name)
         return self._own(network, network.outputs, *_name_and_stage(*args, **kwargs))
 
     def get_output_tensor(self, graph_name: str, index: int, stage: int = 0) -> Tensor | None:
-        """Return an output on the graph's own memory; None where the graph's addr_mode is not 1."""
+        """Return an output on the graph's own memory; None if the graph's addr_mode is not 1."""
         return self._one(graph_name, self._output(graph_name, index), stage)
 
     def get_input_tensors_addrmode0(self, graph_name: str, stage: int = 0) -> dict[int, Tensor]:
-        """Index -> tensor of all inputs on the graph's own memory, in any addr_mode but the tagged ones.
+        """Return index -> tensor for all inputs, on the graph's own memory, in addr_mode 0 or 1.
 
-        In addr_mode 0 this memory is also the graph's working memory, and every graph's: what is in it lasts until
-        the next ``process``. Raises SophgoCallError in addr_mode 2 to 4, whose addresses are none of memory.
+        In addr_mode 0 this is part of the working memory of all graphs: the next ``process`` overwrites it. Raises
+        SophgoCallError in addr_mode 2 to 4, whose addresses are tags.
         """
         return self._any(graph_name, self._network(graph_name).inputs, stage)
 
     def get_output_tensors_addrmode0(self, graph_name: str, stage: int = 0) -> dict[int, Tensor]:
-        """Index -> tensor of all outputs on the graph's own memory, as ``get_input_tensors_addrmode0``."""
+        """Return index -> tensor for all outputs, like ``get_input_tensors_addrmode0``."""
         return self._any(graph_name, self._network(graph_name).outputs, stage)
 
     def _own(
@@ -198,7 +202,7 @@ class EngineLLM:
     def _any(self, graph_name: str, tensors: Sequence[TensorInfo], stage: int) -> dict[int, Tensor]:
         mode = self.get_addr_mode(graph_name)
         if mode not in (0, 1):
-            raise refuse("EngineLLM", f"graph {graph_name!r} has addr_mode {mode}; its tags are no memory")
+            raise refuse("EngineLLM", f"graph {graph_name!r} has addr_mode {mode}; its addresses are tags")
         return {index: self._tensor(graph_name, tensor, stage) for index, tensor in enumerate(tensors)}
 
     def _one(self, graph_name: str, tensor: TensorInfo, stage: int) -> Tensor | None:
@@ -208,7 +212,7 @@ class EngineLLM:
         shape = _shape(graph_name, tensor, stage)
         return Tensor.on(self._model.memory(tensor, stage), shape, Dtype(tensor.dtype))
 
-    # --- looking up
+    # --- lookups
 
     def _network(self, graph_name: str) -> NetworkInfo:
         if not isinstance(graph_name, str) or graph_name not in self._model.networks:
@@ -241,14 +245,14 @@ def _within(number: Any, count: int) -> bool:
 
 
 def _name_and_stage(*args: Any, **kwargs: Any) -> tuple[str | None, int]:
-    """The two forms behind a graph's name: (stage) and (tensor_name, stage)."""
+    """Parse the two forms after a graph's name: (stage) and (tensor_name, stage)."""
     form = _named if "tensor_name" in kwargs or (args and isinstance(args[0], str)) else _unnamed
     return made_by(form, args, kwargs, "EngineLLM", "neither (graph, stage) nor (graph, tensor_name, stage)")
 
 
 def _named(tensor_name: str, stage: int = 0) -> tuple[str | None, int]:
     if not isinstance(tensor_name, str):
-        raise refuse("EngineLLM", f"tensor_name {tensor_name!r} is no str")
+        raise refuse("EngineLLM", f"tensor_name {tensor_name!r} is not a str")
     return tensor_name, stage
 
 

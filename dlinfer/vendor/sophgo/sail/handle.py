@@ -6,23 +6,23 @@ from dlinfer.vendor.sophgo.runtime.device import Device, number_of, open_device
 
 
 class Handle:
-    """A device. Programs make handles before engines; where chips are emulated, what a device is shows with the first
-    bmodel on it, so a handle is the number, and the device is looked up when it is needed.
+    """A device. It is opened when needed: the first bmodel on an emulated device decides its chip, and programs create
+    handles before.
 
-    tpu_id: the device's number. Raises SophgoCallError for a number that is none, SophgoUnavailableError where there
-    is neither a chip nor an emulator, and SophgoRuntimeError where the machine's chips have no such device.
+    tpu_id: the device's number. Raises SophgoCallError for a bad number, SophgoUnavailableError without a chip or an
+    emulator, and SophgoRuntimeError if the machine has chips, but no such device.
     """
 
     def __init__(self, tpu_id: int) -> None:
         self._number = number_of(tpu_id)
-        found = chips.find()
-        if not found.chips:
-            raise SophgoUnavailableError(what="a Sophgo device", reason=found.reason, advice=found.advice)
-        self._device: Device | None = open_device(self._number) if found.libsophon is not None else None
+        here = chips.find()
+        if not here.chips:
+            raise SophgoUnavailableError(what="a Sophgo device", reason=here.reason, advice=here.advice)
+        self._device: Device | None = open_device(self._number) if here.libsophon is not None else None
 
     @property
     def device(self) -> Device:
-        """The device as it is now; this handle keeps it open."""
+        """The current device of its number; this handle keeps it open."""
         self._device = open_device(self._number)
         return self._device
 
@@ -31,7 +31,7 @@ class Handle:
         return self._number
 
     def get_sn(self) -> str:
-        """Return the device's serial number; empty where it has none, as an emulated one."""
+        """Return the device's serial number; empty if it has none, like an emulated device."""
         return self.device.serial
 
     def get_target(self) -> str:

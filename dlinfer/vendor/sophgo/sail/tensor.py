@@ -1,4 +1,4 @@
-"""sail.Tensor: data in system memory, in a device's memory, or in both, which only its ``sync`` calls make equal."""
+"""sail.Tensor: data in system memory, device memory, or both. Only its ``sync`` calls copy between the two."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -15,16 +15,16 @@ from dlinfer.vendor.sophgo.sail.types import FLOATING, NUMPY, OF_NUMPY, Dtype
 
 
 class Tensor:
-    """Input or output of a network. Three ways to make one, as sophon-sail's documents give them:
+    """An input or output of a network. sophon-sail documents three constructors:
 
-    ``Tensor(handle, data, own_sys_data=True, own_dev_data=True)``: of a numpy array's shape and type. The data goes
-    into system memory, which is the tensor's own copy, or without such memory to the device.
+    ``Tensor(handle, data, own_sys_data=True, own_dev_data=True)``: copies a numpy array to system memory, or without
+    it to the device.
     ``Tensor(handle, shape, dtype, own_sys_data, own_dev_data)``: system memory is zeros, device memory is not cleared.
-    ``Tensor(src, shape, offset)``: a part of another tensor's device memory, from element ``offset``; nothing is
-    copied, and src's memory lives as long as this tensor.
+    ``Tensor(src, shape, offset)``: a view of another tensor's device memory from element ``offset``; it keeps src's
+    memory alive.
 
-    Elements of BM_FLOAT16 and BM_BFLOAT16 are numpy.uint16 on the host: their bits (``.view(numpy.float16)``).
-    Calls raise SophgoCallError for what does not fit, and what a worker raises.
+    Elements of BM_FLOAT16 and BM_BFLOAT16 are their bits on the host, as numpy.uint16 (``.view(numpy.float16)``).
+    Calls raise SophgoCallError for bad arguments, and a worker's errors.
     """
 
     @overload
@@ -38,21 +38,21 @@ class Tensor:
     @overload
     def __init__(self, src: "Tensor", shape: Sequence[int], offset: int) -> None: ...
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        made = made_by(_maker(args, kwargs), args, kwargs, "Tensor", _NO_FORM)
-        self._shape, self._dtype, self._system, self._device, self._owns_device = made
+        state = made_by(_maker(args, kwargs), args, kwargs, "Tensor", _NO_FORM)
+        self._shape, self._dtype, self._system, self._device, self._owns_device = state
 
     @classmethod
     def on(cls, memory: DeviceMemory, shape: Sequence[int], dtype: Dtype) -> "Tensor":
-        """Return a tensor of memory that something else owns, such as a network's input."""
+        """Return a tensor on memory with another owner, such as a network's input."""
         tensor = cls.__new__(cls)
         tensor._shape, tensor._dtype = tuple(shape), dtype
         tensor._system, tensor._device, tensor._owns_device = None, memory, False
         return tensor
 
-    # --- what it is
+    # --- properties
 
     def shape(self) -> list[int]:
-        """Its sizes."""
+        """Return its sizes."""
         return list(self._shape)
 
     def dtype(self) -> Dtype:
@@ -60,15 +60,15 @@ class Tensor:
         return self._dtype
 
     def size(self) -> int:
-        """Return how many elements it has."""
+        """Return the number of its elements."""
         return prod(self._shape)
 
     def element_size(self) -> int:
-        """Bytes of an element."""
+        """Return an element's size in bytes."""
         return NUMPY[self._dtype].itemsize
 
     def nbytes(self) -> int:
-        """Bytes of all elements."""
+        """Return the size of all elements in bytes."""
         return self.size() * self.element_size()
 
     def own_sys_data(self) -> bool:
@@ -76,34 +76,34 @@ class Tensor:
         return self._system is not None
 
     def own_dev_data(self) -> bool:
-        """Return whether it has device memory of its own; a part of another tensor, or a network's tensor, has not."""
+        """Return whether it owns device memory, unlike a view of another tensor and a network's tensor."""
         return self._owns_device
 
     def device_id(self) -> int:
-        """Return the number of the device that it lies on, -1 where it has no device memory."""
+        """Return its device's number, or -1 without device memory."""
         return self._device.device.number if self._device is not None else -1
 
     def device_memory(self) -> DeviceMemory:
-        """Where it lies on a device. Raises SophgoCallError where it has no device memory."""
+        """Return its device memory. Raises SophgoCallError if it has none."""
         if self._device is None:
             raise refuse("Tensor", "it has no device memory (own_dev_data=False)")
         return self._device
 
     def reshape(self, shape: Sequence[int]) -> None:
-        """Give it other sizes; not more bytes than it was made with."""
+        """Give it other sizes, within its memory."""
         sizes = shape_of("Tensor.reshape", shape)
         room = self._system.nbytes if self._system is not None else self.device_memory().size
         if prod(sizes) * self.element_size() > room:
-            detail = f"shape {list(sizes)} takes more than the {room} bytes that it was made with"
+            detail = f"shape {list(sizes)} takes more than its {room} bytes"
             raise refuse("Tensor.reshape", detail)
         self._shape = sizes
 
     # --- data in and out
 
     def asnumpy(self, shape: Sequence[int] | None = None) -> np.ndarray:
-        """Return a copy of what system memory holds, or without such memory of what the device holds.
+        """Return a copy of its system memory, or without it of its device memory.
 
-        shape: sizes of the array, of at most as many elements.
+        shape: sizes of the array; at most as many elements as the tensor's.
         """
         sizes = self._sizes("Tensor.asnumpy", shape)
         if self._system is not None:
@@ -113,9 +113,9 @@ class Tensor:
         return array
 
     def update_data(self, data: np.ndarray) -> None:
-        """Write ``data`` over the first elements, in system memory or without such memory on the device.
+        """Write ``data`` over the first elements, in system memory or without it on the device.
 
-        data: of the tensor's type and at most its size; shapes may differ, the tensor keeps its own.
+        data: has the tensor's type and at most its size, in any shape; the tensor keeps its shape.
         """
         array = fitting("Tensor.update_data", data, self._dtype)
         self._check_room("Tensor.update_data", array.size)
@@ -125,8 +125,10 @@ class Tensor:
             self.device_memory().write(_flat(array))
 
     def scale_from(self, data: np.ndarray, scale: float) -> None:
-        """Write ``data * scale`` into system memory. data: float32 or integers, without NaN for a tensor of integers,
-        which are rounded to the nearest and held within their range."""
+        """Write ``data * scale`` to system memory. data: float32 or integers.
+
+        A tensor of integers rounds to the nearest, clamps to its range, and takes no NaN.
+        """
         call = "Tensor.scale_from"
         array = taken(call, data)
         self._check_room(call, array.size)
@@ -138,16 +140,20 @@ class Tensor:
         self._of_system(call)[: array.size] = encoded(values, self._dtype).ravel()
 
     def scale_to(self, scale: float, shape: Sequence[int] | None = None) -> np.ndarray:
-        """Return what system memory holds, as float32, times ``scale``."""
+        """Return its system memory as float32, times ``scale``."""
         call = "Tensor.scale_to"
         sizes = self._sizes(call, shape)
         data = self._of_system(call)[: prod(sizes)]
-        with np.errstate(over="ignore", invalid="ignore"):  # infinite, or infinity times 0
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # results may be infinite, or NaN for infinity times 0
             return (decoded(data, self._dtype) * np.float32(finite(call, "scale", scale))).reshape(sizes)
 
     def memory_set(self, c: Any) -> None:
-        """Set every element to the number ``c``, wherever the tensor has memory. Integers take it without its
-        fraction; a number beyond the type's range is refused."""
+        """Set every element to the number ``c``, in system and device memory.
+
+        Integers drop its fraction. Raises SophgoCallError for a number beyond the type's range.
+        """
         value = element("Tensor.memory_set", c, self._dtype)
         if self._system is not None:
             self._system[:] = value
@@ -165,16 +171,20 @@ class Tensor:
     # --- between system and device memory
 
     def sync_s2d(self, *args: Any, **kwargs: Any) -> None:
-        """Copy from system memory to the device: ``sync_s2d()`` all of it, ``sync_s2d(size)`` the first bytes,
-        ``sync_s2d(src, offset_src, offset_dst, len)`` elements of another tensor's system memory."""
+        """Copy from system memory to the device: ``sync_s2d()`` copies all, ``sync_s2d(size)`` the first bytes.
+
+        ``sync_s2d(src, offset_src, offset_dst, len)`` copies elements of another tensor's system memory.
+        """
         call = "Tensor.sync_s2d"
         source, (start, at, count) = self._range(call, args, kwargs)
         data = _flat(source._of_system(call))[start : start + count]
         self._device_of(call).write(data, at)
 
     def sync_d2s(self, *args: Any, **kwargs: Any) -> None:
-        """Copy from the device to system memory: ``sync_d2s()`` all of it, ``sync_d2s(size)`` the first bytes,
-        ``sync_d2s(src, offset_src, offset_dst, len)`` elements of another tensor's device memory."""
+        """Copy from the device to system memory: ``sync_d2s()`` copies all, ``sync_d2s(size)`` the first bytes.
+
+        ``sync_d2s(src, offset_src, offset_dst, len)`` copies elements of another tensor's device memory.
+        """
         call = "Tensor.sync_d2s"
         source, (start, at, count) = self._range(call, args, kwargs)
         data = _flat(self._of_system(call))[at : at + count]
@@ -189,8 +199,8 @@ class Tensor:
     def sync_d2d_stride(self, src: "Tensor", stride_src: int, stride_dst: int, count: int) -> None:
         """Copy ``count`` elements of another tensor's device memory: each stride_src-th to each stride_dst-th here.
 
-        stride_dst is 1, or 4 where stride_src is 1 and elements have one byte; count times each stride is within its
-        tensor. They go through the host, on chips too, and whole: count times the strides in bytes.
+        stride_dst is 1, or 4 if stride_src is 1 and elements have one byte. ``count`` times each stride must fit its
+        tensor. The whole ranges, gaps included, are copied through the host, also with a chip.
         """
         call = "Tensor.sync_d2d_stride"
         source = self._other(call, src)
@@ -206,23 +216,23 @@ class Tensor:
         target, memory = self._device_of(call), source._device_of(call)
         if not count:
             return
-        taken = np.empty((count - 1) * stride_src + 1, NUMPY[self._dtype])
-        memory.read(_flat(taken))
-        written = np.empty((count - 1) * stride_dst + 1, NUMPY[self._dtype])
+        values = np.empty((count - 1) * stride_src + 1, NUMPY[self._dtype])
+        memory.read(_flat(values))
+        result = np.empty((count - 1) * stride_dst + 1, NUMPY[self._dtype])
         if stride_dst > 1:
-            target.read(_flat(written))  # what lies between stays
-        written[::stride_dst] = taken[::stride_src]
-        target.write(_flat(written))
+            target.read(_flat(result))  # keeps the elements between
+        result[::stride_dst] = values[::stride_src]
+        target.write(_flat(result))
 
     def dump_data(self, file_name: str, bin: bool = False) -> None:
-        """Write what system memory holds, or without such memory the device, to a file.
+        """Write system memory, or without it device memory, to a file.
 
-        bin: the bytes as they are; else text, a line for each row of the last dimension, which numpy.loadtxt reads:
-        integers, and floating point with four decimals.
+        bin: write raw bytes. Otherwise write text for numpy.loadtxt, a line for each row of the last dimension, with
+        four decimals for floating point.
         """
         call = "Tensor.dump_data"
         if not isinstance(file_name, (str, os.PathLike)):
-            raise refuse(call, f"file_name {file_name!r} is no path")
+            raise refuse(call, f"file_name {file_name!r} is not a path")
         binary = yes_or_no(call, "bin", bin)
         array = self.asnumpy()
         try:
@@ -236,15 +246,15 @@ class Tensor:
             raise refuse(call, f"{file_name!r} cannot be written: {error}") from None
 
     def _other(self, call: str, src: Any) -> "Tensor":
-        """Another tensor of the same type."""
+        """Return ``src``, which must be a tensor of the same type."""
         if not isinstance(src, Tensor):
-            raise refuse(call, f"{type(src).__name__} is no sail.Tensor")
+            raise refuse(call, f"{type(src).__name__} is not a sail.Tensor")
         if src._dtype != self._dtype:
             raise refuse(call, f"a tensor of {src._dtype.name} into one of {self._dtype.name}")
         return src
 
     def _range(self, call: str, args: Any, kwargs: Any) -> tuple["Tensor", tuple[int, int, int]]:
-        """(whose data, (its first byte, the first byte here, bytes)) of a sync's arguments."""
+        """Parse a sync's arguments: (source, (its first byte, the first byte here, number of bytes))."""
         if not args and not kwargs:
             return self, (0, 0, self.nbytes())
         if len(args) + len(kwargs) == 1:
@@ -252,11 +262,11 @@ class Tensor:
             if set(kwargs) - {"size"} or not is_count(size) or size > self.nbytes():
                 raise refuse(call, f"size {size!r}: a number of bytes up to {self.nbytes()}")
             return self, (0, 0, int(size))
-        given, start, at, count = made_by(_four, args, kwargs, call, _NO_FORM)
-        src = self._other(call, given)
+        other, start, at, count = made_by(_four, args, kwargs, call, _NO_FORM)
+        src = self._other(call, other)
         if not all(map(is_count, (start, at, count))):
             raise refuse(call, f"offsets {start!r}, {at!r} and length {count!r}: numbers of elements")
-        start, at, count = int(start), int(at), int(count)  # numpy's small ones would wrap around
+        start, at, count = int(start), int(at), int(count)  # numpy's small integers would wrap around
         if start + count > src.size() or at + count > self.size():
             detail = f"elements {start} to {start + count} of {src.size()} to {at} and on of {self.size()}"
             raise refuse(call, detail)
@@ -266,7 +276,7 @@ class Tensor:
     # --- memory
 
     def _sizes(self, call: str, shape: Sequence[int] | None) -> tuple[int, ...]:
-        """Those asked for, of no more elements than there are, or else its own."""
+        """Return ``shape``, checked for its number of elements, or by default its own sizes."""
         sizes = self._shape if shape is None else shape_of(call, shape)
         self._check_room(call, prod(sizes))
         return sizes
@@ -288,7 +298,7 @@ class Tensor:
 
 _NO_FORM = "its arguments are none of its forms"
 _Made = tuple[tuple[int, ...], Dtype, np.ndarray | None, DeviceMemory | None, bool]
-"""(shape, dtype, system memory, device memory, whether that is its own)."""
+"""(shape, dtype, system memory, device memory, whether it owns device memory)."""
 
 
 def _maker(args: Any, kwargs: Any) -> Callable[..., _Made]:
@@ -318,7 +328,7 @@ def _of_array(handle: Handle, data: Any, own_sys_data: bool = True, own_dev_data
 def _of_shape(handle: Handle, shape: Any, dtype: Any, own_sys_data: bool, own_dev_data: bool) -> _Made:
     sizes = shape_of("Tensor", shape)
     if not isinstance(dtype, Dtype):
-        raise refuse("Tensor", f"{dtype!r} is no sail.Dtype")
+        raise refuse("Tensor", f"{dtype!r} is not a sail.Dtype")
     own_sys_data, own_dev_data = _owned(own_sys_data, own_dev_data)
     size = prod(sizes) * NUMPY[dtype].itemsize
     if size > LARGEST:
@@ -337,9 +347,8 @@ def _part(src: Tensor, shape: Any, offset: int) -> _Made:
 
 
 def _owned(own_sys_data: Any, own_dev_data: Any) -> tuple[bool, bool]:
-    given = {"own_sys_data": own_sys_data, "own_dev_data": own_dev_data}
-    system, device = (yes_or_no("Tensor", name, value) for name, value in given.items())
-    return system, device
+    system = yes_or_no("Tensor", "own_sys_data", own_sys_data)
+    return system, yes_or_no("Tensor", "own_dev_data", own_dev_data)
 
 
 def _four(src: Any, offset_src: Any, offset_dst: Any, len: Any) -> tuple[Any, Any, Any, Any]:
@@ -347,5 +356,5 @@ def _four(src: Any, offset_src: Any, offset_dst: Any, len: Any) -> tuple[Any, An
 
 
 def _flat(array: np.ndarray) -> memoryview:
-    """The bytes of an array that lies in one piece."""
+    """Return the bytes of a contiguous array."""
     return array.reshape(-1).view(np.uint8).data

@@ -1,4 +1,4 @@
-"""The enumerations of sail: data types, flags of the runtime, and why a ``process`` failed."""
+"""The enumerations of sail: data types, runtime flags, and results of ``process``."""
 
 from enum import IntEnum, IntFlag
 from typing import Any
@@ -23,7 +23,7 @@ class Dtype(IntEnum):
 
     @classmethod
     def _missing_(cls, value: Any) -> Any:
-        raise SophgoCallError(call="sail.Dtype", detail=f"{value!r} is no type of a tensor's elements")
+        raise SophgoCallError(call="sail.Dtype", detail=f"{value!r} is not a type of a tensor's elements")
 
 
 class BmrtFlag(IntFlag):
@@ -36,28 +36,28 @@ class BmrtFlag(IntFlag):
     @classmethod
     def _missing_(cls, value: Any) -> Any:
         if not isinstance(value, int):
-            raise SophgoCallError(call="sail.BmrtFlag", detail=f"{value!r} are no bits of flags")
+            raise SophgoCallError(call="sail.BmrtFlag", detail=f"{value!r} are not bits of flags")
         return super()._missing_(value)
 
 
 class Failure(IntEnum):
-    """What ``EngineLLM.process`` returns. ``engine.last_error`` has the reason of the last failure."""
+    """The result of ``EngineLLM.process``. ``engine.last_error`` has the reason of the last failure."""
 
     NONE = 0
-    ARGUMENT = 1  # a tensor, a shape, an index or a name that the network does not take
-    RUNTIME = 2  # BMRuntime refused or failed
-    WORKER = 3  # the process in which BMRuntime ran is gone
-    TIMEOUT = 4  # it did not answer in time and was ended
+    ARGUMENT = 1  # A tensor, a shape, an index or a name does not fit.
+    RUNTIME = 2  # BMRuntime refused or failed.
+    WORKER = 3  # The worker process of BMRuntime is gone.
+    TIMEOUT = 4  # The worker did not answer in time and was killed.
 
 
 FLOATING = frozenset({Dtype.BM_FLOAT32, Dtype.BM_FLOAT16, Dtype.BM_BFLOAT16})
 
-# What an array of each of numpy's types becomes. 64-bit integers become 32-bit ones where their values fit.
+# numpy's type -> element type. 64-bit integers become 32-bit ones if their values fit.
 OF_NUMPY = {
     np.dtype(dtype.name.removeprefix("BM_").lower()): dtype for dtype in Dtype if dtype != Dtype.BM_BFLOAT16
 }
 
-# numpy's type of each; both kinds of 16-bit floating point are handed over as their bits, as sail does.
+# Element type -> numpy's type. 16-bit floats are passed as their bits, as sail does.
 _BITS = np.dtype(np.uint16)
 NUMPY = {dtype: kind for kind, dtype in OF_NUMPY.items()} | {
     Dtype.BM_FLOAT16: _BITS,

@@ -1,6 +1,6 @@
 """Devices and their memory, by bmlib.
 
-Memory is known to the other side by a number; a place in it is a number, an offset and a count of bytes.
+The other side refers to memory by a number; a place in it is a number, an offset and a count of bytes.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ _FAILURES = (
 
 
 class RefusedError(Exception):
-    """The C library said no; ``kind`` is what failed, for the other side to choose an error by."""
+    """The C library refused a call; the other side chooses an error by ``kind``, the part that failed."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
@@ -27,7 +27,7 @@ class RefusedError(Exception):
 
 
 class Memory:
-    """Memory of a device; ``owned`` where it was requested for a tensor, and not by the runtime for a network."""
+    """Memory of a device. owned: allocated for a tensor; the runtime owns the memory of networks."""
 
     def __init__(self, device: int, block: DeviceMemory, owned: bool) -> None:
         self.device = device
@@ -36,10 +36,10 @@ class Memory:
 
 
 class Chip:
-    """The devices of one machine, or one emulated device by as many numbers as are asked for.
+    """The devices of a machine, or one emulated device under any number of numbers.
 
-    The emulator has a single device, number 0, which hands out any number of handles: device n is one more of them,
-    with memory of its own out of the same chip's.
+    The emulator has one device, number 0, with any number of handles. Each device n is a handle, with its own part of
+    the same chip's memory.
     """
 
     def __init__(self, folder: str, emulated: bool) -> None:
@@ -50,13 +50,13 @@ class Chip:
         self._numbers = count(1)
 
     def open(self, device: int) -> dict[str, Any]:
-        """Request a device, once; what it says of itself. Raises RefusedError."""
+        """Request a device, unless it is open; return its chip and serial number. Raises RefusedError."""
         if device not in self.handles:
             self._check_number(device)
             handle = ctypes.c_void_p()
             number = 0 if self.emulated else device
             self._done("device", self.bmlib.bm_dev_request(ctypes.byref(handle), number))
-            assert handle.value is not None  # success gives a handle
+            assert handle.value is not None  # success sets the handle
             self.handles[device] = handle.value
         chip, serial = ctypes.c_uint(), ctypes.create_string_buffer(256)
         self._done("device", self.bmlib.bm_get_chipid(self.handles[device], ctypes.byref(chip)))
@@ -64,14 +64,14 @@ class Chip:
         return {"chip_id": chip.value, "serial": serial.value.decode(errors="replace") if known else ""}
 
     def _check_number(self, device: int) -> None:
-        """bmlib ends the process where a device does not exist."""
+        """Check that a device exists: bmlib would end the process."""
         present = ctypes.c_int()
         self._done("device", self.bmlib.bm_dev_getcount(ctypes.byref(present)))
         if not self.emulated and device >= present.value:
             raise RefusedError("device", f"this machine has {present.value} devices, numbered from 0")
 
     def allocate(self, device: int, size: int) -> int:
-        """Return the number of ``size`` bytes on a device. Raises RefusedError."""
+        """Allocate ``size`` bytes on a device; return the memory's number. Raises RefusedError."""
         block = DeviceMemory()
         status = self.bmlib.bm_malloc_device_byte(self.handles[device], ctypes.byref(block), size)
         self._done("memory", status)
@@ -84,13 +84,13 @@ class Chip:
         return number
 
     def free(self, numbers: Iterable[int]) -> None:
-        """Give memory back, or only its number where the runtime owns it."""
+        """Free memory; of the runtime's memory, free only the number."""
         for memory in map(self.memories.pop, numbers):
             if memory.owned:
                 self.bmlib.bm_free_device(self.handles[memory.device], memory.block)
 
     def place(self, number: int, offset: int, size: int) -> DeviceMemory:
-        """Return the C structure of a place in memory."""
+        """Return the C structure for a place in memory."""
         block = self.memories[number].block
         return DeviceMemory(block.address + offset, block.reserved, block.dmabuf_fd, block.flags, size)
 
@@ -105,8 +105,10 @@ class Chip:
         self._done("copy", self.bmlib.bm_memcpy_d2s_partial(handle, address, place, size))
 
     def copy(self, target: tuple[int, int], source: tuple[int, int], size: int) -> None:
-        """Copy bytes between two places of one device, each a number and an offset; through this process where the
-        chip is emulated, since bm1688's emulator crashes at bm_memcpy_d2d_byte."""
+        """Copy bytes between two places of one device, each a number and an offset.
+
+        On an emulated chip they go through this process, since bm1688's emulator crashes at bm_memcpy_d2d_byte.
+        """
         if self.emulated:
             between = ctypes.create_string_buffer(size)
             self.read(ctypes.addressof(between), *source, size)
@@ -123,11 +125,11 @@ class Chip:
         self._done("copy", self.bmlib.bm_memset_device_ext(handle, value, len(repeated), place))
 
     def _at(self, number: int, offset: int, size: int) -> tuple[int, DeviceMemory]:
-        """The handle of a place's device, and the place."""
+        """Return the handle of a place's device, and the place."""
         return self.handles[self.memories[number].device], self.place(number, offset, size)
 
     def close(self) -> None:
-        """Give back all memory and every device; without this the C library ends the process with a fault."""
+        """Free all memory and every device; otherwise the C library crashes at the process's exit."""
         self.free(list(self.memories))
         self.working.give_back()
         for handle in self.handles.values():

@@ -1,7 +1,7 @@
-"""The structures of BMRuntime's C interface, as its public manual and headers lay them out on 64-bit Linux.
+"""The structures of BMRuntime's C interface on 64-bit Linux, by its public manual and headers.
 
-Sources: the BMRuntime development manual of sophgo/libsophon (bm_tensor_t, bm_net_info_t, bm_stage_info_t, the
-functions), its header bmdef.h (order of the fields, bm_runtime_flag_t), and bmlib's manual (bm_mem_desc_t).
+bm_tensor_t, bm_net_info_t, bm_stage_info_t and the functions: the BMRuntime manual of sophgo/libsophon.
+The order of fields, and bm_runtime_flag_t: libsophon's header bmdef.h. bm_mem_desc_t: bmlib's manual.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ MAX_DIMS = 8
 
 
 class DeviceMemory(ctypes.Structure):
-    """bm_device_mem_t: where memory of a device begins and how many bytes it has."""
+    """bm_device_mem_t: address and size in bytes of device memory."""
 
     _fields_ = (
         ("address", ctypes.c_ulong),
@@ -23,7 +23,7 @@ class DeviceMemory(ctypes.Structure):
 
 
 class LargeMemory(ctypes.Structure):
-    """bm_device_mem_u64_t: the same with a size of 64 bits."""
+    """bm_device_mem_u64_t: the same with a 64-bit size."""
 
     _fields_ = (
         ("address", ctypes.c_uint64),
@@ -41,7 +41,7 @@ class Shape(ctypes.Structure):
 
     @classmethod
     def of(cls, sizes: list[int]) -> "Shape":
-        """Return the structure of a shape of at most MAX_DIMS sizes."""
+        """Return the structure for a shape of at most MAX_DIMS sizes."""
         return cls(len(sizes), (ctypes.c_int * MAX_DIMS)(*sizes))
 
     def sizes(self) -> list[int]:
@@ -61,7 +61,7 @@ class Tensor(ctypes.Structure):
 
 
 class Stage(ctypes.Structure):
-    """bm_stage_info_t: the shapes of one shape profile, and the memory that the runtime gave its inputs and outputs."""
+    """bm_stage_info_t: the shapes of one stage, and the runtime's memory for its inputs and outputs."""
 
     _fields_ = (
         ("input_shapes", POINTER(Shape)),

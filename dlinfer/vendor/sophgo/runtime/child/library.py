@@ -1,6 +1,6 @@
-"""libbmlib and libbmrt, opened from a folder, with the types of the functions that are called.
+"""libbmlib and libbmrt, opened from a folder, with the types of their functions, by the public manual.
 
-Functions return bm_status_t (0 is success), a bool or a pointer, as the public manual says of each.
+Functions return bm_status_t (0 is success), a bool or a pointer.
 """
 
 import ctypes
@@ -46,18 +46,18 @@ _BMRT: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def open_libraries(folder: str) -> tuple[Any, Any, WorkingMemory]:
-    """Return (bmlib, bmrt, what is between them) of a folder. Raises OSError where one cannot be loaded."""
-    shim = os.path.join(folder, "libshim.so")  # of an emulator
-    before = ctypes.CDLL(shim, ctypes.RTLD_GLOBAL) if os.path.exists(shim) else None
+    """Return (bmlib, bmrt, the working memory between them) from a folder. Raises OSError."""
+    path = os.path.join(folder, "libshim.so")  # emulators only
+    shim = ctypes.CDLL(path, ctypes.RTLD_GLOBAL) if os.path.exists(path) else None  # before bmlib
     bmlib = _typed(_open(folder, "libbmlib.so.0", "libbmlib.so"), _BMLIB)
     working = WorkingMemory(bmlib)
-    if before is not None:
-        before.dlinfer_set_functions(bmlib.bm_dev_request, working.allocating, working.releasing)
+    if shim is not None:
+        shim.dlinfer_set_functions(bmlib.bm_dev_request, working.allocating, working.releasing)
     return bmlib, _typed(_open(folder, "libbmrt.so.1.0", "libbmrt.so"), _BMRT), working
 
 
 def _open(folder: str, *names: str) -> ctypes.CDLL:
-    """The first of these names that is there. Global, since libbmrt finds libbmlib's functions so."""
+    """Open the first of these names that exists. Global, so that libbmrt finds libbmlib's functions."""
     there = [name for name in names if os.path.exists(os.path.join(folder, name))]
     return ctypes.CDLL(os.path.join(folder, (there or names)[0]), ctypes.RTLD_GLOBAL)
 

@@ -1,4 +1,4 @@
-"""One loaded bmodel: what its networks are, and running them. By BMRuntime."""
+"""A loaded bmodel: describes and runs its networks, by BMRuntime."""
 
 import ctypes
 import os
@@ -9,9 +9,9 @@ from .layout import Network, Shape, Tensor
 
 
 class Model:
-    """A bmodel on some devices of a chip; its first device runs what is not distributed.
+    """A bmodel on some devices of a chip; the first device runs networks that are not distributed.
 
-    working: the most bytes that one of its networks works in, where these are shared.
+    working: size in bytes of its networks' largest working memory, if networks share it; else 0.
     """
 
     def __init__(self, chip: Chip, devices: list[int], flags: int | None, working: int) -> None:
@@ -31,19 +31,19 @@ class Model:
         _check(loaded, "load", "BMRuntime refused it")
 
     def load_bytes(self, address: int, size: int) -> None:
-        """Load a bmodel from memory, which may be given back afterwards. Raises RefusedError."""
+        """Load a bmodel from memory, which may be freed afterwards. Raises RefusedError."""
         loaded = self.chip.bmrt.bmrt_load_bmodel_data(self._runtime, address, size)
         _check(loaded, "load", "BMRuntime refused it")
 
     def describe(self) -> dict[str, Any]:
-        """Return all that bm_net_info_t says of every network, and numbers for the memory of its inputs and outputs."""
+        """Return every network's bm_net_info_t, with numbers for the memory of its inputs and outputs."""
         return {
             "flags": self.chip.bmrt.bmrt_get_flags(self._runtime),
             "networks": [self._network(name) for name in self._names()],
         }
 
     def is_basic(self) -> bool:
-        """Whether a network's inputs and outputs lie in the memory that it works in (addr_mode 0)."""
+        """Return whether a network's inputs and outputs are part of its working memory (addr_mode 0)."""
         infos = (self.chip.bmrt.bmrt_get_network_info(self._runtime, name) for name in self._names())
         return any(info.contents.addr_mode == 0 for info in infos)
 
@@ -82,25 +82,27 @@ class Model:
         return {"number": number, "address": block.address, "size": block.size}
 
     def run(self, network: str, inputs: list[Any], outputs: list[Any]) -> list[list[int]]:
-        """Run a network on tensors, each [dtype, shape, memory's number, offset, bytes], and wait for it; gives the
-        outputs' shapes. Raises RefusedError."""
-        given = (Tensor * len(inputs))(*map(self._c_tensor, inputs))
-        taken = (Tensor * len(outputs))(*map(self._c_tensor, outputs))
+        """Run a network, wait for its end, and return the outputs' shapes. Raises RefusedError.
+
+        inputs, outputs: tensors as [dtype, shape, memory's number, offset, bytes].
+        """
+        sources = (Tensor * len(inputs))(*map(self._c_tensor, inputs))
+        targets = (Tensor * len(outputs))(*map(self._c_tensor, outputs))
         ran = self.chip.bmrt.bmrt_launch_tensor_ex(
-            self._runtime, network.encode(), given, len(inputs), taken, len(outputs), True, False
+            self._runtime, network.encode(), sources, len(inputs), targets, len(outputs), True, False
         )
         _check(ran, "launch", "BMRuntime refused to run it")
         for device in self.devices:
             status = self.chip.bmlib.bm_thread_sync(self.chip.handles[device])
             _check(not status, "launch", f"waiting for device {device} failed with bm_status_t {status}")
-        return [tensor.shape.sizes() for tensor in taken]
+        return [tensor.shape.sizes() for tensor in targets]
 
     def _c_tensor(self, tensor: list[Any]) -> Tensor:
         dtype, shape, number, offset, size = tensor
         return Tensor(dtype, Shape.of(shape), self.chip.place(number, offset, size), 0)
 
     def close(self) -> None:
-        """Give back the runtime with all that it holds."""
+        """Destroy the runtime and free its memory."""
         self.chip.free(self._memories)
         self.chip.bmrt.bmrt_destroy(self._runtime)
 

@@ -1,7 +1,7 @@
-"""The worker's loop: one request at a time until the other side closes the wire, then everything is given back.
+"""The worker's loop: answers one request at a time until the other side closes the socket, then frees everything.
 
 Requests are ``{"call": name, ...}``; the answer is ``{"result": ...}`` or ``{"refused": kind, "detail": text}``.
-Bytes of tensors lie in memory that both sides have mapped, from its beginning.
+Tensors' bytes are at the start of memory that both sides have mapped.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ class Server:
 
     def __init__(self, connection: socket.socket, shared: mmap.mmap) -> None:
         self._connection = connection
-        self._bytes = ctypes.c_char.from_buffer(shared)  # keeps the mapping
+        self._bytes = ctypes.c_char.from_buffer(shared)  # keeps the mapping alive
         self._chip: Chip | None = None
         self._models: dict[int, Model] = {}
         self._numbers = count(1)
@@ -52,7 +52,7 @@ class Server:
             return {"refused": "library", "detail": str(error)}
 
     def _start(self, folder: str, emulated: bool) -> None:
-        """Open the C libraries, after which everything else may be asked for."""
+        """Open the C libraries, which all other calls need."""
         self._chip = chip = Chip(folder, emulated)
         shared = ctypes.addressof(self._bytes)
         self._calls = {
@@ -64,7 +64,7 @@ class Server:
             "copy": chip.copy,
             "fill": chip.fill,
             "load": partial(self._load, chip),
-            "run": lambda model, **told: self._models[model].run(**told),
+            "run": lambda model, **arguments: self._models[model].run(**arguments),
             "unload": partial(self._unload, chip),
         }
 
@@ -78,7 +78,7 @@ class Server:
         path: str | None,
         size: int,
     ) -> dict[str, Any]:
-        """Load a bmodel from a file, or without a path from the file that comes behind this request."""
+        """Load a bmodel from a path, or from the open file that follows this request."""
         data = None if path is not None else socket.recv_fds(self._connection, 1, 1)[1][0]
         try:
             self._check_growth(max(working, default=0))
@@ -100,16 +100,18 @@ class Server:
         return {"number": number, **model.describe()}
 
     def _check_growth(self, needed: int) -> None:
-        """Raise RefusedError where networks of addr_mode basic would go wrong: BMRuntime takes their inputs and outputs
-        for parts of the memory that networks work in, which it moves on all devices for one that needs more."""
+        """Raise RefusedError if a larger working memory would break loaded networks of addr_mode basic.
+
+        Their inputs and outputs are part of the working memory, which BMRuntime moves for a network that needs more.
+        """
         loaded = self._models.values()
         if needed > max((model.working for model in loaded), default=0) and any(
             model.is_basic() for model in loaded
         ):
             raise RefusedError(
                 "order",
-                f"it works in {needed} bytes, more than what is loaded; BMRuntime would move the memory of a network "
-                "of addr_mode basic that is loaded, which then gives wrong numbers",
+                f"it works in {needed} bytes, more than the loaded networks; BMRuntime would move the memory of a "
+                "loaded network of addr_mode basic, which would then give wrong numbers",
             )
 
     def _unload(self, chip: Chip, numbers: list[int]) -> None:
@@ -119,7 +121,7 @@ class Server:
             chip.working.give_back()
 
     def close(self) -> None:
-        """Give everything back, models first."""
+        """Free everything, models first."""
         for model in self._models.values():
             model.close()
         self._models.clear()
@@ -131,11 +133,11 @@ def _load_bytes(model: Model, file: int, size: int) -> None:
     with mmap.mmap(file, size) as data:
         first = ctypes.c_char.from_buffer(data)
         model.load_bytes(ctypes.addressof(first), size)
-        del first  # mmap does not close while somebody points into it
+        del first  # mmap cannot close while an object points into it
 
 
 def main() -> None:
-    """Serve; the arguments are the numbers of a socket, of the shared memory, and of the parent process."""
+    """Serve; the arguments are descriptors of a socket and of shared memory, and the parent process's ID."""
     connection, shared, parent = map(int, sys.argv[1:4])
     libc = ctypes.CDLL(None, use_errno=True)
     _end_with(parent, libc)
@@ -144,14 +146,14 @@ def main() -> None:
 
 
 def _end_with(parent: int, libc: ctypes.CDLL) -> None:
-    """Have the kernel end this process with its parent: also where it hangs, and where it is stopped."""
+    """Let the kernel kill this process when its parent ends, even if it hangs or is stopped."""
     if libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), *map(ctypes.c_ulong, (0, 0, 0))):
         error = ctypes.get_errno()
         raise OSError(error, f"PR_SET_PDEATHSIG: {os.strerror(error)}")
-    if os.getppid() != parent:  # it has ended before that
+    if os.getppid() != parent:  # the parent has already ended
         os._exit(1)
 
 
 def _print_at_once(libc: ctypes.CDLL) -> None:
-    """So that what the C library prints before it crashes is in the log."""
+    """Turn off stdout's buffer, so that the log has the C library's output before a crash."""
     libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 2, 0)  # 2 is _IONBF in glibc and musl

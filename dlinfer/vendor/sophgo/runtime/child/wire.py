@@ -1,4 +1,4 @@
-"""Messages between dlinfer and a worker: a length, then JSON. Data of tensors goes by shared memory instead."""
+"""Messages between dlinfer and a worker: a length, then JSON. Tensors' data goes through shared memory."""
 
 import json
 import socket
@@ -13,18 +13,18 @@ class ClosedError(Exception):
 
 
 def packed(message: dict[str, Any]) -> bytes:
-    """One message as it is sent."""
+    """Encode a message."""
     text = json.dumps(message).encode()
     return _LENGTH.pack(len(text)) + text
 
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
-    """Send one message. Raises OSError where the other side is gone."""
+    """Send a message. Raises OSError if the other side is gone."""
     connection.sendall(packed(message))
 
 
 def receive(connection: socket.socket) -> dict[str, Any]:
-    """Wait for one message. Raises ClosedError, and TimeoutError where the socket has a timeout."""
+    """Wait for a message. Raises ClosedError, and TimeoutError if the socket has a timeout."""
     (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
     return json.loads(_exactly(connection, length))
 

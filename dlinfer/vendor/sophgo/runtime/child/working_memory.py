@@ -1,10 +1,9 @@
-"""The memory that networks work in, where BMRuntime shares it among all networks of a device: a chip of one core.
+"""Networks' working memory on a chip with one core, where BMRuntime shares it among all networks of a device.
 
-BMRuntime (of tpu_mlir 1.30.2) gives such memory back when a later stage or bmodel needs more, or a bmodel is unloaded,
-and networks that were loaded before go on working at its address, over whatever has come to lie there (weights,
-commands, tensors): tests/vendor/sophgo/raw/growing_stages.py. So what was once memory for working stays that here
-while any network is loaded, and is given out again when BMRuntime asks for such memory. Runs are one after the other,
-which is what makes sharing right at all.
+BMRuntime (of tpu_mlir 1.30.2) frees this memory when a later stage or bmodel needs more, or a bmodel is unloaded. But
+networks loaded earlier still use its address and overwrite new content (weights, commands, tensors):
+tests/vendor/sophgo/raw/growing_stages.py. So this module keeps working memory while any network is loaded, and reuses
+it when BMRuntime allocates again. Sharing is correct because runs are one after the other.
 """
 
 import ctypes
@@ -22,10 +21,9 @@ _RELEASING = ctypes.CFUNCTYPE(None, c_void_p, POINTER(LargeMemory))
 
 @dataclass
 class _Kept:
-    """handle: of the block's device. shared: whether the block is given out again; it may be weights otherwise.
+    """handle: the block's device. shared: whether the block may be reused; otherwise it may hold weights.
 
-    free: whether it may be given out now. Not while BMRuntime has it for the bmodel that was loaded last: one stage may
-    work in several.
+    free: whether it may be reused now. BMRuntime holds the blocks of the latest bmodel, since a stage may need several.
     """
 
     handle: int
@@ -35,10 +33,10 @@ class _Kept:
 
 
 class WorkingMemory:
-    """Stands between BMRuntime and bmlib's functions for memory of 64-bit sizes.
+    """Replaces bmlib's functions for memory of 64-bit sizes, as BMRuntime calls them.
 
-    Such memory is asked for weights too. Which is which is told by size: those of every bmodel are known before it is
-    loaded (``expect``). A block whose size may be either is nobody else's, and is not given back either.
+    BMRuntime allocates weights by them too. Blocks are told apart by size, known for a bmodel before it is loaded
+    (``expect``). A block whose size may be either is neither reused nor freed.
     """
 
     def __init__(self, bmlib: Any) -> None:
@@ -46,36 +44,36 @@ class WorkingMemory:
         self._working: set[int] = set()
         self._weights: set[int] = set()
         self._kept: list[_Kept] = []
-        # ctypes functions live as long as somebody holds them, and C calls these until the process ends.
+        # Keeps the ctypes functions alive, since C calls them until the process ends.
         self.allocating = _ALLOCATING(self._allocate)
         self.releasing = _RELEASING(self._release)
 
     def expect(self, working: Collection[int], weights: Collection[int]) -> None:
-        """Before a bmodel is loaded: the bytes that its stages work in, and those of its weights."""
+        """Take sizes in bytes of working memory and weights of the bmodel to load next."""
         self._working.update(working)
         self._weights.update(weights)
         for kept in self._kept:
             kept.free = kept.shared
 
     def give_back(self) -> None:
-        """Give all of it back: no network is loaded."""
+        """Free all working memory once no network is loaded."""
         for kept in self._kept:
             self._bmlib.bm_free_device_u64(kept.handle, kept.block)
         self._kept.clear()
 
-    def _allocate(self, handle: int, made: Any, size: int) -> int:
-        """BMRuntime asks for no bytes when the last network that needs some is unloaded."""
+    def _allocate(self, handle: int, target: Any, size: int) -> int:
+        """Allocate or reuse a block. BMRuntime asks for 0 bytes when the last network that needs some is unloaded."""
         to_work_in = size == 0 or size in self._working
         shared = to_work_in and size not in self._weights
         for kept in self._kept:
             if shared and kept.free and kept.handle == handle and kept.block.size >= size:
                 kept.free = False
-                made[0] = LargeMemory.from_buffer_copy(kept.block)
-                made[0].size = size
+                target[0] = LargeMemory.from_buffer_copy(kept.block)
+                target[0].size = size
                 return 0
-        status = self._bmlib.bm_malloc_device_byte_u64(handle, made, size or _PAGE)
+        status = self._bmlib.bm_malloc_device_byte_u64(handle, target, size or _PAGE)
         if to_work_in and status == 0:
-            self._kept.append(_Kept(handle, LargeMemory.from_buffer_copy(made[0]), shared))
+            self._kept.append(_Kept(handle, LargeMemory.from_buffer_copy(target[0]), shared))
         return status
 
     def _release(self, handle: int, block: Any) -> None:
