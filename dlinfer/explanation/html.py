@@ -88,6 +88,11 @@ def _tables(graph: GraphReport) -> Iterable[str]:
         for item in graph.passes
         for edit in item.edits
     ]
+    refused = [
+        (item.name, match.node, match.reason, short_line(match.line))
+        for item in graph.passes
+        for match in item.refused
+    ]
     nodes = [
         (node.name, node.op, node.result, node.where, node.module, short_line(node.line))
         for node in graph.nodes
@@ -97,6 +102,7 @@ def _tables(graph: GraphReport) -> Iterable[str]:
     inputs = [(item.name, item.result, "weight" if item.weight else "") for item in graph.inputs]
     yield _table("Passes", ("pass", "why", "edits", "nodes after", "time"), passes)
     yield _table("Edits", ("pass", "what", "removed", "added", "model line"), edits)
+    yield _table("Refused matches", ("rule", "node", "reason", "model line"), refused)
     yield _table("Regions", ("region", "engine", "nodes", "not entered because", "notes"), regions)
     yield _table("Clusters", ("cluster", "uses", "elementary nodes", "origin", "time", "reason"), clusters)
     yield _table("Kernels", ("kernel", "how often"), list(graph.kernels().items()))

@@ -89,9 +89,9 @@ def _graph(number: int, graph: GraphReport) -> list[str]:
 
 
 def _passes(graph: GraphReport) -> Iterator[str]:
-    idle = dict.fromkeys(report.name for report in graph.passes if not report.edits)
+    idle = dict.fromkeys(report.name for report in graph.passes if not report.edits + report.refused)
     for report in graph.passes:
-        if not report.edits:
+        if report.name in idle:
             continue
         yield f"{report.name}: {len(report.edits)} edits in {duration(report.seconds)}, {report.nodes} nodes after it"
         for edit in report.edits:
@@ -100,6 +100,10 @@ def _passes(graph: GraphReport) -> Iterator[str]:
             yield f"  {what}{gone} -> {new}"
             if edit.line:
                 yield f"    {short_line(edit.line)}"
+        for match in report.refused:
+            yield f"  refused at {match.node}: {match.reason}"
+            if match.line:
+                yield f"    {short_line(match.line)}"
     if idle:
         yield f"nothing to do: {', '.join(idle)}"
 

@@ -8,7 +8,7 @@ from torch import fx
 
 from dlinfer.errors import PassError
 from dlinfer.graph.ir.dialect import gives_something, has_hidden_effects, op_name, written_arguments
-from dlinfer.graph.passes.rewriter import Edit
+from dlinfer.graph.passes.rewriter import Edit, RefusedMatch
 
 StandsFor = Callable[[fx.Node], Sequence[object] | None]
 """Gives the mutating ops that one node replaced, in their order; None where it replaced none."""
@@ -18,27 +18,32 @@ StandsFor = Callable[[fx.Node], Sequence[object] | None]
 class Pass:
     """One pass. It changes a graph in place.
 
-    name: the name in options and reports. why: its purpose in a sentence. run: returns the edits.
+    name: the name in options and reports. why: its purpose in a sentence. run: returns the edits, and the matches that
+    a fusion rule refused.
     stands_for: for a node that mutates what several nodes mutated before.
     always: options cannot turn it off, because results may be wrong without it.
     """
 
     name: str
     why: str
-    run: Callable[[fx.GraphModule], list[Edit]]
+    run: Callable[[fx.GraphModule], Sequence[Edit | RefusedMatch]]
     stands_for: StandsFor = lambda node: None
     always: bool = False
 
 
 @dataclass
 class PassReport:
-    """The edits of one pass to one graph."""
+    """The edits of one pass to one graph.
+
+    refused: the matches of a fusion rule that it did not replace.
+    """
 
     name: str
     why: str
     edits: list[Edit] = field(default_factory=list[Edit])
     seconds: float = 0.0
     nodes: int = 0
+    refused: list[RefusedMatch] = field(default_factory=list[RefusedMatch])
 
 
 def run_passes(
@@ -56,9 +61,11 @@ def run_passes(
             continue
         before = _interface(graph_module, item.stands_for)
         start = time.perf_counter()
-        edits = item.run(graph_module)
+        changes = item.run(graph_module)
         seconds, nodes = time.perf_counter() - start, len(graph_module.graph.nodes)
-        report = PassReport(item.name, item.why, edits, seconds, nodes)
+        edits = [change for change in changes if isinstance(change, Edit)]
+        refused = [change for change in changes if isinstance(change, RefusedMatch)]
+        report = PassReport(item.name, item.why, edits, seconds, nodes, refused)
         verify(graph_module, item.name, before, item.stands_for)
         reports.append(report)
         if show is not None:

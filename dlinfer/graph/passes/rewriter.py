@@ -22,6 +22,15 @@ class Edit:
     line: str
 
 
+@dataclass(frozen=True)
+class RefusedMatch:
+    """A match that a fusion rule did not replace: the last node of its pattern, why, and the line of the model."""
+
+    node: str
+    reason: str
+    line: str
+
+
 def erase(what: str, node: fx.Node, by: fx.Node | None = None) -> Edit:
     """Erase a node. Its users read ``by`` instead."""
     if by is not None:

@@ -25,15 +25,16 @@ def show_lowered(report: GraphReport, graph_module: fx.GraphModule) -> None:
 
 
 def show_pass(report: GraphReport, done: PassReport) -> None:
-    """Report a pass; print its edits where it made any."""
+    """Report a pass; print its edits and the matches that it refused, where there are any."""
     report.passes.append(done)
-    if not wanted("passes") or not done.edits:
+    if not wanted("passes") or not (done.edits or done.refused):
         return
-    edits = "\n".join(
+    lines = [
         f"  {edit.what}: {', '.join(edit.removed)} -> {', '.join(edit.added) or 'nothing'}  {edit.line}"
         for edit in done.edits
-    )
-    show("passes", f"{done.name}, {len(done.edits)} edits in {done.seconds * 1e3:.1f} ms", edits)
+    ]
+    lines += [f"  refused at {match.node}: {match.reason}  {match.line}" for match in done.refused]
+    show("passes", f"{done.name}, {len(done.edits)} edits in {done.seconds * 1e3:.1f} ms", "\n".join(lines))
 
 
 def show_placement(report: GraphReport) -> None:

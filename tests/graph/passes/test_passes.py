@@ -23,7 +23,7 @@ def after(item: Pass, function, *args, dynamic: bool = True) -> tuple[list[str],
     """The ops that a pass leaves, and its edits; the results are those from before it."""
     one = captured(function, *args, dynamic=dynamic)
     before = one.run()
-    edits = item.run(one.graph_module)
+    edits = [change for change in item.run(one.graph_module) if isinstance(change, Edit)]
     verify(one.graph_module, item.name, None)
     torch.testing.assert_close(one.run(), before, check_stride=True)
     nodes = one.graph_module.graph.nodes

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from dlinfer.graph.passes.cse import CSE
 from dlinfer.graph.passes.dce import DCE
-from dlinfer.graph.passes.pipeline import verify
 from dlinfer.graph.passes.redundant_asserts import REDUNDANT_ASSERTS
 from dlinfer.graph.torch_private.dynamo import mark_unbacked
 from tests.graph.compiling import compiled
@@ -29,10 +28,8 @@ def cleaned(function: Callable[..., Any], *given: Any) -> CapturedGraph:
     CSE.run(graph.graph_module)
     DCE.run(graph.graph_module)
     before = graph.run()
-    edits = REDUNDANT_ASSERTS.run(graph.graph_module)
-    verify(graph.graph_module, "redundant_asserts", None)
-    assert {edit.what for edit in edits} <= {"drop check that holds"}
-    graph.edits += edits
+    graph.fuse(REDUNDANT_ASSERTS)
+    assert {edit.what for edit in graph.edits} <= {"drop check that holds"}
     torch.testing.assert_close(graph.run(), before)
     return graph
 

@@ -42,6 +42,18 @@ def test_topics_print_what_they_name(printed):
     assert all(f"dlinfer {topic}:" in everything for topic in ("graph", "passes", "placement"))
 
 
+def test_a_rule_that_nearly_matched_says_why(capfd, tmp_path):
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean = x.pow(2).mean(-1, keepdim=True)
+        return weight * (x * torch.rsqrt(mean + 1e-6)), mean
+
+    with settings.override(debug="passes", cache_dir=str(tmp_path)):
+        explanation = explain(norm, torch.ones(2, 8), torch.ones(8), dynamic=False)
+    said = "refused at mul: output, outside the pattern, uses mean"
+    for text in (capfd.readouterr().err, explanation.to_text()):
+        assert [said in line for line in text.splitlines()].count(True) == 1
+
+
 def test_the_cache_says_what_happens_to_an_entry(capfd, tmp_path):
     from dlinfer.graph.cache.disk import ArtifactCache
     from dlinfer.graph.cache.fingerprint import environment

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from dlinfer.graph.passes.pipeline import PassReport
-from dlinfer.graph.passes.rewriter import Edit
+from dlinfer.graph.passes.rewriter import Edit, RefusedMatch
 from dlinfer.graph.report import report
 from dlinfer.graph.report.report import (
     ClusterReport,
@@ -33,7 +33,7 @@ def whole() -> GraphReport:
         passes=[
             PassReport("remove_noops", "why", [Edit("drop aten.to", ("to",), (), "")], 0.1, 9),
             PassReport("rms_norm", "why", [edit, edit], 0.1, 7),
-            PassReport("rotary", "why"),
+            PassReport("rotary", "why", refused=[RefusedMatch("mul_3", "why not", "model.py:4, in forward")]),
         ],
         inputs=[InputReport("x", "float32[2, 2]", False)],
         nodes=[

@@ -2,7 +2,7 @@
 
 A rule names the ops that its pattern ends in, its anchors. ``match`` takes an anchor and returns a Match or None. The
 driver refuses a match with a node that something outside uses, and a match that reads memory which is written in
-between.
+between. It reports each refusal with its reason.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from dlinfer.graph.ir.dialect import is_pure, storages
+from dlinfer.graph.ir.dialect import is_pure, model_line, storages
 from dlinfer.graph.ir.effects import Effects, effects_of
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.passes.rewriter import Edit, Rewriter
+from dlinfer.graph.passes.rewriter import Edit, RefusedMatch, Rewriter
 
 
 @dataclass(frozen=True)
@@ -59,23 +59,26 @@ def fusion_rule(
 ) -> Pass:
     """The pass that replaces a pattern wherever it matches. anchors: the ops that the pattern ends in."""
 
-    def run(graph_module: fx.GraphModule) -> list[Edit]:
+    def run(graph_module: fx.GraphModule) -> list[Edit | RefusedMatch]:
+        refused: list[RefusedMatch] = []
         rewriter = Rewriter(graph_module)
         effects = effects_of(graph_module.graph)
         for anchor in list(graph_module.graph.nodes):
             if anchor.target in anchors and not anchor._erased:  # pyright: ignore[reportPrivateUsage]
                 candidate = match(anchor)
-                if candidate is not None:
-                    _replace(name, rewriter, candidate, effects)
-        return rewriter.edits
+                if candidate is None:
+                    continue
+                place = _place(candidate, effects)
+                if isinstance(place, str):
+                    refused.append(RefusedMatch(anchor.name, place, model_line(anchor)))
+                else:
+                    _replace(name, rewriter, candidate, place, effects)
+        return [*rewriter.edits, *refused]
 
     return Pass(name, why, run)
 
 
-def _replace(name: str, rewriter: Rewriter, match: Match, effects: Effects) -> None:
-    place = _place(match, effects)
-    if place is None:
-        return
+def _replace(name: str, rewriter: Rewriter, match: Match, place: fx.Node, effects: Effects) -> None:
     aliases = [alias for node in match.outputs for alias in _aliases(node)]
     new = match.build(rewriter, match, place)
     rewriter.replace(name, match.outputs, new, [*match.interior, *match.passed])
@@ -85,27 +88,33 @@ def _replace(name: str, rewriter: Rewriter, match: Match, effects: Effects) -> N
     effects.admit(rewriter.graph)
 
 
-def _place(match: Match, effects: Effects) -> fx.Node | None:
-    """The node before which the replacement is inserted; None where the match is refused.
+def _place(match: Match, effects: Effects) -> fx.Node | str:
+    """The node before which the replacement is inserted, or why the match is refused.
 
     A match must be pure, used from outside only through its outputs, and read one state of memory.
     """
     read_through = match.inside | match.passed
-    if not match.inside.isdisjoint(match.inputs) or not all(map(is_pure, read_through)):
-        return None
-    if any(user not in read_through for node in match.interior for user in node.users):
-        return None
-    if any(effects.ever_written(node) for node in match.outputs):
-        return None  # a view of an output is written, and must keep sharing its memory
+    for node in sorted(match.inside.intersection(match.inputs)):
+        return f"the replacement would read {node}, which it replaces"
+    for node in sorted(read_through):
+        if not is_pure(node):
+            return f"{node} has an effect besides its result"
+    for node in match.interior:
+        for user in node.users:
+            if user not in read_through:
+                return f"{user}, outside the pattern, uses {node}"
+    for node in match.outputs:
+        if effects.ever_written(node):  # by a view of it, which must keep sharing its memory
+            return f"the memory of {node} is written"
     position = effects.position
     first, last = min(read_through, key=position.__getitem__), max(match.outputs, key=position.__getitem__)
     if effects.written_between([*match.inputs, *read_through], first, last):
-        return None
+        return f"memory that it reads is written between {first} and {last}"
     used = [user for node in match.outputs for user in node.users if user not in read_through]
     place = min([last, *used], key=position.__getitem__)
     # A node may use an output before the last output; then all inputs must stand before that node.
     if place is not last and any(position[node] >= position[place] for node in match.inputs):
-        return None
+        return f"{place} uses a result before all inputs exist"
     return place
 
 

@@ -19,7 +19,7 @@ from torch import fx
 from dlinfer.graph.capture.trace import capture
 from dlinfer.graph.ir.dialect import STATIC, fake, is_pure, is_size, op_name
 from dlinfer.graph.passes.pipeline import Pass, verify
-from dlinfer.graph.passes.rewriter import Edit
+from dlinfer.graph.passes.rewriter import Edit, RefusedMatch
 from dlinfer.graph.torch_private import dynamo
 
 
@@ -30,6 +30,7 @@ class CapturedGraph:
     graph_module: fx.GraphModule
     inputs: tuple[Any, ...] = ()
     edits: list[Edit] = field(default_factory=list)
+    refused: list[RefusedMatch] = field(default_factory=list)
 
     def run(self) -> list[torch.Tensor]:
         """The graph's outputs on copies of its inputs, followed by those inputs that the graph has written."""
@@ -46,7 +47,9 @@ class CapturedGraph:
 
     def fuse(self, *rules: Pass) -> int:
         """Apply rules in order and check that the graph is still valid; how often they fired."""
-        edits = [edit for rule in rules for edit in rule.run(self.graph_module)]
+        changes = [change for rule in rules for change in rule.run(self.graph_module)]
+        edits = [change for change in changes if isinstance(change, Edit)]
+        self.refused += [change for change in changes if isinstance(change, RefusedMatch)]
         verify(self.graph_module, "fusion", None)
         self.edits += edits
         return len(edits)

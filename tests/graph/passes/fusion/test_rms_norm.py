@@ -305,6 +305,28 @@ def test_must_not_match(name):
     assert one.fuse(RMS_NORM) == 0
 
 
+def written_through_a_view(x, weight):
+    scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    x.view(-1).mul_(2)
+    return weight * (x * scale)
+
+
+NEAR_MISSES = [
+    (used_elsewhere, ["output, outside the pattern, uses mean"]),
+    (written_through_a_view, ["memory that it reads is written between pow_1 and mul_1"]),
+    (view_written_later, ["the memory of mul_1 is written"]),
+    (REFUSED["no eps"], []),
+]
+
+
+@pytest.mark.parametrize(("code", "reasons"), NEAR_MISSES)
+def test_a_near_miss_says_why(code, reasons):
+    one = captured(code, *inputs())
+    assert one.fuse(RMS_NORM) == 0
+    assert [match.reason for match in one.refused] == reasons
+    assert all(f"{__file__}:" in match.line for match in one.refused)
+
+
 def test_a_weight_that_is_no_vector_stays_outside():
     one = captured(
         lambda x, w: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w[None, :5, None], *inputs()
