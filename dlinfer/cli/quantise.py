@@ -76,7 +76,7 @@ _OF_LOSS = ("text", "tokens")
 
 
 def _check_together(arguments: argparse.Namespace) -> None:
-    """End with a usage error that names options which say nothing beside the others that are given."""
+    """Exit with a usage error that names each given option without effect beside the others."""
     if arguments.loss:
         # The setting that packs a model as it is served chooses the groups itself, and looks at no data.
         beside, unused = "--loss", ("group_size", "calibrate", *_SEARCH)

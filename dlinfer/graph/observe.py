@@ -14,7 +14,7 @@ from dlinfer.graph.ir.program import Program
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.report import debug
 from dlinfer.graph.report.report import GraphReport, InputReport
-from dlinfer.graph.torch_private import guards, symbols
+from dlinfer.graph.torch_private import symbol_guards, symbols
 from dlinfer.graph.torch_private.fake_mode import storage_id
 
 
@@ -27,7 +27,7 @@ def started(report: GraphReport, dynamo_graph: fx.GraphModule) -> None:
 def finished(report: GraphReport, captured: Captured, compiled: CompiledGraph) -> None:
     """Report a finished compilation. DLINFER_DEBUG prints where each node runs."""
     graph = captured.graph_module.graph
-    report.guards = guards.shape_guards(captured.mode)
+    report.guards = symbol_guards.shape_guards(captured.mode)
     report.symbols = symbols.sized_symbols(captured.mode)
     placeholders = graph.find_nodes(op="placeholder")
     written = effects_of(graph).is_written

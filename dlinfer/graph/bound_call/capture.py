@@ -22,7 +22,7 @@ from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import GraphReport
-from dlinfer.graph.torch_private import dynamo, guards
+from dlinfer.graph.torch_private import dynamo, symbol_guards
 from dlinfer.graph.torch_private.dynamo import source_name
 from dlinfer.graph.torch_private.expressions import Size, SizeTextError, parse_size
 from dlinfer.graph.torch_private.symbols import fixed_size
@@ -118,7 +118,7 @@ class _Backend:
         mode = dynamo.dynamo_fake_mode()
         assert mode is not None, "Dynamo calls its backends inside a tracing context"
         try:
-            self._conditions = guards.conditions(mode, self._inputs)
+            self._conditions = symbol_guards.conditions(mode, self._inputs)
         except SizeTextError as cause:
             raise CaptureError(reason=f"a guard on a size: {cause}", line="the call") from cause
         self._twice = [(self._renamed(a), self._renamed(b)) for a, b in dynamo.inputs_given_twice()]
@@ -213,7 +213,7 @@ class _Backend:
         return Interface(tuple(ports), (), ranges, tuple(conditions), constants), sources
 
     def empty_hooks(self, scope: Scope) -> list[str]:
-        """Sources of dicts of hooks, which were empty."""
+        """Return the sources of the modules' hook dicts that are empty now."""
         return [source for source, value in self._values(scope) if source.endswith(_HOOKS) and not value]
 
     def _values(self, scope: Scope) -> Iterator[tuple[str, Any]]:

@@ -24,7 +24,7 @@ from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.torch_private.expressions import SizeTextError, to_size
 from dlinfer.graph.torch_private.fake_mode import strict_mode
-from dlinfer.graph.torch_private.guards import conditions_of
+from dlinfer.graph.torch_private.symbol_guards import conditions_of
 from dlinfer.graph.torch_private.symbols import declared_range, new_symbol, plain_symbol, symbols_of
 from dlinfer.utils.closeness import difference
 

@@ -39,7 +39,7 @@ from dlinfer.graph.ir.dialect import (
 from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.torch_private.expressions import Size
 from dlinfer.graph.torch_private.fake_mode import FakeTensorMode, strict_mode
-from dlinfer.graph.torch_private.guards import conditions_of
+from dlinfer.graph.torch_private.symbol_guards import conditions_of
 from dlinfer.graph.torch_private.symbols import new_symbol, plain_symbol
 from dlinfer.ops.core.spec import NAMESPACE, registry
 

@@ -14,7 +14,7 @@ from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.torch_private.expressions import SizeTextError, parse_size, to_size
 from dlinfer.graph.torch_private.fake_mode import FakeTensorMode
-from dlinfer.graph.torch_private.guards import conditions_of
+from dlinfer.graph.torch_private.symbol_guards import conditions_of
 from dlinfer.graph.torch_private.symbols import fixed_size, size_range, symbols_of
 
 

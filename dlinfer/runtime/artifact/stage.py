@@ -18,7 +18,7 @@ from dlinfer.graph.ir.global_state import Requirement
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.torch_private.expressions import Size, SizeTextError, to_size
 from dlinfer.graph.torch_private.fake_mode import FakeTensorMode
-from dlinfer.graph.torch_private.guards import conditions_of
+from dlinfer.graph.torch_private.symbol_guards import conditions_of
 from dlinfer.graph.torch_private.symbols import declared_range, symbols_of
 
 T = TypeVar("T", torch.Tensor, int)

@@ -18,7 +18,7 @@ def kernels() -> Mapping[str, Kernel]:
 
 
 def _on_views(kernel: Kernel) -> Kernel:
-    """The kernel with caches of LAYOUT; it works on views of them, and copies no more than of its own."""
+    """Wrap a kernel of the cpu vendor for caches of LAYOUT: it gets views of them in its own layout, without copies."""
     names = list(inspect.signature(kernel).parameters)
     places = [names.index(name) for name in _CACHES if name in names]
     if not places:

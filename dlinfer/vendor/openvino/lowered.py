@@ -178,7 +178,7 @@ def _written(inputs: Sequence[Any], result: Result, source: Tensor | None, index
 
 
 def _origins(result: Result) -> tuple[int | None, int | None]:
-    """Where a result's source and index come from."""
+    """Return (source, index) of a result: each an input's number, OUTPUT for the model's next output, or None."""
     if result.kind == "rows":
         return result.source, result.index
     return (result.source, None) if result.kind == "fresh" else (None, None)

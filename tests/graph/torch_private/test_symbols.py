@@ -8,9 +8,9 @@ from torch import nn
 from torch.export import Dim
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from dlinfer.graph.torch_private import dynamo, fake_mode, guards, symbols
+from dlinfer.graph.torch_private import dynamo, fake_mode, symbol_guards, symbols
 from dlinfer.graph.torch_private.fake_mode import environment_of, mode_of, strict_mode
-from dlinfer.graph.torch_private.guards import conditions_of
+from dlinfer.graph.torch_private.symbol_guards import conditions_of
 from dlinfer.graph.torch_private.symbols import (
     declared_range,
     new_symbol,
@@ -72,10 +72,10 @@ def test_symbols_ranges_and_copies_of_them():
         twice: Any = symbols.symbolic_number(own, size * 2, {symbol: fresh})
         assert twice.node.expr == 2 * fresh
         assert bool(twice > 8)  # the range of tall's rows does not answer that
-        (guard,) = guards.guards_of(own)
-        assert guards.guard_all([guard], {fresh: symbol}, mode.shape_env)
+        (guard,) = symbol_guards.guards_of(own)
+        assert symbol_guards.guard_all([guard], {fresh: symbol}, mode.shape_env)
         assert str(mode.shape_env.guards[-1].expr) in (f"{symbol} > 4", f"2*{symbol} > 8")
-        assert guards.guard_all([], {}, None)
+        assert symbol_guards.guard_all([], {}, None)
         with other:
             unbacked = other.shape_env.create_unbacked_symint()
             assert symbols.free_unbacked_symbols(unbacked)

@@ -1,4 +1,4 @@
-"""A function of values as a graph of GE, and its calls."""
+"""A region, as a function without writes, becomes a graph of GE, Ascend's graph engine; calls run that graph."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.torch_private import fake_mode, guards, symbols
+from dlinfer.graph.torch_private import fake_mode, symbol_guards, symbols
 
 
 @dataclass
@@ -25,11 +25,11 @@ class Twins:
 
     def assumptions(self) -> list[str]:
         """The assumptions of compilation about the twins' symbols, as expressions that are true."""
-        return guards.guards_of(self.mode)
+        return symbol_guards.guards_of(self.mode)
 
     def holds(self, assumptions: Sequence[str]) -> bool:
         """Whether the model's symbols satisfy these, now and by guards from now on."""
-        return guards.guard_all(assumptions, self.original, self.environment)
+        return symbol_guards.guard_all(assumptions, self.original, self.environment)
 
 
 def twins_of(fakes: Sequence[Any]) -> Twins:

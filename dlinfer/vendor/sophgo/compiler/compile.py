@@ -72,7 +72,7 @@ def compile_onnx(
         raise SophgoCompileError(what=what, target=target, detail=detail, log="none") from error
 
 
-def combine(bmodels: Sequence[Path], to: Path, timeout: float = 3600.0) -> None:
+def combine(bmodels: Sequence[Path], to: Path, timeout: float = BmodelOptions.timeout) -> None:
     """Combine bmodels for one chip into one; nets of one name become stages of one net.
 
     Nets keep the order of their first files. A net's stages are sorted by working memory, the largest first: otherwise

@@ -34,7 +34,7 @@ class SophgoOptions(EngineOptions):
     quantize: str = option(AUTO, one_of(AUTO, *QUANTIZE))
     cores: int = option(1, _as_the_compiler)
     group_size: int = option(64, _as_the_compiler)
-    timeout: float = option(3600.0, _as_the_compiler)
+    timeout: float = option(BmodelOptions.timeout, _as_the_compiler)
     device: int = option(0, whole(0))
     max_shapes: int = option(8, whole(1))
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from dlinfer.graph.torch_private import dynamo, guards, symbols
+from dlinfer.graph.torch_private import dynamo, symbol_guards, symbols
 from dlinfer.graph.torch_private.expressions import SizeTextError, parse_size, to_size
 from dlinfer.graph.torch_private.fake_mode import strict_mode
-from dlinfer.graph.torch_private.guards import conditions_of
+from dlinfer.graph.torch_private.symbol_guards import conditions_of
 from dlinfer.graph.torch_private.symbols import new_symbol
 from tests.graph.torch_private.asking import asked_in_backend, dynamo_mode, tall
 
@@ -27,7 +27,7 @@ def fakes(*shapes, **ranges):
 
 
 def test_shape_guards_give_condition_and_line():
-    found = asked_in_backend(lambda: guards.shape_guards(dynamo_mode()), tall, torch.ones(5, 7))
+    found = asked_in_backend(lambda: symbol_guards.shape_guards(dynamo_mode()), tall, torch.ones(5, 7))
     assert any("> 3" in guard and "x.shape[0] > 3" in guard for guard in found)
 
 
@@ -37,7 +37,7 @@ def test_conditions_say_what_holds_and_where_to_read_it():
     def backend(graph_module, example_inputs):
         examples = [node.meta["example_value"] for node in graph_module.graph.find_nodes(op="placeholder")]
         named = list(zip(dynamo.input_sources(graph_module.graph), examples, strict=True))
-        seen.append(guards.conditions(dynamo_mode(), named))
+        seen.append(symbol_guards.conditions(dynamo_mode(), named))
         tensors = [value for value in examples if isinstance(value, torch.Tensor)]
         seen.append([list(map(symbols.fixed_size, value.shape)) for value in tensors])
         return graph_module.forward
