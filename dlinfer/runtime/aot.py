@@ -1,4 +1,4 @@
-"""Ahead of time: ``dlinfer.compile`` takes a module, or what torch.export made of one, through the same passes."""
+"""Ahead-of-time compilation: ``dlinfer.compile`` compiles a module or an ExportedProgram with the backend's passes."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -41,14 +41,14 @@ def compile(
 
     module: a module, in the mode (eval, train) that it is to be compiled in, or an ExportedProgram.
     args, kwargs: an example call; not needed for an ExportedProgram.
-    dynamic_shapes: which sizes may change, as torch.export takes it. A size whose range starts at 0 or 1
-        (``Dim("batch", min=1, max=64)``) is served from there on: what torch.export assumes of these is tried.
+    dynamic_shapes: which sizes may change, as torch.export takes it. If a size's range starts at 0 or 1
+        (``Dim("batch", min=1, max=64)``), a trial run at these sizes decides whether the artifact serves them.
     engine: name of the graph engine; overrides the option.
     options: as for ``torch.compile(backend="dlinfer", options=...)``.
 
     Returns an Artifact, callable like the module for inference; it shares the module's weights.
-    Raises CaptureError where torch.export cannot capture the module or the module does something else at a size of
-    1 that was asked for, CompileOptionError, EngineUnavailableError and, under the fallback policy ``error``,
+    Raises CaptureError if torch.export cannot capture the module, or if the module behaves differently at a requested
+    size of 1. Raises CompileOptionError, EngineUnavailableError and, under the fallback policy ``error``,
     GraphFallbackError.
     """
     if is_autocast_enabled() and not isinstance(module, ExportedProgram):
@@ -87,7 +87,7 @@ def _compile(
         improve(captured.graph_module, chosen)
         interface = interface_of(captured.graph_module.graph, captured.mode, exported.inputs)
         interface = with_outputs(interface, exported)
-        # The engine may change the graph while it compiles it, and a session compiles it by an engine of its own.
+        # Store the graph before the engine compiles, and may change, it: a session lowers the stored graph itself.
         stored = stage_of(exported, interface, graph_engine, chosen, report.model)
         run = place(captured.graph_module, graph_engine, chosen)
         interface = with_guards(interface, captured.mode, symbol_names(exported))
@@ -102,7 +102,7 @@ def _export(
     kwargs: Mapping[str, object] | None,
     dynamic_shapes: DynamicShapes,
 ) -> ExportedProgram:
-    # torch.export makes one input of two that are one object.
+    # If two inputs are the same tensor object, torch.export merges them into one.
     taken = {id(weight) for weight in chain(module.parameters(), module.buffers())}
 
     def own(example: torch.Tensor) -> torch.Tensor:
@@ -114,7 +114,7 @@ def _export(
     args, kwargs = pytree.tree_map_only(torch.Tensor, own, (args, dict(kwargs or {})))
     try:
         return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
-    except Exception as cause:  # export raises many classes; the reason is what the user needs
+    except Exception as cause:  # torch.export raises many classes; the user needs the reason
         first = str(cause).strip().splitlines()[0] if str(cause).strip() else ""
         raise CaptureError(
             reason=f"torch.export: {type(cause).__name__}: {first}", line=type(module).__name__
@@ -122,8 +122,11 @@ def _export(
 
 
 def _with_plain_strides(example: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor, with the strides of its sizes: of a size of 1 it may have any, which export takes for one
-    more number that changes. One that torch holds lazily conjugated or negated is resolved, as calls pass it."""
+    """Return the example; if it is contiguous, with the strides that torch gives a new tensor of its sizes.
+
+    A dimension of size 1 may have any stride, and torch.export would take an unusual one for another dynamic size.
+    A lazily conjugated or negated example is resolved, as calls do with their arguments.
+    """
     example = resolved(example)
     plain = torch.empty(example.shape, device="meta").stride()
     if not example.is_contiguous() or example.stride() == plain:

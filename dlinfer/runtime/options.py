@@ -23,14 +23,14 @@ class Flags(enum.IntFlag):
 class SessionOptions:
     """Options of one session, validated when they are made. Raises SessionOptionError.
 
-    engine: name of the graph engine; None takes the one that the artifact was compiled for.
-    engine_options: what only that engine knows, name -> value, over what the artifact was compiled with.
+    engine: name of the graph engine; None takes the engine that the artifact was compiled for.
+    engine_options: the engine's own options, name -> value. They override the options stored in the artifact.
     fallback: what happens to nodes that the engine refuses, as in CompileOptions; None takes DLINFER_FALLBACK.
-    cache_dir: folder of what the engine compiles; None takes DLINFER_CACHE_DIR.
-    io: ``caller``: inputs and outputs are tensors of each call; ``owned``: the session has tensors of its own for
-        them, at the highest sizes, which ``get_input_tensor`` and similar calls return.
+    cache_dir: folder for the engine's compiled files; None takes DLINFER_CACHE_DIR.
+    io: ``caller``: each call brings its input and output tensors; ``owned``: the session allocates them once, at the
+        highest sizes, and ``get_input_tensor`` and similar calls return them.
     enable_metrics: keep the latency of each run. enable_profiling: also profile the Python of the first runs.
-    allow_ops: names of ops, ``torchvision::nms``, of other packages that the artifact may call.
+    allow_ops: names of other packages' ops that the artifact may call, such as ``torchvision::nms``.
     """
 
     engine: str | None = None
@@ -61,13 +61,13 @@ class SessionOptions:
 
     @classmethod
     def of(cls, options: "Mapping[str, object] | str | Path | SessionOptions | None") -> "SessionOptions":
-        """Options from a dict, or from a YAML file of names and values."""
+        """Return options from a dict, or from a YAML file of names and values."""
         if isinstance(options, SessionOptions):
             return options
         return cls().changed(_from_yaml(options) if isinstance(options, (str, Path)) else options or {})
 
     def changed(self, changes: Mapping[str, object]) -> "SessionOptions":
-        """Return the same options with some changed."""
+        """Return these options with ``changes`` applied."""
         known = self.names()
         for name, value in changes.items():
             if name not in known:
@@ -83,7 +83,7 @@ def _is_names(value: object) -> bool:
 
 
 def _one_of(*allowed: str | bool | None) -> tuple[str, Callable[[object], bool]]:
-    def is_valid(value: object) -> bool:  # 1 and 0 are no bools
+    def is_valid(value: object) -> bool:  # 1 == True, so the types must match too
         return any(type(value) is type(choice) and value == choice for choice in allowed)
 
     return "one of " + ", ".join(map(repr, allowed)), is_valid

@@ -1,5 +1,5 @@
 """Artifacts: compiled graphs with their weights and interfaces, in memory and in files.
 
-Users, the command line and sessions write compiled graphs to a file. A file that is read is checked piece by piece
-before a stage of it runs.
+Users and the command line write compiled graphs to a file, and sessions read them. Every part of a file is checked
+before any of its stages runs.
 """

@@ -1,4 +1,4 @@
-"""Artifacts in memory: compiled graphs with their weights, callable like the module, and several of them as one."""
+"""Artifacts in memory: a compiled graph and its weights, callable like the module. A Bundle holds several."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ class Artifact:
     """The result of ``dlinfer.compile``. It shares the module's weights, and copies only those that torch holds lazily
     conjugated or negated.
 
-    interface: the ports of the leaves of (args, kwargs).
-    stored: what ``save`` writes, or why it cannot be saved.
+    interface: one port for each leaf of (args, kwargs), and one for each output.
+    stored: the stage that ``save`` writes, or a text that says why the artifact cannot be saved.
     """
 
     run: CompiledGraph
@@ -34,16 +34,16 @@ class Artifact:
     stored: Stage[torch.Tensor] | str = "it was not made by dlinfer.compile"
 
     def save(self, path: str | Path, *, key: bytes | None = None) -> None:
-        """Write it to a file that ``dlinfer.load`` opens, anywhere: see docs/guides/artifacts.md.
+        """Write the artifact to a file that ``dlinfer.load`` opens on any machine: see docs/guides/artifacts.md.
 
-        The file appears whole or not at all. key: 32 bytes to encrypt it with, as
-        ``dlinfer.runtime.artifact.sealing.new_key()`` makes them. Raises ArtifactStorageError where the graph holds
-        something that has no place in a file, and ArtifactNotFoundError where the file cannot be written.
+        The file appears whole or not at all. key: 32 bytes to encrypt the file with, as
+        ``dlinfer.runtime.artifact.sealing.new_key()`` makes them. Raises ArtifactStorageError if the graph holds
+        something that a file cannot store, and ArtifactNotFoundError if the file cannot be written.
         """
         save({"forward": [self.stored]}, path, key)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        """The module's result for these arguments. Raises ArtifactInputError."""
+        """Return the module's result for these arguments. Raises ArtifactInputError."""
         leaves = self._leaves(args, kwargs)
         values, _ = self.interface.bind(self.interface.values_among(leaves))
         results = self.run(*self.weights, *values)
@@ -61,29 +61,29 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Bundle:
-    """The result of ``dlinfer.bundle``. entries: for each name its stages, one or more shape profiles."""
+    """The result of ``dlinfer.bundle``. entries: name -> the entry's stages, one for each shape profile."""
 
     entries: Mapping[str, tuple[Artifact, ...]]
 
     def __getitem__(self, entry: str) -> Artifact:
-        """The first stage of an entry. Raises SessionCallError."""
+        """Return the first stage of an entry. Raises SessionCallError for an unknown entry."""
         if entry not in self.entries:
             raise SessionCallError(what="entry", name=entry, detail=f"it has {', '.join(self.entries)}")
         return self.entries[entry][0]
 
     def save(self, path: str | Path, *, key: bytes | None = None) -> None:
-        """Write it to a file, as ``Artifact.save`` does; a tensor that several entries use is written once."""
+        """Write the bundle to a file, as ``Artifact.save`` does; a tensor that several entries use is written once."""
         save({name: [stage.stored for stage in stages] for name, stages in self.entries.items()}, path, key)
 
 
 def bundle(entries: Mapping[str, Artifact | Sequence[Artifact]]) -> Bundle:
-    """Put artifacts together: ``dlinfer.bundle({"prefill": a, "decode": b}).save(path)``.
+    """Return several artifacts as one bundle: ``dlinfer.bundle({"prefill": a, "decode": b}).save(path)``.
 
-    A sequence of artifacts is one entry with several stages: the same inputs and outputs for other sizes. A run takes
-    the first stage that its inputs fit. Artifacts of one module share its weights, in the file and in a session, and
-    a buffer that they write (a KV cache) is the same one for all.
+    A sequence of artifacts is one entry with several stages: the same inputs and outputs at different sizes. A run
+    takes the first stage that its inputs fit. Artifacts of one module share its weights, in the file and in a session.
+    They also share each buffer that they write, such as a KV cache.
 
-    Raises ArtifactStorageError for names that are no identifiers and stages that are not alike.
+    Raises ArtifactStorageError if a name is no identifier, or if two stages of an entry differ in more than sizes.
     """
     if not entries:
         raise ArtifactStorageError(what="a bundle", detail="it has no entry")
@@ -106,7 +106,7 @@ def _stages(name: str, artifacts: Artifact | Sequence[object]) -> tuple[Artifact
 
 
 def _names_and_dtypes(artifact: Artifact) -> object:
-    """All that must be equal in the stages of an entry."""
+    """Return what all stages of an entry must have equal: the names and dtypes of their inputs and outputs."""
     stage = artifact.stored
     if isinstance(stage, str):
         return stage

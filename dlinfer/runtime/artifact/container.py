@@ -1,11 +1,11 @@
 """The container of artifacts: a safetensors file of members, each a tensor of bytes, with a digest of every part.
 
-The last member holds the SHA-256 of the header and of every other member, so a damaged byte is noticed wherever it
-is. Data starts at a multiple of 64 bytes, so tensors of the first member are used where they lie in a mapped file.
-Nothing is trusted before it is checked: names come from a fixed alphabet, and members fill the file one behind the
-other. No file can make the reader write anywhere or allocate more than the file is long.
+The last member holds the SHA-256 of the header and of every other member, so any damaged byte is noticed. The first
+member starts at a multiple of 64 bytes, so its tensors are used in place in a mapped file. The reader checks that
+names use a fixed alphabet and that members follow each other without gaps. No file can make the reader write to disk
+or allocate more memory than the file's length.
 
-Any reader of safetensors opens it. docs/guides/artifacts.md describes the members.
+Any safetensors reader opens a container. docs/guides/artifacts.md describes the members.
 """
 
 import hashlib
@@ -34,7 +34,9 @@ _DIGESTS = "digests.bin"
 _HEADER = "header"
 _NAME = re.compile(r"[a-z0-9_]+(/[a-z0-9_]+){0,3}\.(json|bin)", re.ASCII)
 _LENGTH = struct.Struct("<Q")
-_OLD_END = re.compile(rb"dlinfer-artifact [0-9a-f]{64}")  # of formats 1 and 2, which were zip archives
+_OLD_END = re.compile(
+    rb"dlinfer-artifact [0-9a-f]{64}"
+)  # the last bytes of formats 1 and 2, which were zip archives
 _LARGEST_JSON = 1 << 28
 _COARSEST_STEP = 2_000_000_000
 """Nanoseconds between two times that a file system can tell apart, at most: FAT counts in two seconds."""
@@ -45,21 +47,21 @@ _COARSEST_STEP = 2_000_000_000
 
 @dataclass(frozen=True)
 class Member:
-    """The contents of a member in parts, and how many bytes they are together."""
+    """The contents of a member. chunks: its bytes in parts; size: how many bytes they are together."""
 
     size: int
     chunks: Iterable[Buffer]
 
 
 def json_bytes(data: Json) -> bytes:
-    """The contents of a member of JSON."""
+    """Return ``data`` as the bytes of a JSON member."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
 
 
 def write_container(
     sink: IO[bytes] | SealedWriter, manifest: Json, contents: Mapping[str, Member | bytes]
 ) -> None:
-    """Write members in their order, the manifest, and the digests of all. The first member is aligned."""
+    """Write the header, the members in their order, the manifest and the digests. The first member is aligned."""
     members = {
         name: part if isinstance(part, Member) else Member(len(part), [part])
         for name, part in (*contents.items(), (MANIFEST, json_bytes(manifest)))
@@ -86,13 +88,13 @@ def write_container(
 
 
 def _entry(offset: int, size: int) -> Json:
-    """The header's entry for a member."""
+    """Return the header's entry for a member at ``offset`` of ``size`` bytes."""
     return {"dtype": "U8", "shape": [size], "data_offsets": [offset, offset + size]}
 
 
 @contextmanager
 def written_whole(path: Path) -> Generator[IO[bytes]]:
-    """Return a file that appears at ``path`` with all its contents when the block ends, or not at all."""
+    """Open a file to write. It appears at ``path`` when the block ends, and never if the block raises."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
         with open(beside, "xb") as stream:
@@ -113,22 +115,22 @@ def written_whole(path: Path) -> Generator[IO[bytes]]:
 
 
 class MappedFile:
-    """A mapped file, held open. A write into the file shows in the mapping.
+    """A mapped file, held open. If another process writes into the file, the mapping shows the write.
 
-    A file that is replaced, as ``written_whole`` does it, stays as it was for those that hold it open.
+    If the file is replaced, as ``written_whole`` does it, the mapping keeps the old contents.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError."""
+        """Map the file at ``path``. Raises OSError."""
         self._stream = open(path, "rb")  # noqa: SIM115 - held as long as the mapping
         self._opened = self._state()
-        # A file's times are counted in steps of some milliseconds: the next write may have the same one.
+        # File times advance in steps of milliseconds or more: a write right after this one may show the same time.
         self.may_change_unseen = time.time_ns() - self._opened[1] < _COARSEST_STEP
         is_empty = not self._opened[0]
         self.memory = b"" if is_empty else mmap.mmap(self._stream.fileno(), 0, access=mmap.ACCESS_COPY)
 
     def changed(self) -> bool:
-        """Whether the file was written since it was opened, as far as its size and times tell."""
+        """Return whether the file's size or times changed since it was opened."""
         return self._state() != self._opened
 
     def _state(self) -> tuple[int, int]:
@@ -138,10 +140,10 @@ class MappedFile:
 
 @dataclass
 class Container:
-    """A file that was checked from end to end.
+    """A container that was checked from end to end.
 
-    members: the contents of each, where they lie: in bytes, or in a private mapping of ``file``, where writes stay in
-    this process. manifest: the manifest's data. digests: of header and members.
+    members: name -> contents, not copied: a view of the bytes, or of a private mapping of ``file``. Writes to the
+    mapping stay in this process. manifest: its data. digests: name -> SHA-256 of the header and of each member.
     """
 
     source: str
@@ -151,9 +153,9 @@ class Container:
     file: MappedFile | None
 
     def check_unchanged(self, *, contents: bool = False) -> None:
-        """Raise ArtifactCorruptError where the file's size or time say that it was written into since it was opened.
+        """Raise ArtifactCorruptError if the file's size or times changed since it was opened.
 
-        contents: read all members again where the file's times may not tell.
+        contents: also compare the digests of all members if a write could have left the times unchanged.
         """
         if self.file is None:
             return
@@ -174,7 +176,7 @@ class Container:
             raise ArtifactCorruptError(source=self.source, detail=detail) from cause
 
     def member(self, name: Json) -> memoryview:
-        """Return the contents of a member. Raises ArtifactCorruptError where there is none of the name."""
+        """Return the contents of a member. Raises ArtifactCorruptError if the container has no member of this name."""
         if not isinstance(name, str) or name not in self.members:
             raise ArtifactCorruptError(source=self.source, detail=f"there is no member {str(name)[:80]!r}")
         return self.members[name]
@@ -183,7 +185,7 @@ class Container:
 def open_container(origin: Path | Buffer, source: str, key: bytes | str | None = None) -> Container:
     """Decrypt, check and open a container from a file or from memory.
 
-    source: what errors call it. key: see ``sealing.unsealed``.
+    source: the artifact's name in errors. key: see ``sealing.unsealed``.
     Raises ArtifactNotFoundError, ArtifactCorruptError, ArtifactKeyError, ArtifactVersionError.
     """
     file, mapped = None, origin
@@ -210,7 +212,7 @@ def open_container(origin: Path | Buffer, source: str, key: bytes | str | None =
 
 
 def _checked(whole: memoryview) -> tuple[dict[str, memoryview], dict[str, bytes]]:
-    """Each member's contents, where they lie, and the digests. Raises CodecError and what malformed data raises."""
+    """Return each member's contents, not copied, and the digests. Raises CodecError or what malformed data raises."""
     if len(whole) < _LENGTH.size:
         raise CodecError("it ends too early")
     (length,) = _LENGTH.unpack_from(whole)
@@ -241,7 +243,7 @@ def _digests(parts: Mapping[str, memoryview]) -> dict[str, bytes]:
 
 
 def _parsed(contents: memoryview) -> Json:
-    """The data of JSON. Raises CodecError."""
+    """Parse ``contents`` as JSON. Raises CodecError."""
     if len(contents) > _LARGEST_JSON:
         raise CodecError(f"JSON of {len(contents)} bytes")
     with refuse_malformed():

@@ -1,7 +1,6 @@
-"""Artifacts as files: stages in their written form and their weights once.
+"""Artifacts as files: the stages as JSON, and each weight once.
 
-Reading checks everything piece by piece. It unpickles nothing and runs nothing; docs/guides/artifacts.md describes the
-format.
+The reader checks every part. It unpickles nothing and runs nothing; docs/guides/artifacts.md describes the format.
 """
 
 import json
@@ -45,7 +44,8 @@ def save(
 ) -> None:
     """Write entries, each with its stages, to one file. Tensors that several stages share are written once.
 
-    Raises ArtifactStorageError, for a text in place of a stage too, and ArtifactNotFoundError.
+    Raises ArtifactStorageError if a tensor or a stage cannot be stored (a text in place of a stage is the reason), and
+    ArtifactNotFoundError if the file cannot be written.
     """
     table = TensorTable()
     manifest_stages: list[Json] = []
@@ -72,7 +72,7 @@ def save(
     offsets = table.offsets()
     manifest = {
         "format": FORMAT,
-        "made_with": json.loads(canonical_text(environment())),  # for people who ask
+        "made_with": json.loads(canonical_text(environment())),  # for people only: the reader ignores it
         "stages": manifest_stages,
         "tensors": table.layouts(offsets),
     }
@@ -90,7 +90,7 @@ def save(
 
 @dataclass(frozen=True)
 class ReadArtifact:
-    """A file that was checked. stages: those of each entry, in their order."""
+    """An artifact whose file was checked. stages: entry -> its stages, in their order."""
 
     stages: Mapping[str, Sequence[Stage[int]]]
     tensors: TensorFile
@@ -108,7 +108,7 @@ class ReadArtifact:
 def read(origin: str | Path | Buffer, *, key: bytes | str | None = None) -> ReadArtifact:
     """Check an artifact from a file or from memory and read all but its weights.
 
-    key: of 32 bytes, or the name of a registered decryption (``sealing.register_decryption``).
+    key: 32 bytes, or the name of a registered decryption (``sealing.register_decryption``).
     Raises ArtifactNotFoundError, ArtifactCorruptError, ArtifactVersionError, ArtifactKeyError.
     """
     source = str(origin) if isinstance(origin, (str, Path)) else f"of {len(origin)} bytes"

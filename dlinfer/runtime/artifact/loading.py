@@ -1,4 +1,4 @@
-"""Loading: a stage of a file, lowered through its engine, so that it runs."""
+"""Loading: a stage is read from an artifact file and lowered through its engine, so that it can run."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -27,11 +27,11 @@ from dlinfer.runtime.options import SessionOptions
 
 @dataclass
 class LoadedStage:
-    """A stage that runs, once its weights are there. Called with bound values, it gives all results of the graph.
+    """A stage that can run once ``weights`` are set. A call takes the bound inputs and returns all graph results.
 
-    results: name and port of each result; no port for one that is no tensor.
-    numbers: its weights in the file. written: weights that the graph writes.
-    lock: held by each run; it keeps runs apart that must not happen at once.
+    results: name and port of each result; the port is None for a result that is no tensor.
+    numbers: the numbers of its weights in the file. written: the numbers of the weights that the graph writes.
+    lock: held during each run. Stages that must not run at once share a lock.
     """
 
     interface: Interface
@@ -48,11 +48,11 @@ class LoadedStage:
 
 
 def load_stage(artifact: ReadArtifact, stage: Stage[int], options: SessionOptions) -> LoadedStage:
-    """Lower the stored graph through its engine. The weights are left to the caller.
+    """Lower the stored graph through its engine. The caller sets the weights.
 
-    Raises ArtifactCorruptError, EngineUnavailableError, CompileOptionError for options that the engine does not have,
-    and TorchStateChangedError for a graph that reads another default dtype. Raises CaptureError where calls cannot
-    check what the engine assumes and, under the fallback policy ``error``, GraphFallbackError.
+    Raises ArtifactCorruptError, EngineUnavailableError, and CompileOptionError for options that the engine does not
+    have. Raises TorchStateChangedError if the graph needs another default dtype, and CaptureError if a call cannot
+    check an assumption of the engine. Raises GraphFallbackError under the fallback policy ``error``.
     """
     return run_plain(_load_stage, (artifact, stage, options))
 
@@ -88,7 +88,7 @@ def _load_stage(artifact: ReadArtifact, stage: Stage[int], options: SessionOptio
 
 
 def read_stage(artifact: ReadArtifact, stage: Stage[int], options: SessionOptions) -> ReadGraph:
-    """Return the graph of a stage, every op tried on fakes. Raises ArtifactCorruptError."""
+    """Return the graph of a stage, after every op ran on fake tensors. Raises ArtifactCorruptError."""
     try:
         with refuse_malformed():
             numbers = range(stage.graph["weights"], len(stage.tensors))

@@ -1,9 +1,9 @@
-"""Encrypted artifacts: AES-256-GCM over counted frames of the container, or a decryption of the user's own.
+"""Encrypted artifacts: AES-256-GCM over numbered frames of the container, or a decryption function of the user.
 
-A sealed file is a header and frames of a mebibyte, each with its tag. A frame's nonce holds the file's random
-prefix, the frame's number and whether it is the last one, and the header is authenticated with each. So no frame
-can be altered, left out, repeated, moved, or taken from another file, and a file cannot end early. It is written
-as a stream, and decrypted into memory, never to disk.
+A sealed file is a header, an empty frame that only checks the key, and frames of one MiB. A frame ends with its tag.
+A frame's nonce holds the file's random prefix, the frame's number and whether it is the last frame. Each tag also
+covers the header. So no frame can be altered, left out, repeated, moved or taken from another file, and a file cannot
+end early. Sealed files are written as a stream and decrypted into memory, never to disk.
 """
 
 import os
@@ -27,7 +27,7 @@ KEY_BYTES = 32
 FRAME = 1 << 20
 
 _MAGIC = b"dlinfer-sealed-1"
-_HEADER = struct.Struct(">16s7s9x")  # magic, the prefix of nonces; 32 bytes, then the key's check
+_HEADER = struct.Struct(">16s7s9x")  # magic bytes, the nonces' prefix, padding: 32 bytes
 _TAG = 16
 _KEY_CHECK = 0xFFFFFFFF
 """The number of the empty frame behind the header, which tells a wrong key from damage."""
@@ -46,9 +46,9 @@ _registered: dict[str, tuple[Decrypt | None, bytes | None]] = {}
 def register_decryption(name: str, function: Decrypt | None = None, key: bytes | None = None) -> None:
     """Let ``dlinfer.load(path, key=name)`` decrypt with a function and a key of your own.
 
-    function: is called with the file's bytes and ``key`` and returns the bytes of an artifact; it raises where the key
-        is wrong. None means the built-in AES-256-GCM with a ``key`` of 32 bytes.
-    A name that is known already is replaced.
+    function: takes the file's bytes and ``key``, and returns the bytes of an artifact. It raises if the key is wrong.
+        None means the built-in AES-256-GCM with a ``key`` of 32 bytes.
+    A decryption that is already registered under ``name`` is replaced.
     """
     if function is None:
         _cipher(key, f"the registered decryption {name!r}")
@@ -56,7 +56,7 @@ def register_decryption(name: str, function: Decrypt | None = None, key: bytes |
 
 
 def update_decryption_key(name: str, key: bytes) -> None:
-    """Give a registered decryption another key. Raises ArtifactKeyError for an unknown name."""
+    """Replace the key of a registered decryption. Raises ArtifactKeyError for an unknown name."""
     register_decryption(name, _decryption(name, "to be registered")[0], key)
 
 
@@ -96,7 +96,7 @@ def _nonce(header: bytes, number: int, last: bool) -> bytes:
 
 
 class SealedWriter:
-    """A stream that encrypts what is written to it into another one. ``close`` writes the last frame."""
+    """A stream that encrypts what is written and passes the frames to another stream. ``close`` ends the file."""
 
     def __init__(self, stream: IO[bytes], key: bytes) -> None:
         self._stream = stream
@@ -107,7 +107,7 @@ class SealedWriter:
         stream.write(self._header + self._sealed(b"", _KEY_CHECK, last=True))
 
     def write(self, data: Buffer, /) -> None:
-        """Encrypt ``data`` behind what was written before."""
+        """Append ``data`` to the encrypted file."""
         self._waiting += data
         while len(self._waiting) > FRAME:
             self._write_frame(bytes(self._waiting[:FRAME]), last=False)
@@ -131,10 +131,10 @@ class SealedWriter:
 
 
 def unsealed(data: Buffer, key: bytes | str | None, source: str) -> Buffer:
-    """Return the bytes of the artifact in ``data``: the very object where it is not encrypted and has no key.
+    """Decrypt ``data``; without a key, data that is not encrypted is returned as it is.
 
-    key: of 32 bytes, or the name of a registered decryption.
-    Raises ArtifactKeyError where the key is missing or wrong, and ArtifactCorruptError where frames were altered.
+    key: 32 bytes, or the name of a registered decryption. source: the artifact's name in errors.
+    Raises ArtifactKeyError if the key is missing or wrong, and ArtifactCorruptError if frames were altered.
     """
     if isinstance(key, str):
         function, registered_key = _decryption(key, source)
@@ -153,7 +153,7 @@ def unsealed(data: Buffer, key: bytes | str | None, source: str) -> Buffer:
 def _decrypted_by(function: Decrypt, data: Buffer, key: bytes | None, source: str, name: str) -> Buffer:
     try:
         plain = function(bytes(data), key)
-    except Exception as cause:  # the user's own function says in its own way that a key is wrong
+    except Exception as cause:  # the user's function may raise any class for a wrong key
         detail = f"the decryption {name!r} failed: {type(cause).__name__}: {cause}"
         raise ArtifactKeyError(source=source, detail=detail) from cause
     if isinstance(plain, memoryview):

@@ -1,4 +1,4 @@
-"""A stage: one compiled graph as an artifact stores it, in plain data and the tensors that the graph reads."""
+"""A stage: one compiled graph as an artifact stores it, as plain data and the tensors that the graph reads."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,11 +28,11 @@ T = TypeVar("T", torch.Tensor, int)
 class Stage(Generic[T]):
     """One graph of an entry, for the sizes that its interface allows.
 
-    engine_options: those that are stored. small_regions: they are compiled too. eager_ops: as in CompileOptions.
-    requirement: what it needs of torch's settings.
-    graph: its written form. tensors: its weights, then its constants; in a file, their numbers there.
-    results: the name of each. The interface's outputs are those that are tensors.
-    entry: the name of its entry in a file.
+    engine_options: the engine's options that a file stores. small_regions, eager_ops: as in CompileOptions.
+    requirement: the settings of torch that the graph depends on.
+    graph: the graph as JSON. tensors: its weights, then its constants; for a stage read from a file, their numbers.
+    results: the names of all results. Results that are tensors are also the interface's outputs.
+    entry: the name of the stage's entry in a file.
     """
 
     model: str
@@ -51,7 +51,7 @@ class Stage(Generic[T]):
 def stage_of(
     exported: Exported, interface: Interface, engine: Engine, options: CompileOptions, model: str
 ) -> Stage[torch.Tensor] | str:
-    """Return the stage of a graph after its passes, or why it cannot be stored."""
+    """Return a graph, after its passes, as a stage; if it cannot be stored, return the reason as a text."""
     if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in exported.weights):
         return "a weight is of a class of its own"
     graph_module = exported.captured.graph_module
@@ -75,13 +75,13 @@ def stage_of(
 
 
 def symbol_names(exported: Exported) -> dict[object, str]:
-    """Return the interface's name of each symbol."""
+    """Return symbol -> its name in the interface."""
     symbols = dict.fromkeys(symbol for value in exported.captured.fakes for symbol in symbols_of(value))
     return {symbol: f"s{index}" for index, symbol in enumerate(symbols)}
 
 
 def with_outputs(interface: Interface, exported: Exported) -> Interface:
-    """Add the outputs to an interface, and the ranges and examples of the symbols that torch.export was given."""
+    """Return the interface with its outputs, and with the range and example that torch.export has for each symbol."""
     captured, names = exported.captured, symbol_names(exported)
     ranges = {name: declared_range(symbol, captured.mode, exported.ranges) for symbol, name in names.items()}
     limits: dict[str, Range] = {name: (low, high) for name, (low, high, _) in ranges.items()}
@@ -100,13 +100,13 @@ def _size(size: int | torch.SymInt, names: Mapping[object, str]) -> Size | None:
     try:
         return to_size(size, names)
     except SizeTextError:
-        return None  # only running it tells
+        return None  # only a run determines the size
 
 
 def with_guards(interface: Interface, mode: FakeTensorMode, names: Mapping[object, str]) -> Interface:
-    """Add to an interface what its engine assumed of sizes while it compiled.
+    """Return the interface with the guards on sizes that the engine added while it compiled.
 
-    names: the interface's name of each symbol. Raises CaptureError where a call cannot check an assumption.
+    names: symbol -> its name in the interface. Raises CaptureError if a call cannot check one of the guards.
     """
     try:
         added = conditions_of(mode, names)

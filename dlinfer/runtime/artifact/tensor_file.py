@@ -1,4 +1,4 @@
-"""The weights of an artifact, in one member. Each tensor lies there as it did in memory, and is used where it lies."""
+"""The weights of an artifact, in one member. The member keeps each tensor's memory layout, so readers need no copy."""
 
 import ctypes
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -30,13 +30,13 @@ _CHUNK = 1 << 24
 
 @dataclass
 class TensorTable:
-    """The tensors that are to be written, each memory once: those that overlap in memory overlap in the file."""
+    """The tensors to write. Shared memory is written once: tensors that overlap in memory overlap in the file."""
 
     tensors: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     _known: dict[tuple[int, Layout], int] = field(default_factory=dict[tuple[int, Layout], int])
 
     def add(self, tensor: torch.Tensor) -> int:
-        """Return the number of a tensor; one that lies where another does, in the same way, has the same number."""
+        """Return the number of a tensor. Two tensors with equal address and layout have the same number."""
         detail = ""
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             detail = f"it has layout {tensor.layout} on {tensor.device}"
@@ -51,13 +51,13 @@ class TensorTable:
         return number
 
     def offsets(self) -> dict[int, int]:
-        """Where each tensor begins in the member, by its number, in the member's order."""
+        """Return number -> the byte offset where the tensor begins in the member, in the member's order."""
         spans = [(tensor.data_ptr(), Layout.of(tensor).span, str(tensor.device)) for tensor in self.tensors]
         offsets: dict[int, int] = {}
         end = 0
         for numbers in overlapping(spans):
             first = spans[numbers[0]][0]
-            # Tensors that overlap keep their place in a line of memory, so each stays aligned for its dtype.
+            # Overlapping tensors keep their address modulo ALIGNMENT, so each stays aligned for its dtype.
             start = -(-end // ALIGNMENT) * ALIGNMENT + (first % ALIGNMENT if len(numbers) > 1 else 0)
             for number in numbers:
                 offsets[number] = start + spans[number][0] - first
@@ -65,7 +65,7 @@ class TensorTable:
         return offsets
 
     def layouts(self, offsets: Mapping[int, int]) -> Json:
-        """For the manifest: the layout of each tensor and where it begins."""
+        """Return the manifest's entry for each tensor: its layout and the offset where it begins."""
         return [
             {
                 "dtype": short_name(tensor.dtype),
@@ -78,7 +78,7 @@ class TensorTable:
         ]
 
     def member(self, offsets: Mapping[int, int]) -> Member:
-        """The member that holds the tensors, read from their devices a few mebibytes at a time."""
+        """Return the member that holds the tensors. Its chunks are copied from the devices a few MiB at a time."""
         ends = (offset + Layout.of(self.tensors[number]).span for number, offset in offsets.items())
         return Member(max(ends, default=0), self._chunks(offsets))
 
@@ -95,9 +95,9 @@ class TensorTable:
 
 
 def overlapping(spans: Sequence[tuple[int, int, str]]) -> list[list[int]]:
-    """Indices of spans of memory, (start, bytes, device), in groups that overlap, each in order of start.
+    """Return the indices of memory spans (start, bytes, device), grouped by overlap.
 
-    Groups come in the order of their lowest index.
+    A group is sorted by start. Groups come in the order of their lowest index.
     """
     groups = [[index] for index, (_, size, _) in enumerate(spans) if not size]
     taken = [index for index, (_, size, _) in enumerate(spans) if size]
@@ -129,11 +129,13 @@ def read_layouts(items: Json) -> list[tuple[Layout, int]]:
 
 
 class TensorFile:
-    """The tensors of an artifact that was read. Each lies in the file's memory, or in a device's copy of it."""
+    """The tensors of an artifact that was read. CPU tensors use the file's memory; others lie on their device."""
 
     def __init__(self, placed: Sequence[tuple[Layout, int]], container: Container, member: str) -> None:
-        """placed: the layout of each tensor, and where it begins. Raises ArtifactCorruptError for one that lies beyond
-        the member."""
+        """Check and keep the tensors of one member. placed: each tensor's layout and its offset in the member.
+
+        Raises ArtifactCorruptError for a tensor that is misaligned or ends beyond the member.
+        """
         self.layouts = [layout for layout, _ in placed]
         self.container = container
         self.digest = container.digests[member]
@@ -147,7 +149,7 @@ class TensorFile:
         self._blocks = overlapping([(offset, layout.span, str(layout.device)) for layout, offset in placed])
 
     def tensor(self, number: int) -> torch.Tensor:
-        """Return a tensor. Nobody may write into it; ``copies`` returns tensors that may be written."""
+        """Return a tensor, which callers must not write; ``copies`` returns tensors that may be written."""
         if number not in self._tensors:
             layout, start = self.layouts[number], self._offsets[number]
             memory = self._bytes(start, start + layout.span)
@@ -155,7 +157,7 @@ class TensorFile:
         return self._tensors[number]
 
     def copies(self, written: Collection[int]) -> dict[int, torch.Tensor]:
-        """Return copies of these tensors, and of those that share memory with them, that share a copy of it."""
+        """Return number -> copy, for these tensors and all that overlap them. The copies overlap in the same way."""
         copies: dict[int, torch.Tensor] = {}
         for numbers in self._blocks:
             if frozenset(written).isdisjoint(numbers):
@@ -170,18 +172,18 @@ class TensorFile:
         return copies
 
     def _bytes(self, start: int, end: int) -> torch.Tensor:
-        """A tensor of bytes on the file's memory, which is not copied."""
+        """Return bytes ``start`` to ``end`` of the file's memory as a tensor, without a copy."""
         memory = self._memory[start:end]
         return torch.frombuffer(memory, dtype=torch.uint8) if memory else torch.empty(0, dtype=torch.uint8)
 
 
 def _laid_out(memory: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """A tensor on the bytes that it spans."""
+    """Return the tensor of this layout on ``memory``, the bytes that it spans."""
     return memory.view(layout.dtype).as_strided(layout.sizes, layout.strides)
 
 
 def _writable(memory: memoryview) -> memoryview:
-    """The same memory, not marked as read-only, since torch would warn of the mark; see ``TensorFile.tensor``."""
+    """Return the same memory without its read-only mark, as torch warns of the mark; see ``TensorFile.tensor``."""
     if not memory.readonly or not len(memory):
         return memory
     array = numpy.frombuffer(memory, numpy.uint8)

@@ -1,4 +1,4 @@
-"""Sessions: an artifact that was loaded, run by the names of its inputs and outputs, measured and described.
+"""Sessions: load an artifact, run it by the names of its inputs and outputs, measure runs and describe the artifact.
 
-A run takes a dict of arrays and returns one. Users and the qaic vendor's session call it.
+A run takes a dict of arrays and returns a dict of arrays. Users and the qaic vendor's session call sessions.
 """

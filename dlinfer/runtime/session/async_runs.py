@@ -21,13 +21,13 @@ class AsyncRuns:
         """Queue a job after those before it."""
         with self._lock:
             future = self._worker.submit(job)
-            # A failed job stays until wait() has raised its error; one that went well need not be waited for.
+            # Failed jobs stay until wait() has raised their error; jobs that succeeded are dropped.
             self._pending = [run for run in self._pending if not run.done() or _error_of(run) is not None]
             self._pending.append(future)
         return future
 
     def wait(self) -> None:
-        """Wait for all jobs so far. Raises the first error that one of them ended with, once."""
+        """Wait for all jobs submitted since the last ``wait``. If any of them failed, raise the first error."""
         with self._lock:
             pending, self._pending = self._pending, []
         errors = [error for run in pending if (error := _error_of(run)) is not None]
@@ -35,14 +35,14 @@ class AsyncRuns:
             raise errors[0]
 
     def close(self) -> None:
-        """Wait for all jobs and end the thread. A later job starts another one."""
+        """Wait for all jobs and end the thread. A later job starts a new thread."""
         with self._lock:
             worker, self._worker = self._worker, ThreadPoolExecutor(1, "dlinfer-session")
         worker.shutdown(wait=True)
 
 
 def _error_of(run: Run) -> BaseException | None:
-    """Wait for a job and return its error; a job that its caller cancelled has none."""
+    """Wait for a job and return its error; None if the job succeeded or its caller cancelled it."""
     try:
         return run.exception()
     except CancelledError:

@@ -1,4 +1,4 @@
-"""Filling one batch sample by sample, each copied once, to where a session reads it."""
+"""Fill a batch sample by sample. Each sample is copied once, into the tensor that a session reads."""
 
 import ctypes
 import threading
@@ -12,10 +12,10 @@ from dlinfer.runtime.session.arrays import Array, array_of, tensor_of
 
 
 class BatchCollector:
-    """One tensor of a batch, and which of its samples are taken. Threads may collect at once.
+    """A batch as one tensor, and which of its samples are filled. Threads may collect at once.
 
-    With a session's own input (``session.get_input_tensor``) as ``tensor``, what is collected is what the next run
-    reads. The counterpart of MegEngine Lite's TensorBatchCollector.
+    If ``tensor`` is a session's own input (``session.get_input_tensor``), the next run reads the collected samples.
+    This class is the counterpart of MegEngine Lite's TensorBatchCollector.
     """
 
     def __init__(
@@ -27,8 +27,11 @@ class BatchCollector:
         pin_memory: bool = False,
         tensor: torch.Tensor | None = None,
     ) -> None:
-        """shape: [batch, ...]. tensor: a contiguous one of this shape to fill, whose dtype and device count then
-        and not the arguments. Raises BatchCollectorError."""
+        """Allocate the batch, or take ``tensor`` as its memory.
+
+        shape: [batch, ...]. tensor: a contiguous tensor of this shape to fill; its dtype and device then replace the
+        arguments. Raises BatchCollectorError.
+        """
         self._shape, self._dtype = tuple(shape), dtype if tensor is None else tensor.dtype
         if not shape or not all(type(size) is int and size >= 0 for size in shape):
             raise self._refused("a batch has at least one dimension, of whole numbers")
@@ -46,20 +49,23 @@ class BatchCollector:
 
     @property
     def free_ids(self) -> list[int]:
-        """The samples that nothing was collected into since they were free, lowest first."""
+        """Return the ids of the free samples, lowest first."""
         with self._lock:
             return sorted(self._free)
 
     def collect(self, array: object) -> int:
-        """Copy a sample, a numpy array or torch tensor of the batch's other sizes, into the first free place;
-        return its id. Raises BatchCollectorError where none is free or it does not fit."""
+        """Copy a sample into the first free place and return the place's id.
+
+        array: a numpy array or torch tensor of the batch's shape without its first dimension. Raises
+        BatchCollectorError if no place is free or the sample's shape or dtype does not fit.
+        """
         sample = self._sample(array)
         batch_id = self._take()
         self._tensor[batch_id].copy_(sample)
         return batch_id
 
     def collect_id(self, array: object, batch_id: int) -> None:
-        """Copy a sample into the place ``batch_id``, whether it was free or not, in any order."""
+        """Copy a sample into the place ``batch_id``, even if the place is already filled."""
         self._checked(batch_id)
         sample = self._sample(array)
         with self._lock:
@@ -67,8 +73,10 @@ class BatchCollector:
         self._tensor[batch_id].copy_(sample)
 
     def collect_by_ctypes(self, data: Any, length: int) -> int:
-        """Copy ``length`` bytes, which must be one sample, from a ``ctypes.c_void_p`` into the first free place;
-        return its id. The caller guarantees that so many bytes may be read there."""
+        """Copy one sample from a ``ctypes.c_void_p`` into the first free place and return the place's id.
+
+        length: the sample's size in bytes. The caller guarantees that ``data`` points to that many readable bytes.
+        """
         address = ctypes.cast(data, ctypes.c_void_p).value
         expected = self._tensor[0].nbytes if len(self._tensor) else 0
         if length != expected or (not address and length):
@@ -87,7 +95,7 @@ class BatchCollector:
             self._free.update(batch_ids)
 
     def get(self) -> torch.Tensor:
-        """Return the whole batch, where it lies."""
+        """Return the whole batch, not copied."""
         return self._tensor
 
     def to_numpy(self) -> Array:
@@ -111,7 +119,7 @@ class BatchCollector:
             return batch_id
 
     def _sample(self, value: object) -> torch.Tensor:
-        """A sample on its own memory, checked before a place is taken for it."""
+        """Return ``value`` as a tensor without a copy. Raises BatchCollectorError if it does not fit the batch."""
         array = array_of(value)
         try:
             sample = value if array is None else tensor_of(array)

@@ -1,4 +1,4 @@
-"""Running again and again as fast as the engine goes: nothing is looked up, checked or converted in between."""
+"""Run a stage repeatedly as fast as the engine goes: nothing is looked up, checked or converted between runs."""
 
 import time
 from array import array
@@ -16,7 +16,9 @@ USUAL_RUNS = 40
 
 
 class BenchmarkResult(NamedTuple):
-    """inf_completed runs in inf_time seconds, inf_rate runs a second; batch_size: the first input's first size."""
+    """A benchmark: inf_completed runs took inf_time seconds, inf_rate runs a second.
+
+    batch_size: the first dimension of the first input tensor."""
 
     inf_completed: int
     inf_rate: float
@@ -27,9 +29,10 @@ class BenchmarkResult(NamedTuple):
 def benchmark(
     stage: LoadedStage, values: Sequence[object], num_inferences: int | None, inf_time: float | None
 ) -> tuple[BenchmarkResult, "array[float]"]:
-    """Return the result, and the latency of each run. One run before them is not counted.
+    """Run a stage repeatedly; return the result, and each run's latency in seconds. A warm-up run is not counted.
 
-    Raises SessionCallError where both limits are given, or one that is no positive number.
+    num_inferences: how many runs; inf_time: for how many seconds. Raises SessionCallError if both are given, or if a
+    limit is no positive number.
     """
     runs = _runs(num_inferences, inf_time)
     limit = float("inf") if inf_time is None else inf_time
@@ -39,7 +42,7 @@ def benchmark(
     with stage.lock, torch.no_grad():
         call(*arguments)
         start = last = clock()
-        # A difference, as the limit is one: the sum of start and limit would be rounded.
+        # Compare the elapsed time: the sum start + limit would be rounded.
         while len(latencies) < runs and last - start < limit:
             call(*arguments)
             now = clock()
@@ -51,7 +54,7 @@ def benchmark(
 
 
 def _runs(num_inferences: object, inf_time: object) -> float:
-    """The most runs. Raises SessionCallError for limits that are none."""
+    """Return the number of runs, infinite if ``inf_time`` is the limit. Raises SessionCallError for bad limits."""
     if inf_time is None:
         runs = USUAL_RUNS if num_inferences is None else num_inferences
         if type(runs) is int and runs >= 1:
@@ -68,7 +71,7 @@ def _runs(num_inferences: object, inf_time: object) -> float:
 
 
 def random_inputs(interface: Interface, seed: int = 0) -> dict[str, torch.Tensor | int]:
-    """Inputs of the sizes that the graph was compiled with: normal floats, integers of 0 and 1."""
+    """Return random inputs of the sizes that the graph was compiled with: normal floats, integers 0 and 1."""
     generator = torch.Generator().manual_seed(seed)
     sizes = {name: interface.usual(name) for name in interface.symbols}
     return {port.name: _random(port, sizes, generator) for port in interface.inputs}

@@ -1,4 +1,4 @@
-"""Inputs and outputs of runs on disk, as text for people and as .npy files for programs."""
+"""Write inputs and outputs of runs to disk, as text for people and as .npy files for programs."""
 
 import threading
 from collections.abc import Mapping
@@ -41,14 +41,14 @@ class Dumps:
             if self.folder is not None:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 for kind, name, array, dtype in values:
-                    # numpy has no bfloat16: the file's name tells the dtype, and its values are float32's.
+                    # numpy has no bfloat16: the file holds float32 values, and its name holds the original dtype.
                     suffix = ".npy" if dtype == str(array.dtype) else f".{dtype}.npy"
                     with open(self.folder / f"{number:06d}_{entry}_{kind}_{name}{suffix}", "wb") as stream:
                         numpy.save(stream, array, allow_pickle=False)
 
 
 def _array(value: object) -> tuple[Array, str]:
-    """A value as an array that numpy can write, and the name of its own dtype."""
+    """Return a value as an array that numpy can write, and the name of the value's original dtype."""
     if not isinstance(value, torch.Tensor):
         array = numpy.asarray(value)
         return array, str(array.dtype)

@@ -1,7 +1,6 @@
-"""Queries of a session that need no set-up: its entries, stages, inputs, outputs, and its own tensors for them.
+"""Queries of a session that work before ``setup``: entries, stages, inputs, outputs, and the session's own tensors.
 
-Names and indexes are those of Sophgo's ``sail.EngineLLM``, so that its users find them: an entry is its graph, a stage
-a shape profile of it.
+Method names and indexes follow Sophgo's ``sail.EngineLLM``: an entry is a graph there, a stage a shape profile.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ class Introspection:
     _memory: RuntimeMemory
 
     def signature(self, entry: str | None = None, stage: int = 0) -> Interface:
-        """Return what an entry takes and gives. ``entry`` may be left out where there is one."""
+        """Return the inputs and outputs of an entry. ``entry`` may be left out if there is only one."""
         name = self._entry(entry)
         stages = self._signatures[name]
         if type(stage) is not int or not 0 <= stage < len(stages):
@@ -51,7 +50,7 @@ class Introspection:
         return ports[index]
 
     def get_device_ids(self) -> list[int]:
-        """Return the index of each device that it runs on."""
+        """Return the index of each device that the session runs on."""
         return [device.index or 0 for device in self.devices]
 
     def get_graph_names(self) -> list[str]:
@@ -59,7 +58,7 @@ class Introspection:
         return list(self._signatures)
 
     def get_addr_mode(self, entry: str) -> int:
-        """Return 1 where inputs and outputs are tensors of the session (``io="owned"``), else 0."""
+        """Return 1 if inputs and outputs are tensors of the session (``io="owned"``), else 0."""
         self.signature(entry)
         return int(self.options.io == "owned")
 
@@ -76,7 +75,7 @@ class Introspection:
         return len(self.signature(entry).outputs)
 
     def get_is_dynamic(self, entry: str) -> bool:
-        """Return whether a size may change from call to call."""
+        """Return whether any size of an entry may change from call to call."""
         return self.signature(entry).is_dynamic
 
     def get_input_name(self, entry: str, index: int) -> str:
@@ -96,7 +95,7 @@ class Introspection:
         return self._port(entry, index, "outputs").device.index or 0
 
     def get_input_shape(self, entry: str, index: int, stage: int = 0) -> list[int]:
-        """Return the sizes of an input in a stage; of one that may change the highest, -1 where there is none."""
+        """Return the sizes of an input in a stage. A dynamic size is its highest value, or -1 if it has no limit."""
         return list(self._port(entry, index, "inputs", stage).max_shape)
 
     def get_output_shape(self, entry: str, index: int, stage: int = 0) -> list[int]:
@@ -135,46 +134,48 @@ class Introspection:
         return 1.0
 
     def model_input_shape_dict(self, entry: str | None = None) -> dict[str, tuple[list[int], str]]:
-        """Return name -> (sizes as of get_input_shape, dtype by numpy's name) of each input."""
+        """Return name -> (sizes as ``get_input_shape`` returns them, numpy's name of the dtype) for each input."""
         return _shapes_and_dtypes(self.signature(entry).inputs)
 
     def model_output_shape_dict(self, entry: str | None = None) -> dict[str, tuple[list[int], str]]:
-        """Return name -> (sizes, dtype) of each output."""
+        """Return name -> (sizes, dtype) for each output, as for inputs."""
         return _shapes_and_dtypes(self.signature(entry).outputs)
 
-    # --- tensors of the session's own
+    # --- the session's own tensors
 
     def get_input_tensors(self, entry: str, tensor_name: str | None = None, stage: int = 0) -> Tensors:
-        """Return index -> the session's own tensor of each input, or of the one named.
+        """Return index -> the session's own tensor, for each input or only for ``tensor_name``.
 
-        They are at the highest sizes. Writing one and running with it (or with ``io_tensor`` views of it) copies
-        nothing on the way in. Empty where addr_mode is 0.
+        The tensors have the highest sizes. A run does not copy an input that is one of these tensors, or an
+        ``io_tensor`` view of one. The result is empty if addr_mode is 0.
         """
         return self._own(entry, "inputs", stage, tensor_name) if self.get_addr_mode(entry) else {}
 
     def get_output_tensors(self, entry: str, tensor_name: str | None = None, stage: int = 0) -> Tensors:
-        """Return index -> the session's own tensor of each output; each run writes them anew."""
+        """Return index -> the session's own tensor of each output, which every run overwrites."""
         return self._own(entry, "outputs", stage, tensor_name) if self.get_addr_mode(entry) else {}
 
     def get_input_tensor(self, entry: str, index: int, stage: int = 0) -> torch.Tensor:
-        """Return the session's own tensor of an input. Raises SessionCallError where addr_mode is 0."""
+        """Return the session's own tensor of an input. Raises SessionCallError if addr_mode is 0."""
         return self._own_one(entry, index, "inputs", stage)
 
     def get_output_tensor(self, entry: str, index: int, stage: int = 0) -> torch.Tensor:
-        """Return the session's own tensor of an output. Raises SessionCallError where addr_mode is 0."""
+        """Return the session's own tensor of an output. Raises SessionCallError if addr_mode is 0."""
         return self._own_one(entry, index, "outputs", stage)
 
     def get_input_tensors_addrmode0(self, entry: str, stage: int = 0) -> Tensors:
-        """As ``get_input_tensors``, in any mode. The caller makes sure that nobody else runs meanwhile."""
+        """Return what ``get_input_tensors`` does, in any addr_mode. The caller ensures that no other run uses them."""
         return self._own(entry, "inputs", stage)
 
     def get_output_tensors_addrmode0(self, entry: str, stage: int = 0) -> Tensors:
-        """As ``get_output_tensors``, in any mode. With addr_mode 0 a run writes them only where they are
-        given to it as outputs."""
+        """Return what ``get_output_tensors`` does, in any addr_mode. With addr_mode 0, a run writes these tensors only
+        if the caller passes them as ``outputs``."""
         return self._own(entry, "outputs", stage)
 
     def io_tensor(self, entry: str, name: str, shape: Sequence[int], stage: int = 0) -> torch.Tensor:
-        """Return a contiguous tensor of smaller sizes in the memory of the session's own tensor of this name."""
+        """Return a contiguous tensor of ``shape`` in the memory of the session's own tensor ``name``.
+
+        Raises SessionCallError if ``shape`` exceeds the highest sizes."""
         signature = self.signature(entry, stage)
         for side in SIDES:
             for port in ports_of(signature, side):

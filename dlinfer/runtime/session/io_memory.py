@@ -1,7 +1,7 @@
-"""The memory that sessions run in besides their weights: tensors of their own for inputs and outputs.
+"""Runtime memory of sessions: each session's own tensors for inputs and outputs.
 
-Two sessions that never run at once may share it: their tensors then lie in one arena, and each waits for the
-other's run to end. Nothing else shares: every stage of every entry of a session has its own place in the arena.
+Two sessions may share one arena if they never need to run at once: each then waits for the other's run to end. Within
+a session nothing is shared: every stage of every entry has its own place in the arena.
 """
 
 import math
@@ -22,26 +22,26 @@ SIDES: tuple[Side, Side] = ("inputs", "outputs")
 
 
 def ports_of(interface: Interface, side: Side) -> Sequence[Port]:
-    """Return the inputs or the outputs."""
+    """Return the ports of one side: the interface's inputs or its outputs."""
     return interface.inputs if side == "inputs" else interface.outputs
 
 
 def nbytes(port: Port) -> int | None:
-    """Bytes of an input or output at its highest sizes; None where there is no highest."""
+    """Return the bytes of an input or output at its highest sizes; None if a size has no highest value."""
     return None if -1 in port.max_shape else math.prod(port.max_shape) * port.dtype.itemsize
 
 
 class RuntimeMemory:
-    """An arena for each device, and the lock that keeps runs in it apart."""
+    """One arena for each device, and the lock that lets only one run at a time use the arenas."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._arenas: dict[torch.device, torch.Tensor] = {}
 
     def reserve(self, device: torch.device, size: int) -> torch.Tensor:
-        """Return at least ``size`` bytes of the device, the same for everybody who asks.
+        """Return the device's arena, of at least ``size`` bytes. Every caller gets the same memory.
 
-        An arena that is too small is replaced; whoever holds the old one keeps it, and no longer shares it.
+        If the arena is too small, a larger one replaces it. Earlier callers keep the old arena and share it no longer.
         """
         with self.lock:
             known = self._arenas.get(device)
@@ -50,7 +50,7 @@ class RuntimeMemory:
             return self._arenas[device]
 
     def release(self) -> None:
-        """Give the arenas back, as far as no tensor lies in them."""
+        """Drop the arenas. Memory that a tensor still uses is freed with that tensor."""
         with self.lock:
             self._arenas.clear()
 
@@ -68,8 +68,8 @@ COMMON = RuntimeMemory()
 class IoMemory:
     """A session's own tensors for inputs and outputs, at their highest sizes, in a RuntimeMemory.
 
-    Each stage of each entry has a place of its own: a caller may fill the inputs of one entry while it still reads the
-    results of another.
+    Each stage of each entry has its own place. So a caller may fill the inputs of one entry while reading the results
+    of another.
     """
 
     def __init__(self, signatures: Mapping[str, Sequence[Interface]], memory: RuntimeMemory) -> None:
@@ -90,7 +90,7 @@ class IoMemory:
         self._bytes = {place: arenas[port.device][starts[place] :] for place, port in ports.items()}
 
     def bytes_of(self, entry: str, stage: int, side: Side, port: Port) -> torch.Tensor:
-        """Return the memory for a port. Raises SessionCallError where a size has no highest value."""
+        """Return the arena's bytes from a port's place on. Raises SessionCallError if a size has no highest value."""
         memory = self._bytes.get((entry, stage, side, port.name))
         if memory is None:
             detail = "a size of it has no highest value; compile with a Dim that has a max"
@@ -100,9 +100,9 @@ class IoMemory:
     def tensor(
         self, entry: str, stage: int, side: Side, port: Port, shape: Sequence[int] | None = None
     ) -> torch.Tensor:
-        """Return the port's tensor at its highest sizes, or a contiguous one of other sizes in the same memory.
+        """Return the port's tensor at its highest sizes, or a contiguous tensor of ``shape`` in the same memory.
 
-        Raises SessionCallError as ``bytes_of`` does, and for sizes beyond the highest.
+        Raises SessionCallError if ``shape`` exceeds the highest sizes, or if a size has no highest value.
         """
         memory = self.bytes_of(entry, stage, side, port)
         sizes = port.max_shape if shape is None else tuple(shape)

@@ -1,4 +1,4 @@
-"""The memory plan: what a session's entries need, and when, as JSON."""
+"""The memory plan: how many bytes a stage's tensors need and between which nodes, as JSON."""
 
 import math
 from collections import defaultdict
@@ -20,7 +20,7 @@ from dlinfer.runtime.session.io_memory import nbytes
 
 
 class _Life(TypedDict):
-    """A result that is memory of its own, and the numbers of the nodes between which it lives."""
+    """A storage that a node allocates. first, last: the indices of the nodes that make it and that last read it."""
 
     name: str
     bytes: int | None
@@ -29,10 +29,10 @@ class _Life(TypedDict):
 
 
 def memory_plan(read: ReadGraph, interface: Interface, weights: Sequence[Layout]) -> dict[str, object]:
-    """Return what one stage needs at its highest sizes (those that it was compiled with where there is no highest).
+    """Return the bytes that one stage needs at its highest sizes. Sizes without a limit count as compiled.
 
-    Every result of the graph that is memory of its own counts from the node that makes it to the last that reads
-    it. An engine that fuses nodes needs less than that. Weights, inputs and outputs are listed beside it.
+    Every storage that a node allocates counts from that node to the last node that reads it. An engine that fuses
+    nodes needs less. Weights, inputs and outputs are listed separately.
     """
     sizes = {name: high or interface.usual(name) for name, (_, high) in interface.symbols.items()}
     nodes = list(read.captured.graph_module.graph.nodes)
@@ -68,7 +68,7 @@ def memory_plan(read: ReadGraph, interface: Interface, weights: Sequence[Layout]
 
 
 def _nbytes(node: fx.Node, memory: int, sizes: Mapping[str, int], names: Mapping[object, str]) -> int | None:
-    """The bytes behind a result; None where only running it tells."""
+    """Return the bytes of the node's result in this storage; None if only a run determines its size."""
     for leaf in pytree.tree_leaves(fake(node)):
         if isinstance(leaf, torch.Tensor) and storage_id(leaf) == memory:
             try:

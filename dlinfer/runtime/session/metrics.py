@@ -1,4 +1,4 @@
-"""Latencies of a session's inferences: recorded one by one, and summed up."""
+"""Record and summarize the latencies of a session's runs."""
 
 import threading
 from collections import deque
@@ -14,7 +14,7 @@ KEPT = 100_000
 class Metrics:
     """Latencies in seconds. Threads may record at once.
 
-    Count, total, least and most are of all since ``clear``; percentiles are of the latest ``KEPT``.
+    Count, total, minimum and maximum cover all runs since ``clear``; percentiles cover the latest ``KEPT`` runs.
     """
 
     def __init__(self) -> None:
@@ -43,10 +43,11 @@ class Metrics:
             self._least, self._most = float("inf"), float("-inf")
 
     def summary(self) -> dict[str, float]:
-        """num_of_inferences (int), min_latency, max_latency, P25 to P999, total_inference_time, avg_latency (s).
+        """Return num_of_inferences, min_latency, max_latency, P25 to P999, total_inference_time and avg_latency.
 
-        The percentiles are numpy's, linear between the two latencies around the rank. With nothing recorded the
-        total is 0.0 and what has no value is nan. The keys are those of Qualcomm's ``qaic.Session.get_metrics``.
+        Times are in seconds. Percentiles are numpy's: linear between the two latencies around the rank. If nothing was
+        recorded, the total is 0.0 and all other times are nan. The keys are the same as in Qualcomm's
+        ``qaic.Session.get_metrics``.
         """
         with self._lock:
             seconds = np.array(self._latest, dtype=np.float64)
@@ -66,7 +67,7 @@ class Metrics:
 
 
 def table(summary: Mapping[str, float]) -> str:
-    """Return the numbers for people, a line each, latencies in milliseconds."""
+    """Return the summary as text, one number a line, latencies in milliseconds."""
     names = {
         "avg_latency": "Average latency (ms)",
         "min_latency": "Minimum latency (ms)",

@@ -23,7 +23,9 @@ PROFILED_RUNS = 10
 
 @dataclass(frozen=True)
 class OpTimes:
-    """One step of a run: the names of its results, its callee, its kind, the model's line, and its seconds."""
+    """The time of one step of a run.
+
+    name: the names of its results. call: the op or region that it calls. line: the model's source line."""
 
     name: str
     call: str
@@ -33,7 +35,9 @@ class OpTimes:
 
 
 def time_ops(stage: LoadedStage, values: Sequence[object], path: str | Path | None = None) -> list[OpTimes]:
-    """Run once with a clock around every step. An engine with an executor of its own is one step a region."""
+    """Run once and time every step. A region is one step if its engine runs it with an executor of its own.
+
+    path: a file that gets the rows as JSON."""
     graph = stage.run
     rows: list[OpTimes] = []
     regions: dict[str, Function] = {
@@ -59,7 +63,7 @@ def _timed(
     rows: list[OpTimes],
     untimed: Collection[str] = (),
 ) -> Program:
-    """The same program, which adds a row for each step but those that call one of ``untimed``."""
+    """Return the same program, but each step also appends its time to ``rows``, unless it calls one of ``untimed``."""
     numbered = [replace(step, callee=f"{index} {step.callee}") for index, step in enumerate(program.steps)]
 
     def resolve(reference: str) -> Function:
@@ -88,9 +92,9 @@ _HEAD = f"{'file-line-function':<72}{'num calls':>12}{'func time':>14}{'tot time
 
 
 class PythonProfiles:
-    """Python's profiles of the first runs, one at a time in the process.
+    """Python profiles of the first runs. Only one run in the process is profiled at a time.
 
-    tables: for each run (file-line-function, calls, seconds in it alone, seconds in all), slowest first.
+    tables: for each run, rows of (file-line-function, calls, own seconds, seconds with callees), slowest first.
     """
 
     def __init__(self) -> None:
@@ -98,7 +102,7 @@ class PythonProfiles:
 
     @contextlib.contextmanager
     def of_run(self, enabled: bool) -> Generator[None]:
-        """Profile a block, where that is enabled and the block is one of the first runs."""
+        """Profile the block if ``enabled`` is true and the block is one of the first runs."""
         if not enabled or len(self.tables) >= PROFILED_RUNS or not PROFILER.acquire(blocking=False):
             yield
             return

@@ -1,4 +1,4 @@
-"""The values of one run: a caller's inputs as a stage takes them, and results as the caller's kind of array."""
+"""Convert the values of one run: inputs to what a stage takes, and results to the caller's kind of array."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
@@ -23,7 +23,7 @@ class Values:
     """
 
     def __init__(self, interface: Interface, inputs: Mapping[str, object]) -> None:
-        """Raises SessionCallError and ArtifactInputError."""
+        """Bind the inputs. Raises SessionCallError for wrong names, ArtifactInputError for values that do not fit."""
         if not isinstance(cast("object", inputs), Mapping):
             raise ArtifactInputError(name="inputs", expected="a dict of name to value", given=shown(inputs))
         names = [port.name for port in interface.inputs]
@@ -40,8 +40,12 @@ class Values:
         self.symbols = dict(zip(interface.places, symbols, strict=True))
 
     def named(self, stage: LoadedStage, results: Sequence[object], outputs: Mapping[str, object]) -> Results:
-        """Return all results but None by name: in the caller's memory where ``outputs`` has it, else in the kind of the
-        inputs. Raises ArtifactInputError for a result that does not fit its output, or of a dtype that numpy lacks."""
+        """Return name -> result, without results that are None.
+
+        A result named in ``outputs`` is copied into the caller's tensor or array. Other results are numpy arrays if
+        all input arrays are, else tensors. Raises ArtifactInputError if a result does not fit its output, or if numpy
+        lacks its dtype.
+        """
         named: Results = {}
         for (name, port), result in zip(stage.results, results, strict=True):
             if port is None or not isinstance(result, torch.Tensor):
@@ -56,20 +60,23 @@ class Values:
 
 
 def _tensor_of(port: Port, value: object) -> object:
-    """A value of an input, an array as a tensor on its memory. It is copied only where its memory may not be written,
-    and where the graph reads a device's memory. Raises ArtifactInputError."""
+    """Return an input's value as the graph takes it. A numpy array becomes a tensor that shares its memory.
+
+    The array is copied only if its memory may not be written, or if the graph reads another device's memory. Raises
+    ArtifactInputError.
+    """
     if port.number or isinstance(value, torch.Tensor):
         return value
     array = _from_numpy(port, value)
     tensor = array.to(port.device)
-    if port.written and tensor is not array:  # what the graph writes would not reach the array
+    if port.written and tensor is not array:  # the array would not get the graph's writes
         raise ArtifactInputError(name=port.name, expected=f"{port}, to be written", given="a numpy array")
     return tensor
 
 
 def _from_numpy(port: Port, value: object) -> torch.Tensor:
     array = array_of(value)
-    if array is None or isinstance(value, numpy.ma.MaskedArray):  # which would lose its mask
+    if array is None or isinstance(value, numpy.ma.MaskedArray):  # a tensor has no mask
         raise ArtifactInputError(name=port.name, expected=port, given=shown(value))
     if port.written and not torch_may_use(array):
         expected = f"{port}, to be written"
@@ -91,10 +98,10 @@ def _numpy_of(port: Port, tensor: torch.Tensor) -> Array:
 
 
 def check_outputs(interface: Interface, outputs: Mapping[str, object], symbols: Mapping[str, int]) -> None:
-    """Check a caller's tensors and arrays before the run that fills them, so that no cache is written in vain.
+    """Check a caller's output tensors and arrays before the run, so that no cache is written by a run that fails.
 
-    A size that only the run tells is checked afterwards. Raises SessionCallError for a name that is no output, and
-    ArtifactInputError for one that cannot take the result of a call with these sizes.
+    A size that only the run determines is checked after the run. Raises SessionCallError for a name that is no
+    output, and ArtifactInputError for a tensor or array that cannot hold the result.
     """
     ports = {port.name: port for port in interface.outputs}
     for name, target in outputs.items():
@@ -107,7 +114,7 @@ def check_outputs(interface: Interface, outputs: Mapping[str, object], symbols: 
         )
         misplaced = (
             tensor is target and tensor.device != port.device
-        )  # an array is the host's, and copied into
+        )  # results are copied to an array from any device
         if not fits or tensor.dtype != port.dtype or misplaced:
             shape = ", ".join("?" if size is None else str(size) for size in sizes)
             expected = f"{port.dtype} [{shape}] on {port.device}"
@@ -124,7 +131,7 @@ def _write_into(port: Port, target: object, result: torch.Tensor) -> None:
 
 
 def _target(port: Port, target: object) -> torch.Tensor:
-    """A caller's tensor, or an array as one."""
+    """Return a caller's tensor, or its writable array as a tensor. Raises ArtifactInputError."""
     if isinstance(target, torch.Tensor) and is_plain(target):
         return target
     if not isinstance(target, numpy.ndarray) or not cast("Array", target).flags.writeable:

@@ -1,9 +1,9 @@
-"""A session: an artifact that was loaded, ready to run by the names of its inputs and outputs.
+"""A session: a loaded artifact, ready to run by the names of its inputs and outputs.
 
-Any number of threads may call ``run`` and its like at once. Runs happen side by side where the engine can
-(``inductor`` does) and no entry writes a weight or a buffer. Otherwise they happen one after the other, and also where
-io tensors are the session's own or runtime memory is shared. Changing a session (``setup``, ``reset``,
-``update_backend_options``, callbacks, sharing) is for one thread while none runs.
+Any number of threads may call ``run`` and similar methods at once. Runs are concurrent if the engine supports it
+(``inductor`` does) and no entry writes a weight or a buffer. Otherwise runs happen one after the other, and also if
+io tensors are the session's own or runtime memory is shared. While no run is in progress, one thread may change a
+session (``setup``, ``reset``, ``update_backend_options``, callbacks, sharing).
 """
 
 import contextlib
@@ -45,20 +45,20 @@ def load(
 ) -> "Session":
     """Open an artifact that ``artifact.save`` wrote, from a file or from its bytes.
 
-    devices: which devices to run on, by torch's name or index; the artifact's own where none are given.
+    devices: which devices to run on, by torch's name or index; by default the artifact's devices.
     flags: ``Flags.SHARE_MEM`` lets sessions run in the same memory, one at a time.
     options: SessionOptions as a dict, or a YAML file of them. key: for an encrypted artifact, its 32 bytes or the
         name of a registered decryption.
 
-    The file is checked as a whole here; weights are mapped and graphs lowered by ``setup`` or the first run. Weights
-    lie where the file does: in its mapping, or in the bytes, which must not change then.
-    Raises ArtifactError (what is wrong with the file, by its subclass), SessionOptionError.
+    ``load`` checks the whole file; ``setup`` or the first run maps weights and lowers graphs. CPU weights are not
+    copied: they use the mapped file or the bytes that were passed, which must not change.
+    Raises ArtifactError (its subclasses name the fault of the file) and SessionOptionError.
     """
     return Session(read(path_or_bytes, key=key), SessionOptions.of(options), devices, flags)
 
 
 class Session(Introspection):
-    """A loaded artifact, ready to run. ``dlinfer.load`` makes it; as a context manager it resets itself at the end."""
+    """A loaded artifact, ready to run; ``dlinfer.load`` returns it. A ``with`` block closes the session at its end."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Session(Introspection):
         self._finish: Callback | None = None
 
     def _devices(self, devices: Sequence[int | str | torch.device] | None) -> list[torch.device]:
-        """The devices of the artifact. Raises SessionOptionError where others are asked for."""
+        """Return the artifact's devices. Raises SessionOptionError if ``devices`` names others."""
         interfaces = [interface for stages in self._signatures.values() for interface in stages]
         ports = [port for interface in interfaces for port in (*interface.inputs, *interface.outputs)]
         own = list(dict.fromkeys(port.device for port in ports)) or [graph_device(())]
@@ -107,24 +107,24 @@ class Session(Introspection):
 
     @property
     def is_set_up(self) -> bool:
-        """Whether it is ready to run."""
+        """Return whether the graphs are lowered and the weights mapped."""
         return bool(self._running)
 
     def setup(self) -> None:
-        """Map the weights and lower the graphs; otherwise the first run does it.
+        """Map the weights and lower the graphs. Without this call, the first run does both.
 
-        Raises ArtifactCorruptError where a graph is not sound, or the file was written into after it was loaded, and
-        what finding and running the engine raises.
+        Raises ArtifactCorruptError if a graph is malformed, or if the file was written into after ``load``. Also
+        raises any error of finding and running the engine.
         """
         with self._setting_up:
             if self._running:
                 return
-            # The file, and that of the session that shares its weights.
+            # This session's file, and the file of the session whose weights it uses.
             containers = {
                 id(tensors): tensors.container for tensors in (self._artifact.tensors, self._tensors)
             }
             for container in containers.values():
-                container.check_unchanged()  # reading behind the end of a file that was cut ends the process
+                container.check_unchanged()  # a read beyond a truncated file kills the process
             running = {
                 entry: [load_stage(self._artifact, stage, self.options) for stage in stages]
                 for entry, stages in self._artifact.stages.items()
@@ -132,7 +132,7 @@ class Session(Introspection):
             for container in containers.values():
                 container.check_unchanged(contents=True)
             loaded = [stage for stages in running.values() for stage in stages]
-            # All stages share one copy of a memory that any of them writes: another may read a row of a buffer.
+            # If any stage writes a memory, all stages share one copy of it: another may read a row of a buffer.
             copies = self._tensors.copies({number for stage in loaded for number in stage.written})
             for stage in loaded:
                 stage.weights = tuple(
@@ -140,10 +140,10 @@ class Session(Introspection):
                     for number in stage.numbers
                 )
             self._relock(loaded)
-            self._running = running  # last: from here on other threads run it
+            self._running = running  # last: from here on other threads run the stages
 
     def _relock(self, stages: Iterable[LoadedStage] | None = None) -> None:
-        """Keep runs apart, unless the engine takes several at once and none writes what others read."""
+        """Give all stages one lock, unless runs may be concurrent (see the module's docstring)."""
         running = [stage for several in self._running.values() for stage in several]
         loaded = running if stages is None else list(stages)
         concurrent = all(stage.run.engine.concurrent and not stage.written for stage in loaded)
@@ -152,9 +152,9 @@ class Session(Introspection):
             stage.lock = self._memory.lock if alone else contextlib.nullcontext()
 
     def reset(self) -> None:
-        """Release all that ``setup`` took: weights, buffers, what the engine compiled, io tensors.
+        """Release all that ``setup`` allocated: weights, buffers, compiled graphs, io tensors.
 
-        The next run sets the session up anew, with buffers as they were saved.
+        The next run sets the session up again, with buffers as the file stores them.
         """
         self.wait()
         with self._setting_up:
@@ -163,7 +163,7 @@ class Session(Introspection):
                 self._memory.release()
 
     def close(self) -> None:
-        """Reset it and end its thread of asynchronous runs."""
+        """Reset the session and end its thread for asynchronous runs."""
         self.reset()
         self._async.close()
 
@@ -181,7 +181,7 @@ class Session(Introspection):
         return {name: getattr(self.options, name) for name in names}
 
     def update_backend_options(self, **changes: object) -> None:
-        """Change options. Raises SessionOptionError for one that takes ``reset`` first."""
+        """Change options. Raises SessionOptionError for an option that needs ``reset`` before a change."""
         for name, value in changes.items():
             if name in self.options.names() and name not in self.backend_options():
                 expected = "no change after setup(): call reset() first"
@@ -190,10 +190,10 @@ class Session(Introspection):
         self._relock()
 
     def share_weights_with(self, other: "Session") -> None:
-        """Use the weights of another session of the same artifact, where they lie. Both may run at once.
+        """Use the weights of another session of the same artifact, without a copy. Both sessions may run at once.
 
-        Each session keeps its own copy of what its graphs write (caches). Raises SessionCallError after ``setup`` and
-        for another artifact.
+        Each session has its own copy of the buffers that its graphs write (caches). Raises SessionCallError after
+        ``setup``, or if the other session's weights differ.
         """
         self._need_fresh("share_weights_with")
         mine, others = self._tensors, other._tensors
@@ -203,10 +203,9 @@ class Session(Introspection):
         self._tensors = others
 
     def share_runtime_memory_with(self, other: "Session") -> None:
-        """Run in the memory of another session, one of the two at a time.
+        """Share another session's memory for input and output tensors. The two sessions then run one at a time.
 
-        Its own tensors for inputs and outputs then lie where the other's lie. Not to be called while the other runs.
-        Raises SessionCallError after ``setup``.
+        Do not call this method while ``other`` runs. Raises SessionCallError after ``setup``.
         """
         self._need_fresh("share_runtime_memory_with")
         self._memory = other._memory
@@ -229,15 +228,15 @@ class Session(Introspection):
     ) -> Results:
         """Run an entry by the names of its inputs.
 
-        inputs: a torch tensor or numpy array for each, taken where it lies; an input that the graph writes (a cache
-            that is passed in) is written in place. outputs: tensors or arrays that results are put into.
-        entry: may be left out where there is only one.
+        inputs: name -> torch tensor or numpy array, used without a copy where possible. The graph writes in place to
+            an input that it changes (a KV cache). outputs: name -> tensor or array to copy a result into.
+        entry: may be left out if there is only one.
 
-        Returns name -> result: those of ``outputs`` where given, else numpy arrays where all inputs are, else tensors.
-        A result that is a number or text stays what it is; None is left out.
-        With ``io="owned"`` results lie in the session's own tensors, until the next run.
-        Raises SessionCallError for names it does not have, ArtifactInputError for values that do not fit, and
-        GraphRunError where the graph fails.
+        Returns name -> result. A result named in ``outputs`` is the caller's tensor or array. Other results are numpy
+        arrays if all inputs are, else tensors. Numbers and texts stay as they are; None is left out.
+        With ``io="owned"``, results are the session's own tensors, which the next run overwrites.
+        Raises SessionCallError for unknown names, ArtifactInputError for values that do not fit, and GraphRunError if
+        the graph fails.
         """
         name = self._entry(entry)
         number, stage, values = self._bound(name, inputs)
@@ -246,11 +245,11 @@ class Session(Introspection):
         own = self._own_memory if self.options.io == "owned" else None
         if own is not None:
             for _, port in stage.results:
-                if port is not None:  # an open size is refused before a cache is written
+                if port is not None:  # refuse a size without a limit before the run writes a cache
                     own.bytes_of(name, number, "outputs", port)
         if self._start is not None:
             self._start(dict(inputs))
-        # Results in the session's own tensors hold until the next run: it waits until they are handed out.
+        # The next run overwrites results in the session's own tensors, so it waits until they are returned.
         with self._memory.lock if own is not None else contextlib.nullcontext():
             with self._profiles.of_run(self.options.enable_profiling):
                 start = time.perf_counter()
@@ -272,7 +271,9 @@ class Session(Introspection):
         return named
 
     def _bound(self, entry: str, inputs: Mapping[str, object]) -> tuple[int, LoadedStage, Values]:
-        """The stage that takes these inputs, its number, and the values. Raises what the last stage raises."""
+        """Return the number of the first stage that the inputs fit, the stage, and its values.
+
+        If the inputs fit no stage, the last stage's error is raised."""
         if not self._running:
             self.setup()
         stages = self._running[entry]
@@ -284,9 +285,9 @@ class Session(Introspection):
     def process(
         self, entry: str, inputs: Mapping[int, torch.Tensor], outputs: Mapping[int, torch.Tensor]
     ) -> int:
-        """Run an entry by the indexes of inputs and outputs, all given by the caller.
+        """Run an entry. inputs, outputs: index -> the caller's tensor, for every input and output.
 
-        Returns 0, or 1 where it failed: then ``last_error`` says why.
+        Returns 0, or 1 if the run failed; ``last_error`` then holds the reason.
         """
         self.last_error = None
         try:
@@ -300,11 +301,11 @@ class Session(Introspection):
     # --- asynchronous runs and callbacks
 
     def set_start_callback(self, callback: Callback | None) -> None:
-        """Set a function that takes the inputs before each run; where it raises, the run does not start."""
+        """Set a function that gets the inputs before each run. If it raises, the run does not start."""
         self._start = callback
 
     def set_finish_callback(self, callback: Callback | None) -> None:
-        """Set a function that takes the outputs after each run."""
+        """Set a function that gets the outputs after each run."""
         self._finish = callback
 
     def run_async(
@@ -317,8 +318,8 @@ class Session(Introspection):
     ) -> Run:
         """Queue a run after the earlier ones, and return a Future of its outputs at once.
 
-        callback: called with the outputs when it is done, before the next run starts.
-        Inputs must not change until then. ``wait`` waits for all.
+        callback: gets the outputs after this run, before the next run starts.
+        Inputs must not change until the run is done. ``wait`` waits for all queued runs.
         """
 
         def job() -> Results:
@@ -330,7 +331,7 @@ class Session(Introspection):
         return self._async.submit(job)
 
     def wait(self) -> None:
-        """Wait until all asynchronous runs are done. Raises the first error that one of them ended with."""
+        """Wait until all asynchronous runs are done, then raise the first error, if a run failed."""
         self._async.wait()
 
     # --- measuring
@@ -340,7 +341,7 @@ class Session(Introspection):
         return self.metrics.summary()
 
     def print_metrics(self) -> None:
-        """Print the metrics. Raises SessionCallError where they are off."""
+        """Print the metrics. Raises SessionCallError if the option ``enable_metrics`` is off."""
         if not self.options.enable_metrics:
             detail = "load it with enable_metrics=True, or update_backend_options(enable_metrics=True)"
             raise SessionCallError(what="values of", name="metrics", detail=detail)
@@ -353,10 +354,10 @@ class Session(Introspection):
         input_dict: Mapping[str, object] | None = None,
         entry: str | None = None,
     ) -> BenchmarkResult:
-        """Run repeatedly with the same inputs, which are checked once.
+        """Run an entry repeatedly with the same inputs, which are checked once.
 
         num_inferences: how many runs, 40 by default; or inf_time: for how many seconds. Not both.
-        input_dict: the inputs, random ones where none are given.
+        input_dict: the inputs, random by default.
         Returns (inf_completed, inf_rate in runs a second, inf_time in seconds, batch_size).
         """
         name = self._entry(entry)
@@ -369,8 +370,8 @@ class Session(Introspection):
         return result
 
     def print_profile_data(self, n: int = 1) -> None:
-        """Print where the Python of the first ``n`` runs spent its time. Raises SessionCallError where
-        profiling is off or no run was profiled."""
+        """Print the Python profiles of the first ``n`` runs. Raises SessionCallError if profiling is off or no run
+        was profiled."""
         if not self.options.enable_profiling or not self._profiles.tables:
             detail = "load it with enable_profiling=True and run it first"
             raise SessionCallError(what="profile of", name="runs", detail=detail)
@@ -379,22 +380,22 @@ class Session(Introspection):
     def profile_ops(
         self, inputs: Mapping[str, object], entry: str | None = None, path: str | Path | None = None
     ) -> list[OpTimes]:
-        """Run once and time every op: rows in running order; ``path`` also gets them as JSON."""
+        """Run once and return the time of every op, in running order. path: a file that also gets the rows as JSON."""
         _, stage, values = self._bound(self._entry(entry), inputs)
         return time_ops(stage, values.bound, path)
 
     # --- dumps
 
     def io_txt_dump(self, path: str | Path | None) -> None:
-        """Append all inputs and outputs of each run from now on to a text file; None ends it."""
+        """Append all inputs and outputs of each later run to a text file; None ends the dump."""
         self._dumps.text = None if path is None else Path(path)
 
     def io_bin_dump(self, folder: str | Path | None) -> None:
-        """Write all inputs and outputs of each run from now on as .npy files; None ends it."""
+        """Write all inputs and outputs of each later run as .npy files into ``folder``; None ends the dump."""
         self._dumps.folder = None if folder is None else Path(folder)
 
     def get_static_memory_alloc_info(self, log_dir: str | Path = "logs/test") -> Path:
-        """Write the memory that each entry needs, and when, as JSON into a folder; return the file."""
+        """Write each stage's memory plan (see ``memory_plan``) as JSON into a folder and return the file's path."""
         artifact = self._artifact
         entries = {
             entry: [
@@ -413,5 +414,5 @@ class Session(Introspection):
 
 
 def _kind_and_index(device: torch.device) -> tuple[str, int]:
-    """A device without an index is the first one."""
+    """Return the device's type and index. A device without an index has index 0."""
     return device.type, device.index or 0
