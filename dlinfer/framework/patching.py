@@ -1,7 +1,7 @@
-"""A patch on another library, as a record: its target, its reason, the versions and the signature that it is for.
+"""Patches on another library, as records: each has a target, a reason, and the versions and signature that it fits.
 
-A record is checked against the installed library before it is applied. It can be reverted, and it reaches the copies
-that other modules made by ``from module import name``.
+A patch is checked against the installed library before it is applied, and can be reverted. It also replaces the copies
+of the target that other modules made by ``from module import name``.
 """
 
 import functools
@@ -20,25 +20,25 @@ from dlinfer.errors import PatchError
 logger = logging.getLogger("dlinfer")
 
 Original = Callable[..., Any]
-"""The function that a replacement gets as its first argument."""
+"""The function that is replaced. A replacement gets it as its first argument."""
 
 
 @dataclass(frozen=True)
 class Patch:
-    """One replacement.
+    """One replacement of a function.
 
     target: ``"package.module:Class.function"``.
     why: the fault or the gap of the original, for the reader and for reports.
     signature: the original's parameters and defaults without annotations, as the replacement was written for them:
         ``"(self, path, config=None, **kwargs)"``.
-    build: takes the original, returns the replacement. ``replaces`` makes it from a function.
-    versions: the range of the package's versions that need it (PEP 440, ``">=1.2,<1.3"``), for patches on a fault that
-        a later release may fix. Outside it the original stays. Empty: every version that the signature fits.
+    build: takes the original, returns the replacement. ``replaces`` makes ``build`` from a function.
+    versions: the versions of the package that need the patch (PEP 440, ``">=1.2,<1.3"``), for faults that a later
+        release may fix. In other versions the original stays. Empty: every version that the signature fits.
     upstream: address of the issue or pull request on the fault. Empty: not reported.
-    essential: False where the package without the patch gives the same answers, with other words or less comfort.
-        A misfit is then logged, and the package runs without the patch.
+    essential: False if the package without the patch gives the same answers, only less conveniently. If such a patch
+        does not fit, this is logged and the package runs without the patch.
     for_models: the model types that need the patch. Empty: every model.
-    for_feature: the feature that needs the patch. Empty: the patch is needed whatever is asked for.
+    for_feature: the feature that needs the patch. Empty: the need does not depend on a feature.
     """
 
     target: str
@@ -53,12 +53,12 @@ class Patch:
 
     @property
     def uses(self) -> tuple[str, ...]:
-        """The model types and the feature that need the patch. Empty: everybody does."""
+        """The model types and the feature that need the patch. Empty: every model needs it."""
         return (*self.for_models, self.for_feature) if self.for_feature else self.for_models
 
     @functools.cached_property
     def module(self) -> str:
-        """Name of the module that holds the target. Each import of a module asks every pending patch."""
+        """Name of the module that holds the target. Cached: each import reads the names of all pending patches."""
         return self.target.partition(":")[0]
 
     @property
@@ -75,10 +75,11 @@ class Patch:
 def replaces(
     target: str, *, why: str, when: Callable[[], bool] | None = None, signature: str = "", **fields: Any
 ) -> Callable[[Callable[..., Any]], Patch]:
-    """Decorator: turn a function that takes the original, then the original's arguments, into a Patch.
+    """Return a decorator that turns a function into a Patch. The function takes the original and then its arguments.
 
-    when: asked at each call. False: the call goes to the original. None: the patch is always in force.
-    signature: empty for that of the function behind its first parameter. fields: further ones of Patch.
+    when: called at each call. If it returns False, the original runs. None: the replacement always runs.
+    signature: the original's. Empty: the decorated function's, without its first parameter.
+    fields: further fields of Patch.
     """
 
     def record(replacement: Callable[..., Any]) -> Patch:
@@ -101,7 +102,10 @@ _FORWARDED = {
 def _guarded(
     original: Original, replacement: Callable[..., Any], when: Callable[[], bool] | None
 ) -> Callable[..., Any]:
-    """The function that callers get, with the replacement's parameters: a call by ``*args, **kwargs`` takes longer."""
+    """Return the function that callers get. It has the replacement's parameters: ``*args, **kwargs`` would be slower.
+
+    original, replacement, when: as for ``replaces``.
+    """
     plain: Any = inspect.unwrap(replacement)
     parameters = list(inspect.signature(plain).parameters.values())[1:]
     declared = inspect.Signature([p.replace(annotation=p.empty, default=p.empty) for p in parameters])
@@ -126,14 +130,14 @@ def make(_original, _replacement, _when):
 
 
 def contains(versions: str, version: str) -> bool:
-    """Whether a range of versions (PEP 440) holds one; the empty one holds all."""
+    """Whether a version is in a range of versions (PEP 440). The empty range contains every version."""
     from packaging.specifiers import SpecifierSet
 
     return SpecifierSet(versions).contains(version, prereleases=True)
 
 
 def patches_of(module: ModuleType, package: str) -> list[Patch]:
-    """The patches on a package that a module defines, in order, and those of its tuple ``PATCHES``."""
+    """Return a module's patches on a package: those that it defines by name, then those in its tuple ``PATCHES``."""
     defined = [value for value in vars(module).values() if isinstance(value, Patch)]
     own = [patch for patch in defined if patch.home == module.__name__]
     patches = (*own, *getattr(module, "PATCHES", ()))
@@ -166,18 +170,18 @@ class PatchSet:
             self._pending = [patch for patch in self._pending if not self._apply(patch)]
 
     def require_essential(self, uses: Collection[str] = ()) -> None:
-        """Raise the first misfit of an essential patch that everybody needs, or that one of ``uses`` needs.
+        """Raise the PatchError of the first essential patch that is needed and does not fit.
 
-        uses: model types and features in use.
+        uses: the model types and features in use. A patch is needed if it is for one of them, or for every model.
         """
         for patch, error in self.misfits():
             if patch.essential and (not patch.uses or any(use in uses for use in patch.uses)):
                 raise error.again()
 
     def misfits(self) -> list[tuple[Patch, PatchError]]:
-        """The patches that do not fit, with their errors."""
+        """Return the patches that do not fit, with their errors."""
         if not self.refused:
-            return []  # a backend asks at each step
+            return []  # quickly: a backend calls this at each step
         return [(patch, self.refused[patch.target]) for patch in self.patches if patch.target in self.refused]
 
     def revert(self) -> None:
@@ -191,7 +195,10 @@ class PatchSet:
             self._pending = list(self.patches)
 
     def _apply(self, patch: Patch) -> bool:
-        """False when the target does not exist yet: its module is not imported, or still being executed."""
+        """Apply or refuse a patch. Return False if its target does not exist yet.
+
+        In that case the target's module is not imported, or still being executed.
+        """
         module = sys.modules.get(patch.module)
         if module is None:
             return False
@@ -219,7 +226,7 @@ class PatchSet:
         return True
 
     def needs(self, patch: Patch) -> bool:
-        """Whether the installed version of the package is one that needs a patch."""
+        """Whether the installed version of the package needs a patch."""
         return contains(patch.versions, self.version())
 
     def version(self) -> str:
@@ -245,7 +252,7 @@ class PatchSet:
 
 
 def bare_signature(function: Callable[..., Any], skip: int = 0) -> str:
-    """Parameters and defaults of a function without annotations, and without the first ``skip`` parameters."""
+    """Return a function's parameters and defaults as text, without annotations and the first ``skip`` parameters."""
     signature = inspect.signature(function)
     bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()][skip:]
     return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))

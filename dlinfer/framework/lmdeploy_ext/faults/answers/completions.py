@@ -1,7 +1,7 @@
-"""``POST /v1/completions`` with all choices, prompts and log-probabilities of its protocol.
+"""Serve ``POST /v1/completions`` with all the choices, prompts and log-probabilities that its protocol defines.
 
-LMDeploy 0.18 serves one choice a prompt, streams prompts one after another, all of them as choice 0, returns no
-log-probabilities, and drops ``echo``.
+LMDeploy 0.18 serves one choice for each prompt. It streams a list of prompts one after another, all as choice 0. It
+returns no log-probabilities and ignores ``echo``.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ class _Choice:
 
 
 _UNDECLARED = ("stop_token_ids", "min_new_tokens", "include_stop_str_in_output")
-"""Fields that LMDeploy's protocol has for its other endpoints."""
+"""Request fields that LMDeploy's protocol declares for other endpoints, but not for this one."""
 
 
 class _Completion:
-    """One request: its choices, generated at the same time, and the engine's sessions, closed once."""
+    """One completion request. Its choices are generated concurrently, each in an engine session of its own."""
 
     def __init__(self, request: Any, body: dict[str, Any], server_context: Any) -> None:
         self.request = request
@@ -53,7 +53,7 @@ class _Completion:
         self._answers: asyncio.Queue[tuple[_Choice, Any]] = asyncio.Queue(maxsize=256)
 
     async def prepare(self) -> None:
-        """Open sessions and check all prompts. Raises RequestError, after which nothing is left open."""
+        """Open a session for each choice, and check all prompts. After a RequestError no session is left open."""
         request = self.request
         prompts = request.prompt
         if isinstance(prompts, str) or isinstance(prompts[0], int):
@@ -70,7 +70,7 @@ class _Completion:
         self.choices.sort(key=lambda choice: choice.index)
 
     async def _prepare(self, prompt: Any, number: int, own_session: int | None) -> None:
-        """Add the choices of one prompt."""
+        """Add the choices of one prompt. number: the prompt's place in the request."""
         request = self.request
         count = request.n or 1
         choices = [
@@ -114,7 +114,7 @@ class _Completion:
         )
 
     async def _echo(self, prompt: Any) -> Any:
-        """The prompt as the first GenOut of a text, with its log-probabilities where they are asked for."""
+        """Return the prompt as a GenOut that precedes the answer, with log-probabilities if the request wants them."""
         from lmdeploy.serve.core.async_engine import GenOut
         from lmdeploy.serve.core.exceptions import ErrorCode, RequestError
 
@@ -133,7 +133,7 @@ class _Completion:
         return self.engine.tokenizer.encode(prompt, add_bos=True) if isinstance(prompt, str) else list(prompt)
 
     async def _score(self, prompt: Any, length: int) -> Sequence[Any]:
-        """Log-probabilities of a prompt's tokens but the first."""
+        """Return the log-probabilities of all tokens of a prompt except the first. length: number of its tokens."""
         if length < 2:
             return []
         config = self._config(logprobs=max(self.request.logprobs, 1), logprob_start_len=0, stop_words=None)
@@ -145,7 +145,10 @@ class _Completion:
         return rows
 
     async def parts(self) -> AsyncIterator[tuple[Any, list[int]]]:
-        """(CompletionResponseStreamChoice, generated tokens) of all choices as they come. Raises the first error."""
+        """Yield (CompletionResponseStreamChoice, generated token ids) of all choices as the engine returns them.
+
+        The first error of a choice is raised here.
+        """
         from lmdeploy.serve.openai.protocol import CompletionResponseStreamChoice
 
         self._tasks = [asyncio.create_task(self._run(choice)) for choice in self.choices]
@@ -186,7 +189,7 @@ class _Completion:
             await self._answers.put((choice, None))
 
     async def close(self) -> None:
-        """End what still runs. May be called again."""
+        """Cancel the choices that still run, and release their sessions. A second call does no harm."""
         from lmdeploy.serve.utils.request_cleanup import cleanup_result_generators
 
         for task in self._tasks:
@@ -197,7 +200,7 @@ class _Completion:
         await cleanup_result_generators(generators, sessions, self.context.session_manager)
 
     def _logprobs(self, choice: _Choice, answer: Any) -> Any:
-        """The protocol's log-probabilities of an answer, or None."""
+        """Return the protocol's LogProbs of an answer; None if the request or the answer has none."""
         from lmdeploy.serve.openai.protocol import LogProbs
 
         count = self.request.logprobs
@@ -209,7 +212,7 @@ class _Completion:
             text, raw = text_of(self.tokenizer, token)
             said.tokens.append(text)
             unfinished = choice.decoder.getstate()[0] and raw[:1] and raw[0] & 0xC0 != 0x80
-            said.text_offset.append(choice.offset + bool(unfinished))  # behind one replacement character
+            said.text_offset.append(choice.offset + bool(unfinished))  # a replacement character comes first
             choice.offset += len(choice.decoder.decode(raw))
             if row is None:  # the first token of a prompt
                 said.token_logprobs.append(None)
@@ -224,7 +227,7 @@ class _Completion:
         return said
 
     def usage(self) -> Any:
-        """The protocol's counts. Prompts are counted once, however many choices continue them."""
+        """Return the protocol's token counts. Each prompt counts once, even with several choices."""
         from lmdeploy.serve.openai.protocol import UsageInfo
 
         firsts = [choice for choice in self.choices if choice.index % (self.request.n or 1) == 0]
@@ -277,7 +280,7 @@ def _head(request: Any) -> dict[str, Any]:
 
 
 async def _events(completion: _Completion) -> AsyncIterator[str]:
-    """Server-sent events of a streamed reply."""
+    """Yield the server-sent events of a streamed reply."""
     from lmdeploy.serve.core.exceptions import RequestError
     from lmdeploy.serve.openai.errors import request_error_payload
     from lmdeploy.serve.openai.protocol import CompletionStreamResponse
@@ -306,7 +309,7 @@ async def _events(completion: _Completion) -> AsyncIterator[str]:
 
 
 async def _whole(completion: _Completion, raw_request: Any) -> Any:
-    """The reply with all choices at once."""
+    """Return the complete reply, once all choices have ended."""
     from lmdeploy.serve.core.exceptions import ErrorCode, RequestError
     from lmdeploy.serve.openai.protocol import CompletionResponse, CompletionResponseChoice, LogProbs
 

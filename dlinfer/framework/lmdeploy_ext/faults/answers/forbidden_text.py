@@ -1,8 +1,8 @@
-"""``bad_words``: texts that an answer never contains, of however many tokens they are.
+"""Keep ``bad_words``, texts of one or more tokens, out of an answer.
 
-Before each token the check forbids the tokens whose text would complete a forbidden text. That text may begin in
-earlier tokens or in the prompt. The check is on bytes, so it is exact. It needs tokens whose texts join to the answer's
-text: another tokenizer is refused by name.
+Before each draw, tokens that would complete a forbidden text get the logit -inf. The forbidden text may begin in
+earlier tokens or in the prompt. Texts are compared as bytes, so the check is exact. It needs a tokenizer whose tokens'
+texts join to the answer's text. Any other tokenizer is refused by name.
 """
 
 import bisect
@@ -19,17 +19,17 @@ from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.faults.answers.token_text import token_bytes
 
 _ELSEWHERE = b"\xff"
-"""Stands for the text of a token that shares nothing with a forbidden text. No UTF-8 text holds this byte."""
+"""Placeholder for the text of a token that shares nothing with a forbidden text. UTF-8 never contains this byte."""
 
 
 @dataclass(frozen=True)
 class ForbiddenText:
-    """A logits processor that forbids one text; plain data, since it is sent to the engine's process.
+    """A logits processor that forbids one text. It holds plain data, since it is sent to the engine's process.
 
     text: the forbidden text, UTF-8.
-    pieces: texts of the tokens that may hold a part of it. Tokens of no text at all are among them.
-    vocabulary: number of tokens that have a text.
-    completing: for each number of bytes of it that an answer ends in, the tokens that would complete it.
+    pieces: token id -> text of the token, for tokens that may hold a part of the forbidden text or have no text.
+    vocabulary: number of tokens of the tokenizer. A model's further tokens have no text.
+    completing: entry n has the tokens that complete the forbidden text, if the answer ends in its first n bytes.
     """
 
     text: bytes
@@ -49,13 +49,13 @@ class ForbiddenText:
         return logits
 
     def within(self, vocab_size: int) -> "ForbiddenText":
-        """The same for a model that has fewer tokens than the tokenizer."""
+        """Return a processor without tokens from ``vocab_size`` on, which the tokenizer has and the model lacks."""
         if vocab_size >= self.vocabulary:
             return self
         return replace(self, completing=tuple(tokens[tokens < vocab_size] for tokens in self.completing))
 
     def _tail(self, token_ids: torch.Tensor) -> bytes:
-        """The last bytes of the text, as many as an unfinished forbidden text can have."""
+        """Return the last bytes of the tokens' text: enough for any unfinished beginning of the forbidden text."""
         longest = len(self.text) - 1
         tail = b""
         end = len(token_ids)
@@ -69,10 +69,10 @@ class ForbiddenText:
 
 
 def forbid(text: str, tokenizer: Any, skip_special_tokens: bool) -> ForbiddenText:
-    """Make the logits processor for one text.
+    """Return the logits processor that forbids one text.
 
-    tokenizer: LMDeploy's.
-    Raises UnsupportedFeatureError for a tokenizer whose texts do not join to the text of an answer.
+    tokenizer: LMDeploy's. skip_special_tokens: whether special tokens add no text to the answer.
+    Raises UnsupportedFeatureError for a tokenizer whose tokens' texts do not join to the answer's text.
     """
     plain = tokenizer.model.model
     if plain not in _vocabularies:
@@ -87,14 +87,14 @@ def forbid(text: str, tokenizer: Any, skip_special_tokens: bool) -> ForbiddenTex
 
 
 class _Vocabulary:
-    """Texts of a tokenizer's tokens, sorted and joined for fast search."""
+    """The texts of a tokenizer's tokens, sorted by their beginnings and by their ends for a fast search."""
 
     def __init__(self, pieces: Sequence[bytes], special: Sequence[int]) -> None:
         self._pieces = pieces
         self._special = frozenset(special)
         self._forwards = sorted((piece, token) for token, piece in enumerate(pieces))
         self._backwards = sorted((piece[::-1], token) for token, piece in enumerate(pieces))
-        self.forbid = functools.lru_cache(maxsize=256)(self._forbid)  # it reads the whole vocabulary
+        self.forbid = functools.lru_cache(maxsize=256)(self._forbid)  # a search reads the whole vocabulary
 
     def _forbid(self, text: bytes, skip_special: bool) -> ForbiddenText:
         dropped = self._special if skip_special else frozenset()
@@ -104,7 +104,7 @@ class _Vocabulary:
         for length in range(1, len(text)):
             completing.append(_starting(self._forwards, text[length:]))
             sharing.update(_starting(self._backwards, text[:length][::-1]))
-        # A token in the middle of the text, and one that the text's beginning ends in or lies across.
+        # Tokens inside the forbidden text. The loop has found those that end in its beginning.
         sharing.update(token for token, piece in enumerate(self._pieces) if piece in text)
         pieces = {token: self._pieces[token] for token in sharing - dropped} | dict.fromkeys(dropped, b"")
         kept = (torch.tensor([token for token in tokens if token not in dropped]) for tokens in completing)
@@ -112,7 +112,7 @@ class _Vocabulary:
 
 
 def _starting(tokens: Sequence[tuple[bytes, int]], beginning: bytes) -> list[int]:
-    """Tokens whose text begins so. tokens: (text, token), sorted."""
+    """Return the ids of the tokens whose text starts with ``beginning``. tokens: sorted pairs (text, id)."""
     first = bisect.bisect_left(tokens, (beginning, -1))
     so = itertools.takewhile(lambda item: item[0].startswith(beginning), tokens[first:])
     return [token for _, token in so]

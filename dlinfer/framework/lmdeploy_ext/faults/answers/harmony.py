@@ -1,7 +1,7 @@
-"""GPT-OSS's tokenizer where the package openai-harmony is not installed.
+"""Let GPT-OSS's tokenizer work if the package openai-harmony is not installed.
 
-LMDeploy separates the texts of the model's channels with that package, which also fetches a vocabulary from the
-network. Without it tokens are the same, and the text is what the model writes, with the names of the channels in it.
+LMDeploy uses openai-harmony to separate the texts of the model's channels. The package also downloads a vocabulary.
+Without the package token ids are the same. The text is all that the model writes, with the channels' names in it.
 """
 
 import logging

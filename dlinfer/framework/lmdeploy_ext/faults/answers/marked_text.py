@@ -1,9 +1,9 @@
-"""Tool calls and reasoning that are read from a stream are those of the whole text.
+"""Find the same tool calls and reasoning in a stream as in the whole text.
 
-LMDeploy's parsers expect each marker (``</tool_call>``, ``<parameter=``) to begin and end where a piece of text does,
-as with tokenizers that have it as one token. Pieces are cut elsewhere where a tokenizer has no such token, and where
-text was held back for a stop string. Then a marker becomes a part of arguments or of the content. Here markers are put
-together again, and each reaches the parser as a piece of its own, in streams and whole texts alike.
+LMDeploy's parsers expect each marker (``</tool_call>``, ``<parameter=``) as a piece of text of its own. That needs a
+tokenizer with the marker as one token, and no text held back for a stop string. Otherwise a piece may end inside a
+marker, and LMDeploy takes the marker for arguments or content. Here the text is cut anew: each marker reaches the
+parser as a piece of its own, in streams and whole texts alike.
 """
 
 import re
@@ -18,7 +18,7 @@ _PIECES = "_dlinfer_pieces"
 
 
 class Pieces:
-    """Cuts text that arrives in any pieces at its markers, and holds back what may be the beginning of one."""
+    """Splits streamed text at its markers. Text that may be the beginning of a marker is held back."""
 
     def __init__(self, markers: Sequence[str]) -> None:
         self._markers = sorted({marker for marker in markers if marker}, key=len, reverse=True)
@@ -26,7 +26,7 @@ class Pieces:
         self._text = ""
 
     def feed(self, text: str, final: bool) -> Iterator[str]:
-        """Yield the markers and what lies between them. With ``final`` nothing is held back."""
+        """Add a piece of text. Yield complete markers and the text between them, with ``final`` all that is left."""
         self._text += text
         done = at = 0
         while match := self._begins.search(self._text, at):
@@ -51,7 +51,7 @@ class Pieces:
 
 
 def _markers(parser: Any) -> list[str]:
-    """The markers of a response parser's tool and reasoning parsers."""
+    """Return the markers that a response parser's tool parser and reasoning parser look for."""
     markers: list[str] = []
     tool, reasoning = parser.tool_parser, parser.reasoning_parser
     if tool is not None:
@@ -87,7 +87,7 @@ def _stream_chunk(
     for text in texts:
         deltas += original(self, text, [], final=False, **kwargs)
     if not last and not final and (delta_text or delta_token_ids):
-        # LMDeploy's own ends the search for a call behind a call at a piece without text.
+        # At a piece without text LMDeploy's method would stop looking for a further tool call.
         self._update_reasoning_tokens(delta_token_ids)
         return deltas
     return deltas + original(self, last, delta_token_ids, final=final, **kwargs)

@@ -1,7 +1,7 @@
-"""``--reasoning-parser deepseek-v3.2`` is a parser.
+"""Accept parser names with a dot, such as ``--reasoning-parser deepseek-v3.2``.
 
-LMDeploy 0.18 keeps its parsers in registries of mmengine's. They take the part before a dot for the name of another
-registry, and return None.
+LMDeploy 0.18 keeps its parsers in mmengine's registries. A registry reads the part before a dot as the name of another
+registry, and returns None.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ def _validate(
 
 
 def _without_dot(registry: Any, name: str | None) -> str | None:
-    """Another name of the same parser, where a name has a dot."""
+    """Return another name of the same parser if ``name`` has a dot, else ``name``."""
     if name is None or "." not in name:
         return name
     parser = registry.module_dict[name]

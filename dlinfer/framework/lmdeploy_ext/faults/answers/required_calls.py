@@ -1,8 +1,8 @@
-"""A request that requires a tool call is answered by one: of the function that it names, with arguments that end.
+"""Answer a request that requires a tool call by a call of the right function, without endless whitespace.
 
-LMDeploy follows ``tool_choice="required"`` and takes a named function, or ``allowed_tools`` that are required, for
-"auto". Its grammar lets arguments of a function without parameters be any JSON value, and lets a model write blanks
-between the parts of JSON until the answer is cut off.
+LMDeploy obeys ``tool_choice="required"``, but treats a named function or required ``allowed_tools`` as "auto". For a
+function without parameters its grammar allows any JSON value as arguments. The grammar also lets a model write
+whitespace between the parts of JSON until the answer is cut off.
 """
 
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.patching import Original
 
 _BLANKS = 2
-"""At most so many blanks in a row between the parts of a call's arguments."""
+"""The most whitespace characters in a row between the parts of a call's arguments."""
 _BOUNDED_PATTERNS = {r"\s*": rf"\s{{0,{_BLANKS}}}", r"\d+": r"\d{1,6}"}
-"""Of LMDeploy's and xgrammar's formats: blanks behind the last call, and the number of a call."""
+"""Pattern in LMDeploy's or xgrammar's format -> bounded pattern: whitespace after the last call, a call's number."""
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def callable_tools(request: Any) -> tuple[Sequence[Any], bool] | None:
-    """The tools that a ChatCompletionRequest requires a call of, and whether it requires just one; None for "auto".
+    """Return the tools that a request requires a call of, and whether just one call is allowed; None for "auto".
 
-    Raises ValueError where it requires a tool that it does not have.
+    request: a ChatCompletionRequest. Raises ValueError if it names a function that is not among its tools.
     """
     from lmdeploy.serve.openai.protocol import AllowedToolChoice, ToolChoice
 
@@ -43,9 +43,9 @@ def callable_tools(request: Any) -> tuple[Sequence[Any], bool] | None:
 
 
 def bounded(style: Any, *, only_one: bool) -> Any:
-    """A structural tag, or a part of one, whose calls end.
+    """Return a structural tag, or a part of one, with bounded whitespace and bounded numbers of calls.
 
-    only_one: nothing may follow the first call.
+    only_one: whether nothing may follow the first call.
     """
     if isinstance(style, list):
         return [bounded(part, only_one=only_one) for part in style]
@@ -61,7 +61,7 @@ def bounded(style: Any, *, only_one: bool) -> Any:
 
 
 def _with_parameters(tool: Any) -> Any:
-    """A tool as it is, or with the schema of no arguments where it has no parameters, as OpenAI's protocol says."""
+    """Return a tool. If it has no parameters it gets the schema of no arguments, as OpenAI's protocol says."""
     if tool.function.parameters is not None:
         return tool
     function = tool.function.model_copy(update={"parameters": _NO_ARGUMENTS})

@@ -1,7 +1,7 @@
-"""``/pooling`` and ``Pipeline.get_reward_score``: a score for every text that a reward model can read.
+"""Score every text that a reward model can read, in ``/pooling`` and ``Pipeline.get_reward_score``.
 
-LMDeploy 0.18 fails on one token, and inside the engine on an empty text, on ids outside the vocabulary and on a text
-that is too long: a 500 each.
+LMDeploy 0.18 answers with a 500 to a text of one token. It also does so, after a failure in the engine, to an empty
+text, to ids outside the vocabulary and to a text that is too long.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ async def _reward_score(original: Original, self: Any, input_ids: Sequence[Any])
 
 
 def _check(async_engine: Any, ids: Any) -> None:
-    """Raise GenerationOptionError for token ids that have no score."""
+    """Raise GenerationOptionError for token ids that cannot be scored."""
     if not isinstance(ids, list) or any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
         raise GenerationOptionError(
             field="input", given=repr(ids)[:80], expected="token ids, or lists of them"

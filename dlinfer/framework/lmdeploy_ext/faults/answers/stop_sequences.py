@@ -1,6 +1,6 @@
-"""``/v1/messages`` says which of its ``stop_sequences`` ended an answer.
+"""Let ``/v1/messages`` report which of its ``stop_sequences`` ended an answer.
 
-LMDeploy 0.18 says ``end_turn``, and ``stop_sequence`` where a request was aborted.
+LMDeploy 0.18 reports ``end_turn`` instead, and ``stop_sequence`` for a request that was aborted.
 """
 
 import functools
@@ -13,7 +13,7 @@ from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.patching import Original
 
 _sequence: ContextVar[str | None] = ContextVar("stop_sequence", default=None)
-"""The stop sequence of this task's last answer."""
+"""The stop sequence that ended the last answer in the current asyncio task; None if none did."""
 
 
 @corrects("lmdeploy.serve.anthropic.adapter:map_finish_reason", why="knows no stop sequence", essential=False)

@@ -1,7 +1,7 @@
-"""Stop strings in text that arrives token by token.
+"""Find stop strings in text that arrives token by token.
 
-A stop may be of several tokens, may lie inside a token, and may cross the borders of tokens. Text that may be the
-beginning of a stop is held back, so that streamed text is the text of the whole answer.
+A stop string may span several tokens, and may begin or end inside a token. Text that may be the beginning of a stop
+string is held back, so that the streamed pieces join to the text of the whole answer.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ class StopReason(str):
 
 @dataclass
 class Release:
-    """Text, tokens and log-probabilities that no later token can take back."""
+    """Text, tokens and log-probabilities that are final: no later token changes them."""
 
     text: str
     token_ids: list[int]
@@ -37,8 +37,8 @@ class StopText:
     first bytes of a character, share the text of the next token that has some.
 
     stops: strings that end the answer; empty ones never match.
-    include: keep the stop string in the text, and its tokens.
-    least: no stop begins in so many first tokens.
+    include: whether the answer keeps the stop string and its tokens.
+    least: number of first tokens that no stop string may begin in.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False, least: int = 0) -> None:
@@ -56,7 +56,7 @@ class StopText:
         """Number of tokens released."""
 
     def feed(self, token_ids: Sequence[int], logprobs: Sequence[Any] | None, text: str) -> Release:
-        """Add tokens that share a text and return what may be handed out. Nothing is fed after ``stopped``."""
+        """Add tokens whose joint text is ``text``; return what may be handed out. Not for use after ``stopped``."""
         begin = self._offset + len(self._text)
         self._text += text
         self._fed += len(token_ids)
@@ -74,13 +74,13 @@ class StopText:
         return self._release(self._offset + len(self._text) - self._held_back())
 
     def finish(self) -> Release:
-        """Return what was held back, once no token follows."""
+        """Return all that was held back. To be called once no token follows."""
         released = self._release(self._offset + len(self._text), *self._without_text)
         self._without_text.clear()
         return released
 
     def _cut(self) -> int | None:
-        """Where the answer ends, or None; sets ``stopped``."""
+        """Return the offset where a stop string ends the answer, and set ``stopped``. Return None without a stop."""
         start = max(self._floor - self._offset, 0)
         found_at = ((self._text.find(stop, start), stop) for stop in self._stops)
         cuts = [(at, -len(stop), stop) for at, stop in found_at if at >= 0]
@@ -91,7 +91,7 @@ class StopText:
         return self._offset + at + (len(stop) if self._include else 0)
 
     def _held_back(self) -> int:
-        """Length of the longest end of the text that is the beginning of a stop."""
+        """Return how many characters at the end of the text may be the beginning of a stop string."""
         free = len(self._text) - max(self._floor - self._offset, 0)
         beginnings = (stop[:length] for stop in self._stops for length in range(1, min(len(stop), free + 1)))
         return max((len(part) for part in beginnings if self._text.endswith(part)), default=0)
@@ -105,7 +105,7 @@ class StopText:
         return released
 
     def _release(self, end: int, *further: tuple[int, Any]) -> Release:
-        """Release the text up to an offset, the tokens whose text it holds, and further tokens."""
+        """Release the text up to the offset ``end``, the tokens that end there or before, and ``further`` tokens."""
         text, self._text = self._text[: end - self._offset], self._text[end - self._offset :]
         self._offset = end
         whole: list[tuple[int, Any]] = []

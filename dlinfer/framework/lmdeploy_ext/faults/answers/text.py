@@ -1,8 +1,8 @@
-"""The text of an answer: a function of its tokens alone, cut before the first stop string.
+"""Make the text of an answer depend on its tokens alone, and cut it before the first stop string.
 
-LMDeploy 0.18 detokenises whatever tokens have arrived since its event loop last looked, and drops the text of that
-whole piece where it ends inside a character. It takes a stop string for the ids of one token, and drops longer ones
-with a warning. Here each token is detokenised alone, and stop strings are found in the text.
+LMDeploy 0.18 detokenises together all tokens that arrived since its event loop last looked. If they end inside a
+character, the text of all of them is lost. LMDeploy supports stop strings of one token, and drops longer ones with a
+warning. Here tokens are detokenised one by one, and stop strings are searched for in the text.
 """
 
 import dataclasses
@@ -20,10 +20,10 @@ from dlinfer.framework.patching import Original
 
 @dataclasses.dataclass
 class _Progress:
-    """The state of one request that the generators below and above LMDeploy's own share.
+    """The state of one request, shared by our generators before and after LMDeploy's own generator.
 
-    more: tokens of the same engine output follow.
-    stopped: a stop string ended the answer; the engine computes the rest for nobody.
+    more: whether further tokens of the same engine output follow.
+    stopped: whether a stop string ended the answer, so that nobody reads what the engine still computes.
     """
 
     more: bool = False
@@ -69,7 +69,7 @@ async def _one_by_one(outputs: Any, progress: _Progress, handle: Any, session_id
 
 
 def _split(output: Any) -> Iterator[Any]:
-    """Engine outputs of one token each. The last one keeps the fields that belong to the whole output."""
+    """Split an engine output into outputs of one token. The last one keeps the fields that describe all tokens."""
     from lmdeploy.messages import ResponseType
 
     metrics = output.req_metrics
@@ -109,7 +109,7 @@ async def _generate(
 
 
 async def _ranked(answers: Any, count: int) -> AsyncIterator[Any]:
-    """Answers whose log-probabilities are Ranked: the requested number, and the chosen token's."""
+    """Yield answers whose rows of log-probabilities are Ranked: ``count`` most likely tokens and the chosen one."""
     async with aclosing(answers):
         async for answer in answers:
             if answer.logprobs:
@@ -119,7 +119,7 @@ async def _ranked(answers: Any, count: int) -> AsyncIterator[Any]:
 
 
 async def _joined(answers: Any, progress: _Progress) -> AsyncIterator[Any]:
-    """One answer for each engine output, as without _split."""
+    """Yield one answer for each engine output: join the answers to the tokens that ``_split`` took apart."""
     whole: Any = None
     async with aclosing(answers):
         async for answer in answers:
@@ -140,7 +140,7 @@ def _add(first: Any, second: Any) -> Any:
 
 
 async def _stopping(answers: Any, progress: _Progress, config: Any) -> AsyncIterator[Any]:
-    """Answers that end before the first stop string."""
+    """Yield answers that end before the first stop string. config: the request's GenerationConfig."""
     text = StopText(config.stop_words, config.include_stop_str_in_output, config.min_new_tokens or 0)
     waiting: list[Any] = []  # what the tokens of one engine output released
     async with aclosing(answers):
@@ -157,7 +157,7 @@ async def _stopping(answers: Any, progress: _Progress, config: Any) -> AsyncIter
 
 
 def _ending(answer: Any, text: StopText, waiting: list[Any]) -> Any:
-    """The last answer: all that was held back, and what LMDeploy adds for a stop token that is to be shown."""
+    """Return the last answer: the text held back, and what LMDeploy adds if a stop token is to be shown."""
     if text.stopped is not None:
         return _holding(dataclasses.replace(answer, finish_reason=text.stopped), text, waiting)
     waiting.append(text.finish())
@@ -174,7 +174,7 @@ def _ending(answer: Any, text: StopText, waiting: list[Any]) -> Any:
 
 
 def _holding(answer: Any, text: StopText, released: list[Any]) -> Any:
-    """An answer with the text and tokens that were released in place of its own."""
+    """Return an answer with the released text, tokens and log-probabilities in place of its own."""
     return dataclasses.replace(
         answer,
         response="".join(part.text for part in released),
@@ -203,9 +203,9 @@ def _convert(original: Original, self: Any, tokenizer: Any) -> None:
 
 
 def _special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Text of a token that detokenising drops or writes whole, to its id: such a word stands for the token.
+    """Return text -> id of special and added tokens. A stop or bad word that equals such a text means the token.
 
-    tokenizer: transformers', which lies inside LMDeploy's two.
+    tokenizer: transformers' own, which lies inside LMDeploy's two wrappers.
     """
     special = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
     return dict(tokenizer.get_added_vocab()) | dict(special)

@@ -9,9 +9,9 @@ _known: "weakref.WeakKeyDictionary[Any, Sequence[bytes] | None]" = weakref.WeakK
 
 
 def token_bytes(tokenizer: Any) -> Sequence[bytes] | None:
-    """Text of each token, by id, of a tokenizer of transformers.
+    """Return the bytes of each token's text, indexed by token id, for a tokenizer of transformers.
 
-    None where the texts of tokens do not join to the text that the tokenizer makes of several of them.
+    None if the tokens' texts do not join to the text that the tokenizer itself decodes several tokens to.
     """
     if tokenizer not in _known:
         _known[tokenizer] = _read(tokenizer)
@@ -19,7 +19,7 @@ def token_bytes(tokenizer: Any) -> Sequence[bytes] | None:
 
 
 def text_of(tokenizer: Any, token: int) -> tuple[str, bytes]:
-    """Text of one token, with escapes for bytes that form no character, and its bytes."""
+    """Return the text and the bytes of one token. The text has escapes for bytes that form no character."""
     pieces = token_bytes(tokenizer)
     if pieces is not None and token < len(pieces):
         piece = pieces[token]
@@ -38,7 +38,7 @@ def _read(tokenizer: Any) -> Sequence[bytes] | None:
         return None
     draw = random.Random(0)
     added = set(tokenizer.get_added_vocab().values())
-    # Bytes that are no character have no text of their own; decoders differ in what they write for them.
+    # Tokens with bytes that form no character are not compared: decoders differ in the text for such bytes.
     vocabulary = sorted(set(tokenizer.get_vocab().values()) - added)
     ordinary = [token for token in vocabulary if "\ufffd" not in pieces[token].decode(errors="replace")]
     for _ in range(64):

@@ -21,4 +21,4 @@ def dict_from_json_file(original: Original, cls: Any, json_file: Any) -> dict[st
 
 
 OF_TRANSFORMERS = PatchSet("transformers", [dict_from_json_file])
-"""The patch on transformers, which reads every configuration by this method. LMDeploy's import applies it."""
+"""The patch on the method of transformers that reads every config.json. The import of LMDeploy applies the patch."""

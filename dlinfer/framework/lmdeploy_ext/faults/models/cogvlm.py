@@ -1,7 +1,7 @@
-"""CogVLM and CogVLM2, computed as in their authors' code where LMDeploy differs.
+"""Compute CogVLM and CogVLM2 as their authors' code does, where LMDeploy differs.
 
-The vision expert's weights are for an image's opening token and its pieces; the closing token goes through the text
-expert's. The place of an image tells which tokens these are. An id does not, since a text may hold it too.
+The opening token and the patch tokens of an image use the vision expert's weights. The closing token uses the text
+expert's. An image's place in the prompt tells which tokens these are. Their ids do not: a text may hold them too.
 """
 
 from typing import Any
@@ -15,18 +15,18 @@ from dlinfer.framework.patching import Original
 
 ARCHITECTURE = "CogVLMForCausalLM"
 SECOND_BASE = 500000
-"""Base of CogVLM2's rotary frequencies, which is in its code and not in its configuration."""
+"""Base of CogVLM2's rotary frequencies. Its authors' code has this number, its configuration does not."""
 
 IMAGE = "<IMAGE_TOKEN>"
-"""LMDeploy's mark in a prompt for an image."""
+"""LMDeploy's placeholder for an image in a prompt."""
 
 _MODEL = "lmdeploy.pytorch.models.cogvlm"
 
 
 def with_images(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of the language model, with features in place of the pixels.
+    """Return the language model's arguments, with image features in ``inputs_embeds`` in place of the pixels.
 
-    A prefill without images marks no token as an image's, so that it runs the graph of a prefill with images.
+    A prefill without images gets an empty ``vision_ids``, so that it runs the graph of a prefill with images.
     """
     images, embeds = arguments.pop("images", None), arguments["inputs_embeds"]
     if arguments["attn_metadata"].is_decoding:
@@ -40,9 +40,9 @@ def with_images(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _filled(embeds: Tensor, features: Tensor, experts: Tensor) -> Tensor:
-    """Write features [images, tokens of an image, hidden] into embeds [1, tokens, hidden], and return it.
+    """Write features [images, tokens of an image, hidden] into embeds [1, tokens, hidden], and return embeds.
 
-    experts: int64, the places of all tokens of images but their closing ones, in the images' order.
+    experts: int64, the places of all image tokens except the closing ones, in the images' order.
     """
     closing = experts.view(len(features), -1)[:, -1] + 1
     embeds[0, experts] = features[:, :-1].flatten(0, 1).to(embeds)
@@ -125,7 +125,7 @@ def proc_messages(
 ) -> tuple[str, str]:
     from lmdeploy.model import CogVLM
 
-    # A tokenizer's template is for text alone; the network was trained on images with questions and answers.
+    # A tokenizer's template is for text alone. With images the model was trained on questions and answers.
     template = chat_template if getattr(chat_template, "user", None) else CogVLM()
     texts, images = [], ""
     for message in messages:

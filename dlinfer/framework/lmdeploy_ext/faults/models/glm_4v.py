@@ -1,6 +1,6 @@
-"""GLM-4V (glm-4v-9b): ChatGLM behind an encoder of images, whose features replace an image's tokens.
+"""Correct GLM-4V (glm-4v-9b): ChatGLM with an image encoder, whose features replace the tokens of an image.
 
-The place of an image tells which tokens these are. An id does not, since a text may hold it too.
+An image's place in the prompt tells which tokens these are. Their ids do not: a text may hold them too.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ CLASS = "ChatGLMForConditionalGeneration"
 
 
 def with_images(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of the language model, with features in place of the pixels."""
+    """Return the language model's arguments, with image features in ``inputs_embeds`` in place of the pixels."""
     images, mask = arguments.pop("images", None), arguments.pop("image_mask", None)
     if images is not None:
         features = model.transformer.vision(images).flatten(0, 1)[None]
@@ -46,7 +46,7 @@ def proc_messages(
 
 
 def _joined(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with its texts in one."""
+    """Return a message with all its text parts joined into one, behind its other parts."""
     content = message["content"]
     if not isinstance(content, list) or message["role"] in ("preprocess", "forward"):
         return message

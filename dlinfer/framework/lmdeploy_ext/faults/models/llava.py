@@ -1,4 +1,4 @@
-"""LLaVA: which token stands for an image."""
+"""Correct which token stands for an image in LLaVA."""
 
 from typing import Any
 

@@ -1,7 +1,8 @@
-"""Positions of CogVLM and GLM-4V: all pieces of an image have one position.
+"""Compute the positions of CogVLM and GLM-4V, where all patch tokens of an image share one position.
 
-So later positions are less than the number of tokens. Each sequence keeps between its steps where its images end and by
-how much later positions are less. An evicted sequence is computed again from its beginning, or from shared blocks.
+Tokens after an image therefore have a position below their index in the sequence. Between steps each sequence keeps
+where its images end, and how far each image lowers later positions. An evicted sequence is computed again from its
+beginning or from shared blocks, and no image counts twice.
 """
 
 from collections.abc import Iterator
@@ -15,14 +16,20 @@ from dlinfer.framework.patching import Original
 
 
 def pixels(context: Any) -> Tensor | None:
-    """Pixels of a step's images [images, 3, side, side], or None. context: LMDeploy's, of a step."""
+    """Return the pixels of a step's images, [images, 3, side, side]; None without images.
+
+    context: LMDeploy's StepContext.
+    """
     inputs = filter(None, context.input_multimodals or ())
     images = [image.data for of_sequence in inputs for image in of_sequence.get("image", [])]
     return torch.stack(images) if images else None
 
 
 def of_images(context: Any, closing: bool) -> Tensor:
-    """Whether each token of the step belongs to an image: bool [tokens]. closing: whether its last token counts."""
+    """Return whether each token of the step belongs to an image: bool [tokens].
+
+    closing: whether the last token of an image counts.
+    """
     seen = torch.zeros(context.input_ids.shape[1], dtype=torch.bool)
     for _, _, spans in _spans(context):
         for begin, end in spans:
@@ -31,7 +38,11 @@ def of_images(context: Any, closing: bool) -> Tensor:
 
 
 def _spans(context: Any) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-    """For each sequence: (place in the step of its first token, tokens before, (begin, end) of images in the step)."""
+    """Yield (start, history, spans) for each sequence.
+
+    start: index in the step of the sequence's first new token. history: number of its cached tokens.
+    spans: (begin, end) of its images, as indices in the step.
+    """
     starts = context.q_start_loc.tolist()
     histories = (context.kv_seqlens - context.q_seqlens).tolist()
     multimodals = context.input_multimodals or [None] * len(starts)
@@ -51,7 +62,9 @@ def _update_model_metas(
     before = context.model_metas or [None] * len(lengths)
     metas = []
     for length, meta, (start, history, spans) in zip(lengths, before, _spans(context), strict=False):
-        shared: dict[int, int] = dict((meta or {}).get("images", {}))  # end of an image -> pieces but one
+        shared: dict[int, int] = dict(
+            (meta or {}).get("images", {})
+        )  # end of an image -> its patch tokens - 1
         positions[0, start : start + length] -= sum(n for end, n in shared.items() if end <= history)
         for begin, end in spans:
             pieces = end - begin - 2

@@ -1,4 +1,4 @@
-"""Phi-3.5-MoE: its name in transformers 5, its experts' input, and its tied head."""
+"""Correct Phi-3.5-MoE: its class name in transformers 5, its experts' input, and its tied head."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
 from dlinfer.framework.patching import Original
 
 SAVED_AS = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
-"""The class of transformers 5 -> LMDeploy's name of the same model, which older checkpoints have."""
+"""Class name in transformers 5 -> class name in LMDeploy and in older checkpoints."""
 
 
 def check(config: Any) -> None:
-    """Raise UnsupportedFeatureError for rope parameters of a PhiMoE that its tables do not serve."""
+    """Raise UnsupportedFeatureError for a PhiMoE whose rope parameters our rotary tables do not serve."""
     parameters = rope_parameters.parameters(config)
     kind = rope_parameters.rope_type(parameters)
     if kind not in ("default", "longrope", "su"):

@@ -1,4 +1,4 @@
-"""Qwen2-VL and Qwen3-VL: the activation of vision layers, and the dtype of the language model."""
+"""Correct Qwen2-VL and Qwen3-VL: the activation of vision layers, and the dtype of the language model."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Rotary tables of Phi-3.5-MoE and MiniCPM3, whose classes read their rope parameters as transformers 4 wrote them."""
+"""Build the rotary tables of Phi-3.5-MoE and MiniCPM3. LMDeploy's classes expect transformers 4's rope parameters."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from dlinfer.framework.patching import Original, Patch
 
 
 class _Unscaled:
-    """A configuration that hides its rope parameters from a class that must not read them."""
+    """A view of a configuration without rope parameters, for LMDeploy's classes, which fail on transformers 5's."""
 
     def __init__(self, config: Any) -> None:
         self._config = config
@@ -22,7 +22,10 @@ class _Unscaled:
 
 
 def _tables(config: Any, dim: int) -> nn.Module:
-    """Tables of cos and sin for the first ``dim`` features of a head, as LMDeploy builds those of other classes."""
+    """Return the module that computes cos and sin for the first ``dim`` features of a head.
+
+    It is built as LMDeploy builds the tables of its other classes.
+    """
     from lmdeploy.pytorch.nn import rotary_embedding
 
     built: dict[str, Any] = rotary_embedding.build_rotary_params(config)

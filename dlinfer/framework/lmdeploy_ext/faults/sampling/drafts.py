@@ -1,9 +1,9 @@
-"""Speculative decoding draws the tokens that the target alone would draw: for a seed the same ones, draft or not.
+"""Make speculative decoding draw the tokens that the target model alone would draw for the same seed.
 
-LMDeploy accepts a draft by a random number without a seed, and draws another token where it rejects it. Here each place
-is drawn as without drafts, and a draft is accepted where it is the drawn token. Both ways accept a draft of one token a
-place with the probability that the target gives it. LMDeploy also counts one token a step towards ``min_new_tokens``
-and a seed's place, though a step may add several.
+LMDeploy accepts a draft token by a random number without a seed, and draws another token after a rejection. Here each
+position is drawn as without drafts, and a draft token is accepted if it equals the drawn token. Both ways accept a
+draft token with the probability that the target gives it. LMDeploy also counts one token for each step towards
+``min_new_tokens`` and the seed's offset, though a step may add several.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,10 @@ FEATURE = "speculative decoding"
 
 
 def count(inputs: Any, rows: Sequence[tuple[int, Text, Sequence[int]]]) -> None:
-    """Give each verified place of a step's SamplingInputs its place in its text. rows: of ``texts.of_rows``."""
+    """Set ``num_ignore_eos`` and ``random_offsets`` of each row that verifies drafts, by its position in its text.
+
+    inputs: a step's SamplingInputs. rows: the result of ``texts.of_rows``.
+    """
     verified = [row for row in rows if row[1].rules.has_drafts]
     if not verified:
         return
@@ -44,7 +47,10 @@ def _forward(
     expanded_sampling_inputs: Any,
     draft_probs: Tensor | None = None,
 ) -> Any:
-    """target_logits: [B, drafts + 1, V], processed. draft_token_ids: [B, drafts]."""
+    """Draw each position, and accept the drafts that equal the drawn tokens.
+
+    target_logits: [B, drafts + 1, V], after penalties and logits processors. draft_token_ids: [B, drafts].
+    """
     if draft_probs is not None:
         return original(self, target_logits, draft_token_ids, expanded_sampling_inputs, draft_probs)
     from lmdeploy.pytorch.engine.logits_process import FusedLogitsProcessor

@@ -1,4 +1,4 @@
-"""``output_logits="all"`` of a float32 model: the logits are read as float32."""
+"""Read the logits of ``output_logits="all"`` as float32 if the model is in float32."""
 
 from typing import Any
 

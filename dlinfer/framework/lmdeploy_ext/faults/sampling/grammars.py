@@ -1,11 +1,11 @@
-"""The grammar of a guided answer allows no character that text, or JSON under a schema, cannot hold.
+"""Keep characters that text, or JSON under a schema, cannot hold out of the grammar of a guided answer.
 
-xgrammar takes half of a surrogate pair for a character. A decoder shows three replacement characters in its place, so
-that a string is longer than its ``maxLength``. xgrammar lets a string of bounded length hold all characters but quotes,
-backslashes and ends of lines. JSON forbids a tab and the other control characters there as well.
+xgrammar counts half of a surrogate pair as a character. A decoder writes three replacement characters for it, so that a
+string exceeds its ``maxLength``. In strings of bounded length xgrammar allows all characters except quotes, backslashes
+and line ends. JSON also forbids tabs and the other control characters there.
 
-Both are corrected in the text of the grammar. A schema's ``pattern`` is no part of that text, and stays as it is. So
-does a grammar whose text xgrammar cannot read.
+Both faults are corrected in the text of the grammar. A schema's ``pattern`` is not part of this text, and is not
+changed. A grammar is not changed either if xgrammar cannot read its text back.
 """
 
 import functools
@@ -16,7 +16,7 @@ from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.patching import Original
 
 _LITERALS = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]')
-"""Strings and classes of characters. Both are matched, so that a string that looks like a class is left alone."""
+"""Matches strings and character classes. Strings are matched so that one that looks like a class is left alone."""
 _SURROGATES = r"\ud800-\udfff"
 _ANY, _ANY_BUT_SURROGATES = r"\0-\U0010ffff", r"\0-\ud7ff\ue000-\U0010ffff"
 _IN_BOUNDED_STRINGS, _IN_STRINGS = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\]"
@@ -32,7 +32,7 @@ def _mended_literal(match: re.Match[str], is_json: bool) -> str:
 
 
 def mended(grammar: str, is_json: bool) -> str:
-    """The text of a grammar without surrogates and, in JSON's strings, without control characters."""
+    """Return a grammar's text without surrogates. If ``is_json``, strings also allow no control characters."""
     return _LITERALS.sub(functools.partial(_mended_literal, is_json=is_json), grammar)
 
 

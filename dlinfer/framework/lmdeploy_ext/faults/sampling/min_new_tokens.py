@@ -1,7 +1,7 @@
-"""``min_new_tokens=N`` lets a text stop after N tokens, not after N + 1.
+"""Let a text stop after ``min_new_tokens=N`` tokens, not only after N + 1.
 
-LMDeploy forbids stop words twice until then. One count is right; the other adds them to the forbidden words while the
-sequence has fewer than N tokens, when it is one token behind.
+LMDeploy forbids stop words by two counts of the tokens. One count is right. The other lags one token behind, and adds
+the stop words to the forbidden words while it is below N.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from dlinfer.framework.patching import Original
 
 
 def _padded(words: list[list[int]]) -> tuple[Tensor | None, Tensor | None]:
-    """Tokens, int64 [B, N], and which places hold one, bool [B, N]; None where no row has any."""
+    """Return the rows padded to int64 [B, N], and where they hold a token, bool [B, N]; two None if all are empty."""
     width = max(map(len, words))
     if width == 0:
         return None, None

@@ -1,4 +1,4 @@
-"""Requests for the log-probabilities of their input are prefilled apart from requests for tokens."""
+"""Prefill requests for the log-probabilities of their input apart from requests for tokens."""
 
 from typing import Any
 
@@ -19,10 +19,10 @@ def _schedule(
         first = min(waiting, key=lambda seq: seq.arrive_time)
         other = [seq for seq in waiting if _scores(seq) != _scores(first)]
         waiting = [seq for seq in waiting if _scores(seq) == _scores(first)]
-        stopped = stopped + other  # whose blocks can be reclaimed as before
+        stopped = stopped + other  # LMDeploy may reclaim their blocks, as before
     return original(self, waiting=waiting, stopped=stopped, **others)
 
 
 def _scores(seq: Any) -> bool:
-    """Whether a sequence asks for the logprobs of its input, and so for no token."""
+    """Whether a sequence asks for the logprobs of its input. Such a sequence asks for no tokens."""
     return seq.logprob_start_pos >= 0

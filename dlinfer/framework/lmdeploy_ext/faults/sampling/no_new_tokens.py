@@ -1,4 +1,4 @@
-"""``max_new_tokens=0``: the request leaves no row behind for its neighbours to decode with."""
+"""Keep the batch of the engine and of the model agent alike after a request with ``max_new_tokens=0``."""
 
 from typing import Any
 

@@ -1,11 +1,12 @@
-"""Penalties, logits processors and the end of texts that repeat themselves, by each row's own text.
+"""Apply penalties and logits processors, and end texts that repeat themselves, by each row's own text.
 
-Penalties are as vLLM and OpenAI define them. The repetition penalty divides the positive logits of tokens of prompt and
-answer, and multiplies the negative ones. Then ``frequency_penalty`` times a token's count in the answer is subtracted,
-and ``presence_penalty`` once if the answer has the token. LMDeploy penalises no token of the prompt, and drops the two
-penalties of OpenAI's. Other requests decide whether it penalises the newest token. Its logits processors (``bad_words``
-is one) read a text that has padding inside once a request of another length joins the batch, and that lacks tokens of
-accepted drafts.
+Penalties are as vLLM and OpenAI define them. The repetition penalty applies to tokens of prompt and answer: it divides
+positive logits and multiplies negative ones. Then ``frequency_penalty`` times a token's count in the answer is
+subtracted, and ``presence_penalty`` once if the answer has the token.
+
+LMDeploy penalises no token of the prompt, and ignores the two penalties of OpenAI's protocol. Other requests decide
+whether it penalises the newest token. Its logits processors (such as ``bad_words``) read a text with padding inside
+once a request of another length joins the batch. This text also lacks tokens of accepted drafts.
 """
 
 from collections.abc import Sequence
@@ -27,9 +28,10 @@ Row = tuple[int, Text, Sequence[int]]
 
 
 def apply(scores: Tensor, rows: Sequence[Row], temperature: Tensor | None) -> Tensor:
-    """Penalise the tokens that rows' texts have, in place. Returns scores.
+    """Penalise the tokens in each row's text, in place, and return scores.
 
-    scores: [B, V], divided by the temperature already. rows: of ``texts.of_rows``. temperature: [B], None for 1.
+    scores: [B, V], already divided by the temperature. rows: the result of ``texts.of_rows``.
+    temperature: [B], None for 1.
     """
     penalised = [row for row in rows if row[1].rules.penalises]
     if not penalised:
@@ -41,7 +43,7 @@ def apply(scores: Tensor, rows: Sequence[Row], temperature: Tensor | None) -> Te
     if len(tokens) == 0:
         return scores
     is_token = None
-    if tokens.min() < 0 or tokens.max() >= scores.shape[1]:  # places of an image may be beyond the vocabulary
+    if tokens.min() < 0 or tokens.max() >= scores.shape[1]:  # an image's ids may be beyond the vocabulary
         is_token = (tokens >= 0) & (tokens < scores.shape[1])
 
     def on_device(values: np.ndarray) -> Tensor:
@@ -65,10 +67,10 @@ def apply(scores: Tensor, rows: Sequence[Row], temperature: Tensor | None) -> Te
 
 
 def end_repeating(scores: Tensor, rows: Sequence[Row], inputs: Any, window: int) -> Tensor:
-    """Leave nothing but its first stop word to a row that repeats itself, in place. Returns scores.
+    """Forbid all tokens except the first stop word in rows that repeat themselves, in place, and return scores.
 
-    scores: [B, V]. inputs: SamplingInputs of the B rows. A row without a stop word stays as it is, and so does one that
-    may not stop yet.
+    scores: [B, V]. inputs: SamplingInputs of the B rows. window: how many last tokens to search for repetitions.
+    A row is not changed if it has no stop word or may not stop yet.
     """
     checked = [row for row in rows if row[1].rules.ngram_size > 0]
     if not checked or inputs.stop_words is None or inputs.stop_words.numel() == 0:
@@ -135,7 +137,7 @@ def _from_gen_config(original: Original, cls: type, gen_config: Any) -> Any:
 
 
 def take(config: Any, request: Any) -> None:
-    """Give a GenerationConfig the penalties of OpenAI's that a request asks for."""
+    """Copy a request's OpenAI penalties, if they are not 0, into its GenerationConfig."""
     for name in OPENAI:
         penalty = getattr(request, name, None)
         if penalty:

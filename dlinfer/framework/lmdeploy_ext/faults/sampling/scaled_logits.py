@@ -1,4 +1,4 @@
-"""``output_logits="all"`` returns the logits of the model, not those that sampling scaled in place."""
+"""Return the model's own logits for ``output_logits="all"``, not logits that sampling has scaled in place."""
 
 from typing import Any
 

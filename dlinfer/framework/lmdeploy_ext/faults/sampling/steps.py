@@ -1,8 +1,8 @@
-"""Texts and grammars of a step's draw follow the tokens that reach the client, and no others.
+"""Advance each sequence's text and grammar by the tokens that reach the client, and by no others.
 
-LMDeploy draws a token after every chunk of a prompt and gives it to the request's grammar, though only the last chunk's
-token is the answer's. It also leaves a preempted sequence's grammar one token ahead. The token under way is dropped and
-drawn again after the prefill that re-reads the text.
+LMDeploy draws a token after every chunk of a prompt and gives the token to the request's grammar. Only the last chunk's
+token belongs to the answer. LMDeploy also leaves a preempted sequence's grammar one token ahead: a preemption drops the
+newest token, and the prefill that re-reads the text draws it again.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ _NAME = "dlinfer_texts"  # the attribute of an agent that holds its Texts
 
 
 def texts_of(agent: Any) -> Texts:
-    """The texts of a model agent's sequences."""
+    """Return the Texts of a model agent's sequences, made at the first call."""
     return vars(agent).setdefault(_NAME, Texts())
 
 
@@ -41,7 +41,7 @@ def _build_payload(original: Original, self: Any) -> dict[str, Any]:
 
 
 def _restart_grammar(manager: Any, inputs: Any, row: int, start: Start) -> None:
-    """Bring a guided row's matcher to the state behind the tokens that the text has."""
+    """Reset a row's grammar matcher and feed it the tokens generated so far. Ignore a row without a grammar."""
     style = inputs.response_formats[row]
     if not isinstance(style, dict) or style.get("type", "text") == "text":
         return

@@ -1,8 +1,8 @@
-"""The text of each sequence, kept where its next token is drawn.
+"""Keep the tokens of each sequence in the model agent, where the next token is drawn.
 
-LMDeploy makes the inputs of a step while the step before it computes. So a list of generated tokens that is made there
-lacks the newest one, unless another request's prefill came between. Here a prefill carries the text so far, and each
-draw appends to it. A preempted sequence starts anew with the prefill that re-reads it.
+LMDeploy makes the inputs of a step while the previous step computes. A list of generated tokens in these inputs lacks
+the newest token, unless another request's prefill came between. Here a prefill brings the tokens so far, and each draw
+appends to them. A preempted sequence starts anew with the prefill that re-reads its tokens.
 """
 
 from array import array
@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 
 START = "dlinfer_start"
-"""Key of a row's ``SamplingInputs.session_ctx`` in a prefill: the row's ``Start``."""
+"""Key in a row's ``SamplingInputs.session_ctx``. A prefill stores the row's ``Start`` there."""
 _ROW = "dlinfer_row"
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How a request's text changes its next token, from its SamplingParam.
+    """How a request's earlier tokens affect its next token, from its SamplingParam.
 
-    repetition: counts prompt and generated tokens. presence, frequency: count generated tokens, as OpenAI and vLLM
-    define them. ngram_size, ngram_count: a text ends when its last ``ngram_size`` tokens stand in it ``ngram_count``
-    times. has_drafts: a step of speculative decoding may add several tokens. It alone reads min_new_tokens.
-    has_processors: logits processors read prompt and answer.
+    repetition: penalty on tokens of prompt and answer. presence, frequency: penalties on tokens of the answer, as
+    OpenAI and vLLM define them. ngram_size, ngram_count: a text ends once its last ``ngram_size`` tokens occur in it
+    ``ngram_count`` times. has_drafts: whether speculative decoding may add several tokens in one step.
+    min_new_tokens: 0 without drafts. has_processors: whether logits processors read prompt and answer.
     """
 
     repetition: float = 1.0
@@ -60,7 +60,7 @@ NO_RULES = Rules()
 
 @dataclass(frozen=True)
 class Start:
-    """A sequence's text when a prefill reads it. prompt: empty where no rule reads its tokens."""
+    """A sequence's rules and tokens when a prefill reads it. prompt: empty if no rule reads the prompt's tokens."""
 
     rules: Rules
     prompt: np.ndarray
@@ -69,7 +69,7 @@ class Start:
 
     @classmethod
     def of(cls, seq: Any, *, has_drafts: bool) -> "Start":
-        """seq: LMDeploy's SchedulerSequence."""
+        """Return the Start of a sequence. seq: LMDeploy's SchedulerSequence."""
         rules = Rules.of(seq.sampling_param, has_drafts=has_drafts)
         generated = np.array(seq.generated_ids)
         length = seq.num_valid_ids - seq.num_new_tokens
@@ -106,13 +106,16 @@ class Text:
                 self._counts[self._place_of(token)] += 1
 
     def all_tokens(self, drafted: Sequence[int] = ()) -> np.ndarray:
-        """Prompt and answer [N], for logits processors. drafted: tokens that are taken for generated in this answer."""
+        """Return the tokens of prompt and answer, int64 [N], for logits processors.
+
+        drafted: draft tokens to append for this call only.
+        """
         return np.array(self._all + array("q", drafted))
 
     def counts(self, drafted: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
-        """Distinct tokens [N], and how often each was generated [N]: 0 for one of the prompt alone.
+        """Return the distinct tokens [N] and how often each was generated [N]: 0 if only the prompt has the token.
 
-        drafted: tokens that are taken for generated in this answer.
+        drafted: draft tokens to count as generated for this call only.
         """
         tokens, counts = np.array(self._tokens), np.array(self._counts)
         if not drafted:
@@ -125,7 +128,10 @@ class Text:
         return tokens, counts
 
     def repeats(self, window: int, drafted: Sequence[int] = ()) -> bool:
-        """Whether the last ``ngram_size`` tokens stand ``ngram_count`` times in the last ``window`` tokens."""
+        """Whether the last ``ngram_size`` tokens occur ``ngram_count`` times in the last ``window`` tokens.
+
+        drafted: draft tokens to append for this call only.
+        """
         size = self.rules.ngram_size
         recent = np.array([*self._recent[-window:], *drafted][-window:])
         if size == 0 or self.rules.ngram_count <= 0 or len(recent) < size:
@@ -148,9 +154,9 @@ class Texts:
         self._texts: dict[tuple[int, int], Text] = {}
 
     def begin(self, inputs: Any, drafted: Sequence[Sequence[int]] | None = None) -> list[tuple[int, Start]]:
-        """Give each row of a step's SamplingInputs its text; returns the rows that start one, guided rows included.
+        """Attach to each row of a step's SamplingInputs its Text. Return (row, Start) of the rows that start anew.
 
-        drafted: for each row the draft tokens that this step verifies.
+        inputs: the SamplingInputs. drafted: for each row the draft tokens that this step verifies.
         """
         ended = set(inputs.session_to_cleanup or ())
         if ended:
@@ -170,7 +176,10 @@ class Texts:
         return starts
 
     def add(self, inputs: Any, tokens: Any) -> None:
-        """Append what a step has drawn. tokens: int64 [B], or [B, N] with -1 where a row has fewer."""
+        """Append a step's drawn tokens to its rows' texts.
+
+        inputs: the step's SamplingInputs. tokens: int64 [B], or [B, N] with -1 behind a row's last token.
+        """
         if not self._texts:
             return
         rows = tokens.reshape(len(inputs.session_ctx), -1).tolist()
@@ -184,10 +193,10 @@ class Texts:
 
 
 def of_rows(contexts: Iterable[dict[str, Any]] | None) -> Iterator[tuple[int, Text, Sequence[int]]]:
-    """Each row that has a text, the text, and the draft tokens before the row's own place.
+    """Yield (row, Text, draft tokens before the row's position) for each row that has a text.
 
-    contexts: a ``SamplingInputs.session_ctx``; speculative decoding repeats a sequence's entry for each place that it
-    verifies.
+    contexts: a ``SamplingInputs.session_ctx``. Speculative decoding repeats a sequence's entry for each position that
+    it verifies.
     """
     before, place = None, 0
     for row, context in enumerate(contexts or ()):

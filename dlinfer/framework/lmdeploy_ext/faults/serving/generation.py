@@ -1,6 +1,6 @@
-"""Arguments of ``pipe(prompts, ...)``: an older keyword, and lists of the wrong length.
+"""Correct the arguments of ``pipe(prompts, ...)``: an older keyword, and lists of the wrong length.
 
-LMDeploy 0.18 drops ``request_output_len=256`` in silence. It becomes ``max_new_tokens``, with a notice.
+LMDeploy 0.18 ignores ``request_output_len=256`` in silence. Here it becomes ``max_new_tokens``, with a log message.
 """
 
 import copy
@@ -26,7 +26,7 @@ def _request_generator(
         length = kwargs.pop("request_output_len")
         logger.info("request_output_len=%s is taken as GenerationConfig(max_new_tokens=%s)", length, length)
         gen_config = _with_max_new_tokens(gen_config, length)
-    # A generator would raise in the engine's thread.
+    # The list makes errors rise here. A generator would raise them in the engine's thread.
     return iter(list(original(self, prompts, sessions=sessions, gen_config=gen_config, **kwargs)))
 
 

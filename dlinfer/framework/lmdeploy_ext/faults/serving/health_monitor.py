@@ -1,4 +1,4 @@
-"""The health monitor of a server ends, also where Python swallows its first cancellation."""
+"""End the health monitor of a server even if Python swallows the first cancellation of its task."""
 
 import asyncio
 from typing import Any

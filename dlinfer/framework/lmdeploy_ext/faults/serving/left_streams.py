@@ -1,7 +1,7 @@
-"""A client that leaves ends its stream in the engine's process without an error in the log.
+"""End the stream of a client that leaves without an error in the log of the engine's process.
 
-LMDeploy 0.18 cancels the stream's task, and ``asyncio.wait_for`` may swallow that before Python 3.12 (bpo-37658). The
-task then publishes to a mailbox that is closed, which is logged as a failure, with a traceback for each client.
+LMDeploy 0.18 cancels the stream's task. Before Python 3.12 ``asyncio.wait_for`` may swallow the cancellation
+(bpo-37658). The task then publishes to a closed mailbox, and each such client causes a traceback in the log.
 """
 
 import asyncio

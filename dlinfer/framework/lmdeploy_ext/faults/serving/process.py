@@ -1,10 +1,10 @@
-"""The life of the process that ``lmdeploy serve api_server`` runs its engine in: start, failure, end.
+"""Start and end the process that ``lmdeploy serve api_server`` runs its engine in, and report its failures.
 
 LMDeploy 0.18 publishes the engine's port through a ``multiprocessing.Manager``, a third process. The parent shuts
 that manager down as soon as it sees the port. The child may still wait for the manager's answer, and then the start
 fails. A parent that ends before it serves (SIGTERM, SIGKILL) leaves manager and engine running for ever, and an
-interrupted one (SIGINT) waits for the engine for ever. Here a pipe carries the port, and its end tells each side that
-the other is gone.
+interrupted one (SIGINT) waits for the engine for ever. Here a pipe carries the port, and a closed pipe tells the parent
+that the child is gone. A thread of the child waits for the parent's death.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _SHUTDOWN_SECONDS = 10
 
 
 def run_engine_process(report: Connection, **kwargs: Any) -> None:
-    """Target of the engine's process: LMDeploy's own ``_mp_proc``, reporting through a pipe.
+    """Run LMDeploy's own ``_mp_proc`` in the engine's process, and report to the parent through a pipe.
 
     Sends ``("port", number)`` when the RPC socket is bound, and ``("failed", error or text)`` when an
     exception ends the process. The exception is raised again. ``kwargs`` go to ``ZMQMPEngine._mp_proc``.
@@ -46,7 +46,7 @@ def run_engine_process(report: Connection, **kwargs: Any) -> None:
 
 
 class _PortPublisher(contextlib.nullcontext[None]):
-    """Stands in for the shared dict and the condition of ``_mp_proc``: storing the port sends it."""
+    """Replaces the shared dict and the condition of ``_mp_proc``. Storing the port sends it through the pipe."""
 
     def __init__(self, report: Connection) -> None:
         super().__init__()
@@ -57,11 +57,11 @@ class _PortPublisher(contextlib.nullcontext[None]):
             self._report.send(("port", value))
 
     def notify(self) -> None:
-        """The reader of a pipe needs no waking."""
+        """Do nothing: the reader of a pipe needs no waking."""
 
 
 def _end_with_parent() -> None:
-    """Wait for the parent's death, then end this process: gently first, as if the parent had asked for it."""
+    """Wait for the parent's death, then end this process: by SIGTERM, and by force if that takes too long."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -107,10 +107,10 @@ def _start_mp_proc(
 
 
 def _receive(engine: Any) -> tuple[str, Any]:
-    """The next message of the engine's process; a death without a word is ``("failed", how it ended)``."""
+    """Return the next message of the engine's process, or ``("failed", how it ended)`` if it died without one."""
     try:
         return engine.start_report.recv()
-    except (EOFError, OSError):  # OSError where it died in the middle of a word
+    except (EOFError, OSError):  # OSError if it died in the middle of a message
         engine.proc.join(_SHUTDOWN_SECONDS)
         return "failed", _ending(engine.proc.exitcode)
 
@@ -147,7 +147,7 @@ def _init(
     try:
         original(self, model_path, engine_config, speculative_config, trust_remote_code, **kwargs)
     except RPCServerDeadError:
-        _, reason = _receive(self)  # its last word is still in the pipe
+        _, reason = _receive(self)  # its last message is still in the pipe
         _abandon(self)
         raise _start_error(reason) from None
     except BaseException:
@@ -157,10 +157,10 @@ def _init(
 
 
 def _abandon(engine: Any) -> None:
-    """Free what an engine holds that did not get as far as registering its own ``close``."""
+    """Stop the client and the process of an engine that failed before it registered its own ``close``."""
     if hasattr(engine, "rpc_client"):
         engine.rpc_client.stop()
-    # Where Ctrl-C cut its start short there is no id: the process then finds what it is to run cut short, and ends.
+    # If Ctrl-C cut the start short there is no id: the process then gets incomplete instructions, and ends.
     if engine.proc is not None and engine.proc.pid is not None:
         engine.proc.terminate()
         engine.proc.join(_SHUTDOWN_SECONDS)

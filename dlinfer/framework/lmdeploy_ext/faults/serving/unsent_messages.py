@@ -1,4 +1,4 @@
-"""A client of an engine that died closes its sockets without waiting for messages that nobody will read."""
+"""Close the sockets of a client whose engine died, without waiting for messages that nobody will read."""
 
 from typing import Any
 
