@@ -11,18 +11,18 @@ from dlinfer.vendor.openvino.layout import LAYOUT
 OLDEST = (2026, 1)
 _ADVICE = 'pip install "dlinfer[openvino]"'
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-"""oneDNN's limit on instructions, which OpenVINO reads too; the first that is set counts."""
+"""oneDNN's variables that limit instructions, which OpenVINO reads too; the first that is set counts."""
 _BELOW_AVX512 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2")
 
 
 def _probe() -> Probe:
-    """Whether the package is there; it is not imported, which takes a third of a second."""
+    """Whether the package is installed. Does not import it, which takes a third of a second."""
     if util.find_spec("openvino") is None:
         return Probe(False, "the package openvino is not installed", _ADVICE)
     version = metadata.version("openvino")
     if tuple(int(part) for part in version.split("-")[0].split(".")[:2]) < OLDEST:
-        wanted = ".".join(map(str, OLDEST))
-        return Probe(False, f"openvino {version} is older than {wanted}", _ADVICE)
+        oldest = ".".join(map(str, OLDEST))
+        return Probe(False, f"openvino {version} is older than {oldest}", _ADVICE)
     limit = next((name for name in _LIMITS if os.environ.get(name)), None)
     if limit is not None and _ends_the_process(os.environ[limit]):
         reason = f"under {limit}={os.environ[limit]} OpenVINO ends the process on a CPU with AVX-512"
@@ -31,14 +31,14 @@ def _probe() -> Probe:
 
 
 def _ends_the_process(limit: str) -> bool:
-    """Whether OpenVINO, which asks the CPU itself for AVX-512, would call kernels that oneDNN's limit left unmade."""
+    """Whether OpenVINO would call AVX-512 kernels, as the CPU has it, that oneDNN's limit leaves out."""
     from dlinfer.graph.cache.fingerprint import cpu_flags
 
     return limit.upper() in _BELOW_AVX512 and "avx512f" in cpu_flags().split()
 
 
 def _kernels() -> Mapping[str, Kernel]:
-    import dlinfer.ops  # noqa: F401 - first: while it is imported it asks for these kernels, of which some import it
+    import dlinfer.ops  # noqa: F401 - first: its import asks for these kernels, and some of them import it
     from dlinfer.vendor.openvino.kernels import kernels
 
     return kernels()
@@ -60,5 +60,5 @@ VENDOR = Vendor(
     engines=("openvino",),
     default_engine="openvino",
     load_engine=_engine,
-    priority=5,  # below cpu's: it is used where it is asked for
+    priority=5,  # below cpu's: used only when named
 )

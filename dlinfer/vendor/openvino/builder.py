@@ -1,7 +1,7 @@
-"""From a pure function (``graph.functional``) to an OpenVINO model: one lowering after the other.
+"""Builds an OpenVINO model from a pure function (``graph.functional``), one lowering after the other.
 
-Every value has OpenVINO's type of its torch dtype and its rank; that is checked behind each lowering, so that a fault
-in one shows as a refused region and not as a wrong number. Sizes are i64 scalars, or Python numbers where known.
+After each lowering the builder checks type and rank of the result, so an error there refuses the region instead of
+giving wrong numbers. Sizes are i64 scalars, or Python numbers where known.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ from dlinfer.vendor.openvino.written import InPlace, Rows
 
 Size = int | Output
 
-INDEX = "an index outside of what it indexes"
-"""A fault for which torch raises."""
+INDEX = "an index out of range"
+"""The fault that is an error in torch too."""
 
 _WITHIN_16_BITS = (ov.Type.boolean, ov.Type.i8, ov.Type.u8, ov.Type.i16)
 
@@ -36,13 +36,13 @@ class LoweringError(RefusedError):
 
 
 class Builder:
-    """What lowerings write with. ``call`` is the call that is being lowered.
+    """Writes ops and constants for lowerings. call: the current one.
 
-    keep: memory that constants of the model lie in.
-    limits: (input that is an index, size as a fake, whether it counts from the end) -> the size, or (input, dimension).
-    places: indices that the model has looked at (``lowerings.places``).
-    faults: reason -> bools, any of which says that the model is not right for what it was given.
-    sums: (reason, type, rank) -> sums of elements, of which a NaN says so.
+    keep: memory of the model's constants.
+    limits: (index input, fake size, whether negative indices count from the end) -> the size, or (input, dimension).
+    places: checked indices (``lowerings.places``).
+    faults: reason -> bools; if one is true, torch has to run the call.
+    sums: (reason, type, rank) -> sums of elements; if one is NaN, torch has to run the call.
     """
 
     call: Call
@@ -56,18 +56,18 @@ class Builder:
         self.faults: dict[str, list[Output]] = {}
         self.sums: dict[tuple[str, str, int], list[Output]] = {}
 
-    # --- walking
+    # --- nodes
 
     def placeholder(self, node: fx.Node) -> Output:
-        """A parameter for an input, of its dtype and the sizes that are fixed."""
+        """Add a parameter for an input, with its dtype and fixed sizes."""
         value = fake(node)
         if isinstance(value, Tensor):
-            sizes = [-1 if (size := fixed_size(one)) is None else size for one in value.shape]
+            sizes = [-1 if (size := fixed_size(symbol)) is None else size for symbol in value.shape]
             kind = dtypes.type_of(value.dtype)
         else:
             sizes, kind = [], ov.Type.f32 if isinstance(value, (float, torch.SymFloat)) else ov.Type.i64
-        made = op.parameter(ov.PartialShape(sizes), kind, name=node.name)
-        self.values[node] = made.output(0)
+        parameter = op.parameter(ov.PartialShape(sizes), kind, name=node.name)
+        self.values[node] = parameter.output(0)
         return self.values[node]
 
     def lower(self, node: fx.Node) -> None:
@@ -82,8 +82,8 @@ class Builder:
                 raise
             return
         self.call = Call.of(node)
-        found = lowering(node.target)
-        if found is None:
+        entry = lowering(node.target)
+        if entry is None:
             raise LoweringError(f"no lowering for {self.call.name}", node.name)
         if _without_elements(self.call.result):  # the plugin divides by such sizes
             if self.call.name.removeprefix("aten.").startswith(("scatter", "index_", "embedding")):
@@ -92,73 +92,73 @@ class Builder:
                 torch.empty([int(size) for size in self.result.shape], dtype=self.result.dtype)
             )
             return
-        resolve = self.values.__getitem__ if found.takes_rows else self.assembled
-        given = {name: _mapped(argument, resolve) for name, argument in self.call.given.items()}
+        resolve = self.values.__getitem__ if entry.takes_rows else self.assembled
+        arguments = {name: _mapped(argument, resolve) for name, argument in self.call.arguments.items()}
         try:
-            made = found.build(self, *found.by_position(given), **found.by_name(given))
+            results = entry.build(self, *entry.by_position(arguments), **entry.by_name(arguments))
         except LoweringError as cause:
             cause.node = cause.node or node.name
             raise
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as cause:
             first = str(cause).strip().splitlines()[0] if str(cause).strip() else ""
             raise LoweringError(f"OpenVINO: {type(cause).__name__}: {first}"[:400], node.name) from cause
-        self.values[node] = self._checked(node, made)
+        self.values[node] = self._checked(node, results)
 
     def outputs_of(self, node: fx.Node) -> list[Output]:
-        """The outputs that a lowered node became, in whatever they are kept."""
-        found = self.values[node]
-        parts = found if isinstance(found, (list, tuple)) else [found]
+        """Return all outputs of a lowered node, also those inside lists and Rows."""
+        value = self.values[node]
+        parts = value if isinstance(value, (list, tuple)) else [value]
         kept = [
-            one
+            output
             for part in parts
-            for one in ((part.source, part.index) if isinstance(part, Rows) else (part,))
+            for output in ((part.source, part.index) if isinstance(part, Rows) else (part,))
         ]
-        return [one for one in kept if isinstance(one, Output)]
+        return [output for output in kept if isinstance(output, Output)]
 
     def assembled(self, node: fx.Node) -> Any:
-        """What a node became, with Rows put into place: an output, a Python number, or a list of these."""
-        found = self.values[node]
-        if isinstance(found, InPlace):
-            raise LoweringError("an input that the model writes in place is read after it", node.name)
-        if isinstance(found, Rows):
-            if found.full is None:
+        """Return a node's value, Rows as the whole tensor: an output, a Python number, or a list of these."""
+        value = self.values[node]
+        if isinstance(value, InPlace):
+            raise LoweringError("an input is read after the model has written it in place", node.name)
+        if isinstance(value, Rows):
+            if value.full is None:
                 self.notes.append(
                     f"{node.name} is copied at each call: other ops than attention read it whole"
                 )
-            return found.whole()
-        return found
+            return value.whole()
+        return value
 
-    def _checked(self, node: fx.Node, made: Any) -> Any:
+    def _checked(self, node: fx.Node, results: Any) -> Any:
         value = fake(node)
         if isinstance(value, (list, tuple)):
-            return [self._fitting(node, one, part) for one, part in zip(made, value, strict=True)]
-        return self._fitting(node, made, value)
+            return [self._fitting(node, result, part) for result, part in zip(results, value, strict=True)]
+        return self._fitting(node, results, value)
 
-    def _fitting(self, node: fx.Node, made: Any, value: Any) -> Any:
-        if hasattr(made, "output") and not isinstance(made, Output):
-            made = made.output(0)
-        if not isinstance(made, Output) or not isinstance(value, Tensor):  # a size, or a written input
-            return made
-        if made.get_element_type() != dtypes.type_of(value.dtype):
-            raise LoweringError(f"it became {made.get_element_type().get_type_name()}", node.name)
-        rank = made.get_partial_shape().rank
+    def _fitting(self, node: fx.Node, output: Any, value: Any) -> Any:
+        if hasattr(output, "output") and not isinstance(output, Output):
+            output = output.output(0)
+        if not isinstance(output, Output) or not isinstance(value, Tensor):  # a size, or a written input
+            return output
+        if output.get_element_type() != dtypes.type_of(value.dtype):
+            raise LoweringError(f"it became {output.get_element_type().get_type_name()}", node.name)
+        rank = output.get_partial_shape().rank
         if rank.is_static and rank.get_length() != value.dim():
             raise LoweringError(f"its rank became {rank.get_length()}", node.name)
-        if made.get_node().get_friendly_name().split("_")[0] == made.get_node().get_type_name():
-            made.get_node().set_friendly_name(node.name)
-        return made
+        if output.get_node().get_friendly_name().split("_")[0] == output.get_node().get_type_name():
+            output.get_node().set_friendly_name(node.name)
+        return output
 
     # --- constants
 
     def constant(self, tensor: Tensor) -> Output:
-        """A tensor of the graph, on its own memory where it is contiguous."""
+        """Return a tensor of the graph as a constant, without a copy if it is contiguous."""
         held = tensor.detach().contiguous()
         if held.dtype is torch.int64 and not KEPT.holds(range_of(held)):
             raise LoweringError(_TOO_LARGE)
         return dtypes.constant(held, self.keep)
 
     def scalar(self, value: float, kind: ov.Type) -> Output:
-        """A number as a constant of rank 0."""
+        """Return a number as a constant of rank 0."""
         if kind in SHORT:  # OpenVINO takes no infinity for them, and rounds in its own way
             return self.constant(torch.tensor(value, dtype=SHORT[kind]))
         if kind == ov.Type.i64 and not KEPT.holds((value, value)):
@@ -167,86 +167,86 @@ class Builder:
         return Constant(kind, ov.Shape([]), [value]).output(0)
 
     def full(self, number: Any, sizes: Any) -> Output:
-        """One number everywhere, in a tensor of the call's dtype.
+        """Fill a tensor of the call's dtype with a number.
 
-        OpenVINO moves a sum or product through any other broadcast, and then takes the larger of sizes 0 and 1.
+        The broadcast is explicit: OpenVINO moves sums and products through others, and then takes size 1 instead of 0.
         """
         return op.broadcast(self.cast(number, self.kind), sizes, self.axes([]), "EXPLICIT").output(0)
 
     def axes(self, values: Sequence[int]) -> Output:
-        """A list of fixed whole numbers."""
+        """Return a list of integers as a constant."""
         return Constant(ov.Type.i64, ov.Shape([len(values)]), list(values)).output(0)
 
     # --- tensors and numbers
 
     @property
     def result(self) -> Tensor:
-        """The fake of the one tensor that the call gives."""
+        """The fake of the call's one result."""
         return self.call.result
 
     @property
     def kind(self) -> ov.Type:
-        """OpenVINO's type of the one tensor that the call gives."""
+        """OpenVINO's type of the call's one result."""
         return dtypes.type_of(self.call.result.dtype)
 
     def cast(self, value: Any, kind: ov.Type) -> Output:
-        """A tensor or number as a tensor of a type."""
+        """Convert a tensor or number to a tensor of a type."""
         if not isinstance(value, Output):
             return self.scalar(value, kind)
-        given = value.get_element_type()
-        if given == kind:
+        source = value.get_element_type()
+        if source == kind:
             return value
-        if kind == ov.Type.boolean:  # so that NaN is true, and -(2**31), for which Convert says otherwise
-            return op.not_equal(value, self.scalar(0, given)).output(0)
-        if kind == ov.Type.i64 and given.is_real():
-            self._cast_fault(value, given)
-        if kind == ov.Type.i16 and given not in _WITHIN_16_BITS:
+        if kind == ov.Type.boolean:  # Convert would make NaN and -(2**31) false
+            return op.not_equal(value, self.scalar(0, source)).output(0)
+        if kind == ov.Type.i64 and source.is_real():
+            self._cast_fault(value, source)
+        if kind == ov.Type.i16 and source not in _WITHIN_16_BITS:
             return self._wrapped(value)
         return op.convert(value, kind).output(0)
 
     def _wrapped(self, value: Output) -> Output:
-        """A number of 16 bits, as torch wraps a wider one around. The plugin keeps i16 as 32 bits."""
+        """Wrap integers to 16 bits, as torch does. The plugin keeps i16 as 32 bits."""
         wide, bits = self.cast(value, ov.Type.i32), self.scalar(16, ov.Type.i32)
         return op.convert(
             op.bitwise_right_shift(op.bitwise_left_shift(wide, bits), bits), ov.Type.i16
         ).output(0)
 
     def _cast_fault(self, value: Output, kind: ov.Type) -> None:
-        """Let the model say whether a float is too large for int64 as the plugin keeps it, or NaN."""
+        """Add a fault for floats that are NaN or too large for the plugin's int64."""
         inside = op.less(op.abs(self.cast(value, ov.Type.f32)), self.scalar(float(KEPT.cast), ov.Type.f32))
         self.fault(
             op.logical_not(inside).output(0),
             f"a float of {KEPT.cast} or more, or NaN, becomes a 64-bit integer",
         )
 
-    def fault(self, found: Output, reason: str) -> None:
-        """Let the model say that torch has to run a call: where ``found``, a bool tensor, is true anywhere."""
-        axes = list(range(len(found.get_partial_shape())))
+    def fault(self, condition: Output, reason: str) -> None:
+        """Let torch run a call if ``condition``, a bool tensor, is true anywhere."""
+        axes = list(range(len(condition.get_partial_shape())))
         self.faults.setdefault(reason, []).append(
-            op.reduce_logical_or(found, self.axes(axes), False).output(0) if axes else found
+            op.reduce_logical_or(condition, self.axes(axes), False).output(0) if axes else condition
         )
 
     def nan_fault(self, x: Output, reason: str) -> None:
-        """Let the model say that torch has to run a call: where an element of x is NaN. A layer costs one node."""
+        """Let torch run a call if an element of x is NaN. Costs one node."""
         axes = self.axes(list(range(len(x.get_partial_shape()))))
         alike = (reason, x.get_element_type().get_type_name(), len(x.get_partial_shape()))
         self.sums.setdefault(alike, []).append(op.reduce_sum(x, axes, True).output(0))
 
     def found_faults(self) -> dict[str, Output]:
-        """Reason -> a bool, whether the model is not right for what it was given."""
+        """Return reason -> a bool: whether torch has to run the call."""
         for (reason, _, _), sums in self.sums.items():
             self.fault(op.is_nan(op.concat(sums, 0)).output(0), reason)
-        found: dict[str, Output] = {}
+        combined: dict[str, Output] = {}
         for reason, bools in self.faults.items():
-            found[reason] = bools[0]
-            for one in bools[1:]:
-                found[reason] = op.logical_or(found[reason], one).output(0)
-        return found
+            combined[reason] = bools[0]
+            for condition in bools[1:]:
+                combined[reason] = op.logical_or(combined[reason], condition).output(0)
+        return combined
 
     def select(self, condition: Output, x: Any, y: Any, kind: ov.Type) -> Output:
-        """x where the condition is true, else y, both as a type."""
+        """Return x where the condition is true, else y, both converted to a type."""
         x, y = self.cast(x, kind), self.cast(y, kind)
-        if kind == ov.Type.boolean:  # the CPU plugin fails to compile a choice of bools by one of them
+        if kind == ov.Type.boolean:  # the CPU plugin fails to compile a Select of bools by one of them
             left = op.logical_and(condition, x)
             return op.logical_or(left, op.logical_and(op.logical_not(condition), y)).output(0)
         return op.select(condition, x, y).output(0)
@@ -254,7 +254,7 @@ class Builder:
     # --- sizes
 
     def size(self, x: Output, dim: int) -> Size:
-        """The size of one dimension of a tensor."""
+        """Return the size of one dimension of a tensor."""
         sizes = x.get_partial_shape()
         known = sizes[dim % len(sizes)]
         if known.is_static:
@@ -265,22 +265,22 @@ class Builder:
         ).output(0)
 
     def numbers(self, sizes: Sequence[Size]) -> Output:
-        """Sizes as one i64 tensor."""
+        """Return sizes as one i64 tensor."""
         if all(isinstance(size, int) for size in sizes):
             return self.axes([int(size) for size in sizes])  # pyright: ignore[reportArgumentType]
-        parts = [self.axes([one]) if isinstance(one, int) else self.one(one) for one in sizes]
+        parts = [self.axes([size]) if isinstance(size, int) else self.single(size) for size in sizes]
         return parts[0] if len(parts) == 1 else op.concat(parts, 0).output(0)
 
-    def one(self, number: Any) -> Output:
-        """A number as an i64 tensor of one element."""
+    def single(self, number: Any) -> Output:
+        """Return a number as an i64 tensor of one element."""
         if not isinstance(number, Output):
             return self.axes([int(number)])
         return op.reshape(self.cast(number, ov.Type.i64), self.axes([1]), False).output(0)
 
     def shaped(self, x: Output, old: Sequence[Any], new: Sequence[Any], sizes: Sequence[Size]) -> Output:
-        """``x`` reshaped. old, new: its sizes and the wanted ones, as fakes have them; sizes: those as values.
+        """Reshape ``x``. old, new: its old and new sizes in fakes; sizes: the new ones as values.
 
-        OpenVINO can copy a size of the same position, and work out one more: then nothing is computed at run time.
+        OpenVINO can copy sizes by position and infer one more, which needs no computation at run time.
         """
         written: list[int] = []
         for index, size in enumerate(new):
@@ -300,7 +300,7 @@ _TOO_LARGE = "a 64-bit constant beyond 32 bits, which OpenVINO does not keep"
 
 
 def _without_elements(result: Any) -> bool:
-    """Whether a call gives one tensor that has no element, of sizes that are fixed."""
+    """Return whether a call's result is one tensor of fixed sizes without elements."""
     if not isinstance(result, Tensor):
         return False
     sizes = list(map(fixed_size, result.shape))

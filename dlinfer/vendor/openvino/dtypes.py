@@ -1,4 +1,4 @@
-"""torch's dtypes and OpenVINO's, and one's tensors as the other's without a copy."""
+"""Conversions between torch's and OpenVINO's dtypes and tensors, without copies where possible."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from dlinfer.vendor.openvino.int_ranges.kept import Kept
 
 KEPT = Kept("OpenVINO", bits=32, cast=2**24)
-"""int64 is 32 bits in the CPU plugin, which casts floats by way of float32: above 2**24 that has no odd numbers."""
+"""The CPU plugin keeps int64 as 32 bits, and casts floats through float32, which lacks odd numbers above 2**24."""
 
 _TYPES: dict[torch.dtype, ov.Type] = {
     torch.float32: ov.Type.f32,
@@ -29,26 +29,26 @@ _TYPES: dict[torch.dtype, ov.Type] = {
 SHORT = {ov.Type.bf16: torch.bfloat16, ov.Type.f16: torch.float16}
 """Floats of 16 bits."""
 
-# numpy has no bfloat16: its bits travel as integers.
+# numpy has no bfloat16: its bits are passed as integers.
 _BITS = {torch.bfloat16: torch.int16}
 
 
 def refusal(dtype: torch.dtype) -> str | None:
-    """Why tensors of a dtype do not go to OpenVINO; None where they do."""
+    """Return why OpenVINO cannot take tensors of a dtype, or None."""
     if dtype is torch.float64:
         return "float64, which OpenVINO's plugins compute in float32"
     return None if dtype in _TYPES else f"dtype {str(dtype).removeprefix('torch.')}"
 
 
 def type_of(dtype: torch.dtype) -> ov.Type:
-    """OpenVINO's type of the same values. Raises KeyError for one that ``refusal`` refuses."""
+    """Return OpenVINO's type for a dtype. Raises KeyError for a dtype that ``refusal`` refuses."""
     return _TYPES[dtype]
 
 
 def shared(tensor: Tensor) -> ov.Tensor:
-    """An OpenVINO tensor on a contiguous CPU tensor's memory.
+    """Return an OpenVINO tensor on a contiguous CPU tensor's memory.
 
-    It does not keep that memory alive: who uses it must hold the torch tensor as long.
+    It does not keep that memory alive: the caller must hold the torch tensor as long.
     """
     bits = tensor.detach()
     kind = _BITS.get(tensor.dtype)
@@ -58,10 +58,10 @@ def shared(tensor: Tensor) -> ov.Tensor:
 
 
 def constant(tensor: Tensor, keep: list[Tensor]) -> Output:
-    """A contiguous tensor as a constant on its memory, which is appended to ``keep``: hold it as long as the constant.
+    """Return a constant on a contiguous tensor's memory, appended to ``keep``: hold it as long as the constant.
 
-    The CPU plugin takes infinities of bfloat16 constants for finite numbers, those that it folds too. A tensor that has
-    some is a constant of float32, which each run converts behind an op that is never folded: a roll by no places.
+    The CPU plugin makes infinities in bfloat16 constants finite, also when it folds. So a tensor with infinities
+    becomes a float32 constant, which each run converts after an op that is never folded: a roll by 0.
     """
     if tensor.dtype is not torch.bfloat16 or not _has_infinities(tensor):
         keep.append(tensor)
@@ -69,8 +69,8 @@ def constant(tensor: Tensor, keep: list[Tensor]) -> Output:
     held = torch.atleast_1d(tensor.float())
     keep.append(held)
     none = Constant(ov.Type.i64, ov.Shape([1]), [0])
-    made = op.convert(op.roll(Constant(shared(held), True), none, none), ov.Type.bf16)
-    return made.output(0) if tensor.dim() else op.squeeze(made, none).output(0)
+    converted = op.convert(op.roll(Constant(shared(held), True), none, none), ov.Type.bf16)
+    return converted.output(0) if tensor.dim() else op.squeeze(converted, none).output(0)
 
 
 def _has_infinities(tensor: Tensor) -> bool:
@@ -78,12 +78,12 @@ def _has_infinities(tensor: Tensor) -> bool:
         return False
     ends = torch.stack(
         tensor.aminmax()
-    )  # reads once and makes nothing of the tensor's size; NaN where there is one
+    )  # reads once and allocates nothing of the tensor's size; NaN if there is one
     return bool(ends.isinf().any()) or (bool(ends.isnan().any()) and bool(tensor.isinf().any()))
 
 
 def copied(tensor: ov.Tensor, dtype: torch.dtype) -> Tensor:
-    """A torch tensor with the values of an OpenVINO tensor."""
+    """Copy an OpenVINO tensor to a torch tensor."""
     data: Any = tensor.data
     if dtype in _BITS:
         data = data.view("int16")

@@ -1,4 +1,4 @@
-"""The graph engine ``openvino``: a region is one OpenVINO model, for all sizes, on torch's memory."""
+"""The graph engine ``openvino``: a region becomes one OpenVINO model, for all sizes, on torch's memory."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -35,7 +35,7 @@ assert lowerings  # imported for what it registers
 
 
 class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
-    """Graphs in OpenVINO's runtime."""
+    """Runs graphs in OpenVINO's runtime."""
 
     name = "openvino"
     options_type = OpenVINOOptions
@@ -53,7 +53,7 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
         self.selftest = selftest(self)
 
     def read_options(self, options: Mapping[str, object]) -> OpenVINOOptions:
-        """Raise CompileOptionError, for a device that is not there too, or UnsupportedFeatureError."""
+        """Read options. Raises CompileOptionError, also for a missing device, and UnsupportedFeatureError."""
         check_process()
         chosen = super().read_options(options)
         if chosen.device != "CPU":
@@ -61,11 +61,11 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
         return chosen
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
-        """What OpenVINO has not, or computes in another type."""
+        """Refuse dtypes that OpenVINO lacks or computes in another type."""
         return dtypes.refusal(dtype)
 
     def refuses_op(self, node: fx.Node) -> str | None:
-        """What has no lowering for these arguments; of a node that writes, its functional twin."""
+        """Refuse a node without a lowering for its arguments; a node that writes is lowered as its functional twin."""
         if (number := _number_beyond(node)) is not None:
             return f"{number}, which the dtype of its tensor does not hold: torch wraps it around"
         if not written_arguments(node):
@@ -75,12 +75,12 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
         return None if twin.op is None else registry.refusal(_twin_call(node, twin))
 
     def is_heavy(self, node: fx.Node) -> bool:
-        """Products of matrices and what is made of them."""
+        """Whether the node multiplies matrices."""
         op = overload(node)
         return op is not None and any(word in op._schema.name for word in _HEAVY)
 
     def lower(self, function: Function, options: OpenVINOOptions, policy: str) -> Lowered:
-        """The function as a model whose weights are still parameters."""
+        """Write the function as a model whose weights are still parameters."""
         template = template_of(function, type(function.graph_module).__name__)
         if (reason := template.misfit(options)) is not None:
             raise RefusedError(reason)
@@ -89,7 +89,7 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
         return OpenVINOLowered(function, template, options)
 
     def _check_precision(self, function: Function, precision: str) -> None:
-        """Raise RefusedError where the self-test forbids an op in the precision of the whole model."""
+        """Raise RefusedError if the self-test failed for an op in the model's precision."""
         assert self.selftest is not None
         for node in function.graph_module.graph.nodes:
             if node.op == "call_function" and is_compute(node):
@@ -98,11 +98,11 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
                     raise RefusedError(reason, node.name)
 
     def keeps(self, callees: Collection[str]) -> bool:
-        """Compiled models are made anew in each process."""
+        """No: each process compiles its models again."""
         return False
 
     def identity(self, cache_dir: Path) -> str:
-        """The runtime's version."""
+        """Return the runtime's version."""
         return f"openvino {ov.__version__}"
 
 
@@ -111,24 +111,25 @@ _HEAVY = ("linear", "matmul", "mm", "conv", "attention", "moe")
 
 
 def _number_beyond(node: fx.Node) -> int | None:
-    """A number among the arguments of elementwise arithmetic that lies outside of a tensor's whole numbers."""
+    """Return a number in elementwise arithmetic that a tensor's integer dtype cannot hold, or None."""
     op = overload(node)
     if op is None:
         return None
-    found = {value.dtype for value in map(fake, node.all_input_nodes) if isinstance(value, torch.Tensor)}
-    narrow = [torch.iinfo(one) for one in found & {torch.uint8, torch.int8, torch.int16, torch.int32}]
-    given = arguments(node)
-    numbers = [given[name] for name in ("other", "value", "min", "max") if type(given.get(name)) is int]
-    return next((n for n in numbers for one in narrow if not one.min <= n <= one.max), None)
+    kinds = {value.dtype for value in map(fake, node.all_input_nodes) if isinstance(value, torch.Tensor)}
+    limits = [torch.iinfo(kind) for kind in kinds & {torch.uint8, torch.int8, torch.int16, torch.int32}]
+    named = arguments(node)
+    numbers = [named[name] for name in ("other", "value", "min", "max") if type(named.get(name)) is int]
+    return next((n for n in numbers for limit in limits if not limit.min <= n <= limit.max), None)
 
 
 def _twin_call(node: fx.Node, twin: FunctionalCall) -> Call:
-    """The call of a writing node's functional twin."""
+    """Return the call of a writing node's functional twin."""
     op = twin.op
     assert op is not None
-    names = [one.name for one in op._schema.arguments]
-    defaults = {one.name: one.default_value for one in op._schema.arguments if one.has_default_value()}
-    given = defaults | dict(zip(names, twin.args, strict=False)) | twin.kwargs
+    parameters = op._schema.arguments
+    names = [parameter.name for parameter in parameters]
+    defaults = {each.name: each.default_value for each in parameters if each.has_default_value()}
+    values = defaults | dict(zip(names, twin.args, strict=False)) | twin.kwargs
     contents = [target.meta["val"] for target in twin.targets]
     result = contents[0] if len(contents) == 1 else contents
-    return Call(op, {name: given[name] for name in names if name in given}, result, op_name(node))
+    return Call(op, {name: values[name] for name in names if name in values}, result, op_name(node))

@@ -1,4 +1,4 @@
-"""Eager kernels: those of the cpu vendor, which see the KV cache as the ops speak of it."""
+"""Eager kernels: the cpu vendor's, on views of the KV cache in the ops' own layout."""
 
 import functools
 import inspect
@@ -13,7 +13,7 @@ _CACHES = ("k_cache", "v_cache", "k_scales_zeros", "v_scales_zeros")
 
 
 def kernels() -> Mapping[str, Kernel]:
-    """Op name -> kernel."""
+    """Return op name -> kernel."""
     return {name: _on_views(kernel) for name, kernel in discovery.kernels_of(discovery.get("cpu")).items()}
 
 
@@ -26,10 +26,10 @@ def _on_views(kernel: Kernel) -> Kernel:
 
     @functools.wraps(kernel)
     def run(*args: Any, **kwargs: Any) -> Any:
-        given = [*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs)]
+        arguments = [*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs)]
         for place in places:
-            if given[place].dim() == len(LAYOUT.order):  # the one scale of an fp8 cache is no cache
-                given[place] = LAYOUT.canonical(given[place])
-        return kernel(*given)
+            if arguments[place].dim() == len(LAYOUT.order):  # not the one scale of an fp8 cache
+                arguments[place] = LAYOUT.canonical(arguments[place])
+        return kernel(*arguments)
 
     return run

@@ -1,4 +1,4 @@
-"""The layout of the paged KV cache: what the attention of OpenVINO's CPU plugin reads and writes."""
+"""The layout of the paged KV cache that the attention of OpenVINO's CPU plugin reads and writes."""
 
 from dlinfer.vendor.base import KVCacheLayout
 

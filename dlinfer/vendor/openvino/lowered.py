@@ -1,8 +1,8 @@
-"""A function as an OpenVINO model, and how it runs: inputs bound, new contents written back.
+"""A function as an OpenVINO model: binds inputs, runs it, and writes new contents back.
 
-What the model cannot be right for runs by torch, at this call only and under the fallback policy: 64-bit integers that
-the plugin would cut to 32, given or made in between. So do indices outside of what they index, for which torch raises.
-Some of this only the model sees: its last outputs say so, and what it computed is not used.
+If the model would be wrong for a call, torch runs that call, under the fallback policy. The reasons are inputs or
+intermediate integers of more than 32 bits, which the plugin cuts, and indices out of range. The model itself detects
+some of this: its last outputs say so, and its other results are dropped.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ from dlinfer.vendor.openvino.workarounds.precision import rounded
 
 
 class OpenVINOLowered(Lowered):
-    """A template, whose held weights become constants of the model that is compiled."""
+    """A template; the held weights become constants of the compiled model."""
 
     placement = "kernel OpenVINO"
 
@@ -44,24 +44,25 @@ class OpenVINOLowered(Lowered):
         held = set(template.held)
         indices = {index for index, _, _ in template.limits}
         self._bound = [index for index, name in enumerate(template.inputs) if name and index not in held]
-        self._kept = [one.target for one in template.results if one.kind == "kept" and one.target is not None]
+        kept = (result.target for result in template.results if result.kind == "kept")
+        self._kept = [target for target in kept if target is not None]
         self._int64 = [index for index in template.int64_inputs if index not in indices]
         self._ranged = {*self._int64, *indices, *template.ranges.inputs}
         self._limits = [(index, negative) for index, _, negative in template.limits]
         self._limit_sizes = reader([[size for _, size, _ in template.limits]])
-        self._written = {one.target for one in template.results if one.target is not None}
+        self._written = {result.target for result in template.results if result.target is not None}
         self._sizes = reader(template.sizes)
         self._check_empty = EmptyOperands(function.graph_module.graph, lambda node: not_empty(Call.of(node)))
         self._dtypes = [dtype for result in template.results for dtype in _dtypes(result)]
         self._dtypes += [torch.bool] * len(template.faults)
 
     def compile(self, weights: tuple[Tensor, ...]) -> Executable:
-        """The model with these weights, compiled for the device."""
+        """Compile the model with these weights for the device."""
         template, options = self.template, self._options
-        given = {template.inputs[index]: weight for index, weight in zip(self.held, weights, strict=True)}
-        model, keep = with_weights(template.model, given, options, template.notes, template.precision)
-        said = properties(options, template.precision, template.cache)
-        compiled = self._precise(model, said)
+        by_name = {template.inputs[index]: weight for index, weight in zip(self.held, weights, strict=True)}
+        model, keep = with_weights(template.model, by_name, options, template.notes, template.precision)
+        hints = properties(options, template.precision, template.cache)
+        compiled = self._precise(model, hints)
         requests = Requests(compiled, self._dtypes, (keep, template.keep))
         built_in = zip(self.held, weights, strict=True)
         held = {index: range_of(weight) for index, weight in built_in if index in self._ranged}
@@ -69,57 +70,57 @@ class OpenVINOLowered(Lowered):
         def run(*inputs: Any) -> list[Tensor]:
             self._check_numbers(inputs, held)
             outputs = requests(self._tensors(inputs), self._sizes(inputs))
-            for reason, found in zip(reversed(template.faults), reversed(outputs), strict=False):
-                if found.item():
+            for reason, flag in zip(reversed(template.faults), reversed(outputs), strict=False):
+                if flag.item():
                     raise WrongInputError(reason) if reason == INDEX else RefusedError(reason)
             return self._contents(inputs, outputs)
 
         return run
 
-    def _precise(self, model: ov.Model, said: dict[str, Any]) -> ov.CompiledModel:
-        """The model, compiled in float32 as a whole where OpenVINO would round some of its float32 to 16 bits."""
-        compiled = self._compiled(model, said)
+    def _precise(self, model: ov.Model, hints: dict[str, Any]) -> ov.CompiledModel:
+        """Compile the model; all of it in float32 if OpenVINO would round some of its float32 to 16 bits."""
+        compiled = self._compiled(model, hints)
         node = self._rounded(compiled)
         if node is None:
             return compiled
-        del compiled  # it holds weights in an order of its own
+        del compiled  # it holds reordered weights
         lost = f"OpenVINO would round the float32 of {node} to 16 bits, as it computes what is beside it"
         if self.template.cache not in ("", "f32"):
             raise RefusedError(f"{lost}, and its KV cache is not float32")
         note = f"{lost}: the whole region is computed in float32"
-        if note not in self.notes:  # the model is compiled again where a weight changed
+        if note not in self.notes:  # a changed weight compiles the model again
             self.notes.append(note)
-        return self._compiled(model, said | properties(replace(self._options, precision="f32"), "f32", ""))
+        return self._compiled(model, hints | properties(replace(self._options, precision="f32"), "f32", ""))
 
-    def _compiled(self, model: ov.Model, said: dict[str, Any]) -> ov.CompiledModel:
+    def _compiled(self, model: ov.Model, hints: dict[str, Any]) -> ov.CompiledModel:
         try:
-            return core().compile_model(model, self._options.device, said)
+            return core().compile_model(model, self._options.device, hints)
         except RuntimeError as cause:  # the only class that OpenVINO raises
-            raise RefusedError(f"OpenVINO does not compile it: {_told(cause)}") from cause
+            raise RefusedError(f"OpenVINO does not compile it: {_message(cause)}") from cause
 
     def _rounded(self, compiled: ov.CompiledModel) -> str | None:
-        """A float32 node that the CPU plugin rounds to 16 bits, which nobody asked for."""
+        """Return a float32 node that the CPU plugin rounds to 16 bits against the options, or None."""
         if self._options.precision != "model" or self._options.device.split(".")[0] != "CPU":
             return None
         return rounded(compiled, self.template.model, self.template.precise)
 
     def check(self, inputs: Sequence[Any]) -> None:
-        """Raise RefusedError for attention over no keys, and a KV cache that the model would write into a copy of."""
+        """Raise RefusedError for attention over no keys, and for a KV cache that the model would copy and write."""
         self._check_empty(inputs)
         if not all(inputs[index].is_contiguous() for index in self._kept):
             raise RefusedError("a KV cache that is not contiguous")
 
     def _check_numbers(self, inputs: Sequence[Any], held: Mapping[int, Interval]) -> None:
-        """Raise RefusedError for whole numbers that need more than 32 bits, WrongInputError for an index that is none.
+        """Raise RefusedError for integers that need more than 32 bits, WrongInputError for an index out of range.
 
-        held: ranges of what is built in.
+        held: ranges of built-in weights.
         """
-        found = dict(held)
+        intervals = dict(held)
 
         def interval(index: int) -> Interval:
-            if index not in found:
-                found[index] = range_of(inputs[index])
-            return found[index]
+            if index not in intervals:
+                intervals[index] = range_of(inputs[index])
+            return intervals[index]
 
         for index in self._int64:
             if not KEPT.holds(interval(index)):
@@ -135,7 +136,7 @@ class OpenVINOLowered(Lowered):
             raise RefusedError(reason)
 
     def _tensors(self, inputs: Sequence[Any]) -> list[Tensor]:
-        """The tensors of the model's parameters: numbers as tensors, everything contiguous."""
+        """Return contiguous tensors for the model's parameters, numbers as tensors."""
         numbers = self.template.numbers
         return [
             torch.tensor(inputs[index]) if index in numbers else inputs[index].contiguous()
@@ -143,22 +144,22 @@ class OpenVINOLowered(Lowered):
         ]
 
     def _contents(self, inputs: Sequence[Any], outputs: list[Tensor]) -> list[Tensor]:
-        """The function's values; rows are written into their inputs' own memory."""
-        given = iter(outputs)
+        """Return the function's values; writes rows into their inputs' own memory."""
+        remaining = iter(outputs)
         parts = [
-            (result, *(self._part(origin, inputs, given, result.target) for origin in _origins(result)))
+            (result, *(self._part(origin, inputs, remaining, result.target) for origin in _origins(result)))
             for result in self.template.results
         ]
         return [_written(inputs, *part) for part in parts]
 
     def _part(
-        self, origin: int | None, inputs: Sequence[Any], given: Iterator[Tensor], target: int | None
+        self, origin: int | None, inputs: Sequence[Any], remaining: Iterator[Tensor], target: int | None
     ) -> Tensor | None:
-        """What a value is made of: the model's next output, or an input, copied where another result may write it."""
+        """Return the model's next output, or an input, copied if another result may write it."""
         if origin is None:
             return None
         if origin == OUTPUT:
-            return next(given)
+            return next(remaining)
         value = inputs[origin]
         if target is not None and origin not in self._written:
             return value
@@ -166,14 +167,14 @@ class OpenVINOLowered(Lowered):
 
 
 def _written(inputs: Sequence[Any], result: Result, source: Tensor | None, index: Tensor | None) -> Tensor:
-    """The value of a result: fresh, or the input that it is the new content of, where that is in it by now."""
+    """Return a result's value: a fresh tensor, or the input that now has the new content."""
     if result.target is not None and result.kind != "fresh":
         target = inputs[result.target]
         if source is not None and index is not None:
             with torch.no_grad():
                 target.index_copy_(result.dim, index, source)
         return target
-    assert source is not None, "what is no result of its own was written into an input"
+    assert source is not None, "a fresh result has a source"
     return source
 
 
@@ -185,12 +186,12 @@ def _origins(result: Result) -> tuple[int | None, int | None]:
 
 
 def _dtypes(result: Result) -> list[torch.dtype]:
-    """Dtypes of the model's outputs that a result is made of."""
+    """Return the dtypes of the model's outputs for a result."""
     kinds = zip(_origins(result), (getattr(torch, result.dtype), torch.int64), strict=True)
     return [dtype for origin, dtype in kinds if origin == OUTPUT]
 
 
-def _told(cause: RuntimeError) -> str:
-    """What OpenVINO says in its own words, without the places in its sources."""
+def _message(cause: RuntimeError) -> str:
+    """Return OpenVINO's message without its source lines."""
     lines = [line.strip() for line in str(cause).splitlines()]
     return " ".join(line for line in lines if line and not line.startswith("Exception from"))[:300]

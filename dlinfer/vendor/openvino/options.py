@@ -12,13 +12,13 @@ class OpenVINOOptions(EngineOptions):
     """Options of one compilation.
 
     device: an OpenVINO device: ``CPU``, ``GPU``, ``GPU.1``, ``NPU``.
-    precision: in which type the device computes: the model's own, or another.
-    weights: of linear layers: as they are, or compressed to 8 bits a weight with a scale for each row, or to 4 bits
-        with a scale for each group.
-    group_size: weights of a row that share a scale with ``int4``.
-    dynamic_quantization_group_size: elements of an activation that are quantised together to 8 bits where weights are
-        compressed; 0 keeps activations as they are.
-    num_threads: of the CPU; 0 takes torch's.
+    precision: the type that the device computes in: the model's own, or another.
+    weights: linear layers' weights: unchanged, or compressed to 8 bits with a scale for each row, or to 4 bits with a
+        scale for each group.
+    group_size: number of a row's weights that share a scale, with ``int4``.
+    dynamic_quantization_group_size: number of an activation's elements that are quantised together to 8 bits, for
+        compressed weights; 0 keeps activations unchanged.
+    num_threads: number of CPU threads; 0 takes torch's.
     """
 
     device: str = option("CPU", text("the name of an OpenVINO device, such as 'CPU' or 'GPU.0'"))

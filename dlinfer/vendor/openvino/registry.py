@@ -1,18 +1,18 @@
-"""Which ops OpenVINO is given, how each is written in its opset, and what of it is not taken.
+"""The table of lowerings: the ops that OpenVINO runs, each with a capability check.
 
-A lowering is a function with its capability check beside it::
+A lowering is a function with its check beside it::
 
     @lowers(aten.flip.default, refuses=_needs_fixed_dims)
     def flip(b, x, dims): ...
 
-It takes the builder and the op's arguments in the schema's order, tensors as OpenVINO outputs, and gives the op's
-results. A keyword-only parameter is given the argument of its name, or its own default where the overload has no such
-argument; a function with such parameters is given no others behind those by position::
+It takes the builder and the op's arguments in the schema's order, tensors as OpenVINO outputs, and returns the op's
+results. A keyword-only parameter gets the argument of its name; if the overload lacks it, its default. A function with
+such parameters gets only as many positional arguments as it declares::
 
     @lowers(aten.sum.default, aten.sum.dim_IntList)
     def sum_(b, x, *, dim=None, keepdim=False): ...
 
-The check takes the Call, before anything is built.
+The check takes the Call before anything is built, and returns a reason to refuse it, or None.
 """
 
 import inspect
@@ -37,31 +37,31 @@ assert ops  # imported for torch.ops.dlinfer, which lowerings name when they reg
 class Call:
     """One call of an op or of a Python function on sizes.
 
-    target: what is called. given: parameter name, or position, -> argument, in which nodes stand for values.
-    result: its fake result. name: what people call it.
+    target: the op or function. arguments: parameter name, or position -> argument, with nodes for values.
+    result: its fake result. name: its name in messages.
     """
 
     target: Any
-    given: Mapping[Any, Any]
+    arguments: Mapping[Any, Any]
     result: Any
     name: str
 
     @classmethod
     def of(cls, node: fx.Node) -> "Call":
-        """The call that a node is."""
-        given = dict(enumerate(node.args)) if overload(node) is None else arguments(node)
-        return cls(node.target, given, fake(node), op_name(node))
+        """Return a node's call."""
+        values = dict(enumerate(node.args)) if overload(node) is None else arguments(node)
+        return cls(node.target, values, fake(node), op_name(node))
 
     def fake(self, parameter: Any) -> Any:
-        """The fake value of an argument: of a node, or of each node in a list."""
-        value = self.given[parameter]
+        """Return the fake value of an argument, also of nodes in a list."""
+        value = self.arguments[parameter]
         if isinstance(value, (list, tuple)):
             return [fake(item) if isinstance(item, fx.Node) else item for item in value]
         return fake(value) if isinstance(value, fx.Node) else value
 
     def is_node(self, parameter: Any) -> bool:
-        """Whether an argument is a value that the graph computes."""
-        return isinstance(self.given[parameter], fx.Node)
+        """Return whether the graph computes an argument."""
+        return isinstance(self.arguments[parameter], fx.Node)
 
 
 Check = Callable[[Call], str | None]
@@ -70,25 +70,26 @@ Build = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Lowering:
-    """build: makes the op in OpenVINO. refuses: why a call of it is not taken.
+    """build: builds the op in OpenVINO. refuses: returns why it cannot lower a call, or None.
 
-    takes_rows: whether it takes ``written.Rows``; else they are put together for it.
+    takes_rows: whether it takes ``written.Rows``; otherwise it gets the whole tensor.
     """
 
     build: Build
     refuses: Check
     takes_rows: bool
 
-    def by_position(self, given: Mapping[Any, Any]) -> Sequence[Any]:
-        """The arguments that ``build`` takes by position, behind the builder."""
-        kinds = [one.kind for one in inspect.signature(self.build).parameters.values()]
-        values = list(given.values())
+    def by_position(self, arguments: Mapping[Any, Any]) -> Sequence[Any]:
+        """Return the arguments that ``build`` takes by position, after the builder."""
+        kinds = [parameter.kind for parameter in inspect.signature(self.build).parameters.values()]
+        values = list(arguments.values())
         return values[: len(kinds) - kinds.count(_NAMED) - 1] if _NAMED in kinds else values
 
-    def by_name(self, given: Mapping[Any, Any]) -> dict[str, Any]:
-        """The arguments that ``build`` takes by name."""
+    def by_name(self, arguments: Mapping[Any, Any]) -> dict[str, Any]:
+        """Return the arguments that ``build`` takes by name."""
         parameters = inspect.signature(self.build).parameters.values()
-        return {one.name: given[one.name] for one in parameters if one.kind is _NAMED and one.name in given}
+        names = [parameter.name for parameter in parameters if parameter.kind is _NAMED]
+        return {name: arguments[name] for name in names if name in arguments}
 
 
 _NAMED = inspect.Parameter.KEYWORD_ONLY
@@ -96,7 +97,7 @@ _table: dict[Any, Lowering] = {}
 
 
 def taken(call: Call) -> str | None:
-    """The check of ops that are taken whatever their arguments are."""
+    """Accept every call."""
     return None
 
 
@@ -114,21 +115,21 @@ def lowers(*targets: Any, refuses: Check = taken, takes_rows: bool = False) -> C
 
 
 def lowering(target: Any) -> Lowering | None:
-    """The lowering of an op; None where there is none."""
+    """Return the lowering of an op, or None."""
     return _table.get(target)
 
 
 def refusal(call: Call) -> str | None:
-    """Why a call is not taken; None where it is."""
-    found = _table.get(call.target)
-    if found is None:
+    """Return why OpenVINO cannot take a call, or None."""
+    entry = _table.get(call.target)
+    if entry is None:
         return f"no lowering for {call.name}"
-    for value in pytree.tree_leaves((list(map(call.fake, call.given)), call.result)):
+    for value in pytree.tree_leaves((list(map(call.fake, call.arguments)), call.result)):
         if isinstance(value, Tensor) and (reason := dtypes.refusal(value.dtype)) is not None:
             return reason
     if any(fixed_size(size) == 0 for shape in not_empty(call) for size in shape):
         return without_elements(call.name)
-    return found.refuses(call)
+    return entry.refuses(call)
 
 
 _aten = torch.ops.aten
@@ -137,18 +138,18 @@ _REDUCED = (*_EXTREMES, _aten.logsumexp, _aten.var, _aten.std, _aten.var_mean, _
 
 
 def not_empty(call: Call) -> Iterator[Sequence[Any]]:
-    """Sizes that must not be 0, where OpenVINO would give what lay in its memory, or end the process.
+    """Yield sizes that must not be 0, where OpenVINO would return uninitialised memory or crash.
 
-    Over no keys attention is zeros in torch, and so is a product over nothing, which goes wrong with weights; of no
-    elements there is no extreme, and torch raises; their deviation, which ends the process behind another op, is NaN.
+    In torch, attention over no keys is zeros, and so is a product over nothing; OpenVINO gets that wrong with weights.
+    An extreme of no elements raises in torch. The deviation of none is NaN; OpenVINO crashes on it after another op.
     """
     packet = getattr(call.target, "overloadpacket", None)
     if packet is _aten.scaled_dot_product_attention:
         yield call.fake("key").shape[-2:-1]
-    elif (name := first_factor(packet, call.given)) is not None:
+    elif (name := first_factor(packet, call.arguments)) is not None:
         yield [size for size in call.fake(name).shape[-1:] if fixed_size(size) is not None]
     elif packet in _REDUCED and call.target not in (_aten.max.other, _aten.min.other):
-        shape, dim = call.fake("self").shape, call.given.get("dim")
+        shape, dim = call.fake("self").shape, call.arguments.get("dim")
         dims = dim if isinstance(dim, (list, tuple)) and dim else [dim]
         if shape:
-            yield shape if dims == [None] or dim == [] else [shape[one] for one in dims]
+            yield shape if dims == [None] or dim == [] else [shape[axis] for axis in dims]

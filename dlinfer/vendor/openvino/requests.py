@@ -1,8 +1,8 @@
-"""Running a compiled model on torch's memory: one infer request a thread, tensors bound once.
+"""Runs a compiled model on torch's memory: one infer request per thread, tensors bound once.
 
-Setting a tensor costs more than a small model, so a request remembers the address and the sizes behind each of its
-inputs and sets only what changed. Nothing keeps a caller's tensor alive: the same address with the same sizes and
-dtype is the same binding, whoever's memory it is by then.
+Setting a tensor costs more than running a small model, so a request remembers address and sizes of each input and sets
+only changed ones. It keeps no caller's tensor alive: the same address, sizes and dtype are the same binding, even if
+the memory has a new owner.
 """
 
 import threading
@@ -19,20 +19,20 @@ from dlinfer.vendor.openvino.workarounds.constants import NOWHERE, no_places
 
 
 class Requests:
-    """Callable with the tensors of a compiled model's parameters, gives fresh tensors of its outputs.
+    """Callable: takes tensors for a compiled model's parameters and returns fresh tensors of its outputs.
 
-    Threads may call it at once: each has a request of its own, whose intermediate memory stays until the thread ends.
+    Threads may call it at once. Each has its own request, whose intermediate memory stays until the thread ends.
     """
 
     def __init__(self, compiled: ov.CompiledModel, dtypes: Sequence[torch.dtype], keep: Any) -> None:
-        """dtypes: of the outputs. keep: what the model's constants lie in."""
+        """dtypes: the outputs' dtypes. keep: memory of the model's constants."""
         self._compiled = compiled
         self._dtypes = tuple(dtypes)
         self._keep = keep
         self._local = threading.local()
 
     def __call__(self, tensors: Sequence[Tensor], sizes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """tensors: contiguous, one for each parameter. sizes: of each output."""
+        """Run the model. tensors: contiguous, one for each parameter. sizes: each output's sizes."""
         check_process()
         try:
             request: _Request = self._local.request
@@ -42,7 +42,7 @@ class Requests:
 
 
 class _Request:
-    """One request and what is bound to it."""
+    """One request and its bindings."""
 
     def __init__(self, compiled: ov.CompiledModel) -> None:
         self._request = compiled.create_infer_request()

@@ -1,7 +1,7 @@
 """The self-test of OpenVINO's CPU plugin: the cases of every engine, and the plugin's own attention.
 
-The plugin has other kernels for AVX-512, bfloat16, float16 and AMX than for AVX2. Some were wrong where those for AVX2
-were right: comparisons of NaN, paged attention in float16.
+The plugin has different kernels for AVX2, AVX-512, bfloat16, float16 and AMX. Some were wrong where those for AVX2 were
+right: comparisons of NaN, paged attention in float16.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,19 +24,19 @@ from dlinfer.vendor.openvino.passes.cached_attention import CACHED_ATTENTION
 
 BLOCK, HEADS, KV_HEADS, SIZE = LAYOUT.block_size or 0, 4, 2, 64
 SEQUENCES = ((3, 40), (1, 0), (37, 31))
-"""(new tokens, old tokens) of each: within a block, across two, from nothing."""
+"""(new tokens, old tokens) of each sequence: across two blocks, an empty cache, within a block."""
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-"""Scores and sums of up to 68 terms in any order; in 16 bits, probabilities rounded before they meet the values."""
+"""For scores and sums of up to 68 terms in any order; in 16 bits, also for rounded probabilities."""
 
 
 def selftest(engine: Engine) -> SelfTest:
-    """The self-test of the engine on the CPU."""
+    """Return the self-test of the engine on the CPU."""
     return SelfTest(_version, lambda: cases(engine))
 
 
 def cases(engine: Engine) -> Iterator[Case]:
-    """Every case of the engine."""
+    """Yield every case of the engine."""
     return engine_cases(engine, asdict(OpenVINOOptions()), [*TORCH_CASES, *PAGED], FLOATS)
 
 
@@ -48,9 +48,9 @@ def _version() -> str:
 
 
 def _step(sequences: tuple[tuple[int, int], ...]) -> Callable[[torch.dtype], list[Tensor]]:
-    """The inputs of a step: q, k, v, both caches, slots, table, ends of queries, lengths."""
+    """Return a function that builds a step's inputs: q, k, v, both caches, slots, table, ends of queries, lengths."""
 
-    def given(dtype: torch.dtype) -> list[Tensor]:
+    def inputs(dtype: torch.dtype) -> list[Tensor]:
         tokens = sum(new for new, _ in sequences)
         table = torch.tensor([[5, 2, 9, 0], [7, 1, 3, 11], [4, 10, 6, 8]])  # blocks in no order, none twice
         slots = [
@@ -70,18 +70,18 @@ def _step(sequences: tuple[tuple[int, int], ...]) -> Callable[[torch.dtype], lis
             torch.tensor([new + old for new, old in sequences]),
         ]
 
-    return given
+    return inputs
 
 
 def _numbers(*sizes: int, shift: int) -> Tensor:
-    """Different numbers between -1.5 and 1.5, in no order."""
+    """Return different numbers between -1.5 and 1.5, unordered."""
     count = torch.arange(1, torch.Size(sizes).numel() + 1, dtype=torch.float64) + 1000 * shift
     return ((count * 0.6180339887498949) % 1.0 * 3 - 1.5).view(sizes)
 
 
 def _attention(decodes: bool) -> Callable[..., Tensor]:
-    def function(q: Tensor, *given: Tensor) -> Tensor:
-        *caches, table, ends, lengths = given
+    def function(q: Tensor, *inputs: Tensor) -> Tensor:
+        *caches, table, ends, lengths = inputs
         out = torch.empty_like(q)
         sizes = (BLOCK, None if decodes else ends, lengths, 37, 68, HEADS, KV_HEADS)
         CACHED_ATTENTION(q, *caches, table, *sizes, out, SIZE**-0.5, -1, 0.0, None, None)
@@ -91,7 +91,7 @@ def _attention(decodes: bool) -> Callable[..., Tensor]:
 
 
 def _expected(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> list[Tensor]:
-    """Sequence by sequence in float64, with keys and values put into their slots one by one."""
+    """Compute each sequence in float64, after writing keys and values to their slots one by one."""
     k_cache, v_cache, slots, table, ends, lengths = rest
     caches = [cache.clone() for cache in (k_cache, v_cache)]
     for token, slot in enumerate(slots.tolist()):

@@ -1,7 +1,7 @@
-"""A region as an OpenVINO model whose weights are still parameters, with all that is needed to run it.
+"""A region as an OpenVINO model whose weights are still parameters, with the data to run it.
 
-It is plain data and a model, so that it can be stored without the weights: where each input goes, what each output is
-and how large, what must be true of the inputs.
+It consists of a model and plain data, so it can be stored without the weights. The data say where each input goes, what
+each output is and how large, and which conditions the inputs must meet.
 """
 
 from collections.abc import Sequence
@@ -30,18 +30,18 @@ assert lowerings  # imported for what it registers
 
 
 OUTPUT = -1
-"""Where a value comes from that is an output of the model, and not an input as it is."""
+"""Origin of a value that is an output of the model, not an unchanged input."""
 
 
 @dataclass(frozen=True)
 class Result:
     """One output of the function.
 
-    kind: ``fresh``: it is ``source``; ``rows``: ``source`` are rows that go to the places ``index`` of the input
-    ``target`` along ``dim``; ``kept``: the model writes the input's own memory.
-    target: the input whose new content it is; None for a fresh tensor.
-    source, index: an input, by its number, or OUTPUT for the model's next output. The CPU plugin leaves an output that
-    is nothing but an input unwritten.
+    kind: ``fresh``: the value is ``source``. ``rows``: the rows ``source`` are written into the input ``target`` at the
+        places ``index`` along ``dim``. ``kept``: the model writes the input's own memory.
+    target: the input that the value overwrites; None for a fresh tensor.
+    source, index: an input's number, or OUTPUT for the model's next output. The CPU plugin does not write an output
+        that is an unchanged input.
     """
 
     kind: str
@@ -56,15 +56,15 @@ class Result:
 class Template:
     """A model and how a region's inputs and outputs map to it.
 
-    inputs: for each input of the region, the name of its parameter; empty where the model does not read it.
-    numbers: indices of inputs that are numbers. held: indices of those that become constants.
-    sizes: of the model's outputs, as ``dlinfer.graph.engine_kit.output_sizes`` writes them.
-    int64_inputs: indices of those of int64, of which the plugin keeps 32 bits.
-    limits: (input that is an index, size that it indexes, whether it counts from the end where it is negative).
-    ranges: says of a call whether its whole numbers stay within 32 bits.
-    faults: reasons, for each of which the model has one more output: whether it is not right for a call.
-    keep: memory that the model's constants lie in. notes: for reports.
-    cache: the floating type of inputs that the model itself writes; empty where there are none.
+    inputs: for each input of the region, the name of its parameter; empty if the model does not read it.
+    numbers: positions of inputs that are numbers. held: positions of inputs that become constants.
+    sizes: the outputs' sizes, as ``dlinfer.graph.engine_kit.output_sizes`` writes them.
+    int64_inputs: positions of int64 inputs; the plugin keeps 32 bits of them.
+    limits: (index input, size of the dimension that it indexes, whether negative indices count from the end).
+    ranges: checks that a call's integers stay within 32 bits.
+    faults: reasons to reject a call; the model has one more bool output for each.
+    keep: memory of the model's constants. notes: for reports.
+    cache: the floating type of inputs that the model writes; empty if there are none.
     precise: names of nodes that compute float32 beside 16 bits.
     """
 
@@ -85,11 +85,11 @@ class Template:
     precise: frozenset[str] = frozenset()
 
     def misfit(self, options: OpenVINOOptions) -> str | None:
-        """Why the model cannot be what the options ask for; None where it can."""
+        """Return why the model cannot have these options, or None."""
         if not self.cache:
             return None
         if options.device.split(".")[0] != "CPU":
-            return f"the KV cache lies as the CPU needs it, and not as device {options.device!r} does"
+            return f"the KV cache has the CPU's layout, not that of device {options.device!r}"
         if self.cache == "bf16" and options.precision not in ("model", "bf16"):
             return f"attention in {options.precision} cannot keep its KV cache in bfloat16"
         return None
@@ -115,25 +115,25 @@ def template_of(function: Function, name: str) -> Template:
     outputs += list(faults.values())
     sizes += [()] * len(faults)
     parameters = [builder.values[node].get_node() for node in placeholders]
-    given_back = {one.get_node().get_friendly_name() for one in outputs}
+    returned = {output.get_node().get_friendly_name() for output in outputs}
+    names = [parameter.get_friendly_name() for parameter in parameters]
     read = [
-        bool(one.output(0).get_target_inputs()) or one.get_friendly_name() in given_back for one in parameters
+        bool(parameter.output(0).get_target_inputs()) or name in returned
+        for parameter, name in zip(parameters, names, strict=True)
     ]
     # openvino's stubs give its Model two classes
     model = ov.Model(outputs, list(compress(parameters, read)), name)  # pyright: ignore[reportGeneralTypeIssues]
     part_attention(model)
     model.validate_nodes_and_infer_types()
-    precision, names = _precision(graph), frozenset[str]()
+    precision, marked = _precision(graph), frozenset[str]()
     if precision != "f32":
-        model, names = precise.marked(model, precision)
+        model, marked = precise.marked(model, precision)
     places = {node.name: index for index, node in enumerate(placeholders)}
     values = [fake(node) for node in placeholders]
     tensors = [index for index, value in enumerate(values) if isinstance(value, Tensor)]
     return Template(
         model,
-        inputs=tuple(
-            one.get_friendly_name() if used else "" for one, used in zip(parameters, read, strict=True)
-        ),
+        inputs=tuple(name if used else "" for name, used in zip(names, read, strict=True)),
         numbers=tuple(index for index in range(len(values)) if index not in tensors),
         held=tuple(
             index
@@ -153,13 +153,15 @@ def template_of(function: Function, name: str) -> Template:
         notes=builder.notes,
         keep=builder.keep,
         cache=_cache(results),
-        precise=names,
+        precise=marked,
     )
 
 
 def _cache(results: Sequence[Result]) -> str:
     kinds = {
-        dtypes.type_of(getattr(torch, one.dtype)).get_type_name() for one in results if one.kind == "kept"
+        dtypes.type_of(getattr(torch, result.dtype)).get_type_name()
+        for result in results
+        if result.kind == "kept"
     }
     if len(kinds) > 1:
         raise LoweringError(f"KV caches of several dtypes ({', '.join(sorted(kinds))})")
@@ -167,16 +169,16 @@ def _cache(results: Sequence[Result]) -> str:
 
 
 def _precision(graph: fx.Graph) -> str:
-    """The floating dtype that the model computes in by its own types: a 16-bit one where there is one.
+    """Return the model's own floating dtype: a 16-bit one if it has any.
 
-    A packed weight has scales and a bias of 16 bits in models of any dtype.
+    Packed weights do not count: they have 16-bit scales and biases in models of any dtype.
     """
-    found = {
+    floats = {
         tensor.dtype for node in graph.nodes if not _of_packed_weights(node) for tensor in tensors_of(node)
     }
-    if {torch.bfloat16, torch.float16} <= found:
+    if {torch.bfloat16, torch.float16} <= floats:
         return "f32"  # neither of them has the other's numbers
-    return "bf16" if torch.bfloat16 in found else "f16" if torch.float16 in found else "f32"
+    return "bf16" if torch.bfloat16 in floats else "f16" if torch.float16 in floats else "f32"
 
 
 def _of_packed_weights(node: fx.Node) -> bool:
@@ -188,7 +190,7 @@ def _of_packed_weights(node: fx.Node) -> bool:
 def _results(
     builder: Builder, graph: fx.Graph, writes: Sequence[int | None]
 ) -> tuple[list[Output], tuple[Result, ...], list[Any]]:
-    """(outputs of the model, what each value is, the outputs' sizes as fakes have them)."""
+    """Return (outputs of the model, a Result for each value, the outputs' sizes in fakes)."""
     inputs = [builder.values[node] for node in graph.find_nodes(op="placeholder")]
     outputs: list[Output] = []
     sizes: list[Any] = []

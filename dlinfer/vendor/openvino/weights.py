@@ -1,7 +1,7 @@
 """Weights as constants of a model: on torch's own memory, or compressed to 8 or 4 bits.
 
-A compressed weight is integers, a conversion and a product with scales in the graph, which the CPU plugin recognises
-in front of a linear layer and keeps as integers. Both are symmetric: a weight is ``integer * scale``.
+In the graph a compressed weight is integers, a conversion and a product with scales. The CPU plugin recognises these in
+front of a linear layer and keeps the integers. Both forms are symmetric: a weight is ``integer * scale``.
 """
 
 from collections.abc import Mapping
@@ -33,10 +33,10 @@ def with_weights(
     notes: list[str],
     precision: str = "f32",
 ) -> tuple[ov.Model, list[Tensor]]:
-    """(a copy of the model with some parameters as constants, the memory that these lie in).
+    """Return (a copy of the model with some parameters as constants, the constants' memory).
 
-    weights: parameter name -> tensor. precision: of the model's own types. The caller keeps the memory as long as what
-    it compiles from the model.
+    weights: parameter name -> tensor. precision: the model's own. The caller must keep the memory as long as the
+    compiled model.
     """
     copy = model.clone()
     keep: list[Tensor] = []
@@ -63,7 +63,7 @@ def with_weights(
                 plain = _constant(weight, keep, notes, parameter) if plain is None else plain
                 target.replace_source_output(plain)
         copy.remove_parameter(parameter)
-    # With the sizes of before, which are unknown, OpenVINO folds MaxPool into memory that is too small.
+    # With the old, unknown sizes OpenVINO folds MaxPool into memory that is too small.
     copy.validate_nodes_and_infer_types()
     write = plainly if precision == "f32" else precisely
     write_absolutes(copy, write)
@@ -76,18 +76,18 @@ def _constant(weight: Tensor, keep: list[Tensor], notes: list[str], parameter: A
     held = weight.detach().contiguous()
     if held.data_ptr() != weight.data_ptr():
         notes.append(f"{parameter.get_friendly_name()} is copied, {held.nbytes} bytes: it is not contiguous")
-    made = dtypes.constant(held, keep)
+    output = dtypes.constant(held, keep)
     if keep[-1] is not held:
         size = keep[-1].nbytes
         notes.append(
             f"{parameter.get_friendly_name()} is copied to float32, {size} bytes: it holds infinities"
         )
-    made.get_node().set_friendly_name(parameter.get_friendly_name())
-    return made
+    output.get_node().set_friendly_name(parameter.get_friendly_name())
+    return output
 
 
 def _is_compressible(weight: Tensor, notes: list[str], parameter: Any) -> bool:
-    """Whether integers and scales can stand for a weight: they hold no infinity, and nothing that is no number."""
+    """Return whether integers and scales can represent a weight: NaN and infinities cannot be."""
     if weight.dim() != 2 or not weight.is_floating_point():
         return False
     if bool(weight.isfinite().all()):
@@ -97,7 +97,7 @@ def _is_compressible(weight: Tensor, notes: list[str], parameter: Any) -> bool:
 
 
 def _is_linear(target: Any) -> bool:
-    """Whether an input is the weight of a linear layer: the second of ``x @ weight.T``."""
+    """Return whether an input is the weight of a linear layer: the second operand of ``x @ weight.T``."""
     node = target.get_node()
     if node.get_type_name() != "MatMul":
         return False
@@ -105,21 +105,21 @@ def _is_linear(target: Any) -> bool:
 
 
 def compressed(weight: Tensor, options: OpenVINOOptions, keep: list[Tensor]) -> Output:
-    """A [out, in] weight as integers and scales, of the weight's sizes and type.
+    """Return a [out, in] weight, computed from integers and scales, in its own sizes and type.
 
-    Rows whose length the group size does not divide keep 8 bits.
+    Rows get 8 bits if the group size does not divide their length.
     """
     rows, columns = weight.shape
     grouped = options.weights == "int4" and columns % options.group_size == 0
     size, largest = (options.group_size, 7) if grouped else (columns, 127)
     held, scales = _quantised(weight, size, largest)
     if grouped:
-        made = Constant(ov.Tensor(held.numpy(), [rows, columns // size, size], ov.Type.i4), True)
+        integers = Constant(ov.Tensor(held.numpy(), [rows, columns // size, size], ov.Type.i4), True)
     else:
-        made = Constant(dtypes.shared(held), True)
+        integers = Constant(dtypes.shared(held), True)
         scales = scales[:, 0]
     keep += [held, scales]
-    whole = op.multiply(op.convert(made, "f32"), Constant(dtypes.shared(scales), True))
+    whole = op.multiply(op.convert(integers, "f32"), Constant(dtypes.shared(scales), True))
     if grouped:
         whole = op.reshape(whole, Constant(ov.Type.i64, ov.Shape([2]), [rows, columns]), False)
     if weight.dtype is not torch.float32:
@@ -128,42 +128,46 @@ def compressed(weight: Tensor, options: OpenVINOOptions, keep: list[Tensor]) -> 
 
 
 def _quantised(weight: Tensor, size: int, largest: int) -> tuple[Tensor, Tensor]:
-    """Whole numbers from -largest to largest and float32 scales [rows, groups, 1], a few rows at a time.
+    """Quantise a few rows at a time: integers from -largest to largest, and float32 scales [rows, groups, 1].
 
-    weight: [rows, groups * size]. The numbers are int8 [rows, columns], or two a byte where ``largest`` has 4 bits.
+    weight: [rows, groups * size]. The integers are int8 [rows, columns], or two in a byte if ``largest`` has 4 bits.
     """
     step = max(1, _WIDENED_NUMBERS // max(weight.shape[1], 1))
     numbers, scales = [], []
     for some in weight.detach().split(step):
-        made, scale = quantised(some.unflatten(1, (-1, size)), largest)
-        numbers.append(_packed(made) if largest == 7 else made.flatten(1))
+        integers, scale = quantised(some.unflatten(1, (-1, size)), largest)
+        numbers.append(_packed(integers) if largest == 7 else integers.flatten(1))
         scales.append(scale)
     return torch.cat(numbers), torch.cat(scales)
 
 
 def quantised(weight: Tensor, largest: int) -> tuple[Tensor, Tensor]:
-    """(int8 values from -largest to largest, float32 scales [..., 1] of the last dimension), rounded to nearest."""
+    """Return (int8 values from -largest to largest, rounded to nearest, float32 scales [..., 1])."""
     wide = weight.float()
-    # No smaller than a normal number: others may count as 0.
+    # At least the smallest normal number: smaller ones may be flushed to 0.
     scales = (wide.abs().amax(-1, keepdim=True) / largest).clamp_min(torch.finfo(torch.float32).tiny)
     return (wide / scales).round().clamp(-largest, largest).to(torch.int8), scales
 
 
-_WIDENED_NUMBERS = 1 << 20  # of a weight that are floats at a time: a few megabytes
+_WIDENED_NUMBERS = 1 << 20  # of a weight in float32 at a time: a few megabytes
 
 
 _PACKED, _SEPARATOR = "packed numbers", "|"
 
 
 def packed_name(parameter: str, groups: int, size: int) -> str:
-    """The name of a node that is the numbers of a parameter of AWQ's words, float32 [out, groups, size]: where the
-    parameter becomes a constant, one of 4 bits takes the node's place."""
+    """Return the name for the node that unpacks a parameter of AWQ's words to float32 [out, groups, size].
+
+    If the parameter becomes a constant, a 4-bit constant replaces the node.
+    """
     return _SEPARATOR.join((_PACKED, parameter, str(groups), str(size)))
 
 
 def _four_bits(words: Tensor, groups: int, size: int, keep: list[Tensor]) -> Output:
-    """The numbers of words [groups * size, out / 8] as a constant of 4 bits [out, groups, size] behind a conversion to
-    float32, which the plugin takes for the beginning of a weight that it keeps as it is."""
+    """Unpack words [groups * size, out / 8] to a 4-bit constant [out, groups, size], converted to float32.
+
+    The plugin recognises this as the start of a compressed weight and keeps it in 4 bits.
+    """
     rows = [_packed(AWQ.unpack(part).t()) for part in words.detach().split(_WIDENED_WORDS, 1)]
     held = torch.cat(rows)
     keep.append(held)
@@ -171,10 +175,10 @@ def _four_bits(words: Tensor, groups: int, size: int, keep: list[Tensor]) -> Out
     return op.convert(Constant(ov.Tensor(held.numpy(), sizes, ov.Type.u4), True), "f32").output(0)
 
 
-_WIDENED_WORDS = 64  # of a row, so that no integers of full size are made
+_WIDENED_WORDS = 64  # of a row at a time, so that no full-size integers are allocated
 
 
 def _packed(integers: Tensor) -> Tensor:
-    """Two values a byte, the first in the lower half, as two's complement of 4 bits."""
+    """Pack two values in a byte, the first in the lower half, as two's complement of 4 bits."""
     pairs = integers.reshape(-1, 2).to(torch.uint8) & 15
     return (pairs[:, 0] | (pairs[:, 1] << 4)).contiguous()

@@ -1,4 +1,4 @@
-"""Whether the whole numbers of a region stay within the bits that an engine keeps, where these are fewer than torch's.
+"""Checks that a region's integers fit the engine's integers, which have fewer bits than torch's.
 
-In: a graph, then the ranges of a call's inputs. Out: why the engine is not right for the call, or None.
+It takes a graph, then the ranges of a call's inputs, and returns why the engine would be wrong for the call, or None.
 """

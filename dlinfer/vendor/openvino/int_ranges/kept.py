@@ -1,4 +1,4 @@
-"""How many bits of a whole number an engine keeps, and the intervals that whole numbers lie in."""
+"""Number of bits that an engine keeps of integers, and intervals of integers."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True)
 class Kept:
-    """What an engine keeps of whole numbers.
+    """An engine's limits for integers.
 
-    engine: its name in reasons. bits: of numbers whose dtype has more; those of other dtypes wrap around as in torch.
-    cast: the largest float that a whole number is made of; the engine itself has to look for larger ones and NaN.
+    engine: its name in reasons. bits: kept of dtypes with more bits; narrower dtypes wrap around as in torch.
+    cast: the largest float that may become an integer; the engine itself must detect larger ones and NaN.
     """
 
     engine: str
@@ -23,32 +23,32 @@ class Kept:
 
     @property
     def limits(self) -> Interval:
-        """What it keeps."""
+        """The smallest and largest integer that it keeps."""
         return -(1 << (self.bits - 1)), (1 << (self.bits - 1)) - 1
 
     def holds(self, x: tuple[float, float]) -> bool:
-        """Whether it keeps all of an interval."""
+        """Return whether it keeps all of an interval."""
         low, high = self.limits
         return x[0] >= low and x[1] <= high
 
     def cuts(self, dtype: torch.dtype) -> bool:
-        """Whether it keeps fewer bits than torch's dtype of whole numbers or bools has."""
+        """Return whether it keeps fewer bits than torch's dtype has."""
         return dtype is not torch.bool and torch.iinfo(dtype).bits > self.bits
 
     def limits_of(self, dtype: torch.dtype) -> Interval:
-        """What a tensor of whole numbers or bools may hold in the engine."""
+        """Return the range of an integer or bool dtype in the engine."""
         if dtype is torch.bool:
             return 0, 1
         info = torch.iinfo(dtype)
         return self.limits if self.cuts(dtype) else (info.min, info.max)
 
     def reason(self, name: str) -> str:
-        """Why a call is not the engine's, in which an op of this name leaves the limits."""
+        """Return why the engine cannot run a call, for an op of this name that may leave the limits."""
         return f"{name} may give whole numbers beyond {self.bits} bits, which {self.engine} does not keep"
 
 
 def range_of(tensor: Tensor) -> Interval:
-    """The interval of a tensor's whole numbers or bools; zeros where it has none."""
+    """Return the interval of a tensor's integers or bools; (0, 0) without elements."""
     if not tensor.numel():
         return 0, 0
     if tensor.dtype is torch.bool:

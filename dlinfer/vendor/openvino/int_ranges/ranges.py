@@ -1,11 +1,11 @@
-"""How large the whole numbers of a region can get at one call, for an engine that keeps fewer bits than torch.
+"""Bounds the integers of a region at one call, for an engine that keeps fewer bits than torch.
 
-Each value gets the interval that follows from those of its inputs. When a graph is lowered only the order of ops is
-looked at; the intervals are those of a call's own inputs and sizes, so that a model whose numbers stay small, as token
-ids and positions do, is never left to torch for what they might be. Inputs are rounded up to powers of two first: what
-holds for those holds for all calls up to them and is remembered, so that most calls compare a few numbers.
+Each value gets an interval, computed from those of its operands. Lowering only records the order of ops. The intervals
+start from a call's actual inputs and sizes, so torch never runs a model whose numbers stay small, like token ids and
+positions. Inputs are rounded up to powers of two first. A success is remembered for all calls up to these bounds, so
+most calls compare a few numbers.
 
-An op that is not known gives any number of its dtype.
+The result of an unknown op may be any number of its dtype.
 """
 
 import math
@@ -31,9 +31,9 @@ from dlinfer.vendor.openvino.int_ranges.rules import (
 
 
 class Ranges:
-    """Callable with a call's inputs: why their whole numbers may leave what the engine keeps, or None.
+    """Callable: takes a call's inputs and returns why integers may exceed the engine's bits, or None.
 
-    Threads may call it at once. inputs: indices of those whose ranges it wants.
+    Threads may call it at once. inputs: positions of the inputs whose ranges it needs.
     """
 
     def __init__(self, graph: fx.Graph, kept: Kept) -> None:
@@ -56,7 +56,7 @@ class Ranges:
         self._fit: set[tuple[Any, ...]] = set()
 
     def __call__(self, inputs: Sequence[Any], ranges: Mapping[int, Interval]) -> str | None:
-        """ranges: of the tensors among ``inputs`` whose indices are in ``self.inputs``."""
+        """Check a call. ranges: position in ``self.inputs`` -> range of that input."""
         if not self._steps:
             return None
         (numbers,) = self._numbers(inputs)
@@ -78,17 +78,17 @@ class Ranges:
         return None
 
     def _number(self, value: Any) -> int:
-        """The place of a size among the numbers of a call."""
+        """Return the position of a size among the numbers of a call."""
         (size,) = sizes_of([[value]], self._values)[0]
         if size not in self._sizes:
             self._sizes.append(size)
         return self._sizes.index(size)
 
     def _elements(self, node: fx.Node) -> list[int]:
-        """Places of sizes, whose sum is as many elements as the call may add up or count."""
-        given = arguments(node) if overload(node) is not None else {}
+        """Return positions of sizes; their sum bounds the elements that the call sums or counts."""
+        named = arguments(node) if overload(node) is not None else {}
         tensors = [value for value in map(fake, node.all_input_nodes) if isinstance(value, Tensor)]
-        dims = given.get("dim")
+        dims = named.get("dim")
         if dims is None or dims == [] or len(tensors) != 1 or not tensors[0].dim():
             return [self._number(value.numel()) for value in tensors]
         sizes = [tensors[0].shape[dim] for dim in (dims if isinstance(dims, (list, tuple)) else [dims])]
@@ -110,12 +110,12 @@ class Ranges:
         cut = _is_whole(value) and self._kept.cuts(value.dtype)
 
         def step(known: dict[fx.Node, Any], numbers: Sequence[Interval]) -> str | None:
-            made = rule(known, numbers)
-            if limits is not None and (made[0] < limits[0] or made[1] > limits[1]):
+            interval = rule(known, numbers)
+            if limits is not None and (interval[0] < limits[0] or interval[1] > limits[1]):
                 if cut:
                     return too_large
-                made = limits  # wrapped around, as in torch
-            known[node] = made
+                interval = limits  # wrapped around, as in torch
+            known[node] = interval
             return None
 
         return step
@@ -128,15 +128,15 @@ class Ranges:
         name = _aten_name(node)
         keeps = name in KEEPS or (name == "index_put" and not arguments(node).get("accumulate"))
         keeps = keeps or (name in ("scatter", "scatter_reduce") and arguments(node).get("reduce") in _CHOOSES)
-        given = {} if overload(node) is None else self._given(node, keeps)
+        operands = {} if overload(node) is None else self._operands(node, keeps)
         results = len(value) if isinstance(value, (list, tuple)) else 0
         low, high = self._kept.limits
         unknown = self._kept.limits_of(value.dtype) if _is_whole(value) else (low, high)
-        if name in ORDERS and (results or len(given) > 0):
+        if name in ORDERS and (results or len(operands) > 0):
             places = self._elements(node)
 
             def ordered(known: dict[fx.Node, Any], numbers: Sequence[Interval]) -> Any:
-                every = hull(*_read(given, known, numbers).values()) if given else unknown
+                every = hull(*_read(operands, known, numbers).values()) if operands else unknown
                 return [every, (0, max(numbers[place][1] for place in places))] if results else every
 
             return ordered
@@ -151,81 +151,83 @@ class Ranges:
         if name in ARITHMETIC and not keeps:
             places, function = self._elements(node), ARITHMETIC[name]
             return lambda known, numbers: function(
-                {**_read(given, known, numbers), "elements": sum(numbers[place][1] for place in places)}
+                {**_read(operands, known, numbers), "elements": sum(numbers[place][1] for place in places)}
             )
         if keeps:
 
             def kept(known: dict[fx.Node, Any], numbers: Sequence[Interval]) -> Any:
-                every = hull((0, 1), *_read(given, known, numbers).values())
+                every = hull((0, 1), *_read(operands, known, numbers).values())
                 return [every] * results if results else every
 
             return kept
         return lambda known, numbers: [unknown] * results if results else unknown
 
-    def _given(self, node: fx.Node, keeps: bool) -> dict[str, list[Any]]:
-        """Parameter -> nodes, places of sizes, or intervals: tensors of whole numbers, and numbers.
+    def _operands(self, node: fx.Node, keeps: bool) -> dict[str, list[Any]]:
+        """Return parameter -> nodes, positions of sizes, or intervals, for integer tensors and numbers.
 
-        keeps: only what may be an element of the result.
+        keeps: only operands that may be elements of the result.
         """
-        found: dict[str, list[Any]] = {}
+        operands: dict[str, list[Any]] = {}
         for name, argument in arguments(node).items():
             every = argument if isinstance(argument, (list, tuple)) else [argument]
-            parts = [part for one in every if (part := self._part(one)) is not None]
+            parts = [part for item in every if (part := self._part(item)) is not None]
             if keeps and name not in NUMBERS:
                 parts = [part for part in parts if isinstance(part, fx.Node)]
             if parts and name not in ("dim", "dims") and not (keeps and name in PLACES):
-                found[name] = parts
-        return found
+                operands[name] = parts
+        return operands
 
-    def _part(self, one: Any) -> Any:
-        if isinstance(one, fx.Node):
-            value = fake(one)
+    def _part(self, argument: Any) -> Any:
+        if isinstance(argument, fx.Node):
+            value = fake(argument)
             if isinstance(value, (int, torch.SymInt)):
                 return self._number(value)
-            return one if _is_whole(value) else None
-        if isinstance(one, (bool, int)):
-            return (int(one), int(one))
-        return (math.floor(one), math.ceil(one)) if isinstance(one, float) and math.isfinite(one) else None
+            return argument if _is_whole(value) else None
+        if isinstance(argument, (bool, int)):
+            return (int(argument), int(argument))
+        if isinstance(argument, float) and math.isfinite(argument):
+            return (math.floor(argument), math.ceil(argument))
+        return None
 
 
 Step = Callable[[dict[fx.Node, Any], Sequence[Interval]], Any]
 """Takes the intervals of nodes so far and of a call's sizes."""
 
 _CHOOSES = (None, "amax", "amin")
-"""Reductions of a scatter that give one of the elements."""
+"""Reductions of a scatter that select an element."""
 
 
 def _read(
-    given: Mapping[str, list[Any]], known: Mapping[fx.Node, Any], numbers: Sequence[Interval]
+    operands: Mapping[str, list[Any]], known: Mapping[fx.Node, Any], numbers: Sequence[Interval]
 ) -> dict[str, Any]:
     def interval(part: Any) -> Interval:
         if isinstance(part, tuple):
             return part
         return numbers[part] if isinstance(part, int) else known[part]
 
-    return {name: hull(*map(interval, parts)) for name, parts in given.items()}
+    return {name: hull(*map(interval, parts)) for name, parts in operands.items()}
 
 
 def _rounded(x: Interval) -> Interval:
-    """An interval of powers of two around one."""
+    """Widen an interval to powers of two."""
     low, high = x
     return -(1 << (-low).bit_length()) if low < 0 else 0, (1 << high.bit_length()) - 1 if high > 0 else 0
 
 
 def _aten_name(node: fx.Node) -> str:
-    """The name of an op of aten without its overload, the whole name of another op; "" for what is no op."""
+    """Return an aten op's name without its overload, the full name of another op, or "" for other nodes."""
     op = overload(node)
     return "" if op is None else op._schema.name.removeprefix("aten::")
 
 
 def _is_whole(value: Any) -> TypeGuard[Tensor]:
-    """Whether a fake is a tensor of whole numbers or bools."""
+    """Return whether a fake is a tensor of integers or bools."""
     return isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex()
 
 
 def _casts(node: fx.Node) -> bool:
-    """Whether a float becomes a whole number."""
-    first = next((fake(one) for one in node.all_input_nodes if isinstance(fake(one), Tensor)), None)
+    """Return whether a node converts a float to an integer."""
+    first = next((fake(parent) for parent in node.all_input_nodes if isinstance(fake(parent), Tensor)), None)
     casts = _aten_name(node) in ("to", "_to_copy", "type_as", "sum", "cumsum")
     return casts and first is not None and first.is_floating_point()
 
@@ -236,21 +238,21 @@ def _has_whole(node: fx.Node) -> bool:
 
 
 def _needed(graph: fx.Graph, kept: Kept) -> set[fx.Node]:
-    """Nodes whose intervals say whether arithmetic stays within what is kept: that, and what it is made of."""
+    """Return the nodes whose intervals are needed: checked arithmetic and its operands."""
     needed: set[fx.Node] = set()
     waiting = [node for node in graph.nodes if node.op == "call_function" and _checked(node, kept)]
     while waiting:
         node = waiting.pop()
         if node not in needed:
             needed.add(node)
-            waiting += [one for one in node.all_input_nodes if _has_whole(one)]
+            waiting += [parent for parent in node.all_input_nodes if _has_whole(parent)]
     return needed
 
 
 def _checked(node: fx.Node, kept: Kept) -> bool:
     value, name = fake(node), _aten_name(node)
     if isinstance(value, torch.SymInt) and not name:
-        return True  # arithmetic on sizes, of which the engine keeps as many bits
+        return True  # arithmetic on sizes, with the engine's bits too
     if not name or not _is_whole(value) or not kept.cuts(value.dtype):
         return False
     return name in ARITHMETIC or name.startswith(("scatter", "index_put"))

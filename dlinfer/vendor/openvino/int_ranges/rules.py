@@ -1,4 +1,4 @@
-"""What each op of aten makes of the intervals that whole numbers lie in (``whole_numbers.ranges``)."""
+"""Rules for aten's ops: the interval of a result from those of its operands (``int_ranges.ranges``)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,23 +6,26 @@ from typing import Any
 from dlinfer.vendor.openvino.int_ranges.kept import Interval
 
 KEEPS = frozenset(
-    """view reshape _unsafe_view _reshape_alias view_as reshape_as flatten unflatten squeeze unsqueeze ravel
-    permute transpose swapaxes swapdims t numpy_T mT adjoint movedim moveaxis expand broadcast_to
-    expand_as cat concat concatenate stack repeat tile repeat_interleave flip roll slice narrow select
-    unbind split_with_sizes split chunk unsafe_chunk tensor_split unfold diagonal index _unsafe_index
-    index_select gather take take_along_dim embedding amax amin aminmax clone contiguous detach alias
-    lift_fresh lift_fresh_copy resolve_conj resolve_neg to _to_copy type_as copy positive floor ceil
-    round trunc fix slice_scatter select_scatter index_copy where masked_fill index_fill pad
-    constant_pad_nd tril triu relu full full_like fill new_full zeros zeros_like zero new_zeros ones
-    ones_like new_ones scalar_tensor maximum minimum clamp clip clamp_min clamp_max""".split()
+    [
+        *"view reshape _unsafe_view _reshape_alias view_as reshape_as flatten unflatten squeeze unsqueeze".split(),
+        *"ravel permute transpose swapaxes swapdims t numpy_T mT adjoint movedim moveaxis expand".split(),
+        *"broadcast_to expand_as cat concat concatenate stack repeat tile repeat_interleave flip roll".split(),
+        *"slice narrow select unbind split_with_sizes split chunk unsafe_chunk tensor_split unfold".split(),
+        *"diagonal index _unsafe_index index_select gather take take_along_dim embedding amax amin".split(),
+        *"aminmax clone contiguous detach alias lift_fresh lift_fresh_copy resolve_conj resolve_neg".split(),
+        *"to _to_copy type_as copy positive floor ceil round trunc fix slice_scatter select_scatter".split(),
+        *"index_copy where masked_fill index_fill pad constant_pad_nd tril triu relu full full_like".split(),
+        *"fill new_full zeros zeros_like zero new_zeros ones ones_like new_ones scalar_tensor".split(),
+        *"maximum minimum clamp clip clamp_min clamp_max".split(),
+    ]
 )
-"""Ops whose elements are elements of their operands, or 0 or 1."""
+"""Ops whose results are elements of their operands, or 0 or 1."""
 
 PLACES = frozenset("index indices condition mask n elements".split())
-"""Parameters that are no elements of the result."""
+"""Parameters that are never elements of the result."""
 
 NUMBERS = frozenset("self other value fill_value s min max".split())
-"""Parameters of ops of ``KEEPS`` that may be numbers and elements of the result."""
+"""Parameters of ops of ``KEEPS`` that may be numbers, and then elements of the result."""
 
 
 def hull(*intervals: Interval) -> Interval:
@@ -38,12 +41,12 @@ def _neg(x: Interval) -> Interval:
 
 
 def _mul(x: Interval, y: Interval) -> Interval:
-    corners = [one * other for one in x for other in y]
+    corners = [left * right for left in x for right in y]
     return min(corners), max(corners)
 
 
 def many(x: Interval, number: int) -> Interval:
-    """Any sum of at most so many."""
+    """Return the interval of sums of at most ``number`` terms."""
     return min(0, x[0] * number), max(0, x[1] * number)
 
 
@@ -54,23 +57,23 @@ def _abs(x: Interval) -> Interval:
 
 def _power(x: Interval, exponent: Any) -> Interval:
     times = exponent[1] if isinstance(exponent, tuple) else int(exponent)
-    return hull((1, 1), *(_product(x, one) for one in range(1, times + 1)))
+    return hull((1, 1), *(_product(x, count) for count in range(1, times + 1)))
 
 
 def _product(x: Interval, times: int) -> Interval:
-    made = x
+    power = x
     for _ in range(times - 1):
-        made = _mul(made, x)
-    return made
+        power = _mul(power, x)
+    return power
 
 
 def _bits(x: Interval, y: Interval) -> Interval:
-    bits = max(one.bit_length() for one in (*x, *y))
+    bits = max(number.bit_length() for number in (*x, *y))
     return (0 if min(x[0], y[0]) >= 0 else -(1 << bits)), (1 << bits) - 1
 
 
 def _and(x: Interval, y: Interval) -> Interval:
-    positive = [one[1] for one in (x, y) if one[0] >= 0]
+    positive = [interval[1] for interval in (x, y) if interval[0] >= 0]
     return (0, min(positive)) if positive else _bits(x, y)
 
 
@@ -117,10 +120,10 @@ ARITHMETIC: Mapping[str, Callable[[Mapping[str, Any]], Interval]] = {
     "argsort": lambda a: (0, a["elements"]),
     "bucketize": lambda a: (0, a["elements"]),
 }
-"""Op -> interval of its result. ``elements``: a bound of how many the call adds up or counts."""
+"""Op -> interval of its result. ``elements``: a bound on the number of elements that the call sums or counts."""
 
 ORDERS = frozenset(("sort", "topk", "max", "min"))
 
 
-def _tensors(given: Mapping[str, Any]) -> list[Interval]:
-    return [value for name, value in given.items() if name not in PLACES]
+def _tensors(arguments: Mapping[str, Any]) -> list[Interval]:
+    return [value for name, value in arguments.items() if name not in PLACES]

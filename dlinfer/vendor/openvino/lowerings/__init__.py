@@ -1,4 +1,4 @@
-"""The lowerings, a file a topic; importing this package registers them all."""
+"""The lowerings, one file per topic; importing this package registers them all."""
 
 import importlib
 import pkgutil

@@ -29,18 +29,18 @@ def relu(b: Builder, x: Output) -> Output:
 
 @lowers(aten.silu.default)
 def swish(b: Builder, x: Output) -> Output:
-    """x * sigmoid(x). The factor is written out: without it OpenVINO refuses bfloat16."""
+    """x * sigmoid(x). The factor 1 is explicit: without it OpenVINO refuses bfloat16."""
     return op.swish(x, b.scalar(1.0, x.get_element_type())).output(0)
 
 
 @lowers(aten.gelu.default)
 def gelu(b: Builder, x: Output, approximate: str = "none") -> Output:
-    made = op.gelu(x, "tanh" if approximate == "tanh" else "erf").output(0)
+    result = op.gelu(x, "tanh" if approximate == "tanh" else "erf").output(0)
     if b.kind != ov.Type.f16:
-        return made
+        return result
     # The plugin gives NaN for infinity.
     infinity = b.scalar(float("inf"), b.kind)
-    return op.select(op.equal(x, infinity), infinity, made).output(0)
+    return op.select(op.equal(x, infinity), infinity, result).output(0)
 
 
 @lowers(aten.relu6.default)
@@ -50,8 +50,8 @@ def relu6(b: Builder, x: Output) -> Output:
 
 @lowers(aten.hardtanh.default)
 def hardtanh(b: Builder, x: Output, low: Any = -1, high: Any = 1) -> Output:
-    made = op.minimum(op.maximum(x, b.scalar(low, b.kind)), b.scalar(high, b.kind)).output(0)
-    return keeping_nan(made, x)
+    result = op.minimum(op.maximum(x, b.scalar(low, b.kind)), b.scalar(high, b.kind)).output(0)
+    return keeping_nan(result, x)
 
 
 @lowers(aten.leaky_relu.default)
@@ -61,7 +61,7 @@ def leaky_relu(b: Builder, x: Output, slope: Any = 0.01) -> Output:
 
 @lowers(aten.prelu.default)
 def prelu(b: Builder, x: Output, weight: Output) -> Output:
-    """A slope for each size of dimension 1, or one for all."""
+    """One slope per channel (dimension 1), or one for all."""
     if rank(x) > 2 and rank(weight) == 1:
         weight = channels(b, weight, rank(x))
     negative = op.less(x, b.scalar(0, b.kind))
@@ -80,8 +80,8 @@ def elu(b: Builder, x: Output, alpha: Any = 1, scale: Any = 1, input_scale: Any 
 @lowers(aten.hardsigmoid.default)
 def hardsigmoid(b: Builder, x: Output) -> Output:
     wide = b.cast(x, F32)
-    made = op.hard_sigmoid(wide, b.scalar(1 / 6, F32), b.scalar(0.5, F32))
-    return b.cast(keeping_nan(made.output(0), wide), b.kind)
+    result = op.hard_sigmoid(wide, b.scalar(1 / 6, F32), b.scalar(0.5, F32))
+    return b.cast(keeping_nan(result.output(0), wide), b.kind)
 
 
 @lowers(aten.hardswish.default)
@@ -125,24 +125,26 @@ def glu(b: Builder, x: Output, dim: int = -1) -> Output:
 
 @lowers(aten.softmax.int, aten._softmax.default)
 def softmax(b: Builder, x: Output, dim: int, *_: Any) -> Output:
-    """In float32 whatever the result's dtype is; of a ``dtype`` argument the input is converted first."""
+    """Softmax in the result's dtype; the input is converted first, as for a ``dtype`` argument."""
     if rank(x) == 0:
         return op.divide(b.cast(x, b.kind), b.cast(x, b.kind)).output(0)
     x = b.cast(x, b.kind)
     return where_defined(b, x, dim % rank(x), op.softmax(x, dim % rank(x)).output(0))
 
 
-def where_defined(b: Builder, x: Output, axis: int, made: Output) -> Output:
-    """``made`` of a softmax of x, but NaN along ``axis`` where torch's softmax is NaN.
+def where_defined(b: Builder, x: Output, axis: int, result: Output) -> Output:
+    """Return ``result``, a softmax of x, but NaN along ``axis`` where torch's softmax is NaN.
 
-    That is where x has NaN or positive infinity, or negative infinities alone. OpenVINO gives numbers there. One
-    maximum tells: of 0 for negative infinity, 1 for a finite number, 2 for others.
+    That is where x has NaN or positive infinity, or only negative infinities; OpenVINO returns numbers there. One
+    maximum detects it: over 0 for negative infinity, 1 for a finite number, 2 for others.
     """
-    wide = b.cast(x, F32)  # which holds infinity whatever x's type
-    zero, one, two, infinity = (b.scalar(value, F32) for value in (0.0, 1.0, 2.0, float("inf")))
-    finite_or_none = op.select(op.less(op.negative(infinity), wide), one, zero)
+    wide = b.cast(x, F32)  # float32 holds infinity of any type of x
+    zero, unit, two, infinity = (b.scalar(value, F32) for value in (0.0, 1.0, 2.0, float("inf")))
+    finite_or_none = op.select(op.less(op.negative(infinity), wide), unit, zero)
     kind = op.reduce_max(op.select(op.less(wide, infinity), finite_or_none, two), b.axes([axis]), True)
-    return op.select(op.equal(kind, one), made, b.scalar(float("nan"), made.get_element_type())).output(0)
+    return op.select(op.equal(kind, unit), result, b.scalar(float("nan"), result.get_element_type())).output(
+        0
+    )
 
 
 @lowers(aten.log_softmax.int, aten._log_softmax.default)

@@ -17,14 +17,17 @@ aten = torch.ops.aten
 
 
 def computed_in(b: Builder, *operands: Any) -> ov.Type:
-    """The type in which a result of ``b.kind`` is computed from operands.
+    """Return the type to compute a result of ``b.kind`` in.
 
-    torch computes 16-bit floats with a number in float32: one that 16 bits do not hold must not be rounded first.
+    torch computes a 16-bit float with a Python number in float32, so a number that 16 bits do not hold is not rounded.
     """
     kind = b.kind
     if kind in SHORT:
-        for one in operands:
-            if isinstance(one, (int, float)) and float(torch.tensor(one, dtype=SHORT[kind])) != one:
+        for operand in operands:
+            if (
+                isinstance(operand, (int, float))
+                and float(torch.tensor(operand, dtype=SHORT[kind])) != operand
+            ):
                 return ov.Type.f32
         return kind
     return integers.computed_in(kind)
@@ -75,16 +78,16 @@ def div(b: Builder, x: Any, y: Any) -> Output:
 
 
 def _exact(call: Call) -> str | None:
-    """Why a quotient that is rounded down or cut, or a remainder, is not taken: the plugin's quotient is not exact."""
+    """Return why to refuse a rounded quotient or a remainder, or None: the plugin's quotients are not exact."""
     by = call.fake("other")
     whole = not call.result.is_floating_point()
     if whole or (isinstance(by, (int, float)) and by and math.frexp(by)[0] in (0.5, -0.5)):
         return None
-    return "a remainder of floats by what is no fixed power of two, for which OpenVINO rounds the quotient"
+    return "a remainder of floats by other numbers than fixed powers of two: OpenVINO rounds the quotient"
 
 
 def _exact_mode(call: Call) -> str | None:
-    return _exact(call) if call.given["rounding_mode"] is not None else None
+    return _exact(call) if call.arguments["rounding_mode"] is not None else None
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode, refuses=_exact_mode)
@@ -100,7 +103,7 @@ def div_mode(b: Builder, x: Any, y: Any, rounding_mode: str | None) -> Output:
 
 
 def _divisor(b: Builder, y: Any, kind: ov.Type) -> Any:
-    """A divisor of whole numbers. torch raises for 0, so a call that has one is left to torch."""
+    """Return a divisor of integers; torch runs calls with a divisor of 0, and raises."""
     if isinstance(y, Output) or not y:
         y = b.cast(y, kind)
         b.fault(op.equal(y, b.scalar(0, kind)).output(0), "a whole number is divided by 0")
@@ -112,7 +115,7 @@ def floor_divide(b: Builder, x: Any, y: Any) -> Output:
     kind = computed_in(b, x, y)
     if not b.kind.is_real():
         return b.cast(integers.floor_divide(b, b.cast(x, kind), _divisor(b, y, kind)), b.kind)
-    # As torch and Python: from the remainder, so that an infinite x gives no number.
+    # From the remainder, as in torch and Python, so that an infinite x gives NaN.
     x, y = b.cast(x, ov.Type.f32), b.cast(y, ov.Type.f32)
     rest = op.floor_mod(x, y)
     quotient = op.round(op.divide(op.subtract(x, rest), y), "half_to_even")
@@ -157,17 +160,17 @@ def power(b: Builder, x: Any, exponent: Any) -> Output:
 
 @lowers(aten.square.default)
 def _product(b: Builder, x: Any, times: int = 2) -> Output:
-    """x to the power of ``times``, 4 at most."""
+    """Return x to the power of ``times``, at most 4."""
     kind = integers.computed_in(b.kind)
     x = b.cast(x, kind)
     if times == 0:
         return b.full(1, op.shape_of(x))
-    made = x if times % 2 else None
+    result = x if times % 2 else None
     if times >= 2:
         square = op.multiply(x, x).output(0)
-        made = op.multiply(square, square if times == 4 else made).output(0) if times > 2 else square
-    assert made is not None
-    return b.cast(made, b.kind)
+        result = op.multiply(square, square if times == 4 else result).output(0) if times > 2 else square
+    assert result is not None
+    return b.cast(result, b.kind)
 
 
 def _pair(function: Any) -> Any:
@@ -182,12 +185,12 @@ def _pair(function: Any) -> Any:
     return build
 
 
-def keeping_nan(made: Output, *given: Output) -> Output:
-    """``made``, and NaN wherever one of ``given`` is: the CPU plugin's maxima and minima drop one of two."""
-    for one in given:
-        if one.get_element_type().is_real() and one.get_node().get_type_name() != "Constant":
-            made = op.select(op.is_nan(one), one, made).output(0)
-    return made
+def keeping_nan(result: Output, *operands: Output) -> Output:
+    """Return ``result``, but NaN where an operand is NaN: the CPU plugin's maxima and minima lose it."""
+    for operand in operands:
+        if operand.get_element_type().is_real() and operand.get_node().get_type_name() != "Constant":
+            result = op.select(op.is_nan(operand), operand, result).output(0)
+    return result
 
 
 maximum = lowers(aten.maximum.default, aten.max.other)(_pair(op.maximum))
@@ -198,13 +201,13 @@ minimum = lowers(aten.minimum.default, aten.min.other)(_pair(op.minimum))
 @lowers(aten.clamp_min.default, aten.clamp_min.Tensor, aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp(b: Builder, x: Any, *, min: Any = None, max: Any = None) -> Output:
     kind = computed_in(b, x, min, max)
-    made = x = b.cast(x, kind)
+    result = x = b.cast(x, kind)
     bounds: list[Output] = []
     for function, bound in ((op.maximum, min), (op.minimum, max)):
         if bound is not None:
             bounds.append(b.cast(bound, kind))
-            made = function(made, bounds[-1]).output(0)
-    return b.cast(keeping_nan(made, x, *bounds), b.kind)
+            result = function(result, bounds[-1]).output(0)
+    return b.cast(keeping_nan(result, x, *bounds), b.kind)
 
 
 @lowers(aten.addcmul.default)
@@ -225,9 +228,9 @@ def addcdiv(b: Builder, x: Any, y: Any, z: Any, value: Any = 1) -> Output:
 
 @lowers(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(b: Builder, x: Any, end: Any, weight: Any) -> Output:
-    """From the nearer end, as torch: from the other one the far end itself is lost to rounding."""
+    """Interpolate from the nearer end, as torch does: otherwise rounding loses the far end itself."""
     kind = ov.Type.f32 if b.kind in SHORT else b.kind
-    x, end, weight = (b.cast(one, kind) for one in (x, end, weight))
+    x, end, weight = (b.cast(value, kind) for value in (x, end, weight))
     way = op.subtract(end, x)
     from_start = op.add(x, op.multiply(weight, way))
     from_end = op.subtract(end, op.multiply(way, op.subtract(b.scalar(1.0, kind), weight)))

@@ -1,11 +1,11 @@
 """Scaled dot-product attention with masks, causality and grouped heads, over keys and values or over a cache.
 
-Grouped heads: the query heads of one key head are rows of one product, so that keys and values are not repeated.
+Grouped heads: the query heads of one key head are rows of one product, so keys and values are not repeated.
 
-A cache that the graph has just written rows of (``written.Rows``) is not put together: scores with the old content get
-the scores with the new rows in their places, and what the probabilities of these places would take from the old
-values they take from the new rows. The old values are multiplied by 0 there, which gives NaN where they are NaN or
-infinite, and a place that is written twice would count twice: the model looks, and leaves such a call to torch.
+If the graph has just written rows of a cache (``written.Rows``), attention does not build the whole new cache. Scores
+with the new rows replace those with the old content at the same places. The probabilities of these places multiply the
+new rows, and 0 multiplies the old ones. That gives NaN if old values are NaN or infinite, and counts a place twice if
+it is written twice. The model detects both, and torch runs such a call.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ def _taken(call: Call) -> str | None:
     q, k = call.fake("query"), call.fake("key")
     if q.dim() < 2 or k.dim() != q.dim() or call.fake("value").dim() != q.dim():
         return "queries, keys and values of different ranks"
-    if call.given.get("dropout_p"):
+    if call.arguments.get("dropout_p"):
         return "dropout"
     if fixed_size(q.shape[-1]) is None:
         return "a head size that varies"
@@ -49,7 +49,7 @@ def _taken(call: Call) -> str | None:
 
 
 def _alike(call: Call, groups: int) -> bool:
-    """Whether queries, keys and values are of one batch, and of as many heads but for the groups."""
+    """Return whether queries, keys and values have the same batch sizes and, except for groups, heads."""
     shapes = [list(map(str, call.fake(name).shape[:-2])) for name in ("query", "key", "value")]
     if groups > 1:
         shapes[0][-1] = shapes[1][-1]
@@ -57,8 +57,8 @@ def _alike(call: Call, groups: int) -> bool:
 
 
 def _groups(call: Call) -> tuple[int, str | None]:
-    """(query heads of one key head, why that is not taken)."""
-    if not call.given.get("enable_gqa") or call.fake("query").dim() < 3:
+    """Return (number of query heads per key head, why to refuse it or None)."""
+    if not call.arguments.get("enable_gqa") or call.fake("query").dim() < 3:
         return 1, None
     heads = [fixed_size(call.fake(name).shape[-3]) for name in ("query", "key", "value")]
     if None in heads or not heads[1]:
@@ -89,21 +89,21 @@ def attention(
     additive, seen = _additive(b, q, keys, mask, is_causal)
     rows, additive = _grouped(b, q, additive, groups) if groups > 1 else (q, additive)
     if isinstance(k, Rows) and isinstance(v, Rows) and _writes_keys(k, v):
-        made = _over_rows(b, rows, k, v, additive, factor)
+        result = _over_rows(b, rows, k, v, additive, factor)
     else:
         k, v = _tensor(b, k), _tensor(b, v)
-        made = _over_tensors(b, rows, k, v, additive, factor)
+        result = _over_tensors(b, rows, k, v, additive, factor)
     if groups > 1:
-        made = _ungrouped(b, made, q, b.size(_base(v), -1))
+        result = _ungrouped(b, result, q, b.size(_base(v), -1))
     if seen is not None:
-        made = op.select(seen, made, b.scalar(0, made.get_element_type())).output(0)
-    return made
+        result = op.select(seen, result, b.scalar(0, result.get_element_type())).output(0)
+    return result
 
 
 def _tensor(b: Builder, value: Output | Rows) -> Output:
     if isinstance(value, Rows):
         if value.full is None:
-            b.notes.append("a cache is copied at each call: attention reads what was written to it otherwise")
+            b.notes.append("a cache is copied at each call: attention needs all of its new content")
         return value.whole()
     return value
 
@@ -113,8 +113,8 @@ def _base(value: Output | Rows) -> Output:
 
 
 def _writes_keys(k: Rows, v: Rows) -> bool:
-    """Whether what was written are keys of all heads, in the same places of both caches."""
-    names = [one.index.get_node().get_friendly_name() for one in (k, v)]
+    """Return whether the rows are tokens of all heads, at the same places of both caches."""
+    names = [rows.index.get_node().get_friendly_name() for rows in (k, v)]
     return k.dim == v.dim == rank(k.base) - 2 and (k.index == v.index or names[0] == names[1])
 
 
@@ -124,7 +124,7 @@ def _writes_keys(k: Rows, v: Rows) -> bool:
 def _additive(
     b: Builder, q: Output, k: Output, mask: Output | None, causal: bool
 ) -> tuple[Output | None, Output | None]:
-    """(what is added to the scores, whether a query sees a key at all): torch gives 0 where it does not."""
+    """Return (summand for the scores, whether each query sees a key); torch gives 0 for a query that sees none."""
     kind = q.get_element_type()
     if causal:
         mask = _causal(b, q, k)
@@ -135,13 +135,13 @@ def _additive(
         seen = None if causal else op.reduce_logical_or(mask, b.axes([rank(mask) - 1]), True).output(0)
         return op.select(mask, b.scalar(0.0, kind), b.scalar(float("-inf"), kind)).output(0), seen
     mask = b.cast(mask, kind)
-    # What is no number counts as seen, as in torch.
+    # NaN counts as seen, as in torch.
     visible = op.not_equal(b.cast(mask, F32), b.scalar(float("-inf"), F32))
     return mask, op.reduce_logical_or(visible, b.axes([rank(mask) - 1]), True).output(0)
 
 
 def _causal(b: Builder, q: Output, k: Output) -> Output:
-    """[queries, keys]: query i sees keys 0..i, as torch counts them."""
+    """Return a mask [queries, keys]: query i sees keys 0..i, as in torch."""
     queries, keys = (iota(b, b.size(x, -2)) for x in (q, k))
     return op.greater_equal(op.unsqueeze(queries, b.axes([1])), op.unsqueeze(keys, b.axes([0]))).output(0)
 
@@ -150,7 +150,7 @@ def _causal(b: Builder, q: Output, k: Output) -> Output:
 
 
 def _grouped(b: Builder, q: Output, mask: Output | None, groups: int) -> tuple[Output, Output | None]:
-    """[batch, heads, queries, size] as [batch, key heads, groups * queries, size], and the mask likewise."""
+    """Reshape [batch, heads, queries, size] to [batch, key heads, groups * queries, size], and the mask likewise."""
     heads, size = b.size(q, 1), b.size(q, 3)
     assert isinstance(heads, int) and isinstance(size, int)
     rows = op.reshape(q, b.axes([0, heads // groups, -1, size]), True).output(0)
@@ -186,9 +186,9 @@ def _ungrouped(b: Builder, x: Output, q: Output, size: Any) -> Output:
 def _over_tensors(b: Builder, q: Output, k: Output, v: Output, mask: Output | None, scale: float) -> Output:
     kind = q.get_element_type()
     if rank(q) == 4:
-        given = b.scalar(0.0, kind) if mask is None else leading(b, mask, 4)
-        made = op.scaled_dot_product_attention(q, k, v, given, b.scalar(scale, kind), causal=False)
-        return made.output(0)
+        bias = b.scalar(0.0, kind) if mask is None else leading(b, mask, 4)
+        result = op.scaled_dot_product_attention(q, k, v, bias, b.scalar(scale, kind), causal=False)
+        return result.output(0)
     scores = _scaled(b, product(q, k, False, True), mask, scale)
     return product(op.softmax(scores, rank(scores) - 1).output(0), v)
 
@@ -209,12 +209,14 @@ def _over_rows(b: Builder, q: Output, k: Rows, v: Rows, mask: Output | None, sca
     nothing = op.multiply(fresh, b.scalar(0.0, fresh.get_element_type()))
     stale = op.scatter_update(shares, k.index, nothing, last).output(0)
     remembered = product(stale, v.base)
-    b.nan_fault(remembered, "attention gave NaN, perhaps of what the KV cache held where it is written")
+    b.nan_fault(
+        remembered, "attention gave NaN, perhaps from old content of the KV cache where it is written"
+    )
     return op.add(remembered, product(fresh, v.source)).output(0)
 
 
 def _look_for_repeated(b: Builder, v: Rows) -> None:
-    """Let the model say whether a place is written twice."""
+    """Let torch run a call that writes a place twice."""
     if v.unique or b.size(v.index, 0) == 1:
         return
     key = ("repeated", v.index.get_node().get_friendly_name(), v.index.get_index())

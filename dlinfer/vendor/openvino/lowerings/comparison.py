@@ -1,4 +1,4 @@
-"""Comparisons, logic, bits, choices between two tensors."""
+"""Comparisons, logic, bits, and selection between two tensors."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def _stand_in(value: Any) -> Any:
-    """A tensor of one element, or a number, that promotes as the value does."""
+    """Return a tensor of one element, or a number, that promotes like the value."""
     if isinstance(value, Tensor):
         return torch.empty((1,) * value.dim(), dtype=value.dtype, device="meta")
     if isinstance(value, (bool, torch.SymBool)):
@@ -27,7 +27,7 @@ def _stand_in(value: Any) -> Any:
 
 
 def common_type(b: Builder) -> ov.Type:
-    """The type that torch promotes the two operands of the call to."""
+    """Return the type that torch promotes the call's two operands to."""
     return dtypes.type_of(torch.result_type(*(_stand_in(b.call.fake(name)) for name in ("self", "other"))))
 
 
@@ -35,19 +35,21 @@ def _compares(function: Any) -> Build:
     def build(b: Builder, x: Any, y: Any) -> Any:
         kind = common_type(b)
         if kind == ov.Type.boolean:
-            kind = ov.Type.i32  # OpenVINO orders no bools
+            kind = ov.Type.i32  # OpenVINO does not order bools
             return function(_wide(b, x, kind), _wide(b, y, kind))
         if kind.is_real():
-            given = (b.cast(one, kind) if isinstance(one, Output) else one for one in (x, y))
-            return function(*(_exact(b, one, kind) for one in given))
+            operands = (b.cast(value, kind) if isinstance(value, Output) else value for value in (x, y))
+            return function(*(_exact(b, operand, kind) for operand in operands))
         return function(*integers.difference(b, x, y, kind))
 
     return build
 
 
 def _exact(b: Builder, x: Any, kind: ov.Type) -> Output:
-    """A value as it takes part in a comparison. A bfloat16 goes as float32, which holds it: where the CPU plugin widens
-    a constant of that type itself, infinity becomes the largest finite number."""
+    """Return a value for a comparison, bfloat16 as float32, exactly.
+
+    If the CPU plugin widens a bfloat16 constant itself, infinity becomes the largest finite number.
+    """
     if not isinstance(x, Output) and kind in SHORT:
         x = float(torch.tensor(x, dtype=SHORT[kind]))  # what torch compares with
     return b.cast(x, ov.Type.f32 if kind == ov.Type.bf16 else kind)
@@ -58,12 +60,12 @@ def _wide(b: Builder, x: Any, kind: ov.Type) -> Output:
 
 
 def greater(x: Any, y: Any) -> Output:
-    """x > y, which is y < x: the CPU plugin's own Greater says true of NaN where it has AVX-512."""
+    """x > y, as y < x: with AVX-512 the CPU plugin's own Greater is true for NaN."""
     return op.less(y, x).output(0)
 
 
 def greater_equal(x: Any, y: Any) -> Output:
-    """x >= y, as ``greater``."""
+    """x >= y, like ``greater``."""
     return op.less_equal(y, x).output(0)
 
 

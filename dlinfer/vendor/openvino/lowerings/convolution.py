@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def spread(value: Any, dims: int) -> list[int]:
-    """One number, or a list of one, for each dimension."""
+    """Repeat one number, or a list of one, for each dimension."""
     values = [value] if isinstance(value, int) else list(value)
     return values * dims if len(values) == 1 else values
 
@@ -33,18 +33,18 @@ def _taken(call: Call) -> str | None:
 
 
 def _grouped(b: Builder, weight: Output, groups: int, sizes: Sequence[int]) -> Output:
-    """[out, in, ...] as [groups, out / groups, in, ...]; of a transposed one the first is in."""
+    """Reshape [out, in, ...] to [groups, out / groups, in, ...]; in a transposed convolution the first size is in."""
     shape = [groups, sizes[0] // groups, *sizes[1:]]
     return op.reshape(weight, b.axes(shape), False).output(0)
 
 
 def _edges(padding: Any, sizes: Sequence[int], dilations: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Padding before and behind each dimension of an image, given numbers, ``same`` or ``valid``."""
+    """Return padding before and after each dimension of an image, from numbers, ``same`` or ``valid``."""
     dims = len(dilations)
     if not isinstance(padding, str):
         return spread(padding, dims), spread(padding, dims)
     total = [dilations[i] * (sizes[2 + i] - 1) if padding == "same" else 0 for i in range(dims)]
-    return [one // 2 for one in total], [one - one // 2 for one in total]
+    return [size // 2 for size in total], [size - size // 2 for size in total]
 
 
 @lowers(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, refuses=_taken)
@@ -71,13 +71,13 @@ def conv(
     if transposed:
         convolve = op.convolution_backprop_data if groups == 1 else op.group_convolution_backprop_data
         more = spread(output_padding, dims)
-        made = convolve(x, kernel, strides, None, before, after, dilations, output_padding=more)
+        result = convolve(x, kernel, strides, None, before, after, dilations, output_padding=more)
     else:
         convolve = op.convolution if groups == 1 else op.group_convolution
-        made = convolve(x, kernel, strides, before, after, dilations)
+        result = convolve(x, kernel, strides, before, after, dilations)
     if bias is not None:
-        made = op.add(made, channels(b, bias, rank(x)))
-    return made.output(0)
+        result = op.add(result, channels(b, bias, rank(x)))
+    return result.output(0)
 
 
 @lowers(
@@ -94,5 +94,5 @@ def conv_transpose(
     groups: int,
     dilation: Any,
 ) -> Output:
-    told = {"stride": stride, "padding": padding, "output_padding": output_padding}
-    return conv(b, x, weight, bias, **told, groups=groups, dilation=dilation, transposed=True)
+    geometry = {"stride": stride, "padding": padding, "output_padding": output_padding}
+    return conv(b, x, weight, bias, **geometry, groups=groups, dilation=dilation, transposed=True)

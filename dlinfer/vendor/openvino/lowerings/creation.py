@@ -1,4 +1,4 @@
-"""Tensors made of nothing but sizes and numbers."""
+"""Tensors created from sizes and numbers only."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ I64, F32 = ov.Type.i64, ov.Type.f32
 def filled(
     b: Builder, *, self: Output | None = None, size: Any = None, fill_value: Any = None, value: Any = None
 ) -> Output:
-    """One number everywhere, in a tensor of this size, or of the size of ``self``."""
+    """Fill a tensor of this size, or of the size of ``self``, with a number."""
     sizes = b.numbers(size) if size is not None else op.shape_of(self, "i64")
     return b.full(value if fill_value is None else fill_value, sizes)
 
@@ -27,7 +27,7 @@ def filled(
 @lowers(aten.zeros.default, aten.new_zeros.default, aten.zeros_like.default, aten.zero.default)
 @lowers(aten.empty.memory_format, aten.new_empty.default, aten.empty_like.default)
 def zeros(b: Builder, *, self: Output | None = None, size: Any = None) -> Output:
-    """What ``empty`` holds is nobody's to read before it is written, so zeros will do."""
+    """Zeros, also for ``empty``, whose content is undefined."""
     return filled(b, self=self, size=size, value=0)
 
 
@@ -42,9 +42,9 @@ def scalar_tensor(b: Builder, value: Any, *_: Any) -> Output:
 
 
 def _whole_step(call: Call) -> str | None:
-    """A range of floats counts its elements from its ends; OpenVINO's rounding of that is its own."""
+    """Refuse ranges of floats: OpenVINO rounds their number of elements differently."""
     for name in ("start", "end", "step"):
-        value = call.fake(name) if name in call.given else 0
+        value = call.fake(name) if name in call.arguments else 0
         whole = isinstance(value, float) and value.is_integer()
         if isinstance(value, (float, torch.SymFloat)) and not whole:
             return f"a range with the {name} {value}"
@@ -53,12 +53,12 @@ def _whole_step(call: Call) -> str | None:
 
 @lowers(aten.arange.default, aten.arange.start, aten.arange.start_step, refuses=_whole_step)
 def arange(b: Builder, *, end: Any, start: Any = 0, step: Any = 1) -> Output:
-    given = (value if isinstance(value, Output) else int(value) for value in (end, start, step))
-    return b.cast(iota(b, *given), b.kind)
+    bounds = (value if isinstance(value, Output) else int(value) for value in (end, start, step))
+    return b.cast(iota(b, *bounds), b.kind)
 
 
 def iota(b: Builder, end: Any, start: Any = 0, step: Any = 1) -> Output:
-    """Whole numbers from start to before end, i64."""
+    """Return integers from start to before end, i64."""
     first, last, by = (b.cast(value, I64) for value in (start, end, step))
     return op.range(first, last, by, "i64").output(0)
 
@@ -70,7 +70,7 @@ def _few(call: Call) -> str | None:
 
 @lowers(aten.linspace.default, refuses=_few)
 def linspace(b: Builder, start: Any, end: Any, steps: int, *_: Any) -> Output:
-    """As torch: from the near end, so that both ends are exact."""
+    """Compute from the nearer end, as torch does, so that both ends are exact."""
     if steps == 1:
         return filled(b, size=[1], value=start)
     first, last = b.cast(start, F32), b.cast(end, F32)
@@ -78,13 +78,13 @@ def linspace(b: Builder, start: Any, end: Any, steps: int, *_: Any) -> Output:
     places = torch.arange(steps, dtype=torch.float32)
     near = op.add(first, op.multiply(by, b.constant(places)))
     far = op.subtract(last, op.multiply(by, b.constant(steps - 1 - places)))
-    made = op.select(b.constant(places < steps // 2), near, far).output(0)
-    return b.cast(made, b.kind)
+    result = op.select(b.constant(places < steps // 2), near, far).output(0)
+    return b.cast(result, b.kind)
 
 
 @lowers(aten.eye.default, aten.eye.m)
 def eye(b: Builder, *, n: Any, m: Any = None) -> Output:
-    sizes = [b.cast(one, I64) for one in (n, n if m is None else m)]
+    sizes = [b.cast(number, I64) for number in (n, n if m is None else m)]
     return b.cast(op.eye(*sizes, b.scalar(0, I64), "f32").output(0), b.kind)
 
 

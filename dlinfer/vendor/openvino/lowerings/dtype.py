@@ -1,4 +1,4 @@
-"""Conversions, and calls that give their input's values back."""
+"""Conversions, and calls that return their input's values."""
 
 import math
 from typing import Any
@@ -42,7 +42,7 @@ def to(b: Builder, x: Output, *_: Any) -> Output:
     aten.alpha_dropout.default,
 )
 def same(b: Builder, x: Output, *_: Any) -> Output:
-    """Of dropout only where it does not train: what draws random numbers is no function of values."""
+    """Return x. Dropout gets here only outside of training: the engine gets no random ops."""
     return x
 
 
@@ -53,10 +53,10 @@ def copy(b: Builder, x: Output, source: Output, non_blocking: bool = False) -> O
 
 
 def _plain_nan(b: Builder, x: Any) -> Any:
-    """x without the digits of NaN, where it becomes bfloat16: a carry makes zeros of some, and infinities of others."""
+    """Return x with plain NaNs before it becomes bfloat16: rounding turns others into zeros or infinities."""
     if b.kind != ov.Type.bf16 or not isinstance(x, Output):  # numbers of the graph are plain
         return x
-    given = x.get_element_type()
-    if given not in (ov.Type.f32, ov.Type.f16):
+    kind = x.get_element_type()
+    if kind not in (ov.Type.f32, ov.Type.f16):
         return x
-    return op.select(op.is_nan(x), b.scalar(math.nan, given), x).output(0)
+    return op.select(op.is_nan(x), b.scalar(math.nan, kind), x).output(0)

@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def _plain(function: Any) -> Build:
-    """An op of OpenVINO's that does just that, of the result's type: torch turns whole numbers into floats first."""
+    """Lower to one op, in the result's type: torch converts integers to floats first."""
 
     return lambda b, x: function(b.cast(x, b.kind)).output(0)
 
@@ -43,11 +43,11 @@ for _target, _function in {
 
 
 def _of_wide(function: Any) -> Build:
-    """A formula that 16-bit floats are too coarse for in between: in float32."""
+    """Lower to a formula in float32, since 16-bit floats are too coarse for its intermediate values."""
 
     def build(b: Builder, x: Output) -> Output:
-        made = function(b, b.cast(x, ov.Type.f32))
-        return b.cast(made if isinstance(made, Output) else made.output(0), b.kind)
+        result = function(b, b.cast(x, ov.Type.f32))
+        return b.cast(result if isinstance(result, Output) else result.output(0), b.kind)
 
     return build
 
@@ -57,7 +57,7 @@ def _number(b: Builder, value: float) -> Output:
 
 
 def exp(x: Any) -> Any:
-    """e to the power of x. OpenVINO's own gives infinity for NaN."""
+    """Return e to the power of x. OpenVINO's own Exp gives infinity for NaN."""
     return op.select(op.is_nan(x), x, op.exp(x))
 
 
@@ -65,16 +65,16 @@ _LN2, _LN10 = 0.6931471805599453, 2.302585092994046
 
 
 def opposite(b: Builder, x: Any) -> Any:
-    """-x of float32, written as the plugin rewrites it.
+    """Return -x of float32, in the form that the plugin would rewrite it to.
 
-    The plugin rewrites negations, differences with a constant and quotients. What it writes itself loses the mark by
-    which it is computed in float32 beside bfloat16 (workarounds/precision.py).
+    The plugin rewrites negations, differences with a constant and quotients. Its own nodes lose the mark that keeps
+    them in float32 beside bfloat16 (workarounds/precision.py).
     """
     return op.multiply(x, _number(b, -1.0))
 
 
 def quotient(b: Builder, x: Any, y: Any) -> Any:
-    """x / y of float32, written as the plugin rewrites it."""
+    """Return x / y of float32, in the form that the plugin would rewrite it to."""
     return op.multiply(x, op.power(y, _number(b, -1.0)))
 
 
@@ -83,12 +83,12 @@ def log1p(b: Builder, x: Any) -> Any:
 
     It is x itself where u is 1.
     """
-    one = _number(b, 1.0)
-    near = op.add(x, one)
+    unit = _number(b, 1.0)
+    near = op.add(x, unit)
     off = op.add(near, _number(b, -1.0))
     exact = op.equal(off, _number(b, 0.0))
     infinite = op.equal(near, _number(b, float("inf")))
-    corrected = op.multiply(op.log(near), quotient(b, x, op.select(exact, one, off)))
+    corrected = op.multiply(op.log(near), quotient(b, x, op.select(exact, unit, off)))
     return op.select(infinite, near, op.select(exact, x, corrected))
 
 
@@ -110,7 +110,7 @@ def log1p_exp(b: Builder, x: Any) -> Any:
 
 
 def _erf(b: Builder, x: Output) -> Any:
-    """OpenVINO's own, which is off by 1e-7 whatever the result is; near 0 the first terms of Maclaurin's series."""
+    """Use OpenVINO's Erf, with its absolute error of 1e-7, but near 0 the first terms of Maclaurin's series."""
     square = op.multiply(x, x)
     series = _number(b, 1 / 216)
     for divisor in (-42, 10, -3, 1):
@@ -124,7 +124,7 @@ _ERFC += (-0.82215223, 0.17087277)
 
 
 def _erfc(b: Builder, x: Output) -> Any:
-    """1 - erf(x) without the difference, which leaves nothing of it above 4.
+    """Compute 1 - erf(x) without the subtraction, which would give 0 above 4.
 
     Chebyshev fit of Numerical Recipes (2nd edition, section 6.2), of relative error 1.2e-7: t * exp(-x^2 + P(t)) with
     t = 1 / (1 + |x| / 2).
@@ -177,7 +177,7 @@ lowers(aten.neg.default, aten.negative.default)(_signed(op.negative))
 
 
 def _sign(x: Output) -> Any:
-    """torch gives 0 for what is no number."""
+    """Return 0 for NaN, as torch does."""
     if not x.get_element_type().is_real():
         return op.sign(x)
     zero = Constant(x.get_element_type(), ov.Shape([]), [0.0])
@@ -192,7 +192,7 @@ def logaddexp(b: Builder, x: Output, y: Output) -> Output:
     kind = ov.Type.f32
     x, y = b.cast(x, kind), b.cast(y, kind)
     high = op.maximum(x, y)
-    made = op.add(high, log1p_exp(b, opposite(b, op.abs(op.subtract(x, y)))))
-    same = op.equal(x, y)  # both infinite: their difference is no number
+    result = op.add(high, log1p_exp(b, opposite(b, op.abs(op.subtract(x, y)))))
+    same = op.equal(x, y)  # if both are infinite, their difference is NaN
     twice = op.add(high, b.scalar(_LN2, kind))
-    return b.cast(op.select(same, twice, made).output(0), b.kind)
+    return b.cast(op.select(same, twice, result).output(0), b.kind)

@@ -1,7 +1,7 @@
-"""Mixture of experts: every expert computes every token, and its weight of the others' is zero.
+"""Mixture of experts: every expert computes every token, weighted by 0 where the token did not choose it.
 
 OpenVINO has no grouped product. Computing all experts costs experts / topk times the products, but reads the weights
-once, which is what counts for many tokens; docs/vendors/openvino.md says so.
+once; docs/vendors/openvino.md has the costs.
 """
 
 import openvino as ov
@@ -43,7 +43,7 @@ def gating(b: Builder, logits: Output, topk: int, groups: int) -> list[Output]:
     weights, ids = sorted_first(b, grouped, topk // groups, last + 1, True)
     first = b.constant(torch.arange(0, experts, size).unsqueeze(1))
     flat = b.numbers([*sizes, topk])
-    weights, ids = (op.reshape(one, flat, False).output(0) for one in (weights, op.add(ids, first)))
+    weights, ids = (op.reshape(value, flat, False).output(0) for value in (weights, op.add(ids, first)))
     return [where_defined(b, logits, last, weights), ids]
 
 
@@ -58,7 +58,7 @@ def fused_moe(
 ) -> Output:
     experts, hidden = (fixed_size(b.call.fake("down_weights").shape[dim]) for dim in (0, 1))
     assert experts is not None and hidden is not None
-    # The batched product leaves 0 rows if x is to be broadcast by it while the number of tokens varies.
+    # If the batched product broadcasts x itself and the number of tokens varies, its result has 0 rows.
     every = op.broadcast(op.unsqueeze(x, b.axes([0])), b.numbers([experts, b.size(x, 0), hidden])).output(0)
     inner = silu_and_mul(b, product(every, gate_up, False, True))
     results = product(inner, down, False, True)  # [experts, tokens, hidden]
@@ -69,16 +69,16 @@ def fused_moe(
 
 
 def _shares(b: Builder, weights: Output, ids: Output, experts: int, renormalize: bool) -> list[Output]:
-    """How much of each expert's result a token takes, and whether it chose the expert: both [experts, tokens, 1]."""
+    """Return each token's weight of each expert, and whether it chose the expert: both [experts, tokens, 1]."""
     weights = b.cast(weights, F32)
     if renormalize:
         weights = op.divide(weights, op.reduce_sum(weights, b.axes([-1]), True)).output(0)
     ids = inside(b, ids, experts, experts, negative=False)
     chosen = op.one_hot(ids, b.scalar(experts, I64), b.scalar(1.0, F32), b.scalar(0.0, F32), -1)
     # Not by a product: 0 times infinity is NaN.
-    given = op.select(op.greater(chosen, b.scalar(0.0, F32)), op.unsqueeze(weights, b.axes([2])), chosen)
+    masked = op.select(op.greater(chosen, b.scalar(0.0, F32)), op.unsqueeze(weights, b.axes([2])), chosen)
     tables = [
-        op.reduce_sum(given, b.axes([1]), False),
+        op.reduce_sum(masked, b.axes([1]), False),
         op.greater(op.reduce_sum(chosen, b.axes([1]), False), b.scalar(0.0, F32)),
     ]
     turned = [op.transpose(table, b.axes([1, 0])) for table in tables]

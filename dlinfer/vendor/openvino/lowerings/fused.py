@@ -18,7 +18,7 @@ dlinfer = torch.ops.dlinfer
 
 
 def _even_known(call: Call) -> str | None:
-    name = "q" if "q" in call.given else "native_input"
+    name = "q" if "q" in call.arguments else "native_input"
     return None if fixed_size(call.fake(name).shape[-1]) is not None else "a head size that varies"
 
 
@@ -30,7 +30,7 @@ def rotary(b: Builder, q: Output, k: Output, cos: Output, sin: Output) -> list[O
 
 
 def _per_token(b: Builder, q: Output, table: Output, dims: int) -> Output:
-    """[..., head_size], one row a token, as [tokens, 1, head_size] or [batch, tokens, 1, head_size]."""
+    """Reshape [..., head_size], a row per token, to [tokens, 1, head_size] or [batch, tokens, 1, head_size]."""
     size = b.size(table, -1)
     if rank(table) == dims - 1:
         return op.unsqueeze(table, b.axes([dims - 2])).output(0)
@@ -51,12 +51,12 @@ def rotary_interleaved(b: Builder, x: Output, cos: Output, sin: Output, halves: 
     half = size // 2
     cos, sin = (table if b.size(table, -1) == half else cut(b, table, -1, 0, half) for table in (cos, sin))
     first, second = cut(b, x, -1, 0, size, 2), cut(b, x, -1, 1, size, 2)
-    one = op.subtract(op.multiply(first, cos), op.multiply(second, sin))
-    other = op.add(op.multiply(second, cos), op.multiply(first, sin))
+    real = op.subtract(op.multiply(first, cos), op.multiply(second, sin))
+    imaginary = op.add(op.multiply(second, cos), op.multiply(first, sin))
     if halves:
-        return op.concat([one, other], rank(x) - 1).output(0)
+        return op.concat([real, imaginary], rank(x) - 1).output(0)
     last = b.axes([rank(x)])
-    pairs = op.concat([op.unsqueeze(one, last), op.unsqueeze(other, last)], rank(x))
+    pairs = op.concat([op.unsqueeze(real, last), op.unsqueeze(imaginary, last)], rank(x))
     return op.reshape(pairs, op.shape_of(x, "i64"), False).output(0)
 
 

@@ -1,4 +1,4 @@
-"""Reading by index. Which ops count negative indices from the end is torch's choice, op by op."""
+"""Reading by index. Some of torch's ops count negative indices from the end, others raise for them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +37,7 @@ def index_select(b: Builder, x: Output, dim: int, index: Output) -> Output:
 
 
 def _first(b: Builder, x: Output, axis: int, number: Size) -> Output:
-    """The first of a dimension. OpenVINO drops a Slice in front of GatherElements, wrongly where sizes vary."""
+    """Cut a dimension to its first elements. OpenVINO wrongly drops a Slice before GatherElements if sizes vary."""
     ends = [*[0] * axis, number]
     kept = [1] * axis + [0]
     return op.strided_slice(
@@ -47,7 +47,7 @@ def _first(b: Builder, x: Output, axis: int, number: Size) -> Output:
 
 @lowers(aten.gather.default)
 def gather(b: Builder, x: Output, dim: int, index: Output, sparse_grad: bool = False) -> Output:
-    """The index may be smaller than x in the other dimensions, which OpenVINO does not take: x is cut first."""
+    """Cut x first where the index is smaller in the other dimensions, which OpenVINO does not take."""
     if rank(x) == 0:
         return op.broadcast(x, op.shape_of(index, "i64")).output(0) if rank(index) else x
     place = dim % rank(x)
@@ -67,7 +67,7 @@ def take(b: Builder, x: Output, index: Output) -> Output:
 
 
 def no_masks(call: Call) -> str | None:
-    """Why indices are not taken: a mask of bools picks as many elements as the data tells."""
+    """Refuse masks of bools: the number of elements that they select depends on the data."""
     for index in call.fake("indices"):
         if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
             return "a mask as an index"
@@ -76,30 +76,33 @@ def no_masks(call: Call) -> str | None:
 
 @lowers(aten.index.Tensor, aten._unsafe_index.Tensor, refuses=no_masks)
 def index(b: Builder, x: Output, indices: Sequence[Output | None]) -> Output:
-    given = [(dim, one) for dim, one in enumerate(indices) if one is not None]
-    if len(given) == 1:
-        dim, one = given[0]
-        place = inside_dim(b, x, dim, one, negative=True)
+    indexed = [(dim, tensor) for dim, tensor in enumerate(indices) if tensor is not None]
+    if len(indexed) == 1:
+        dim, tensor = indexed[0]
+        place = inside_dim(b, x, dim, tensor, negative=True)
         return op.gather(x, place, b.scalar(dim, I64)).output(0)
-    order, flat, places, spread = index_parts(b, x, given)
+    order, flat, places, spread = index_parts(b, x, indexed)
     gathered = op.gather(flat, places, b.scalar(0, I64)).output(0)
-    return _in_place(b, gathered, given, order, spread)
+    return _in_place(b, gathered, indexed, order, spread)
 
 
 def index_parts(
-    b: Builder, x: Output, given: Sequence[tuple[int, Output]]
+    b: Builder, x: Output, indexed: Sequence[tuple[int, Output]]
 ) -> tuple[list[int], Output, Output, int]:
-    """Several indices as one: (x's dimensions with the indexed ones first, x so that these are one, places in it,
-    dimensions of the places)."""
-    dims = [dim for dim, _ in given]
+    """Combine several indices into one.
+
+    Returns (x's dimensions with the indexed ones first, x in that order with these flattened, places in the flattened
+    dimension, rank of the places).
+    """
+    dims = [dim for dim, _ in indexed]
     order = [*dims, *(dim for dim in range(rank(x)) if dim not in dims)]
     moved = op.transpose(x, b.axes(order)).output(0) if order != sorted(order) else x
     shape = op.shape_of(x, "i64")
     places: Output | None = None
-    for dim, index in given:
-        one = inside_dim(b, x, dim, index, negative=True)
+    for dim, index in indexed:
+        place = inside_dim(b, x, dim, index, negative=True)
         size = b.cast(b.size(x, dim), I64)
-        places = one if places is None else op.add(op.multiply(places, size), one).output(0)
+        places = place if places is None else op.add(op.multiply(places, size), place).output(0)
     assert places is not None
     rest = op.gather(shape, b.axes(order[len(dims) :]), b.scalar(0, I64)) if len(order) > len(dims) else None
     first = b.axes([-1]) if rest is None else op.concat([_product(b, shape, dims), rest], 0)
@@ -112,10 +115,10 @@ def _product(b: Builder, shape: Any, dims: Sequence[int]) -> Output:
 
 
 def _in_place(
-    b: Builder, gathered: Output, given: Sequence[tuple[int, Output]], order: Sequence[int], spread: int
+    b: Builder, gathered: Output, indexed: Sequence[tuple[int, Output]], order: Sequence[int], spread: int
 ) -> Output:
-    """What was picked stands where the indexed dimensions stood, if they were neighbours; else it comes first."""
-    dims = [dim for dim, _ in given]
+    """Move the gathered dimensions to the place of the indexed ones if those were neighbours, else to the front."""
+    dims = [dim for dim, _ in indexed]
     first = dims[0]
     if dims != list(range(first, first + len(dims))) or first == 0:
         return gathered
@@ -137,11 +140,11 @@ def _same_sizes(call: Call) -> str | None:
 
 @lowers(aten.take_along_dim.default, refuses=_same_sizes)
 def take_along_dim(b: Builder, x: Output, index: Output, dim: int | None = None) -> Output:
-    """With a dimension torch takes indices modulo its size; without one it raises for those outside."""
+    """With a dimension torch takes indices modulo its size; without one it raises for indices out of range."""
     if dim is not None:
         wrapped = integers.remainder(b, b.cast(index, I64), b.size(x, dim))
         return op.gather_elements(x, wrapped, dim % rank(x)).output(0)
-    x, index = (op.reshape(one, b.axes([-1]), False).output(0) for one in (x, index))
+    x, index = (op.reshape(tensor, b.axes([-1]), False).output(0) for tensor in (x, index))
     index = inside(b, index, b.size(x, 0), b.call.fake("self").numel(), negative=False)
     return op.gather_elements(x, index, 0).output(0)
 
@@ -151,5 +154,5 @@ def bucketize(
     b: Builder, x: Output, boundaries: Output, out_int32: bool = False, right: bool = False
 ) -> Output:
     kind = "i32" if b.kind == ov.Type.i32 else "i64"
-    # torch's ``right`` says on which side the boundary lies; OpenVINO's on which side the interval is open.
+    # torch's ``right`` names the side of the boundary, OpenVINO's the closed side of the interval.
     return op.bucketize(x, boundaries, kind, not right).output(0)

@@ -1,8 +1,8 @@
-"""Exact arithmetic of whole numbers, where OpenVINO's CPU plugin computes in float32.
+"""Exact integer arithmetic, where OpenVINO's CPU plugin computes in float32.
 
-The plugin keeps i64 as 32 bits (docs/vendors/openvino.md) and takes division, remainders, comparisons, sums and maxima
-of whole numbers through float32, which is exact to 2**24 only. Addition, products, shifts, bits, minima, maxima of two,
-cumulative sums and sorting are exact; what follows is made of those.
+The plugin keeps i64 as 32 bits (docs/vendors/openvino.md). It computes division, remainders, comparisons, sums and
+maxima of integers in float32, which is exact to 2**24 only. Addition, products, shifts, bit operations, minima and
+maxima of two, cumulative sums and sorting are exact; the functions here use only those.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -19,17 +19,17 @@ NARROW = (ov.Type.i8, ov.Type.u8, ov.Type.i16)
 
 
 def computed_in(kind: ov.Type) -> ov.Type:
-    """The type to compute in for results of a type."""
+    """Return the type to compute results of a type in."""
     return ov.Type.i32 if kind in NARROW else kind
 
 
 def floor_divide(b: "Builder", x: Output, y: Any) -> Output:
-    """x // y rounded down, for i32 or i64 x and a tensor or number y."""
+    """Return x // y, rounded down, for i32 or i64 x and a tensor or number y."""
     kind = x.get_element_type()
     if isinstance(y, int) and y > 0 and y & (y - 1) == 0:
         return x if y == 1 else op.bitwise_right_shift(x, b.scalar(y.bit_length() - 1, kind)).output(0)
     y = b.cast(y, kind)
-    # A quotient by float32 is at most 128 / |y| + 1 off; the remainder it leaves is small, and a second is exact.
+    # A quotient in float32 is off by at most 128 / |y| + 1; its remainder is small, so a second quotient is exact.
     rough = op.divide(x, y).output(0)
     rest = op.subtract(x, op.multiply(rough, y)).output(0)
     more = _floored(rest, y, kind)
@@ -43,7 +43,7 @@ def _floored(rest: Output, y: Output, kind: ov.Type) -> Output:
 
 
 def _one_less(b: "Builder", rest: Output, y: Output, kind: ov.Type) -> Output:
-    """-1 where a remainder has the other sign than y, 1 where it is as large as y, else 0."""
+    """Return -1 where a remainder and y have opposite signs, 1 where it is as large as y, else 0."""
     zero = b.scalar(0, kind)
     other_sign = op.less(op.multiply(op.sign(rest), op.sign(y)), zero)
     too_large = op.greater_equal(op.subtract(op.abs(rest), op.abs(y)), zero)
@@ -53,7 +53,7 @@ def _one_less(b: "Builder", rest: Output, y: Output, kind: ov.Type) -> Output:
 
 
 def remainder(b: "Builder", x: Output, y: Any) -> Output:
-    """x - floor(x / y) * y, of y's sign."""
+    """Return x - floor(x / y) * y, with y's sign."""
     kind = x.get_element_type()
     if isinstance(y, int) and y > 0 and y & (y - 1) == 0:
         return op.bitwise_and(x, b.scalar(y - 1, kind)).output(0)
@@ -62,12 +62,12 @@ def remainder(b: "Builder", x: Output, y: Any) -> Output:
 
 
 def truncated(b: "Builder", x: Output, y: Any) -> tuple[Output, Output]:
-    """(quotient rounded towards zero, remainder of x's sign)."""
+    """Return (quotient rounded towards zero, remainder with x's sign)."""
     kind = x.get_element_type()
     y = b.cast(y, kind)
     quotient = floor_divide(b, x, y)
     rest = op.subtract(x, op.multiply(quotient, y))
-    # No sizes: the smallest number has none.
+    # Not by absolute values: the smallest integer has none.
     other_sign = op.less(op.multiply(op.sign(rest), op.sign(x)), b.scalar(0, kind))
     one_more = op.convert(other_sign, kind)
     return (
@@ -77,19 +77,19 @@ def truncated(b: "Builder", x: Output, y: Any) -> tuple[Output, Output]:
 
 
 def difference(b: "Builder", x: Any, y: Any, kind: ov.Type) -> tuple[Output, Output]:
-    """Two operands that compare in float32 as x and y compare exactly.
+    """Return two operands that compare in float32 as x and y compare exactly.
 
-    A number below 2**24 compares exactly with whatever is rounded to float32. Two tensors do by the sign of their
-    difference, which is taken of their halves, since it may need 33 bits itself: x - y = 2 * h + l with h of -2**31 ..
-    2**31 - 1 and l of -1, 0, 1, so that h decides where it is not 0.
+    A number below 2**24 compares exactly with anything rounded to float32. Two tensors compare by the sign of their
+    difference. It may need 33 bits, so it is computed from halves: x - y = 2 * h + l with h in -2**31..2**31 - 1 and l
+    in -1, 0, 1. The sign is h's unless h is 0.
     """
-    small = [not isinstance(one, Output) and abs(one) < 1 << 24 for one in (x, y)]
+    small = [not isinstance(value, Output) and abs(value) < 1 << 24 for value in (x, y)]
     if any(small):
         return b.cast(x, kind), b.cast(y, kind)
-    x, y, one = b.cast(x, kind), b.cast(y, kind), b.scalar(1, kind)
+    x, y, unit = b.cast(x, kind), b.cast(y, kind), b.scalar(1, kind)
     if kind not in (ov.Type.i32, ov.Type.i64):
         return op.subtract(b.cast(x, ov.Type.i32), b.cast(y, ov.Type.i32)).output(0), b.scalar(0, ov.Type.i32)
-    half = op.subtract(op.bitwise_right_shift(x, one), op.bitwise_right_shift(y, one))
-    rest = op.subtract(op.bitwise_and(x, one), op.bitwise_and(y, one))
-    sign = op.maximum(op.minimum(half, one), b.scalar(-1, kind))
+    half = op.subtract(op.bitwise_right_shift(x, unit), op.bitwise_right_shift(y, unit))
+    rest = op.subtract(op.bitwise_and(x, unit), op.bitwise_and(y, unit))
+    sign = op.maximum(op.minimum(half, unit), b.scalar(-1, kind))
     return op.add(op.multiply(sign, b.scalar(2, kind)), rest).output(0), b.scalar(0, kind)

@@ -15,7 +15,7 @@ aten, dlinfer = torch.ops.aten, torch.ops.dlinfer
 
 
 def floats(call: Call) -> str | None:
-    """Why a product is not taken: of whole numbers it would be rounded to float32."""
+    """Refuse products of integers, which would be rounded to float32."""
     result = call.result[0] if isinstance(call.result, (list, tuple)) else call.result
     return None if result.is_floating_point() else "a product of matrices of whole numbers"
 
@@ -23,7 +23,7 @@ def floats(call: Call) -> str | None:
 def product(x: Output, y: Output, transpose_x: bool = False, transpose_y: bool = False) -> Output:
     """x @ y over the last two dimensions, each transposed on request; a vector is a row of x or a column of y.
 
-    The nodes that make a matrix of a vector are written here. OpenVINO's own would compute float32 in 16 bits
+    Vectors become matrices here, by explicit nodes: OpenVINO's own would compute float32 in 16 bits
     (``workarounds/precision.py``).
     """
     vectors = [axis for axis, value in ((-2, x), (-1, y)) if rank(value) == 1]
@@ -72,8 +72,8 @@ def outer(b: Builder, x: Output, y: Output) -> Output:
 
 
 def _counts(call: Call) -> str | None:
-    """torch does not read the matrices of a product by 0, whatever it finds there; but of ``baddbmm`` it does."""
-    if call.given["alpha"] == 0 and call.target is not aten.baddbmm.default:
+    """Refuse alpha=0: torch then does not read the matrices, not even NaN in them, except in ``baddbmm``."""
+    if call.arguments["alpha"] == 0 and call.target is not aten.baddbmm.default:
         return "a product by 0, whose matrices must not be read"
     return floats(call)
 
@@ -86,14 +86,14 @@ def _times(b: Builder, x: Output, by: Any) -> Output:
 
 @lowers(aten.addmm.default, aten.addmv.default, aten.baddbmm.default, refuses=_counts)
 def addmm(b: Builder, x: Output, y: Output, z: Output, beta: Any = 1, alpha: Any = 1) -> Output:
-    made = _times(b, product(y, z), alpha)
-    if not isinstance(beta, Output) and beta == 0:  # it does not matter what x holds
-        return made
-    return op.add(made, _times(b, x, beta)).output(0)
+    result = _times(b, product(y, z), alpha)
+    if not isinstance(beta, Output) and beta == 0:  # x is not read
+        return result
+    return op.add(result, _times(b, x, beta)).output(0)
 
 
 def _plain_equation(call: Call) -> str | None:
-    return "an ellipsis in einsum" if "." in str(call.given["equation"]) else floats(call)
+    return "an ellipsis in einsum" if "." in str(call.arguments["equation"]) else floats(call)
 
 
 @lowers(aten.einsum.default, refuses=_plain_equation)
@@ -102,4 +102,4 @@ def einsum(b: Builder, equation: str, tensors: list[Output], path: Any = None) -
     if "->" not in text:
         letters = "".join(sorted({c for c in text if c.isalpha() and text.count(c) == 1}))
         text = f"{text}->{letters}"
-    return b.cast(op.einsum([b.cast(one, ov.Type.f32) for one in tensors], text).output(0), b.kind)
+    return b.cast(op.einsum([b.cast(tensor, ov.Type.f32) for tensor in tensors], text).output(0), b.kind)

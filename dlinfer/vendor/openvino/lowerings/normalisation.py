@@ -1,4 +1,4 @@
-"""Normalisation: by layer, group, batch and root mean square. Statistics are float32 in every dtype, as torch's."""
+"""Normalisation by layer, group, batch and root mean square. Statistics are float32 for every dtype, as in torch."""
 
 from typing import Any
 
@@ -17,14 +17,14 @@ F32 = ov.Type.f32
 
 
 def _affine(b: Builder, x: Output, weight: Output | None, bias: Output | None) -> Output:
-    """x in float32, times weight, plus bias."""
+    """Return x in float32, times weight, plus bias."""
     if weight is not None:
         x = op.multiply(x, b.cast(weight, F32)).output(0)
     return x if bias is None else op.add(x, b.cast(bias, F32)).output(0)
 
 
 def _last(x: Output, shape: list[int]) -> list[int]:
-    """The dimensions that ``normalized_shape`` has sizes of."""
+    """Return the dimensions that ``normalized_shape`` covers."""
     return list(range(rank(x) - len(shape), rank(x)))
 
 
@@ -48,13 +48,15 @@ def native_layer_norm(
 
 
 def _by_channel(b: Builder, x: Output, weight: Output | None, bias: Output | None, like: Output) -> Output:
-    """As ``_affine`` with a number a channel, in the type of ``like``."""
-    given = [None if one is None else channels(b, one, rank(like)) for one in (weight, bias)]
-    return b.cast(_affine(b, x, *given), like.get_element_type())
+    """Like ``_affine``, with one number per channel, in the type of ``like``."""
+    parameters = [
+        None if parameter is None else channels(b, parameter, rank(like)) for parameter in (weight, bias)
+    ]
+    return b.cast(_affine(b, x, *parameters), like.get_element_type())
 
 
 def _not_training(call: Call) -> str | None:
-    training = call.given.get("training", call.given.get("use_input_stats", False))
+    training = call.arguments.get("training", call.arguments.get("use_input_stats", False))
     return "statistics of the batch are updated" if training else None
 
 
@@ -69,14 +71,14 @@ def batch_norm(
     *,
     eps: float,
 ) -> Any:
-    centre, spread = (channels(b, b.cast(one, F32), rank(x)) for one in (mean, variance))
+    centre, spread = (channels(b, b.cast(tensor, F32), rank(x)) for tensor in (mean, variance))
     root = op.sqrt(op.add(spread, b.scalar(eps, F32)))
     normal = op.divide(op.subtract(b.cast(x, F32), centre), root).output(0)
-    made = _by_channel(b, normal, weight, bias, x)
+    result = _by_channel(b, normal, weight, bias, x)
     if isinstance(b.call.result, (list, tuple)):
         empty = b.constant(torch.empty(0))
-        return [made, empty, empty]
-    return made
+        return [result, empty, empty]
+    return result
 
 
 @lowers(aten.group_norm.default)
@@ -90,7 +92,7 @@ def group_norm(
 
 
 def _own_statistics(call: Call) -> str | None:
-    own = call.given["use_input_stats"] and call.given["running_mean"] is None
+    own = call.arguments["use_input_stats"] and call.arguments["running_mean"] is None
     return None if own else "running statistics"
 
 
@@ -102,7 +104,7 @@ def instance_norm(b: Builder, x: Output, weight: Output | None, bias: Output | N
 
 
 def root_mean_square(b: Builder, x: Output, axes: list[int], eps: float) -> Output:
-    """x / sqrt(mean(x^2) + eps), in float32."""
+    """Return x / sqrt(mean(x^2) + eps), in float32."""
     wide = b.cast(x, F32)
     mean = op.reduce_mean(op.multiply(wide, wide), b.axes(axes), True)
     root = op.sqrt(op.add(mean, b.scalar(eps, F32)))
@@ -113,14 +115,14 @@ def root_mean_square(b: Builder, x: Output, axes: list[int], eps: float) -> Outp
 def aten_rms_norm(
     b: Builder, x: Output, shape: list[int], weight: Output | None = None, eps: float | None = None
 ) -> Output:
-    """In float32 throughout, rounded once, unlike ``dlinfer.rms_norm``; so is the number that torch adds by default."""
+    """Compute in float32 and round once, unlike ``dlinfer.rms_norm``; torch's default eps is float32's too."""
     small = torch.finfo(torch.float32).eps if eps is None else eps
     return b.cast(_affine(b, root_mean_square(b, x, _last(x, shape), small), weight, None), b.kind)
 
 
 @lowers(dlinfer.rms_norm.default)
 def rms_norm(b: Builder, x: Output, weight: Output, eps: float) -> Output:
-    """Rounded to x's dtype before the weight."""
+    """Round to x's dtype before multiplying by the weight."""
     normal = b.cast(root_mean_square(b, x, [rank(x) - 1], eps), x.get_element_type())
     return op.multiply(normal, weight).output(0)
 

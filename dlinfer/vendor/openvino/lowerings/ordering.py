@@ -1,4 +1,4 @@
-"""Sorting and choosing by size. Of equal elements the first comes first, as in torch's stable sorts."""
+"""Sorting and selecting by size. Equal elements keep their order, as in torch's stable sorts."""
 
 import openvino as ov
 import openvino.opset16 as op
@@ -15,20 +15,20 @@ I64, F32 = ov.Type.i64, ov.Type.f32
 
 
 def sorted_first(b: Builder, x: Output, number: Size, axis: int, largest: bool) -> list[Output]:
-    """[values, indices] of the first ``number`` elements along an axis; NaN may come anywhere."""
+    """Return [values, indices] of the first ``number`` elements along an axis; NaN may come anywhere."""
     mode = "max" if largest else "min"
     return list(op.topk(x, b.cast(number, I64), axis, mode, "value", "i64", stable=True).outputs())
 
 
 def _ordered(b: Builder, x: Output, number: Size, dim: int, largest: bool) -> list[Output]:
-    """[values, indices] of the first ``number`` elements along a dimension. NaN is larger than all numbers."""
+    """Return [values, indices] of the first ``number`` elements along a dimension. NaN is larger than all numbers."""
     kind, axis = x.get_element_type(), dim % rank(x)
     if not kind.is_real():
         wide = ov.Type.i32 if kind == ov.Type.boolean else integers.computed_in(kind)
         values, place = sorted_first(b, b.cast(x, wide), number, axis, largest)
         return [b.cast(values, kind), place]
-    # OpenVINO leaves NaN anywhere. So the keys are quarters, with infinity in NaN's place, and a power of two, which
-    # bfloat16 holds too, in infinity's.
+    # OpenVINO sorts NaN to any place. So the keys are quarters, with infinity for NaN, and for infinity a power of two,
+    # which bfloat16 can represent too.
     wide = b.cast(x, F32)
     below = op.minimum(op.multiply(wide, b.scalar(0.25, F32)), b.scalar(2.0**127, F32))
     key = op.select(op.is_nan(wide), b.scalar(float("inf"), F32), below).output(0)
@@ -61,14 +61,14 @@ def _best(largest: bool) -> Build:
             return [x, b.scalar(0, I64)]
         axis = dim % rank(x)
         real = x.get_element_type().is_real()
-        found = _first_of_floats(b, x, axis, largest) if real else _ordered(b, x, 1, axis, largest)
-        return found if keepdim else [op.squeeze(one, b.axes([axis])).output(0) for one in found]
+        best = _first_of_floats(b, x, axis, largest) if real else _ordered(b, x, 1, axis, largest)
+        return best if keepdim else [op.squeeze(tensor, b.axes([axis])).output(0) for tensor in best]
 
     return build
 
 
 def _first_of_floats(b: Builder, x: Output, axis: int, largest: bool) -> list[Output]:
-    """[value, index] of the largest or smallest along an axis, or of the first NaN."""
+    """Return [value, index] of the largest or smallest element along an axis, or of the first NaN."""
     value, place = sorted_first(b, x, 1, axis, largest)
     none = op.is_nan(x).output(0)
     _, first = sorted_first(b, b.cast(none, ov.Type.i32), 1, axis, True)

@@ -1,8 +1,8 @@
-"""A linear layer whose weight is of 4 bits.
+"""A linear layer with a 4-bit weight.
 
-The weight is written as arithmetic on words, so that it is right for any weight. Its numbers and zero points are
-marked, with the name of the input that they come from: where that becomes a constant, ``weights.with_weights`` puts
-constants of 4 bits in their place, which the CPU plugin keeps so.
+The lowering unpacks the words by arithmetic, which is right for any weight. It marks numbers and zero points with the
+name of their input. If that becomes a constant, ``weights.with_weights`` replaces them by 4-bit constants, which the
+CPU plugin keeps in 4 bits.
 """
 
 import openvino as ov
@@ -25,8 +25,8 @@ def _whole_groups(call: Call) -> str | None:
     if any(fixed_size(size) is None for size in sizes):
         return "a packed weight of a size that varies"
     if not all(fixed_size(size) for size in sizes):
-        return "a packed weight without numbers, with which the CPU plugin ends the process"
-    size = call.given["group_size"]
+        return "a packed weight without elements: the CPU plugin would end the process"
+    size = call.arguments["group_size"]
     return "a last group of a packed weight that is shorter" if size and int(sizes[0]) % size else None
 
 
@@ -40,7 +40,7 @@ def weight_quant_matmul(
     bias: Output | None,
     group_size: int,
 ) -> Output:
-    groups, out_features = (int(one) for one in b.call.fake("scales").shape)
+    groups, out_features = (int(size) for size in b.call.fake("scales").shape)
     size = group_size or int(b.call.fake("qweight").shape[0])
     numbers = _rows(b, qweight, groups, size, out_features)
     eight = b.scalar(float(AWQ.middle), ov.Type.f32)
@@ -48,13 +48,13 @@ def weight_quant_matmul(
     wide = op.unsqueeze(op.transpose(b.cast(scales, ov.Type.f32), b.axes([1, 0])), b.axes([2]))
     whole = op.multiply(op.subtract(numbers, zeros), wide)
     weight = op.reshape(whole, b.axes([out_features, groups * size]), False).output(0)
-    # Behind a conversion to 16 bits the plugin would not know a packed weight, and widen all of it at each call.
+    # After a conversion to 16 bits the plugin would not recognise a packed weight, and widen all of it at each call.
     wide_bias = None if bias is None else b.cast(bias, ov.Type.f32)
     return b.cast(linear(b, b.cast(x, ov.Type.f32), weight, wide_bias), b.kind)
 
 
 def _rows(b: Builder, words: Output, groups: int, size: int, out_features: int) -> Output:
-    """The numbers of words [groups * size, out_features / 8] as float32 [out_features, groups, size], marked."""
+    """Unpack words [groups * size, out_features / 8] to float32 [out_features, groups, size], and mark the node."""
     parts = []
     for which in range(AWQ.per_word):
         place = b.scalar(AWQ.order.index(which) * AWQ.bits, ov.Type.i32)
@@ -62,7 +62,7 @@ def _rows(b: Builder, words: Output, groups: int, size: int, out_features: int) 
         parts.append(op.unsqueeze(part, b.axes([2])).output(0))
     numbers = op.convert(op.concat(parts, 2), ov.Type.f32)
     by_group = op.reshape(numbers, b.axes([groups, size, out_features]), False)
-    made = op.transpose(by_group, b.axes([2, 0, 1]))
+    node = op.transpose(by_group, b.axes([2, 0, 1]))
     if words.get_node().get_type_name() == "Parameter":
-        made.set_friendly_name(packed_name(words.get_node().get_friendly_name(), groups, size))
-    return made.output(0)
+        node.set_friendly_name(packed_name(words.get_node().get_friendly_name(), groups, size))
+    return node.output(0)

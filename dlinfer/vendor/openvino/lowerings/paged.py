@@ -1,9 +1,8 @@
-"""Attention over a paged KV cache, which OpenVINO's own op reads and writes in place (``graph.functional``).
+"""Attention over a paged KV cache by OpenVINO's own op, which reads and writes the cache in place.
 
-The op takes 28 inputs: the new tokens, the caches, where each sequence begins and where its blocks are, and a dozen
-features that stay off. It writes new keys and values into the memory of the cache parameters themselves. Besides, when
-it has several queries of a sequence, it zeroes the values behind the sequence's end in its last block, where nobody may
-read.
+The op takes 28 inputs: the new tokens, the caches, each sequence's start and blocks, and a dozen features that stay
+off. It writes new keys and values into the memory of the cache parameters. For several queries of a sequence it also
+zeroes the values after the sequence's end in its last block, which are never read.
 """
 
 import weakref
@@ -28,12 +27,12 @@ from dlinfer.vendor.openvino.passes.cached_attention import CACHED_ATTENTION
 from dlinfer.vendor.openvino.registry import Call, lowers
 from dlinfer.vendor.openvino.written import InPlace
 
-PagedAttention: Any = vars(openvino.op)["_PagedAttentionExtension"]  # which the package's stubs do not export
+PagedAttention: Any = vars(openvino.op)["_PagedAttentionExtension"]  # missing in the package's stubs
 I32, F32 = ov.Type.i32, ov.Type.f32
 
 
 class Pages(NamedTuple):
-    """Where sequences begin among the tokens, and their blocks in the table; shared by a model's layers."""
+    """Starts of sequences among the tokens, and their blocks in the table; shared by a model's layers."""
 
     past: Output
     begins: Output
@@ -52,14 +51,14 @@ def _refusal(call: Call) -> str | None:
             "this CPU has no bfloat16: OpenVINO computes in float32, and the KV cache cannot stay in bfloat16"
         )
     if any(call.is_node(name) for name in ("softmax_scale", "window_left", "logit_softcapping")):
-        return "scale, window or soft cap are no fixed numbers"
-    if call.given["logit_softcapping"]:
+        return "scale, window or soft cap are not fixed numbers"
+    if call.arguments["logit_softcapping"]:
         return "OpenVINO's attention has no soft cap on scores"
     return next(filter(None, (_settle(call.fake(name)) for name in ("q", "k_cache", "v_cache"))), None)
 
 
 def foreign_layout() -> str | None:
-    """Why KV caches do not lie as OpenVINO's attention needs them; None where they do."""
+    """Return why KV caches have another layout than OpenVINO's attention needs, or None."""
     vendor = discovery.activate_default("cpu")
     if vendor is not None and vendor.kv_cache_layout == LAYOUT:
         return None
@@ -68,7 +67,7 @@ def foreign_layout() -> str | None:
 
 
 def _settle(x: Tensor) -> str | None:
-    """Guard that all sizes but the first (tokens, blocks) stay what they are: the model is made for them."""
+    """Guard that all sizes but the first (tokens, blocks) stay the same: the model is built for them."""
     for size in x.shape[1:]:
         if not example_number(size) or size != example_number(size):
             return "heads, head sizes or block size are known at run time only"
@@ -76,8 +75,8 @@ def _settle(x: Tensor) -> str | None:
 
 
 def _sizes(x: Tensor) -> list[int]:
-    """The sizes that ``_settle`` has settled."""
-    return [size for one in x.shape[1:] if (size := fixed_size(one)) is not None]
+    """Return the sizes that ``_settle`` guards."""
+    return [size for symbol in x.shape[1:] if (size := fixed_size(symbol)) is not None]
 
 
 @lowers(functional_op(CACHED_ATTENTION), refuses=_refusal, takes_rows=True)
@@ -101,7 +100,7 @@ def cached_attention(
     kv_heads, _, size = _sizes(b.call.fake("k_cache"))
     *_, size_v = _sizes(b.call.fake("v_cache"))
     pages = _pages(b, block_offsets, q_ends, kv_seqlens)
-    made = PagedAttention(
+    node = PagedAttention(
         [
             _flat(b, q, heads * size),
             _flat(b, k, kv_heads * size),
@@ -133,20 +132,25 @@ def cached_attention(
             _none(I32),  # qq_bias_begins
         ]
     )
-    told = {"k_head_size": size, "num_k_heads": kv_heads, "v_head_size": size_v, "num_v_heads": kv_heads}
-    for key, number in told.items():
-        made.get_rt_info()[key] = number
-    out = op.reshape(made.output(0), b.axes([0, heads, size_v]), True).output(0)
+    head_sizes = {
+        "k_head_size": size,
+        "num_k_heads": kv_heads,
+        "v_head_size": size_v,
+        "num_v_heads": kv_heads,
+    }
+    for key, number in head_sizes.items():
+        node.get_rt_info()[key] = number
+    out = op.reshape(node.output(0), b.axes([0, heads, size_v]), True).output(0)
     return [InPlace(k_cache), InPlace(v_cache), out]
 
 
 def _flat(b: Builder, x: Output, row: int) -> Output:
-    """[tokens, heads, size] as [tokens, heads * size]."""
+    """Reshape [tokens, heads, size] to [tokens, heads * size]."""
     return op.reshape(x, b.axes([0, row]), True).output(0)
 
 
 def _cache_input(cache: Output) -> Output:
-    """A cache's parameter, of which the plugin is to tell the type: of another type it would write into a copy."""
+    """Let the plugin choose the type of a cache's parameter: with a fixed other type it would write into a copy."""
     parameter = cache.get_node()
     assert isinstance(parameter, Parameter), "caches are inputs"
     parameter.set_element_type(ov.Type.dynamic)
@@ -162,15 +166,15 @@ def _per_head(b: Builder, values: Output) -> Output:
     return op.reshape(b.cast(values, F32), b.axes([1, -1, 1, 1]), False).output(0)
 
 
-# --- where things are
+# --- pages
 
 _made: "weakref.WeakKeyDictionary[Builder, dict[Any, Pages]]" = weakref.WeakKeyDictionary()
 
 
 def _pages(b: Builder, table: Output, ends: Output | None, lengths: Output) -> Pages:
-    """The same for all layers that are given the same."""
+    """Return the pages, shared by layers with the same arguments."""
     known = _made.setdefault(b, {})
-    key = tuple(b.call.given[name] for name in ("block_offsets", "q_ends", "kv_seqlens"))
+    key = tuple(b.call.arguments[name] for name in ("block_offsets", "q_ends", "kv_seqlens"))
     if key not in known:
         known[key] = _new_pages(b, table, ends, lengths)
     return known[key]
@@ -179,9 +183,9 @@ def _pages(b: Builder, table: Output, ends: Output | None, lengths: Output) -> P
 def _new_pages(b: Builder, table: Output, ends: Output | None, lengths: Output) -> Pages:
     table, lengths = b.cast(table, I32), b.cast(lengths, I32)
     shape = op.shape_of(table, "i32")
-    zero, one = b.scalar(0, I32), b.scalar(1, I32)
+    zero, unit = b.scalar(0, I32), b.scalar(1, I32)
     sequences, width = (op.gather(shape, b.scalar(dim, I32), zero) for dim in (0, 1))
-    order = op.range(zero, op.add(sequences, one), one, "i32").output(0)
+    order = op.range(zero, op.add(sequences, unit), unit, "i32").output(0)
     begins = order
     if ends is not None:
         begins = op.concat([Constant(I32, ov.Shape([1]), [0]), b.cast(ends, I32)], 0).output(0)
@@ -190,7 +194,7 @@ def _new_pages(b: Builder, table: Output, ends: Output | None, lengths: Output) 
         op.subtract(lengths, new).output(0),
         begins,
         op.reshape(table, b.axes([-1]), False).output(0),
-        # Rows of the table as they are: what is behind a sequence is not read.
+        # Whole rows of the table: blocks after a sequence's end are not read.
         op.multiply(order, width).output(0),
         op.reduce_max(lengths, b.axes([0]), False).output(0),
     )

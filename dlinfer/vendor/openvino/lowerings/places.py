@@ -1,9 +1,9 @@
-"""Indices that the data holds: each lies within what it indexes, or the call is left to torch, which raises.
+"""Checks of index tensors: if one is out of range, torch runs the call, and raises.
 
-OpenVINO's Gather reads zeros for an index outside, its one-hot gives a row of zeros, its scatters raise what names no
-index, and several indices made one reach a neighbour's row. So an index is looked at before it is used: when the model
-is written, where it is a constant; before each call, where it is an input and so is what it indexes; else by the model
-itself, which then reads or writes place 0 and says so (``Builder.fault``), and nothing that it computed is used.
+For an index out of range OpenVINO's Gather reads zeros, its one-hot gives a row of zeros, its scatters raise an unclear
+error, and several combined indices reach another row. So every index is checked before it is used. A constant is
+checked when the model is built. An input that indexes an input or a fixed size is checked before each call. The model
+itself checks all others: it uses place 0 instead and reports a fault (``Builder.fault``), so its results are dropped.
 """
 
 from typing import Any
@@ -22,10 +22,10 @@ _KEEPS_VALUES = ("Convert", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Bro
 
 
 def inside(b: Builder, index: Output, size: Any, shown: Any, negative: bool) -> Output:
-    """An i64 index counted from the beginning, that lies in 0..size-1 whatever the given one holds.
+    """Return an i64 index counted from the start, always in 0..size-1.
 
-    size: of the dimension that is indexed, as a value. shown: the same as a fake has it. negative: whether torch's op
-    counts negative indices from the end; else it raises for them.
+    size: the indexed dimension's size as a value. shown: the same in fakes. negative: whether torch's op counts
+    negative indices from the end; otherwise it raises for them.
     """
     fixed = fixed_size(shown)
     if fixed is not None and _known_inside(index, fixed, negative):
@@ -42,12 +42,12 @@ def inside(b: Builder, index: Output, size: Any, shown: Any, negative: bool) -> 
 
 
 def inside_dim(b: Builder, x: Output, dim: int, index: Output, negative: bool) -> Output:
-    """As ``inside``, of an index into one dimension of x, which is ``self`` of the call."""
+    """Like ``inside``, for an index into one dimension of x, the call's ``self``."""
     return inside(b, index, b.size(x, dim), b.call.fake("self").shape[dim], negative)
 
 
 def _input_size(size: Any) -> tuple[str, int] | None:
-    """(input, dimension) that a size is of; None where it is another."""
+    """Return (input, dimension) for a size of an input, or None."""
     gather = size.get_node()
     if gather.get_type_name() != "Gather":
         return None
@@ -62,7 +62,7 @@ def _input_size(size: Any) -> tuple[str, int] | None:
 def _looked_at(b: Builder, index: Output, size: Any, negative: bool) -> Output:
     zero, size = b.scalar(0, I64), b.cast(size, I64)
     counted = _counted(b, index, size) if negative else b.cast(index, I64)
-    # A difference, since two whole numbers compare in float32; one that overflows is that of an index far outside.
+    # By a difference, since integers compare in float32. It overflows only for an index far out of range.
     outside = op.logical_or(
         op.less(counted, zero), op.logical_not(op.less(op.subtract(counted, size), zero))
     ).output(0)
@@ -71,13 +71,13 @@ def _looked_at(b: Builder, index: Output, size: Any, negative: bool) -> Output:
 
 
 def _counted(b: Builder, index: Output, size: Any) -> Output:
-    """Indices counted from the beginning."""
+    """Return indices counted from the start."""
     index = b.cast(index, I64)
     return op.select(op.less(index, b.scalar(0, I64)), op.add(index, b.cast(size, I64)), index).output(0)
 
 
 def _known_inside(index: Output, size: int, negative: bool) -> bool:
-    """Whether an index is a constant inside, or what a sorting of no more elements gave. Raises LoweringError."""
+    """Return whether an index is a constant in range, or a sort's index in range. Raises LoweringError."""
     node = index.get_node()
     if node.get_type_name() == "Constant":
         values = numpy.asarray(node.data)

@@ -17,7 +17,7 @@ F32 = ov.Type.f32
 
 
 def _taken(call: Call) -> str | None:
-    """Why a call is not taken of an op for images of as many dimensions as its name says."""
+    """Refuse images without a batch, and integers. The op's name says the image's number of dimensions."""
     x = call.fake("self")
     if x.dim() != int(call.target._schema.name[-2]) + 2:
         return "an image without a batch"
@@ -25,14 +25,14 @@ def _taken(call: Call) -> str | None:
 
 
 def _windows(x: Output, kernel: Any, stride: Any, padding: Any) -> tuple[list[int], list[int], list[int]]:
-    """(sizes, strides, padding) of windows, for each dimension of the image."""
+    """Return (sizes, strides, padding) of windows, for each dimension of the image."""
     dims = rank(x) - 2
     sizes = spread(kernel, dims)
     return sizes, spread(stride, dims) if stride else sizes, spread(padding, dims)
 
 
 def _rounding(ceil: bool) -> str:
-    """torch drops a window that begins in the padding behind the image."""
+    """Return the rounding type: torch drops a window that starts in the padding after the image."""
     return "ceil_torch" if ceil else "floor"
 
 
@@ -50,18 +50,21 @@ def max_pool(
 
 
 def _of_all_floats(b: Builder, x: Output, pooled: Any) -> Output:
-    """The largest of windows. OpenVINO begins at the lowest finite number and passes over NaN, so what a window holds
-    is pooled too: 0 for nothing but negative infinity, 2 for NaN."""
+    """Return the largest element of each window, also negative infinity and NaN.
+
+    OpenVINO starts from the lowest finite number and skips NaN. So a second pooling finds windows of only negative
+    infinity (0) and with NaN (2).
+    """
     kind = x.get_element_type()
-    zero, one, two = (b.scalar(value, F32) for value in (0.0, 1.0, 2.0))
+    zero, unit, two = (b.scalar(value, F32) for value in (0.0, 1.0, 2.0))
     finite = op.less(b.scalar(float("-inf"), F32), b.cast(x, F32))
-    held = pooled(op.select(op.is_nan(x), two, op.select(finite, one, zero)))
-    made = op.select(op.equal(held, zero), b.scalar(float("-inf"), kind), pooled(x))
-    return op.select(op.equal(held, two), b.scalar(float("nan"), kind), made).output(0)
+    held = pooled(op.select(op.is_nan(x), two, op.select(finite, unit, zero)))
+    result = op.select(op.equal(held, zero), b.scalar(float("-inf"), kind), pooled(x))
+    return op.select(op.equal(held, two), b.scalar(float("nan"), kind), result).output(0)
 
 
 def _own_divisor(call: Call) -> str | None:
-    return "a divisor of its own" if call.given.get("divisor_override") is not None else _taken(call)
+    return "a divisor of its own" if call.arguments.get("divisor_override") is not None else _taken(call)
 
 
 @lowers(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default, refuses=_own_divisor)
@@ -71,18 +74,18 @@ def avg_pool(
     dims = rank(x) - 2
     sizes, strides, pads = _windows(x, kernel, stride, padding)
     # Without dilations the CPU plugin crashes.
-    given = {"kernel_shape": sizes, "rounding_type": _rounding(ceil), "dilations": [1] * dims}
+    window = {"kernel_shape": sizes, "rounding_type": _rounding(ceil), "dilations": [1] * dims}
     counted = ceil and padded
-    made = op.avg_pool(x, strides, pads, pads, exclude_pad=counted or not padded, **given)
+    result = op.avg_pool(x, strides, pads, pads, exclude_pad=counted or not padded, **window)
     if not counted or not any(pads):
-        return made.output(0)
-    # torch counts the padding, but not what a last window covers beyond it. OpenVINO counts both or none: so the
-    # padding is part of the image, and windows that begin in it are cut off.
+        return result.output(0)
+    # torch counts the padding, but not the part of a last window beyond it. OpenVINO counts both or none: so the
+    # padding becomes part of the image, and windows that start in it are cut off.
     edge = b.axes([0, 0, *pads])
     wide = op.pad(x, edge, edge, "constant", b.cast(0.0, x.get_element_type()))
-    whole = op.avg_pool(wide, strides, [0] * dims, [0] * dims, exclude_pad=True, **given)
+    whole = op.avg_pool(wide, strides, [0] * dims, [0] * dims, exclude_pad=True, **window)
     axes = list(range(2, 2 + dims))
-    ends = op.gather(op.shape_of(made, "i64"), b.axes(axes), b.scalar(0, ov.Type.i64))
+    ends = op.gather(op.shape_of(result, "i64"), b.axes(axes), b.scalar(0, ov.Type.i64))
     return op.slice(whole, b.axes([0] * dims), ends, b.axes([1] * dims), b.axes(axes)).output(0)
 
 
@@ -93,6 +96,6 @@ def _known_output(call: Call) -> str | None:
 
 @lowers(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default, refuses=_known_output)
 def adaptive_avg_pool(b: Builder, x: Output, size: list[int]) -> Output:
-    if all(one == 1 for one in size):
+    if all(length == 1 for length in size):
         return op.reduce_mean(x, b.axes(list(range(2, rank(x)))), True).output(0)
     return op.adaptive_avg_pool(x, b.axes(size)).output(0)

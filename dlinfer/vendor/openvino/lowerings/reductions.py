@@ -1,4 +1,4 @@
-"""Reductions over dimensions, and running ones."""
+"""Reductions over dimensions, and cumulative sums."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,14 +22,14 @@ aten = torch.ops.aten
 
 
 def axes_of(b: Builder, x: Output, dim: Any) -> list[int]:
-    """The dimensions that a ``dim`` argument names; all for None and for an empty list."""
+    """Return the dimensions that a ``dim`` argument names; all for None and for an empty list."""
     if dim is None or dim == [] or not rank(x):
         return list(range(rank(x)))
-    return [int(one) % rank(x) for one in (dim if isinstance(dim, Sequence) else [dim])]
+    return [int(axis) % rank(x) for axis in (dim if isinstance(dim, Sequence) else [dim])]
 
 
 def _sum(b: Builder, x: Output, axes: Sequence[int], keep: bool) -> Output:
-    """A sum in x's type. Of whole numbers it is the last of the running sums, which are exact."""
+    """Sum in x's type. A sum of integers is the last of the cumulative sums, which are exact."""
     if x.get_element_type().is_real() or not axes:
         return op.reduce_sum(x, b.axes(axes), keep).output(0) if axes else x
     zero = b.scalar(0, x.get_element_type())
@@ -42,7 +42,7 @@ def _sum(b: Builder, x: Output, axes: Sequence[int], keep: bool) -> Output:
 
 
 def _at_most(b: Builder, axes: Sequence[int], number: int) -> bool:
-    """Whether some dimensions of the call's input have no more elements together, whatever sizes it gets."""
+    """Return whether these dimensions of the call's input have at most ``number`` elements together, at any call."""
     total = 1
     for axis in axes:
         _, highest = size_range(b.call.fake("self").shape[axis])
@@ -70,29 +70,29 @@ def mean(b: Builder, x: Output, *, dim: Any = None, keepdim: bool = False) -> Ou
     sizes = b.call.fake("self").shape
     if all((fixed_size(sizes[axis]) or 0) > 0 for axis in axes):
         return op.reduce_mean(x, b.axes(axes), keepdim).output(0)
-    # Of nothing it is NaN; OpenVINO's own mean gives 0.
+    # The mean of no elements is NaN; OpenVINO's own mean gives 0.
     return op.divide(op.reduce_sum(x, b.axes(axes), keepdim), count(b, x, axes, b.kind)).output(0)
 
 
 def count(b: Builder, x: Output, axes: Sequence[int], kind: ov.Type) -> Output:
-    """How many elements some dimensions have together."""
+    """Return the number of elements that some dimensions have together."""
     shape = op.gather(op.shape_of(x, "i64"), b.axes(axes), b.scalar(0, ov.Type.i64))
     return b.cast(op.reduce_prod(shape, b.axes([0]), False).output(0), kind)
 
 
 def _extreme(b: Builder, x: Output, axes: Sequence[int], keep: bool, largest: bool) -> Output:
-    """The largest or smallest element, of whole numbers and of infinities too.
+    """Return the largest or smallest element, exact for integers and infinities too.
 
-    OpenVINO's reductions begin at the lowest finite number, and take whole numbers through float32; its sorting does
-    neither. Both pass over NaN, which is put in where there is one.
+    OpenVINO's reductions start from the lowest finite number and compute integers in float32; its sorting does neither.
+    Both skip NaN, so this adds it.
     """
-    made = x
+    result = x
     for axis in axes:
-        made, _ = sorted_first(b, made, 1, axis, largest)
+        result, _ = sorted_first(b, result, 1, axis, largest)
     if axes and x.get_element_type().is_real():
         none = op.reduce_logical_or(op.is_nan(x), b.axes(axes), True)
-        made = op.select(none, b.scalar(float("nan"), x.get_element_type()), made).output(0)
-    return made if keep or not axes else op.squeeze(made, b.axes(axes)).output(0)
+        result = op.select(none, b.scalar(float("nan"), x.get_element_type()), result).output(0)
+    return result if keep or not axes else op.squeeze(result, b.axes(axes)).output(0)
 
 
 def _reduced_bools(b: Builder, x: Output, axes: Sequence[int], keep: bool, largest: bool) -> Output:
@@ -125,8 +125,8 @@ def aminmax(b: Builder, x: Output, dim: Any = None, keepdim: bool = False) -> li
 
 def _any(largest: bool) -> Build:
     def build(b: Builder, x: Output, dim: Any = None, keepdim: bool = False) -> Output:
-        made = _reduced_bools(b, b.cast(x, ov.Type.boolean), axes_of(b, x, dim), keepdim, largest)
-        return b.cast(made, b.kind)
+        result = _reduced_bools(b, b.cast(x, ov.Type.boolean), axes_of(b, x, dim), keepdim, largest)
+        return b.cast(result, b.kind)
 
     return build
 
@@ -147,7 +147,7 @@ def prod(b: Builder, x: Output, *, dim: Any = None, keepdim: bool = False) -> Ou
 
 
 def moments(b: Builder, x: Output, axes: Sequence[int], correction: Any) -> tuple[Output, Output]:
-    """(variance, mean) in float32, dimensions kept."""
+    """Return (variance, mean) in float32, with dimensions kept."""
     x = b.cast(x, ov.Type.f32)
     number = count(b, x, axes, ov.Type.f32)
     mean = op.divide(op.reduce_sum(x, b.axes(axes), True), number).output(0)
@@ -159,12 +159,12 @@ def moments(b: Builder, x: Output, axes: Sequence[int], correction: Any) -> tupl
 
 
 def _finished(b: Builder, value: Output, axes: Sequence[int], keep: bool, kind: ov.Type) -> Output:
-    made = value if keep else op.squeeze(value, b.axes(axes)).output(0)
-    return b.cast(made, kind)
+    result = value if keep else op.squeeze(value, b.axes(axes)).output(0)
+    return b.cast(result, kind)
 
 
 def _variance(root: bool, with_mean: bool) -> Build:
-    """Variance or its root, and the mean behind it on demand. torch calls the correction 0 ``unbiased=False`` too."""
+    """Return a lowering of variance or its root, optionally with the mean. ``unbiased=False`` means correction 0."""
 
     def build(
         b: Builder,
@@ -177,14 +177,14 @@ def _variance(root: bool, with_mean: bool) -> Build:
     ) -> Output | list[Output]:
         axes = axes_of(b, x, dim)
         variance, mean = moments(b, x, axes, int(unbiased) if correction is None else correction)
-        found = [op.sqrt(variance).output(0) if root else variance, mean]
+        statistics = [op.sqrt(variance).output(0) if root else variance, mean]
         if not with_mean:
-            return _finished(b, found[0], axes, keepdim, b.kind)
+            return _finished(b, statistics[0], axes, keepdim, b.kind)
         b.fault(
             op.is_inf(mean).output(0), "the mean beside a variance, which torch may have NaN for infinities"
         )
         kind = dtypes.type_of(b.call.result[0].dtype)
-        return [_finished(b, one, axes, keepdim, kind) for one in found]
+        return [_finished(b, value, axes, keepdim, kind) for value in statistics]
 
     return build
 
@@ -208,7 +208,7 @@ def cumsum(b: Builder, x: Output, dim: int, dtype: Any = None) -> Output:
 
 
 def _known_norm(call: Call) -> str | None:
-    order = call.fake("ord" if "ord" in call.given else "p")
+    order = call.fake("ord" if "ord" in call.arguments else "p")
     return None if order in (None, 1, 2, "fro") else f"a norm of order {order}"
 
 
@@ -216,12 +216,12 @@ def _known_norm(call: Call) -> str | None:
 def norm(b: Builder, x: Output, order: Any = 2, *, dim: Any = None, keepdim: bool = False) -> Output:
     x, axes = b.cast(x, ov.Type.f32), b.axes(axes_of(b, x, dim))
     if not rank(x):
-        made = op.abs(x)
+        result = op.abs(x)
     elif order == 1:
-        made = op.reduce_sum(op.abs(x), axes, keepdim)
+        result = op.reduce_sum(op.abs(x), axes, keepdim)
     else:
-        made = op.sqrt(op.reduce_sum(op.multiply(x, x), axes, keepdim))
-    return b.cast(made.output(0), b.kind)
+        result = op.sqrt(op.reduce_sum(op.multiply(x, x), axes, keepdim))
+    return b.cast(result.output(0), b.kind)
 
 
 @lowers(aten.logsumexp.default)
@@ -234,6 +234,6 @@ def logsumexp(b: Builder, x: Output, dim: Any, keepdim: bool = False) -> Output:
     zero = b.scalar(0.0, ov.Type.f32)
     infinite = op.equal(op.abs(high), b.scalar(float("inf"), ov.Type.f32))
     base = op.select(infinite, zero, high)
-    made = op.add(op.log(op.reduce_sum(op.exp(op.subtract(x, base)), b.axes(axes), True)), base)
-    made = op.select(op.is_nan(high), high, made)  # OpenVINO's exp gives a number for what is none
-    return _finished(b, made.output(0), axes, keepdim, b.kind)
+    result = op.add(op.log(op.reduce_sum(op.exp(op.subtract(x, base)), b.axes(axes), True)), base)
+    result = op.select(op.is_nan(high), high, result)  # OpenVINO's Exp loses NaN
+    return _finished(b, result.output(0), axes, keepdim, b.kind)

@@ -1,6 +1,6 @@
-"""Writing by index, as values: the whole with some elements replaced.
+"""Writing by index, without mutation: returns the whole tensor with some elements replaced.
 
-Where all that is written are rows of an input, they stay apart (``written.Rows``): a cache is never copied.
+If only rows of an input are written, they stay separate (``written.Rows``), so that a cache is never copied.
 """
 
 import math
@@ -29,7 +29,7 @@ F32, I64 = ov.Type.f32, ov.Type.i64
 
 
 def _rows(b: Builder, x: Output, dim: int, index: Output, value: Output) -> Output:
-    """A value broadcast to as many rows of x along a dimension as the index names."""
+    """Broadcast a value to one row of x for each index along a dimension."""
     sizes = [b.size(x, axis) for axis in range(rank(x))]
     sizes[dim] = b.size(index, 0)
     return op.broadcast(value, b.numbers(sizes)).output(0)
@@ -38,7 +38,7 @@ def _rows(b: Builder, x: Output, dim: int, index: Output, value: Output) -> Outp
 def _placed(
     b: Builder, x: Output, dim: int, index: Output, source: Output, number: Any, unique: bool = False
 ) -> Output | Rows:
-    """x with rows replaced: as parts where x is an input of the model, else as a whole. number: of rows, as a fake."""
+    """Replace rows of x: returns Rows if x is an input of the model, else the whole tensor. number: of rows, a fake."""
     sizes = list(b.call.fake("self").shape)
     sizes[dim] = number
     rows = Rows(x, dim, b.cast(index, I64), source, tuple(sizes), unique)
@@ -68,7 +68,7 @@ def slice_scatter(
     first = _clamped(b, 0 if start is None else start, size)
     if first == 0 and step == 1 and (end is None or (isinstance(end, int) and end >= FURTHEST)):
         return source
-    # As many rows as the source has; where they end follows.
+    # The source's number of rows decides the end.
     number = b.cast(b.size(source, place), I64)
     begin = b.cast(first, I64)
     behind = op.add(begin, op.multiply(number, b.scalar(step, I64))).output(0)
@@ -77,15 +77,15 @@ def slice_scatter(
 
 
 def _clamped(b: Builder, start: Any, size: Size) -> Any:
-    """A start counted from the beginning, within the size."""
+    """Return a start counted from the beginning, clamped to the size."""
     if isinstance(start, int) and start >= 0:
         if isinstance(size, int):
             return min(start, size)
         return 0 if start == 0 else op.minimum(b.scalar(start, I64), size).output(0)
     if isinstance(start, int) and isinstance(size, int):
         return max(start + size, 0)
-    given, whole = b.cast(start, I64), b.cast(size, I64)
-    counted = op.select(op.less(given, b.scalar(0, I64)), op.add(given, whole), given)
+    position, whole = b.cast(start, I64), b.cast(size, I64)
+    counted = op.select(op.less(position, b.scalar(0, I64)), op.add(position, whole), position)
     return op.minimum(op.maximum(counted, b.scalar(0, I64)), whole).output(0)
 
 
@@ -93,30 +93,30 @@ def _clamped(b: Builder, start: Any, size: Size) -> Any:
 def select_scatter(b: Builder, x: Output, source: Output, dim: int, index: Any) -> Output | Rows:
     place = dim % rank(x)
     row = op.unsqueeze(source, b.axes([place])).output(0)
-    return _placed(b, x, place, b.one(_clamped(b, index, b.size(x, place))), row, 1, unique=True)
+    return _placed(b, x, place, b.single(_clamped(b, index, b.size(x, place))), row, 1, unique=True)
 
 
 @lowers(aten.index_put.default, refuses=no_masks)
 def index_put(
     b: Builder, x: Output, indices: Sequence[Output | None], values: Output, accumulate: bool = False
 ) -> Output | Rows:
-    given = [(dim, one) for dim, one in enumerate(indices) if one is not None]
-    dims = [dim for dim, _ in given]
+    indexed = [(dim, tensor) for dim, tensor in enumerate(indices) if tensor is not None]
+    dims = [dim for dim, _ in indexed]
     values = b.cast(values, x.get_element_type())
-    if len(given) == 1 and rank(given[0][1]) == 1 and not accumulate:
-        dim, index = given[0]
+    if len(indexed) == 1 and rank(indexed[0][1]) == 1 and not accumulate:
+        dim, index = indexed[0]
         number = b.call.fake("indices")[dim].shape[0]
         place = inside_dim(b, x, dim, index, negative=True)
         return _placed(b, x, dim, place, _rows(b, x, dim, index, values), number)
-    order, flat, places, spread = index_parts(b, x, given)
+    order, flat, places, spread = index_parts(b, x, indexed)
     rest = [b.size(x, dim) for dim in order[len(dims) :]]
-    wanted = op.shape_of(places, "i64")
+    target = op.shape_of(places, "i64")
     if rest:
-        wanted = op.concat([wanted, b.numbers(rest)], 0)
+        target = op.concat([target, b.numbers(rest)], 0)
     neighbours = dims == list(range(dims[0], dims[0] + len(dims))) and dims[0] > 0
-    if neighbours:  # the values' dimensions before the picked ones come behind them in ``flat``
+    if neighbours:  # in ``flat`` the indexed dimensions come before those in front of them
         values = _picked_first(b, values, dims[0], spread, len(rest))
-    filled = op.broadcast(values, wanted).output(0)
+    filled = op.broadcast(values, target).output(0)
     index = op.unsqueeze(places, b.axes([-1]))
     written = _added(b, flat, index, filled) if accumulate else op.scatter_nd_update(flat, index, filled)
     moved = op.gather(op.shape_of(x, "i64"), b.axes(order), b.scalar(0, I64))
@@ -138,26 +138,26 @@ def _picked_first(b: Builder, values: Output, before: int, spread: int, rest: in
 
 
 _REDUCTIONS = {"add": "sum", "multiply": "prod", "amax": "max", "amin": "min"}
-"""Names of reductions that OpenVINO has other names for."""
+"""torch's name of a reduction -> OpenVINO's, where they differ."""
 
 
 def _same_rank(call: Call) -> str | None:
-    if call.fake("self").dtype is torch.bool and call.given.get("reduce"):
+    if call.fake("self").dtype is torch.bool and call.arguments.get("reduce"):
         return "a reduction of bools"
     return None if call.fake("self").dim() else "a tensor of no dimensions"
 
 
 def _reduced(call: Call) -> str | None:
-    """The plugin starts from the largest finite number, which hides an infinity, where ``self`` does not count."""
-    given = call.given
-    alone = not given.get("include_self", True) and given["reduce"] in ("amax", "amin")
+    """Refuse extremes of floats without ``self``: the plugin starts them from a finite number and loses infinity."""
+    arguments = call.arguments
+    alone = not arguments.get("include_self", True) and arguments["reduce"] in ("amax", "amin")
     if alone and call.fake("self").is_floating_point():
         return "an extreme of scattered floats that leaves self out"
     return _same_rank(call)
 
 
 def _within(b: Builder, source: Output, index: Output) -> Output:
-    """The part of the source that the index has places for."""
+    """Cut the source to the index's sizes."""
     for axis in range(rank(index)):
         mine, other = b.call.fake("src").shape[axis], b.call.fake("index").shape[axis]
         if str(mine) != str(other):
@@ -172,12 +172,12 @@ def _scatter(
     index = inside_dim(b, x, dim % rank(x), index, negative=False)
     wide = _summed_in(kind) if how in ("sum", "prod", "mean") else kind
     x, source = b.cast(x, wide), b.cast(source, wide)
-    made = kept_wide(op.scatter_elements_update(x, index, source, axis, how, keep))
-    return b.cast(made.output(0), kind)
+    result = kept_wide(op.scatter_elements_update(x, index, source, axis, how, keep))
+    return b.cast(result.output(0), kind)
 
 
 def _summed_in(kind: ov.Type) -> ov.Type:
-    """The type in which numbers of a type add up: the plugin would round 16-bit floats at each one."""
+    """Return the type to sum in: the plugin would round 16-bit floats after each summand."""
     return F32 if kind in SHORT else integers.computed_in(kind)
 
 
@@ -202,13 +202,13 @@ def scatter_reduce(
     b: Builder, x: Output, dim: int, index: Output, src: Output, reduce: str, include_self: bool = True
 ) -> Output:
     src = _within(b, src, index)
-    made = _scatter(b, x, dim, index, src, _REDUCTIONS.get(reduce, reduce), include_self)
+    result = _scatter(b, x, dim, index, src, _REDUCTIONS.get(reduce, reduce), include_self)
     if reduce not in ("amax", "amin") or not b.kind.is_real():
-        return made
-    # The plugin passes over NaN. Where one is among what an element is the largest of, so is the 1 that stands for it.
-    of_x, of_src = (b.cast(op.is_nan(b.cast(one, F32)).output(0), F32) for one in (x, src))
-    found = _scatter(b, of_x, dim, index, of_src, "max", include_self)
-    return b.select(b.cast(found, ov.Type.boolean), math.nan, made, b.kind)
+        return result
+    # The plugin skips NaN. So a second scatter takes the largest of 1 for NaN and 0 for numbers.
+    of_x, of_src = (b.cast(op.is_nan(b.cast(tensor, F32)).output(0), F32) for tensor in (x, src))
+    nans = _scatter(b, of_x, dim, index, of_src, "max", include_self)
+    return b.select(b.cast(nans, ov.Type.boolean), math.nan, result, b.kind)
 
 
 @lowers(aten.index_add.default, refuses=_same_rank)
@@ -217,7 +217,7 @@ def index_add(b: Builder, x: Output, dim: int, index: Output, source: Output, al
     if isinstance(alpha, Output) or alpha != 1:
         source = op.multiply(source, b.cast(alpha, b.kind)).output(0)
     order = [place, *(axis for axis in range(rank(x)) if axis != place)]
-    first, rows = (op.transpose(one, b.axes(order)).output(0) for one in (x, source))
+    first, rows = (op.transpose(tensor, b.axes(order)).output(0) for tensor in (x, source))
     places = op.reshape(inside_dim(b, x, place, index, negative=False), b.axes([-1, 1]), False)
     summed = _added(b, first, places, rows)
     return op.transpose(summed, b.axes(sorted(range(rank(x)), key=order.__getitem__))).output(0)

@@ -1,4 +1,4 @@
-"""Views and their like: other sizes, another order, repeated or joined."""
+"""Views, permutations, repetitions and concatenations."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,48 +18,48 @@ I64 = ov.Type.i64
 
 
 def rank(x: Output) -> int:
-    """The number of a tensor's dimensions."""
+    """Return the number of a tensor's dimensions."""
     return len(x.get_partial_shape())
 
 
 def leading(b: Builder, x: Output, dims: int) -> Output:
-    """x with dimensions of size 1 in front, so that it has ``dims`` or more."""
+    """Add dimensions of size 1 in front, so that x has at least ``dims``."""
     missing = dims - rank(x)
     return op.unsqueeze(x, b.axes(list(range(missing)))).output(0) if missing > 0 else x
 
 
 def channels(b: Builder, x: Output, dims: int) -> Output:
-    """[channels] as [1, channels, 1, ...]."""
+    """Reshape [channels] to [1, channels, 1, ...]."""
     return op.reshape(x, b.axes([1, -1, *([1] * (dims - 2))]), False).output(0)
 
 
 def to_result(b: Builder, x: Output, sizes: Sequence[Size] | None = None) -> Output:
-    """x reshaped to the sizes of the call's result."""
+    """Reshape x to the sizes of the call's result."""
     old, new = b.call.fake("self").shape, b.result.shape
     return b.shaped(x, old, new, sizes_of(b, x, old, new) if sizes is None else sizes)
 
 
 def sizes_of(b: Builder, x: Output, old: Sequence[Any], new: Sequence[Any]) -> list[Size]:
-    """New sizes as values: fixed, or one of x's, or at most one that follows from the number of elements."""
-    found: list[Size] = []
+    """Return new sizes as values: fixed, or one of x's; at most one follows from the number of elements."""
+    values: list[Size] = []
     for size in new:
         fixed = fixed_size(size)
-        same = [dim for dim, one in enumerate(old) if str(one) == str(size)]
-        found.append(fixed if fixed is not None else b.size(x, same[0]) if same else -1)
-    unknown = [index for index, size in enumerate(found) if isinstance(size, int) and size == -1]
+        same = [dim for dim, symbol in enumerate(old) if str(symbol) == str(size)]
+        values.append(fixed if fixed is not None else b.size(x, same[0]) if same else -1)
+    unknown = [index for index, size in enumerate(values) if isinstance(size, int) and size == -1]
     if len(unknown) > 1:
         raise ValueError(f"sizes {list(new)} do not follow from {list(old)}")
-    for index in unknown:  # of a tensor without elements -1 would say nothing
+    for index in unknown:  # -1 would be ambiguous for a tensor without elements
         whole = op.reduce_prod(op.shape_of(x, "i64"), b.axes([0]), False)
-        others = [size for position, size in enumerate(found) if position != index]
+        others = [size for position, size in enumerate(values) if position != index]
         rest = op.reduce_prod(b.numbers(others), b.axes([0]), False) if others else b.scalar(1, I64)
         rest = op.maximum(rest, b.scalar(1, I64))
-        found[index] = op.divide(whole, rest).output(0)
-    return found
+        values[index] = op.divide(whole, rest).output(0)
+    return values
 
 
 def _computes_sizes_of_nothing(call: Call) -> str | None:
-    """OpenVINO skips ops that read a tensor which is always empty, and those that compute its other sizes too."""
+    """Refuse results that are always empty but have varying sizes: OpenVINO skips the ops that compute these."""
     sizes = list(map(fixed_size, call.result.shape))
     return without_elements(call.name) if 0 in sizes and None in sizes else None
 
@@ -72,7 +72,7 @@ def _computes_sizes_of_nothing(call: Call) -> str | None:
     refuses=_computes_sizes_of_nothing,
 )
 def view(b: Builder, x: Output, size: list[Size], *_: Any) -> Output:
-    known = None if any(isinstance(one, int) and one == -1 for one in size) else size
+    known = None if any(isinstance(length, int) and length == -1 for length in size) else size
     return to_result(b, x, known)
 
 
@@ -96,7 +96,7 @@ def reshaped(b: Builder, x: Output, *_: Any) -> Output:
 
 
 def permuted(b: Builder, x: Output, order: Sequence[int]) -> Output:
-    """x with its dimensions in another order."""
+    """Permute x's dimensions."""
     if list(order) == list(range(rank(x))):
         return x
     return op.transpose(x, b.axes(order)).output(0)
@@ -112,8 +112,8 @@ def transpose(b: Builder, x: Output, dim0: int, dim1: int) -> Output:
     if rank(x) == 0:
         return x
     order = list(range(rank(x)))
-    one, other = dim0 % rank(x), dim1 % rank(x)
-    order[one], order[other] = other, one
+    first, second = dim0 % rank(x), dim1 % rank(x)
+    order[first], order[second] = second, first
     return permuted(b, x, order)
 
 
@@ -137,20 +137,20 @@ def movedim(b: Builder, x: Output, source: Any, destination: Any) -> Output:
 
 @lowers(aten.expand.default, aten.broadcast_to.default)
 def expand(b: Builder, x: Output, size: list[Size], *_: Any) -> Output:
-    wanted = _kept(b, x, size)
-    return x if wanted is None else repeated(b, x, wanted)
+    sizes = _kept(b, x, size)
+    return x if sizes is None else repeated(b, x, sizes)
 
 
 def repeated(b: Builder, x: Output, sizes: Sequence[Size]) -> Output:
-    """x broadcast to sizes, of which 1 keeps its own."""
+    """Broadcast x to sizes; 1 keeps x's own size."""
     return op.broadcast(x, b.numbers(sizes), broadcast_spec="BIDIRECTIONAL").output(0)
 
 
 def _kept(b: Builder, x: Output, size: Sequence[Size]) -> list[Size] | None:
-    """Sizes to broadcast to, with 1 where x keeps its own; None where it keeps all."""
+    """Return sizes to broadcast to, 1 where x keeps its own; None if it keeps all."""
     old, new = b.call.fake("self").shape, b.result.shape
     more = len(new) - len(old)
-    same = [place >= more and str(old[place - more]) == str(one) for place, one in enumerate(new)]
+    same = [place >= more and str(old[place - more]) == str(symbol) for place, symbol in enumerate(new)]
     if all(same):
         return None
     return [1 if same[place] else size[place] for place in range(len(new))]
@@ -164,11 +164,11 @@ def expand_as(b: Builder, x: Output, other: Output) -> Output:
 @lowers(aten.cat.default, aten.concat.default, aten.concatenate.default)
 def cat(b: Builder, tensors: list[Output], dim: int = 0) -> Output:
     fakes = b.call.fake("tensors")
-    # torch leaves out empty tensors of one dimension, whatever the others are.
-    legacy = [one.dim() == 1 and fixed_size(one.shape[0]) == 0 for one in fakes]
+    # torch skips empty tensors of one dimension, whatever the others' rank.
+    legacy = [tensor.dim() == 1 and fixed_size(tensor.shape[0]) == 0 for tensor in fakes]
     parts = [
-        b.cast(one, b.kind)
-        for one, empty in zip(tensors, legacy, strict=True)
+        b.cast(tensor, b.kind)
+        for tensor, empty in zip(tensors, legacy, strict=True)
         if not (empty and b.result.dim() > 1)
     ]
     if len(parts) == 1:
@@ -179,7 +179,7 @@ def cat(b: Builder, tensors: list[Output], dim: int = 0) -> Output:
 @lowers(aten.stack.default)
 def stack(b: Builder, tensors: list[Output], dim: int = 0) -> Output:
     place = dim % b.result.dim()
-    parts = [op.unsqueeze(b.cast(one, b.kind), b.axes([place])) for one in tensors]
+    parts = [op.unsqueeze(b.cast(tensor, b.kind), b.axes([place])) for tensor in tensors]
     return (parts[0] if len(parts) == 1 else op.concat(parts, place)).output(0)
 
 
@@ -187,7 +187,7 @@ def stack(b: Builder, tensors: list[Output], dim: int = 0) -> Output:
 def repeat(b: Builder, x: Output, repeats: list[Size]) -> Output:
     x = leading(b, x, b.result.dim())
     times = [1] * (rank(x) - len(repeats)) + list(repeats)
-    if all(isinstance(one, int) and one == 1 for one in times):
+    if all(isinstance(count, int) and count == 1 for count in times):
         return x
     return op.tile(x, b.numbers(times)).output(0)
 
@@ -201,13 +201,13 @@ def repeat_interleave(b: Builder, x: Output, repeats: Size, dim: int | None = No
     times: list[Size] = [1] * rank(wide)
     times[place + 1] = repeats
     spread = repeated(b, wide, times)
-    sizes = [b.size(x, one) for one in range(rank(x))]
+    sizes = [b.size(x, axis) for axis in range(rank(x))]
     sizes[place] = times_of(b, sizes[place], repeats)
     return op.reshape(spread, b.numbers(sizes), False).output(0)
 
 
 def times_of(b: Builder, size: Size, by: Size) -> Size:
-    """The product of two sizes."""
+    """Return the product of two sizes."""
     if isinstance(size, int) and isinstance(by, int):
         return size * by
     return op.multiply(b.cast(size, I64), b.cast(by, I64)).output(0)
@@ -224,11 +224,11 @@ def flip(b: Builder, x: Output, dims: list[int]) -> Output:
 @lowers(aten.roll.default)
 def roll(b: Builder, x: Output, shifts: list[Size], dims: Sequence[int] = ()) -> Output:
     flat = not dims
-    given = x
+    original = x
     if flat:
         x, dims = op.reshape(x, b.axes([-1]), False).output(0), [0]
     x = op.roll(x, b.numbers(shifts), b.axes([dim % rank(x) for dim in dims])).output(0)
-    return op.reshape(x, op.shape_of(given, "i64"), False).output(0) if flat else x
+    return op.reshape(x, op.shape_of(original, "i64"), False).output(0) if flat else x
 
 
 @lowers(aten.pixel_shuffle.default)

@@ -1,4 +1,4 @@
-"""Arithmetic on sizes: whole numbers are i64 scalars, or Python's where they are known."""
+"""Arithmetic on sizes: integers are i64 scalars, or Python's where they are known."""
 
 import functools
 import math
@@ -35,7 +35,7 @@ def getitem(b: Builder, values: Any, index: int) -> Any:
 
 
 def _on_numbers(*targets: Any, python: Any = None, refuses: Check = taken) -> Callable[[Build], Build]:
-    """Register the decorated function; where all numbers are known ``python``, or the target itself, is asked."""
+    """Register the decorated function; if all numbers are known, call ``python`` or the target itself instead."""
 
     def register(build: Build) -> Build:
         def either(b: Builder, *values: Any) -> Any:
@@ -48,13 +48,13 @@ def _on_numbers(*targets: Any, python: Any = None, refuses: Check = taken) -> Ca
 
 
 def _kind(b: Builder) -> ov.Type:
-    """float32 where the result is a float."""
+    """Return i64 for an integer result, else float32."""
     whole = isinstance(b.call.result, (int, torch.SymInt)) and not isinstance(b.call.result, bool)
     return I64 if whole else F32
 
 
 def _computes(function: Any) -> Build:
-    """Arithmetic in the result's type."""
+    """Return a lowering that computes in the result's type."""
     return lambda b, *values: function(*(b.cast(value, _kind(b)) for value in values)).output(0)
 
 
@@ -99,10 +99,10 @@ def _small_power(call: Call) -> str | None:
 @_on_numbers(operator.pow, refuses=_small_power)
 def pow_(b: Builder, x: Any, y: Any) -> Output:
     if isinstance(y, int) and y > 0:
-        made = x
+        power = x
         for _ in range(y - 1):
-            made = _computes(op.multiply)(b, made, x)
-        return made
+            power = _computes(op.multiply)(b, power, x)
+        return power
     return b.cast(op.power(b.cast(x, F32), b.cast(y, F32)).output(0), _kind(b))
 
 
@@ -119,7 +119,7 @@ def _rounds(function: Any) -> Build:
 
 
 def _of_whole(call: Call) -> str | None:
-    """Why a number is not rounded: the model has it in float32, and Python in 64 bits."""
+    """Refuse to round a float: the model computes it in float32, Python in 64 bits."""
     floats = isinstance(call.fake(0), torch.SymFloat)
     return "a size that is rounded from a float, which OpenVINO computes in 32 bits" if floats else None
 
@@ -136,7 +136,7 @@ for _target, _python, _function in (
 
 def _compares(function: Any) -> Build:
     def build(b: Builder, x: Any, y: Any) -> Output:
-        kinds = [one.get_element_type() if isinstance(one, Output) else None for one in (x, y)]
+        kinds = [value.get_element_type() if isinstance(value, Output) else None for value in (x, y)]
         real = isinstance(x, float) or isinstance(y, float) or any(kind and kind.is_real() for kind in kinds)
         if real:
             return function(b.cast(x, F32), b.cast(y, F32)).output(0)

@@ -1,4 +1,4 @@
-"""Parts of a tensor: slices, splits, windows, triangles, and padding as their inverse."""
+"""Parts of a tensor: slices, splits, windows, triangles; also padding."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,24 +18,24 @@ from dlinfer.vendor.openvino.registry import Build, Call, lowers
 aten = torch.ops.aten
 I64 = ov.Type.i64
 FURTHEST = 2**31 - 1
-"""An end behind every element; the CPU plugin keeps ends as 32 bits."""
+"""An end after every element; the CPU plugin keeps ends as 32 bits."""
 
 
 def position(b: Builder, value: Any) -> Output:
-    """A start or end as an i64 tensor of one element."""
+    """Return a start or end as an i64 tensor of one element."""
     if isinstance(value, int):
         return b.axes([max(-FURTHEST, min(value, FURTHEST))])
-    return b.one(value)
+    return b.single(value)
 
 
 def cut(b: Builder, x: Output, dim: int, start: Any, end: Any, step: Any = 1) -> Output:
-    """x[start:end:step] along one dimension; negative bounds count from the end."""
+    """Return x[start:end:step] along one dimension; negative bounds count from the end."""
     axis = b.axes([dim % rank(x)])
-    return op.slice(x, position(b, start), position(b, end), b.one(step), axis).output(0)
+    return op.slice(x, position(b, start), position(b, end), b.single(step), axis).output(0)
 
 
 def halves(b: Builder, x: Output, dim: int = -1) -> list[Output]:
-    """The two halves of a dimension."""
+    """Return the two halves of a dimension."""
     return list(op.split(x, b.scalar(dim % rank(x), I64), 2).outputs())
 
 
@@ -58,20 +58,20 @@ def narrow(b: Builder, x: Output, dim: int, start: Any, length: Any) -> Output:
 
 
 def _fixed_order(call: Call) -> str | None:
-    return None if isinstance(call.given["n"], int) else "differences of an order that varies"
+    return None if isinstance(call.arguments["n"], int) else "differences of an order that varies"
 
 
 @lowers(aten.diff.default, refuses=_fixed_order)
 def diff(b: Builder, x: Output, n: int = 1, dim: int = -1, *ends: Output | None) -> Output:
-    """Differences of neighbours, n times over; ``ends`` are put in front and behind first."""
+    """Differences of neighbours, n times; ``ends`` are first added before and after x."""
     before, after = ends or (None, None)
     kind = integers.computed_in(b.kind)
     parts = [b.cast(part, kind) for part in (before, x, after) if part is not None]
-    made = parts[0] if len(parts) == 1 else op.concat(parts, dim % rank(x)).output(0)
+    result = parts[0] if len(parts) == 1 else op.concat(parts, dim % rank(x)).output(0)
     subtract = op.logical_xor if kind == ov.Type.boolean else op.subtract
     for _ in range(n):
-        made = subtract(cut(b, made, dim, 1, FURTHEST), cut(b, made, dim, 0, -1)).output(0)
-    return b.cast(made, b.kind)
+        result = subtract(cut(b, result, dim, 1, FURTHEST), cut(b, result, dim, 0, -1)).output(0)
+    return b.cast(result, b.kind)
 
 
 @lowers(aten.select.int)
@@ -86,7 +86,7 @@ def unbind(b: Builder, x: Output, dim: int = 0) -> list[Output]:
 
 
 def _parts(b: Builder, x: Output, dim: int, lengths: Sequence[Any]) -> list[Output]:
-    """x cut into parts of these lengths, which fill it."""
+    """Split x into parts of these lengths, which cover it."""
     if len(lengths) == 1:
         return [x]
     sizes = b.numbers(lengths)
@@ -94,9 +94,9 @@ def _parts(b: Builder, x: Output, dim: int, lengths: Sequence[Any]) -> list[Outp
 
 
 def _lengths(b: Builder, dim: int) -> list[Any] | None:
-    """The fixed lengths of the parts that the call gives; None where one of them varies."""
-    found = [fixed_size(part.shape[dim]) for part in b.call.result]
-    return None if None in found else found
+    """Return the fixed lengths of the call's parts; None if one varies."""
+    lengths = [fixed_size(part.shape[dim]) for part in b.call.result]
+    return None if None in lengths else lengths
 
 
 @lowers(aten.split_with_sizes.default, aten.split.sizes)
@@ -106,9 +106,9 @@ def split_with_sizes(b: Builder, x: Output, sizes: list[Size], dim: int = 0) -> 
 
 @lowers(aten.split.Tensor, aten.chunk.default, aten.unsafe_chunk.default, aten.tensor_split.sections)
 def split(b: Builder, x: Output, how: Any, dim: int = 0) -> list[Output]:
-    """The parts' number is fixed by the capture. Where lengths vary all are as long as the first but the last.
+    """Split into the captured number of parts. If lengths vary, all but the last are equal.
 
-    tensor_split makes lengths that differ by one at most, the longer ones first.
+    tensor_split's lengths differ by at most one, the longer ones first.
     """
     lengths = _lengths(b, dim)
     if lengths is not None:
@@ -132,12 +132,12 @@ def split(b: Builder, x: Output, how: Any, dim: int = 0) -> list[Output]:
 
 
 def _between(b: Builder, x: Output, dim: int, starts: Sequence[Output]) -> list[Output]:
-    """The parts of x that begin at these places."""
+    """Return the parts of x that start at these places."""
     return [cut(b, x, dim, start, end) for start, end in zip(starts, (*starts[1:], FURTHEST), strict=True)]
 
 
 def _known_pad(call: Call) -> str | None:
-    mode = call.given["mode"]
+    mode = call.arguments["mode"]
     return None if mode in _MODES else f"padding of mode {mode}"
 
 
@@ -146,7 +146,7 @@ _MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
 
 @lowers(aten.pad.default, refuses=_known_pad)
 def pad(b: Builder, x: Output, widths: list[Any], mode: str = "constant", value: Any = None) -> Output:
-    # Widths are given from the last dimension on.
+    # Widths start with the last dimension.
     untouched = [0] * (rank(x) - len(widths) // 2)
     before, after = (untouched + widths[side::2][::-1] for side in (0, 1))
     filler = b.cast(0 if value is None else value, x.get_element_type())
@@ -180,7 +180,7 @@ def _fixed_window(call: Call) -> str | None:
 
 @lowers(aten.unfold.default, refuses=_fixed_window)
 def unfold(b: Builder, x: Output, dimension: int, size: int, step: int) -> Output:
-    """Windows along one dimension, their contents in a new last one."""
+    """Return windows along one dimension, with their elements in a new last dimension."""
     place = dimension % rank(x)
     length = b.cast(b.size(x, place), I64)
     last = op.subtract(length, b.scalar(size - 1, I64))
@@ -193,11 +193,11 @@ def unfold(b: Builder, x: Output, dimension: int, size: int, step: int) -> Outpu
 
 @lowers(aten.diagonal.default)
 def diagonal(b: Builder, x: Output, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Output:
-    """Gathered from the two dimensions as one."""
-    one, other = dim1 % rank(x), dim2 % rank(x)
-    order = [dim for dim in range(rank(x)) if dim not in (one, other)] + [one, other]
+    """Flatten the two dimensions and gather the diagonal."""
+    first, other = dim1 % rank(x), dim2 % rank(x)
+    order = [dim for dim in range(rank(x)) if dim not in (first, other)] + [first, other]
     moved = op.transpose(x, b.axes(order)).output(0)
-    rows, columns = b.cast(b.size(x, one), I64), b.cast(b.size(x, other), I64)
+    rows, columns = b.cast(b.size(x, first), I64), b.cast(b.size(x, other), I64)
     first = max(-offset, 0), max(offset, 0)
     left = op.minimum(
         op.subtract(rows, b.scalar(first[0], I64)), op.subtract(columns, b.scalar(first[1], I64))

@@ -1,4 +1,4 @@
-"""Images of another size."""
+"""Resizing of images."""
 
 from typing import Any
 
@@ -22,9 +22,9 @@ def _floats(call: Call) -> str | None:
 def _resized(
     b: Builder, x: Output, sizes: list[Size], how: str, corners: bool, factors: list[float] | None
 ) -> Output:
-    """x with its dimensions from the second on of other sizes.
+    """Resize x's dimensions from 2 on.
 
-    torch takes positions by the factor that a caller gave, and by the sizes where it gave sizes.
+    torch computes positions from the caller's factors, or from sizes if the caller passed sizes.
     """
     axes = b.axes(list(range(2, rank(x))))
     where = "align_corners" if corners else "asymmetric" if how == "nearest" else "pytorch_half_pixel"
@@ -34,30 +34,30 @@ def _resized(
     wide = b.cast(x, F32)
     if factors is not None and not corners:
         scales = b.constant(torch.tensor(factors, dtype=torch.float32))
-        made = op.interpolate(wide, scales, how, "scales", axes=axes, **named)
+        result = op.interpolate(wide, scales, how, "scales", axes=axes, **named)
     else:
-        made = op.interpolate(wide, b.numbers(sizes), how, "sizes", axes=axes, **named)
-    return b.cast(made.output(0), b.kind)
+        result = op.interpolate(wide, b.numbers(sizes), how, "sizes", axes=axes, **named)
+    return b.cast(result.output(0), b.kind)
 
 
-def _wanted(b: Builder, x: Output, sizes: Any, factors: Any) -> tuple[list[Size], list[float] | None]:
-    """(sizes, factors) from a call that gives one of them."""
+def _target_sizes(b: Builder, x: Output, sizes: Any, factors: Any) -> tuple[list[Size], list[float] | None]:
+    """Return (sizes, factors) from a call with one of them."""
     if sizes is not None:
         return list(sizes), None
-    found: list[Size] = []
+    targets: list[Size] = []
     for dim, factor in enumerate(factors, 2):
         old = b.size(x, dim)
         if isinstance(old, int):
-            found.append(int(old * factor))
+            targets.append(int(old * factor))
         else:
             grown = op.multiply(b.cast(old, F32), b.cast(float(factor), F32))
-            found.append(b.cast(op.floor(grown).output(0), I64))
-    return found, [float(one) for one in factors]
+            targets.append(b.cast(op.floor(grown).output(0), I64))
+    return targets, [float(factor) for factor in factors]
 
 
 def _known_factors(call: Call) -> str | None:
     factors = call.fake("scale_factors")
-    if factors is not None and not all(isinstance(one, (int, float)) for one in factors):
+    if factors is not None and not all(isinstance(factor, (int, float)) for factor in factors):
         return "a factor that varies"
     return _floats(call)
 
@@ -66,7 +66,7 @@ def _by_size_or_factor(how: str) -> Build:
     def build(
         b: Builder, x: Output, *, output_size: Any, scale_factors: Any, align_corners: bool = False
     ) -> Output:
-        sizes, factors = _wanted(b, x, output_size, scale_factors)
+        sizes, factors = _target_sizes(b, x, output_size, scale_factors)
         return _resized(b, x, sizes, how, align_corners, factors)
 
     return build

@@ -1,1 +1,1 @@
-"""Passes for OpenVINO's graphs, and the ops that they put there."""
+"""Passes for OpenVINO's graphs, and the ops that they insert."""

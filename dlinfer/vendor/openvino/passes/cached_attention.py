@@ -1,8 +1,8 @@
 """Cache write and paged attention as one node, for engines whose attention writes the cache itself.
 
-Such attention is told where each sequence's blocks are and puts the new tokens behind the old ones; it takes no
-slots. So two nodes may become one only where the slots are just these places. That is a matter of values: the graph
-assumes it, and ``check_slots`` looks before each run.
+Such attention takes each sequence's blocks and appends the new tokens to the old ones; it takes no slots. So two nodes
+may become one only if the slots are exactly these places. That depends on values: the graph assumes it, and
+``check_slots`` checks it before each run.
 """
 
 from collections.abc import Iterator
@@ -51,10 +51,10 @@ def cached_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    """``dlinfer.fill_kv_cache`` of k and v, then causal paged attention of q over the caches that it wrote.
+    """Run ``dlinfer.fill_kv_cache`` of k and v, then causal paged attention of q over the caches.
 
-    The arguments are those of the two ops. q_ends: where each sequence's queries end in q, None for one new token a
-    sequence. k_cache, v_cache and attn_output are mutated; attn_output may be q's memory.
+    The arguments are those of the two ops. q_ends: the end of each sequence's queries in q; None for one new token per
+    sequence. Mutates k_cache, v_cache and attn_output; attn_output may be q's memory.
     """
     ops.fill_kv_cache.overload(k, v, k_cache, v_cache, kv_start_indices)
     pages = (q, k_cache, v_cache, block_offsets, block_size)
@@ -75,17 +75,17 @@ CACHED_ATTENTION = own_op(cached_attention, cached_attention, mutates=("k_cache"
 
 
 def merge_cached_attention(graph_module: fx.GraphModule) -> list[Edit]:
-    """Merge each ``fill_kv_cache`` with the attention that reads what it wrote; gives one edit a pair."""
+    """Merge each ``fill_kv_cache`` with the attention that reads its result; return one edit per pair."""
     rewriter = Rewriter(graph_module)
     effects = effects_of(graph_module.graph)
     merged = []
     for attention in list(graph_module.graph.nodes):
-        found = _arguments_of(attention)
-        fill = _fill_of(attention, effects) if found is not None else None
-        if found is None or fill is None:
+        operands = _arguments_of(attention)
+        fill = _fill_of(attention, effects) if operands is not None else None
+        if operands is None or fill is None:
             continue
-        given = arguments(fill) | found
-        new = rewriter.call(attention, CACHED_ATTENTION, *(given[name] for name in _PARAMETERS))
+        named = arguments(fill) | operands
+        new = rewriter.call(attention, CACHED_ATTENTION, *(named[name] for name in _PARAMETERS))
         graph_module.graph.erase_node(fill)
         rewriter.edits.append(_edit(fill, attention, new))
         graph_module.graph.erase_node(attention)
@@ -102,7 +102,7 @@ def _edit(fill: fx.Node, attention: fx.Node, new: fx.Node) -> Edit:
 
 
 def _arguments_of(attention: fx.Node) -> dict[str, Any] | None:
-    """The arguments of a causal paged attention as the merged op names them; None for any other node."""
+    """Return a causal paged attention's arguments by the merged op's names; None for any other node."""
     if attention.target == ops.paged_decode_attention.overload:
         return arguments(attention) | {"q_ends": None, "max_q_seq_len": 1}
     if attention.target == ops.paged_prefill_attention.overload and arguments(attention)["causal"]:
@@ -111,9 +111,9 @@ def _arguments_of(attention: fx.Node) -> dict[str, Any] | None:
 
 
 def _fill_of(attention: fx.Node, effects: Effects) -> fx.Node | None:
-    """The write that an attention may be merged with: the last one to its caches, undisturbed up to here.
+    """Return the cache write to merge an attention with: the last one to its caches, with no conflict between.
 
-    The caches must be inputs, since an engine writes them where they are.
+    The caches must be inputs, since an engine writes them in place.
     """
     caches = [arguments(attention)[name] for name in ("k_cache", "v_cache")]
     if any(cache.op != "placeholder" for cache in caches) or storages(caches[0]) & storages(caches[1]):
@@ -123,36 +123,36 @@ def _fill_of(attention: fx.Node, effects: Effects) -> fx.Node | None:
         if node.target == ops.fill_kv_cache.overload:
             same = [arguments(node)[name] for name in ("k_cache", "v_cache")] == caches
             return node if same else None
-        # The write moves behind this node, which must neither see the difference nor change what is written.
+        # The write moves after this node, so the node must neither read the caches nor write anything.
         if written_arguments(node) or _reads(node) & memory:
             return None
     return None
 
 
 _MADE_LIKE = frozenset(f"aten.{name}" for name in ("new_empty", "empty_like", "new_zeros", "zeros_like"))
-"""Ops that ask of a tensor only what it is like, as those do that make room for an attention's output."""
+"""Ops that read only a tensor's sizes and dtype, like those that allocate an attention's output."""
 
 
 def _reads(node: fx.Node) -> Memory:
-    """Identities of the memory of which a node reads the values."""
+    """Return identities of the memory whose values a node reads."""
     if not is_compute(node) or op_name(node) in _MADE_LIKE:
         return frozenset()
     return memory_read(node)
 
 
 def _before(node: fx.Node) -> Iterator[fx.Node]:
-    """The calls that stand before a node, nearest first."""
+    """Yield the calls before a node, nearest first."""
     while (node := node.prev).op in ("call_function", "get_attr"):
         if node.op == "call_function":
             yield node
 
 
 def _insert_checks(rewriter: Rewriter, merged: list[fx.Node]) -> None:
-    """One check before the first of the nodes that share their slots and tables."""
+    """Insert one check before the first of the nodes that share slots and tables."""
     groups: dict[tuple[Any, ...], list[fx.Node]] = {}
     for node in merged:
-        given = arguments(node)
-        key = tuple(given[name] for name in _CHECKED)
+        named = arguments(node)
+        key = tuple(named[name] for name in _CHECKED)
         groups.setdefault(key, []).append(node)
     for key, nodes in groups.items():
         caches = {
@@ -165,10 +165,10 @@ _CHECKED = ("kv_start_indices", "block_offsets", "block_size", "q_ends", "kv_seq
 
 
 def cached_attention_pass(engine: str) -> Pass:
-    """The pass for an engine's ``passes``."""
+    """Return the pass for an engine's ``passes``."""
     return Pass(
         f"{engine}.cached_attention",
-        "the engine's attention writes the cache itself, and writing it apart would need a copy",
+        "the engine's attention writes the cache itself, and a separate write would need a copy",
         merge_cached_attention,
         stands_for=_stands_for,
     )

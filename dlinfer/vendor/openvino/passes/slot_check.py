@@ -1,4 +1,4 @@
-"""Whether the slots that a cache write is given are the places that paged attention finds by itself."""
+"""Checks that a cache write's slots are the places that paged attention computes itself."""
 
 import torch
 from torch import Tensor
@@ -18,13 +18,13 @@ def check_slots(
     kv_seqlens: Tensor,
     caches: list[Tensor],
 ) -> None:
-    """Whether slots are what attention finds by itself: each sequence's last positions, in its blocks.
+    """Check that the slots are each sequence's last positions, in its blocks, as attention assumes.
 
-    The arguments are those of ``cached_attention``; caches: some of the caches, of which the sizes are read.
+    The arguments are those of ``cached_attention``; caches: some of the caches, for their sizes.
     Raises OpArgumentError, also for a block or a length outside the caches or the table.
     """
-    # Slots and blocks lie on the device and lengths often on the host, where the answer is needed.
-    slots, table, lengths = (one.long().cpu() for one in (kv_start_indices, block_offsets, kv_seqlens))
+    # On the host, which needs the answer; slots and blocks are on the device, lengths often on the host.
+    slots, table, lengths = (tensor.long().cpu() for tensor in (kv_start_indices, block_offsets, kv_seqlens))
     sequences, width = table.shape
     ends = torch.arange(1, sequences + 1) if q_ends is None else q_ends.long().cpu()
     tokens = slots.shape[0]
@@ -69,7 +69,7 @@ def _check_kinds(
     kv_seqlens: Tensor,
     caches: list[Tensor],
 ) -> None:
-    """What can be checked without values has been checked by the ops that were merged."""
+    """Check nothing: the merged ops have already checked everything but values."""
 
 
 CHECK_SLOTS = own_op(check_slots, _check_kinds, only_raises=True)

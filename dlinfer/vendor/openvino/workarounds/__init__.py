@@ -1,1 +1,1 @@
-"""What OpenVINO's CPU plugin compiles wrongly, and how a model is written so that it does not."""
+"""Workarounds for models that OpenVINO's CPU plugin compiles wrongly."""

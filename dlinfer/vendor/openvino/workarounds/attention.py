@@ -1,9 +1,9 @@
-"""Attention that OpenVINO 2026.4.1 fuses wrongly with what is around it.
+"""Keeps OpenVINO 2026.4.1 from fusing attention wrongly with the ops around it.
 
-The CPU plugin makes one node of scores, softmax and product, of transpositions on all sides and of elementwise ops
-behind. With as many heads as tokens its numbers are wrong. The process ends where it, or an op behind it, is read
-twice, and with fixed sizes where an op behind it reads another tensor too: where they are compared or divided, or
-transposed before. It takes nothing from beyond a roll by no places, which no pass folds, and which copies.
+The CPU plugin fuses scores, softmax and product with transpositions on all sides and with later elementwise ops. If
+there are as many heads as tokens, the results are wrong. The process crashes if the fused node, or a later op, is read
+twice. With fixed sizes it also crashes if a later op reads another tensor: if it compares or divides them, or after a
+transposition. A roll by 0 stops the fusion: no pass folds it. It costs a copy.
 """
 
 import openvino as ov
@@ -16,7 +16,7 @@ _FUSED = ("Add", "Convert", "Divide", "Multiply", "Reshape", "Select", "Subtract
 
 
 def part_attention(model: ov.Model) -> None:
-    """Put attention apart from what is around it, where it would be fused wrongly; in place."""
+    """Separate attention from the ops around it where the plugin would fuse them wrongly; mutates the model."""
     for node in model.get_ordered_ops():
         if not _is_attention(node):
             continue
@@ -54,10 +54,10 @@ def _is_square(node: Node) -> bool:
 
 
 def _forks(node: Node) -> bool:
-    """Whether a node, or something that is computed of it, is read twice before the next product."""
-    readers = [one.get_node() for output in node.outputs() for one in output.get_target_inputs()]
-    fused = [one for one in readers if one.get_type_name() not in _ENDS]
-    return bool(fused) and (len(readers) > 1 or any(_forks(one) for one in fused))
+    """Return whether a node, or an op that depends on it, is read twice before the next product."""
+    readers = [port.get_node() for output in node.outputs() for port in output.get_target_inputs()]
+    fused = [reader for reader in readers if reader.get_type_name() not in _ENDS]
+    return bool(fused) and (len(readers) > 1 or any(map(_forks, fused)))
 
 
 def _is_fixed(node: Node) -> bool:
@@ -65,13 +65,15 @@ def _is_fixed(node: Node) -> bool:
 
 
 def _joins(node: Node) -> bool:
-    """Whether something that is computed of a node is computed of another tensor too, before the next product."""
+    """Return whether an op that depends on a node also reads another tensor, before the next product."""
     for reader in node.output(0).get_target_inputs():
         behind = reader.get_node()
         if behind.get_type_name() in _ENDS:
             continue
-        others = [one.get_source_output() for one in behind.inputs() if one.get_index() != reader.get_index()]
-        values = [one for one in others if one.get_element_type().is_real()]
-        if any(one.get_node().get_type_name() != "Constant" for one in values) or _joins(behind):
+        others = [
+            port.get_source_output() for port in behind.inputs() if port.get_index() != reader.get_index()
+        ]
+        values = [value for value in others if value.get_element_type().is_real()]
+        if any(value.get_node().get_type_name() != "Constant" for value in values) or _joins(behind):
             return True
     return False

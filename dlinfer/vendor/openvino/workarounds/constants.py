@@ -1,15 +1,15 @@
-"""What is computed of constants alone, which OpenVINO 2026.4.1 computes once and then overwrites.
+"""Workarounds for values that depend on constants only; OpenVINO 2026.4.1 computes them once, then overwrites them.
 
-What it can it folds before it compiles. For the rest the CPU plugin runs the ops once, and a later op may write its
-result into their memory: the next call reads that, or another op at the same call. Nothing is written into what a roll
-reads that is not itself a constant: one by as many places as an input says, which is always 0.
+OpenVINO folds many before it compiles. The CPU plugin runs the other ops once, but a later op may reuse their memory
+for its result. The next call then reads that result, or another op does in the same call. The operand of a roll keeps
+its memory if the roll is not constant itself. So these values get a roll by an input that is always 0.
 
-It also drops an Abs whose operand it believes not to be negative, and it believes that of every converted constant.
-It fuses a product with NaN and the sum behind it into one op, which treats NaN as another number.
+It also drops an Abs whose operand it considers non-negative, and it considers every converted constant so.
+It fuses a product with NaN and the sum after it into one op, which treats NaN as a number.
 
-It combines constants of neighbouring linear ops before they meet the data: ``(x + c) * d`` becomes ``x * d + c * d``.
-With infinite or extreme constants that overflows, or gives NaN, where the ops one by one do not. It multiplies by the
-reciprocal of a constant divisor, which is 0 for a divisor above 2**126.
+It combines constants of neighbouring linear ops first: ``(x + c) * d`` becomes ``x * d + c * d``. With infinite or
+extreme constants that overflows or gives NaN, unlike the separate ops. It multiplies by the reciprocal of a constant
+divisor, which is 0 for a divisor above 2**126.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,9 +23,9 @@ from openvino import Input, Node, Output
 from openvino.passes import ConstantFolding, Manager
 
 NOWHERE = "no places"
-"""Name of the input, int64 [1], that such a model has behind all others; no argument of a function has such a name."""
+"""Name of the last input, int64 [1], of such a model; no argument of a function has such a name."""
 
-# They write their results into memory of their own; compressed weights stay as they are in front of them.
+# Ops that write their results to their own memory; weights in front of them stay compressed.
 _APART = ("Constant", "Convolution", "ConvolutionBackpropData", "Gather", "GroupConvolution", "MatMul")
 
 _SUMS = ("Add", "Subtract")
@@ -36,20 +36,20 @@ _SMALLEST, _LARGEST = 2.0**-60, 2.0**60
 
 
 Write = Callable[..., Output]
-"""Calls a function with values and returns the output of the node that it makes: ``plainly``, or in a model that
-computes float32 beside 16 bits ``dlinfer.vendor.openvino.workarounds.precision.precisely``."""
+"""Builds nodes by a function of values and returns their output: ``plainly``, or ``precision.precisely`` in a model
+that computes float32 beside 16 bits."""
 
 
 def plainly(function: Callable[..., Node], *values: Output) -> Output:
-    """The output of the node that a function returns for values."""
+    """Return the output of the node that a function builds."""
     return function(*values).output(0)
 
 
 def part_constants(model: ov.Model, write: Write = plainly) -> None:
-    """Put what is computed of constants alone apart from what may overwrite it; in place.
+    """Separate values of constants only from ops that may overwrite them; mutates the model.
 
-    Its readers then run at each call. Other values that they read may have to be put apart too, so this is repeated.
-    Extreme constants of neighbouring linear ops are put apart first: OpenVINO then leaves the order of these ops alone.
+    Their readers then run at each call, and may overwrite other such values, so this repeats. Extreme constants of
+    neighbouring linear ops are separated first: OpenVINO then keeps the order of these ops.
     """
     nowhere, parting = None, set[str]()
     while readers := list(_combined(model)) or list(_overwriting(model, parting)):
@@ -65,7 +65,7 @@ def part_constants(model: ov.Model, write: Write = plainly) -> None:
 
 
 def write_absolutes(model: ov.Model, write: Write = plainly) -> None:
-    """Write absolute values of what is computed of constants alone as choices; in place."""
+    """Replace Abs of values that depend on constants only by Select; mutates the model."""
     known = _of_constants(model)
     for node in model.get_ordered_ops():
         if node.get_type_name() != "Abs" or node.get_name() not in known:
@@ -76,17 +76,17 @@ def write_absolutes(model: ov.Model, write: Write = plainly) -> None:
 
 
 def write_nan_factors(model: ov.Model, write: Write = plainly) -> None:
-    """Write products with a number that is NaN as sums with it, which are NaN too; in place."""
+    """Replace products with a NaN constant by sums, which are NaN too; mutates the model."""
     known = _of_constants(model)
     for node in model.get_ordered_ops():
-        if node.get_type_name() == "Multiply" and any(_is_nan(one, known) for one in node.input_values()):
+        if node.get_type_name() == "Multiply" and any(_is_nan(value, known) for value in node.input_values()):
             total = write(op.add, *node.input_values())
             for reader in list(node.output(0).get_target_inputs()):
                 reader.replace_source_output(total)
 
 
 def _is_nan(value: Output, known: set[str]) -> bool:
-    """Whether a value is one number, NaN, that OpenVINO knows before it compiles. known: as ``_of_constants``."""
+    """Return whether a value is a single NaN that OpenVINO folds. known: the result of ``_of_constants``."""
     if value.get_node().get_name() not in known or not value.get_element_type().is_real():
         return False
     sizes = value.get_partial_shape()
@@ -98,17 +98,17 @@ def _is_nan(value: Output, known: set[str]) -> bool:
 
 def _absolute(value: Any) -> Node:
     zero = op.constant(0, value.get_element_type())
-    # Not less than 0: 0 - 0 is 0, where -0.0 would stay. NaN is neither, and stays.
+    # less_equal, not less: 0 - -0.0 is 0. NaN compares false and stays.
     return op.select(op.less_equal(value, zero), op.subtract(zero, value), value)
 
 
 def no_places() -> ov.Tensor:
-    """What the input NOWHERE is given."""
+    """Return the value of the input NOWHERE."""
     return ov.Tensor(np.zeros(1, np.int64))
 
 
 def _combined(model: ov.Model) -> Iterator[Input]:
-    """Extreme constants that OpenVINO would combine with the constant of the linear op before; extreme divisors."""
+    """Yield extreme constants that OpenVINO would combine with those of the linear op before, and extreme divisors."""
     known = _of_constants(model)
     for node in model.get_ordered_ops():
         kind = node.get_type_name()
@@ -128,11 +128,11 @@ def _combined(model: ov.Model) -> Iterator[Input]:
 
 
 def _data_and_constant(node: Node, known: set[str]) -> tuple[Input | None, Input | None]:
-    """The two inputs of a node, if only the second is computed of constants alone; swapped if only the first is."""
+    """Return (data, constant) inputs of a node if exactly one of its two inputs depends on constants only."""
     inputs = node.inputs()
     if len(inputs) != 2:
         return None, None
-    first, second = (one.get_source_output().get_node().get_name() in known for one in inputs)
+    first, second = (port.get_source_output().get_node().get_name() in known for port in inputs)
     if first == second:
         return None, None
     return (inputs[1], inputs[0]) if first else (inputs[0], inputs[1])
@@ -149,30 +149,30 @@ def _is_extreme(value: Output) -> bool:
 
 
 def _overwriting(model: ov.Model, parting: set[str]) -> Iterator[Input]:
-    """Inputs of ops that may overwrite a value which is computed of constants alone and read again.
+    """Yield inputs of ops that may overwrite a value of constants only before it is read again.
 
-    An op that depends on an input of the model too overwrites it for the next call. Where several ops read the value,
-    one that is itself computed of constants alone overwrites it for the others: behind a reshape the plugin does not
-    look for them. parting: names of ops that only copy.
+    An op that also depends on an input of the model overwrites it for the next call. If several ops read the value, one
+    that itself depends on constants only overwrites it for the others: the plugin does not find readers after a
+    reshape. parting: names of ops that only copy.
     """
     known = _of_constants(model)
     for node in model.get_ordered_ops():
         if node.get_name() not in known or node.get_type_name() == "Constant":
             continue
-        readers = [one for output in node.outputs() for one in output.get_target_inputs()]
-        count, readers = len(readers), [one for one in readers if one.get_node().get_name() not in parting]
-        again = [one for one in readers if _may_overwrite(one.get_node(), known)]
+        readers = [port for output in node.outputs() for port in output.get_target_inputs()]
+        count, readers = len(readers), [port for port in readers if port.get_node().get_name() not in parting]
+        again = [port for port in readers if _may_overwrite(port.get_node(), known)]
         if count > 1:
-            again += [one for one in readers if one.get_node().get_name() in known]
+            again += [port for port in readers if port.get_node().get_name() in known]
         if again and not _is_folded(node):
             yield from again
 
 
 def _of_constants(model: ov.Model) -> set[str]:
-    """The names of constants and of what is computed of them alone."""
+    """Return the names of constants and of nodes that depend on constants only."""
     known: set[str] = set()
     for node in model.get_ordered_ops():
-        sources = [one.get_source_output().get_node().get_name() for one in node.inputs()]
+        sources = [port.get_source_output().get_node().get_name() for port in node.inputs()]
         if node.get_type_name() == "Constant" or (sources and known.issuperset(sources)):
             known.add(node.get_name())
     return known
@@ -185,12 +185,12 @@ def _may_overwrite(reader: Node, known: set[str]) -> bool:
 
 
 def _is_folded(node: Node) -> bool:
-    """Whether OpenVINO computes a node before it compiles."""
+    """Return whether OpenVINO folds a node."""
     return _folded(node.output(0)).get_type_name() == "Constant"
 
 
 def _folded(value: Output) -> Node:
-    """The node that gives a value once OpenVINO has folded it: on a copy, since folding alone may change its type."""
+    """Return a value's node after folding, on a copy, since folding alone may change its type."""
     copy = ov.Model([value], [], "constants").clone()  # pyright: ignore[reportGeneralTypeIssues]
     manager = Manager()
     manager.register_pass(ConstantFolding())
@@ -199,7 +199,7 @@ def _folded(value: Output) -> Node:
 
 
 def _first_of(parted: Output, value: Output) -> Node:
-    """The op that reads a value, of those that part it."""
+    """Return the first of the separating ops, which reads the value itself."""
     node = parted.get_node()
     while node.input_value(0) != value:
         node = node.input_value(0).get_node()
@@ -214,7 +214,7 @@ def _parted(value: Any, nowhere: Any) -> Node:
 
 
 def _times_one(value: Any, nowhere: Any) -> Node:
-    """A divisor that stays behind this op. OpenVINO moves reciprocals through a roll, up to the constant."""
-    one = op.convert(op.equal(nowhere, op.constant([0], ov.Type.i64)), value.get_element_type())
-    product = op.multiply(value, one)
+    """Separate a divisor by a product with 1: OpenVINO moves reciprocals through a roll, up to the constant."""
+    unit = op.convert(op.equal(nowhere, op.constant([0], ov.Type.i64)), value.get_element_type())
+    product = op.multiply(value, unit)
     return product if len(value.get_partial_shape()) else op.squeeze(product, op.constant([0], ov.Type.i64))

@@ -1,11 +1,11 @@
-"""float32 beside 16 bits, which OpenVINO 2026.4.1 computes in 16 bits too unless each node says that it must not.
+"""Keeps float32 beside 16 bits, which OpenVINO 2026.4.1 computes in 16 bits too unless each node is marked.
 
-A node says so by a runtime attribute that the Python API can neither make nor copy; written as text and read again it
-is there. The plugin's own rewriting drops it from some products (a transposed operand, a linear layer with a bias), so
-that what was compiled is asked which precision each node got.
+The mark is a runtime attribute that the Python API can neither create nor copy, but writing the model as text and
+reading it again creates it. The plugin's rewrites drop it from some products (a transposed operand, a linear layer with
+a bias), so the precision of each compiled node is checked.
 
-For bfloat16 the plugin changes the precision of nodes. For float16 it converts the model, and rounds where a marked
-node meets an unmarked one: an input, a constant and a result need the mark too.
+For bfloat16 the plugin changes the precision of nodes. For float16 it converts the model, and rounds between marked and
+unmarked nodes: inputs, constants and results need the mark too.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Set
@@ -23,52 +23,59 @@ from dlinfer.vendor.openvino.devices import core
 
 _SHORT = ("bf16", "f16")
 _PRECISE = "precise_0"
-"""As text it becomes the attribute ``DisablePrecisionConversion``."""
+"""Written as text it becomes the attribute ``DisablePrecisionConversion``."""
 
 
 class Precise:
-    """The nodes of a model that compute float32, noted while it is written."""
+    """The nodes of a model that compute float32, recorded while the model is built."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
         self._inside: set[str] = set()
 
     def note(self, node: fx.Node, outputs: Collection[Output]) -> None:
-        """Note what an fx node became: ``outputs``, and what is new behind them."""
-        tensors = [*tensors_of(node), *(one for given in node.all_input_nodes for one in tensors_of(given))]
+        """Record an fx node's outputs, and the new nodes that they depend on."""
+        tensors = [
+            *tensors_of(node),
+            *(tensor for parent in node.all_input_nodes for tensor in tensors_of(parent)),
+        ]
         dtypes = {tensor.dtype for tensor in tensors}
         new = list(self._new(outputs))
         if torch.float32 not in dtypes and dtypes & {torch.bfloat16, torch.float16}:
-            self._inside |= {one.get_name() for one in new}
+            self._inside |= {inner.get_name() for inner in new}
             if _is_pointwise(node):  # a formula, which may cancel
-                for one in new:
-                    kept_wide(one)
+                for inner in new:
+                    kept_wide(inner)
 
     def _new(self, outputs: Collection[Output]) -> Iterator[Node]:
         waiting = [output.get_node() for output in outputs]
         while waiting:
-            found = waiting.pop()
-            if found.get_name() not in self._seen:
-                self._seen.add(found.get_name())
-                yield found
-                waiting += [one.get_source_output().get_node() for one in found.inputs()]
+            node = waiting.pop()
+            if node.get_name() not in self._seen:
+                self._seen.add(node.get_name())
+                yield node
+                waiting += [port.get_source_output().get_node() for port in node.inputs()]
 
     def marked(self, model: ov.Model, precision: str) -> tuple[ov.Model, frozenset[str]]:
-        """(the model with its float32 nodes marked, the names of these, but for casts to 16 bits).
+        """Return (the model with its float32 nodes marked, names of these except casts to 16 bits).
 
-        precision: that of all other nodes. An op on 16 bits may compute float32 inside, with numbers that float16 does
-        not hold, such as a sum of squares: for f16 these nodes are marked too, for bf16 only those of ``kept_wide`` and
-        of pointwise ops.
+        precision: that of all other nodes. An op on 16 bits may compute float32 inside, with numbers beyond float16,
+        such as a sum of squares. For f16 these nodes are marked too; for bf16 only those of ``kept_wide`` and of
+        pointwise ops.
         """
-        nodes = [one for one in model.get_ops() if _is_wide(one)]
-        outside = [one for one in nodes if one.get_name() not in self._inside]
-        inside = [one for one in nodes if one.get_name() in self._inside and "f32" in _types(one.outputs())]
-        chosen = outside + [one for one in inside if precision == "f16" or _PRECISE in one.get_rt_info()]
+        nodes = [node for node in model.get_ops() if _is_wide(node)]
+        outside = [node for node in nodes if node.get_name() not in self._inside]
+        inside = [
+            node for node in nodes if node.get_name() in self._inside and "f32" in _types(node.outputs())
+        ]
+        chosen = outside + [node for node in inside if precision == "f16" or _PRECISE in node.get_rt_info()]
         if not chosen:
             return model, frozenset()
-        computed = [one for one in outside if one.get_type_name() not in ("Constant", "Parameter", "Result")]
-        kept = [one for one in computed if _types(one.outputs()).isdisjoint(_SHORT)]
-        return _with_marks(model, chosen), frozenset(one.get_friendly_name() for one in kept)
+        computed = [
+            node for node in outside if node.get_type_name() not in ("Constant", "Parameter", "Result")
+        ]
+        kept = [node for node in computed if _types(node.outputs()).isdisjoint(_SHORT)]
+        return _with_marks(model, chosen), frozenset(node.get_friendly_name() for node in kept)
 
 
 def _is_pointwise(node: fx.Node) -> bool:
@@ -77,16 +84,16 @@ def _is_pointwise(node: fx.Node) -> bool:
 
 
 def kept_wide(node: Node) -> Node:
-    """A node that is to compute float32 inside of an op on 16 bits, in which its rounding would add up."""
+    """Mark a node to compute float32 inside an op on 16 bits, where rounding errors would accumulate."""
     node.get_rt_info()[_PRECISE] = ""
     return node
 
 
 def precisely(function: Callable[..., Node], *values: Output) -> Output:
-    """The output of the nodes that a function makes for values; each node of float32 is marked."""
-    stand_ins = [op.parameter(one.get_partial_shape(), one.get_element_type()) for one in values]
+    """Return the output of the nodes that a function builds for values, with float32 nodes marked."""
+    stand_ins = [op.parameter(value.get_partial_shape(), value.get_element_type()) for value in values]
     model = ov.Model([function(*stand_ins)], stand_ins, "precise")  # pyright: ignore[reportGeneralTypeIssues]
-    model = _with_marks(model, [one for one in model.get_ops() if _is_wide(one)])
+    model = _with_marks(model, filter(_is_wide, model.get_ops()))
     for stand_in, value in zip(model.get_parameters(), values, strict=True):
         for reader in stand_in.output(0).get_target_inputs():
             reader.replace_source_output(value)
@@ -94,21 +101,21 @@ def precisely(function: Callable[..., Node], *values: Output) -> Output:
 
 
 def rounded(compiled: ov.CompiledModel, model: ov.Model, precise: Collection[str]) -> str | None:
-    """The first of the ``precise`` nodes whose numbers a compiled model rounds to 16 bits; None where there is none.
+    """Return the first of the ``precise`` nodes that a compiled model rounds to 16 bits, or None.
 
-    model: what it was compiled from, or the same without weights.
+    model: the source of the compiled model, with or without weights.
     """
     if not precise:
         return None
     known = {node.get_friendly_name() for node in model.get_ops()}
     for node in compiled.get_runtime_model().get_ordered_ops():
         layers = _layers(node)
-        kept = next((one for one in layers if one in precise), None)
+        kept = next((layer for layer in layers if layer in precise), None)
         if kept is None:
             continue
         if layers[-1] in precise and _is_short(node):
             return layers[-1]
-        if _said(node, "runtimePrecision") in _SHORT and _rounds(node):
+        if _info(node, "runtimePrecision") in _SHORT and _rounds(node):
             return kept
         if any(_is_short(source) and _rounds(source) for source in _added(node, known)):
             return kept
@@ -116,9 +123,9 @@ def rounded(compiled: ov.CompiledModel, model: ov.Model, precise: Collection[str
 
 
 def _with_marks(model: ov.Model, nodes: Iterable[Node]) -> ov.Model:
-    """The model, written as text and read again with the attribute at some nodes."""
-    # What else was said of a node is no attribute, and gets lost: attention's numbers of heads.
-    said = {one.get_friendly_name(): dict(one.get_rt_info().items()) for one in model.get_ops()}
+    """Write the model as text and read it again, with the attribute on some nodes."""
+    # Other runtime information is no attribute and would be lost: attention's numbers of heads.
+    infos = {node.get_friendly_name(): dict(node.get_rt_info().items()) for node in model.get_ops()}
     for node in nodes:
         node.get_rt_info()[_PRECISE] = ""
     with TemporaryDirectory() as folder:
@@ -126,7 +133,7 @@ def _with_marks(model: ov.Model, nodes: Iterable[Node]) -> ov.Model:
         ov.serialize(model, text, constants)
         read = core().read_model(text.read_bytes(), constants.read_bytes())
     for node in read.get_ops():
-        for key, value in said[node.get_friendly_name()].items():
+        for key, value in infos[node.get_friendly_name()].items():
             if isinstance(value.value, int):
                 node.get_rt_info()[key] = value.value
     return read
@@ -137,21 +144,21 @@ def _is_wide(node: Node) -> bool:
 
 
 def _types(ports: Iterable[ov.Input | Output]) -> set[str]:
-    return {one.get_element_type().get_type_name() for one in ports}
+    return {port.get_element_type().get_type_name() for port in ports}
 
 
-def _said(node: Node, key: str) -> str:
-    said = node.get_rt_info()
-    return said[key].astype(str) if key in said else ""
+def _info(node: Node, key: str) -> str:
+    infos = node.get_rt_info()
+    return infos[key].astype(str) if key in infos else ""
 
 
 def _layers(node: Node) -> list[str]:
-    """The nodes of the model that became one of a runtime model, in their order."""
-    return [one for one in _said(node, "originalLayersNames").split(",") if one]
+    """Return the model's nodes that became this node of a runtime model, in order."""
+    return [layer for layer in _info(node, "originalLayersNames").split(",") if layer]
 
 
 def _added(node: Node, known: Set[str]) -> Iterator[Node]:
-    """Nodes that the plugin itself put in front of one."""
+    """Yield nodes that the plugin itself inserted in front of a node."""
     for source in _sources(node):
         if known.isdisjoint(_layers(source)):
             yield source
@@ -163,15 +170,15 @@ def _rounds(node: Node) -> bool:
 
 
 def _is_short(node: Node) -> bool:
-    """Whether what a node of a runtime model gives has 16 bits."""
-    return _said(node, "outputPrecisions").split(",")[0] in _SHORT
+    """Return whether a runtime model's node outputs 16 bits."""
+    return _info(node, "outputPrecisions").split(",")[0] in _SHORT
 
 
 def _sources(node: Node) -> Iterator[Node]:
-    """Where the floats that a node of a runtime model reads come from, before the plugin converted them."""
+    """Yield the nodes that compute the floats that a runtime model's node reads, before conversions by the plugin."""
     for port in node.inputs():
         source = port.get_source_output().get_node()
-        while _said(source, "layerType") == "Reorder":
+        while _info(source, "layerType") == "Reorder":
             source = source.input_value(0).get_node()
-        if _said(source, "outputPrecisions").split(",")[0] in (*_SHORT, "f32"):
+        if _info(source, "outputPrecisions").split(",")[0] in (*_SHORT, "f32"):
             yield source
