@@ -15,12 +15,14 @@ from dlinfer.graph.ir.result_check import CHECK, check_result
 from dlinfer.graph.torch_private.dispatcher import HigherOrderOperator, OpOverload
 
 COUNT_WRITES = "count_writes"
-"""The callee of the step that increments ``tensor._version`` of each tensor in a list. Kernels that are called below
-torch's dispatcher do not, and engines that hold copies of weights compare the version."""
+"""The callee of the step that increments ``tensor._version`` of each tensor in a list.
+
+Kernels that are called below torch's dispatcher do not increment the version. Engines with copies of weights compare
+it, to see a write."""
 
 _aten = torch.ops.aten
-# The same ops as Python functions of torch. These parse arguments in C for one signature, in 1 us. An OpOverload
-# matches its schema at each call, which takes 2 to 12 us, longer than a view itself.
+# View ops -> the Python functions of torch that do the same. The functions parse arguments in C for one signature, in
+# 1 us. An OpOverload matches its schema at each call, which takes 2 to 12 us, longer than the view itself.
 _QUICK: dict[object, Callable[..., object]] = {
     _aten.expand.default: torch.Tensor.expand,
     _aten.flatten.using_ints: torch.flatten,
@@ -39,7 +41,10 @@ _MODULES: dict[str, ModuleType] = {"operator": operator, "torch": torch, "math":
 
 
 def reference(target: Callable[..., object] | str) -> str:
-    """``op aten.view.default`` for an op, ``py operator.mul`` for arithmetic on sizes, ``higher cond`` for cond."""
+    """Return the text that ``resolve`` reads: ``op aten.view.default``, ``py operator.mul`` or ``higher cond``.
+
+    Raises TypeError for a target that is neither an op nor a function of ``_MODULES``.
+    """
     if isinstance(target, OpOverload):
         return f"op {target}"
     if isinstance(target, HigherOrderOperator):
@@ -52,7 +57,7 @@ def reference(target: Callable[..., object] | str) -> str:
 
 
 def resolve(text: str) -> Callable[..., Any]:
-    """The function of a reference. Raises AttributeError or KeyError where there is none."""
+    """Return the function that a reference names. Raises AttributeError or KeyError if there is none."""
     kind, _, path = text.partition(" ")
     own = {LAYOUT: laid_out, COUNT_WRITES: increment_version, CHECK: check_result}
     if kind in own:

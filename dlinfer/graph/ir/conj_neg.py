@@ -1,6 +1,7 @@
-"""Tensors with the conj or neg bit: ``z.conj()`` and ``z.conj().imag``, whose memory has the other sign.
+"""Tensors with the conj or neg bit, such as ``z.conj()`` and ``z.conj().imag``: their memory has the other sign.
 
-ATen's kernels respect the bits. Loops and kernels that read memory do not, so a graph takes such an input resolved.
+ATen's kernels respect the bits. Loops and kernels that read memory do not, so a graph takes such inputs as resolved
+copies, without the bits.
 """
 
 from collections.abc import Sequence
@@ -15,22 +16,22 @@ from dlinfer.graph.ir.effects import effects_of
 
 
 def may_be_lazy(dtype: torch.dtype) -> bool:
-    """Whether tensors of this dtype may have a conj or neg bit."""
+    """Return whether tensors of this dtype may have a conj or neg bit."""
     return dtype is not torch.bool  # torch sets the neg bit for every other dtype
 
 
 def is_lazy(value: object) -> bool:
-    """Whether a value is a tensor with the conj or neg bit."""
+    """Return whether a value is a tensor with the conj or neg bit."""
     return isinstance(value, torch.Tensor) and (value.is_neg() or value.is_conj())
 
 
 def resolved(value: Any) -> Any:
-    """A value, or a copy of it without these bits."""
+    """Return a value, or a copy without the bits if the value has one of them."""
     return value.resolve_conj().resolve_neg() if is_lazy(value) else value
 
 
 def with_resolved(inputs: Sequence[object], indices: Sequence[int]) -> tuple[Any, ...]:
-    """A call's inputs, those with these indices resolved."""
+    """Return a call's inputs, with resolved copies of the inputs at ``indices``."""
     changed = list(inputs)
     for index in indices:
         changed[index] = resolved(changed[index])
@@ -38,7 +39,7 @@ def with_resolved(inputs: Sequence[object], indices: Sequence[int]) -> tuple[Any
 
 
 def refuse_shared(graph: fx.Graph, indices: Sequence[int]) -> None:
-    """Raises CaptureError where it matters that these inputs are copies: the graph writes or returns an input."""
+    """Raise CaptureError if the graph writes any input or returns one at ``indices``: copies would be seen there."""
     placeholders = graph.find_nodes(op="placeholder")
     names = ", ".join(placeholders[index].name for index in indices)
     effects = effects_of(graph)
@@ -54,12 +55,12 @@ def refuse_shared(graph: fx.Graph, indices: Sequence[int]) -> None:
 
 
 def lazy_inputs(values: Sequence[object]) -> tuple[int, ...]:
-    """The indices of values with the conj or neg bit."""
+    """Return the indices of the values with the conj or neg bit."""
     return tuple(index for index, value in enumerate(values) if is_lazy(value))
 
 
 def refuse_lazy_constants(graph_module: fx.GraphModule) -> None:
-    """Raises CaptureError where a constant of the graph has the conj or neg bit."""
+    """Raise CaptureError if a constant of the graph has the conj or neg bit."""
     for node in graph_module.graph.find_nodes(op="get_attr"):
         if is_lazy(fake(node)) or is_lazy(getattr(graph_module, str(node.target), None)):
             reason = f"the constant {node.name} is lazily conjugated or negated: call resolve_conj() or resolve_neg()"

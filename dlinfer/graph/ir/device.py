@@ -5,15 +5,15 @@ from collections.abc import Iterable
 import torch
 
 HOST = "cpu"
-"""The host's device type. Graphs of every device also take tensors of the host, such as lengths."""
+"""The host's device type. Graphs for any device also take tensors on the host, such as lengths."""
 
 _LAST = {HOST: 1, "meta": 2}  # tensors on meta only carry sizes
 
 
 def graph_device(values: Iterable[object]) -> torch.device:
-    """The device of a graph: that of the first tensor on an accelerator, else the host, else meta.
+    """Return the device of a graph: the device of the first value on an accelerator, else the host, else meta.
 
-    values: tensors, or anything with a ``device``; others are ignored. A model on an accelerator often takes lengths
+    values: the graph's values; values without a ``device`` are ignored. A model on an accelerator often takes lengths
     and positions from the host, so the first tensor alone does not decide.
     """
     devices = (getattr(value, "device", None) for value in values)
@@ -22,7 +22,7 @@ def graph_device(values: Iterable[object]) -> torch.device:
 
 
 def autocast() -> dict[str, str]:
-    """Device type -> autocast dtype, for the host and the accelerator where autocast is on."""
+    """Return device type -> autocast dtype. Only the host and the accelerator count, and only if autocast is on."""
     accelerator = torch.accelerator.current_accelerator()
     kinds = (HOST,) if accelerator is None else (HOST, accelerator.type)
     return {kind: str(torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)}

@@ -2,7 +2,8 @@
 
 A graph in the dialect is an ``fx.GraphModule`` of ATen ops before dispatch (``OpOverload``), dlinfer's ops and
 arithmetic on symbolic sizes, for inference. Writes stay in place, so order matters: a node must not move across a write
-to memory that it reads. ``meta["val"]`` of a node is its fake result. Fakes with one storage are views of one memory.
+to memory that the node reads. ``meta["val"]`` of a node is its fake result. Fakes that share a storage are views of the
+same memory.
 """
 
 import functools
@@ -31,7 +32,7 @@ from dlinfer.graph.torch_private.symbols import plain_symbol, symbols_of
 STATIC = "static_input"
 """Key in a placeholder's meta: the input is a module's parameter or buffer, the same tensor at each call."""
 
-# torch's schemas of these do not declare that running statistics are updated where this argument is true.
+# Op -> its flag: if the flag is true, the op updates running statistics, which torch's schema does not declare.
 _UPDATES_STATISTICS = {
     "aten::batch_norm": "training",
     "aten::instance_norm": "use_input_stats",
@@ -40,7 +41,7 @@ _UPDATES_STATISTICS = {
     "aten::cudnn_batch_norm": "training",
 }
 
-# Random in training only; torch tags the others ``nondeterministic_seeded``.
+# Op -> its flag: the op is random only if the flag is true. torch tags other random ops ``nondeterministic_seeded``.
 _RANDOM_IN_TRAINING = {
     "aten::dropout": "train",
     "aten::feature_dropout": "train",
@@ -51,9 +52,10 @@ _RANDOM_IN_TRAINING = {
 }
 
 _SCHEMA_TELLS_ALL = frozenset({"aten", "prims", "dlinfer", "dlinfer_graph", "dlinfer_values"})
-"""Namespaces of ops without effects beyond their schemas and tags."""
+"""Namespaces of ops whose schemas and tags declare all effects."""
 _WITHOUT_STATE = frozenset({"torchvision", "quantized", "quantized_decomposed", "transformers"})
-"""Other libraries without such effects, as their sources show. Ops registered as effectful are excepted."""
+"""Other libraries whose ops have no undeclared effects, as their sources show. Ops registered as effectful are not
+meant."""
 
 _REPLACES_MEMORY = frozenset({"set_", "resize_", "resize_as_", "as_strided_"})
 
@@ -68,51 +70,54 @@ _PURE_PYTHON: frozenset[object] = frozenset(
 
 
 def fake(node: fx.Node) -> Any:
-    """The fake result of a node: a tensor, a symbolic or plain number, or a sequence of these."""
+    """Return the fake result of a node: a tensor, a symbolic or plain number, or a sequence of these."""
     return node.meta.get("val")
 
 
 def tensor_or_none(value: object) -> torch.Tensor | None:
-    """The fake of an argument that is a node with one tensor as its result; None for anything else."""
+    """Return the fake of an argument that is a node with one tensor as its result; None for anything else."""
     result = fake(value) if isinstance(value, fx.Node) else None
     return result if isinstance(result, torch.Tensor) else None
 
 
 def tensor_of(node: fx.Node) -> torch.Tensor:
-    """The fake of a node whose result is one tensor."""
+    """Return the fake of a node whose result must be one tensor."""
     value = tensor_or_none(node)
     assert value is not None, node.format_node()
     return value
 
 
 def tensors_of(node: fx.Node) -> list[torch.Tensor]:
-    """The fake tensors in a node's result."""
+    """Return the fake tensors in a node's result."""
     return [leaf for leaf in pytree.tree_leaves(fake(node)) if isinstance(leaf, torch.Tensor)]
 
 
 def storages(node: fx.Node) -> set[int]:
-    """Storage ids of a node's result."""
+    """Return the storage ids of the strided tensors in a node's result."""
     return {storage_id(tensor) for tensor in tensors_of(node) if tensor.layout == torch.strided}
 
 
 def memory_read(node: fx.Node) -> frozenset[int]:
-    """Storage ids of a node's arguments."""
+    """Return the storage ids of a node's arguments."""
     return frozenset(memory for parent in node.all_input_nodes for memory in storages(parent))
 
 
 def overload(node: fx.Node) -> Op | None:
-    """The op that a node calls; None for arithmetic on sizes, placeholders and the like."""
+    """Return the op that a node calls; None for arithmetic on sizes, placeholders and the like."""
     return node.target if is_op(node.target) else None
 
 
 def schema_name(node: fx.Node) -> str:
-    """``aten::add`` for a node that calls ``aten.add.Tensor``; empty where it calls no op."""
+    """Return the name in a node's op schema: ``aten::add`` for ``aten.add.Tensor``. Empty if the node calls no op."""
     op = overload(node)
     return "" if op is None else schema_of(op).name
 
 
 def op_name(node: fx.Node) -> str:
-    """The name of what a node calls: ``aten.add.Tensor``, ``dlinfer.rms_norm``, ``operator.mul``."""
+    """Return the name of a node's op or function: ``aten.add.Tensor``, ``dlinfer.rms_norm``, ``operator.mul``.
+
+    For other nodes, return their kind, such as ``placeholder``.
+    """
     op = overload(node)
     if op is not None:
         return str(op).removesuffix(".default")
@@ -123,13 +128,13 @@ def op_name(node: fx.Node) -> str:
 
 
 def has_tag(node: fx.Node, tag: torch.Tag) -> bool:
-    """Whether a node calls an op with one of torch's tags."""
+    """Return whether a node calls an op with one of torch's tags."""
     op = overload(node)
     return op is not None and tag in op.tags
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """The arguments of a node's op by parameter name, defaults included."""
+    """Return parameter name -> argument for the op that a node calls, defaults included."""
     op = overload(node)
     assert op is not None, node.format_node()
     by_name: dict[str, Any] = {}
@@ -145,12 +150,15 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 @functools.cache
 def written_parameters(op: Op) -> tuple[str, ...]:
-    """The parameters that an op's schema declares to be written."""
+    """Return the names of the parameters that the op writes, as its schema declares."""
     return tuple(p.name for p in parameters_of(op) if p.alias_info is not None and p.alias_info.is_write)
 
 
 def written_arguments(node: fx.Node) -> list[fx.Node]:
-    """Nodes whose memory this node writes; for a higher-order op with a mutating branch, all its tensor operands."""
+    """Return the arguments whose memory this node writes.
+
+    For a higher-order op with a branch that writes, these are all its tensor operands.
+    """
     op = overload(node)
     if op is None:
         if not isinstance(node.target, HigherOrderOperator) or not any(map(_writes, _called_graphs(node))):
@@ -166,7 +174,7 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
 
 
 def _called_graphs(node: fx.Node) -> Iterator[fx.GraphModule]:
-    """The graphs that a higher-order op calls: attributes of the graph's module."""
+    """Yield the graphs that a higher-order op calls. They are attributes of the module that owns the node's graph."""
     for parent in node.all_input_nodes:
         if parent.op == "get_attr":
             owner = parent.graph.owning_module
@@ -181,14 +189,14 @@ def _writes(graph_module: fx.GraphModule) -> bool:
 
 
 def attribute(graph_module: fx.GraphModule, target: str) -> Any:
-    """The value of a get_attr node's dotted target."""
+    """Return the module's attribute that the dotted target of a ``get_attr`` node names."""
     return operator.attrgetter(target)(graph_module)
 
 
 def out_of_place(op: Op) -> Op | None:
-    """``aten.div.Tensor`` for ``aten.div_.Tensor``: the same parameters and no write.
+    """Return the op with the same parameters and no write: ``aten.div.Tensor`` for ``aten.div_.Tensor``.
 
-    An op that replaces its argument's memory, such as ``set_``, has none.
+    None if there is no such op, and for an op that replaces its argument's memory, such as ``set_``.
     """
     schema = schema_of(op)
     name = schema.name.removeprefix("aten::")
@@ -200,19 +208,19 @@ def out_of_place(op: Op) -> Op | None:
 
 
 def signature(op: Op, without: Collection[str] = ()) -> list[tuple[str, str]]:
-    """Name and type of each parameter of an op, but for those named ``without``."""
+    """Return (name, type) of each parameter of an op, except the parameters named in ``without``."""
     return [(p.name, str(p.type)) for p in parameters_of(op) if p.name not in without]
 
 
 def nodes_in(argument: Argument) -> list[fx.Node]:
-    """Every node in an argument, however deep in lists, dicts and slices."""
+    """Return every node in an argument, at any depth of lists, dicts and slices."""
     nodes: list[fx.Node] = []
     map_arg(argument, nodes.append)
     return nodes
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether a node draws random numbers. The order of such nodes matters."""
+    """Return whether a node draws random numbers. The order of such nodes matters."""
     flag = _RANDOM_IN_TRAINING.get(schema_name(node))
     if flag is not None:
         return bool(arguments(node).get(flag))
@@ -220,9 +228,9 @@ def is_random(node: fx.Node) -> bool:
 
 
 def has_hidden_effects(node: fx.Node) -> bool:
-    """Whether an op may have effects that its schema does not declare: a counter, noise, a queue.
+    """Return whether a node's op may have effects that its schema does not declare: a counter, noise, a queue.
 
-    Ops of libraries that are not listed are assumed to. They run as often as the model calls them, in its order.
+    Ops of unlisted libraries are assumed to have such effects. They run as often, and in the order, as in the model.
     """
     op = overload(node)
     if op is None or op.namespace in _SCHEMA_TELLS_ALL:
@@ -231,7 +239,7 @@ def has_hidden_effects(node: fx.Node) -> bool:
 
 
 def is_pure(node: fx.Node) -> bool:
-    """Whether a node only computes its result, so that DCE may drop it and CSE may merge it."""
+    """Return whether a node only computes its result, so that DCE may drop it and CSE may merge it."""
     if node.op != "call_function":
         return node.op == "get_attr"
     if overload(node) is None:
@@ -243,41 +251,41 @@ def is_pure(node: fx.Node) -> bool:
 
 
 def gives_something(node: fx.Node) -> bool:
-    """Whether an op has a result. Assertions and some writes have none."""
+    """Return whether an op has a result. Assertions and some writes have none."""
     op = overload(node)
     return op is None or len(schema_of(op).returns) > 0
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node is pure and its result lies in memory of its arguments."""
+    """Return whether a node is pure and its result lies in memory of its arguments."""
     memory = storages(node)
     return bool(memory) and memory <= memory_read(node) and is_pure(node)
 
 
 def is_size(node: fx.Node) -> bool:
-    """Whether a node's result is a number, such as a size."""
+    """Return whether a node's result is a number, such as a size."""
     return isinstance(fake(node), (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def reads_number(node: fx.Node) -> bool:
-    """Whether a node reads a number from a tensor's memory (``item``). Sizes are not read from memory."""
+    """Return whether a node reads a number from a tensor's memory (``item``). Sizes are not read from memory."""
     return overload(node) is not None and is_size(node) and not schema_name(node).startswith("aten::sym_")
 
 
 def brings_symbol(node: fx.Node) -> bool:
-    """Whether a node creates an unbacked symbol: its result, or a size of it, depends on data (item, nonzero)."""
+    """Return whether a node creates an unbacked symbol: a number or a size that depends on data (item, nonzero)."""
     if has_tag(node, torch.Tag.dynamic_output_shape):  # only some calls: index by a mask, but not by integers
         return not symbols_in(node) <= {symbol for p in node.all_input_nodes for symbol in symbols_in(p)}
     return reads_number(node) or has_tag(node, torch.Tag.data_dependent_output)
 
 
 def symbols_in(node: fx.Node) -> set[object]:
-    """The symbols in the sizes and numbers of a node's result."""
+    """Return the symbols in the sizes and numbers of a node's result."""
     return {symbol for leaf in pytree.tree_leaves(fake(node)) for symbol in symbols_of(leaf)}
 
 
 def input_with(symbol: object, inputs: Sequence[fx.Node]) -> fx.Node | tuple[fx.Node, int] | None:
-    """The input that is a symbol, else an input and its dimension of that size; None where no input has it."""
+    """Return an input whose value is this symbol, else (an input, its dimension of this size), else None."""
     for node in inputs:
         if plain_symbol(fake(node)) == symbol:
             return node
@@ -290,20 +298,20 @@ def input_with(symbol: object, inputs: Sequence[fx.Node]) -> fx.Node | tuple[fx.
 
 
 def reshapes_argument(node: fx.Node) -> bool:
-    """Whether a node changes sizes or memory of an argument in place, as ``t_`` and ``set_`` do."""
+    """Return whether a node changes sizes or memory of an argument in place, as ``t_`` and ``set_`` do."""
     return has_tag(node, torch.Tag.inplace_view)
 
 
 def is_as_strided(node: fx.Node) -> bool:
-    """Whether a node calls one of the ``as_strided`` ops."""
+    """Return whether a node calls one of the ``as_strided`` ops."""
     return schema_name(node).startswith("aten::as_strided")
 
 
 def placed_memory(node: fx.Node) -> set[int]:
-    """Memory that a node reads at an absolute storage offset, as ``as_strided`` does.
+    """Return the memory that a node reads at an absolute storage offset, as ``as_strided`` does.
 
-    Such a node on an input's memory is right only for inputs with the storage offset of the captured call. Without an
-    offset argument ``as_strided`` begins where its argument does, and is always right.
+    If an input owns this memory, the node is right only for inputs with the storage offset of the captured call.
+    Without an offset argument ``as_strided`` begins where its argument begins, and is always right.
     """
     if not is_as_strided(node):
         return set()
@@ -312,38 +320,38 @@ def placed_memory(node: fx.Node) -> set[int]:
 
 
 def call_on_fakes(op: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
-    """Run an op on fakes. These keep their sizes even where the op reshapes its argument in place."""
+    """Run an op on fakes and return its result. The fakes keep their sizes even if the op reshapes in place."""
     if torch.Tag.inplace_view in getattr(op, "tags", ()):
         args = [value.detach() if isinstance(value, torch.Tensor) else value for value in args]
     return op(*args, **kwargs)
 
 
 def is_compute(node: fx.Node) -> bool:
-    """Whether a node computes on tensor values. Views and arithmetic on sizes do not."""
+    """Return whether a node computes on tensor values. Views and arithmetic on sizes do not."""
     if node.op != "call_function" or node.target is operator.getitem or is_size(node):
         return False
     return not is_view(node)
 
 
 def model_source(node: fx.Node) -> dict[str, Any]:
-    """The meta that says which line and module of the model a node came from."""
+    """Return the part of a node's meta that names its line and module in the model."""
     return {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
 
 
 def model_line(node: fx.Node) -> str:
-    """``file:line, in function`` of the model's code that a node came from; empty where it is not known."""
+    """Return a node's place in the model's code, as ``file:line, in function``; empty if unknown."""
     frames = stack_frames(node)
     return "{}:{}, in {}".format(*frames[-1]) if frames else ""
 
 
 def stack_frames(node: fx.Node) -> list[tuple[str, str, str]]:
-    """(file, line, function) of each call that led to a node, the outermost first."""
+    """Return (file, line, function) of each call that led to a node, the outermost first."""
     trace = node.meta.get("stack_trace") or ""
     return re.findall(r'^\s*File "(.*)", line (\d+), in (.*?)\s*$', trace, re.MULTILINE)
 
 
 def describe(value: object) -> str:
-    """A fake result for people: dtype and sizes."""
+    """Return a fake result as text for people: ``float16[4, s0]``, its dtype and sizes."""
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
     if is_list(value):
@@ -352,12 +360,12 @@ def describe(value: object) -> str:
 
 
 def is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    """Whether an argument is a list or a tuple."""
+    """Return whether an argument is a list or a tuple."""
     return isinstance(value, (list, tuple))
 
 
 class Bare(str):
-    """Text that shows itself without quotation marks, also inside of a list."""
+    """Text whose repr has no quotation marks, so that a list shows it as code."""
 
     __slots__ = ()
 

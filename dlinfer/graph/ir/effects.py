@@ -1,10 +1,10 @@
 """Memory effects of a graph: what is written when, what may alias, and how results are laid out.
 
-``effects_of(graph)`` is the only place that computes them. Memory is identified by the storage of a fake, which views
-share. This separates memory that the graph allocates. Memory that existed before (inputs, parameters, buffers,
-constants) may alias at a later call though it did not at this one. A caller may pass one tensor twice, or a view of a
-buffer. So a write to any of it counts as a write to all of it. ``is_written`` asks only for the memory that a graph
-names as the target of a write.
+``effects_of(graph)`` is the only place that computes the effects. Memory is identified by the storage of a fake, which
+views share. So memory that the graph allocates is told apart exactly. Memory that existed before the graph (inputs,
+parameters, buffers, constants) may alias at a later call even if nothing aliased at capture: a caller may pass one
+tensor twice, or a view of a buffer. So a write to a part of this outside memory counts as a write to all of it. Only
+``is_written`` is narrower: it asks for memory that a node names as the target of a write.
 """
 
 import operator
@@ -33,7 +33,7 @@ class Effects:
     """The effects of a graph as it is now; ``effects_of`` computes them again after a change.
 
     position: node -> its index in the graph. outside: memory that existed before the graph runs.
-    by_width: the same, split into bools, other numbers of one byte, and wider numbers.
+    by_width: the outside memory, split into bools, other numbers of one byte, and wider numbers.
     written: memory that nodes name as the target of a write.
     """
 
@@ -52,7 +52,7 @@ class Effects:
         self._in_order = [(self.position[node], memory) for node, memory in self._writes.items()]
 
     def shared_with(self, memory: Memory) -> Memory:
-        """The memory that may alias some memory at some call."""
+        """Return ``memory`` and all outside memory that may alias it at some call."""
         bools, small, wide = self.by_width
         if not memory.isdisjoint(small):
             return memory | self.outside
@@ -61,35 +61,35 @@ class Effects:
         return memory.union(*more)
 
     def writes(self, node: fx.Node) -> Memory:
-        """Memory that a node may write."""
+        """Return the memory that a node may write."""
         return self._writes.get(node, frozenset())
 
     def is_written(self, node: fx.Node) -> bool:
-        """Whether some node names this result's memory as the target of a write."""
+        """Return whether some node names this result's memory as the target of a write."""
         return not self.written.isdisjoint(storages(node))
 
     def ever_written(self, node: fx.Node) -> bool:
-        """Whether any node of the graph may write this result's memory."""
+        """Return whether any node of the graph may write this result's memory."""
         return any(True for _ in self._writes_to([node]))
 
     def written_between(self, reads: Iterable[fx.Node], first: fx.Node, last: fx.Node) -> bool:
-        """Whether a node between ``first`` and ``last`` may write memory of ``reads``."""
+        """Return whether a node between ``first`` and ``last`` may write memory of ``reads``."""
         start, end = sorted((self.position[first], self.position[last]))
         return any(start < index < end for index in self._writes_to(reads))
 
     def writes_before(self, node: fx.Node, place: fx.Node) -> int:
-        """How many writes to a node's memory may come before ``place``. Equal counts mean equal contents."""
+        """Return how many writes before ``place`` may touch a node's memory. Equal counts mean equal contents."""
         return sum(index < self.position[place] for index in self._writes_to([node]))
 
     def _writes_to(self, nodes: Iterable[fx.Node]) -> Iterator[int]:
-        """The positions of the writes that may touch memory of these nodes."""
+        """Yield the positions of the writes that may touch memory of these nodes."""
         memory = {identity for node in nodes for identity in storages(node)}
         return (index for index, touched in self._in_order if not touched.isdisjoint(memory))
 
     def admit(self, graph: fx.Graph) -> None:
-        """Give new nodes, which write nothing, the position of their neighbour.
+        """Give each new node the position of the node before it. The new nodes must not write.
 
-        For passes with many small edits, because computing all effects again takes longer.
+        Passes with many small edits call this, because computing all effects again takes longer.
         """
         before = 0
         for node in graph.nodes:
@@ -97,10 +97,10 @@ class Effects:
 
 
 def _by_width(nodes: Iterable[fx.Node]) -> tuple[Memory, Memory, Memory]:
-    """Memory of bools, of other numbers of one byte, and of wider numbers.
+    """Return the memory of bools, of other numbers of one byte, and of wider numbers.
 
     Bools and wider numbers are assumed not to alias, which each call of a compiled graph checks (``lowering/apart``).
-    So a mask does not order writes to a cache. Bytes may alias both.
+    So a read of a mask may move across a write to a cache. Bytes may alias both.
     """
     by_kind: tuple[set[int], set[int], set[int]] = (set(), set(), set())
     for node in nodes:
@@ -114,10 +114,10 @@ def _by_width(nodes: Iterable[fx.Node]) -> tuple[Memory, Memory, Memory]:
 
 
 def reshaped_memory(nodes: Iterable[fx.Node]) -> Memory:
-    """Memory of tensors whose sizes some of these nodes change in place.
+    """Return the memory of tensors whose sizes some of these nodes change in place.
 
     Several nodes may return one tensor object (``x.float()`` of float32 is ``x``), and all see its new sizes. So nodes
-    on such memory must keep their order.
+    that use this memory must keep their order.
     """
     return frozenset(
         memory
@@ -128,7 +128,7 @@ def reshaped_memory(nodes: Iterable[fx.Node]) -> Memory:
 
 
 def made_memory(node: fx.Node) -> bool:
-    """Whether a node, or the op whose result it is an item of, allocated its tensor."""
+    """Return whether a node allocated its tensor. For an item of a sequence: whether the sequence's op did."""
     maker = node
     if node.target is operator.getitem:
         maker = node.all_input_nodes[0]
@@ -141,13 +141,13 @@ def made_memory(node: fx.Node) -> bool:
 
 
 def layout_to_keep(node: fx.Node) -> Order | None:
-    """The order of dimensions that readers of a kernel's result expect; None where nothing has to be enforced.
+    """Return the order of dimensions in which a kernel's result must lie in memory; None if any order is right.
 
-    None for numbers, single elements, views and memory that existed before. None too where the fake has gaps or
-    overlaps, which cannot be enforced: see ``has_layout``.
+    None for numbers, tensors without dimensions, views and memory that existed before the graph. None too if the fake
+    has gaps or overlaps, because these cannot be enforced: see ``has_layout``.
 
-    The strides of a fake come from an op's Python description. The kernel may use others, depending on the CPU, its
-    libraries or the attention backend. So only our kernels, and loops compiled for these strides, are trusted.
+    The strides of a fake come from an op's Python description. The kernel may use other strides, depending on the CPU,
+    its libraries or the attention backend. So only our kernels, and loops compiled for these strides, are trusted.
     """
     value = fake(node)
     if not isinstance(value, torch.Tensor) or value.dim() == 0 or not made_memory(node):
@@ -156,7 +156,7 @@ def layout_to_keep(node: fx.Node) -> Order | None:
 
 
 def has_layout(node: fx.Node) -> bool:
-    """Whether a kernel's result has the strides of its fake, once ``layout_to_keep`` is enforced."""
+    """Return whether a kernel's result has the strides of its fake after ``layout_to_keep`` is enforced."""
     value = fake(node)
     return not isinstance(value, torch.Tensor) or not made_memory(node) or dense_order(value) is not None
 
@@ -165,9 +165,9 @@ _NAME = "_dlinfer_effects"
 
 
 def effects_of(graph: fx.Graph) -> Effects:
-    """The effects of a graph. Cached until a node, its arguments or its fake changes.
+    """Return the effects of a graph. They are cached until a node, its arguments or its fake changes.
 
-    A pass that keeps the result while it edits the graph is responsible for it.
+    A pass that keeps the result while it edits the graph must make sure that the result stays true.
     """
     state: list[object] = [x for node in graph.nodes for x in (node, node.args, node.kwargs, fake(node))]
     known: tuple[list[object], Effects] | None = getattr(graph, _NAME, None)

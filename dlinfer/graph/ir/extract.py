@@ -16,10 +16,11 @@ _READ_FIRST = "read_first"
 
 @dataclass(frozen=True)
 class Subgraph:
-    """Some nodes of a graph as a module of their own.
+    """Some nodes of a graph, copied into a module of their own.
 
-    inputs: outer nodes, one for each placeholder. outputs: inner nodes that outer nodes read, in the order of results.
-    inserted: inputs that were inserted into the outer graph: sizes of placeholders, to be read first.
+    inputs: nodes of the outer graph, one for each placeholder of the module.
+    outputs: nodes of the outer graph whose values the module returns, in this order.
+    inserted: the inputs that were added to the outer graph: ``sym_size`` of its placeholders, to be read first.
     """
 
     graph_module: fx.GraphModule
@@ -29,16 +30,16 @@ class Subgraph:
 
     @property
     def name(self) -> str:
-        """The name of its module, ``region_0``."""
+        """The name of the subgraph's module, such as ``region_0``."""
         return type(self.graph_module).__name__
 
 
 def extract(
     owner: fx.GraphModule, nodes: Sequence[fx.Node], name: str, outputs: Sequence[fx.Node] | None = None
 ) -> Subgraph:
-    """Copy nodes, in their order of execution, into a subgraph.
+    """Copy nodes, which are in their order of execution, into a subgraph.
 
-    outputs: the nodes that it returns; by default those that other nodes of the graph read.
+    outputs: the nodes whose values the subgraph returns; by default the nodes that the rest of the graph reads.
     """
     inside = set(nodes)
     if outputs is None:
@@ -69,10 +70,10 @@ def extract(
 def _symbol_inputs(
     owner: fx.GraphModule, parents: Iterable[fx.Node], nodes: Sequence[fx.Node]
 ) -> list[fx.Node]:
-    """Nodes for the symbols of ``nodes`` that are neither an input nor a size of one.
+    """Return further inputs, for symbols of ``nodes`` that are neither a parent's value nor a size of a parent.
 
     Compilers take a symbol's value from an input of the subgraph. Unbacked symbols that ``nodes`` create (``item``,
-    ``nonzero``) need none.
+    ``nonzero``) need no input.
     """
     numbers = [number for node in parents for number in getattr(fake(node), "shape", [fake(node)])]
     used = {symbol for node in (*parents, *nodes) for symbol in symbols_in(node)}
@@ -82,15 +83,15 @@ def _symbol_inputs(
 
 
 def _origin(owner: fx.GraphModule, symbol: object) -> fx.Node:
-    """The first node whose result has a symbol."""
+    """Return the first node whose result has this symbol."""
     return next(node for node in owner.graph.nodes if symbol in symbols_in(node))
 
 
 def _node_of(owner: fx.GraphModule, symbol: object) -> fx.Node:
-    """A node whose value is a symbol, before everything that needs it.
+    """Return a node whose value is this symbol. The node comes before all nodes that need the symbol.
 
-    An input, an input's size, or the op that creates the symbol. A ``sym_size`` of the graph may come too late. Raises
-    CaptureError where there is none.
+    The node is an input, a new ``sym_size`` of an input, or the op that creates the symbol. A ``sym_size`` that was
+    captured may come too late. Raises CaptureError if there is no such node.
     """
     placeholders = owner.graph.find_nodes(op="placeholder")
     source = input_with(symbol, placeholders)

@@ -1,7 +1,7 @@
-"""Floating-point operations of products: what a share of them in the engine says that a share of nodes does not.
+"""Count floating-point operations, so that a report can give the engine's share of the work, not only of the nodes.
 
-A product of matrices, a convolution or an attention is 2 operations for each multiplication and addition; everything
-else counts 0. Symbolic sizes have the values of the call that was captured; those that had none there count as 1.
+Matrix products, convolutions and attention count 2 operations for each multiplication with its addition; other ops
+count 0. Symbolic sizes take their values from the captured call. A size that had no value there counts as 1.
 """
 
 import math
@@ -20,13 +20,13 @@ Call = Mapping[str, Any]
 
 
 def flops_of(node: fx.Node) -> int:
-    """The operations of one node; 0 for what is no product."""
+    """Return the floating-point operations of one node; 0 if ``is_product`` is false."""
     count = _COUNTS.get(schema_name(node))
     return 0 if count is None else count(map_arg(arguments(node), fake), fake(node))
 
 
 def is_product(node: fx.Node) -> bool:
-    """Whether a node is a product of matrices, a convolution or an attention."""
+    """Return whether a node is a product of matrices, a convolution or an attention."""
     return schema_name(node) in _COUNTS
 
 
@@ -39,12 +39,12 @@ def _elements(results: object) -> int:
 
 
 def _product(left: str) -> Callable[[Call, object], int]:
-    """Of two matrices or batches of them. left: names the left one."""
+    """Return a counter for a product of two matrices, or of two batches. left: the left operand's parameter name."""
     return lambda call, result: 2 * _elements(result) * (_sizes(call[left]) or [1])[-1]
 
 
 def _einsum(call: Call, result: object) -> int:
-    """As one loop over all letters; an ellipsis counts as nothing."""
+    """Count an einsum as one loop over all its letters. An ellipsis adds no loop."""
     letters: dict[str, int] = {}
     for term, tensor in zip(call["equation"].split("->")[0].split(","), call["tensors"], strict=True):
         letters |= dict(zip(term.strip().replace(".", ""), _sizes(tensor), strict=False))
@@ -64,13 +64,13 @@ def _any_convolution(call: Call, result: object) -> int:
 
 
 def _attention(call: Call, result: object) -> int:
-    """Every query with every key; a causal mask leaves nothing out."""
+    """Count the products of every query with every key, also if the mask is causal."""
     q, keys = _sizes(call["query"]), _sizes(call["key"])[-2]
     return 2 * math.prod(q[:-1]) * keys * (q[-1] + _sizes(call["value"])[-1])
 
 
 def _packed_attention(call: Call, result: object) -> int:
-    """Of dlinfer's ops: each token's queries with as many keys as the longest sequence has."""
+    """Count an attention op of dlinfer: each token's queries with as many keys as the longest sequence has."""
     tokens, heads, size = _sizes(call["q"])
     keys = example_number(call.get("max_kv_seq_len", call.get("max_q_seq_len")))
     if "k" in call and "k_cache" not in call:  # packed keys cannot be more than there are
@@ -79,30 +79,30 @@ def _packed_attention(call: Call, result: object) -> int:
 
 
 def _indexer(call: Call, result: object) -> int:
-    """Of the scores: every query with all slots in the blocks of its sequence."""
+    """Count the scores of the lightning indexer: every query with all slots in the blocks of its sequence."""
     slots = math.prod(_sizes(call["key"])[1:]) // max(_sizes(call["query"])[-1], 1)
     return 2 * math.prod(_sizes(call["query"])) * _sizes(call["block_table"])[1] * slots
 
 
 def _sparse_attention(call: Call, result: object) -> int:
-    """Every query with as many keys as positions are chosen."""
+    """Count sparse attention: every query with as many keys as ``sparse_indices`` has positions for a query."""
     chosen, rope = _sizes(call["sparse_indices"])[-1], call["query_rope"]
     return 2 * chosen * sum(map(_elements, (call["query"], rope, result)))
 
 
 def _delta_rule(call: Call, result: object) -> int:
-    """Three products with the state for each token and head: what it knows of the key, its change, and the result."""
+    """Count three products with the state for each token and head: by the key, for the update, and by the query."""
     return 3 * 2 * _elements(call["value"]) * _sizes(call["recurrent_state"])[-1]
 
 
 def _lora(call: Call, result: object) -> int:
-    """As if each token had an adapter of the mean rank."""
+    """Count LoRA as if each token had an adapter of the mean rank."""
     rows, adapters = _sizes(call["a"])[0], _sizes(call["ranks"])[0]
     return 2 * _elements([call["x"], call["base"]]) * rows // max(adapters, 1)
 
 
 def _experts(intermediate: Callable[[Call], int]) -> Callable[[Call, object], int]:
-    """Of the chosen experts alone. intermediate: reads their inner size."""
+    """Return a counter for a MoE op's chosen experts. intermediate: reads the inner size of an expert from a call."""
 
     def count(call: Call, result: object) -> int:
         tokens, hidden = _sizes(call["hidden_states"])
@@ -153,5 +153,5 @@ _COUNTS: dict[str, Callable[[Call, object], int]] = {
 
 
 def share(inside: int, outside: int) -> float:
-    """The part of all that is inside; 1 where there is nothing at all."""
+    """Return ``inside`` as a part of the total, from 0 to 1; 1 if both counts are 0."""
     return inside / (inside + outside) if inside + outside else 1.0

@@ -1,8 +1,8 @@
 """The global state of torch that a compiled graph depends on: recorded at compile time, compared at each call.
 
-A graph always runs without autocast and without recording gradients, which are settings of the calling thread. Its
-casts are nodes. The default dtype and deterministic algorithms are settings of the process, which a call must not
-change. Where they would change the graph's results, the call is refused.
+Autocast and the recording of gradients are settings of the calling thread. A graph always runs without both; its casts
+are nodes. The default dtype and deterministic algorithms are settings of the process, which a call must not change. If
+such a setting would change the graph's results, the call is refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +22,9 @@ from dlinfer.graph.torch_private.thread_state import is_autocast_enabled, run_pl
 class GlobalState:
     """Torch's settings while a graph was compiled.
 
-    deterministic: the algorithms; deterministic_warns: it only warns; fills_uninitialized: what ``empty`` does then.
-    autocast: device type -> dtype, of those where it is on.
+    deterministic: deterministic algorithms are on. deterministic_warns: torch only warns about the others.
+    fills_uninitialized: ``empty`` fills its memory while deterministic algorithms are on.
+    autocast: device type -> dtype, for devices with autocast on.
     """
 
     default_dtype: str
@@ -34,7 +35,7 @@ class GlobalState:
 
     @classmethod
     def now(cls) -> "GlobalState":
-        """The settings of this thread and its process."""
+        """Return the current settings of this thread and its process."""
         return cls(
             default_dtype=str(torch.get_default_dtype()),
             deterministic=torch.are_deterministic_algorithms_enabled(),
@@ -50,7 +51,7 @@ def _fills_uninitialized() -> bool:
 
 
 class Requirement:
-    """The settings of the process that a graph needs. The check at each call costs two getters."""
+    """The settings of the process that a graph needs. The check at each call reads two of torch's getters."""
 
     def __init__(self, state: GlobalState, reads_default_dtype: bool) -> None:
         self.state = state
@@ -59,13 +60,13 @@ class Requirement:
 
     @classmethod
     def of(cls, graph: fx.Graph) -> "Requirement":
-        """The requirement of a graph that is compiled now."""
+        """Return the requirement of a graph that is compiled with the current settings."""
         return cls(GlobalState.now(), reads_default_dtype(graph))
 
     def run(self, program: Callable[..., object], inputs: Sequence[object]) -> Any:
-        """Call a graph's program with autocast off and without recording gradients.
+        """Call a graph's program with autocast off and without recording gradients, and return its results.
 
-        Raises TorchStateChangedError where torch's settings for the process would change the graph's results.
+        Raises TorchStateChangedError if torch's settings for the process would change the graph's results.
         """
         if self._dtype is not None and torch.get_default_dtype() is not self._dtype:
             self.check_default_dtype()
@@ -76,7 +77,7 @@ class Requirement:
         return program(*inputs)
 
     def check_default_dtype(self) -> None:
-        """Raises TorchStateChangedError where the graph reads the default dtype and it has changed."""
+        """Raise TorchStateChangedError if the graph reads the default dtype, and that dtype has changed."""
         now = torch.get_default_dtype()
         if self._dtype is not None and now is not self._dtype:
             raise TorchStateChangedError(what="the default dtype", compiled_for=self._dtype, given=now)
@@ -88,12 +89,12 @@ class Requirement:
             raise TorchStateChangedError(what="fill_uninitialized_memory", compiled_for="off", given="on")
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the requirement as data for JSON."""
         return {**asdict(self.state), "reads_default_dtype": self.reads_default_dtype}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Requirement":
-        """From ``to_dict``. Raises KeyError, TypeError and ValueError on other data."""
+        """Return the requirement that ``to_dict`` described. Raises KeyError, TypeError or ValueError on other data."""
         fields = dict(data)
         reads = bool(fields.pop("reads_default_dtype"))
         dtype_named(fields["default_dtype"])
@@ -101,7 +102,7 @@ class Requirement:
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """The dtype of its text. Raises ValueError."""
+    """Return the dtype with this name, such as ``torch.float16``. Raises ValueError if there is none."""
     dtype = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name[:40]!r} is no dtype")
@@ -109,7 +110,7 @@ def dtype_named(name: str) -> torch.dtype:
 
 
 def explicit_dtypes(graph: fx.Graph) -> None:
-    """Add the dtype to calls that use the default dtype: ``rand``, ``zeros``, ``arange``."""
+    """Write the dtype into calls that would use the default dtype: ``rand``, ``zeros``, ``arange``."""
     for node in graph.nodes:
         op = overload(node)
         if op is None or op.namespace != "aten" or not _is_float_of_no_float(node):
@@ -119,10 +120,10 @@ def explicit_dtypes(graph: fx.Graph) -> None:
 
 
 def reads_default_dtype(graph: fx.Graph) -> bool:
-    """Whether a result may depend on the default dtype.
+    """Return whether some node's result may depend on the default dtype.
 
-    A floating-point result without floating-point arguments and without a ``dtype`` argument does. Ops of other
-    libraries may.
+    An ATen op may if its result is floating-point, no argument is, and it has no ``dtype`` argument. An op of another
+    library may if it returns a tensor.
     """
     return any(_reads_default_dtype(node) for node in graph.nodes if node.op == "call_function")
 

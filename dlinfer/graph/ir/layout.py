@@ -1,7 +1,7 @@
 """Sizes, strides and contiguity of fake tensors, and the step that enforces a layout.
 
-Questions add no guard. The answer is yes only where it is certain for every value of the symbols. ``laid_out`` runs
-after a kernel, on its real result.
+The questions add no guard. An answer is yes only if it is certain for every value of the symbols. ``laid_out`` runs
+after a kernel, on the kernel's real result.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ LAYOUT = "layout"
 
 
 def same_size(left: object, right: object) -> bool:
-    """Whether two sizes, strides or offsets are certainly equal: the same number or the same expression."""
+    """Return whether two sizes, strides or offsets are certainly equal: the same number or the same expression."""
     return expression_of(left) == expression_of(right)
 
 
 def same_sizes(left: Sequence[object], right: Sequence[object]) -> bool:
-    """Whether two shapes, or two lists of strides, are certainly equal."""
+    """Return whether two shapes, or two lists of strides, are certainly equal."""
     return len(left) == len(right) and all(map(same_size, left, right))
 
 
 def same_place(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two views of left memory certainly have the same elements, shape and dtype."""
+    """Return whether two views of the same memory certainly have the same elements, shape, strides and dtype."""
     return (
         left.dtype is right.dtype
         and same_sizes(left.shape, right.shape)
@@ -39,17 +39,20 @@ def same_place(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def is_static(*sizes: object) -> bool:
-    """Whether sizes are plain numbers, not symbols."""
+    """Return whether sizes are plain numbers, not symbols."""
     return all(isinstance(size, int) for size in sizes)
 
 
 def is_contiguous(value: torch.Tensor) -> bool:
-    """Whether a fake tensor is certainly contiguous. ``Tensor.is_contiguous`` takes milliseconds on symbolic sizes."""
+    """Return whether a fake tensor is certainly contiguous.
+
+    ``Tensor.is_contiguous`` takes milliseconds on symbolic sizes.
+    """
     return is_dense(value, range(value.dim()))
 
 
 def is_dense(value: torch.Tensor, order: Sequence[int]) -> bool:
-    """Whether a fake tensor certainly has no gaps and no overlaps, with its dimensions in this order."""
+    """Return whether a fake tensor certainly has no gaps and no overlaps, with its dimensions in this order."""
     expected: Any = 1
     for dim in reversed(order):
         size, stride = value.shape[dim], value.stride(dim)
@@ -62,15 +65,15 @@ def is_dense(value: torch.Tensor, order: Sequence[int]) -> bool:
 
 
 def dense_order(value: torch.Tensor) -> Order | None:
-    """The order of a fake tensor's dimensions in memory; None where it may have gaps or overlaps."""
+    """Return the order of a fake tensor's dimensions in memory; None if the tensor may have gaps or overlaps."""
     own = tuple(range(value.dim()))
     if is_contiguous(value) or any(same_size(size, 0) for size in value.shape):
         return own
     left, order = list(own), list[int]()
     expected: Any = 1
     while left:
-        # From the innermost: the dimension whose stride is the number of elements so far, the last of several. Sizes of
-        # 1 fit anywhere, and stay in their place if they can.
+        # From the innermost: take the dimension whose stride is the number of elements so far. If several fit, take the
+        # last. Dimensions of size 1 fit anywhere, and stay in their place if they can.
         free = [dim for dim in left if same_size(value.shape[dim], 1)]
         fitting = [dim for dim in left if same_size(value.stride(dim), expected)]
         if not fitting and not free:
@@ -86,14 +89,17 @@ def dense_order(value: torch.Tensor) -> Order | None:
 
 
 def _counted(size: int | torch.SymInt) -> Any:
-    """A size as strides count it: torch counts 0 as 1."""
+    """Return the factor that a size adds to outer strides: the size itself, or 1 for a size of 0."""
     if isinstance(size, int):
         return max(size, 1)
     return torch.sym_max(size, 1)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def laid_out(tensor: torch.Tensor, order: Order | None) -> torch.Tensor:
-    """The tensor, or a copy of it, dense with its dimensions in this order. None: contiguous."""
+    """Return the tensor if its memory is dense with its dimensions in ``order``, else a copy that is.
+
+    order: outermost first; None for a contiguous tensor.
+    """
     if order is None:
         return tensor.contiguous()
     ordered = tensor.permute(order)
@@ -103,5 +109,5 @@ def laid_out(tensor: torch.Tensor, order: Order | None) -> torch.Tensor:
 
 
 def inverse_order(order: Sequence[int]) -> list[int]:
-    """The permutation that undoes one."""
+    """Return the permutation that undoes the permutation ``order``."""
     return sorted(range(len(order)), key=order.__getitem__)

@@ -1,4 +1,4 @@
-"""Ops that only dlinfer puts into graphs, for engines to look for."""
+"""Define ops that only dlinfer puts into graphs. Engines look for these ops."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,9 +22,10 @@ def own_op(
     mutates: tuple[str, ...] = (),
     only_raises: bool = False,
 ) -> Op:
-    """Define an op that returns nothing: ``reference`` runs it on any device, ``check`` on fakes.
+    """Define and return an op that returns nothing, named after ``reference``.
 
-    only_raises: it computes nothing, so a region of values may run it on its inputs before the engine runs.
+    reference: runs the op on any device. check: runs the op on fakes. mutates: the parameters that the op writes.
+    only_raises: the op only asserts, so a functionalized region may run it on its inputs before the engine runs.
     """
     name = reference.__name__
     if only_raises:
@@ -36,7 +37,7 @@ def own_op(
 def define_op(
     library: Any, name: str, schema: str, run: Callable[..., object], shapes: Callable[..., object]
 ) -> Op:
-    """Define an op of a library. run: computes it on any device; shapes: its fake function."""
+    """Define an op in a library and return its overload. run: computes it on any device. shapes: its fake function."""
     library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl(name, run, "CompositeExplicitAutograd")
     torch_library.register_fake(f"{library.ns}::{name}", shapes, lib=library)

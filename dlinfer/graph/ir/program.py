@@ -1,8 +1,9 @@
 """Program: a compiled graph as a list of calls.
 
-A program is plain data that can be stored. Each step names its function by a reference that the engine resolves. Its
-arguments are constants or results of earlier steps. To run, the steps become one Python function with one line a step,
-which drops a value after its last use. When a step raises, the line number identifies its node and the model's line.
+A program is plain data that can be stored. Each step names its function by a reference that the engine resolves. A
+step's arguments are constants or results of earlier steps. To run, the steps become one Python function with a line for
+each step, and the function drops each value after its last use. When a step raises, the line number identifies the
+step's node and the model's line.
 """
 
 import itertools
@@ -51,13 +52,13 @@ class Constant:
 
 @dataclass(frozen=True)
 class Step:
-    """One call.
+    """One call of a program.
 
-    results: the name of its value; a tuple of names where it gives a sequence of values.
+    results: the name of the call's value; a tuple of names if the call returns a sequence.
     kind: ``kernel``, ``cluster``, ``region``, ``view``, ``size``, ``eager`` or ``check``; for reports.
-    callee: what is called, as the engine's ``resolve`` understands it.
-    args, kwargs: with Value and Constant for what is not fixed.
-    line: the model's line.
+    callee: the name of the called function, as the engine's ``resolve`` understands it.
+    args, kwargs: the arguments, with a Value or a Constant in place of each node.
+    line: the model's line that the call comes from.
     """
 
     results: str | tuple[str, ...]
@@ -69,15 +70,16 @@ class Step:
 
     @classmethod
     def of(cls, node: fx.Node, kind: str, callee: str) -> "Step":
-        """The call that a node of a graph is."""
+        """Return the step for a node of a graph."""
         args, kwargs = refer((node.args, dict(node.kwargs)))
         return cls(node.name, kind, callee, args, kwargs, model_line(node))
 
     @classmethod
     def laid_out(cls, node: fx.Node, kind: str, callee: str) -> "list[Step]":
-        """The call of a kernel, and the steps after it that enforce the fake's metadata.
+        """Return the step that calls a kernel, and up to two steps that make its result agree with the fake.
 
-        One asserts dtype and sizes, unless the kernel is ours. One enforces the layout, where that is not certain.
+        The first asserts dtype and sizes, unless the kernel is ours. The second enforces the order of dimensions that
+        ``layout_to_keep`` names.
         """
         call, order = cls.of(node, kind, callee), layout_to_keep(node)
         steps = [call]
@@ -92,21 +94,21 @@ class Step:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its values."""
+        """The names of the call's values, as a tuple."""
         return (self.results,) if isinstance(self.results, str) else self.results
 
 
 @dataclass(frozen=True)
 class Joined(Step):
-    """One call that replaces several steps in a row. Where it raises, its message begins with ``step N: ``.
+    """One call that replaces several steps in a row. If part N raises, the error's message begins with ``step N: ``.
 
-    parts: those steps, as N counts them.
+    parts: the replaced steps. N counts them from 0.
     """
 
     parts: tuple[Step, ...] = ()
 
     def failing(self, message: str) -> tuple[Step, str]:
-        """(the part that raised, its message); the whole step where the message names no part."""
+        """Return (the part that raised, its message); (this step, ``message``) if the message names no part."""
         prefix = re.match(r"step (\d+): ", message)
         if prefix is None or int(prefix.group(1)) >= len(self.parts):
             return self, message
@@ -114,13 +116,13 @@ class Joined(Step):
 
 
 def refusal_in(text: str) -> OpArgumentError | None:
-    """The OpArgumentError in the text of an exception: kernels in C++ raise text only."""
+    """Return the OpArgumentError that an exception's text describes, else None. Kernels in C++ can raise only text."""
     match = _REFUSAL.search(text)
     return None if match is None else OpArgumentError(**match.groupdict())
 
 
 Function = Callable[..., Any]
-"""A step calls it."""
+"""The function that a step calls."""
 
 Inputs = Sequence[Any]
 """The arguments of one call: tensors, and numbers for symbolic sizes."""
@@ -129,11 +131,12 @@ Outputs = tuple[Any, ...]
 """The results of one call, as ``Inputs``."""
 
 Join = Callable[[Sequence[Step], Iterable[str]], tuple[Sequence[Step], Mapping[str, Function]]]
-"""Returns (the steps with some joined, the functions of joined steps). The names are values that are read later."""
+"""Takes the steps and the names of values that are read later. Returns (the steps with some joined, callee -> function
+for the joined steps)."""
 
 
 def refer(argument: Any) -> Any:
-    """An argument, with Value and Constant in place of nodes."""
+    """Return an argument with a Value or a Constant in place of each node."""
     return map_arg(argument, _reference)
 
 
@@ -142,7 +145,7 @@ def _reference(node: fx.Node) -> Any:
 
 
 def values_in(argument: Any) -> list[str]:
-    """The names of all values in an argument."""
+    """Return the names of all Values in an argument."""
     names: list[str] = []
 
     def read(leaf: Any) -> None:
@@ -154,11 +157,11 @@ def values_in(argument: Any) -> list[str]:
 
 
 class RegionRun(ABC):
-    """A region, compiled by an engine.
+    """A region that an engine compiled.
 
-    It is called with the region's inputs in order, writes into them in place, and returns the tuple of its outputs.
+    A call takes the region's inputs in order, writes into them in place, and returns the tuple of the region's outputs.
 
-    source: what runs, as text for reports.
+    source: the compiled code as text, for reports.
     """
 
     source: str = ""
@@ -173,10 +176,10 @@ class RegionRun(ABC):
 
 @dataclass
 class Program(RegionRun):
-    """A callable that takes the graph's inputs and returns the tuple of its outputs. Threads may call it at once.
+    """A callable that takes a graph's inputs and returns the tuple of the graph's outputs. Threads may share it.
 
-    resolve: gives the function behind a step's callee; asked once, when the program is made.
-    join: makes one call of several steps where the engine can. ``steps`` stay as they are, for reports and the disk.
+    resolve: returns the function that a step's callee names. It is called when the program is made, not at each call.
+    join: replaces several steps by one call, if the engine can. ``steps`` stay as they are, for reports and the disk.
     """
 
     name: str
@@ -208,7 +211,10 @@ class Program(RegionRun):
         join: Join | None = None,
         name: str = "",
     ) -> "Program":
-        """The steps with the inputs, outputs and constants of the graph that they compute. name: else the module's."""
+        """Return the program of a graph: these steps, with the graph's inputs, outputs and constants.
+
+        owner: the graph's module. name: the program's name; by default the module's.
+        """
         inputs = [node.name for node in owner.graph.find_nodes(op="placeholder")]
         output = refer(owner.graph.output_node().args[0])
         targets = [str(node.target) for node in owner.graph.find_nodes(op="get_attr")]
@@ -231,13 +237,14 @@ class Program(RegionRun):
             raise refusal from error  # the class that the op raises wherever it runs, and where in the model it was
 
     def counts(self) -> Counter[str]:
-        """How many steps of each kind."""
+        """Return step kind -> number of steps."""
         return Counter(step.kind for step in self.steps)
 
     def _explained(self, cause: Exception) -> GraphRunError | None:
-        """The GraphRunError that names the failed step, also of the cause's class.
+        """Return a GraphRunError that names the failed step and is also of the cause's class.
 
-        None where no step raised. None too for a class that is not Python's own: it is raised with the text as a note.
+        None if no step raised. None too if ``run_error`` has no class for the cause: the cause then gets the text as a
+        note.
         """
         frames = traceback.walk_tb(cause.__traceback__)
         lines = [line for frame, line in frames if frame.f_code.co_filename == self.filename]
@@ -263,7 +270,7 @@ class Program(RegionRun):
         return None
 
     def _write(self) -> tuple[str, dict[str, Any]]:
-        """The source of a function ``run`` with a line for each step, and the names that it uses."""
+        """Return the source of a function ``run`` with a line for each step, and the globals that the source uses."""
         computed = [name for step in self._lines for name in step.names]
         writer = _Writer([*self.inputs, *computed], self.constants)
         last_use = self._last_uses()
@@ -286,7 +293,7 @@ class Program(RegionRun):
         return "\n".join(lines) + "\n", writer.scope
 
     def _last_uses(self) -> dict[int, list[str]]:
-        """For each step, the values that no later step reads."""
+        """Return step index -> names of the values whose last use is this step. Outputs are not among them."""
         last: dict[str, int] = {}
         for index, step in enumerate(self._lines):
             for name in (*step.names, *values_in([step.args, dict(step.kwargs)])):
@@ -302,7 +309,7 @@ class Program(RegionRun):
 class _Writer:
     """Writes arguments as Python code. An object without a literal becomes a name in the program's scope.
 
-    names: of values in the source.
+    names: value -> its variable in the source. constants: constant -> its variable. scope: variable -> object.
     """
 
     def __init__(self, values: Iterable[str], constants: Mapping[str, object]) -> None:
@@ -312,7 +319,7 @@ class _Writer:
         self._objects: dict[int, str] = {}
 
     def text(self, value: Any) -> str:
-        """Python code that evaluates to ``value``."""
+        """Return Python code that evaluates to ``value``."""
         return repr(map_aggregate(value, self._leaf))
 
     def _leaf(self, value: object) -> Any:

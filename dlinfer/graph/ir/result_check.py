@@ -1,6 +1,6 @@
-"""Assertions after kernels that are not ours: a result has the dtype and sizes of its op's fake function.
+"""Assert, after a kernel that is not ours, that the result has the dtype and sizes of the op's fake function.
 
-Compiled loops read memory by these sizes. With a wrong fake function they would read past the end.
+Compiled loops read memory by the fake function's sizes. If that function were wrong, they would read past the end.
 """
 
 from collections.abc import Sequence
@@ -28,20 +28,21 @@ _PLAIN_COPIES = (
 
 
 def maker_of(node: fx.Node) -> str:
-    """The name of the op that computes a node's result, or the sequence that it is an item of."""
+    """Return the name of the op that computes a node's result. For an item of a sequence: the sequence's op."""
     while overload(node) is None and node.op == "call_function" and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return op_name(node)
 
 
 Size = int | fx.Node | tuple[fx.Node, int] | None
-"""A number, an input that is the size, an input and its dimension, or None where no input has the size."""
+"""An expected size: a number, an input whose value is the size, (an input, its dimension), or None for any size."""
 
 
 def expected_result(node: fx.Node) -> tuple[torch.dtype, tuple[Size, ...]] | None:
-    """The dtype and sizes that a node's result must have, where its op allocated it; else None.
+    """Return the dtype and sizes that a node's result must have. None if its op did not allocate the result.
 
-    A size that no input has is read from the result itself, or asserted where loops read it.
+    None too for dlinfer's ops and for plain copies. A size that no input has is None: later readers take it from the
+    result itself, or assert it.
     """
     value = fake(node)
     if not isinstance(value, torch.Tensor) or not made_memory(node) or overload(node) in _PLAIN_COPIES:
@@ -59,9 +60,9 @@ def _size(graph: fx.Graph, size: object) -> Size:
 def check_result(
     result: torch.Tensor, dtype: torch.dtype, sizes: Sequence[int | tuple[torch.Tensor, int] | None]
 ) -> None:
-    """Raises ValueError where a result has another dtype, rank or size than these.
+    """Raise ValueError if ``result`` does not have this dtype, or as many dimensions as ``sizes``, with these sizes.
 
-    A size is a number, a tensor and its dimension, or None for any size.
+    sizes: each is a number, (a tensor, its dimension), or None for any size.
     """
     shape = result.shape
     if result.dtype is dtype and shape == sizes:

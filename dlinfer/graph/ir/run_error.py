@@ -1,4 +1,4 @@
-"""GraphRunError, as a subclass of the exception that eager mode raises."""
+"""Subclasses of GraphRunError that are also of the class of exception that eager mode raises."""
 
 import functools
 
@@ -14,9 +14,9 @@ _PLAIN = frozenset(
 
 
 def run_error(kind: type[Exception]) -> type[GraphRunError] | None:
-    """A class of GraphRunError that is also a ``kind``, so that ``except IndexError`` works as in eager mode.
+    """Return a subclass of GraphRunError that is also a ``kind``, so that ``except IndexError`` works as in eager mode.
 
-    None for other than Python's plain exceptions, which may have attributes of their own.
+    None if ``kind`` is not one of Python's plain exceptions: it may then have attributes of its own.
     """
     if issubclass(GraphRunError, kind):
         return GraphRunError
