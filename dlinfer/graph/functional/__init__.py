@@ -1,5 +1,5 @@
-"""Functionalize regions: values in, values out, no writes and no aliases.
+"""Functionalize regions: make graphs of values, without writes and aliases.
 
-``function_of`` returns the function, and how its results go back into the memory that the region wrote. Engines whose
-graphs have only values, and the ONNX export, use it.
+``function_of`` returns the functionalized graph. For each output that is the new content of an input, it names the
+input. The ONNX export uses it, and engines that have no in-place ops.
 """

@@ -1,4 +1,4 @@
-"""Memory that a function's inputs and outputs share at run time: when that is safe."""
+"""Decide when inputs and outputs of a functionalized region may safely share memory at run time."""
 
 from collections.abc import Collection, Sequence
 
@@ -15,13 +15,14 @@ _PLACED = frozenset(
         " masked_fill masked_scatter copy"
     ).split()
 )
-"""Ops whose result depends, element by element, on the same element of the first argument alone."""
+"""Ops that read each element of their first argument only for the same element of the result."""
 
 
 def reads_in_place(graph: fx.Graph, index: int, content: object) -> bool:
-    """Whether the new content of an input may be computed in the input's own memory.
+    """Return whether the new content of an input may be computed in the input's own memory.
 
-    At most one op may read the old content, and it must read each element where it writes it.
+    At most one op may read the old content, and its result's elements must depend on the same element alone.
+    index: the input's place. content: the node that computes the new content.
     """
     old = graph.find_nodes(op="placeholder")[index]
     if content is old or any(user.op == "output" for user in old.users):
@@ -44,9 +45,9 @@ def _in_place(reader: fx.Node, old: fx.Node) -> bool:
 
 
 def overlapping(inputs: Sequence[object], written: Collection[int]) -> str | None:
-    """Why inputs cannot be values: one that is written overlaps another, or itself. None where none overlaps.
+    """Return the reason why inputs cannot be values: a written input overlaps another input, or itself. Else None.
 
-    inputs: tensors and numbers of a call. written: indices of those that get a new content.
+    inputs: tensors and numbers of a call. written: indices of the inputs that the call writes.
     """
     for index in written:
         value = inputs[index]
@@ -72,7 +73,7 @@ def overlapping(inputs: Sequence[object], written: Collection[int]) -> str | Non
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:
-    """Whether two elements of a tensor may share memory."""
+    """Return whether two elements of a tensor may share memory."""
     if tensor.is_contiguous() or not tensor.numel():
         return False
     reach = 0
@@ -84,6 +85,6 @@ def _overlaps_itself(tensor: Tensor) -> bool:
 
 
 def _extent(tensor: Tensor) -> int:
-    """Bytes from the first element of a tensor to the end of its last."""
+    """Return the number of bytes from a tensor's first element to the end of its last element."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()

@@ -1,8 +1,9 @@
-"""The functional form of an op that writes: it takes the same arguments and returns the new contents.
+"""Find the functional form of an op that writes: an op that returns the new contents instead.
 
-``aten.add_.Tensor`` has ``aten.add.Tensor``. An op outside ATen that declares its writes, such as
-``dlinfer::fill_kv_cache``, gets a functional op in the namespace ``dlinfer_values``. That returns the op's results,
-then the new content of each written argument. Engines lower it. In torch it copies the arguments and calls the op.
+For ``aten.add_.Tensor`` this is ``aten.add.Tensor``. An op outside ATen that declares its writes, such as
+``dlinfer::fill_kv_cache``, gets a functional op in the namespace ``dlinfer_values``. The functional op returns the
+op's results, then the new content of each written argument. Engines lower the functional op. Under torch it copies the
+written arguments and calls the op.
 """
 
 import re
@@ -37,11 +38,11 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class FunctionalCall:
-    """The functional call that replaces a writing node.
+    """The functional call that replaces a node that writes.
 
-    op: None for a copy, whose new content is the source in the target's dtype and sizes.
-    targets: the nodes whose memory is written, in the order of their new contents among the results.
-    results: how many results of the op itself come before the contents.
+    op: the functional op; None for ``copy_``: the new content is then the source, in the target's dtype and sizes.
+    targets: the nodes whose memory is written, in the order of their new contents among the call's results.
+    args, kwargs: the functional op's arguments. results: how many results of the original op come before the contents.
     """
 
     op: Op | None
@@ -57,7 +58,7 @@ class FunctionalCall:
 
 
 def functional_call(node: fx.Node) -> FunctionalCall | str:
-    """The functional form of a node that writes, or why it has none."""
+    """Return the functional form of a node that writes, or the reason why it has none."""
     op = overload(node)
     if op is None:
         return f"{node.target} calls a graph that writes"
@@ -86,7 +87,7 @@ def functional_call(node: fx.Node) -> FunctionalCall | str:
 
 
 def _without_out(op: Op) -> Op | None:
-    """``aten.add.Tensor`` for ``aten.add.out``."""
+    """Return the overload without the ``out`` argument: ``aten.add.Tensor`` for ``aten.add.out``. Else None."""
     written = written_parameters(op)
     packet: Any = op.overloadpacket
     for overload_name in packet.overloads():
@@ -98,7 +99,7 @@ def _without_out(op: Op) -> Op | None:
 
 
 def functional_op(op: Op) -> Op:
-    """The functional op in ``dlinfer_values``, defined at first use."""
+    """Return the functional op in ``dlinfer_values`` for an op that writes. The op is defined at its first use."""
     with _lock:  # torch takes a definition once
         if op not in _defined:
             _defined[op] = _define(op)
@@ -124,7 +125,7 @@ def _define(op: Op) -> Op:
 
 
 def _parameters(schema: object) -> str:
-    """The schema's parameters, without alias annotations and all positional."""
+    """Return the text of a schema's parameters without alias annotations, all positional."""
     text = str(schema).partition("(")[2].rpartition(") -> ")[0]
     return re.sub(r"\(\w+!?\)", "", text).replace("*, ", "")
 

@@ -1,9 +1,9 @@
-"""Functionalize a region: values in, values out, no writes and no aliases.
+"""Functionalize a region: make a graph of values, without writes and aliases.
 
-For engines whose graphs have only values (OpenVINO, ONNX). Each in-place op becomes its functional form
+Engines that have no in-place ops need it (OpenVINO, ONNX). Each in-place op becomes its functional form
 (``functional_ops``). A write through a view becomes a new value of the base tensor (``view_inverses``), and later reads
-use that value. New contents of inputs are outputs, which an engine binds to the input's own memory, so a KV cache is
-never copied. torch computes outputs that are views afterwards (``outputs``).
+use that value. The new contents of inputs are outputs. An engine binds each to the input's own memory, so a KV cache is
+never copied. Outputs that are views are computed by torch afterwards (``outputs``).
 """
 
 import operator
@@ -46,11 +46,11 @@ aten = torch.ops.aten
 class Function:
     """A functionalized region.
 
-    graph_module: takes the region's inputs, with their ``val`` and STATIC, and returns a tuple of tensors, which an
-        engine makes contiguous. Nothing in it writes.
-    writes: for each output, the index of the input whose new content it is; None for a new tensor.
-    in_place: indices of written inputs whose memory may be the output's own while the engine runs. Each element of the
-        new content depends on the same element of the old content alone, and nothing else reads the old content.
+    graph_module: takes the region's inputs, with their ``val`` and STATIC, and returns a tuple of tensors. The engine
+        must return them contiguous. No node of it writes.
+    writes: for each output that is the new content of an input, the input's index; None for a new tensor.
+    in_place: indices of written inputs whose memory the engine may use for the new content while it runs. Each element
+        of the new content depends on the same element of the old content alone. Nothing else reads the old content.
     """
 
     graph_module: fx.GraphModule
@@ -61,12 +61,12 @@ class Function:
 
     @property
     def inputs(self) -> list[fx.Node]:
-        """The placeholders."""
+        """The placeholders of ``graph_module``."""
         return self.graph_module.graph.find_nodes(op="placeholder")
 
     @property
     def outputs(self) -> list[fx.Node]:
-        """The nodes that it returns, in the order of ``writes``."""
+        """The nodes that ``graph_module`` returns, in the order of ``writes``."""
         return output_nodes(self.graph_module.graph)
 
     @property
@@ -79,22 +79,22 @@ class Function:
         )
 
     def check(self, inputs: Sequence[object]) -> None:
-        """Run the region's assertions on its inputs. Call it before the engine."""
+        """Run the region's assertions on its inputs. Call this before the engine runs."""
         if self._checks is not None:
             self._checks(*inputs)
 
     def conflict(self, inputs: Sequence[object]) -> str | None:
-        """Why the function must not run on these inputs: one that is written shares memory. None where it may run."""
+        """Return the reason why the function must not run on these inputs: a written input shares memory. Else None."""
         return overlapping(inputs, {index for index in self.writes if index is not None})
 
     def finish(self, inputs: Sequence[object], values: Sequence[Tensor]) -> tuple[Any, ...]:
-        """The region's outputs. inputs: with their new contents. values: the function's outputs."""
+        """Return the region's outputs. inputs: the inputs with their new contents. values: the function's outputs."""
         written = len(self.writes) - self.writes.count(None)
         return self._results(*inputs, *values[written:])
 
 
 def refusal(node: fx.Node) -> str | None:
-    """Why a node cannot be functionalized; None where it can. For ``Engine.refuses``."""
+    """Return the reason why a node cannot be functionalized; None if it can. ``Engine.refuses`` uses it."""
     if is_random(node):
         return "it draws from torch's random generator"
     if brings_symbol(node):
@@ -108,31 +108,32 @@ def refusal(node: fx.Node) -> str | None:
 
 
 def function_of(region: Subgraph) -> Function:
-    """The region as a function. Raises NotAFunctionError, naming the node, where it is none."""
+    """Return the functionalized region. Raises NotAFunctionError, naming the node, if one cannot be functionalized."""
     return _Builder(region.graph_module).build()
 
 
 _METADATA = torch.ops.aten._assert_tensor_metadata.default
-"""Asserts the dtype, device and layout of a tensor. Capture has checked these on fakes."""
+"""The op that asserts a tensor's dtype, device and layout. Capture has checked these on fakes already."""
 
 
 def is_check(node: fx.Node) -> bool:
-    """Whether a node returns nothing and only raises, so that ``Function.check`` may run it."""
+    """Return whether a node returns nothing and only raises, so that ``Function.check`` may run it."""
     return overload(node) is _METADATA or schema_name(node) in CHECKS
 
 
 def output_nodes(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes that a graph of values returns."""
+    """Return the nodes that a functional graph returns."""
     outputs: Any = graph.output_node().args[0]
     return list(outputs)
 
 
 class _Builder:
-    """Builds a function in one walk over a region's nodes.
+    """Builds a Function in one walk over a region's nodes.
 
-    memory: node -> identities of the memory that it lies in. root: memory -> the first node that lies in it.
-    content: written memory -> the present value of its root. writes: memory -> how many writes so far.
-    value: old node -> (writes to its memory at that time, its value). source: meta of the node being walked.
+    memory: old node -> the ids of its memory. root: memory id -> the first node in this memory.
+    content: written memory id -> the new graph's node for its root's present value.
+    writes: memory id -> how many writes so far. value: old node -> (writes to its memory when its value was computed,
+    the new graph's node for this value). source: meta of the node being walked.
     """
 
     def __init__(self, owner: fx.GraphModule) -> None:
@@ -160,8 +161,10 @@ class _Builder:
         return self._finished()
 
     def _located(self, node: fx.Node, shared: set[int], number: int) -> set[int]:
-        """The memory that a node lies in. Inputs that are views of one memory, such as the caches of layers, count as
-        apart; each call checks that they are (``Function.conflict``).
+        """Return the ids of a node's memory.
+
+        Inputs that are views of one memory, such as the KV caches of layers, get an id each: they are assumed not to
+        overlap. Each call checks this (``Function.conflict``). shared: ids of such memory. number: the node's position.
         """
         memory = storages(node)
         if not memory & shared:
@@ -185,9 +188,9 @@ class _Builder:
     def emit(
         self, op: Any, args: tuple[Argument, ...], value: object, kwargs: Mapping[str, Argument] | None = None
     ) -> fx.Node:
-        """A new node with its fake result and the line of the node being walked.
+        """Insert and return a call in the new graph, with the model's line of the node being walked.
 
-        args, kwargs: nodes of the old graph stand for their present values.
+        args, kwargs: nodes of the old graph stand for their present values. value: the call's fake result.
         """
 
         def new(node: fx.Node) -> fx.Node:
@@ -203,7 +206,7 @@ class _Builder:
         return sum(self.writes[memory] for memory in self.memory[node])
 
     def current(self, node: fx.Node) -> Any:
-        """The new node for the contents of an old node's memory at this point of the walk."""
+        """Return the new graph's node for the value that an old node's memory has at this point of the walk."""
         writes, value = self.value[node]
         if writes == self._writes_to(node):
             return value
@@ -216,7 +219,7 @@ class _Builder:
         return value
 
     def _repeat_view(self, node: fx.Node) -> Any:
-        """Repeat a view, of the new content."""
+        """Repeat a view op on the new content of its base, and return the new node."""
         parent = viewed(node)
         if parent is None:
             reason = "one of its results is written, and another read after it"
@@ -239,7 +242,7 @@ class _Builder:
         self.value[node] = (self._writes_to(node), result)
 
     def _contents(self, node: fx.Node, functional: FunctionalCall) -> list[fx.Node]:
-        """The results of the functional op: first its own, then the new content of each target."""
+        """Insert the functional op, and return its results: first the op's own, then the new content of each target."""
         targets, count = functional.targets, functional.results
         if functional.op is None:
             source = functional.args[0]
@@ -256,7 +259,10 @@ class _Builder:
         return [*parts[:count], *(self._fitted(part, value, target) for part, value, target in new)]
 
     def _raw(self, functional: FunctionalCall, target: fx.Node) -> Tensor:
-        """The fake of a new content, in the dtype of the functional op; the in-place op casts to the target's."""
+        """Return the fake of a new content in the dtype that the functional op returns.
+
+        The in-place op would cast the content to the target's dtype.
+        """
         assert functional.op is not None
         value = fake(target)
         if torch.Tag.pointwise not in functional.op.tags:
@@ -267,7 +273,7 @@ class _Builder:
         return value if dtype == value.dtype else value.to(dtype)
 
     def _fitted(self, value: fx.Node, content: Tensor, target: fx.Node) -> fx.Node:
-        """A new content, cast and expanded to the target."""
+        """Cast and expand a new content to the target's dtype and sizes. value: its node. content: its fake."""
         old = fake(target)
         if content.dtype != old.dtype:
             cast = torch.empty_like(content, dtype=old.dtype)
@@ -295,7 +301,7 @@ class _Builder:
         self.writes[memory] += 1
 
     def _view(self, node: fx.Node, parent: fx.Node) -> tuple[fx.Node, int | None, fx.Node]:
-        """(the view op, which of its results, its base)."""
+        """Return (the view op, which of its results the node is or None, the base tensor's node)."""
         if node.target is not operator.getitem:
             return node, None, parent
         whole, index = viewed(parent), node.args[1]
@@ -304,7 +310,7 @@ class _Builder:
         return parent, index, whole
 
     def _sizes(self, node: fx.Node) -> list[Any]:
-        """An old node's sizes as arguments in the new graph."""
+        """Return an old node's sizes as arguments in the new graph."""
         return [
             size if isinstance(size, int) else self.emit(aten.sym_size.int, (node, dim), size)
             for dim, size in enumerate(fake(node).shape)
@@ -338,9 +344,9 @@ class _Builder:
         return Function(module, (*written, *[None] * len(fresh)), in_place, results, self._check_module())
 
     def _check_module(self) -> fx.GraphModule | None:
-        """The region's assertions as a module that takes its inputs.
+        """Return a module that runs the region's assertions on the region's inputs; None if there are none.
 
-        Raises NotAFunctionError where they read what the region has to compute.
+        Raises NotAFunctionError if an assertion reads a result that the region has to compute.
         """
         if not self.checks:
             return None
@@ -363,7 +369,7 @@ class _Builder:
 
 
 def _unit(value: object) -> Any:
-    """A tensor of one element, or a number, of the same kind: an op returns the same dtype for it."""
+    """Return a tensor of one element, or a number, in place of a fake. An op returns the same dtype for it."""
     if isinstance(value, Tensor):
         return torch.empty((1,) * value.dim(), dtype=value.dtype, device="meta")
     if isinstance(value, (torch.SymBool, bool)):

@@ -1,7 +1,7 @@
-"""The outputs of a region from the values that an engine computed.
+"""Make a region's outputs from the values that an engine computed.
 
-A region may return an input, a view of one, or two tensors that share memory. An engine computes each memory once,
-contiguous. torch repeats the region's views of it, without a copy.
+A region may return an input, a view of an input, or two tensors that share memory. The engine computes each tensor that
+owns memory once, contiguous. torch then repeats the region's views of these tensors, without a copy.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,14 @@ from dlinfer.graph.torch_private.expressions import number_node
 from dlinfer.graph.torch_private.symbols import symbols_of
 
 Fresh = tuple[fx.Node, Order | None]
-"""A node that allocates a result, and the order of its dimensions in memory, None where it is contiguous."""
+"""A node that allocates its result, and the order of the result's dimensions in memory; None if it is contiguous."""
 
 
 def results_of(owner: fx.GraphModule, outputs: Sequence[object]) -> tuple[list[Fresh], fx.GraphModule]:
-    """The values that an engine has to compute, and a module that returns the region's outputs.
+    """Return the values that an engine has to compute, and a module that makes the region's outputs from them.
 
-    The module takes the region's inputs, then the fresh values in the order of memory. Raises NotAFunctionError.
+    The module takes the region's inputs, then the computed values. Each value comes contiguous, with its dimensions
+    permuted into the order of memory. Raises NotAFunctionError for outputs that have no such form.
     """
     bases = dict.fromkeys(base for node in outputs if (base := _base(node)) is not None)
     fresh = [(base, _order(base)) for base in bases if base.op == "call_function"]
@@ -33,35 +34,38 @@ def results_of(owner: fx.GraphModule, outputs: Sequence[object]) -> tuple[list[F
 
 
 def viewed(node: fx.Node) -> fx.Node | None:
-    """The argument that a node's result is a view of; None where the result has memory of its own."""
+    """Return the argument that shares memory with a node's result; None if the result has memory of its own."""
     memory = storages(node) if node.op == "call_function" else set[int]()
     return next((parent for parent in node.all_input_nodes if memory & storages(parent)), None)
 
 
 def is_same(node: fx.Node, other: fx.Node) -> bool:
-    """Whether a node has the same memory, sizes and strides as another: an alias, or the result of an in-place op."""
+    """Return whether a node has another's offset, sizes, strides and dtype. The caller knows that they share memory.
+
+    Such a node is an alias, or the result of an in-place op.
+    """
     value, base = tensor_or_none(node), tensor_or_none(other)
     return value is not None and base is not None and same_place(value, base)
 
 
 def _base(node: object) -> fx.Node | None:
-    """The node that allocated the memory of a tensor output; None for a number."""
+    """Return the node that allocated the memory of a tensor output; None for a number."""
     if not isinstance(node, fx.Node):
         return None
     if is_list(fake(node)):
         raise NotAFunctionError(node=node.name, reason="several tensors as one output")
     if tensor_or_none(node) is None:
         return None
-    # An op that returns several new tensors is not looked through.
+    # The walk up the views ends at an item of an op that returns several new tensors.
     while (above := viewed(node)) and (tensor_or_none(above) is not None or viewed(above) is not None):
         node = above
     return node
 
 
 def _order(base: fx.Node) -> Order | None:
-    """The order of a result's dimensions in memory; None where it is contiguous.
+    """Return the order of a result's dimensions in memory; None if the result is contiguous.
 
-    Raises NotAFunctionError where it has gaps or overlaps.
+    Raises NotAFunctionError if the result has gaps or overlaps.
     """
     order = dense_order(fake(base))
     if order is None:
@@ -84,7 +88,7 @@ class _Replay:
                 self.copies[base] = self.graph.call_function(torch.ops.aten.permute.default, args)
 
     def of(self, node: object) -> Any:
-        """The new node of an output, or of an argument of a view."""
+        """Return the new graph's node for an output of the region, or for an argument of a view."""
         if not isinstance(node, fx.Node):
             return node
         if node not in self.copies:
@@ -107,7 +111,7 @@ class _Replay:
         return self.graph.node_copy(node, self.of)
 
     def _symbol(self, symbol: object) -> fx.Node:
-        """The node that reads a symbol's value from the inputs."""
+        """Return the node that reads a symbol's value from the inputs. Raises NotAFunctionError if no input has it."""
         if symbol not in self.symbols:
             source = input_with(symbol, self.inputs)
             if source is None:

@@ -1,7 +1,7 @@
-"""Writes through a view as values: the new content of the base tensor after one part of it is replaced.
+"""Turn a write through a view into a value: the base tensor's new content, with one part replaced.
 
-``x[:, 2:4].copy_(y)`` leaves ``x`` as ``slice_scatter(x, y, 1, 2, 4)``. Views that LLM code writes through have such an
-inverse here. The others raise NotAFunctionError.
+After ``x[:, 2:4].copy_(y)``, the content of ``x`` is ``slice_scatter(x, y, 1, 2, 4)``. The views that LLM code writes
+through have such an inverse here. A write through another view raises NotAFunctionError.
 """
 
 import operator
@@ -26,9 +26,10 @@ aten = torch.ops.aten
 class ViewWrite:
     """A write through a view.
 
-    view: the view op in the old graph, of one tensor. index: which of its results is written, where it has several.
-    base: the base tensor's present value, and part: the part's new value; both in the new graph.
-    new_node: inserts a call into the new graph, with its fake result. sizes: an old node's sizes in the new graph.
+    view: the view op in the old graph, of one tensor. index: the written result, if the view op returns several.
+    base: the base tensor's present value in the new graph. part: the written part's new value, in the new graph too.
+    new_node: inserts a call (op, args, fake result) into the new graph.
+    sizes: returns the sizes of an old node as arguments in the new graph.
     """
 
     view: fx.Node
@@ -39,7 +40,7 @@ class ViewWrite:
     sizes: Callable[[fx.Node], list[Argument]]
 
     def new_base(self) -> fx.Node:
-        """The base tensor's new value. Raises NotAFunctionError for a view that has no inverse."""
+        """Return the base tensor's new value. Raises NotAFunctionError for a view that has no inverse."""
         name = schema_name(self.view).removeprefix("aten::")
         inverse = (_INVERSES if self.index is None else _INVERSES_OF_PARTS).get(name)
         if inverse is None:
@@ -48,16 +49,16 @@ class ViewWrite:
         return inverse(self)
 
     def result(self, op: Op, *args: Argument) -> fx.Node:
-        """A call that computes the base's new value."""
+        """Insert and return the call that computes the base tensor's new value."""
         return self.new_node(op, args, fake(self.view.all_input_nodes[0]))
 
     def scattered(self, op: Op, *bounds: Argument) -> fx.Node:
-        """The base with the part in place of what ``bounds`` select."""
+        """Insert and return a call of a scatter op: it puts the part where ``bounds`` select it in the base tensor."""
         return self.result(op, self.base, self.part, *bounds)
 
     @property
     def operands(self) -> list[Any]:
-        """The view's arguments behind the tensor."""
+        """The arguments of the view op after its tensor."""
         return [*arguments(self.view).values()][1:]
 
 
@@ -85,7 +86,7 @@ def _narrow(write: ViewWrite) -> fx.Node:
 
 
 def _split(write: ViewWrite) -> fx.Node:
-    """A part of split or chunk begins where the parts before it end."""
+    """Return the new base after a write to one result of split or chunk, which begins where earlier results end."""
     dim = arguments(write.view)["dim"]
     *before, size = [fixed_size(part.shape[dim]) for part in fake(write.view)[: (write.index or 0) + 1]]
     starts = [number for number in before if number is not None]

@@ -2,7 +2,7 @@
 
 ``effects_of(graph)`` is the only place that computes the effects. Memory is identified by the storage of a fake, which
 views share. So memory that the graph allocates is told apart exactly. Memory that existed before the graph (inputs,
-parameters, buffers, constants) may alias at a later call even if nothing aliased at capture: a caller may pass one
+parameters, buffers, constants) may alias at a later call even if nothing aliased at capture. A caller may pass one
 tensor twice, or a view of a buffer. So a write to a part of this outside memory counts as a write to all of it. Only
 ``is_written`` is narrower: it asks for memory that a node names as the target of a write.
 """
@@ -141,7 +141,7 @@ def made_memory(node: fx.Node) -> bool:
 
 
 def layout_to_keep(node: fx.Node) -> Order | None:
-    """Return the order of dimensions in which a kernel's result must lie in memory; None if any order is right.
+    """Return the order of dimensions that readers of a kernel's result expect; None if nothing has to be enforced.
 
     None for numbers, tensors without dimensions, views and memory that existed before the graph. None too if the fake
     has gaps or overlaps, because these cannot be enforced: see ``has_layout``.

@@ -1,4 +1,4 @@
-"""Passes over graphs in the dialect, one a file. Each edits a graph in place, and is verified after it ran.
+"""Passes over graphs in the dialect, one in each file. A pass edits a graph in place, and the graph is then verified.
 
-``registry`` lists them in order, and ``fusion`` holds the fusion rules. Engines may add passes of their own.
+``registry`` lists the passes in order, and ``fusion`` holds the fusion rules. Engines may add passes of their own.
 """

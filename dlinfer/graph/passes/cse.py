@@ -1,7 +1,7 @@
-"""CSE: replace a call by an earlier one with the same op, arguments and memory contents.
+"""CSE: replace a call by an earlier call with the same op, arguments and memory contents.
 
-Must not merge across a write to memory that the call reads, nor results that somebody may write: the graph later, or
-the caller who receives them. A merge would let that write show through the other result.
+The pass must not merge two calls across a write to memory that they read. Nor may it merge results that the graph, or a
+caller who receives them, may write later: the write to one result would show in the other.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ def _run(graph_module: fx.GraphModule) -> list[Edit]:
 
 
 def _frozen(value: Argument) -> Any:
-    """An argument as a key that tells 1 from 1.0 from True."""
+    """Return an argument as a dict key. The keys of 1, 1.0 and True differ."""
     if isinstance(value, (list, tuple)):
         return (type(value), *map(_frozen, value))
     if isinstance(value, Mapping):

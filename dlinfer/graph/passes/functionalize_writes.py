@@ -1,8 +1,8 @@
-"""Replace an in-place op by its out-of-place form where nothing else can see the write.
+"""Replace an in-place op by its out-of-place form if nothing else can see the write.
 
 ``weights /= weights.sum(-1, keepdim=True)`` and ``scores += mask`` write into a temporary. Fusion rules match only pure
-nodes, and the out-of-place op is pure. Must not touch a write to memory that existed before the graph, or that is read
-later other than through the result.
+nodes, and the out-of-place op is pure. The pass must leave a write to memory that existed before the graph. It must
+also leave a write to memory that is read later, other than through the op's result.
 """
 
 from torch import fx
@@ -41,7 +41,10 @@ def _run(graph_module: fx.GraphModule) -> list[Edit]:
 
 
 def _functionalize(rewriter: Rewriter, write: fx.Node, seen: "_Seen") -> fx.Node | None:
-    """Replace a private write. None where it is not private, or the new result would have another layout."""
+    """Replace a private write by a call of the out-of-place op, and return the call.
+
+    None if the write is not private, or the new result would have other sizes, strides or another dtype.
+    """
     op = overload(write)
     functional = out_of_place(op) if op is not None else None
     if functional is None or not seen.is_private(write):
@@ -56,8 +59,9 @@ def _functionalize(rewriter: Rewriter, write: fx.Node, seen: "_Seen") -> fx.Node
 
 
 class _Seen:
-    """The nodes so far: the last use of each memory, and the memory that existed before the graph.
+    """The walk's record of earlier nodes: the last use of each memory, and the memory that existed before the graph.
 
+    position: node -> its place in the graph. last_use: memory -> the position of its last reader.
     Each node is added once, so a pass over n writes takes O(n).
     """
 
@@ -67,7 +71,7 @@ class _Seen:
         self.outside: set[int] = set()
 
     def add(self, node: fx.Node, position: int) -> None:
-        """Add a node at a position, where it may have replaced another node."""
+        """Add a node at its position, or at the position of the node that it replaced."""
         self.position[node] = position
         last = max((self.position[user] for user in node.users), default=-1)
         for memory in storages(node):
@@ -76,7 +80,7 @@ class _Seen:
                 self.outside.add(memory)
 
     def is_private(self, write: fx.Node) -> bool:
-        """Whether the graph allocated the written memory, and reads it after the write only through the result."""
+        """Return whether the graph allocated the written memory, and later reads it only through the result."""
         target = write.args[0]
         if not isinstance(target, fx.Node) or written_arguments(write) != [target]:
             return False

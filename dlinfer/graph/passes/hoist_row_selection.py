@@ -1,7 +1,8 @@
 """Hoist a selection of rows (``hidden[:, -1:]``, ``hidden.index_select(1, last)``) above ops that work row by row.
 
-A prompt's next token needs the last row of the hidden states alone. After the hoist only attention of the last layer
-computes all rows. Must not move a selection above an op that mixes rows, a write, or a node that something else reads.
+A prompt's next token needs only the last row of the hidden states. After the hoist, the ops behind the last layer's
+attention compute that row alone. The pass must not move a selection above an op that mixes rows, above a write, or
+above a node with other readers.
 """
 
 from collections.abc import Iterable
@@ -23,7 +24,7 @@ _SLICE, _SELECT = torch.ops.aten.slice.Tensor, torch.ops.aten.index_select.defau
 
 
 def choose_rows_early(graph_module: fx.GraphModule) -> list[Edit]:
-    """Hoist each selection up to the op that mixes rows. Returns an edit for each that saves a product."""
+    """Hoist each selection up to the op that mixes rows, if this saves a matrix product. Return an edit for each."""
     rewriter = Rewriter(graph_module)
     for node in list(graph_module.graph.nodes):
         if node.target in (_SLICE, _SELECT) and _is_hoistable(node):
@@ -32,10 +33,10 @@ def choose_rows_early(graph_module: fx.GraphModule) -> list[Edit]:
 
 
 def _is_hoistable(choice: fx.Node) -> bool:
-    """Whether a selection is a graph output, or a slice that only products read.
+    """Return whether a selection is a graph output, or a slice that only matrix products read.
 
-    index_select may repeat rows (expert routing does), and hoisting it would then add work. So only one that is a graph
-    output is hoisted. Readers of a slice must not depend on its strides.
+    ``index_select`` may repeat rows (expert routing does), and its hoist would then add work. So it is hoisted only if
+    it is a graph output. The readers of a slice must not depend on its strides.
     """
     if choice.target is _SELECT:
         return choice.graph.output_node() in choice.users
@@ -59,7 +60,11 @@ def _move_up(rewriter: Rewriter, choice: fx.Node) -> None:
 
 
 def _spared(choice: fx.Node, source: fx.Node, dim: int, effects: Effects) -> Rows:
-    """The nodes between the op that mixes rows and a selection, read by nothing but it and each other."""
+    """Return the nodes that need only the selected rows, with the dimension of their results that counts rows.
+
+    They lie between the op that mixes rows and the selection. Nothing but the selection and each other reads them.
+    source: the selection's argument. dim: the dimension of ``source`` that counts rows.
+    """
     chosen_by = [node for node in choice.all_input_nodes if node is not source]
     rows: Rows = {source: dim}
     spared: Rows = {}
@@ -81,7 +86,7 @@ def _spared(choice: fx.Node, source: fx.Node, dim: int, effects: Effects) -> Row
 
 
 def _may_swap(node: fx.Node, chosen_by: Iterable[fx.Node], choice: fx.Node, effects: Effects) -> bool:
-    """Whether rows may be selected before a node instead of after it."""
+    """Return whether rows may be selected before a node instead of after it."""
     return (
         is_pure(node)
         and not effects.ever_written(node)
@@ -93,7 +98,10 @@ def _may_swap(node: fx.Node, chosen_by: Iterable[fx.Node], choice: fx.Node, effe
 def _of_chosen_rows(
     rewriter: Rewriter, node: fx.Node, dim: int, choice: fx.Node, computed: dict[fx.Node, fx.Node]
 ) -> fx.Node:
-    """Insert a node before another that computes the selected rows of its result."""
+    """Insert, before ``node``, a node that computes only the selected rows of its result. Return the new node.
+
+    computed: the nodes that compute selected rows already, by the node that they stand for.
+    """
     read = rows_of_arguments(node, dim)
     assert read is not None, node.format_node()
 

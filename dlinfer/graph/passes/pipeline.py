@@ -1,4 +1,4 @@
-"""Runs passes in order, verifies the graph after each, and reports each with its edits and its time."""
+"""Run passes in order, verify the graph after each pass, and report each pass with its edits and its time."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,17 +11,17 @@ from dlinfer.graph.ir.dialect import gives_something, has_hidden_effects, op_nam
 from dlinfer.graph.passes.rewriter import Edit, RefusedMatch
 
 StandsFor = Callable[[fx.Node], Sequence[object] | None]
-"""Gives the mutating ops that one node replaced, in their order; None where it replaced none."""
+"""Returns the mutating ops that a node replaced, in their order; None if it replaced none."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass. It changes a graph in place.
+    """One pass over a graph.
 
-    name: the name in options and reports. why: its purpose in a sentence. run: returns the edits, and the matches that
-    a fusion rule refused.
-    stands_for: for a node that mutates what several nodes mutated before.
-    always: options cannot turn it off, because results may be wrong without it.
+    name: the name in options and reports. why: its purpose in a sentence.
+    run: changes a graph in place. It returns the edits, and the matches that a fusion rule refused.
+    stands_for: returns the mutating ops that a node of this pass replaced.
+    always: options cannot turn the pass off, because results may be wrong without it.
     """
 
     name: str
@@ -35,7 +35,8 @@ class Pass:
 class PassReport:
     """The edits of one pass to one graph.
 
-    refused: the matches of a fusion rule that it did not replace.
+    name, why: of the pass. seconds: the time that the pass took. nodes: the number of nodes after it.
+    refused: the matches that a fusion rule did not replace.
     """
 
     name: str
@@ -53,7 +54,10 @@ def run_passes(
     disabled: Collection[str] = (),
     show: Callable[[PassReport, fx.GraphModule], None] | None = None,
 ) -> list[PassReport]:
-    """Run the passes that are not disabled, in order. Raises PassError when one leaves an invalid graph."""
+    """Run the passes that are not disabled, in order, and return their reports.
+
+    show: called after each pass. Raises PassError if a pass leaves an invalid graph.
+    """
     reports: list[PassReport] = []
     verify(graph_module, "capture", None)
     for item in passes:
@@ -78,7 +82,7 @@ _Interface = Mapping[str, list[str]]
 
 
 def _interface(graph_module: fx.GraphModule, stands_for: StandsFor) -> _Interface:
-    """The inputs, the order of writes, and the ops with hidden effects: passes must keep them."""
+    """Return what passes must keep: the inputs, the writes in order, and the ops with hidden effects."""
     nodes = graph_module.graph.nodes
     writing = [stands_for(node) or (node.target,) for node in nodes if written_arguments(node)]
     return {
@@ -94,7 +98,10 @@ def verify(
     before: _Interface | None,
     stands_for: StandsFor = Pass.stands_for,
 ) -> None:
-    """Raise PassError unless nodes are in order and have fakes, and inputs, writes and effects are as before."""
+    """Raise PassError unless nodes are in order and have fakes, and inputs, writes and effects are as before.
+
+    stage: the pass that ran, for the error. before: inputs, writes and effects before the pass; None to skip these.
+    """
     try:
         graph_module.graph.lint()
     except RuntimeError as cause:

@@ -13,12 +13,12 @@ from dlinfer.graph.passes.select_bounds import SELECT_BOUNDS
 
 @functools.cache
 def passes() -> tuple[Pass, ...]:
-    """Clean up, fuse, hoist row selections, clean up again."""
+    """Return the passes in their order: clean up, fuse, hoist row selections, clean up again."""
     from dlinfer.graph.passes.fusion.rules import RULES
 
     return (SELECT_BOUNDS, REMOVE_NOOPS, CSE, DCE, REDUNDANT_ASSERTS, *RULES, HOIST_ROW_SELECTION, CSE, DCE)
 
 
 def pass_names() -> tuple[str, ...]:
-    """The names that the option ``passes`` takes."""
+    """Return the names that the option ``passes`` takes."""
     return tuple(dict.fromkeys(item.name for item in passes() if not item.always))

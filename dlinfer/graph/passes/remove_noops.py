@@ -1,7 +1,7 @@
 """Drop calls that return their input: casts to the same dtype, views of the same shape, dropout outside training.
 
-Must keep a call whose result differs from the input in dtype, sizes, strides or memory, or that is a graph output: the
-caller may tell the two tensor objects apart.
+The pass must keep a call if its result differs from the input in dtype, sizes, strides or memory. It must also keep a
+call that is a graph output, because the caller may tell the two tensor objects apart.
 """
 
 import torch
@@ -16,7 +16,7 @@ from dlinfer.graph.passes.rewriter import Edit, Rewriter
 
 _aten = torch.ops.aten
 
-# Where memory and layout are those of the input, these only make another tensor object.
+# If the result has the input's memory and layout, these ops only make another tensor object.
 _SAME = frozenset(
     (
         *CASTS,

@@ -1,4 +1,4 @@
-"""Edits a graph for a pass: new nodes get a fake result and a line of the model, and each edit is recorded."""
+"""Edit a graph for a pass: new nodes get a fake result and a line of the model, and each edit is recorded."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class RefusedMatch:
 
 
 def erase(what: str, node: fx.Node, by: fx.Node | None = None) -> Edit:
-    """Erase a node. Its users read ``by`` instead."""
+    """Erase a node, and return the edit. The node's users read ``by`` instead. what: the edit's name."""
     if by is not None:
         node.replace_all_uses_with(by)
     node.graph.erase_node(node)
@@ -50,16 +50,16 @@ class Rewriter:
         self.edits: list[Edit] = []
 
     def call(self, at: fx.Node, op: object, *args: object, **kwargs: object) -> fx.Node:
-        """Insert a call before ``at``, with the model's line of ``at``. Its op runs on fakes."""
+        """Insert and return a call before ``at``, with the model's line of ``at``. The op runs on fakes."""
         node = self._insert(at, op, args, kwargs)
         node.meta["val"] = self.fake_call(op, *args, **kwargs)
         return node
 
     def call_like(self, old: fx.Node, at: fx.Node, op: object, *args: object, **kwargs: object) -> fx.Node:
-        """As ``call``, with the fake of a node whose result is the same in dtype, sizes and strides.
+        """Insert a call as ``call`` does, with the fake of ``old``: its result has the same dtype, sizes and strides.
 
-        Views of the old result are then views of the new one. Nor does the op run on fakes, which takes some ten
-        milliseconds with symbolic sizes.
+        Views of the old result are then views of the new result. The op does not run on fakes, which would take about
+        ten milliseconds with symbolic sizes.
         """
         node = self._insert(at, op, args, kwargs)
         node.meta["val"] = fake(old)
@@ -72,7 +72,7 @@ class Rewriter:
         return node
 
     def fake_call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run ``op`` on the fakes of nodes. Raises what its fake function raises."""
+        """Run ``op`` on the fakes of nodes, and return the fake result. Raises what the op's fake function raises."""
         values, named = map_arg((args, kwargs), fake)
         with torch.no_grad() if self.mode is None else symbolic(self.mode):
             return call_on_fakes(op, values, named)
@@ -80,9 +80,9 @@ class Rewriter:
     def replace(
         self, what: str, old: Sequence[fx.Node], new: Sequence[fx.Node], interior: Iterable[fx.Node] = ()
     ) -> None:
-        """Replace each old node by the new one, and record the edit.
+        """Replace each old node by the new node at the same place of ``new``, and record the edit under ``what``.
 
-        Erases the old nodes, and those ``interior`` nodes that nothing uses any more.
+        Erases every old or ``interior`` node that nothing uses any more.
         """
         line = model_line(old[0])
         for before, after in zip(old, new, strict=True):

@@ -1,7 +1,7 @@
-"""Which ops work row by row, so that some rows of their result depend on the same rows of their arguments alone.
+"""Know which ops work row by row: a row of their result depends only on the same row of their arguments.
 
-A row is a slice at one index of a dimension, such as a token of the hidden states [1, N, H] or [N, H]. The ops that
-occur between attention and the end of a model are listed. All others are assumed to mix rows.
+A row is a slice at one index of a dimension, such as a token of the hidden states [1, N, H] or [N, H]. The lists have
+the ops that occur between attention and the end of a model. All other ops are assumed to mix rows.
 """
 
 import operator
@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from dlinfer.graph.ir.dialect import arguments, fake, nodes_in, op_name, overload, tensor_or_none
 from dlinfer.graph.ir.layout import same_size, same_sizes
 
-# Arguments that have the rows of the result, and their ops. A row extends to the end of the last dimension.
+# Op -> the arguments that have the result's rows. A row of these ops extends to the end of the last dimension.
 _BY_NAME: dict[str, tuple[str, ...]] = {
     "aten.linear": ("input",),
     **dict.fromkeys(("aten.to.dtype", "aten._to_copy"), ("self",)),
@@ -34,20 +34,20 @@ _BY_NAME: dict[str, tuple[str, ...]] = {
         for kind in " _bf12 _blocked_fp8 _clamped _mxfp4 _static_fp8 _w4a16 _w8a8".split(" ")
     },
 }
-# Ops that work along the dimension ``dim`` of ``self``.
+# Ops that work along the dimension ``dim`` of ``self``, and so mix the rows of that dimension only.
 _ALONG_DIM = frozenset(f"aten.{name}" for name in ("slice.Tensor", "split_with_sizes", "softmax.int", "topk"))
 _RESHAPING = frozenset(
     f"aten.{name}" for name in "view reshape flatten.using_ints unflatten.int squeeze.dim unsqueeze".split()
 )
 
 Rows = dict[fx.Node, int]
-"""Nodes, with the dimension of their result that counts rows."""
+"""Node -> the dimension of its result that counts rows."""
 
 
 def rows_of_arguments(node: fx.Node, dim: int) -> Rows | None:
-    """The arguments whose selected rows are enough for a node; None where it needs other rows too.
+    """Return the arguments whose same rows are enough to compute rows of a node; None if it needs other rows too.
 
-    dim: the dimension that counts rows of the result, or of each result, from the front.
+    dim: the dimension of the result, or of each result, that counts rows. It is not negative.
     """
     if node.target is operator.getitem:
         return {node.args[0]: dim} if isinstance(node.args[0], fx.Node) else None
@@ -73,7 +73,7 @@ def rows_of_arguments(node: fx.Node, dim: int) -> Rows | None:
 
 
 def reshapes_rows(node: fx.Node) -> bool:
-    """Whether a node returns its argument's elements in their order, in another shape."""
+    """Return whether a node returns its argument's elements in their order, in another shape."""
     return op_name(node) in _RESHAPING
 
 
@@ -83,9 +83,9 @@ def _results(node: fx.Node) -> list[Tensor]:
 
 
 def _all_have(node: fx.Node, dim: int, read: list[fx.Node], *, ends_last: bool = True) -> Rows | None:
-    """The arguments ``read``, if they and the results all count rows in dimension ``dim``; else None.
+    """Return the arguments ``read``, if they and the results all count rows in dimension ``dim``; else None.
 
-    ends_last: a row extends to the end of the first argument's last dimension, which then counts no rows.
+    ends_last: a row extends to the end of the last dimension, so the first argument's last dimension counts no rows.
     """
     if any(tensor_or_none(argument) is None for argument in read):
         return None
@@ -99,7 +99,10 @@ def _all_have(node: fx.Node, dim: int, read: list[fx.Node], *, ends_last: bool =
 
 
 def _broadcast(node: fx.Node, dim: int) -> Rows | None:
-    """The arguments of a pointwise op that have the rows. Arguments that are broadcast over rows have none."""
+    """Return the arguments of a pointwise op that have the result's rows. An argument broadcast over rows has none.
+
+    None if a size fits neither, or no argument has the rows.
+    """
     result = fake(node)
     if not isinstance(result, Tensor):
         return None
@@ -118,7 +121,10 @@ def _broadcast(node: fx.Node, dim: int) -> Rows | None:
 
 
 def _reshaped(node: fx.Node, dim: int) -> Rows | None:
-    """Where the argument of a reshape counts rows, if the dimensions before them are equal or all 1."""
+    """Return a reshape's argument and the dimension of it that counts the result's rows; None if there is none.
+
+    The dimensions before the rows must be equal in argument and result, or all 1.
+    """
     result, parent = fake(node), arguments(node)["self"]
     value = fake(parent)
     others = [size for at, size in enumerate(result.shape) if at != dim]

@@ -1,7 +1,7 @@
-"""Assert that an index which data give (``item()``) is in bounds before ``select`` makes a view by it.
+"""Insert an assertion before each ``select`` whose index comes from data (``item()``): the index is in bounds.
 
-torch's kernel raises for an index out of bounds. An engine computes the offset of the view and would read whatever
-lies there.
+torch's kernel raises for an index out of bounds. An engine only computes the offset of the view, and would read
+whatever lies there.
 """
 
 import operator
