@@ -1,8 +1,8 @@
 """The LMDeploy adaptor: ``PytorchEngineConfig(device_type="cpu")`` is the user's only change.
 
-torch's autoload entry point puts it in place when LMDeploy is imported. Where that is switched off
-(``TORCH_DEVICE_BACKEND_AUTOLOAD=0``), ``import dlinfer.framework.lmdeploy_ext`` before LMDeploy is used does the
-same; it is also the module that LMDeploy itself imports for its out-of-tree devices.
+torch's autoload entry point installs the adaptor when LMDeploy is imported. If autoload is switched off
+(``TORCH_DEVICE_BACKEND_AUTOLOAD=0``), write ``import dlinfer.framework.lmdeploy_ext`` before LMDeploy is used.
+LMDeploy itself also imports this module for its out-of-tree devices.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""LMDeploy's command line: it switches to the device that it names, and shows our errors without a traceback."""
+"""Patches LMDeploy's command line: ``--device`` activates our device, and our errors print without a traceback."""
 
 import logging
 import sys
@@ -21,7 +21,7 @@ logger = logging.getLogger("dlinfer")
 def _parse_args(original: Original, self: Any, args: Any = None, namespace: Any = None) -> Any:
     parsed = original(self, args, namespace)
     device_type = getattr(parsed, "device", None)
-    # LMDeploy's commands to quantise have no backend.
+    # LMDeploy's quantisation commands have no ``--backend`` option.
     if device_type == "cuda" and hasattr(parsed, "backend"):
         arguments = sys.argv[1:] if args is None else args
         if vendor_devices.lacks_cuda(device_type) and _names_device(arguments):
@@ -35,7 +35,7 @@ def _parse_args(original: Original, self: Any, args: Any = None, namespace: Any 
 
 
 def _names_device(arguments: Iterable[str]) -> bool:
-    """Whether a command line names a device, by the option or an abbreviation that argparse takes for it."""
+    """Return whether the arguments contain ``--device``, or an abbreviation that argparse reads as ``--device``."""
     names = (argument.partition("=")[0] for argument in arguments)
     return any(len(name) > len("--d") and "--device".startswith(name) for name in names)
 

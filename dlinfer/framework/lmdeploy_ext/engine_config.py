@@ -33,8 +33,8 @@ def _post_init(original: Original, self: Any) -> None:
     chosen = discovery.device(devices.torch_device(device_type)).max_prefill_tokens
     if chosen is not None and self.max_prefill_token_num == LMDEPLOY_DEFAULT_PREFILL:
         self.max_prefill_token_num = chosen
-    # The original asserts closed lists of devices, of dtypes, and of devices that quantise the KV cache. It gets values
-    # of those lists that take no branch of their own there, and runs all its other checks.
+    # The original asserts that the device, the dtype and the KV cache's quantisation are in closed lists. So it gets
+    # listed values without special treatment during the call, and still runs all its other checks.
     policy = self.quant_policy
     self.device_type, self.dtype = "maca", "auto" if dtype == "float32" else dtype
     if kv_quantisation.is_served(policy):
@@ -49,7 +49,7 @@ def _post_init(original: Original, self: Any) -> None:
 
 
 LMDEPLOY_DEFAULT_PREFILL = 8192
-"""``max_prefill_token_num`` of LMDeploy's, in Python and on its command line: it counts as not chosen."""
+"""LMDeploy's default of ``max_prefill_token_num``; this value counts as "not chosen by the user"."""
 
 
 @replaces("lmdeploy.utils:get_max_batch_size", why="asserts that device_type is one of four")
@@ -65,7 +65,7 @@ def _max_batch_size(original: Original, device_type: str) -> int:
     when=activation.is_on,
 )
 def _bf16(original: Original, device_type: str = "cuda") -> bool:
-    # Code that does not know the device asks for "auto" and the default: it is ours once one is active.
+    # Code that does not know the device passes "auto" or the default "cuda". Both mean our device once it is active.
     return device_type in ("auto", "cuda") or activation.serves(device_type) or original(device_type)
 
 

@@ -1,7 +1,7 @@
-"""The patches on LMDeploy, all in one list, put in place as LMDeploy's modules appear.
+"""Lists all patches on LMDeploy, and applies each when its LMDeploy module is imported.
 
-They are applied whenever LMDeploy is imported, since modules copy each other's names while they load. Each patch leaves
-LMDeploy's own devices to the original.
+Patches apply at import, whatever the device, since LMDeploy's modules copy each other's names while they load. On
+LMDeploy's own devices each patch calls the original function.
 """
 
 import importlib
@@ -45,7 +45,10 @@ activation.provide(_records, _changed)
 
 
 def on_import(module: ModuleType | None) -> None:
-    """Called at each import of an LMDeploy module, with the module once it has been executed."""
+    """Apply the patches and the device view to the LMDeploy modules that are loaded.
+
+    The import hook calls this for each LMDeploy module. module: the one that was just executed, or None.
+    """
     activation.patches().apply_loaded()
     byte_order_mark.OF_TRANSFORMERS.apply_loaded()
     activation.tell_of_misfits()

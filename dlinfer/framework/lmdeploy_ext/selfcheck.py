@@ -1,6 +1,6 @@
-"""Does ``PytorchEngineConfig(device_type=...)`` work here? Tried in a child process, as in a user's script.
+"""Checks in a child process whether ``PytorchEngineConfig(device_type=...)`` works here, as in a user's script.
 
-LMDeploy takes seconds to import and may be broken, so the process that asks never imports it.
+LMDeploy takes seconds to import and may be broken, so the calling process never imports LMDeploy.
 """
 
 import json
@@ -16,13 +16,12 @@ from dlinfer.framework.lmdeploy_ext.device.devices import served
 from dlinfer.framework.lmdeploy_ext.versions import describe
 
 IMPORT_LINE = "import dlinfer.framework.lmdeploy_ext"
-"""The line that a script needs where torch's autoload is switched off."""
+"""The line that a script needs if torch's autoload is switched off."""
 
 _SWITCH = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _TIMEOUT_SECONDS = 120
 
-# The child makes the engine config first and looks at the adaptor after it, as importing the adaptor would
-# itself put the patches in place.
+# The child makes the engine config before it imports the adaptor, since that import would install the patches.
 _CHILD = """
 import json, sys
 
@@ -48,13 +47,13 @@ print(json.dumps([result, _autoload.failure() or ""]))
 class FrameworkState:
     """The state of a serving framework and of its adaptor.
 
-    version: null when it is not installed; then ``tested`` is null as well.
+    version: null if the framework is not installed; then ``tested`` is null as well.
     tested: whether the version is inside the range this adaptor was tested with; ``note`` says so in words.
-    state: ready: our device types work, with no line in the user's script.
-        manual: torch's autoload is switched off; they work after the line that ``next_step`` gives.
-        failed: they do not work; ``detail`` says why.
+    state: ready: our device types work without a change to the user's script.
+        manual: torch's autoload is switched off; our device types work after the line that ``next_step`` gives.
+        failed: our device types do not work; ``detail`` says why.
         absent: the framework is not installed.
-    traceback: that of the autoload hook's failure, or empty.
+    traceback: the traceback of a failed autoload hook, or empty.
     """
 
     name: str
@@ -68,7 +67,7 @@ class FrameworkState:
 
 
 def check() -> FrameworkState:
-    """Look at the installed LMDeploy. Takes some seconds; never raises, never imports LMDeploy here."""
+    """Return the state of the installed LMDeploy. Takes some seconds; never imports LMDeploy in this process."""
     try:
         version = metadata.version("lmdeploy")
     except metadata.PackageNotFoundError:
@@ -78,7 +77,7 @@ def check() -> FrameworkState:
 
 
 def _try_devices() -> tuple[Literal["ready", "manual", "failed"], str, str, str]:
-    """(state, detail, next step, traceback)"""
+    """Return (state, detail, next step, traceback) after trying each of our device types."""
     autoload = os.environ.get(_SWITCH, "1") == "1"  # as torch reads it
     if autoload and not _hook_is_installed():
         detail = "torch does not know dlinfer's autoload hook: dlinfer is on the path, but not installed"
@@ -104,7 +103,7 @@ def _hook_is_installed() -> bool:
 
 
 def _try_device(device_type: str, import_line: str) -> tuple[str, str]:
-    """(error, traceback of the autoload hook), both empty when all is well."""
+    """Return (error, traceback of the autoload hook) of one device type; both are empty if it works."""
     command = [sys.executable, "-c", _CHILD, device_type, import_line]
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
@@ -113,6 +112,6 @@ def _try_device(device_type: str, import_line: str) -> tuple[str, str]:
     try:
         error, traceback = json.loads(child.stdout.strip().splitlines()[-1])
         return error, traceback
-    except (IndexError, ValueError):  # it died without a word of ours
+    except (IndexError, ValueError):  # the child died before it printed a result
         last = (child.stderr.strip().splitlines() or ["no message"])[-1]
         return f"importing lmdeploy ended the process with status {child.returncode}: {last}", ""

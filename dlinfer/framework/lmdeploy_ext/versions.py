@@ -3,11 +3,11 @@
 from dlinfer.framework.patching import contains
 
 FAULTY = ">=0.18.0,<0.19"
-"""The tested releases. They have the faults that patches correct; a later one may have mended them in its own way."""
+"""The tested LMDeploy releases. They have the faults that our patches correct; later releases may have fixed them."""
 
 
 def describe(version: str) -> tuple[bool, str]:
-    """Whether a version is inside the tested range, and one line that says so."""
+    """Return (whether a version is inside the tested range, the same as one line of text)."""
     if contains(FAULTY, version):
         return True, f"lmdeploy {version} is inside the tested range ({FAULTY})"
     return False, f"lmdeploy {version} is outside the tested range ({FAULTY}); expect differences"

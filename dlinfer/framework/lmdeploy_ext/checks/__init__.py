@@ -1,1 +1,1 @@
-"""Refuses folders, models, options and requests that are not served, before they cost anything."""
+"""Refuses unsupported model folders, models, options and requests before any work is spent on them."""

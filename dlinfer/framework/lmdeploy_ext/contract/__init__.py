@@ -1,1 +1,1 @@
-"""Compares LMDeploy's source with this package: what each side takes of the other. LMDeploy is not imported."""
+"""Compares LMDeploy's source with this package: the names that each side uses from the other. Imports no LMDeploy."""

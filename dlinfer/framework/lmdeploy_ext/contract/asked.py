@@ -1,4 +1,4 @@
-"""Compares LMDeploy's imports and calls of this package with what this package has."""
+"""Compares LMDeploy's imports from ``dlinfer``, and its calls of ``dlinfer``, with what ``dlinfer`` offers."""
 
 import ast
 import importlib
@@ -26,7 +26,7 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class Use:
-    """An import or a call of a name of ours in LMDeploy. name: dotted, as ``dlinfer.ops.rms_norm``."""
+    """One place where LMDeploy imports or calls a name of ``dlinfer``. name: dotted, as ``dlinfer.ops.rms_norm``."""
 
     name: str
     module: Module
@@ -35,13 +35,13 @@ class Use:
 
     @property
     def text(self) -> str:
-        """The arguments of a call as they are written, in one line, as records hold them."""
+        """Return the source text of the call's arguments, on one line. Records store calls in this form."""
         assert self.call is not None
         return ", ".join(ast.unparse(part) for part in (*self.call.args, *self.call.keywords))
 
 
 def imports(tree: Tree) -> Iterator[Use]:
-    """Every import of ours in LMDeploy, also inside functions."""
+    """Yield every import of a ``dlinfer`` name in LMDeploy, also inside functions."""
     for module in tree.holding(PACKAGE):
         for _, name, line in module.imported(module.tree):
             if name.startswith(f"{PACKAGE}."):
@@ -49,7 +49,7 @@ def imports(tree: Tree) -> Iterator[Use]:
 
 
 def calls(tree: Tree) -> Iterator[Use]:
-    """Every call of ours in LMDeploy, also through names that its modules import from each other."""
+    """Yield every call of a ``dlinfer`` name in LMDeploy, also if LMDeploy re-exports that name from a module."""
     holders = list(tree.holding(PACKAGE))
     words = {local for module in holders for local, name in module.imports.items() if within(name, PACKAGE)}
     for module in tree.holding(PACKAGE, *words):
@@ -63,7 +63,7 @@ def calls(tree: Tree) -> Iterator[Use]:
 
 
 class Asked:
-    """Everything that a source asks of this package."""
+    """All uses of ``dlinfer`` in one LMDeploy source tree."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
@@ -72,7 +72,7 @@ class Asked:
         self.names = sorted({use.name for use in self.imports})
 
     def texts(self) -> dict[str, list[str]]:
-        """Op -> the arguments of its calls."""
+        """Return op name -> the sorted, distinct argument texts of its calls."""
         texts: dict[str, set[str]] = {}
         for use in self.calls:
             if use.name.startswith(OPS):
@@ -80,7 +80,11 @@ class Asked:
         return {op: sorted(arguments) for op, arguments in sorted(texts.items())}
 
     def compare(self, reach: Reach, record: Record) -> Iterator[Drift | Elsewhere]:
-        """Every use that does not fit, and every one that the device does not reach."""
+        """Yield a finding for each use that does not fit ``dlinfer``.
+
+        The finding is a Drift, or an Elsewhere if the device never runs that code. Recorded uses that are gone are
+        Drifts too.
+        """
         for use in (*self.imports, *self.calls):
             differs = _differs(use, record)
             if differs is None:
@@ -103,13 +107,13 @@ class Asked:
 
 
 def _differs(use: Use, record: Record) -> tuple[Kind, str, str, str] | None:
-    """(kind, used, offered, next step) of a use that does not fit what this package has."""
+    """Return (kind, used, offered, next step) if a use does not fit ``dlinfer``; None if it fits."""
     target = resolve(use.name)
     if use.call is None:
         is_missing = target is _MISSING
         return ("missing", f"import of {use.name}", "nothing of that name", _PROVIDE) if is_missing else None
     used = f"{use.name}({use.text})"
-    if target is _MISSING:  # other names than ops are reported by their import
+    if target is _MISSING:  # a missing name that is no op was reported at its import
         is_op = use.name.startswith(OPS)
         return ("missing", used, "no op of that name", _PROVIDE) if is_op else None
     is_op = isinstance(target, OpSpec)
@@ -130,7 +134,7 @@ def _differs(use: Use, record: Record) -> tuple[Kind, str, str, str] | None:
 
 
 def resolve(name: str) -> Any:
-    """The object of a dotted name of ours, or ``_MISSING``."""
+    """Return the object that a dotted ``dlinfer`` name means, or ``_MISSING``."""
     first, *parts = name.split(".")
     target: Any = importlib.import_module(first)
     for part in parts:

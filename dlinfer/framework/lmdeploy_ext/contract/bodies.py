@@ -1,4 +1,4 @@
-"""Finds patched functions whose body is not the reviewed one, at every start of a device."""
+"""Finds patched LMDeploy functions whose body differs from the reviewed body. Runs at every start of a device."""
 
 import hashlib
 import importlib.util
@@ -12,7 +12,7 @@ from dlinfer.framework.patching import Patch
 
 
 def installed_source() -> Path:
-    """The folder of the installed LMDeploy, which is not imported. Raises FrameworkSourceError."""
+    """Return the folder of the installed LMDeploy, which is not imported. Raises FrameworkSourceError without one."""
     loaded = sys.modules.get("lmdeploy")
     spec = importlib.util.find_spec("lmdeploy") if loaded is None else loaded.__spec__
     if spec is None or spec.origin is None:
@@ -21,7 +21,7 @@ def installed_source() -> Path:
 
 
 def digest(file: Path) -> str:
-    """16 hexadecimal digits of a file; empty if there is none."""
+    """Return 16 hexadecimal digits of a file's SHA-256; empty if the file does not exist."""
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
 
 
@@ -31,9 +31,10 @@ def changed(
     source: Callable[[], Path] = installed_source,
     recorded: Path = records.FOLDER,
 ) -> Iterator[tuple[Patch, str]]:
-    """The patches whose original has another body than the recorded one, with the release of the record.
+    """Yield (patch, recorded release) for each patch whose original function differs from the recorded body.
 
-    Files that are the recorded ones, byte by byte, are not parsed. So the release that was reviewed costs milliseconds.
+    version: of the source. source: returns its folder. recorded: the folder of records.
+    Files equal to the recorded ones are not parsed, so checking a reviewed release takes milliseconds.
     """
     record, root = records.nearest(version, recorded), source()
     others = {file for file, known in record.files.items() if digest(root / file) != known}

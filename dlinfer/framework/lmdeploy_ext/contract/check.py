@@ -1,4 +1,4 @@
-"""Compares a source with this package, and records a source."""
+"""Compares an LMDeploy source tree with this package, and records a reviewed one."""
 
 import functools
 from pathlib import Path
@@ -27,7 +27,7 @@ def check(device: str, source: Path | None = None, recorded: Path = records.FOLD
     asked = Asked(tree)
     build_specs = specs.all_specs(tree)
     findings: list[Drift | Elsewhere] = list(asked.compare(reach, record))
-    if device not in VENDORS:  # on those, LMDeploy's own layers run
+    if device not in VENDORS:  # on the vendors' devices LMDeploy's own layers run
         findings += taken.compare_patches(tree, adaptor, record)
         findings += taken.compare_classes(tree, adaptor, record)
         findings += taken.compare_names(tree, adaptor)
@@ -56,7 +56,10 @@ def check(device: str, source: Path | None = None, recorded: Path = records.FOLD
 
 
 def record(source: Path | None = None, folder: Path = records.FOLDER) -> Path:
-    """Record a source, once a person has read its drifts. Returns the file."""
+    """Write the record of a source tree, once a person has read its drifts, and return the record's file.
+
+    source: the folder that holds the package ``lmdeploy``; None takes the installed one. folder: where records lie.
+    """
     tree = Tree(source if source is not None else installed_source())
     adaptor = _adaptor()
     asked = Asked(tree)

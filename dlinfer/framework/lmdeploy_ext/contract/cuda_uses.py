@@ -1,4 +1,4 @@
-"""Finds ``torch.cuda`` and 'cuda' devices in LMDeploy's source. New places may need the device view."""
+"""Finds ``torch.cuda`` and "cuda" devices in LMDeploy's source. The device view may have to cover new ones."""
 
 import ast
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ EXCUSED = {
 
 
 def uses(tree: Tree) -> dict[str, list[str]]:
-    """Module -> its mentions of CUDA, without the modules that are excused."""
+    """Return module -> its mentions of CUDA, without the modules in ``EXCUSED``."""
     mentions = {
         module.name: sorted({text for text, _ in _mentions(module)})
         for module in tree.holding("cuda")
@@ -33,7 +33,7 @@ def uses(tree: Tree) -> dict[str, list[str]]:
 
 
 def compare(tree: Tree, record: Record) -> Iterator[Drift]:
-    """Mentions of CUDA that the recorded release does not have."""
+    """Yield a drift for each mention of CUDA that the recorded release does not have."""
     for name, texts in uses(tree).items():
         module = tree.module(name)
         assert module is not None, "the name comes from the tree"
@@ -47,7 +47,7 @@ def compare(tree: Tree, record: Record) -> Iterator[Drift]:
 
 
 def _mentions(module: Module) -> Iterator[tuple[str, int]]:
-    """(``torch.cuda.Event``, ``x.cuda`` or ``'cuda'``; line) of a module, and of attributes the longest names."""
+    """Yield (text, line) of each mention: ``torch.cuda.Event``, ``x.cuda`` or ``'cuda'``, each attribute in full."""
     inner = {node.value for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Attribute) and node not in inner:

@@ -25,12 +25,12 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Drift:
-    """One thing that does not fit.
+    """One difference between LMDeploy and this package.
 
     kind: the kind of difference. severity: essential if the device would not start, or might give other tokens;
-        optional if it does without.
-    where: ``file:line`` in LMDeploy's folder, or in ours (``dlinfer/...``) for what we take of it.
-    used: what LMDeploy, or our adaptor, uses. offered: what the other side has. next_step: what to do about it.
+        optional if the device works without the missing part.
+    where: ``file:line`` in LMDeploy's folder, or in ``dlinfer/...`` for a name that our adaptor takes from LMDeploy.
+    used: what one side uses. offered: what the other side has. next_step: what to do about the difference.
     """
 
     kind: Kind
@@ -43,10 +43,10 @@ class Drift:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Something that LMDeploy asks for and this package lacks, which is not reached on the device that was asked about.
+    """A name or call of LMDeploy's that does not fit this package, in code that the checked device never runs.
 
-    name: what is asked for. where: ``file:line``. device: the device that reaches it, or empty if the reason is another
-        one. reason: why it is not reached.
+    name: the ``dlinfer`` name. where: ``file:line``. device: the only device that runs this code, or empty.
+    reason: why the checked device does not run it.
     """
 
     name: str
@@ -57,8 +57,11 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class Looked:
-    """How much was compared: LMDeploy's imports of ours, calls of our ops, BuildSpecs, patches, methods and names of
-    LMDeploy's that our adaptor extends, and that it imports."""
+    """How much was compared.
+
+    names: ``dlinfer`` names that LMDeploy imports. calls: LMDeploy's calls of ``dlinfer``. specs: BuildSpecs.
+    patches: our patches. methods: methods of our classes that extend LMDeploy's. imports: our imports from LMDeploy.
+    """
 
     names: int
     calls: int
@@ -72,10 +75,10 @@ class Looked:
 class Report:
     """The whole comparison.
 
-    schema: of this report. lmdeploy: the version of the source. source: its folder. device: the device type.
-    admitted: whether the adaptor's tested range holds the version.
-    record: the version whose recorded bodies, calls and BuildSpecs were compared; the source's own where there is one.
-    drifts: what does not fit, essential first. elsewhere: what is not reached on the device, and is no drift there.
+    schema: the version of this format. lmdeploy: the version of the source. source: its folder.
+    device: the device type. admitted: whether the version is inside the adaptor's tested range.
+    record: the version of the record that was compared; the source's own version if that has a record.
+    drifts: the differences, essential ones first. elsewhere: differences in code that the device never runs.
     """
 
     schema: int

@@ -1,4 +1,4 @@
-"""Reads from this adaptor's source what it takes of LMDeploy: names, base classes, BuildSpecs and their fields."""
+"""Reads from this adaptor's source what it uses of LMDeploy: names, base classes, BuildSpecs and their fields."""
 
 import ast
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ BACKEND = f"{ROOT}.running.backend"
 
 @dataclass(frozen=True)
 class Taken:
-    """A name of LMDeploy's that a file of ours imports. name: the full one."""
+    """A name of LMDeploy's that a file of ours imports. name: dotted, in full. where: ``file:line``. by: that file."""
 
     name: str
     where: str
@@ -34,7 +34,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Extended:
-    """A class of ours that extends one of LMDeploy's. base: the full name of that."""
+    """A class of ours that extends a class of LMDeploy's. base: the full name of LMDeploy's class."""
 
     ours: ast.ClassDef
     base: str
@@ -42,7 +42,7 @@ class Extended:
 
     @property
     def methods(self) -> dict[str, Function]:
-        """Its functions by name."""
+        """Return the functions of our class by name."""
         return {function.name: function for function in functions(self.ours)}
 
 
@@ -60,7 +60,7 @@ class Adaptor:
         ]
 
     def severity(self, module: Module) -> Severity:
-        """``optional`` if no patch in a file of ours is essential, or if the file belongs to preflight."""
+        """Return ``optional`` for a file of ours that belongs to preflight or has optional patches only."""
         if within(module.name, f"{ROOT}.preflight"):
             return "optional"
         essential = [patch.essential for patch in self.patches if patch.home == module.name]
@@ -68,18 +68,18 @@ class Adaptor:
 
     @cached_property
     def takes(self) -> list[Taken]:
-        """Every import from LMDeploy."""
+        """Return every import from LMDeploy."""
         return [taken for module in self.modules for _, taken in self._taken(module)]
 
     def _taken(self, module: Module) -> Iterator[tuple[str, Taken]]:
-        """(local name, import)."""
+        """Yield (local name, import) for each import from LMDeploy in a file of ours."""
         for local, name, line in module.imported(module.tree):
             if within(name, self.package):
                 yield local, Taken(name, self.tree.where(module, line), module)
 
     @cached_property
     def extends(self) -> list[Extended]:
-        """Every class that extends one of LMDeploy's."""
+        """Return every class of ours that extends one of LMDeploy's."""
         return [
             Extended(node, taken[name].name, self.tree.where(module, node))
             for module in self.modules
@@ -92,7 +92,7 @@ class Adaptor:
 
     @cached_property
     def own_specs(self) -> dict[str, tuple[Module, ast.AST]]:
-        """BuildSpec that our backend builds itself -> the code that builds it."""
+        """Return the name of each BuildSpec that our backend builds itself -> (file, the code that builds it)."""
         module = self.tree.module(BACKEND)
         table = getattr(module.names.get("_OURS"), "value", None) if module is not None else None
         assert module is not None and isinstance(table, ast.Dict), f"{BACKEND} has a table _OURS"
@@ -103,7 +103,7 @@ class Adaptor:
         }
 
     def _builder(self, backend: Module, value: ast.expr) -> tuple[Module, ast.AST]:
-        """The code behind a value of the table: a class, or a whole module if a function of it builds the layer."""
+        """Return (file, code) for a value of the table ``_OURS``: a class, or the whole file for a function."""
         first, *rest = dotted(value).split(".")
         home = self.tree.module(backend.imports.get(first, ""))
         if home is None or not rest:
@@ -112,14 +112,14 @@ class Adaptor:
         return home, node if isinstance(node, ast.ClassDef) else home.tree
 
     def fields_read(self, spec: str) -> Iterator[tuple[str, str]]:
-        """(field, where) of every field that we read of a BuildSpec that we build."""
+        """Yield (field, where) for each field that our code reads from a BuildSpec. spec: its name."""
         module, builder = self.own_specs[spec]
         for node in ast.walk(builder):
             if isinstance(node, ast.Attribute) and dotted(node.value).rpartition(".")[2] == "spec":
                 yield node.attr, self.tree.where(module, node)
 
     def calls(self) -> Iterator[tuple[Taken, ast.Call]]:
-        """Every call of a name that is imported from LMDeploy."""
+        """Yield every call in our files of a name that is imported from LMDeploy."""
         for module in self.modules:
             taken = dict(self._taken(module))
             for node in ast.walk(module.tree):

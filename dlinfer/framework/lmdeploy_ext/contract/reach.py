@@ -1,7 +1,7 @@
-"""Finds out which definitions of LMDeploy's dlinfer backend a device reaches, from the BuildSpecs that it builds.
+"""Finds the definitions of LMDeploy's dlinfer backend that run on a device, starting from the BuildSpecs it builds.
 
-A device of ours builds some specs with layers of its own and refuses others by name (``running/backend.py``). The
-definitions that only those would reach are no part of the contract there.
+A device of ours builds some BuildSpecs with its own layers and refuses others by name (``running/backend.py``). Code
+of LMDeploy's that runs only for those BuildSpecs is no part of the device's contract.
 """
 
 import ast
@@ -32,7 +32,7 @@ _FOLLOWED = (f"{BACKENDS}.dlinfer", f"{BACKENDS}.default", f"{_KERNELS}.dlinfer"
 
 
 def vendor_of(module: str, name: str) -> str:
-    """The only device that a module of LMDeploy's, or a name of ours that it asks for, is meant for; else empty."""
+    """Return the only device that an LMDeploy module, or the ``dlinfer`` name it uses, is meant for; else empty."""
     for device in VENDORS:
         if within(module, f"{BACKENDS}.dlinfer.{device}") or re.search(rf"[._]{device}|{device}_", name):
             return device
@@ -40,7 +40,7 @@ def vendor_of(module: str, name: str) -> str:
 
 
 class Reach:
-    """The definitions that a device can come to."""
+    """The definitions of LMDeploy's that can run on a device. device: a device type."""
 
     def __init__(self, tree: Tree, adaptor: Adaptor, device: str) -> None:
         self.tree, self.adaptor, self.device = tree, adaptor, device
@@ -49,7 +49,7 @@ class Reach:
 
     @cached_property
     def builders(self) -> dict[str, list[str]]:
-        """BuildSpec -> the backends of LMDeploy's that build it, nearest to ours first."""
+        """Return BuildSpec -> LMDeploy's backend classes that build it; a class comes before its bases."""
         builders: dict[str, list[str]] = {}
         for backend, spec, _ in self._branches:
             builders.setdefault(spec, []).append(name_of(backend.node))
@@ -57,7 +57,7 @@ class Reach:
 
     @cached_property
     def definitions(self) -> set[tuple[str, str]]:
-        """(module, top definition) of everything that is reached."""
+        """Return (module, top-level definition) of everything that can run on the device."""
         seen: set[tuple[str, str]] = set()
         waiting = list(self._roots())
         while waiting:
@@ -69,7 +69,10 @@ class Reach:
         return seen
 
     def why_not(self, module: Module, definition: str, name: str) -> tuple[str, str]:
-        """(device, reason) if this device does not reach a definition of LMDeploy's; else two empty words."""
+        """Return (the device that runs it, reason) if a definition of LMDeploy's does not run on this device.
+
+        Returns two empty strings if it does. name: the ``dlinfer`` name that the definition uses.
+        """
         vendor = vendor_of(module.name, name)
         if vendor and vendor != self.device:
             return vendor, f"reached on {vendor} only"
@@ -81,7 +84,7 @@ class Reach:
 
     @cached_property
     def _branches(self) -> list[tuple[Found, str, list[ast.stmt]]]:
-        """(backend, BuildSpec, the code that builds it) of each ``if isinstance(spec, ...)`` in a ``build_op``."""
+        """Return (backend, BuildSpec, code that builds it) for each ``if isinstance(spec, ...)`` in a ``build_op``."""
         return [
             (backend, dotted(kind).rpartition(".")[2], node.body)
             for backend in self._chain
@@ -94,7 +97,10 @@ class Reach:
         ]
 
     def _roots(self) -> Iterator[Found]:
-        """The definitions behind specs that are not ours, the backends' other methods, and what our layers import."""
+        """Yield where the search starts.
+
+        That is the code for BuildSpecs that we do not build, the backends' other methods, and what our layers import.
+        """
         done = set(self.adaptor.own_specs)
         for backend, spec, body in self._branches:
             if spec not in done:
@@ -113,7 +119,7 @@ class Reach:
                 yield definition
 
     def _named(self, module: Module, node: ast.AST) -> Iterator[Found]:
-        """The followed definitions that a node names or imports."""
+        """Yield the top-level definitions that a node names or imports, in the packages of ``_FOLLOWED``."""
         names = [name for _, name, _ in module.imported(node)]
         names += [module.full(name) for inner in ast.walk(node) if (name := dotted(inner))]
         for definition in map(self.tree.find, names):

@@ -1,7 +1,7 @@
-"""The records of releases that people looked over: one file a release, in ``recorded``.
+"""Reads and writes the records of reviewed LMDeploy releases: one file for each release, in ``recorded``.
 
-Signatures are compared with the code as it is. A record holds what only a person can judge: the bodies of functions
-that we replace or extend, how ops are called, and which BuildSpecs there are.
+Signatures need no record: they are compared with our code. A record holds what only a person can judge: the bodies of
+functions that we replace or extend, the arguments of op calls, and the list of BuildSpecs.
 """
 
 import json
@@ -13,9 +13,12 @@ FOLDER = Path(__file__).parent / "recorded"
 
 @dataclass(frozen=True)
 class Record:
-    """names: of ours that are imported. calls: op -> its calls' arguments. specs: BuildSpec -> fields. bodies: of
-    functions, by ``module:path``, as fingerprints. files: digests of the files that hold patched functions.
-    cuda: module -> its mentions of CUDA."""
+    """One reviewed LMDeploy release.
+
+    names: ``dlinfer`` names that LMDeploy imports. calls: op -> the arguments of its calls. specs: BuildSpec -> fields.
+    bodies: function as ``module:path`` -> fingerprint. files: file with patched functions -> its digest.
+    cuda: module -> its mentions of CUDA.
+    """
 
     version: str
     names: list[str] = field(default_factory=list)
@@ -26,21 +29,21 @@ class Record:
     cuda: dict[str, list[str]] = field(default_factory=dict)
 
     def write(self, folder: Path = FOLDER) -> Path:
-        """Write it, and return the file."""
+        """Write the record into ``folder``, and return the file."""
         path = folder / f"{self.version}.json"
         path.write_text(json.dumps(asdict(self), indent=1, sort_keys=True) + "\n", encoding="utf-8")
         return path
 
 
 def versions(folder: Path = FOLDER) -> list[str]:
-    """The versions that have a record, the oldest first."""
+    """Return the versions that have a record, oldest first."""
     from packaging.version import Version
 
     return sorted((path.stem for path in folder.glob("*.json")), key=Version)
 
 
 def nearest(version: str, folder: Path = FOLDER) -> Record:
-    """The record of a version; without one, of the newest version before it, else of the oldest."""
+    """Return the record of a version, else of the newest recorded version before it, else of the oldest."""
     from packaging.version import Version
 
     recorded = versions(folder)

@@ -1,4 +1,4 @@
-"""Reads signatures, calls and bodies of functions from source."""
+"""Reads signatures of functions from source, checks calls against them, and fingerprints bodies."""
 
 import ast
 import copy
@@ -13,12 +13,15 @@ _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def text_of(function: Function) -> str:
-    """Parameters and defaults without annotations, as ``dlinfer.framework.patching.bare_signature`` writes them."""
+    """Return a function's parameters and defaults as text, without annotations.
+
+    The text equals that of ``dlinfer.framework.patching.bare_signature`` for the imported function.
+    """
     return f"({ast.unparse(_FloatsWorkedOut().visit(_bare(function.args)))})"
 
 
 def signature_of(function: Function) -> Signature:
-    """The parameters of a function as callers see it, without ``self`` and ``cls``. Defaults read as ``...``."""
+    """Return a function's signature as callers see it: without ``self`` or ``cls``, with ``...`` for each default."""
     arguments = _bare(function.args)
     arguments.defaults = [ast.Constant(...) for _ in arguments.defaults]
     arguments.kw_defaults = [default and ast.Constant(...) for default in arguments.kw_defaults]
@@ -29,7 +32,10 @@ def signature_of(function: Function) -> Signature:
 
 
 def constructor_of(tree: Tree, definition: Found) -> Signature | None:
-    """The signature of a class: its ``__init__``'s, or a dataclass's fields; None if neither is in the tree."""
+    """Return the signature of calling a class: from ``__init__``, or from a dataclass's fields.
+
+    None if the tree holds neither.
+    """
     init = tree.member(definition, "__init__")
     if init is not None and isinstance(init.node, Function):
         return signature_of(init.node)
@@ -51,7 +57,7 @@ def _is_dataclass(node: ast.AST) -> bool:
 
 
 def fields_of(node: ast.AST) -> list[tuple[str, bool]]:
-    """(name, whether it has a default) of each annotated field of a class."""
+    """Return (name, whether the field has a default) for each annotated field of a class."""
     return [
         (field.target.id, field.value is not None)
         for field in getattr(node, "body", ())
@@ -60,7 +66,10 @@ def fields_of(node: ast.AST) -> list[tuple[str, bool]]:
 
 
 def misfit(call: ast.Call, signature: Signature) -> str:
-    """Why a call does not bind to a signature; empty if it does, or if stars hide what is passed."""
+    """Return why a call does not bind to a signature; empty if it binds.
+
+    A call with ``*args`` or ``**kwargs`` may pass any further arguments.
+    """
     positional = [arg for arg in call.args if not isinstance(arg, ast.Starred)]
     keywords = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
     is_whole = len(positional) == len(call.args) and len(keywords) == len(call.keywords)
@@ -72,7 +81,7 @@ def misfit(call: ast.Call, signature: Signature) -> str:
 
 
 def unknown_keyword(call: ast.Call, signature: Signature) -> str:
-    """The first keyword of a call that a signature lacks, or empty."""
+    """Return the first keyword of a call that the signature lacks, or empty."""
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
         return ""
     names = (keyword.arg for keyword in call.keywords)
@@ -80,7 +89,7 @@ def unknown_keyword(call: ast.Call, signature: Signature) -> str:
 
 
 def crossed(call: ast.Call, signature: Signature) -> str:
-    """An argument that has another parameter's name and goes to the wrong parameter, in words; else empty."""
+    """Return an error text if an argument named like one parameter is passed as another one; else empty."""
     places = list(signature.parameters)
     passed = dict(zip(places, call.args, strict=False))
     passed |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
@@ -92,7 +101,7 @@ def crossed(call: ast.Call, signature: Signature) -> str:
 
 
 def accepts(ours: Signature, theirs: Signature) -> str:
-    """Why our method cannot be called as theirs; empty if it can."""
+    """Return why our method does not take every call that their method takes; empty if it does."""
     own, named = list(ours.parameters.values()), ours.parameters
     takes_all = all(any(parameter.kind is kind for parameter in own) for kind in _VARIADIC)
     for at, parameter in enumerate(theirs.parameters.values()):
@@ -112,7 +121,7 @@ def accepts(ours: Signature, theirs: Signature) -> str:
 
 
 def fingerprint(node: ast.AST) -> str:
-    """16 hexadecimal digits of what a definition does: without docstrings, comments, annotations and places."""
+    """Return 16 hexadecimal digits of a definition's syntax tree, without docstrings, annotations and line numbers."""
     return hashlib.sha256(_canonical(node).encode()).hexdigest()[:16]
 
 
@@ -140,7 +149,7 @@ def _bare(arguments: ast.arguments) -> ast.arguments:
 
 
 class _FloatsWorkedOut(ast.NodeTransformer):
-    """Writes ``float("inf")`` as ``inf``, like the signature of an imported function."""
+    """Replaces ``float("inf")`` by ``inf``, which the signature of an imported function shows."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         match node:
@@ -150,7 +159,7 @@ class _FloatsWorkedOut(ast.NodeTransformer):
 
 
 def _root(node: ast.AST) -> str:
-    """The name that an argument starts from: ``x`` of ``x.squeeze(0)``; ``scale`` of ``self.scale``."""
+    """Return the name behind an argument: ``x`` for ``x.squeeze(0)``, ``scale`` for ``self.scale``."""
     while isinstance(node, ast.Call | ast.Subscript):
         inner = node.func if isinstance(node, ast.Call) else node.value
         node = inner.value if isinstance(node, ast.Call) and isinstance(inner, ast.Attribute) else inner

@@ -1,4 +1,4 @@
-"""Parses LMDeploy's source and looks names up in it as Python would. Nothing is run."""
+"""Parses a package's source and resolves names in it as Python's imports would, without running any code."""
 
 import ast
 import importlib.util
@@ -16,7 +16,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign 
 
 @dataclass(frozen=True)
 class Module:
-    """One file. names: its own definitions. imports: local name -> full dotted name."""
+    """One parsed file. names: its top-level definitions by name. imports: local name -> full dotted name."""
 
     name: str
     path: Path
@@ -25,7 +25,7 @@ class Module:
     imports: dict[str, str] = field(default_factory=dict)
 
     def imported(self, node: ast.AST) -> Iterator[tuple[str, str, int]]:
-        """(local name, full name, line) of the imports inside a node, at any depth."""
+        """Yield (local name, full name, line) of the imports inside a node, at any depth."""
         package = self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
         for statement in ast.walk(node):
             if isinstance(statement, ast.ImportFrom):
@@ -39,20 +39,20 @@ class Module:
                         yield local, full, statement.lineno
 
     def full(self, name: str) -> str:
-        """The full name of the object that a dotted name means at the top of the module."""
+        """Return the full name of what a dotted name means at the top level of this module."""
         first, dot, rest = name.partition(".")
         imported = first in self.imports and first not in self.names
         return (self.imports[first] if imported else f"{self.name}.{first}") + dot + rest
 
     def enclosing(self, line: int) -> str:
-        """The top definition that a line lies in; empty if there is none."""
+        """Return the name of the top-level definition around a line; empty if there is none."""
         inside = (name for name, node in self.names.items() if node.lineno <= line <= (node.end_lineno or 0))
         return next(inside, "")
 
 
 @dataclass(frozen=True)
 class Found:
-    """A definition and its module. owner: the class of a method."""
+    """A definition and its module. owner: the class, if the definition is a method."""
 
     module: Module
     node: Definition
@@ -60,15 +60,15 @@ class Found:
 
     @property
     def name(self) -> str:
-        """``package.module:Class.name``."""
+        """Return ``package.module:Class.name``."""
         return f"{self.module.name}:{self.owner.name + '.' if self.owner else ''}{name_of(self.node)}"
 
 
 class Tree:
-    """The source of one package below a folder."""
+    """The source files of one package."""
 
     def __init__(self, folder: Path, package: str = "lmdeploy") -> None:
-        """folder: the package, or the folder that holds it. Raises FrameworkSourceError."""
+        """List the package's files. folder: the package, or the folder around it. Raises FrameworkSourceError."""
         root = folder / package
         if not root.is_dir() and folder.name == package:
             root = folder
@@ -81,7 +81,7 @@ class Tree:
 
     @cached_property
     def version(self) -> str:
-        """The version in ``version.py``. Raises FrameworkSourceError."""
+        """Return ``__version__`` of the package's ``version.py``. Raises FrameworkSourceError if it has none."""
         match = re.search(
             r"^__version__\s*=\s*['\"]([^'\"]+)", self.text(f"{self.package}.version"), re.MULTILINE
         )
@@ -90,20 +90,20 @@ class Tree:
         return match[1]
 
     def text(self, name: str) -> str:
-        """The text of a module; empty if there is no such module."""
+        """Return the text of a module; empty if there is no such module."""
         if name not in self._texts:
             path = self.paths.get(name)
             self._texts[name] = path.read_text(encoding="utf-8") if path is not None else ""
         return self._texts[name]
 
     def module(self, name: str) -> Module | None:
-        """A parsed module, or None. Raises FrameworkSourceError if it does not parse."""
+        """Return a parsed module, or None if there is no such module. Raises FrameworkSourceError if parsing fails."""
         if name not in self._parsed:
             self._parsed[name] = self._parse(name) if name in self.paths else None
         return self._parsed[name]
 
     def holding(self, *words: str, below: str = "") -> Iterator[Module]:
-        """The modules below a package whose text holds any of the words."""
+        """Yield the modules whose text holds any of the words. below: a package; empty means all modules."""
         for name in self.paths:
             if within(name, below or self.package) and any(word in self.text(name) for word in words):
                 module = self.module(name)
@@ -111,12 +111,12 @@ class Tree:
                 yield module
 
     def where(self, module: Module, node: ast.AST | int) -> str:
-        """``package/file.py:line``. node: a node with a line, or the line."""
+        """Return ``package/file.py:line``. node: a syntax node, or a line number."""
         line = node if isinstance(node, int) else getattr(node, "lineno", 1)
         return f"{self.package}/{module.path.relative_to(self.root)}:{line}"
 
     def origin(self, name: str) -> str:
-        """The full name where a definition stands, from a full name that may lead there through imports."""
+        """Return the full name of the place that defines ``name``, following imports between modules."""
         seen: set[str] = set()
         while name not in seen:
             seen.add(name)
@@ -126,7 +126,7 @@ class Tree:
         return name
 
     def find(self, name: str) -> Found | None:
-        """The definition of a full dotted name, through imports and base classes, or None."""
+        """Return the definition of a full dotted name, or None. Follows imports and base classes."""
         module, (first, *rest) = self._split(self.origin(name))
         node = module.names.get(first) if module is not None else None
         definition = Found(module, node) if module is not None and node is not None else None
@@ -135,18 +135,18 @@ class Tree:
         return definition
 
     def member(self, definition: Found, name: str) -> Found | None:
-        """A function of a class, its own or a base's."""
+        """Return a method of a class by name, its own or inherited, or None."""
         return next((member for member in self.members(definition) if name_of(member.node) == name), None)
 
     def members(self, definition: Found) -> Iterator[Found]:
-        """The functions of a class and of its bases in this tree, nearest first. A name may come several times."""
+        """Yield a class's methods, then those of its bases in this tree. An overridden name comes several times."""
         for base in self.bases(definition):
             assert isinstance(base.node, ast.ClassDef)
             for function in functions(base.node):
                 yield Found(base.module, function, base.node)
 
     def bases(self, definition: Found) -> list[Found]:
-        """A class and its bases in this tree, nearest first."""
+        """Return a class, then its bases in this tree, nearest first; empty for other definitions."""
         if not isinstance(definition.node, ast.ClassDef):
             return []
         chain = [definition]
@@ -156,7 +156,7 @@ class Tree:
         return chain
 
     def _split(self, name: str) -> tuple[Module | None, list[str]]:
-        """The innermost module around a full name, and the parts of the name behind it."""
+        """Split a full name into the innermost module that it names and the parts after that module."""
         parts = name.split(".")
         for end in range(len(parts) - 1, 0, -1):
             module = self.module(".".join(parts[:end]))
@@ -189,12 +189,12 @@ class Tree:
 
 
 def within(name: str, package: str) -> bool:
-    """Whether a name is a package's or lies in it."""
+    """Return whether a full name is a package or lies inside that package."""
     return name == package or name.startswith(f"{package}.")
 
 
 def statements(body: Iterable[ast.AST]) -> Iterator[Definition | ast.Import | ast.ImportFrom]:
-    """Definitions, assignments and imports of a body, also those under ``if``, ``try`` and ``with``."""
+    """Yield the definitions, assignments and imports of a body, also inside ``if``, ``try`` and ``with``."""
     for node in body:
         if isinstance(node, Definition | ast.Import | ast.ImportFrom):
             yield node
@@ -203,23 +203,23 @@ def statements(body: Iterable[ast.AST]) -> Iterator[Definition | ast.Import | as
 
 
 def functions(node: ast.AST) -> list[Function]:
-    """The functions of a class; none for other nodes."""
+    """Return the methods of a class; none for other nodes."""
     body = node.body if isinstance(node, ast.ClassDef) else []
     return [statement for statement in body if isinstance(statement, Function)]
 
 
 def base_names(node: ast.ClassDef) -> list[str]:
-    """The dotted names of a class's bases, without type arguments."""
+    """Return the dotted names of a class's bases, without type arguments."""
     return [dotted(base.value if isinstance(base, ast.Subscript) else base) for base in node.bases]
 
 
 def name_of(node: ast.AST) -> str:
-    """The name of a function or class; empty for other nodes."""
+    """Return the name of a function or class; empty for other nodes."""
     return getattr(node, "name", "")
 
 
 def dotted(node: ast.AST) -> str:
-    """``a.b.c`` of a name or attribute; empty for other expressions."""
+    """Return a name or attribute as text, ``a.b.c``; empty for other expressions."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and (before := dotted(node.value)):

@@ -25,7 +25,7 @@ _UNBUILT = (
 
 @dataclass(frozen=True)
 class Spec:
-    """One BuildSpec. fields: ``name``, or ``name=`` where it has a default."""
+    """One BuildSpec. where: ``file:line``. fields: ``name``, or ``name=`` for a field with a default."""
 
     name: str
     where: str
@@ -33,7 +33,7 @@ class Spec:
 
 
 def all_specs(tree: Tree) -> dict[str, Spec]:
-    """Every BuildSpec of the source by name."""
+    """Return every BuildSpec class of the source, by name."""
     return {
         name: Spec(name, tree.where(module, node), tuple(field + "=" * has for field, has in fields_of(node)))
         for module in tree.holding(_BASE, below=BACKENDS)
@@ -44,7 +44,7 @@ def all_specs(tree: Tree) -> dict[str, Spec]:
 
 
 def models_of(tree: Tree, spec: str) -> list[str]:
-    """The served architectures whose model's file names a layer that asks for a spec, directly or through layers."""
+    """Return the served architectures whose layers use a BuildSpec, directly or through layers. spec: its name."""
     names, grew = {spec}, True
     layers = list(tree.holding("class ", "def ", below=_LAYERS))
     while grew:
@@ -70,7 +70,10 @@ def models_of(tree: Tree, spec: str) -> list[str]:
 def compare(
     tree: Tree, adaptor: Adaptor, reach: Reach, record: Record, specs: dict[str, Spec]
 ) -> Iterator[Drift]:
-    """BuildSpecs and fields that appeared or went away."""
+    """Yield a drift for each BuildSpec or field that was added or removed since the record.
+
+    Fields that our layers read and the source lacks are drifts too. specs: from ``all_specs``.
+    """
     if not specs:
         step = "this release chooses layers another way; it needs a backend of its own"
         used = f"no BuildSpec at all, where {record.version} has {len(record.specs)}"

@@ -1,4 +1,4 @@
-"""Compares what this adaptor takes of LMDeploy with the source: patches, base classes and names."""
+"""Compares this adaptor's patches, base classes and imports from LMDeploy with LMDeploy's source."""
 
 import ast
 from collections.abc import Iterator
@@ -32,17 +32,19 @@ _CALLED_AS = {
     "moe:FusedMoEW8A8Impl": f"{_CUDA_MOE}.w8a8.TritonFusedMoEW8A8Impl",
     "moe:FusedMoEBlockedF8Impl": f"{_CUDA_MOE}.blocked_fp8.TritonFusedMoEBlockedF8Impl",
 }
-"""Abstract class whose ``forward`` has other parameters than LMDeploy's layers pass -> a class of LMDeploy's whose
-``forward`` takes what they pass."""
+"""Abstract class of LMDeploy's -> the class of LMDeploy's to compare our ``forward`` with instead.
+
+LMDeploy's layers call ``forward`` of these abstract classes with other parameters than the abstract one declares.
+"""
 
 
 def originals(tree: Tree, patches: tuple[Patch, ...]) -> dict[str, Found | None]:
-    """Target of a patch -> the function that it replaces, or None."""
+    """Return the target of each patch -> the function that the patch replaces, or None if the source lacks it."""
     return {patch.target: tree.find(patch.target.replace(":", ".")) for patch in patches}
 
 
 def bodies(tree: Tree, adaptor: Adaptor) -> dict[str, str]:
-    """Fingerprints of the functions that we replace, and of those of the classes that we extend."""
+    """Return ``module:path`` -> fingerprint for the functions that we replace and the methods of classes we extend."""
     replaced = originals(tree, adaptor.patches)
     prints = {target: fingerprint(function.node) for target, function in replaced.items() if function}
     bases = (tree.find(extended.base) for extended in adaptor.extends)
@@ -51,7 +53,7 @@ def bodies(tree: Tree, adaptor: Adaptor) -> dict[str, str]:
 
 
 def compare_patches(tree: Tree, adaptor: Adaptor, record: Record) -> Iterator[Drift]:
-    """Every patch that the release needs against the function that it replaces."""
+    """Yield a drift for each patch whose original function is missing or changed, if the release needs the patch."""
     replaced = originals(tree, adaptor.patches)
     for patch in adaptor.patches:
         if not contains(patch.versions, tree.version):
@@ -81,7 +83,7 @@ def _other_body(
 
 
 def compare_classes(tree: Tree, adaptor: Adaptor, record: Record) -> Iterator[Drift]:
-    """Classes of ours that extend LMDeploy's: the methods that they override, inherit, or lack."""
+    """Yield drifts of our classes that extend LMDeploy's: in methods that they override, inherit or lack."""
     compared: set[str] = set()
     for extended in adaptor.extends:
         base = tree.find(extended.base)
@@ -118,7 +120,7 @@ def _overridden(tree: Tree, extended: Extended, member: Found, node: Function, w
 
 
 def compare_names(tree: Tree, adaptor: Adaptor) -> Iterator[Drift]:
-    """Names of LMDeploy's that we import, how we call them, the device view's modules, and the step's context."""
+    """Yield drifts of the LMDeploy names that we import or call, the device view's modules, and StepContext fields."""
     for taken in adaptor.takes:
         if taken.name not in tree.paths and tree.find(taken.name) is None:
             module, _, name = taken.name.rpartition(".")
@@ -149,7 +151,7 @@ def _misfit(tree: Tree, definition: Found, call: ast.Call) -> str:
 
 
 def _context(tree: Tree, adaptor: Adaptor) -> Iterator[Drift]:
-    """Fields that our layers read of LMDeploy's StepContext: parameters called ``context`` and ``step_context``."""
+    """Yield a drift for each field that our layers read from LMDeploy's StepContext and the source lacks."""
     context = tree.find(_CONTEXT)
     if context is None:
         return
@@ -164,7 +166,7 @@ def _context(tree: Tree, adaptor: Adaptor) -> Iterator[Drift]:
 
 
 def _reads(module: Module) -> Iterator[ast.Attribute]:
-    """The attributes that a layer's functions read of a parameter that is a StepContext."""
+    """Yield the attributes that a layer's functions read from a parameter ``context`` or ``step_context``."""
     for function in ast.walk(module.tree) if ".layers." in module.name else ():
         if isinstance(function, Function):
             contexts = {arg.arg for arg in function.args.args} & {"context", "step_context"}
@@ -178,7 +180,7 @@ def _reads(module: Module) -> Iterator[ast.Attribute]:
 
 
 def _attributes(node: ast.AST) -> Iterator[str]:
-    """The names of a class's fields and methods, and of the attributes that these assign."""
+    """Yield the names of a class's fields and methods, and of the attributes that its methods assign."""
     for inner in ast.walk(node):
         match inner:
             case ast.AnnAssign(target=ast.Name(name)):
