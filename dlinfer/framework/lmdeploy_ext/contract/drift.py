@@ -45,8 +45,8 @@ class Drift:
 class Elsewhere:
     """A name or call of LMDeploy's that does not fit this package, in code that the checked device never runs.
 
-    name: the ``dlinfer`` name. where: ``file:line``. device: the only device that runs this code, or empty.
-    reason: why the checked device does not run it.
+    name: the ``dlinfer`` name, and the kind of difference if that name exists. where: ``file:line``.
+    device: the only device that runs this code, or empty. reason: why the checked device does not run it.
     """
 
     name: str

@@ -1,1 +1,1 @@
-"""Reports how much memory a model folder would take to serve, and why an engine would refuse it; loads no weight."""
+"""Reports the memory that serving a model folder would take, and why an engine would refuse it. Loads no weight."""

@@ -1,4 +1,4 @@
-"""Runs the preflight of one model folder."""
+"""Checks one model folder as an engine would, and reports refusals, ops and memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +35,10 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Refusal:
-    """A reason why an engine would not start. error: the class of the error. text, next_step: its two sentences."""
+    """A reason why an engine would not start.
+
+    error: the name of the error's class. text: what is wrong. next_step: what the user can do.
+    """
 
     error: str
     text: str
@@ -44,8 +47,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class OpServed:
-    """An op that the model's layers call. vendor: the author of its kernel; ``reference`` where there is none, for a
-    ``reason``."""
+    """An op that the model's layers call.
+
+    vendor: the vendor of its kernel, or ``reference`` if no vendor has one. reason: why no vendor has one, or empty.
+    """
 
     op: str
     vendor: str
@@ -54,10 +59,12 @@ class OpServed:
 
 @dataclass
 class Report:
-    """The findings. A field that a refusal kept preflight from finding out is empty or null.
+    """The findings. A field is empty or null if a refusal stopped preflight before it.
 
-    fits: nothing is refused. architectures: of config.json. model_class: LMDeploy's. dtype: of loaded weights.
-    quantisation: the method, or empty. plain: names of the code that computes layers in plain torch.
+    fits: whether nothing is refused. architectures: from config.json. model_class: LMDeploy's class, with its module.
+    dtype: of the loaded weights. quantisation: the method, or empty. refusals: why an engine would not start.
+    ops: the ops that the layers call. plain: names of the classes that compute other layers in plain torch.
+    memory: the memory that an engine would take.
     """
 
     schema: int
@@ -75,9 +82,10 @@ class Report:
 
 
 def preflight(folder: Path, device: str, trust_remote_code: bool = False, **options: Any) -> Report:
-    """Check a folder as an engine with these options of PytorchEngineConfig would. Loads LMDeploy, but no weight.
+    """Return what an engine on ``device`` would do with a model folder. Imports LMDeploy, but loads no weight.
 
-    trust_remote_code: whether code in the folder may run, as in LMDeploy.
+    device: a device type. trust_remote_code: whether code in the folder may run, as in LMDeploy.
+    options: fields of PytorchEngineConfig.
     """
     report, built = Report(SCHEMA, str(folder), device), None
     with _noted(report.refusals):
@@ -104,7 +112,7 @@ def preflight(folder: Path, device: str, trust_remote_code: bool = False, **opti
 
 @contextmanager
 def _noted(refusals: list[Refusal]) -> Iterator[None]:
-    """Note an error instead of raising it: ours in full, LMDeploy's and transformers' in short."""
+    """Append an error of the block to ``refusals`` instead of raising it. Other libraries' errors are shortened."""
     try:
         yield
     except DlinferError as error:
@@ -123,7 +131,7 @@ def _served(ops: list[str], device: str) -> Iterator[OpServed]:
 
 
 def _memory(folder: Path, built: model.Built) -> Memory:
-    """Raises MemoryPlanError, by the adaptor's own planner, and ModelMemoryError."""
+    """Return the memory that an engine would take. Raises MemoryPlanError and ModelMemoryError if it does not fit."""
     available = activation.device().memory()
     config, cache, packing = built.config, built.cache, built.bf12_packing
     tensors, converted = model_files.read(folder), plan_of_folder(folder)
@@ -134,7 +142,8 @@ def _memory(folder: Path, built: model.Built) -> Memory:
     if packing is not None:
         weights -= packing.saved_bytes
         gives_back = gives_back or packing.gives_back
-    # A weight is whole before it is packed; the pages of its file go back tensor by tensor, or stay until it closes.
+    # A weight is in memory as a whole before it is packed. The pages of a weight file are given back tensor by tensor,
+    # or stay resident until the file is closed.
     mapped = model_files.largest_tensor(tensors) if gives_back else model_files.largest_file(folder)
     mapped += packing.largest_weight if packing is not None else 0
     graphs = 0 if built.engine.eager_mode else GRAPHS
@@ -164,7 +173,7 @@ def _memory(folder: Path, built: model.Built) -> Memory:
 
 
 def _resident() -> int:
-    """Bytes of this process that are in memory."""
+    """Return the resident memory of this process, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
@@ -172,13 +181,13 @@ def _resident() -> int:
 
 
 def _packed_as(config: Any) -> str:
-    """The method that packs weights in floats while they load, and the setting that asks for it; or empty."""
+    """Return the method that packs floating-point weights at load, and the setting that chose it; else empty."""
     stored = getattr(config.hf_config, "quantization_config", None) or {}
     return f"{stored['quant_method']} (of {stored[CONVERTED_FROM]})" if CONVERTED_FROM in stored else ""
 
 
 def _method(config: dict[str, Any]) -> str:
-    """The method of a quantised checkpoint, or empty."""
+    """Return the ``quant_method`` of a quantised checkpoint, or empty. config: the contents of config.json."""
     for _, stored in quantisation_of(config):
         return str(stored.get("quant_method", "unknown")) if isinstance(stored, dict) else "unknown"
     return ""

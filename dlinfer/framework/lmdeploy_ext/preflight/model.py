@@ -1,6 +1,6 @@
 """Builds LMDeploy's model of a folder on torch's device ``meta``, with the backend of the chosen device.
 
-So it has an engine's layers, and a layer that an engine refuses is refused here.
+The model has the same layers as in an engine. So a layer that an engine would refuse is refused here.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,11 @@ _OPS = {
 
 @dataclass(frozen=True)
 class Built:
-    """LMDeploy's objects for one folder. module: on the device ``meta``."""
+    """LMDeploy's objects for one model folder.
+
+    engine: the PytorchEngineConfig. config: the ModelConfig. cache: the CacheConfig. module: the model, on ``meta``.
+    block_bytes: bytes of one block of the KV cache over all layers.
+    """
 
     engine: Any
     config: Any
@@ -52,7 +56,7 @@ class Built:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all parameters, shared ones once; a tied projection becomes the embedding once weights load."""
+        """Return the bytes of all parameters. Shared parameters, and a tied output projection, count once."""
         parameters = dict(self.module.named_parameters())
         if self.config.tie_word_embeddings:
             parameters.pop("lm_head.weight", None)
@@ -60,36 +64,36 @@ class Built:
 
     @property
     def packs_head(self) -> bool:
-        """Whether the output projection is packed while it loads, into fewer bytes than in the files."""
+        """Return whether the output projection is packed at load into fewer bytes than in the files."""
         return hasattr(getattr(self.module, "lm_head", None), "numbers")
 
     @property
     def bf12_packing(self) -> Any:
-        """The packing of weights that become BF12 while they load (``layers.quantised.bf12_packing``), or None."""
+        """Return the model's packing of weights to BF12 at load (``layers.quantised.bf12_packing``), or None."""
         return getattr(self.module, "bf12_packing", None)
 
     @property
     def ops(self) -> list[str]:
-        """Names of the ops that the layers call, each once, in the order of the layers."""
+        """Return the names of the ops that the layers call, each once, in the order of the layers."""
         called = [op for name in self.implementations for op in _OPS.get(name, "").split()]
         called += self.bf12_packing.ops if self.bf12_packing is not None else ()
         return list(dict.fromkeys(called))
 
     @property
     def plain(self) -> list[str]:
-        """Names of the classes that compute the other layers in plain torch."""
+        """Return the names of the classes that compute layers in plain torch, without an op of ours."""
         return [name for name in self.implementations if name not in _OPS]
 
     @property
     def implementations(self) -> list[str]:
-        """Names of the classes that compute the layers, each once."""
+        """Return the names of the classes that compute the layers, each once."""
         attributes = ("impl", "rotary_impl", "index_impl")
         layers = (getattr(module, name, None) for module in self.module.modules() for name in attributes)
         return list(dict.fromkeys(type(impl).__name__ for impl in layers if impl is not None))
 
     @property
     def widest(self) -> int:
-        """Elements that one token has in the buffers of a layer."""
+        """Return the number of elements that one token takes in a layer's buffers."""
         config, text = self.config, self.config.llm_config or self.config.hf_config
         attention = config.num_attention_heads * config.k_head_dim
         attention += config.num_key_value_heads * (config.k_head_dim + config.v_head_dim)
@@ -104,7 +108,10 @@ class Built:
 
 
 def engine_config(device: str, **options: Any) -> Any:
-    """LMDeploy's PytorchEngineConfig as an engine completes it. Raises the adaptor's errors about options."""
+    """Return LMDeploy's PytorchEngineConfig, completed as by an engine. Raises the adaptor's errors about options.
+
+    device: a device type. options: fields of PytorchEngineConfig; None keeps the default.
+    """
     from lmdeploy import PytorchEngineConfig
     from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
 
@@ -113,7 +120,10 @@ def engine_config(device: str, **options: Any) -> Any:
 
 
 def build(folder: Path, engine: Any, trust_remote_code: bool = False) -> Built:
-    """Read the configuration and build the class. Raises UnsupportedFeatureError and LMDeploy's own errors."""
+    """Read a folder's configuration and build LMDeploy's model on ``meta``. engine: from ``engine_config``.
+
+    Raises UnsupportedFeatureError and LMDeploy's own errors.
+    """
     from lmdeploy.pytorch.config import ModelConfig
     from lmdeploy.pytorch.devices import DeviceContext, get_device_manager
     from lmdeploy.pytorch.distributed import DistContext, get_dist_manager
@@ -146,7 +156,7 @@ def build(folder: Path, engine: Any, trust_remote_code: bool = False) -> Built:
 
 
 def _block_bytes(config: Any, cache: Any, module: torch.nn.Module) -> int:
-    """Bytes of one block of the cache over all layers, as LMDeploy plans it."""
+    """Return the bytes of one KV cache block over all layers, by LMDeploy's own plan."""
     from lmdeploy.pytorch.engine.cache_engine.collector import collect_block_cache_requests
     from lmdeploy.pytorch.engine.cache_engine.plan import build_block_cache_plan
 
@@ -155,9 +165,9 @@ def _block_bytes(config: Any, cache: Any, module: torch.nn.Module) -> int:
 
 
 def kv_blocks(built: Built, free: int) -> tuple[int, int]:
-    """(blocks of the KV cache, tokens of one prefill) that an engine chooses where so many bytes are free.
+    """Return (blocks of the KV cache, tokens of one prefill) that an engine would choose. free: bytes that are free.
 
-    LMDeploy's own planner decides, with the adaptor's patches. Raises MemoryPlanError where something does not fit.
+    LMDeploy's own planner decides, with the adaptor's patches. Raises MemoryPlanError if the cache does not fit.
     """
     from lmdeploy.pytorch.engine.executor import base
 

@@ -1,1 +1,1 @@
-"""Checks of a model folder: its configuration, its tokenizer, its weights."""
+"""Checks a model folder: its configuration, its tokenizer and its weights."""

@@ -1,8 +1,7 @@
-"""Refuses a model folder that cannot be served before an engine starts, naming the fault and its place.
+"""Refuses a broken or unsupported model folder before an engine starts, and names the file and its fault.
 
-LMDeploy fails on such folders too, but late, from inside other libraries and in their words: "Repo id must be in the
-form ...", "Unknown weight type", or a truncated file after the other shards have been loaded. These checks read
-configuration, names and headers, never a weight.
+Without these checks LMDeploy fails late, with errors of other libraries: "Repo id must be in the form ...", "Unknown
+weight type", or a truncated file after all other shards. The checks read configurations and headers, never a weight.
 """
 
 import os
@@ -30,10 +29,10 @@ _SAID_APART = ("quantize_config.json", "quant_config.json")
 
 
 def check_model_folder(folder: Path, trust_remote_code: bool = False) -> None:
-    """Raise ModelFolderError unless ``folder`` holds a configuration of a known architecture, a vocabulary and whole
-    weights, and UnsupportedFeatureError for a model that is not served.
+    """Raise ModelFolderError for a folder that is not complete, and UnsupportedFeatureError for an unsupported model.
 
-    trust_remote_code: whether code in the folder will run; this check runs none.
+    A complete folder has a configuration of a known architecture, a vocabulary and whole weight files.
+    trust_remote_code: whether the engine may run code in the folder; this check runs none.
     """
     try:
         if not folder.is_dir():
@@ -55,7 +54,7 @@ def check_model_folder(folder: Path, trust_remote_code: bool = False) -> None:
 
 
 def unusable(folder: Path | str, detail: str, advice: str) -> ModelFolderError:
-    """The error for a folder."""
+    """Return the error for a model folder. detail: the fault. advice: the next step for the user."""
     return ModelFolderError(path=str(folder), detail=detail, advice=advice)
 
 
@@ -70,9 +69,10 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _check_architecture(folder: Path, config: dict[str, Any]) -> None:
-    """LMDeploy looks the class up by ``auto_map`` where there is one, else by ``architectures``.
+    """Refuse a configuration if LMDeploy has no model class for its architecture.
 
-    Configurations that name none at the top level (some nest them) are left to LMDeploy.
+    LMDeploy looks the class up by ``auto_map`` if present, else by ``architectures``. A configuration with no
+    architecture at the top level (some are nested) passes here.
     """
     from lmdeploy.pytorch.models.module_map import MODULE_MAP
     from lmdeploy.pytorch.models.patch import CUSTOM_MODULE_MAP
@@ -87,7 +87,7 @@ def _check_architecture(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _check_dtypes(folder: Path, config: dict[str, Any]) -> None:
-    """transformers takes the name for an attribute of torch."""
+    """Refuse a ``dtype`` that is no floating dtype of torch; transformers would look up any attribute of torch."""
     parts = (config, *(value for value in config.values() if isinstance(value, dict)))
     for key, name in ((key, part.get(key)) for part in parts for key in ("dtype", "torch_dtype")):
         dtype = getattr(torch, name, None) if isinstance(name, str) and name else None
@@ -98,7 +98,7 @@ def _check_dtypes(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _check_fields(folder: Path, config: dict[str, Any]) -> None:
-    """Where transformers refuses the values of fields, LMDeploy goes on with a generic configuration."""
+    """Refuse a configuration that transformers cannot read; LMDeploy would go on with a generic configuration."""
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -113,9 +113,9 @@ def _check_fields(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _check_tokenizer(folder: Path) -> None:
-    """Without a vocabulary transformers 5 makes an empty tokenizer, and the engine would serve it.
+    """Refuse a folder without a vocabulary file; transformers 5 would silently make an empty tokenizer.
 
-    A tokenizer of remote code may keep its vocabulary under any name.
+    Tokenizers of remote code pass, as they may keep their vocabulary under any name.
     """
     if any(next(folder.glob(pattern), None) is not None for pattern in _VOCABULARIES):
         return
@@ -126,7 +126,7 @@ def _check_tokenizer(folder: Path) -> None:
 
 
 def _check_weights(folder: Path) -> set[str]:
-    """The names of the tensors."""
+    """Return the names of all tensors. Refuses missing, truncated or incomplete weight files."""
     file = model_files.index_or_file(folder)
     if file is None:
         names = ", ".join(model_files.NAMES)
@@ -142,7 +142,7 @@ def _check_weights(folder: Path) -> set[str]:
 
 
 def _check_weight_file(folder: Path, file: str, names: set[str]) -> set[str]:
-    """The names of a file's tensors. Raises ModelFolderError if one of ``names`` is missing."""
+    """Return the names of a weight file's tensors. Raises ModelFolderError if the file lacks one of ``names``."""
     if not (folder / file).is_file():
         raise unusable(folder, f"its index names {file}, which is missing", _COPY_AGAIN)
     try:
@@ -158,19 +158,22 @@ def _check_weight_file(folder: Path, file: str, names: set[str]) -> set[str]:
 
 
 def names_in(path: Path) -> set[str]:
-    """The names of a file's tensors. Raises the library's own error where the file is not whole."""
+    """Return the names of a weight file's tensors. Raises safetensors' or torch's own error for a broken file."""
     from safetensors import safe_open
 
     if model_files.is_pickled(path):
         return {name for name, _ in model_files.empty_tensors(path)}
-    # Opening reads the header and compares it with the length of the file. For torch it would map the file as writable,
-    # which Linux refuses where the file is larger than the memory.
+    # Opening reads the header and compares it with the file's length. With framework="torch" safetensors would map the
+    # file as writable, and Linux refuses that for a file larger than the memory.
     with safe_open(path, framework="np") as file:
         return set(file.keys())
 
 
 def _check_unquantised(folder: Path, names: set[str]) -> None:
-    """Refuse packed weights without a quantization_config: AutoGPTQ and AutoAWQ used to write it to another file."""
+    """Refuse packed weights if config.json has no quantization_config. names: of all tensors.
+
+    AutoGPTQ and AutoAWQ used to write that configuration to another file.
+    """
     packed = sorted(name for name in names if name.rpartition(".")[2] in _PACKED)
     if not packed:
         return
@@ -182,7 +185,7 @@ def _check_unquantised(folder: Path, names: set[str]) -> None:
 
 
 def looks_like_path(name: str) -> bool:
-    """Whether the name of a model that does not exist here is a path, since no hub id is spelled like it."""
+    """Return whether a model name must be meant as a path, because it cannot be a hub id."""
     return name.startswith((".", "~", os.sep)) or name.endswith(os.sep) or name.count("/") > 1
 
 

@@ -1,7 +1,7 @@
-"""Refuses configurations that need code from the model's folder, which runs only with the user's consent.
+"""Refuses a model whose configuration class is code in the folder, if that code may not run or is missing.
 
-Without consent, LMDeploy reads such a ``config.json`` into transformers' generic class, which serves where the file
-holds all that LMDeploy's class reads. A nested configuration then stays a dict, and LMDeploy fails with an
+Without ``trust_remote_code`` LMDeploy reads such a ``config.json`` into transformers' generic class. That works if the
+file holds every field that LMDeploy reads. But a nested configuration stays a dict, and LMDeploy fails with an
 AttributeError that names neither the file nor the option.
 """
 
@@ -16,9 +16,9 @@ from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_config
 
 
 def code_of(config: dict[str, Any]) -> str | None:
-    """Name of the file that defines the configuration's class; None where transformers has a class of its own.
+    """Return the file that defines the configuration's class; None if transformers itself has the class.
 
-    ``REPOSITORY--`` stands before it where the file lies elsewhere. config: as ``config.json`` has it.
+    The result begins with ``REPOSITORY--`` if the file lies in another repository. config: contents of config.json.
     """
     from transformers import CONFIG_MAPPING
 
@@ -29,7 +29,10 @@ def code_of(config: dict[str, Any]) -> str | None:
 
 
 def check(folder: Path, config: dict[str, Any], trusted: bool) -> None:
-    """Raise ModelFolderError for a configuration that cannot be read without its code, or whose code is missing."""
+    """Raise ModelFolderError if a configuration needs code that may not run, or code that is missing.
+
+    config: the contents of config.json. trusted: whether the user set trust_remote_code.
+    """
     code = code_of(config)
     if code is None:
         return
@@ -45,9 +48,9 @@ def check(folder: Path, config: dict[str, Any], trusted: bool) -> None:
 
 @contextmanager
 def explained(folder: Path, trusted: bool) -> Iterator[None]:
-    """Turn LMDeploy's AttributeError into a ModelFolderError where the configuration needs code.
+    """Turn an AttributeError of the block into a ModelFolderError, if the folder's configuration needs code.
 
-    LMDeploy does not say why code fails, and then reads the generic class as well.
+    If that code fails, LMDeploy hides the reason and falls back to transformers' generic class.
     """
     try:
         yield

@@ -1,1 +1,1 @@
-"""Checks of a model: which classes and features are served on our devices."""
+"""Checks a model: refuses the classes and features that our devices do not serve."""

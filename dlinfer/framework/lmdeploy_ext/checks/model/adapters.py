@@ -1,10 +1,10 @@
-"""Refuses LoRA adapters that would be served as something else: by their folders first, then by the model they change.
+"""Refuses LoRA adapters that LMDeploy would serve wrongly: first by the adapter's folder, then with the model built.
 
-LMDeploy reads the names of the modules, the rank and alpha, and ignores the rest of PEFT's configuration. It would then
-serve other numbers than the adapter was trained for. It allocates A and B for every layer that has a module of a
-target's name, and never checks whether the adapter filled them. It does not know either where a model class permutes or
-splits weights as it loads them, so adapters are served on the classes whose tokens were compared with PEFT's. These
-checks read names and sizes of the weights, not numbers.
+LMDeploy reads target modules, rank and alpha, and ignores the rest of PEFT's configuration. So it may compute
+something else than the adapter was trained for. It allocates A and B for each layer with a target module, and never
+checks whether the adapter fills them. It also ignores that some model classes permute or split weights at load. So
+adapters are served only on classes whose tokens were compared with PEFT's. The checks read names and sizes of weights,
+not their values.
 """
 
 import re
@@ -28,7 +28,7 @@ from dlinfer.framework.patching import Original, replaces
 # Key of adapter_config.json -> the values that LMDeploy may ignore.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
-    # The others (PiSSA, OLoRA, CorDA, LoftQ) have PEFT change the model's own weights as it loads the adapter.
+    # With other values (PiSSA, OLoRA, CorDA, LoftQ) PEFT changes the model's own weights when it loads the adapter.
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva", "mica"),
     "bias": ("none", None),
 }
@@ -42,7 +42,7 @@ _PLAIN |= dict.fromkeys(
 )
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _CONFIG = "adapter_config.json"
-# LMDeploy looks for them in this order.
+# LMDeploy looks for these files in this order.
 _WEIGHTS = ("adapter_model.bin", "adapter_model.safetensors")
 _AGAIN = "give the folder that PEFT's save_pretrained wrote, whole"
 _RETRAIN = "merge the adapter into the model (PEFT's merge_and_unload), or use an adapter of plain LoRA"
@@ -52,17 +52,17 @@ _NAMED = {
     "Qwen2VLForConditionalGeneration": ("model.language_model.", "model."),
     "Qwen2_5_VLForConditionalGeneration": ("model.language_model.", "model."),
 }
-"""LMDeploy's model class -> how modules' paths begin in transformers 5, and how in LMDeploy as in transformers 4."""
+"""LMDeploy's model class -> (prefix of module paths in transformers 5, prefix in LMDeploy and transformers 4)."""
 
 SERVED = _NAMED.keys() | {
     f"{name}ForCausalLM" for name in "Gemma Llama Mistral Phi3 Qwen2 Qwen2Moe Qwen3 Qwen3Moe".split()
 }
-"""LMDeploy's model classes whose tokens with adapters were compared with PEFT's."""
+"""LMDeploy's model classes that serve adapters: their tokens were compared with PEFT's."""
 
 _OTHER = "use an adapter that was trained for this model"
 
 _asked: ContextVar[Mapping[str, str] | None] = ContextVar("adapters", default=None)
-"""The adapters of the model that is being built."""
+"""The adapters of the model that is being built: name -> folder."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,11 @@ class Adapter:
     path: str
 
     def fault(self, detail: str, advice: str = _AGAIN) -> AdapterFolderError:
-        """The error for this adapter."""
+        """Return the error about this adapter. detail: the fault. advice: the next step for the user."""
         return AdapterFolderError(name=self.name, path=self.path, detail=detail, advice=advice)
 
     def targets(self) -> set[str]:
-        """The names of modules in its configuration. Raises AdapterFolderError for what LMDeploy ignores."""
+        """Return the adapter's target_modules. Raises AdapterFolderError for options that LMDeploy ignores."""
         config = self._config()
         for key, plain in _PLAIN.items():
             if key in config and config[key] not in plain:
@@ -93,7 +93,10 @@ class Adapter:
         return set(names)
 
     def sizes(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Path of a module -> the sizes of its A [rank, in] and B [out, rank]. Raises AdapterFolderError."""
+        """Return module path -> the sizes of A [rank, in] and B [out, rank] in the adapter's weights.
+
+        Raises AdapterFolderError for tensors that are no LoRA of linear layers, or have another rank.
+        """
         rank = self._config().get("r")
         sides: dict[str, dict[str, tuple[int, ...]]] = {}
         for key, size in self._tensors().items():
@@ -112,7 +115,10 @@ class Adapter:
         return {module: (tensors["A"], tensors["B"]) for module, tensors in sides.items()}
 
     def check_fit(self, model: torch.nn.Module, modules: Mapping[str, tuple[int, int]]) -> None:
-        """Raise AdapterFolderError unless its weights are those of a model's modules. modules: as of ``_modules``."""
+        """Raise AdapterFolderError unless the adapter's weights fit exactly the model's target modules.
+
+        modules: path in LMDeploy's model -> (in_features, out_features), from ``_modules``.
+        """
         stored = {_path(model, module): sizes for module, sizes in self.sizes().items()}
         for module, (a, b) in stored.items():
             if module not in modules:
@@ -155,7 +161,7 @@ class Adapter:
 def check_folders(folders: Mapping[str, str] | None) -> None:
     """Raise AdapterFolderError for the first adapter that cannot be served on any model.
 
-    folders: name -> folder, or an id of a hub, whose files are checked once they are fetched.
+    folders: name -> folder, or hub id. Adapters from a hub are skipped here, and checked after their download.
     """
     for adapter in starmap(Adapter, (folders or {}).items()):
         if Path(adapter.path).exists() or looks_like_path(str(adapter.path)):
@@ -164,7 +170,7 @@ def check_folders(folders: Mapping[str, str] | None) -> None:
 
 
 def check_model(model: torch.nn.Module, adapters: Mapping[str, str]) -> None:
-    """Raise UnsupportedFeatureError for a model's class, AdapterFolderError for an adapter that does not fit the model.
+    """Raise UnsupportedFeatureError for a class that serves no adapters, AdapterFolderError if one does not fit.
 
     model: LMDeploy's, with or without weights. adapters: name -> folder.
     """
@@ -185,13 +191,13 @@ def check_model(model: torch.nn.Module, adapters: Mapping[str, str]) -> None:
 
 
 def _path(model: torch.nn.Module, module: str) -> str:
-    """A module's path in LMDeploy's model, from its path in transformers'."""
+    """Return a module's path in LMDeploy's model. module: its path in transformers' model."""
     now, before = _NAMED.get(type(model).__name__, ("", ""))
     return before + module.removeprefix(now) if now and module.startswith(now) else module
 
 
 def _modules(model: torch.nn.Module, target: str, adapter: Adapter) -> dict[str, tuple[int, int]]:
-    """Path in the model -> (in_features, out_features) of every module that a target names."""
+    """Return path in LMDeploy's model -> (in_features, out_features) for each module that ``target`` names."""
     from lmdeploy.pytorch.adapter.adapter import find_all_target
     from lmdeploy.pytorch.nn.linear.base import LinearBase
 
@@ -204,16 +210,16 @@ def _modules(model: torch.nn.Module, target: str, adapter: Adapter) -> dict[str,
     for where, module in targets:
         if not isinstance(module, LinearBase) or ".layers." not in where:
             raise adapter.fault(f"LMDeploy serves no LoRA on {where}", f"leave {target!r} out")
-        linear: Any = module  # classes of linear layers have these fields of their own
+        linear: Any = module  # each class of linear layers declares these fields itself
         outputs = linear.out_features if part is None else linear.all_out_features[part]
         modules[f"{where.rpartition('.')[0]}.{last}"] = (linear.in_features, outputs)
     return modules
 
 
 def check_asked(model: Any) -> None:
-    """Raise AdapterFolderError where one of the engine's adapters does not fit the model, which is being built."""
+    """Raise AdapterFolderError if one of the engine's adapters does not fit the model that is being built."""
     if adapters := _asked.get():
-        check_folders(adapters)  # those of a hub are fetched by now
+        check_folders(adapters)  # adapters from a hub are downloaded by now
         check_model(model, adapters)
 
 

@@ -1,4 +1,4 @@
-"""Checks a model once LMDeploy has built its layers, before weights load: memory, and adapters."""
+"""Checks memory and adapters of a model after LMDeploy has built its layers and before weights load."""
 
 from typing import Any
 
@@ -41,9 +41,10 @@ def build_patched_model(
 
 
 def _keep_padding_rows(model: torch.nn.Module) -> None:
-    """Keep LMDeploy's embedding from zeroing the row of the padding token as it loads, which transformers does not do.
+    """Keep LMDeploy's embeddings from zeroing the padding token's row at load; transformers keeps that row.
 
-    The token may stand in a prompt, as where it also ends a text, and a tied projection reads the row too.
+    A prompt may contain the padding token, for example if it is also the EOS token. A tied output projection reads the
+    row too.
     """
     from lmdeploy.pytorch.nn.embedding import ParallelEmbedding
 

@@ -1,6 +1,6 @@
-"""Refuses models that would give other tokens than transformers, when LMDeploy reads their configuration.
+"""Refuses models that would give other tokens than transformers, as soon as LMDeploy has read their configuration.
 
-This is before any weight is loaded.
+The check runs before any weight is loaded.
 """
 
 from pathlib import Path
@@ -19,7 +19,10 @@ from dlinfer.framework.patching import Original, replaces
 
 
 def check(model_config: Any, is_draft: bool = False) -> None:
-    """Raise UnsupportedFeatureError for a model that cannot be served. model_config: LMDeploy's, adjusted in place."""
+    """Raise UnsupportedFeatureError for a model that cannot be served.
+
+    model_config: LMDeploy's ModelConfig; some checks adjust it in place. is_draft: whether it drafts for speculation.
+    """
     support.check_support(model_config.hf_config.to_dict(), is_draft)
     config = model_config.llm_config or model_config.hf_config
     rope_parameters.check(config)
@@ -80,7 +83,7 @@ def from_hf_config(
     why="the first to see how a model is quantised: GPTQ and compressed-tensors become a method of LMDeploy's; and "
     "model_format fails for a model in floats in LMDeploy's words, and is warned of for one that has that format",
     when=activation.is_on,
-    essential=False,  # LMDeploy stops at a method that it does not know
+    essential=False,  # without the patch LMDeploy refuses methods that it does not know
 )
 def patch_quantization_config(original: Original, hf_config: Any, model_format: str | None = None) -> Any:
     stored = getattr(hf_config, "quantization_config", None)

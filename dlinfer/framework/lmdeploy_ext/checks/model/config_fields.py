@@ -1,6 +1,6 @@
-"""Refuses values of configuration fields that transformers' class reads and LMDeploy's ignores.
+"""Refuses values of configuration fields that transformers' model class obeys and LMDeploy's ignores.
 
-Without this check a model with another value would generate other tokens than transformers, without a word.
+Without this check such a model would silently generate other tokens than in transformers.
 """
 
 from collections.abc import Mapping
@@ -9,17 +9,17 @@ from typing import Any
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 _Fields = Mapping[str, tuple[Any, ...]]
-"""Field of a configuration -> the values that LMDeploy's class computes. A field may be left out."""
+"""Field of a configuration -> the values that LMDeploy's class supports. The field may be missing."""
 
 _ACTIVATION: _Fields = {"hidden_act": ("swish", "silu")}
-"""The activation of LMDeploy's classes, except those in ``_OTHER_ACTIVATIONS``."""
+"""The activation in LMDeploy's classes, except for the model types in ``_OTHER_ACTIVATIONS``."""
 
 _TANH_OR_NONE: _Fields = {"hidden_activation": (None, "gelu_pytorch_tanh")}
 _OTHER_ACTIVATIONS: Mapping[str, _Fields] = {
     "gemma": {"hidden_act": ("gelu_pytorch_tanh",), **_TANH_OR_NONE},
     "gemma2": _TANH_OR_NONE,
     "gemma3_text": _TANH_OR_NONE,
-    "gpt_oss": {},  # transformers' class reads none
+    "gpt_oss": {},  # transformers' class reads no such field
 }
 
 _FIELDS: Mapping[str, _Fields] = {
@@ -28,14 +28,17 @@ _FIELDS: Mapping[str, _Fields] = {
     "deepseek_v2": {"mlp_bias": (False,)},
     "qwen2_moe": {"qkv_bias": (True,)},
 }
-"""model_type -> further fields."""
+"""model_type -> further fields to check."""
 
 _OWN_HEAD_DIM = ("mixtral", "phimoe")
-"""LMDeploy's classes that divide hidden_size by the number of heads, whatever head_dim says."""
+"""Model types whose LMDeploy class ignores head_dim: it divides hidden_size by the number of heads."""
 
 
 def check(config: Any) -> None:
-    """Raise UnsupportedFeatureError for a value that LMDeploy's class ignores. config: of the text model."""
+    """Raise UnsupportedFeatureError for a field value that LMDeploy's class ignores.
+
+    config: transformers' configuration of the text model.
+    """
     kind = getattr(config, "model_type", "")
     fields = {**_OTHER_ACTIVATIONS.get(kind, _ACTIVATION), **_FIELDS.get(kind, {})}
     for name, served in fields.items():

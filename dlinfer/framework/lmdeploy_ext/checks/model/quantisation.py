@@ -1,6 +1,6 @@
 """Refuses quantised checkpoints that are not served, by their ``quantization_config``.
 
-LMDeploy mistakes what it does not know: it reads every FP8 model that is not static as one with blocks of 128, and
+LMDeploy misreads variants that it does not know. It reads every FP8 model without static scales as blocked by 128, and
 every AWQ model as one in the layout "gemm".
 """
 
@@ -12,21 +12,21 @@ from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 BLOCK = 128
-"""Rows and columns of a block: LMDeploy's classes have no other."""
+"""Rows and columns of an FP8 block. LMDeploy's classes support no other size."""
 
 ADVICE = "use the unquantised model in bfloat16 or float32"
 _AWQ_ADVICE = "use the AWQ model of 4 bits, or the unquantised one in bfloat16 or float32"
 
-# LMDeploy passes the names of a model's linear layers to few of its classes; these it never packs.
+# Layers that LMDeploy never packs. Few of its model classes pass on their layers' names, so others cannot be exempt.
 _NEVER_PACKED = ("lm_head", "embed_tokens", "norm")
-_ROUTERS = ("gate", "shared_expert_gate")  # of models with experts, likewise
+_ROUTERS = ("gate", "shared_expert_gate")  # in models with experts, never packed either
 
 W8A8_SERVED = [
     f"{name}ForCausalLM"
     for name in "Llama Qwen2 Qwen3 Mistral InternLM2 InternLM3 Phi3 Mixtral Qwen2Moe".split()
 ]
-"""Classes of LMDeploy's whose quantised norms feed linear layers only. Others quantise norms of heads or of results
-too, and then use them as if they were not."""
+"""LMDeploy's classes whose quantised norms feed linear layers only. Other classes also quantise norms of heads or of
+layer outputs, and then use the quantised result as if it were in floats."""
 
 _FLOATS = "its attention reads floats alone"
 _JOINED = "LMDeploy joins its projections, and their tokens were never compared"
@@ -37,17 +37,17 @@ FLOATS_ALONE = {
     "DeepseekV32ForCausalLM": _JOINED,
     "GlmMoeDsaForCausalLM": _JOINED,
 }
-"""Classes of LMDeploy's that are served in floats alone -> why."""
+"""LMDeploy's classes that are served only with floating-point weights -> the reason."""
 
 EXPERTS_ALONE = ("Qwen3MoeForCausalLM",)
-"""Classes of LMDeploy's that say which layer they build, so that experts may be packed and other layers in floats."""
+"""LMDeploy's classes that can have packed experts and all other layers in floats, as they pass on layers' names."""
 
 
 def check(names: Sequence[str], stored: Any, model: Mapping[str, Any], is_inside: bool = False) -> None:
     """Raise UnsupportedFeatureError for a quantisation that is not served.
 
-    names: the model's architectures. stored: its ``quantization_config``. model: its whole configuration. is_inside:
-    whether that is nested in another model's.
+    names: the model's architectures. stored: its ``quantization_config``. model: its whole configuration.
+    is_inside: whether ``model`` is nested in another model's configuration.
     """
     config = stored if isinstance(stored, Mapping) else {}
     method = str(config.get("quant_method", "unknown"))
@@ -92,7 +92,7 @@ def _check_fp8(names: Sequence[str], config: Mapping[str, Any], model: Mapping[s
     _require(block == blocks, f"fp8 with weight_block_size {block}", advice=f"use blocks of {blocks}")
     form = config.get(CONVERTED_FROM, "fp8")
     for name, size in linear_sizes(model).items():
-        # Of q, k and v, and of gate and up, LMDeploy joins the blocks of rows, which must be whole.
+        # LMDeploy joins q, k and v, and gate and up, block by block. So each must have whole blocks of rows.
         is_whole = name == "hidden_size" or size % BLOCK == 0
         _require(is_whole, f"{form} in blocks of {BLOCK}, but {name} = {size} is no multiple of it")
 
@@ -130,4 +130,4 @@ CHECKS: dict[str, Callable[[Sequence[str], Mapping[str, Any], Mapping[str, Any]]
     "fp8": _check_fp8,
     "compressed-tensors": _check_experts_alone,  # a checkpoint with other layers packed becomes another method
 }
-"""Method -> the check of its details. Every other method is refused whole."""
+"""Quantisation method -> the function that checks its details. All other methods are refused."""

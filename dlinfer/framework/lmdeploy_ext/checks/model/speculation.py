@@ -1,6 +1,7 @@
-"""Refuses methods, targets and drafts of speculative decoding whose tokens were never compared with the target's.
+"""Refuses speculative decoding with methods, targets and drafts other than those in ``PAIRS``.
 
-LMDeploy accepts other pairs without a word, and fails with a KeyError once their weights are loaded, or in a step.
+For these pairs the tokens were compared with the target's own. LMDeploy accepts other pairs, and fails with a KeyError
+after their weights are loaded, or in a step.
 """
 
 from typing import Any
@@ -15,13 +16,16 @@ PAIRS = {
     "eagle3": (_LLAMA, "Eagle3LlamaForCausalLM"),
     "deepseek_mtp": (("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), "DeepseekMTPModel"),
 }
-"""Method of a SpeculativeConfig -> (classes of the target, the class of the draft, as LMDeploy calls it)."""
+"""Method of a SpeculativeConfig -> (architectures of the target, LMDeploy's class of the draft)."""
 
 _WITHOUT = "leave speculative_config out"
 
 
 def check_request(speculative: Any, engine: Any) -> None:
-    """Raise UnsupportedFeatureError for a SpeculativeConfig beside a PytorchEngineConfig."""
+    """Raise UnsupportedFeatureError if a speculation is not served with an engine.
+
+    speculative: a SpeculativeConfig. engine: a PytorchEngineConfig.
+    """
     method = speculative.method
     if method not in PAIRS:
         advice = f"use one of {', '.join(PAIRS)}, or {_WITHOUT}"
@@ -35,7 +39,10 @@ def check_request(speculative: Any, engine: Any) -> None:
 
 
 def check_target(config: Any, method: str) -> None:
-    """Raise UnsupportedFeatureError for a target's configuration, transformers', as it is on disk."""
+    """Raise UnsupportedFeatureError for a target model that is not served with a method.
+
+    config: transformers' configuration of the target, as it is on disk.
+    """
     targets, _ = PAIRS[method]
     name = (config.architectures or [""])[0]
     if name not in targets:
@@ -51,7 +58,10 @@ def check_target(config: Any, method: str) -> None:
 
 
 def check_draft(config: Any, method: str) -> None:
-    """Raise UnsupportedFeatureError for a draft's configuration, transformers', as it is on disk."""
+    """Raise UnsupportedFeatureError for a draft model that is not served with a method.
+
+    config: transformers' configuration of the draft, as it is on disk.
+    """
     name = (config.architectures or [""])[0]
     if method == "deepseek_mtp":
         if not getattr(config, "num_nextn_predict_layers", 0):

@@ -1,8 +1,8 @@
-"""Refuses LMDeploy's model classes that are not served on our devices, by ``config.json``, before anything loads.
+"""Refuses LMDeploy's model classes that our devices do not serve, by ``config.json``, before anything loads.
 
-Every other language model in LMDeploy's module map is served. A class that a later release adds passes here, and each
-of its layers that the ops cannot compute is refused when it is built. Of vision-language models those are served whose
-greedy tokens with images equal transformers', in eager and in graph mode.
+Every other language model in LMDeploy's module map is served. A class that a later release adds passes here; building
+it refuses each layer that our ops cannot compute. A vision-language model is served if its greedy tokens with images
+equal transformers', in eager and in graph mode.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ NOT_SERVED = {
         "it drafts for speculative decoding, and is no model of its own",
     ),
 }
-"""Architecture -> why it is not served. ``SERVED_VISION`` is for vision-language models."""
+"""Architecture -> why it is not served. For vision-language models see ``SERVED_VISION``."""
 
 
 SERVED_VISION = {
@@ -41,17 +41,17 @@ SERVED_VISION = {
     "CogVLMForCausalLM": "",
     "ChatGLMForConditionalGeneration": "",  # with a vision_config: GLM-4V
 }
-"""Architecture -> the key of the language model's configuration; empty where it is not nested."""
+"""Served vision-language architecture -> the key of its language model's configuration; empty if not nested."""
 
 
 def architectures(config: dict[str, Any]) -> list[str]:
-    """The classes in a configuration: those in ``auto_map``, which LMDeploy reads first, and in ``architectures``."""
+    """Return a configuration's class names: from ``auto_map``, which LMDeploy reads first, then ``architectures``."""
     mapped = (config.get("auto_map") or {}).get("AutoModelForCausalLM")
     return ([mapped.rpartition(".")[2]] if mapped else []) + list(config.get("architectures") or [])
 
 
 def check_support(config: dict[str, Any], is_draft: bool = False) -> None:
-    """Raise UnsupportedFeatureError for a configuration, as ``config.json`` has it, whose model is not served."""
+    """Raise UnsupportedFeatureError for a model that is not served. config: the contents of ``config.json``."""
     names = architectures(config)
     shown = f" ({', '.join(names)})" if names else ""
     if is_vision_language(config):
@@ -70,7 +70,10 @@ def check_support(config: dict[str, Any], is_draft: bool = False) -> None:
 
 
 def is_vision_language(config: dict[str, Any]) -> bool:
-    """Whether LMDeploy would load the model as one for images: by its list of classes, or by a part for vision."""
+    """Return whether LMDeploy would load a model as a vision-language model.
+
+    That is the case for a ``vision_config``, or a class in LMDeploy's list of such models.
+    """
     from lmdeploy.archs import check_vl_llm
 
     if config.get("vision_config"):
@@ -79,7 +82,7 @@ def is_vision_language(config: dict[str, Any]) -> bool:
 
 
 def quantisation_of(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
-    """(configuration, its ``quantization_config``) of a configuration, and of a language model nested in it."""
+    """Yield (configuration, its ``quantization_config``) for a quantised model or nested language model."""
     for part in language_configs(config):
         quantisation_config = part.get("quantization_config") if isinstance(part, dict) else None
         if quantisation_config:
@@ -87,7 +90,7 @@ def quantisation_of(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], An
 
 
 def language_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The nested configuration of a served model's language part, or None."""
+    """Return the nested language model's configuration of a served vision-language model, or None."""
     for name in config.get("architectures") or []:
         inside = config.get(SERVED_VISION.get(name) or "")
         if isinstance(inside, dict):
@@ -96,9 +99,9 @@ def language_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def reason_against(names: Sequence[str], config: Mapping[str, Any]) -> str | None:
-    """Why a vision-language model is not served; empty where nobody has compared its tokens, None where it is served.
+    """Return why a vision-language model is not served, or None if it is.
 
-    names: its classes. config: as ``config.json`` has it.
+    The reason is empty if the model's tokens were never compared. names: its classes. config: contents of config.json.
     """
     if not any(name in SERVED_VISION for name in names):
         return ""

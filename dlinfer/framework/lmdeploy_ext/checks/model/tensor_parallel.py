@@ -1,4 +1,4 @@
-"""Refuses tensor parallelism for engines and models whose tokens were not compared on several devices."""
+"""Refuses tensor parallelism for options and models whose tokens were never compared on several devices."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ from dlinfer.framework.lmdeploy_ext.device import ranks
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 COMPARED = [f"{name}ForCausalLM" for name in "Llama Qwen2 Qwen3 InternLM2 Mixtral Qwen2Moe Qwen3Moe".split()]
-"""LMDeploy's classes of the families in tests/e2e/devices/test_tensor_parallel.py."""
+"""LMDeploy's classes of the model families that tests/e2e/devices/test_tensor_parallel.py compares."""
 
 _ADVICE = "use tp=1"
 
 
 def check_engine_config(config: Any) -> None:
-    """Raise UnsupportedFeatureError for options that were not compared on several devices."""
+    """Raise UnsupportedFeatureError for options that are not served with tp > 1. config: a PytorchEngineConfig."""
     if config.tp == 1:
         return
     device = config.device_type
@@ -26,7 +26,10 @@ def check_engine_config(config: Any) -> None:
 
 
 def check_model(config: dict[str, Any], tp: int, spec_method: str | None) -> None:
-    """The same for a model. config: as ``config.json`` has it. spec_method: of speculative decoding."""
+    """Raise UnsupportedFeatureError for a model that is not served with tp > 1.
+
+    config: the contents of ``config.json``. spec_method: the method of speculative decoding, or None.
+    """
     if tp == 1:
         return
     names = support.architectures(config)

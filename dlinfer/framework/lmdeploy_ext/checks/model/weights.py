@@ -1,10 +1,10 @@
-"""Refuses a checkpoint that does not fill its model, before the model's weights are read.
+"""Refuses a checkpoint that does not fill its model, before the weights are read.
 
-LMDeploy allocates parameters without initialising them and never checks whether all were loaded: a checkpoint that
-lacks a tensor generates garbage without a word. So the checkpoint is loaded first into a copy of the model on torch's
-device ``meta``, where LMDeploy's own code maps names, joins parameters and cuts tensors up for shapes alone. This finds
-a tensor that has no place, has another shape, or is missing, also as one part of a joined parameter. A tensor
-whose values that code needs, as a packed tensor's scales, is read.
+LMDeploy allocates parameters without initialising them, and never checks whether all were loaded. If the checkpoint
+lacks a tensor, the model silently generates garbage. So the checkpoint is first loaded into a copy of the model on
+torch's device ``meta``. There LMDeploy's own loaders map names, join parameters and slice tensors by shape only. This
+finds a tensor that has no parameter, has another shape, or is missing, even as a part of a joined parameter. Values
+are read only for tensors whose values the loaders need, such as a packed tensor's scales.
 """
 
 import copy
@@ -34,9 +34,9 @@ _NO_HEAD = (
 
 
 def note_copy(model: Any, build: Callable[..., Any], config: Any, context: Any) -> None:
-    """Note on a model how to build it again without memory, as it is in its files.
+    """Attach to a model a function that builds it again on ``meta``, in the format of its files.
 
-    build: LMDeploy's ``build_patched_model``, which made the model from config and context.
+    build: LMDeploy's ``build_patched_model``. config, context: the arguments of ``build`` that made the model.
     """
     from lmdeploy.pytorch.config import QuantizationConfig
     from lmdeploy.pytorch.devices import get_device_manager
@@ -80,12 +80,12 @@ def load_model_weights(
 
 
 def check(model: Any, folder: Path) -> None:
-    """Raise ModelFolderError unless a folder's tensors fill a model that ``note_copy`` knows, and all fit.
+    """Raise ModelFolderError unless all tensors in a folder fit the model and fill it.
 
-    Raises UnsupportedFeatureError too, where the checkpoint cannot be converted.
+    model: prepared by ``note_copy``. Raises UnsupportedFeatureError if the checkpoint cannot be converted.
     """
     build = model.__dict__.pop(_COPIES)
-    read: set[str] = set()  # patterns of the tensors whose values are needed
+    read: set[str] = set()  # patterns of names of the tensors whose values are read
     while True:
         load = _Load(folder, build(), read)
         try:
@@ -106,16 +106,22 @@ def check(model: Any, folder: Path) -> None:
 
 
 def _patterns(name: str) -> tuple[str, str, str]:
-    """The tensors to read where values are needed: the same tensor of every layer, then more, then all."""
+    """Return three ever wider patterns of tensor names to read, if a loader needs the values of ``name``.
+
+    They match the same tensor in every layer, every tensor with the same last part, and all tensors.
+    """
     return re.sub(r"\d+", "*", name), f"*.{name.rpartition('.')[2]}", "*"
 
 
 _Gaps = list[tuple[str, Tensor, tuple[int, int]]]
-"""(name, parameter, the first run of numbers that are missing) of each parameter that is not filled."""
+"""(name, parameter, (first, end) of its first run of missing elements) for each parameter that is not filled."""
 
 
 class _Load:
-    """One load. name, shape: of the tensor that is loaded at the moment."""
+    """One load of a folder's files into a model on ``meta``.
+
+    read: patterns of names of the tensors whose values are read. name, shape: of the tensor that is being loaded.
+    """
 
     def __init__(self, folder: Path, model: Any, read: set[str]) -> None:
         self.folder, self.model, self._read = folder, model, read
@@ -123,7 +129,7 @@ class _Load:
         self.written = Written(lambda: self.name)
 
     def run(self) -> None:
-        """Load every file, as LMDeploy's loader does, and let classes change the weights once all are loaded."""
+        """Load every file as LMDeploy's loader does, then run the modules' hooks for loaded weights."""
         from lmdeploy.pytorch.weight_loader.model_weight_loader import ModelWeightLoader
 
         modules = self.model.named_modules()
@@ -150,7 +156,7 @@ class _Load:
             yield name, model_files.tensor(path, name) if self._read.intersection(_patterns(name)) else tensor
 
     def unfilled(self) -> _Gaps:
-        # EAGLE-3's drafts say so where their checkpoint has no embedding, and get their target's.
+        # EAGLE-3 drafts whose checkpoint has no embedding have include_embed_tokens=False, and use the target's.
         borrowed = () if getattr(self.model, "include_embed_tokens", True) else ("embed_tokens.weight",)
         return [
             (name, parameter, gap)

@@ -1,4 +1,4 @@
-"""Notes the numbers of a model's parameters that are written while a checkpoint loads into it."""
+"""Records the elements of a model's parameters that are written while a checkpoint loads into the model."""
 
 import functools
 import math
@@ -12,13 +12,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _MOST_RUNS = 1 << 16
-"""A view of more contiguous runs counts as written from its first number to its last."""
+"""If a view has more contiguous runs, its whole span counts as written, from first to last element."""
 
 
 class Written(TorchDispatchMode):
-    """Notes every write of an op to a storage while it is active.
+    """Records every write of an op to a storage while this mode is active.
 
-    source: returns the name of the checkpoint's tensor that is loaded at the moment.
+    source: returns the name of the checkpoint's tensor that is being loaded.
     """
 
     def __init__(self, source: Callable[[], str]) -> None:
@@ -30,7 +30,7 @@ class Written(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an op and note its writes. Raises ValueError where a copy would repeat numbers to fill its place."""
+        """Run an op and record its writes. Raises ValueError if a copy broadcasts several elements."""
         named = kwargs or {}
         if func is torch.ops.aten.copy_.default and args[1].numel() not in (1, args[0].numel()):
             raise ValueError(f"shape {list(args[1].shape)} where {list(args[0].shape)} is expected")
@@ -45,7 +45,7 @@ class Written(TorchDispatchMode):
         return func(*args, **named)
 
     def gap(self, parameter: Tensor) -> tuple[int, int] | None:
-        """(first, end) of the first run of numbers that nothing was written to, or None. parameter: contiguous."""
+        """Return (first, end) of the first run of elements that were never written, or None. parameter: contiguous."""
         first = int(parameter.storage_offset())
         end = first + parameter.numel()
         empty = np.empty(0, dtype=np.int64)
@@ -58,7 +58,7 @@ class Written(TorchDispatchMode):
         return (int(reached[gaps[0]] - first), int(starts[gaps[0]] - first)) if len(gaps) else None
 
     def sources(self, parameter: Tensor) -> list[str]:
-        """Names of the tensors that were written to a parameter's storage."""
+        """Return the names of the checkpoint's tensors that were written to a parameter's storage."""
         return list(self._sources.get(_storage(parameter), ()))
 
 
@@ -68,13 +68,13 @@ def _storage(tensor: Tensor) -> StorageWeakRef:
 
 @functools.cache
 def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
-    """(index, name) of the arguments that an op writes to."""
+    """Return (index, name) of each argument that an op writes to."""
     declared = enumerate(func._schema.arguments)
     return tuple((i, each.name) for i, each in declared if each.alias_info and each.alias_info.is_write)
 
 
 def _runs(view: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """(the begin, the end) of each contiguous run of a view in its storage."""
+    """Return (starts, ends) of a view's contiguous runs, as element offsets in its storage."""
     starts, length = np.array([view.storage_offset()], dtype=np.int64), 1
     if view.numel() == 0:
         return starts[:0], starts[:0]

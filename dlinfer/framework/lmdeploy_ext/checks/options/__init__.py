@@ -1,1 +1,1 @@
-"""Checks of engine options."""
+"""Checks engine options, and refuses those that are not served."""

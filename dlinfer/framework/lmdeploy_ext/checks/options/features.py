@@ -1,4 +1,4 @@
-"""Refuses options and calls that are not served on our devices: options before weights load, calls at once."""
+"""Refuses engine options and engine calls that our devices do not serve; options before weights load."""
 
 from typing import Any
 
@@ -21,11 +21,11 @@ _SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
     "kv_transfer_config": ((), "leave kv_transfer_config out"),
     "dllm_block_length": ((), "use an autoregressive model"),
 }
-"""Field of PytorchEngineConfig -> (its values that are served beside None, False and 0, the next step)."""
+"""Field of PytorchEngineConfig -> (values that are served, as are None, False and 0; the user's next step)."""
 
 
 def check_engine_config(config: Any) -> None:
-    """Raise UnsupportedFeatureError for the first option that is not served."""
+    """Raise UnsupportedFeatureError for the first option that is not served. config: a PytorchEngineConfig."""
     device = config.device_type
     for name, (served, advice) in _SERVED.items():
         value = getattr(config, name)
@@ -86,8 +86,8 @@ async def _sleep(original: Original, self: Any, level: int = 1) -> Any:
     return await original(self, level)
 
 
-# New weights for a running engine. LMDeploy writes them through CUDA's handles or Ray's workers, and its other
-# executors raise an error without a text. Our weights may be packed, in another layout than the weights that are sent.
+# Updates of a running engine's weights. LMDeploy writes new weights through CUDA handles or Ray workers, and its other
+# executors raise an error without a text. Our weights may also be packed, unlike the weights that are sent.
 
 _ENGINES = (
     "lmdeploy.pytorch.engine.engine:Engine",

@@ -1,4 +1,4 @@
-"""Refuses a session that is longer than a model's positions: tokens beyond them are noise."""
+"""Refuses a session_len above a model's number of positions, since later tokens would be noise."""
 
 from typing import Any
 
@@ -7,18 +7,18 @@ from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
 
 _SCALED_TOTAL = ("longrope", "su", "llama3", "mrope", "default")
-"""Rope types whose max_position_embeddings already counts the scaling."""
+"""Rope types whose max_position_embeddings already includes the scaling."""
 
 
 def positions(config: Any) -> int | None:
-    """The number of a text model's positions, or None where they are not bounded.
+    """Return the number of positions of a text model, or None if there is no limit.
 
-    Rope types that scale positions have factor times the original length, as in other engines.
+    For rope types that scale positions, it is ``factor`` times the original length, as in other engines.
     """
     most = getattr(config, "max_position_embeddings", None)
     rope = rope_parameters.parameters(config)
     kind = rope_parameters.rope_type(rope)
-    if most is None or kind == "dynamic":  # whose frequencies grow with the text
+    if most is None or kind == "dynamic":  # dynamic rope rescales its frequencies as the text grows
         return None
     factor = rope.get("factor")
     if kind in _SCALED_TOTAL or not isinstance(factor, int | float):
@@ -28,7 +28,7 @@ def positions(config: Any) -> int | None:
 
 
 def check(model_path: str, session_len: int | None, trust_remote_code: bool) -> None:
-    """Raise UnsupportedFeatureError for a session_len beyond the positions of the model in a folder."""
+    """Raise UnsupportedFeatureError if session_len exceeds the positions of the model in folder ``model_path``."""
     if session_len is None:
         return
     from lmdeploy.hf_configs import config_from_pretrained
@@ -38,7 +38,7 @@ def check(model_path: str, session_len: int | None, trust_remote_code: bool) -> 
 
 
 def check_config(config: Any, session_len: int | None) -> None:
-    """Raise UnsupportedFeatureError likewise. config: of the text model."""
+    """Raise UnsupportedFeatureError if session_len exceeds a text model's positions. config: of the text model."""
     most = positions(config)
     if session_len is not None and most is not None and session_len > most:
         raise refuse(

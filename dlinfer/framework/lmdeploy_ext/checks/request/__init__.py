@@ -1,1 +1,1 @@
-"""Checks of requests, and the HTTP errors that they become."""
+"""Checks requests, and turns refusals into HTTP errors."""

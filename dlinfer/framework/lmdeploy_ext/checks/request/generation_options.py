@@ -1,9 +1,9 @@
-"""Checks a request's generation options before it costs anything, with an error that names the field.
+"""Checks a request's generation options before any work is done; the error names the field.
 
-LMDeploy 0.18 asserts on some fields, replaces others by its default without a word, and lets through numbers that end
-the engine's loop: ``min_new_tokens`` beyond 64 bits (``torch.tensor``), a ``repetition_ngram_size`` beyond its window.
-One table has the values that each field takes. ``GenerationConfig`` is checked against it when it is made, and again
-when a request comes, since its fields can be set in between.
+LMDeploy 0.18 asserts on some fields and silently replaces others by defaults. Other values crash the engine's loop:
+``min_new_tokens`` beyond 64 bits (``torch.tensor``), a ``repetition_ngram_size`` beyond its window.
+The table ``_TAKES`` lists the allowed values of each field. A ``GenerationConfig`` is checked when it is made, and
+again when a request arrives, since its fields can be changed in between.
 """
 
 import math
@@ -20,12 +20,12 @@ from dlinfer.framework.patching import Original, replaces
 
 _INT32 = 2**31 - 1
 _MOST_CHOICES = 128
-"""The same limit as in LMDeploy's chats."""
+"""The largest ``n`` of a completion request; LMDeploy's chat endpoint has the same limit."""
 
 
 @dataclass(frozen=True)
 class _Number:
-    """A finite number in ``[low, high]``. whole: whether it must be an integer."""
+    """Allows finite numbers in ``[low, high]``. whole: only integers. optional: None as well."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -43,14 +43,14 @@ class _Number:
             return self.optional
         if isinstance(value, bool) or not isinstance(value, numbers.Integral if self.whole else numbers.Real):
             return False
-        number: Any = value  # the abstract classes declare no comparison
+        number: Any = value  # the abstract number classes declare no comparison
         # Whole numbers may be too large for a float; infinities and NaN are no whole numbers.
         return self.low <= number <= self.high and (self.whole or math.isfinite(number))
 
 
 @dataclass(frozen=True)
 class _List:
-    """A list of one type, or None."""
+    """Allows lists of one type, and None. item: the type. word: the items in words, for errors."""
 
     item: type
     word: str
@@ -65,7 +65,7 @@ class _List:
         )
 
 
-# For GenerationConfig, and for the engine's SamplingParam where it has a field of that name.
+# For the fields of GenerationConfig, and fields of the same name in the engine's SamplingParam.
 _TOKEN_IDS = _List(numbers.Integral, "token ids")
 _TAKES: dict[str, _Number | _List] = {
     "n": _Number(1, 1),
@@ -75,7 +75,7 @@ _TAKES: dict[str, _Number | _List] = {
     "top_k": _Number(0),
     "min_p": _Number(0, 1, whole=False),
     "temperature": _Number(0, 2, whole=False),
-    # A larger or smaller one drives logits out of the range of 16-bit numbers.
+    # Values outside this range drive logits out of the range of 16-bit floats.
     "repetition_penalty": _Number(0.01, 100, whole=False),
     "presence_penalty": _Number(-2, 2, whole=False),
     "frequency_penalty": _Number(-2, 2, whole=False),
@@ -89,7 +89,7 @@ _TAKES: dict[str, _Number | _List] = {
     "repetition_ngram_threshold": _Number(high=_INT32),
 }
 _NOT_OF_THE_ENGINE = ("n", "stop_words", "bad_words", "logprobs")
-"""Fields that SamplingParam lacks or uses for something else (its stop_words are token ids)."""
+"""Fields that are not checked in SamplingParam: it lacks them, or uses the name otherwise (stop_words: token ids)."""
 
 
 def check_generation(config: Any) -> None:
@@ -106,7 +106,7 @@ def check_generation(config: Any) -> None:
 
 
 def check_sampling(param: Any) -> None:
-    """Raise GenerationOptionError for the first field of a SamplingParam that would end the engine's loop."""
+    """Raise GenerationOptionError for the first field of a SamplingParam that would crash the engine's loop."""
     _check_fields(param, {name: rule for name, rule in _TAKES.items() if name not in _NOT_OF_THE_ENGINE})
 
 
@@ -154,7 +154,9 @@ def build_generation_config(
         extra_kwargs["stop_words"] = [extra_kwargs["stop_words"]]
     defaults = dict(default_gen_config)
     if max_new_tokens is not None and (defaults.get("min_new_tokens") or 0) > max_new_tokens:
-        defaults["min_new_tokens"] = max_new_tokens  # the model's wish, not the client's fault
+        defaults["min_new_tokens"] = (
+            max_new_tokens  # generation_config.json set the larger value, not the client
+        )
     config = original(request, defaults, max_new_tokens=max_new_tokens, **extra_kwargs)
     penalties.take(config, request)
     check_generation(config)
@@ -186,7 +188,7 @@ def validate_request(
 
 
 def _check_request(request: Any, server_context: Any) -> None:
-    """Refuse what would fail after the endpoint has opened a session, which then stays open."""
+    """Refuse a request that would fail after the endpoint has opened a session, since the session would stay open."""
     from lmdeploy.serve.openai.endpoints.common import build_serving_generation_config
     from lmdeploy.serve.openai.protocol import CompletionRequest
 
@@ -205,7 +207,7 @@ def _check_request(request: Any, server_context: Any) -> None:
 
 
 def _prompts(prompt: Any) -> list[Any]:
-    """The prompts in a request to /v1/completions; none if it does not take the value."""
+    """Return the list of prompts in a request to /v1/completions; empty if ``prompt`` has a wrong type."""
     if isinstance(prompt, str) or _is_tokens(prompt):
         return [prompt]
     is_alike = all(isinstance(each, str) for each in prompt) or all(map(_is_tokens, prompt))

@@ -1,6 +1,6 @@
-"""Answers a refused request with a 400 in the words of its protocol, wherever in the server the refusal is raised.
+"""Answers a refused request with a 400 error in its endpoint's own protocol, wherever the refusal is raised.
 
-LMDeploy's endpoints answer the errors that they expect; any other becomes a bare 500.
+LMDeploy's endpoints handle only the errors that they expect; any other error becomes a bare 500.
 """
 
 from typing import Any
@@ -11,14 +11,14 @@ from dlinfer.framework.patching import Original, replaces
 
 
 def request_error(code: str, text: str) -> Any:
-    """LMDeploy's error for a request. code: the name of one of its codes."""
+    """Return LMDeploy's RequestError. code: the name of a member of LMDeploy's ErrorCode."""
     from lmdeploy.serve.core.exceptions import ErrorCode, RequestError
 
     return RequestError(getattr(ErrorCode, code), text)
 
 
 def shown(value: object) -> str:
-    """A value for an error's text, which is one line."""
+    """Return a value as one line for an error's text, cut at 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

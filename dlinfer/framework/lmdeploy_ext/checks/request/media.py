@@ -1,4 +1,4 @@
-"""Refuses messages with videos, sounds or time series by name; images are served."""
+"""Refuses messages with videos, audio or time series, and several images for models that take one image."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -11,12 +11,12 @@ from dlinfer.framework.patching import Original, replaces
 
 _IMAGES = ("image", "image_url", "image_data")
 _OF_ONE_IMAGE = {"CogVLMVisionModel": "CogVLM", "GLM4VisionModel": "GLM-4V"}
-"""LMDeploy's class -> the model, which was trained with one image in a conversation."""
+"""LMDeploy's class -> name of a model that was trained with one image in a conversation."""
 _KINDS = {"video": "video", "audio": "audio", "time_series": "time series"}
 
 
 def _kinds(messages: Iterable[Any]) -> Iterator[Any]:
-    """The type of every part of the messages."""
+    """Return the type of every content part of the messages."""
     contents = (message.get("content") for message in messages if isinstance(message, dict))
     parts = (part for content in contents if isinstance(content, list) for part in content)
     return (part.get("type") for part in parts if isinstance(part, dict))
@@ -30,7 +30,7 @@ def check_messages(messages: Iterable[Any]) -> None:
 
 
 def check_one_image(messages: Iterable[Any], model: str) -> None:
-    """Raise UnsupportedFeatureError for a conversation with several images and a model that takes one."""
+    """Raise UnsupportedFeatureError if the messages hold several images. model: the name of a one-image model."""
     if sum(kind in _IMAGES for kind in _kinds(messages)) > 1:
         raise refuse(f"more than one image in a conversation with {model}", "send one image")
 
@@ -50,6 +50,6 @@ async def prompt_input(
         model = _OF_ONE_IMAGE.get(type(getattr(self.vl_encoder, "model", None)).__name__)
         if model is not None:
             check_one_image(messages, model)
-    except UnsupportedFeatureError as error:  # LMDeploy reports another class as a failed preprocessing
+    except UnsupportedFeatureError as error:  # LMDeploy reports other error classes as failed preprocessing
         raise request_error("UNSUPPORTED_FEATURE", str(error)) from error
     return await original(self, messages, *args, **kwargs)

@@ -1,9 +1,9 @@
-"""Keeps requests out of the engine's loop that would end it.
+"""Refuses requests that would crash the engine's loop.
 
-LMDeploy 0.18 runs all requests in one loop. An exception in it ends the engine for every user, while the process lives
-on and answers "engine unavailable". On every device such requests are:
+LMDeploy 0.18 runs all requests in one loop. An exception in the loop ends the engine for every user, while the process
+lives on and answers "engine unavailable". These requests raise such an exception on every device:
 
-- a prompt without a token, as where the tokenizer adds no BOS to an empty prompt (``assert len(token_ids) > 0``);
+- a prompt without tokens, such as an empty text without BOS (``assert len(token_ids) > 0``);
 - a token id outside the vocabulary (embedding lookup);
 - an unknown adapter (``AdapterManager.get_adapter_ids``);
 - top_k or logprobs above the size of the vocabulary (``torch.topk``);
@@ -22,11 +22,11 @@ from dlinfer.framework.lmdeploy_ext.device import activation, kv_memory
 from dlinfer.framework.patching import Original, replaces
 
 _LARGE_LOGIT = 100.0
-"""Logits up to this size stay finite when they are divided by the temperature."""
+"""Logits up to this size must stay finite when they are divided by the temperature."""
 
 
 def refusal(token_ids: Sequence[int], vocab_size: int | None) -> str | None:
-    """Why a prompt cannot be served, or None. Without a vocab_size only the prompt's length is checked."""
+    """Return why a prompt cannot be served, or None. If vocab_size is None, only an empty prompt is refused."""
     if len(token_ids) == 0:
         return "The prompt is empty: there is no token to continue from."
     if vocab_size is None:
@@ -38,7 +38,7 @@ def refusal(token_ids: Sequence[int], vocab_size: int | None) -> str | None:
 
 
 def cache_refusal(length: int, async_engine: Any) -> str | None:
-    """Why a prompt of so many tokens does not fit into the KV cache, or None."""
+    """Return why a prompt of ``length`` tokens does not fit into the KV cache, or None."""
     longest = getattr(async_engine.backend_config, kv_memory.SESSION_LIMIT, None)
     if longest is None or length <= longest:
         return None
@@ -50,11 +50,11 @@ def cache_refusal(length: int, async_engine: Any) -> str | None:
 
 
 def fit_sampling(param: Any, vocab_size: int, dtype: torch.dtype) -> None:
-    """Bring a SamplingParam inside the vocabulary and the range of the logits' dtype, without a change of meaning.
+    """Change a SamplingParam in place to values of equal meaning that fit the vocabulary and the logits' dtype.
 
-    More candidates than tokens are all tokens. A token id outside the vocabulary is never drawn, so that it neither
-    stops nor needs forbidding; a logits processor of ours drops it likewise. A temperature next to zero makes logits
-    infinite and the draw NaN: it means the most likely token, which is drawn instead.
+    top_k and num_logprobs are limited to the vocabulary. Stop and bad token ids outside the vocabulary are dropped, as
+    they are never drawn; our logits processors drop theirs too. A temperature so close to 0 that logits would overflow
+    becomes greedy sampling.
     """
     if 0 < param.temperature < _LARGE_LOGIT / torch.finfo(dtype).max:
         param.temperature, param.top_k = 1.0, 1
@@ -73,7 +73,7 @@ def _tokens(ids: Iterable[int], vocab_size: int) -> list[int]:
 
 
 def _fault(gen_config: Any, vocab_size: int | None) -> str | None:
-    """Why a GenerationConfig cannot be served, or None."""
+    """Return why a GenerationConfig cannot be served, or None."""
     if gen_config is None:
         return None
     try:
@@ -111,7 +111,7 @@ def determine_gen_config(
     "mm_processor_kwargs=None, **kwargs)",
 )
 async def preprocess(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
-    # Behind messages, session_id, gen_config, tools, reasoning_effort and do_preprocess.
+    # adapter_name comes after messages, session_id, gen_config, tools, reasoning_effort and do_preprocess.
     adapter = args[6] if len(args) > 6 else kwargs.get("adapter_name")
     known = sorted(self.backend_config.adapters or {})
     if adapter is not None and adapter not in known:

@@ -1,7 +1,7 @@
-"""Refuses fields of requests that no code of LMDeploy's reads, where a value asks for something, with a 400.
+"""Refuses, with a 400 error, request fields that LMDeploy silently ignores, unless their value changes nothing.
 
-LMDeploy 0.18 declares some of these fields and drops them; others belong to OpenAI's, Anthropic's or vLLM's protocol
-and are dropped as unknown. Fields that change no answer (``user``, ``metadata``, ``store``) are accepted.
+LMDeploy 0.18 declares some of these fields and drops them. Others are fields of OpenAI's, Anthropic's or vLLM's
+protocol that LMDeploy does not know. Fields that change no answer (``user``, ``metadata``, ``store``) are accepted.
 """
 
 from typing import Any
@@ -33,13 +33,13 @@ _NEUTRAL: tuple[tuple[Any, str], ...] = (
     ("float", "encoding_format"),
     ("medium", "verbosity"),
 )
-"""(value that asks for nothing, its fields). For every other field only null does."""
+"""(neutral value, fields that may have it); null is neutral for every field."""
 
 _VLLM = (
     "best_of use_beam_search length_penalty min_tokens bad_words allowed_token_ids prompt_logprobs "
     "truncate_prompt_tokens logits_processors structured_outputs guided_json guided_regex guided_choice guided_grammar "
 )
-"""vLLM's additions to OpenAI's protocol."""
+"""Fields that vLLM adds to OpenAI's protocol."""
 
 _NAMES = {
     "/v1/chat/completions": f"{_VLLM} functions function_call modalities audio web_search_options verbosity "
@@ -58,18 +58,21 @@ UNREAD = {
     path: {name: [value for value, fields in _NEUTRAL if name in fields.split()] for name in names.split()}
     for path, names in _NAMES.items()
 }
-"""Path -> field that nobody reads -> values that ask for nothing, beside null."""
+"""Endpoint -> field that LMDeploy ignores -> its neutral values, besides null."""
 
 _NESTED = (("text", "verbosity", ["medium"]), ("reasoning", "effort", ["low", "medium", "high"]))
-"""(field of /v1/responses, field inside, values that are served)."""
+"""(field of /v1/responses, nested field, its served values)."""
 
 
 def check_fields(path: str, body: Any) -> None:
-    """Raise UnsupportedFeatureError for the first field of a request's body that would be dropped."""
+    """Raise UnsupportedFeatureError for the first field of a request that LMDeploy would ignore.
+
+    path: the endpoint. body: the request's JSON.
+    """
     if not isinstance(body, dict):
         return
     for field, neutral in UNREAD.get(path, {}).items():
-        # Of best_of as many as are returned there is nothing to choose from.
+        # best_of=n asks for nothing: all n generated answers are returned.
         if field != "best_of" or body.get(field) != (body.get("n") or 1):
             _check(path, field, body.get(field), neutral)
     for field, inner, served in _NESTED if path == "/v1/responses" else ():
@@ -78,7 +81,7 @@ def check_fields(path: str, body: Any) -> None:
 
 
 def _check(path: str, field: str, value: Any, neutral: list[Any]) -> None:
-    is_bool = isinstance(value, bool)  # true equals 1, and asks for something else
+    is_bool = isinstance(value, bool)  # True == 1 in Python, but True is not the neutral 1
     if value is None or any(value == each and (isinstance(each, bool) or not is_bool) for each in neutral):
         return
     instead = f" or give {' or '.join(map(repr, neutral))}" if neutral else ""
@@ -94,7 +97,7 @@ def _validate(original: Original) -> Any:
             return
         try:
             body = await raw_request.json()
-        except ValueError:  # FastAPI reports that it is no JSON
+        except ValueError:  # FastAPI reports invalid JSON itself
             return
         check_fields(raw_request.url.path, body)
 
@@ -136,4 +139,4 @@ def responses_request(original: Original, request: Any, server_context: Any) -> 
     essential=False,
 )
 def warn_ignored_request_fields(original: Original, request: Any) -> None:
-    """Warn of nothing: no field that asks for something is dropped."""
+    """Log nothing, since ignored fields are refused and all others are served."""
