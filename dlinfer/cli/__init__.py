@@ -1,4 +1,4 @@
-"""The ``dlinfer`` command. Each subcommand stands in a module of its own, loaded when it is called."""
+"""The ``dlinfer`` command. Each subcommand has its own module, which is imported when the subcommand runs."""
 
 import argparse
 import sys
@@ -11,7 +11,7 @@ from dlinfer.cli import autoload
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status; ``argv`` is ``sys.argv[1:]`` when left out."""
+    """Run the command line and return its exit status; ``argv`` defaults to ``sys.argv[1:]``."""
     try:
         command_line = parser_of_all()
     except RuntimeError as error:
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser_of_all() -> argparse.ArgumentParser:
-    """The parser of every command; docs/reference/cli.md is written from it."""
+    """Return the parser of all commands; docs/reference/cli.md is generated from the parser."""
     parser = argparse.ArgumentParser(
         prog="dlinfer", description="LLM serving on any accelerator. Start with `dlinfer doctor`."
     )
@@ -165,7 +165,7 @@ def _add_toolchain(commands: Any) -> None:
 
 
 def _sentence(text: str) -> str:
-    """With a capital at its beginning, and names as they are, which str.capitalize() writes small."""
+    """Return the text with a capital first letter; unlike str.capitalize(), keep the case of all other letters."""
     return text[0].upper() + text[1:]
 
 

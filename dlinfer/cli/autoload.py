@@ -1,6 +1,6 @@
-"""When ``import torch`` itself fails, since a package that torch loads with it does: doctor then looks without it.
+"""Run doctor although ``import torch`` fails, because a backend package that torch autoloads fails.
 
-The standard library alone, as torch cannot be imported.
+This module uses only the standard library, as torch cannot be imported.
 """
 
 import os
@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 
 FAILED = "_DLINFER_AUTOLOAD_FAILED"
-"""The variable that tells the process which looks what has failed."""
+"""The environment variable that tells doctor's process which failure occurred."""
 SWITCH = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def reason(error: BaseException) -> str | None:
-    """The failure in torch's words, with its cause; None for an error of another kind."""
+    """Return torch's text for a failed autoload, with its cause; None for an error of another kind."""
     if not str(error).startswith("Failed to load the backend extension"):
         return None
     said = str(error).partition(". You can")[0]
@@ -23,7 +23,7 @@ def reason(error: BaseException) -> str | None:
 
 
 def problem() -> str:
-    """For the report of the process that looks; empty where torch's autoload has not failed."""
+    """Return doctor's finding about torch's failed autoload, as a text; empty if autoload did not fail."""
     failed = os.environ.get(FAILED, "")
     if not failed:
         return ""
@@ -34,6 +34,8 @@ def problem() -> str:
 
 
 def run_without(argv: Sequence[str], failed: str) -> int:
-    """Run a command in a process where torch loads no such package; return its exit status."""
+    """Run a ``dlinfer`` command in a process where torch autoloads no package; return the exit status.
+
+    argv: the command's arguments. failed: the failure for doctor's report, as ``reason`` returns it."""
     command = [sys.executable, "-m", "dlinfer", *argv]
     return subprocess.run(command, env=os.environ | {SWITCH: "0", FAILED: failed}, check=False).returncode

@@ -1,4 +1,4 @@
-"""``dlinfer compile``: a Hugging Face model folder to the file that a vendor's own runtime takes."""
+"""``dlinfer compile``: compile a Hugging Face model folder to the file that a vendor's own runtime takes."""
 
 import argparse
 import contextlib
@@ -12,14 +12,14 @@ from typing import Any
 from dlinfer.errors import DlinferError
 
 ENGINES = ("sophgo",)
-"""Engines that write such a file; others compile where a model runs."""
+"""Engines that write a file for the vendor's runtime; other engines compile in the process that runs the model."""
 
 _AGAIN = 0.05
-"""Seconds until an end that was lost is asked for again."""
+"""Seconds after which a lost signal is raised again."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments."""
     parser.add_argument("folder", metavar="MODEL_FOLDER", type=Path, help="a model as Hugging Face saves it")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
     parser.add_argument("--engine", choices=ENGINES, required=True, help="whose compiler")
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compile. Gives the exit status: 1 when it could not be done, 128 and the signal's number when it was ended."""
+    """Compile, and return the exit status: 0, 1 on an error, or 128 plus the number of the signal that ended it."""
     try:
         with _ending():
             _sophgo(arguments)
@@ -82,12 +82,12 @@ def _number(end: KeyboardInterrupt) -> int:
 
 @contextlib.contextmanager
 def _ending() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the command as Ctrl-C does, so that no compiler goes on without it."""
+    """Let SIGTERM and SIGHUP end the command as Ctrl-C does, so that no compiler outlives the command."""
 
     def end(number: int, frame: Any) -> None:
         raise _Ended(number)
 
-    here = threading.current_thread() is threading.main_thread()  # elsewhere signals cannot be set
+    here = threading.current_thread() is threading.main_thread()  # other threads cannot set signal handlers
     asking = (signal.SIGTERM, signal.SIGHUP) if here else ()
     signals = [number for number in asking if signal.getsignal(number) is signal.SIG_DFL]
     try:
@@ -102,7 +102,7 @@ def _ending() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _asked_again() -> Iterator[None]:
-    """Ask once more for an end that came while a finalizer ran: what is raised there, Python drops."""
+    """Raise a signal's exception again if Python dropped it, because the signal came while a finalizer ran."""
     lost: list[int] = []
     before = sys.unraisablehook
 

@@ -1,4 +1,4 @@
-"""``dlinfer conformance``: does a vendor do what it claims? Every op, sample and dtype, through every check."""
+"""``dlinfer conformance``: does a vendor do what it claims? Run every check on every op, sample and dtype."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from dlinfer.conformance.errors import ConformanceError
 from dlinfer.conformance.result import Report
 
 BROKEN, NOT_ASKED = 1, 2
-"""Exit status where a claim does not hold, and where the vendor could not be asked."""
+"""Exit status if a claim does not hold, and if the vendor could not be tested."""
 
 EXIT = (
     "Exit status: 0 if every claim of the vendor holds. 1 if a claim does not hold or nothing passed. 2 if the vendor "
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask, show, write. Gives the exit status."""
+    """Test the vendor, print and write the report, and return the exit status."""
     from dlinfer.cli import conformance_view
     from dlinfer.conformance import apart
 
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def write(report: Report, as_json: Path | None, junit: Path | None, html: Path | None) -> None:
-    """Write the report to the files that are wanted."""
+    """Write the report to each of the three files whose path is not None."""
     if as_json is not None:
         as_json.write_text(json.dumps(report.as_dict(), indent=1) + "\n")
     if junit is not None:
@@ -80,7 +80,7 @@ def write(report: Report, as_json: Path | None, junit: Path | None, html: Path |
 
 
 def _check_names(arguments: argparse.Namespace) -> None:
-    """Raises ConformanceError for an op or a check that there is not."""
+    """Raise ConformanceError for an op or a check that does not exist."""
     from dlinfer.conformance import plan
 
     for what, names in plan.names().items():

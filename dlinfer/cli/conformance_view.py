@@ -1,4 +1,4 @@
-"""The conformance report for people: a bar while it is made, then ops by checks and what failed."""
+"""Print conformance results for people: a progress bar during the run, then a table of ops by checks, and failures."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from dlinfer.conformance.result import (
 )
 
 MOST_SHOWN = 5
-"""Failures of one op and check that are shown; files have all."""
+"""At most this many failures are printed for one op and check; report files have all of them."""
 
 _COLOURS = {PASSED: "green", FAILED: "red", DECLINED: "yellow", SKIPPED: "dim", UNCLAIMED: "dim"}
 _WORST = (FAILED, DECLINED, PASSED, SKIPPED, UNCLAIMED)
@@ -30,7 +30,7 @@ _WORST = (FAILED, DECLINED, PASSED, SKIPPED, UNCLAIMED)
 
 @contextmanager
 def progress() -> Iterator[Told]:
-    """A bar on a terminal's error output; elsewhere each failure as it is found."""
+    """Yield a function that shows progress: a bar on a terminal, else one line for each failure."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _say_failures
@@ -55,7 +55,7 @@ def _say_failures(done: int, total: int, result: Result) -> None:
 
 
 def show(report: Report, console: Console | None = None) -> None:
-    """Print the report; a pipe gets plain text that is not wrapped, so that it can be searched."""
+    """Print the report. A pipe gets plain text without line wrapping, so that users can search it."""
     console = console or Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=500, no_color=True)

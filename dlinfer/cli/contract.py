@@ -1,4 +1,4 @@
-"""``dlinfer contract``: does the adaptor fit an LMDeploy release? Read from its source, which is never imported."""
+"""``dlinfer contract``: does the adaptor fit an LMDeploy release? LMDeploy's source is read, never imported."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dlinfer.framework.lmdeploy_ext.contract.drift import Report
 
 ESSENTIAL, NOT_READ, OPTIONAL = 1, 2, 3
-"""Exit status where something essential drifted, where there is no source to read, where only optional things did."""
+"""Exit status if something essential drifted, if there is no source to read, and if only optional things drifted."""
 
 EXIT = (
     "Exit status: 0 when nothing drifted, 1 when something essential did, 3 when only what the device can do without "
@@ -27,7 +27,7 @@ _COLOURS = {"essential": "red", "optional": "yellow"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments."""
     parser.add_argument(
         "--source",
         type=Path,
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare, print, and return the exit status."""
+    """Compare the adaptor with LMDeploy's source, print the report, and return the exit status."""
     from dlinfer.framework.lmdeploy_ext.contract import check
 
     try:
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(report: "Report", console: Console | None = None) -> None:
-    """Print the report; a pipe gets plain text that is not wrapped, so that it can be searched."""
+    """Print the report. A pipe gets plain text without line wrapping, so that users can search it."""
     console = console or Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=1000, no_color=True)

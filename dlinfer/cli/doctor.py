@@ -32,15 +32,15 @@ from dlinfer.vendor.cpu.host import cpus, memory
 SCHEMA = 3
 
 RIVALS = ("dlinfer-ascend", "dlinfer-maca", "dlinfer-camb")
-"""Distributions of another project with the same name on PyPI, one for each vendor."""
+"""Distributions on PyPI of another project that is also named dlinfer, one for each vendor."""
 
 Coverage = str
-"""``native``, ``reference``, ``none``, or the name of another vendor, whose kernel answers."""
+"""``native``, ``reference``, ``none``, or the name of another vendor whose kernel runs the op."""
 
 
 @dataclass(frozen=True)
 class Versions:
-    """Of what is installed; null where it is not. LMDeploy's stands under ``frameworks``."""
+    """Versions of installed packages; null for a missing package. ``frameworks`` has LMDeploy's version."""
 
     dlinfer: str
     python: str
@@ -50,9 +50,12 @@ class Versions:
 
 @dataclass(frozen=True)
 class Cpu:
-    """capability: torch's name of the vector instructions it uses. cores: physical ones that this process may use.
-    quota: CPUs' worth of time that its cgroups allow, null without a limit. usable: how many threads can run at once,
-    and why. threads: torch's number, for one op."""
+    """The CPU as this process sees it.
+
+    capability: torch's name of the vector instructions that torch uses. cores: physical cores that the process may
+    use. quota: CPU time that the process's cgroups allow, in CPUs; null without a limit. usable: how many threads can
+    run at once, and why. threads: torch's number of threads for one op.
+    """
 
     capability: str
     cores: int
@@ -63,7 +66,7 @@ class Cpu:
 
 @dataclass(frozen=True)
 class MemoryBound:
-    """One limit on this process's memory; the one with the least available counts."""
+    """One limit on this process's memory. Of several limits, the one with the fewest available bytes applies."""
 
     available_bytes: int
     limit_bytes: int
@@ -72,7 +75,10 @@ class MemoryBound:
 
 @dataclass(frozen=True)
 class VendorState:
-    """state: PASS when its probe says yes and its kernels load and fit. device_type: empty if unknown."""
+    """Whether a vendor can be used.
+
+    state: PASS if its probe succeeds and its kernels load. device_type: empty if unknown.
+    """
 
     name: str
     state: Literal["PASS", "FAIL"]
@@ -85,7 +91,7 @@ class VendorState:
 
 @dataclass(frozen=True)
 class FailedCase:
-    """A self-test case that an engine or kernel fails on this CPU. covers: the ops that run another way for it."""
+    """A self-test case that an engine or kernel fails on this CPU. covers: the ops that avoid the engine or kernel."""
 
     name: str
     precision: str
@@ -97,7 +103,7 @@ class FailedCase:
 class EngineSelfTest:
     """The self-test of an engine on this CPU.
 
-    passed, not_run: numbers of cases. problem: why it cannot run, or which cases raised an error in this process.
+    passed, not_run: numbers of cases. problem: why the self-test cannot run, or which cases raised an error.
     """
 
     engine: str
@@ -110,18 +116,18 @@ class EngineSelfTest:
 
 @dataclass(frozen=True)
 class Report:
-    """All that doctor says.
+    """All findings of doctor.
 
-    healthy: a vendor other than the reference passes and ``problems`` is empty; the exit status follows it.
-    memory: tightest bound first.
-    ops: op -> vendor -> coverage. native: a kernel of the vendor's own. Another vendor's name: that one's
-        kernel, as the host's for vendors that bring graph engines only. reference: the slow reference answers.
-        none: a call is refused, since the vendor fails or the fallback policy is "error".
-    defaults: device type -> the vendor that answers there unless another is chosen, or null.
-    implementations: vendor -> op -> its kernels, the preferred one first, where a vendor has several for an op.
-    selftests: of each engine that has one (docs/internals/selftest.md).
-    unknown_variables: ``DLINFER_*`` variables in the environment that are no setting.
-    problems: what makes op calls fail: wrong settings, or a default vendor that fails.
+    healthy: a vendor other than the reference passes and ``problems`` is empty; it decides the exit status.
+    memory: the tightest limit first.
+    ops: op -> vendor -> coverage. native: the vendor's own kernel runs. Another vendor's name: the kernel of that
+        vendor runs, such as the host's for vendors with graph engines only. reference: the slow reference runs. none:
+        calls fail, since the vendor fails or the fallback policy is "error".
+    defaults: device type -> the vendor that runs ops there unless another is chosen, or null.
+    implementations: vendor -> op -> its kernels, the preferred kernel first, for ops with several kernels.
+    selftests: one for each engine that has a self-test (docs/internals/selftest.md).
+    unknown_variables: ``DLINFER_*`` environment variables that are no setting.
+    problems: reasons why op calls fail: wrong settings, or a default vendor that fails.
     """
 
     schema: int
@@ -147,9 +153,9 @@ def to_json(report: Report) -> str:
 
 
 def collect(selftest: bool = False) -> Report:
-    """Look at this process, its machine and what is installed. Takes seconds where a framework is.
+    """Examine this process, its machine and the installed packages. This takes seconds if a framework is installed.
 
-    selftest: run the self-test cases that never ran on this machine, which takes a minute the first time.
+    selftest: also run the self-test cases that never ran on this machine, which takes a minute the first time.
     """
     origins = settings.origins(os.environ)
     problems = [origin.problem for origin in origins if origin.problem]
@@ -191,7 +197,7 @@ def _cpu() -> Cpu:
 
 
 def _implementations(states: list[VendorState]) -> dict[str, dict[str, list[str]]]:
-    """Vendor -> op -> kernels, for ops with several kernels."""
+    """Return vendor -> op -> kernels, for ops with several kernels."""
     several: dict[str, dict[str, list[str]]] = {}
     for state in states:
         if state.state == "PASS":
@@ -236,7 +242,7 @@ def _counted(engine: str, vendor: str, results: list[Result]) -> EngineSelfTest:
 
 
 def rivals() -> list[str]:
-    """Distributions beside dlinfer that install a folder ``dlinfer`` too: files of one lie where the other's should."""
+    """Return one problem for each other installed distribution whose files also lie in the folder ``dlinfer``."""
     return [
         f"{name} {version} is installed beside dlinfer, and installs the same folder: files of the two are mixed. "
         f"Next step: pip uninstall {name} dlinfer, then install dlinfer again."
@@ -253,7 +259,7 @@ def _installed(package: str) -> str | None:
 
 
 def _examine(name: str) -> tuple[VendorState, Mapping[str, str]]:
-    """A vendor's state, and if it passes, who wrote the kernel that answers each op."""
+    """Return a vendor's state and, if it passes, op -> the vendor that brings the op's kernel."""
     try:
         vendor = discovery.get(name)
     except DlinferError as error:
@@ -288,13 +294,13 @@ def _coverage(op: str, vendor: VendorState, authors: Mapping[str, str], policy: 
 
 
 def _defaults(states: list[VendorState], problems: list[str]) -> dict[str, str | None]:
-    """Device type -> default vendor. Adds to ``problems`` where that cannot be had or fails."""
+    """Return device type -> default vendor. Adds to ``problems`` if a default vendor is missing or fails."""
     vendors: dict[str, str | None] = {}
     failing = {state.name for state in states if state.state == "FAIL"}
     for device_type in sorted({state.device_type for state in states} - {"", "any"}):
         try:
             with warnings.catch_warnings(action="ignore", category=discovery.VendorWarning):
-                vendor = discovery.default(device_type)  # what it passes over stands in the table of vendors
+                vendor = discovery.default(device_type)  # the table of vendors shows the vendors that fail
         except DlinferError as error:
             problems.append(str(error))
             return vendors

@@ -1,4 +1,4 @@
-"""The doctor's report for people."""
+"""Print doctor's report for people."""
 
 from rich.console import Console
 from rich.table import Table
@@ -20,7 +20,7 @@ _COLOURS = {
 
 
 def show(report: Report, console: Console | None = None) -> None:
-    """Print the report; a pipe gets plain text that is not wrapped, so that it can be searched."""
+    """Print the report. A pipe gets plain text without line wrapping, so that users can search it."""
     console = console or Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=500, no_color=True)
@@ -125,7 +125,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _coloured(word: str) -> Text:
-    return Text(word, style=_COLOURS.get(word, "green"))  # or the vendor whose kernel answers
+    return Text(word, style=_COLOURS.get(word, "green"))  # or the name of the vendor whose kernel runs the op
 
 
 def _step(text: str) -> str:

@@ -1,4 +1,4 @@
-"""``dlinfer explain``: a Hugging Face model folder through graph mode, prefill and one cached decode step."""
+"""``dlinfer explain``: run a Hugging Face model folder in graph mode (prefill and one decode step) and explain it."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ from dlinfer.explanation.explanation import FORMATS, Explanation, explain
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Explain, print the summary, write the files. Gives the exit status: 1 when it could not be done."""
+    """Explain the model, print the summary, write the files, and return the exit status: 0, or 1 on an error."""
     files = {suffix: getattr(arguments, suffix.removeprefix(".")) for suffix in FORMATS}
     try:
         for suffix, path in files.items():
@@ -38,7 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
 def explain_folder(
     folder: Path, *, batch: int, length: int, engine: str | None, dynamic: bool
 ) -> Explanation:
-    """Prefill and one decode step with a static cache. Raises ModelFolderError and what ``explain`` raises."""
+    """Explain a prefill and one decode step with a static KV cache.
+
+    batch, length: the prompt's sizes, in sequences and tokens. Raises ModelFolderError and what ``explain`` raises.
+    """
     model = _load(folder)
     from transformers import StaticCache
 
@@ -48,7 +51,7 @@ def explain_folder(
     with torch.no_grad():
         model(
             input_ids=prompt, **fixed
-        )  # the cache makes its tensors at the first call, which is no part of a step
+        )  # the cache allocates its tensors at the first call: keep that out of the explained calls
     cache.reset()
     explanation = explain(
         model, input_ids=prompt, **fixed, options={"engine": engine}, dynamic=dynamic or None
@@ -72,7 +75,7 @@ def _load(folder: Path) -> Any:
         model = AutoModelForCausalLM.from_pretrained(
             folder,
             local_files_only=True,
-            use_safetensors=True,  # the other format is a pickle
+            use_safetensors=True,  # the other format is pickle, which can run code
             dtype="auto",
         )
     except Exception as cause:

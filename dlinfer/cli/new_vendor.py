@@ -1,4 +1,4 @@
-"""``dlinfer new-vendor``: a package of a vendor to begin with, which passes ``dlinfer conformance`` as it is."""
+"""``dlinfer new-vendor``: write the package of a new vendor, which passes ``dlinfer conformance`` unchanged."""
 
 import argparse
 import keyword
@@ -18,7 +18,7 @@ EXIT = "Exit status: 0 when the package was written, 1 when nothing was."
 
 
 class NewVendorError(DlinferError, ValueError):
-    """A package of a vendor cannot be written."""
+    """A new vendor's package cannot be written."""
 
     message = "the vendor {name!r} cannot be written: {detail}."
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the package and say what to do next. Gives the exit status."""
+    """Write the package, print the next steps, and return the exit status."""
     try:
         package = write(arguments.name, arguments.folder)
     except (NewVendorError, OSError) as error:
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def write(name: str, folder: Path) -> Path:
-    """Write ``folder/dlinfer-<name>``; gives its path. Raises NewVendorError, writing nothing."""
+    """Write the package to ``folder/dlinfer-<name>`` and return its path. Raises NewVendorError before it writes."""
     check_name(name)
     package = folder / f"dlinfer-{name}"
     if package.exists():
@@ -63,7 +63,7 @@ def write(name: str, folder: Path) -> Path:
 
 
 def rendered(name: str) -> dict[str, str]:
-    """The package's files: path in it -> text."""
+    """Return the package's files, relative path -> text."""
     files = {}
     for file in sorted(TEMPLATE.rglob(f"*{SUFFIX}")):
         place = file.relative_to(TEMPLATE).as_posix().removesuffix(SUFFIX)
@@ -75,7 +75,7 @@ def rendered(name: str) -> dict[str, str]:
 
 
 def check_name(name: str) -> None:
-    """Raises NewVendorError for a name that torch, Python or an installed vendor would clash with."""
+    """Raise NewVendorError if a name clashes with torch, Python or an installed vendor."""
     if not re.fullmatch(r"[a-z][a-z0-9]{1,30}", name) or keyword.iskeyword(name):
         raise NewVendorError(
             name=name, detail="a name is of 2 to 31 lower-case letters and digits, no word of Python"

@@ -1,4 +1,4 @@
-"""``dlinfer preflight``: would LMDeploy serve this model folder here, with what, and in how much memory?"""
+"""``dlinfer preflight``: can LMDeploy serve this model folder here, with what kernels and how much memory?"""
 
 import argparse
 import json
@@ -27,7 +27,7 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments: fields of LMDeploy's PytorchEngineConfig, with its defaults."""
+    """Add the command's arguments: fields of LMDeploy's PytorchEngineConfig, with its defaults."""
     parser.add_argument("folder", metavar="MODEL", type=Path, help="a model as Hugging Face saves it")
     parser.add_argument("--device", default="cpu", metavar="NAME", help="the device type (default cpu)")
     for name, (kind, text) in _OPTIONS.items():
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look, print, and return the exit status."""
+    """Examine the folder and this machine, print the report, and return the exit status."""
     try:
         from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
     except ImportError as error:
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(report: "Report", console: Console | None = None) -> None:
-    """Print the report; a pipe gets plain text that is not wrapped."""
+    """Print the report. A pipe gets plain text without line wrapping."""
     console = console or Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=500, no_color=True)

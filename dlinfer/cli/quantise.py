@@ -1,4 +1,4 @@
-"""``dlinfer quantise``: a checkpoint in floats becomes one of 4 or 8 bits that LMDeploy reads."""
+"""``dlinfer quantise``: quantise a floating-point checkpoint to 4 or 8 bits, in a format that LMDeploy reads."""
 
 import argparse
 import json
@@ -29,7 +29,7 @@ EXIT = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments."""
     parser.add_argument(
         "folder", metavar="MODEL", type=Path, help="a model in floats, as Hugging Face saves it"
     )
@@ -78,7 +78,7 @@ _OF_LOSS = ("text", "tokens")
 def _check_together(arguments: argparse.Namespace) -> None:
     """Exit with a usage error that names each given option without effect beside the others."""
     if arguments.loss:
-        # The setting that packs a model as it is served chooses the groups itself, and looks at no data.
+        # Packing at load time (``--loss`` measures it) chooses group sizes itself and uses no calibration data.
         beside, unused = "--loss", ("group_size", "calibrate", *_SEARCH)
     else:
         beside, unused = "--output", _OF_LOSS
@@ -95,7 +95,7 @@ def _given(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[str, A
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Quantise, print, and return the exit status."""
+    """Quantise the checkpoint, print the report, and return the exit status."""
     _check_together(arguments)
     try:
         from dlinfer.framework.lmdeploy_ext.quantise.calibration import Calibration
@@ -143,7 +143,7 @@ def _loss(arguments: argparse.Namespace) -> int:
 
 
 def show_loss(loss: "Loss", console: Console | None = None) -> None:
-    """Print what a model loses; a pipe gets plain text that is not wrapped."""
+    """Print how much a model loses by quantisation. A pipe gets plain text without line wrapping."""
     console = console or Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=500, no_color=True)
@@ -165,7 +165,7 @@ def show_loss(loss: "Loss", console: Console | None = None) -> None:
 
 
 def show(report: "Report", console: Console | None = None) -> None:
-    """Print the report; a pipe gets plain text that is not wrapped."""
+    """Print the report. A pipe gets plain text without line wrapping."""
     console = console or Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=500, no_color=True)
@@ -194,7 +194,7 @@ def show(report: "Report", console: Console | None = None) -> None:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends the command as an interrupt does: what was written so far is removed."""
+    """SIGTERM arrived. It ends the command as Ctrl-C does: files written so far are removed."""
 
 
 @contextmanager
@@ -202,7 +202,7 @@ def _ending() -> Iterator[None]:
     def end(*_: object) -> None:
         raise _Terminated
 
-    if threading.current_thread() is not threading.main_thread():  # where Python sets no handlers
+    if threading.current_thread() is not threading.main_thread():  # other threads cannot set signal handlers
         yield
         return
     before = signal.signal(signal.SIGTERM, end)
@@ -227,7 +227,7 @@ def _tell(error: DlinferError | OSError, as_json: bool) -> None:
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
-    """Shows how far it is, on standard error where that is a terminal."""
+    """Yield a function that shows progress on standard error: a bar on a terminal, else nothing."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))

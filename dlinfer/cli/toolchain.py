@@ -22,11 +22,11 @@ from dlinfer.toolchain.install import gigabytes, install, remove
 from dlinfer.vendor import discovery
 
 NO_INTERPRETER = 3
-"""Exit status where no CPython of the right version was found, which a script may want to tell from a failure."""
+"""Exit status if no CPython of the right version was found, so that scripts can tell this case from a failure."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand ``arguments.action``. Gives the exit status: 0, or 1 or ``NO_INTERPRETER`` when it failed."""
+    """Run the subcommand ``arguments.action`` and return the exit status: 0, 1 on an error, or ``NO_INTERPRETER``."""
     try:
         return _ACTIONS[arguments.action](getattr(arguments, "names", []))
     except ToolchainInterpreterError as error:
@@ -38,13 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def known() -> dict[str, Toolchain]:
-    """Every recipe by its name, from the vendors that have one. A vendor that cannot be loaded has none."""
+    """Return name -> recipe, for all vendors that have a recipe. Vendors that cannot be loaded are skipped."""
     recipes = {}
     for name in discovery.names():
         try:
             vendor = discovery.get(name)
         except (VendorLoadError, VendorClashError):
-            continue  # doctor says what is wrong with it
+            continue  # ``dlinfer doctor`` reports the fault
         if vendor.toolchain is not None:
             recipe = vendor.toolchain()
             recipes[recipe.name] = recipe
@@ -52,7 +52,7 @@ def known() -> dict[str, Toolchain]:
 
 
 def _chosen(names: Sequence[str]) -> list[Toolchain]:
-    """The recipes of these names. Raises UnknownToolchainError."""
+    """Return the recipes of these names. Raises UnknownToolchainError."""
     recipes = known()
     for name in names:
         if name not in recipes:
@@ -107,7 +107,7 @@ def _takes(recipe: Toolchain) -> str:
 
 
 def _install_shown(recipe: Toolchain) -> None:
-    """Install with a bar of what is on disk already; without a terminal, with a line a step."""
+    """Install a toolchain. A terminal shows a bar of the bytes on disk; other output gets one line for each step."""
     console = Console(stderr=True)
     if not console.is_terminal:
         sys.stderr.write(f"{recipe.name}: {recipe.summary}; it takes {_takes(recipe)}\n")
@@ -125,7 +125,7 @@ def _install_shown(recipe: Toolchain) -> None:
 
 
 def _lines(name: str) -> Callable[[str], None]:
-    """A report that prints each line once."""
+    """Return a function that prints a line to standard error unless it equals the line before."""
     last = ""
 
     def report(line: str) -> None:
@@ -138,7 +138,7 @@ def _lines(name: str) -> Callable[[str], None]:
 
 
 def _size(place: Path) -> int:
-    """Bytes under a folder while others write and remove there."""
+    """Return the bytes under a folder, although others may add and remove files meanwhile."""
     total = 0
     for parent, _, names in os.walk(place):
         for name in names:

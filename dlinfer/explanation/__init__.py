@@ -1,4 +1,4 @@
 """``dlinfer.explain``: reports of compilations as text, JSON and one HTML page.
 
-It compiles nothing that the model's own call would not compile. Users and the command line call it.
+``explain`` compiles only what the model's own call would compile. Users and the command line call it.
 """

@@ -1,7 +1,7 @@
-"""``dlinfer.explain``: how dlinfer compiled a model, as an object that shows itself as text, JSON and HTML.
+"""``dlinfer.explain``: how dlinfer compiled a model, as an object that renders as text, JSON and HTML.
 
-An Explanation gathers the reports of compilations (``dlinfer.graph.report``). It compiles nothing that the model's own
-call would not compile.
+An Explanation collects the reports of compilations (``dlinfer.graph.report``). ``explain`` compiles only what the
+model's own call would compile.
 """
 
 import json
@@ -31,14 +31,14 @@ FORMATS = (".txt", ".json", ".html")
 
 @dataclass
 class Explanation(Facts):
-    """The reports of some compilations: ``str()`` is a summary, ``to_text()`` everything."""
+    """The reports of some compilations. ``str()`` returns a summary, ``to_text()`` everything."""
 
     _compiled: "_Compiled | None" = field(default=None, repr=False, compare=False)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model once more, under no_grad, add what that compiles, and return the call's result.
+        """Call the model once more under no_grad, add the reports of new compilations, and return the call's result.
 
-        Raises ExplanationError for an explanation without a model: read from JSON, or made by ``of_process``.
+        Raises ExplanationError if the explanation has no model: it was read from JSON, or made by ``of_process``.
         """
         if self._compiled is None:
             raise ExplanationError(detail="it holds reports only, nothing that could be called")
@@ -46,7 +46,7 @@ class Explanation(Facts):
 
     @classmethod
     def from_json(cls, text: str) -> "Explanation":
-        """Return what ``to_json`` wrote. Raises ExplanationError where it is something else."""
+        """Return the explanation that ``to_json`` wrote as ``text``. Raises ExplanationError for any other text."""
         try:
             data = json.loads(text)
             if data["schema"] != SCHEMA:
@@ -64,19 +64,19 @@ class Explanation(Facts):
             raise ExplanationError(detail=detail) from cause
 
     def to_json(self) -> str:
-        """As one JSON object."""
+        """Return the explanation as one JSON object."""
         return json.dumps(self.to_dict(), indent=1)
 
     def to_text(self) -> str:
-        """Everything, for people."""
+        """Return everything that the explanation holds, as text for people."""
         return text_of(self)
 
     def to_html(self) -> str:
-        """One page that needs nothing else, with an outline of what runs."""
+        """Return one self-contained HTML page, with an outline of what runs."""
         return page_of(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write it to ``path``, in the form that its suffix names. Raises ExplanationError on another suffix."""
+        """Write the explanation to ``path``, in the suffix's format. Raises ExplanationError on an unknown suffix."""
         target = Path(path)
         forms = dict(zip(FORMATS, (self.to_text, self.to_json, self.to_html), strict=True))
         if target.suffix not in forms:
@@ -99,8 +99,8 @@ def explain(
     """Compile a module or function for dlinfer, call it once with these arguments, and explain the compilation.
 
     options: as for torch.compile(backend="dlinfer"). dynamic: as torch.compile's. The call runs for real, under
-    no_grad, and its writes (a KV cache) stay. Earlier compilations of the same model are neither used nor replaced; but
-    Dynamo remembers which sizes have changed, and ``dynamic=None`` follows that.
+    no_grad, and its writes (a KV cache) stay. Earlier compilations of the same model are neither used nor replaced;
+    but Dynamo remembers which sizes changed in earlier calls, and makes them dynamic if ``dynamic`` is None.
 
     Raises CompileOptionError, EngineUnavailableError, GraphFallbackError under fallback ``error``, and whatever the
     model itself raises.
@@ -112,7 +112,7 @@ def explain(
 
 
 def of_process() -> Explanation:
-    """Return everything that was compiled in this process so far, for example by LMDeploy."""
+    """Return an explanation of everything that this process compiled so far, for example for LMDeploy."""
     graphs = report.reports()
     seconds = sum(sum(graph.seconds.values()) for graph in graphs)
     breaks = _breaks(dynamo.graph_breaks())
@@ -120,14 +120,14 @@ def of_process() -> Explanation:
 
 
 def name_of(model_or_function: Any) -> str:
-    """Class of a module, or name of a function, with its own module."""
+    """Return the qualified name of a module's class or of a function, with its Python module."""
     owner = type(model_or_function) if isinstance(model_or_function, torch.nn.Module) else model_or_function
     name = getattr(owner, "__qualname__", type(owner).__qualname__)
     return f"{getattr(owner, '__module__', '')}.{name}".lstrip(".")
 
 
 def versions() -> dict[str, str]:
-    """Versions of dlinfer, torch and Python."""
+    """Return the versions of dlinfer, torch and Python, by name."""
     return {
         "dlinfer": dlinfer.__version__,
         "torch": str(torch.__version__),
@@ -144,12 +144,12 @@ class _Compiled:
         self.function = dynamo.compile_apart(function, self.compile, dynamic)
 
     def compile(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Compile as the backend ``dlinfer`` does."""
+        """Compile a graph with the backend ``dlinfer``, and collect its reports."""
         from dlinfer.graph.backend import dlinfer_backend
 
         before = report.reports()[-1:]
         run = dlinfer_backend(graph_module, example_inputs, options=self.options)
-        # By number and not by place, as the oldest reports are forgotten; Dynamo compiles one graph at a time.
+        # Select new reports by index: old ones are dropped, so positions shift. Dynamo compiles one graph at a time.
         self.graphs += [new for new in report.reports() if not before or new.index > before[0].index]
         return run
 
@@ -172,7 +172,7 @@ class _Compiled:
                     explanation.cache[kind] = explanation.cache.get(kind, 0) + more
 
 
-# Where Dynamo's words for the commonest break name one of its own functions.
+# Dynamo's text for the commonest break starts with the name of an internal function: replace the text.
 _REASONS = {"generic_jump": "a branch that depends on the values of a tensor"}
 
 
@@ -189,7 +189,7 @@ def _breaks(dynamos: Sequence[tuple[str, str]]) -> list[GraphBreak]:
 
 
 def _joined(breaks: Sequence[GraphBreak]) -> list[GraphBreak]:
-    """Equal ones as one, with their count."""
+    """Return the breaks with equal ones merged into one that counts them."""
     counts: dict[tuple[str, str, str], int] = {}
     for item in breaks:
         key = (item.reason, item.advice, item.line)

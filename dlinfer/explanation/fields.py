@@ -1,4 +1,4 @@
-"""The fields of an explanation: reports of compilations, and the figures that follow from them."""
+"""The fields of an explanation: reports of compilations, and the figures computed from them."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field, fields
@@ -12,7 +12,9 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """A place where Dynamo had to leave the graph. reason: its first words; advice: the rest of what it says."""
+    """A graph break of Dynamo.
+
+    reason: the first line of Dynamo's message. advice: the message's explanation and hints."""
 
     reason: str
     advice: str
@@ -24,9 +26,9 @@ class GraphBreak:
 class Facts:
     """The reports of some compilations.
 
-    model: what was explained. graphs: one report each, in order. graph_breaks: where Dynamo left a graph.
-    seconds: of the explained calls, compiling included. cache: what happened to disk entries, by kind.
-    versions: what it was compiled with.
+    model: the name of the explained model. graphs: one report for each graph, in order of compilation.
+    graph_breaks: Dynamo's graph breaks. seconds: duration of the explained calls, with compilation.
+    cache: how often each kind of disk cache event happened. versions: of dlinfer, torch and Python.
     """
 
     model: str
@@ -38,21 +40,21 @@ class Facts:
 
     @property
     def recompiles(self) -> list[GraphReport]:
-        """Graphs that were compiled because an earlier one did not fit the call; ``cause`` says why.
+        """Return the graphs compiled because an earlier graph did not fit the call; their ``cause`` says why.
 
-        Variants for a size of 1 are not among them: see ``size_1_variants``.
+        Variants for a size of 1 are left out: see ``size_1_variants``.
         """
         return [graph for graph in self.graphs if self.kind_of(graph) == "recompile"]
 
     @property
     def size_1_variants(self) -> list[GraphReport]:
-        """Graphs compiled again because a size was 1, which Dynamo always takes as a constant."""
+        """Return the graphs that were recompiled because a size was 1, which Dynamo always specializes."""
         return [graph for graph in self.graphs if self.kind_of(graph) == "size-1 variant"]
 
     def kind_of(self, graph: GraphReport) -> str:
-        """Why one of the graphs was compiled, in short: ``first call``, ``recompile`` or ``size-1 variant``.
+        """Return why a graph was compiled: ``first call``, ``recompile`` or ``size-1 variant``.
 
-        One that was not compiled at all is ``loaded from the disk cache``.
+        A graph that was not compiled is ``loaded from the disk cache``.
         """
         if graph.cause in (FIRST_CALL, LOADED):
             return graph.cause
@@ -61,7 +63,7 @@ class Facts:
 
     @property
     def fired(self) -> dict[str, int]:
-        """Fusion rule -> how often it fired, over all graphs."""
+        """Return fusion rule -> how often the rule fired, over all graphs."""
         counts: Counter[str] = Counter()
         for graph in self.graphs:
             counts.update(graph.rules())
@@ -69,7 +71,7 @@ class Facts:
 
     @property
     def coverage(self) -> float:
-        """Share of the nodes that compute which run in the engine; 0 where nothing was captured."""
+        """Return which share of the computing nodes runs in the engine; 0 if nothing was captured."""
         inside = sum(len(graph.placed("engine")) for graph in self.graphs)
         outside = sum(len(graph.placed("eager")) for graph in self.graphs)
         if inside + outside == 0:
@@ -78,13 +80,13 @@ class Facts:
 
     @property
     def flop_coverage(self) -> float:
-        """Share of the floating-point operations of products which run in the engine; 0 where nothing was captured."""
+        """Return the engine's share of the floating-point operations of all products; 0 if nothing was captured."""
         inside = sum(graph.flops("engine") for graph in self.graphs)
         outside = sum(graph.flops("eager") for graph in self.graphs)
         return share(inside, outside) if self.coverage or inside + outside else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it; docs/reference/json.md describes the keys."""
+        """Return the facts as a dict that JSON can hold; docs/reference/json.md describes the keys."""
         plain = {item.name: getattr(self, item.name) for item in fields(Facts)}
         plain |= {name: [asdict(item) for item in plain[name]] for name in ("graphs", "graph_breaks")}
         figures: dict[str, Any] = {

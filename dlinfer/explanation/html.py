@@ -1,4 +1,4 @@
-"""An explanation as one HTML page that needs nothing else: figures, an outline of what runs, and tables."""
+"""Render an explanation as one self-contained HTML page: figures, an outline of what runs, and tables."""
 
 from collections.abc import Iterable, Sequence
 from html import escape

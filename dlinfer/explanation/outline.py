@@ -1,7 +1,7 @@
-"""A compiled graph as an outline: what runs, in order, by layer. A repeated layer appears once.
+"""Outline a compiled graph: what runs, in order, by layer. A repeated layer appears once.
 
-A kernel is a block; a use of a cluster is a block with a row for each op; a view is a row of the block whose result it
-views. Weights and arithmetic on sizes are left out. Layers are found by the paths of the modules.
+A kernel is a block. A use of a cluster is a block with one row for each op. A view is a row in the block of the tensor
+that it views. Weights and arithmetic on sizes are left out. Module paths decide which layer a block belongs to.
 """
 
 import re
@@ -18,25 +18,25 @@ COLLAPSE_FROM = 3
 """How many equal layers in a row appear as one."""
 
 Place = tuple[str, int]
-"""(path of a list of modules, index in it)."""
+"""A layer's place: (path of a ModuleList, the layer's index in the list)."""
 
 
 @dataclass
 class Block:
-    """One thing that runs. kind: ``kernel``, ``cluster``, ``eager`` or ``view``."""
+    """One row group of the outline. kind: ``kernel``, ``cluster``, ``eager`` or ``view``."""
 
     kind: str
     title: str
     rows: list[NodeReport] = field(default_factory=list[NodeReport])
 
     def shape(self) -> tuple[object, ...]:
-        """Return the parts that equal layers share."""
+        """Return the parts that must be equal in two layers for them to collapse into one."""
         return self.kind, self.title.partition(" #")[0], [(row.op, row.result) for row in self.rows]
 
 
 @dataclass
 class Layer:
-    """Blocks of one layer; of none where ``place`` is None. often: how many equal layers it stands for."""
+    """The blocks of one layer. place: None for blocks outside of layers. often: how many equal layers are merged."""
 
     place: Place | None
     blocks: list[Block]
@@ -44,7 +44,7 @@ class Layer:
 
     @property
     def title(self) -> str:
-        """``layers.0``, or ``layers.0 … 23`` for many."""
+        """Return ``layers.0``, or ``layers.0 … 23`` if this stands for several layers."""
         if self.place is None:
             return "outside of layers"
         container, index = self.place
@@ -53,7 +53,7 @@ class Layer:
 
 
 def outline_of(graph: GraphReport) -> list[Layer]:
-    """Layers, sorted by their first block."""
+    """Return a graph's layers, sorted by their first block."""
     blocks = _blocks(graph)
     indexed = [set(_indexed(_module(block))) for block in blocks]
     lengths = Counter(container for container, _ in set[Place]().union(*indexed))
@@ -72,7 +72,7 @@ def outline_of(graph: GraphReport) -> list[Layer]:
 
 
 def html_of(layers: Iterable[Layer]) -> str:
-    """The outline as nested lists; each row shows its node's facts on hover."""
+    """Return the outline as nested HTML lists. Each row shows its node's facts on hover."""
     return "".join(
         f"<details open><summary>{escape(layer.title)}{f' <b>× {layer.often}</b>' if layer.often > 1 else ''}"
         f'</summary><ol class="blocks">{"".join(map(_block, layer.blocks))}</ol></details>'
@@ -81,7 +81,7 @@ def html_of(layers: Iterable[Layer]) -> str:
 
 
 def hover_of(node: NodeReport) -> str:
-    """The facts of a node, a line each."""
+    """Return the facts of a node, one a line."""
     lines = [f"{node.name}: {node.op}", f"gives {node.result}", f"runs as {node.where}"]
     lines += [f"in {node.module}"] if node.module else []
     lines += [f"from {short_line(node.line)}"] if node.line else []
@@ -90,7 +90,7 @@ def hover_of(node: NodeReport) -> str:
 
 
 def short_op(op: str) -> str:
-    """``aten.linear`` -> ``linear``."""
+    """Return an op's name without its namespace: ``aten.linear`` -> ``linear``."""
     parts = op.split(".")
     return parts[1] if len(parts) > 1 else op
 
@@ -127,19 +127,19 @@ def _blocks(graph: GraphReport) -> list[Block]:
 
 
 def _module(block: Block) -> str:
-    """The last op decides: a residual add that is fused with the next layer's norm belongs to that layer."""
+    """Return the module of a block's last op: a residual add fused with the next layer's norm is in the next layer."""
     computing = (row.module for row in reversed(block.rows) if row.place != "view" and row.module)
     return next(computing, block.rows[-1].module)
 
 
 def _indexed(path: str) -> Iterator[Place]:
-    """``a.3.b`` -> ("a", 3), for each index in a module's path."""
+    """Yield the place for each index in a module's path: ``a.3.b`` -> ("a", 3)."""
     for match in re.finditer(r"(?:^|\.)(\d+)(?=\.|$)", path):
         yield path[: match.start()], int(match.group(1))
 
 
 def _collapsed(layers: list[Layer]) -> Iterator[Layer]:
-    """Equal neighbours as one, where there are enough of them."""
+    """Yield the layers, with each run of at least COLLAPSE_FROM equal neighbours merged into one."""
 
     def key(pair: tuple[int, Layer]) -> tuple[object, ...]:
         number, layer = pair

@@ -1,4 +1,4 @@
-"""An explanation as plain text: a summary of some lines, or everything."""
+"""Render an explanation as plain text: a summary of some lines, or everything."""
 
 import re
 import textwrap
@@ -14,7 +14,7 @@ def summary_of(explanation: Facts) -> str:
 
 
 def text_of(explanation: Facts) -> str:
-    """Return the summary, and every graph with all that is known of it."""
+    """Return the summary, followed by every graph with all its facts."""
     lines = _summary(explanation)
     for number, graph in enumerate(explanation.graphs):
         lines += ["", *_graph(number, graph)]
@@ -22,7 +22,7 @@ def text_of(explanation: Facts) -> str:
 
 
 def headline(explanation: Facts) -> dict[str, str]:
-    """Return the figures that come first, by name."""
+    """Return the most important figures, name -> text."""
     engine = sum(len(graph.placed("engine")) for graph in explanation.graphs)
     eager = sum(len(graph.placed("eager")) for graph in explanation.graphs)
     return {
@@ -116,7 +116,7 @@ def _regions(graph: GraphReport) -> Iterator[str]:
 
 
 def clusters(graph: GraphReport) -> Iterator[tuple[str, str]]:
-    """Return (short key, facts) of each cluster."""
+    """Yield (short key, facts) for each cluster."""
     for region in graph.regions:
         for cluster in region.clusters:
             reason = f": {cluster.reason}" if cluster.reason else ""
@@ -140,34 +140,34 @@ def _placements(graph: GraphReport) -> list[str]:
 
 
 def table(rows: Iterable[tuple[str, str]], indent: str = "") -> list[str]:
-    """Rows of a name and a text, the texts below each other."""
+    """Return lines with a name and a text each, the texts aligned."""
     all_rows = list(rows)
     width = max((len(name) for name, _ in all_rows), default=0)
     return [textwrap.indent(f"{name:<{width}}  {text}", indent) for name, text in all_rows]
 
 
 def counts(numbers: dict[str, int]) -> str:
-    """``rms_norm 4, rotary 2``."""
+    """Return names with their counts as one text: ``rms_norm 4, rotary 2``."""
     return ", ".join(f"{name} {count}" for name, count in numbers.items()) or "nothing"
 
 
 def short_line(line: str) -> str:
-    """Return a line of code with its path from the package on, where it is an installed one."""
+    """Return a source line; if its file is of an installed package, the path begins with the package."""
     return re.sub(r"/\S*/(?:site|dist)-packages/", "", line)
 
 
 def short_cause(cause: str) -> str:
-    """Dynamo's reason without the stack that follows it."""
+    """Return Dynamo's reason for a compilation without the stack that follows the reason."""
     return cause.strip().partition("\n")[0]
 
 
 def duration(seconds: float) -> str:
-    """Seconds with a unit that fits."""
+    """Return a duration as text, in a unit that fits."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 
 def amount(count: int) -> str:
-    """Bytes with a unit that fits."""
+    """Return a number of bytes as text, in a unit that fits."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:
             return f"{count / size:.1f} {unit}"

@@ -1,8 +1,8 @@
-"""Toolchains: environments of an older CPython with a vendor's compiler or runtime, beside this one.
+"""Toolchains: separate Python environments of an older CPython, with a vendor's compiler or runtime.
 
-A vendor whose packages exist only for an older Python has a recipe (``Toolchain``, named in ``Vendor.toolchain``).
-``install`` makes its environment in the user's cache folder, ``find`` gives it to the vendor's code; nothing else of
-dlinfer needs one.
+If a vendor's packages exist only for an older Python, the vendor has a recipe (``Toolchain``, named in
+``Vendor.toolchain``). ``install`` makes the recipe's environment in the user's cache folder, and ``find`` returns it
+to the vendor's code. No other part of dlinfer needs an environment.
 """
 
 from dlinfer.toolchain.folder import Environment, State, find, folder, state

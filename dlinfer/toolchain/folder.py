@@ -1,4 +1,4 @@
-"""Where environments lie, and whether one is what its recipe says."""
+"""The paths of toolchains' environments, and whether an environment matches its recipe."""
 
 import json
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from dlinfer.errors import ToolchainMissingError
 from dlinfer.toolchain.recipe import Toolchain
 
 STAMP = "dlinfer-toolchain.json"
-"""Written last, so that an environment without it is half an environment."""
+"""A file that ``install`` writes last: an environment without this file is unfinished."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """A finished environment; it is a plain venv.
+    """The paths of an environment, which is a plain venv.
 
     folder: its root. python: its interpreter. scripts: the folder of its commands. site_packages: its packages.
     """
@@ -28,31 +28,31 @@ class Environment:
 
 @dataclass(frozen=True)
 class State:
-    """installed: whether it is there and made by this recipe; else ``reason`` says what is there."""
+    """installed: whether an environment of this recipe exists. reason: its CPython, or why it is not installed."""
 
     installed: bool
     reason: str
 
 
 def root() -> Path:
-    """Return the folder of all environments, in the user's cache folder, so that all clones share them."""
+    """Return the folder of all environments: in the user's cache folder, so that all clones of dlinfer share it."""
     return settings.cache_folder() / "toolchains"
 
 
 def folder(toolchain: Toolchain) -> Path:
-    """Where this one's environment lies, or will."""
+    """Return the folder of a recipe's environment, which need not exist yet."""
     return root() / toolchain.name
 
 
 def environment(toolchain: Toolchain) -> Environment:
-    """Return the paths of an environment, whether it is there or not."""
+    """Return the paths of a recipe's environment, which need not exist yet."""
     place = folder(toolchain)
     packages = place / "lib" / f"python{toolchain.python}" / "site-packages"
     return Environment(place, place / "bin" / "python", place / "bin", packages)
 
 
 def state(toolchain: Toolchain) -> State:
-    """Return whether an environment is installed; reads one small file."""
+    """Return whether a recipe's environment is installed. This reads one small file."""
     place = folder(toolchain)
     if not place.exists():
         return State(False, "it is not installed")
@@ -67,7 +67,7 @@ def state(toolchain: Toolchain) -> State:
 
 
 def find(toolchain: Toolchain) -> Environment:
-    """Return an installed environment. Raises ToolchainMissingError."""
+    """Return a recipe's environment. Raises ToolchainMissingError if it is not installed."""
     current = state(toolchain)
     if not current.installed:
         raise ToolchainMissingError(

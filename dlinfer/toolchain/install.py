@@ -1,4 +1,4 @@
-"""Making and removing environments."""
+"""Install and remove environments."""
 
 import contextlib
 import fcntl
@@ -22,11 +22,13 @@ _SECONDS = 3 * 3600.0
 
 
 def install(toolchain: Toolchain, report: Report = lambda line: None) -> Environment:
-    """Make an environment unless this recipe's is there. Leftovers of other recipes and of interruptions are removed.
+    """Make a recipe's environment, unless it is installed already, and return its paths.
 
-    Two processes that ask at once make it once: the second waits.
+    An environment of another recipe or of an interrupted installation is removed first. If two processes install the
+    same toolchain at once, the second waits and uses the first one's environment.
 
-    Raises ToolchainInterpreterError, ToolchainDiskError and ToolchainInstallError; half an environment is removed.
+    Raises ToolchainInterpreterError, ToolchainDiskError and ToolchainInstallError. An unfinished environment is then
+    removed.
     """
     with _locked(toolchain, report):
         if state(toolchain).installed:
@@ -44,7 +46,7 @@ def install(toolchain: Toolchain, report: Report = lambda line: None) -> Environ
 
 
 def remove(toolchain: Toolchain) -> bool:
-    """Remove an environment, whole or half; False where there was none."""
+    """Remove a recipe's environment, finished or not. Returns False if there was none."""
     with _locked(toolchain, lambda line: None):
         there = folder(toolchain).exists()
         _remove(folder(toolchain))
@@ -52,7 +54,7 @@ def remove(toolchain: Toolchain) -> bool:
 
 
 def check_disk(toolchain: Toolchain, place: Path) -> None:
-    """Raise ToolchainDiskError where the disk of ``place`` has not what a recipe takes."""
+    """Raise ToolchainDiskError if the disk of ``place`` has less free space than a recipe needs."""
     free = shutil.disk_usage(place).free
     needed = toolchain.installed_bytes + toolchain.download_bytes
     if free < needed:
@@ -62,7 +64,7 @@ def check_disk(toolchain: Toolchain, place: Path) -> None:
 
 
 def gigabytes(count: int) -> str:
-    """Bytes as people read them."""
+    """Return a number of bytes as text in GB."""
     return f"{count / 1e9:.1f} GB"
 
 
@@ -74,7 +76,9 @@ def _make(toolchain: Toolchain, interpreter: Interpreter, report: Report) -> Non
 
     line = f"an environment of CPython {interpreter.version} ({interpreter.path})"
     run(line, [interpreter.path, "-I", "-m", "venv", str(target.folder)])
-    downloads = target.folder / "downloads"  # on the disk that was checked, and gone with half an environment
+    downloads = (
+        target.folder / "downloads"
+    )  # on the disk that was checked, and removed with an unfinished environment
     downloads.mkdir()
     if toolchain.packages:
         _install_packages(toolchain, target, downloads, report)
@@ -98,7 +102,7 @@ def _make(toolchain: Toolchain, interpreter: Interpreter, report: Report) -> Non
 
 
 def _install_packages(toolchain: Toolchain, target: Environment, downloads: Path, report: Report) -> None:
-    """All by one pip, which takes a second to start. Modules are compiled when they are first imported."""
+    """Install all packages by one call of pip, as pip takes a second to start. Leaves out .pyc files."""
     count = len(toolchain.packages)
     begun = 0
 
@@ -121,7 +125,9 @@ def _run(
     on_line: Callable[[str], None] | None = None,
     **variables: str,
 ) -> None:
-    """Raise ToolchainInstallError with the last lines of a command that fails. It ends when this does."""
+    """Run a command. Raises ToolchainInstallError, with the command's last output lines, if it fails.
+
+    beat: called about once a second. on_line: called with each output line. variables: added to its environment."""
     environment = {**os.environ, **variables}
     try:
         process.run(command, seconds=_SECONDS, environment=environment, beat=beat, on_line=on_line)
@@ -145,7 +151,7 @@ def _locked(toolchain: Toolchain, report: Report) -> Iterator[None]:
 
 
 def _remove(place: Path) -> None:
-    """The stamp first: a removal that is interrupted leaves half an environment, which is known as such."""
+    """Remove an environment, its stamp first: what an interrupted removal leaves then counts as unfinished."""
     (place / STAMP).unlink(missing_ok=True)
     if place.exists():
         shutil.rmtree(place)

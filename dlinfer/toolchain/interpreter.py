@@ -1,4 +1,4 @@
-"""Finding a CPython of another version: on PATH, of pyenv, of uv. None is downloaded."""
+"""Find a CPython of another version: on PATH, from pyenv or from uv. Nothing is downloaded."""
 
 import json
 import os
@@ -19,7 +19,7 @@ _SECONDS = 30
 
 @dataclass(frozen=True)
 class Interpreter:
-    """path: an executable. version: as "3.10.13"."""
+    """A CPython. path: its executable. version: in full, such as "3.10.13"."""
 
     path: str
     version: str
@@ -28,8 +28,8 @@ class Interpreter:
 def find_interpreter(version: str, toolchain: str) -> Interpreter:
     """Return a CPython of ``version`` ("3.10") that can make environments.
 
-    Each candidate is run: a shim of pyenv may lead nowhere, and Debian's Python may lack venv. Raises
-    ToolchainInterpreterError with what was found and why it would not do.
+    Each candidate is run once, since a pyenv shim may point to nothing and Debian's Python may lack venv. Raises
+    ToolchainInterpreterError, which lists the candidates and why each is unusable.
     """
     faults = []
     for path in _candidates(version):
@@ -42,7 +42,7 @@ def find_interpreter(version: str, toolchain: str) -> Interpreter:
 
 
 def _candidates(version: str) -> Iterator[str]:
-    """Executables that may be it, each once, in the order of preference."""
+    """Yield executables that may be a CPython of this version, each once, the preferred first."""
     seen = set()
     for path in (*_on_path(version), *_of_pyenv(version), *_of_uv(version)):
         if path not in seen:
@@ -73,7 +73,7 @@ def _of_uv(version: str) -> Iterator[str]:
 
 
 def _asked(path: str, version: str) -> Interpreter | str:
-    """The interpreter, or why it is none."""
+    """Run an executable and return it as an Interpreter, or return the reason why it is unusable."""
     answer = _run([path, "-I", "-c", _ASK])
     if answer is None:
         return "it cannot be run"

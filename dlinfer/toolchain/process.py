@@ -1,8 +1,8 @@
-"""Running a vendor's program: a compiler, a builder, an installer. One way to start it, and one way to end it.
+"""Run a vendor's program, such as a compiler or an installer, and end it with everything that it started.
 
-A program runs in a group of processes of its own, so that Ctrl-C is for its caller. The program and everything
-that it has started end at the time limit, when the caller is interrupted, after ``Stop``, and when the caller ends.
-``supervisor.py`` runs in between and watches for the caller's end.
+A program runs in its own process group, so that Ctrl-C reaches only the caller. The program and all processes that it
+started are killed at the time limit, after an interrupt of the caller, by ``Stop``, and when the caller ends.
+``supervisor.py`` runs between the caller and the program and watches for the caller's end.
 """
 
 import contextlib
@@ -21,15 +21,15 @@ from dlinfer.toolchain import starter
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _BEAT = 1.0
-"""Seconds between two beats."""
+"""Seconds between two calls of ``beat``."""
 _LINGER = 5.0
-"""Seconds that output is waited for that a process holds open which has left the group of a program that has ended."""
+"""Seconds to wait for more output after the program ended: a process that left its group may hold the pipe open."""
 _KEPT = 40
-"""Lines that are kept of a program's output."""
+"""How many of a program's last output lines are kept."""
 
 
 class ProcessFailedError(Exception):
-    """A program did not succeed; its text says how, and ``lines`` what it printed last."""
+    """A program failed. The error's text says how; ``lines`` holds the program's last output lines."""
 
     def __init__(self, how: str, lines: Sequence[str] = ()) -> None:
         super().__init__(how)
@@ -37,7 +37,7 @@ class ProcessFailedError(Exception):
 
 
 class StoppedError(Exception):
-    """``Stop`` has ended a program, or kept it from starting."""
+    """``Stop`` ended a program, or the program was started after ``Stop.now``."""
 
 
 def run(
@@ -51,11 +51,12 @@ def run(
     beat: Callable[[], None] | None = None,
     stop: "Stop | None" = None,
 ) -> list[str]:
-    """Run a program to its end; gives the last lines of what it printed, standard error among it.
+    """Run a program to its end and return its last output lines, those of standard error included.
 
-    seconds: the time limit. folder, environment: to run it in; None means the caller's.
-    log: a file that receives all output as it comes. on_line: called with each line. beat: called about once a second.
-    Its standard input is empty. Raises ProcessFailedError, and StoppedError after ``stop``.
+    seconds: the time limit. folder, environment: of the program; None means the caller's.
+    log: a file that gets all output at once. on_line: called with each line. beat: called about once a second.
+    stop: ends the program from another thread. The program's standard input is empty. Raises ProcessFailedError if the
+    program fails or exceeds the limit, and StoppedError after ``stop.now``.
     """
     lines: deque[str] = deque(maxlen=_KEPT)
     late = False
@@ -84,13 +85,13 @@ def run(
 
 
 def own_environment(**changes: str) -> dict[str, str]:
-    """The caller's environment for a program of another Python: without what leads that to the caller's packages."""
+    """Return the caller's environment for another Python: without variables that select the caller's packages."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_"))}
     return kept | changes
 
 
 class Stop:
-    """Ends all programs that were started with it, from any thread, and lets none start after that."""
+    """Ends, from any thread, all programs that run with this Stop. Later programs with it end at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -98,7 +99,7 @@ class Stop:
         self._stopped = False
 
     def now(self) -> None:
-        """End them; does not wait until they are gone."""
+        """Kill all programs of this Stop, without waiting for their end."""
         with self._lock:
             self._stopped = True
             groups = list(self._groups)
@@ -106,17 +107,17 @@ class Stop:
             group.kill()
 
     def check(self) -> None:
-        """Raise StoppedError after ``now``."""
+        """Raise StoppedError if ``now`` was called."""
         if self._stopped:
             raise StoppedError
 
     @contextlib.contextmanager
     def over(self, group: "_Group") -> Iterator[None]:
-        """Holds a group while it runs."""
+        """Let ``now`` kill a group while the block runs. Raises StoppedError if ``now`` was called."""
         with self._lock:
             self._groups.add(group)
         try:
-            self.check()  # whoever stops from here on sees the group
+            self.check()  # from here on, ``now`` kills the group
             yield
             self.check()
         finally:
@@ -125,7 +126,7 @@ class Stop:
 
 
 class _Group:
-    """A program with all that it starts, in a session of its own."""
+    """A program and all processes that it starts, in a process group and session of their own."""
 
     def __init__(
         self, command: Sequence[str | Path], folder: Path | None, environment: Mapping[str, str] | None
@@ -139,7 +140,7 @@ class _Group:
                 supervised,
                 cwd=folder,
                 env=environment,
-                stdin=subprocess.PIPE,  # its end tells the supervisor that the caller is gone
+                stdin=subprocess.PIPE,  # the pipe's end tells the supervisor that the caller ended
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -148,7 +149,9 @@ class _Group:
         self._process = starter.start(started)
 
     def lines(self, end: float, beat: Callable[[], None] | None) -> Iterator[bytes | None]:
-        """Return what it prints, line by line, until it has ended; None, and nothing more, at the time ``end``."""
+        """Yield the program's output, line by line, until the program ends. At the time ``end``, yield None and stop.
+
+        end: on the clock of ``monotonic``. beat: called about once a second."""
         assert self._process.stdout is not None
         output, begun = self._process.stdout.fileno(), b""
         program = os.pidfd_open(self._process.pid)
@@ -171,7 +174,7 @@ class _Group:
                         waits.unregister(file)
                         left.remove(file)
                     if file == program:
-                        self.kill()  # what it has left behind
+                        self.kill()  # the processes that the program left behind
                         end = min(end, monotonic() + _LINGER)
                     *whole, begun = (begun + data).split(b"\n")
                     yield from (line + b"\n" for line in whole)
@@ -181,14 +184,14 @@ class _Group:
             os.close(program)
 
     def kill(self) -> None:
-        """End all of it. Once it has been waited for, its number may be another's, and nothing is done."""
+        """Kill the whole group. After ``wait``, do nothing, as the group's id may belong to other processes."""
         with self._lock:
             if self._status is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._process.pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Wait for the program and give its status: below 0 for a signal."""
+        """Wait for the program and return its exit status, or the negative number of the signal that ended it."""
         with self._lock:
             if self._status is None:
                 self._status = self._process.wait()

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The recipe of an environment. Two recipes that differ in anything make different environments.
+    """The recipe of an environment. An environment made by a recipe with other contents is out of date.
 
-    name: unique among vendors, and the name of its folder. summary: one line for people.
-    python: the CPython that the packages exist for, as "3.10".
-    packages: every package with its version, as "numpy==1.24.3": none is chosen by a resolver, so that the same
-        recipe makes the same environment next year.
-    installed_bytes, download_bytes: what it takes on disk, and besides while it is being made.
-    files: text files that are put into site-packages, by relative path: stand-ins for packages that are imported and
+    name: unique among vendors, and the name of the environment's folder. summary: one line for people.
+    python: the CPython version that the packages exist for, such as "3.10".
+    packages: every package with its version, such as "numpy==1.24.3". No resolver chooses versions, so that the same
+        recipe always makes the same environment.
+    installed_bytes, download_bytes: disk space of the environment, and additional space during the installation.
+    files: relative path -> text of a file to write into site-packages: stubs for packages that are imported but
         hardly used.
-    remove: glob patterns of files, relative to site-packages, that harm and are removed.
-    check: Python code that must run in the finished environment.
+    remove: glob patterns, relative to site-packages, of harmful files to delete.
+    check: Python code that must run without an error in the finished environment.
     """
 
     name: str
@@ -33,6 +33,6 @@ class Toolchain:
 
     @property
     def digest(self) -> str:
-        """A hash of everything that the environment depends on."""
+        """Return a hash of everything that the environment's contents depend on."""
         made_of = [self.python, self.packages, sorted(self.files.items()), self.remove, self.check]
         return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:32]

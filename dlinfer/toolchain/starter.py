@@ -1,7 +1,8 @@
-"""The thread that starts workers, which lives as long as this process.
+"""One thread that starts all worker processes and lives as long as this process.
 
-A worker has the kernel end it with its parent (``child/serve.py``), and to the kernel the parent is the thread that
-started it: prctl(2), PR_SET_PDEATHSIG. The threads that open engines come and go; this one ends with the process only.
+Each worker asks the kernel to kill it when its parent ends: prctl(2), PR_SET_PDEATHSIG (``child/serve.py``). For the
+kernel, the parent is the thread that started the worker. Threads that open engines may end early, so this thread
+starts the workers.
 """
 
 import os
@@ -19,9 +20,9 @@ _queue: _Queue | None = None
 
 
 def start(job: Callable[[], _Started]) -> _Started:
-    """Return the process that ``job`` starts, in the thread of these. Raises what ``job`` raises.
+    """Run ``job`` in the starter thread and return the process that it starts. Raises what ``job`` raises.
 
-    An interrupt while it is being started is raised here, and the process ended as soon as there is one.
+    If the caller is interrupted meanwhile, the interrupt is raised here, and the new process is killed.
     """
     answer = _Answer()
     queue = _thread()
@@ -29,14 +30,14 @@ def start(job: Callable[[], _Started]) -> _Started:
         queue.put(partial(answer.make, job))
         answer.there.get()
     except BaseException:
-        queue.put(answer.end)  # behind the job
+        queue.put(answer.end)  # runs after the job
         raise
     error, answer.error = answer.error, None
     if error is not None:
         try:
             raise error
         finally:
-            del error  # which has this frame
+            del error  # the error refers to this frame: avoid the cycle
     assert answer.process is not None
     return answer.process
 
@@ -55,11 +56,11 @@ def _serve(queue: _Queue) -> None:
     while True:
         work = queue.get()
         work()
-        del work  # else what it has would live until the next
+        del work  # else its objects would live until the next job
 
 
 class _Answer:
-    """The result of a job. An interrupt may leave a Future locked while the thread waits to fill it."""
+    """The result of a job. It is no Future, as an interrupt may leave a Future locked, and the thread would hang."""
 
     def __init__(self) -> None:
         self.process: _Started | None = None
@@ -69,7 +70,7 @@ class _Answer:
     def make(self, job: Callable[[], _Started]) -> None:
         try:
             self.process = job()
-        except BaseException as error:  # noqa: BLE001  it is raised where the job was given
+        except BaseException as error:  # noqa: BLE001  ``start`` raises it again
             self.error = error
         self.there.put(None)
 
@@ -80,7 +81,7 @@ class _Answer:
 
 
 def _forget() -> None:
-    """A fork's child has none of its parent's threads."""
+    """Forget the starter thread in a forked child, which has none of its parent's threads."""
     global _lock, _queue
     _lock, _queue = threading.Lock(), None
 

@@ -1,8 +1,8 @@
-"""Runs one program for ``process.run``, and ends all of it where the caller is gone. A script of its own process.
+"""A script that runs one program for ``process.run``, and kills its whole process group when the caller ends.
 
-``python -I -S supervisor.py CALLER COMMAND...`` leads the group that the program and all that it starts are in. Its
-standard input is a pipe that stays empty: when it ends, the caller is gone. Where another process has that end of the
-pipe too, as a fork of the caller's has, the kernel tells.
+``python -I -S supervisor.py CALLER COMMAND...`` leads the process group of the program and all its children. CALLER is
+the caller's process id. Standard input is a pipe that nobody writes to: its end means that the caller ended. A fork of
+the caller may hold the pipe open, so the kernel also sends SIGTERM when the caller ends.
 """
 
 import ctypes
@@ -12,18 +12,18 @@ import signal
 import sys
 import threading
 
-_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+_PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
 def main(caller: int, command: list[str]) -> None:
-    """Run the command; this process ends as it did, with its status or by its signal."""
+    """Run the command. This process then ends with the command's exit status, or by the same signal."""
     signal.signal(signal.SIGTERM, lambda *_: _end_all())
     _at_end_of(caller, signal.SIGTERM)
     supervisor, pipe = os.getpid(), os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    program = os.fork()  # no thread has been started yet
+    program = os.fork()  # fork before any thread starts
     if program == 0:
         _become(command, supervisor)
     threading.Thread(target=_watch, args=(pipe,), daemon=True).start()
@@ -46,13 +46,13 @@ def _watch(pipe: int) -> None:
 
 
 def _end_all() -> None:
-    """End the whole group, this process too."""
+    """Kill the whole process group, with this process."""
     os.killpg(0, signal.SIGKILL)
 
 
 def _end_as(status: int) -> None:
     if status < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own, where one is wanted
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no second core dump: the program wrote its own
         if -status != signal.SIGKILL:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
@@ -60,12 +60,12 @@ def _end_as(status: int) -> None:
 
 
 def _at_end_of(parent: int, number: signal.Signals) -> None:
-    """Have the kernel send a signal when the parent ends, however it ends: prctl(2)."""
+    """Let the kernel send this process a signal when its parent ends for any reason: prctl(2)."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number), *map(ctypes.c_ulong, (0, 0, 0))):
         error = ctypes.get_errno()
         raise OSError(error, f"PR_SET_PDEATHSIG: {os.strerror(error)}")
-    if os.getppid() != parent:  # it has ended before that
+    if os.getppid() != parent:  # the parent ended before prctl
         os._exit(1)
 
 

@@ -51,7 +51,7 @@ def load(
         name of a registered decryption.
 
     ``load`` checks the whole file; ``setup`` or the first run maps weights and lowers graphs. CPU weights are not
-    copied: they use the mapped file or the bytes that were passed, which must not change.
+    copied but use the mapped file or the bytes that were passed, which must not change.
     Raises ArtifactError (its subclasses name the fault of the file) and SessionOptionError.
     """
     return Session(read(path_or_bytes, key=key), SessionOptions.of(options), devices, flags)
@@ -285,8 +285,9 @@ class Session(Introspection):
     def process(
         self, entry: str, inputs: Mapping[int, torch.Tensor], outputs: Mapping[int, torch.Tensor]
     ) -> int:
-        """Run an entry. inputs, outputs: index -> the caller's tensor, for every input and output.
+        """Run an entry by the indexes of its inputs and outputs.
 
+        inputs, outputs: index -> the caller's tensor, for every input and output.
         Returns 0, or 1 if the run failed; ``last_error`` then holds the reason.
         """
         self.last_error = None
