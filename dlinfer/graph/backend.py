@@ -23,7 +23,7 @@ from dlinfer.graph.report.report import FIRST_CALL, GraphReport, record
 from dlinfer.graph.torch_private import dynamo
 
 Compiled = Callable[..., Any]
-"""Dynamo calls it in the place of a graph."""
+"""The function that Dynamo calls in place of a graph."""
 
 
 def dlinfer_backend(
@@ -33,14 +33,14 @@ def dlinfer_backend(
     options: Mapping[str, Any] | CompileOptions | None = None,
     mode: str | None = None,
 ) -> Compiled:
-    """Compile one graph of Dynamo's.
+    """Compile a Dynamo graph and return the compiled function.
 
-    options: see ``dlinfer.graph.options.CompileOptions``. mode: ``default``, or ``reduce-overhead``, which transformers
-    always passes and which changes nothing.
+    options: see ``dlinfer.graph.options.CompileOptions``. mode: ``default`` or ``reduce-overhead``; neither changes
+    anything, but transformers always passes the second.
 
-    The compiled function raises every refusal, because Dynamo would wrap what a backend raises: CompileOptionError,
-    InferenceOnlyError, EngineUnavailableError and, under the fallback policy ``error``, CaptureError and
-    GraphFallbackError.
+    Dynamo would wrap an error that its backend raises. So the compiled function raises all refusals:
+    CompileOptionError, InferenceOnlyError, EngineUnavailableError and, under the fallback policy ``error``,
+    CaptureError and GraphFallbackError.
     """
     try:
         if mode not in (None, "default", "reduce-overhead"):
@@ -58,7 +58,10 @@ def dlinfer_backend(
 
 
 def _or_eager(compiled: CompiledGraph, graph_module: fx.GraphModule, policy: str) -> Compiled:
-    """The compiled graph. The fallback policy decides on a call whose inputs share memory."""
+    """Return a function that runs the compiled graph, or ``graph_module`` at a call whose inputs share memory.
+
+    Such a call is a fallback: ``policy`` counts, warns or raises.
+    """
 
     def run(*inputs: Any) -> Any:
         try:
@@ -77,10 +80,10 @@ def compile_graph(
     *,
     keep_floats: bool = True,
 ) -> tuple[CompiledGraph, fx.Graph, GraphReport]:
-    """Compile one graph inside Dynamo's call of a backend: (what runs, the graph after the passes, its report).
+    """Compile a graph while Dynamo calls its backend; return (compiled graph, the graph after the passes, report).
 
-    keep_floats: see ``capture``. Raises CaptureError, InferenceOnlyError, EngineUnavailableError and, under the policy
-    ``error``, GraphFallbackError.
+    keep_floats: see ``capture``. Raises CaptureError, InferenceOnlyError, EngineUnavailableError and, under the
+    fallback policy ``error``, GraphFallbackError.
     """
     _refuse_gradients(graph_module, example_inputs)
     engine = find_engine(options.wanted_engine, graph_device(_values(graph_module, example_inputs)).type)
@@ -107,7 +110,7 @@ def compile_graph(
 
 
 def _refuse_gradients(graph_module: fx.GraphModule, example_inputs: Sequence[object]) -> None:
-    """Raise InferenceOnlyError for an op that records gradients, outside of the model's ``no_grad`` and the like."""
+    """Raise InferenceOnlyError if an op would record gradients. Ops under ``no_grad`` or inference mode do not."""
     records, before = torch.is_grad_enabled(), dict[fx.Node, bool]()
     for node in graph_module.graph.nodes:
         if node.target is dynamo.SET_GRAD_ENABLED:
@@ -127,7 +130,7 @@ def _requires_grad(value: object) -> bool:
 
 
 def _values(graph_module: fx.GraphModule, example_inputs: Sequence[object]) -> Iterator[object]:
-    """Inputs, then results: a graph without inputs runs on the device of the tensors that it creates."""
+    """Yield the inputs, then each node's result. A graph without inputs runs where its results are created."""
     yield from example_inputs
     yield from (node.meta.get("example_value") for node in graph_module.graph.nodes)
 

@@ -6,12 +6,12 @@ from dlinfer import settings
 
 
 def wanted(topic: str) -> bool:
-    """Whether DLINFER_DEBUG names a topic. Raises SettingError where it names one that does not exist."""
+    """Return whether DLINFER_DEBUG names ``topic`` or ``all``. Raises SettingError if it names an unknown topic."""
     topics = {word.strip() for word in settings.current().debug.split(",")}
     return topic in topics or "all" in topics
 
 
 def show(topic: str, title: str, text: str) -> None:
-    """Print to stderr when the topic is asked for."""
+    """Print a title and a text to stderr if DLINFER_DEBUG names ``topic``."""
     if wanted(topic):
         print(f"dlinfer {topic}: {title}\n{text}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """The base class of graph engines, and the search for an engine by name.
 
-An engine says of each node whether it takes it, and compiles a region of taken nodes. Its class lives in its vendor's
-folder; the vendor names it in ``Vendor.engines``.
+An engine accepts or refuses each node, and compiles regions of accepted nodes. The class of an engine lies in its
+vendor's folder. The vendor lists the engine's name in ``Vendor.engines``.
 """
 
 import threading
@@ -34,10 +34,10 @@ from dlinfer.vendor.base import Vendor
 class CompiledRegion:
     """A compiled region, with facts for reports.
 
-    run: a Program for engines that run steps, another RegionRun for others.
-    placement: node name -> how it runs: ``kernel ...`` or ``cluster ...``.
-    refused: node name -> why it runs eagerly although the engine took it.
-    notes: anything else to report, one sentence each; the engine may add to the list while it runs.
+    run: runs the region: a Program if the engine runs steps, else another RegionRun.
+    placement: node name -> how the node runs: ``kernel ...`` or ``cluster ...``.
+    refused: node name -> why the node runs eagerly although the engine accepted it.
+    notes: other facts, a sentence each; the engine may append notes while the region runs.
     """
 
     run: RegionRun
@@ -48,26 +48,26 @@ class CompiledRegion:
 
 
 class SelfTest(Protocol):
-    """Cases that an engine must compute rightly on this CPU (``dlinfer.graph.selftest``)."""
+    """Cases that an engine must compute correctly on this CPU (``dlinfer.graph.selftest``)."""
 
     def failure(self, op: str, precision: str) -> str | None:
-        """Why an op must not be used in a precision; None where it may."""
+        """Return why an op must not be used in a precision; None if it may be used."""
         ...
 
 
 class Engine(ABC):
-    """The one interface that a vendor implements for graphs. One object serves the whole process, from any thread.
+    """The interface that a vendor implements for graphs. One object serves the whole process, from any thread.
 
-    ``refuses`` and ``compile`` are the vendor's; everything else has a default.
+    A vendor must implement ``refuses`` and ``compile``; everything else has a default.
 
-    name: unique among installed vendors.
-    passes: run on this engine's graphs after the common passes; named ``engine.pass``.
-    phases_alike: a graph of prefill decodes as fast as a graph of decoding. Adaptors then compile the model once, and
-        weights that the engine repacks are held once.
+    name: the engine's name, unique among installed vendors.
+    passes: graph passes that run after the common passes, for this engine only; named ``engine.pass``.
+    phases_alike: whether a graph compiled for prefill is as fast in decode as one compiled for decode. If so, adaptors
+        compile the model once, and the engine holds its repacked weights once.
     stored_options: names of the engine's options that change results; an artifact keeps their values. Never name an
-        option that leads to a file, since an artifact may come from anybody.
-    concurrent: threads may call a compiled region at once.
-    selftest: the engine's self-test; None where it has none.
+        option that contains a path: anybody may have written an artifact.
+    concurrent: whether several threads may call one compiled region at the same time.
+    selftest: the engine's self-test; None if there is none.
     """
 
     name: str
@@ -81,18 +81,18 @@ class Engine(ABC):
 
     @abstractmethod
     def refuses(self, node: fx.Node) -> str | None:
-        """Return why this engine does not take a node; None when it does."""
+        """Return why this engine refuses a node; None if it accepts the node."""
 
     @abstractmethod
     def compile(self, region: Subgraph, options: CompileOptions) -> CompiledRegion:
         """Compile a region of nodes that were not refused."""
 
     def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
-        """Return why a region is too small to be worth entering this engine; None when it is worth it."""
+        """Return why a region of these nodes is too small to run in this engine; None if it is large enough."""
         return None
 
     def check_options(self, options: Mapping[str, object]) -> None:
-        """Raise CompileOptionError for an unknown option, naming the known ones, or for a value that is not taken."""
+        """Raise CompileOptionError for an unknown option or an invalid value. The error lists what is allowed."""
         for name, value in options.items():
             expected = f"none: engine {self.name!r} has no options"
             raise CompileOptionError(option=f"engine_options[{name!r}]", given=value, expected=expected)
@@ -100,31 +100,34 @@ class Engine(ABC):
     # --- programs of steps, in memory and in the disk cache
 
     def resolve(self, callee: str) -> Function:
-        """Return the function of a callee: by default one of torch or dlinfer."""
+        """Return the function that a callee's text names: by default a function of torch or dlinfer."""
         return resolve(callee)
 
     def join(
         self, steps: Sequence[Step], outputs: Iterable[str]
     ) -> tuple[Sequence[Step], Mapping[str, Function]]:
-        """Join steps into fewer calls; return (the steps, what the joined ones call)."""
+        """Join steps into fewer calls; return (the new steps, callee -> function for the joined steps)."""
         return steps, {}
 
     def restore(self, callees: Collection[str], cache_dir: Path) -> None:
-        """Load callees of a stored program from the disk cache. Raises MissingEntryError where one is not there."""
+        """Load the callees of a stored program from the disk cache. Raises MissingEntryError if one is missing."""
         for callee in callees:
             self.resolve(callee)
 
     def keeps(self, callees: Collection[str]) -> bool:
-        """Return whether ``restore`` in another process can load these callees."""
+        """Return whether ``restore`` can load these callees in another process."""
         return True
 
     def identity(self, cache_dir: Path) -> str | Mapping[str, object]:
-        """Return what stored programs depend on besides the environment (cache/fingerprint.py): a text, or by name."""
+        """Return what stored programs depend on besides the environment (cache/fingerprint.py).
+
+        The value is one text, or a mapping of names to values.
+        """
         return ""
 
 
 def check_options(engine: Engine, options: CompileOptions) -> None:
-    """Raise CompileOptionError for an engine option or an engine's pass that ``engine`` does not have."""
+    """Raise CompileOptionError if ``options`` names an engine option or an engine's pass that ``engine`` lacks."""
     engine.check_options(options.wanted_engine_options)
     own = [item.name for item in engine.passes]
     for name in options.passes:
@@ -134,10 +137,10 @@ def check_options(engine: Engine, options: CompileOptions) -> None:
 
 
 def find_engine(name: str | None, device_type: str) -> Engine:
-    """Return the engine of this name, or the default engine of the device's vendor.
+    """Return the engine called ``name``; for None, the default engine of the device's vendor.
 
-    Raises EngineUnavailableError, VendorClashError where two vendors provide it, and VendorLoadError where it cannot be
-    loaded.
+    Raises EngineUnavailableError, VendorClashError if two vendors provide the engine, and VendorLoadError if loading
+    fails.
     """
     if name is None:
         active = discovery.activate_default(device_type)
@@ -157,7 +160,7 @@ def find_engine(name: str | None, device_type: str) -> Engine:
 
 
 def provider_of(engine: str) -> str | None:
-    """The name of the vendor that ``find_engine`` takes this engine from; None where none has it."""
+    """Return the name of the vendor that ``find_engine`` loads this engine from; None if no vendor provides it."""
     return next((vendor.name for vendor in discovery.loadable() if engine in vendor.engines), None)
 
 

@@ -19,13 +19,13 @@ from dlinfer.graph.torch_private.fake_mode import storage_id
 
 
 def started(report: GraphReport, dynamo_graph: fx.GraphModule) -> None:
-    """Report whose code is compiled and how much memory the process has needed so far."""
+    """Write into ``report`` which function is compiled, and the process's peak memory before the compilation."""
     report.model = _function_of(dynamo_graph.graph) or report.model
     report.memory["peak before"] = peak_memory()
 
 
 def finished(report: GraphReport, captured: Captured, compiled: CompiledGraph) -> None:
-    """Report a finished compilation. DLINFER_DEBUG prints where each node runs."""
+    """Write the facts of a finished compilation into ``report``. DLINFER_DEBUG prints where each node runs."""
     graph = captured.graph_module.graph
     report.guards = symbol_guards.shape_guards(captured.mode)
     report.symbols = symbols.sized_symbols(captured.mode)
@@ -35,7 +35,7 @@ def finished(report: GraphReport, captured: Captured, compiled: CompiledGraph) -
         InputReport(
             node.name,
             describe(fake(node)),
-            # A static KV cache is the same tensor at each call too, but it is no weight: it is written.
+            # A static KV cache is also the same tensor at each call, but the graph writes it: it is no weight.
             bool(node.meta.get(STATIC)) and not written(node),
             tuple(map(str, fake(node).shape)) if isinstance(fake(node), torch.Tensor) else (),
             written(node),
@@ -62,19 +62,19 @@ def finished(report: GraphReport, captured: Captured, compiled: CompiledGraph) -
 
 
 def peak_memory() -> int:
-    """The most bytes of memory this process has had resident so far; compilers it starts are not counted."""
+    """Return the peak resident memory of this process in bytes. Compilers that it starts are not counted."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def module_of(node: fx.Node) -> str:
-    """The path of the innermost module whose code a node came from, ``layers.0.mlp``; empty at the root."""
+    """Return the path of the innermost module that created a node, ``layers.0.mlp``; empty for the root module."""
     stack: Mapping[str, tuple[str, object]] = node.meta.get("nn_module_stack") or {"": ("", None)}
     path, _ = list(stack.values())[-1]
     return re.sub(r"^[LG]\['\w+'\]\.?", "", path)
 
 
 def held_bytes(compiled: CompiledGraph) -> int:
-    """Bytes of the tensors that a compiled graph keeps besides its inputs: lifted constants, and copies of weights."""
+    """Return the bytes of tensors that a compiled graph keeps: lifted constants and copies of weights, no inputs."""
     programs = [run for run in (compiled.program, *compiled.regions.values()) if isinstance(run, Program)]
     constants: list[object] = [value for program in programs for value in program.constants.values()]
     tensors = [
@@ -93,7 +93,7 @@ def _bytes_behind(nodes: Iterable[fx.Node]) -> int:
 
 
 def _function_of(graph: fx.Graph) -> str:
-    """``function (file:line)`` at the root of the stack that a graph's first call came from."""
+    """Return the outermost function that a graph was traced from, as ``function (file:line)``; empty if unknown."""
     for node in graph.nodes:
         if frames := stack_frames(node):
             path, line, function = frames[0]

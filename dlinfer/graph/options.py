@@ -15,21 +15,23 @@ SMALL_REGIONS = ("eager", "engine")
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """Options of one compilation, validated when they are made. Raises CompileOptionError.
+    """Options of one compilation. Making an object checks the options, and raises CompileOptionError.
 
-    engine: name of the graph engine; None takes DLINFER_ENGINE, else the default of the vendor of the model's device.
-    fallback: what happens to nodes that the engine refuses: ``allow`` runs them with the vendor's eager kernels and
-        counts, ``warn`` also says so once for each reason, ``error`` refuses the model; None takes DLINFER_FALLBACK.
-    passes: pass or fusion rule name -> False to leave it out (True, the default, keeps it); a pass that only one
-        engine has is named ``engine.pass``.
-    eager_ops: names of ops that run with the vendor's eager kernels and not in the engine, as ``dlinfer.explain``
-        shows them: ``dlinfer.rms_norm``, ``aten.add.Tensor``, or ``aten.add`` for all its overloads. They do not count
-        as fallbacks.
-    small_regions: what happens to regions that cost more to enter than they save: ``eager`` runs them with eager
-        kernels, ``engine`` compiles them all the same; None takes DLINFER_SMALL_REGIONS.
+    engine: name of the graph engine. None takes DLINFER_ENGINE; if that is empty too, the default engine of the vendor
+        for the model's device.
+    fallback: what happens to nodes that the engine refuses. ``allow`` runs them with the vendor's eager kernels and
+        counts them, ``warn`` also warns once for each reason, ``error`` refuses the model. None takes
+        DLINFER_FALLBACK.
+    passes: name of a pass or fusion rule -> False to turn it off; True is the default. A pass that only one engine has
+        is named ``engine.pass``.
+    eager_ops: names of ops that run with the vendor's eager kernels, outside the engine. Names are those of
+        ``dlinfer.explain``: ``dlinfer.rms_norm``, ``aten.add.Tensor``, or ``aten.add`` for all overloads. These ops do
+        not count as fallbacks.
+    small_regions: what happens to regions that cost more to enter than they save. ``eager`` runs them with eager
+        kernels, ``engine`` compiles them nevertheless. None takes DLINFER_SMALL_REGIONS.
     cache_dir: folder of compiled artifacts; None takes DLINFER_CACHE_DIR.
-    engine_options: what only the chosen engine knows (docs/reference/engines.md), name -> value; added to those of
-        DLINFER_ENGINE_OPTIONS where the engine is the one that DLINFER_ENGINE names.
+    engine_options: options of the chosen engine (docs/reference/engines.md), name -> value. The options in
+        DLINFER_ENGINE_OPTIONS are added, unless ``engine`` names another engine than DLINFER_ENGINE.
     """
 
     engine: str | None = None
@@ -63,17 +65,17 @@ class CompileOptions:
 
     @property
     def policy(self) -> str:
-        """The fallback policy in force."""
+        """The fallback policy: the option's, else the setting's."""
         return self.fallback or settings.current().fallback
 
     @property
     def wanted_engine(self) -> str | None:
-        """The engine of the options or of the settings; None leaves it to the vendor."""
+        """The engine's name: the option's, else the setting's; None means the vendor's default engine."""
         return self.engine or settings.current().engine or None
 
     @property
     def wanted_engine_options(self) -> dict[str, Any]:
-        """The engine's options: the given ones over those of the settings, where text may be a number or bool."""
+        """The engine's options by name. Options given here replace those of the setting DLINFER_ENGINE_OPTIONS."""
         chosen = settings.current()
         named_here = self.engine is not None and self.engine != chosen.engine
         text = "" if named_here else chosen.engine_options
@@ -82,23 +84,29 @@ class CompileOptions:
 
     @property
     def keeps_small_regions(self) -> bool:
-        """Whether small regions are compiled too."""
+        """Whether the engine also compiles small regions."""
         return (self.small_regions or settings.current().small_regions) == "engine"
 
     @property
     def disabled_passes(self) -> frozenset[str]:
-        """Names of passes and fusion rules that are left out."""
+        """Names of the passes and fusion rules that are turned off."""
         return frozenset(name for name, keeps in self.passes.items() if not keeps)
 
     def identity(self) -> dict[str, str | bool]:
-        """Every option but those that a key has fields for and ``cache_dir``, which changes no graph."""
+        """Return the options for the field ``options`` of a cache key.
+
+        Left out are the options with a field of their own in the key, and ``cache_dir``, because it changes no graph.
+        """
         apart = ("engine", "engine_options", "passes", "cache_dir")
         others = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in apart}
         return others | {"fallback": self.policy, "small_regions": self.keeps_small_regions}
 
     @classmethod
     def of(cls, options: "Mapping[str, Any] | CompileOptions | None") -> "CompileOptions":
-        """Options from a dict as torch.compile passes it. Raises CompileOptionError naming the valid ones."""
+        """Return the options of a dict as torch.compile passes it; None gives the defaults.
+
+        Raises CompileOptionError; for an unknown option the error lists the known ones.
+        """
         if isinstance(options, CompileOptions):
             return options
         known = [item.name for item in fields(cls)]
@@ -110,7 +118,7 @@ class CompileOptions:
 
 
 def _known_ops(names: Sequence[object]) -> tuple[str, ...]:
-    """The names of ops, sorted. Raises CompileOptionError where no op has such a name."""
+    """Return the names sorted, without ``.default``. Raises CompileOptionError for a name that no op has."""
     known = op_names()
     plain = {str(name).removesuffix(".default") for name in names}
     for name in sorted(plain - known):
@@ -121,7 +129,7 @@ def _known_ops(names: Sequence[object]) -> tuple[str, ...]:
 
 
 def _value(text: str) -> str | bool | int | float:
-    """A value of DLINFER_ENGINE_OPTIONS: true, false, a number, else text."""
+    """Return a value of DLINFER_ENGINE_OPTIONS as a bool or a number if it reads as one, else as text."""
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):

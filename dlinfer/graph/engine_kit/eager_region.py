@@ -1,4 +1,4 @@
-"""Torch runs a region in place of the engine, under the fallback policy."""
+"""Regions that torch runs in place of the engine, under the fallback policy."""
 
 from torch import fx
 
@@ -20,8 +20,8 @@ def eager_region(
 ) -> CompiledRegion:
     """Compile the region to eager steps, and report each node that computes as refused.
 
-    name: of the node that is the reason, where a single node is. Raises GraphFallbackError under the policy ``error``,
-    for that node first.
+    name: name of the node that caused the refusal; empty if no single node did. Under the policy ``error`` this
+    function raises GraphFallbackError, for the named node if there is one.
     """
     refused: dict[str, str] = {}
     for node in sorted(computing(region), key=lambda node: node.name != name):
@@ -31,7 +31,7 @@ def eager_region(
 
 
 def eager_program(region: Subgraph) -> Program:
-    """A program that runs the region with torch's kernels."""
+    """Return a program that runs the region with torch's kernels."""
     owner = region.graph_module
     calls = [node for node in owner.graph.nodes if node.op == "call_function"]
     eager = set(computing(region))
@@ -43,5 +43,5 @@ def eager_program(region: Subgraph) -> Program:
 
 
 def computing(region: Subgraph) -> list[fx.Node]:
-    """The nodes of a region that compute."""
+    """Return the nodes of a region that compute: calls that are neither views nor sizes."""
     return [n for n in region.graph_module.graph.nodes if n.op == "call_function" and is_compute(n)]

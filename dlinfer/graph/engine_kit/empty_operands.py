@@ -1,4 +1,4 @@
-"""A check before each call: operands without elements, for ops that an engine computes wrongly on them."""
+"""A check before each call, for ops that an engine computes wrongly if an operand has no elements."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from math import prod
@@ -14,7 +14,7 @@ from dlinfer.graph.ir.program import Inputs
 from dlinfer.graph.torch_private.symbols import size_range
 
 Shapes = Callable[[fx.Node], Iterable[Sequence[int | torch.SymInt]]]
-"""Returns the shapes of a node's operands that must have elements."""
+"""Returns the shapes of those operands of a node that must have elements."""
 
 
 _aten = torch.ops.aten
@@ -26,17 +26,20 @@ _FACTORS = ("mat1", "mat", "batch1", "input", "x", "self")
 
 
 def first_factor(packet: object, names: Collection[str]) -> str | None:
-    """Return the argument of a matrix product whose last dimension is summed over; None for other ops."""
+    """Return the name of a matrix product's first factor, whose last dimension is summed over; None for other ops.
+
+    names: the argument names of the op.
+    """
     if packet not in _PRODUCTS:
         return None
-    return next(name for name in _FACTORS if name in names)  # self is an addend where there is another
+    return next(name for name in _FACTORS if name in names)  # in addmm and the like, ``self`` is an addend
 
 
 class EmptyOperands:
-    """Callable with a call's inputs. Raises RefusedError where an operand is empty that must not be."""
+    """A check of a call's inputs. Calling it raises RefusedError if an operand that must have elements has none."""
 
     def __init__(self, graph: fx.Graph, shapes: Shapes) -> None:
-        """Raise UnknownSizeError for a size that does not follow from the inputs."""
+        """Find the sizes to check. Raises UnknownSizeError if the inputs do not determine one of them."""
         self._names: list[str] = []
         sizes: list[Sequence[int | torch.SymInt]] = []
         for node in graph.nodes:
@@ -57,5 +60,5 @@ class EmptyOperands:
 
 
 def without_elements(name: str) -> str:
-    """The reason for a refused op."""
+    """Return the reason for refusing the op ``name``."""
     return f"{name} of a tensor without elements"

@@ -1,8 +1,8 @@
 """Weights that a compiled region has built in, and the check that they have not changed.
 
-Many compilers repack a weight once, as a constant of their graph. A PyTorch parameter is no constant: it can be
-trained, reloaded or replaced between two calls. So each call compares its weights with the built-in ones (below a
-microsecond a weight) and recompiles where they differ.
+Many compilers repack a weight once, as a constant of their graph. But a PyTorch parameter can be trained, reloaded or
+replaced between two calls. So each call compares its weights with the built-in ones, and recompiles if they differ. The
+comparison takes less than a microsecond per weight.
 """
 
 import threading
@@ -21,8 +21,8 @@ from dlinfer.graph.ir.program import Function, Inputs
 class _Built:
     """One compilation with its weights.
 
-    weights: keep their memory alive, so that no other tensor gets the same address. marks: (index of the input,
-    address, version) of each. samples: some elements of each.
+    weights: the built-in tensors; holding them here keeps other tensors from getting their addresses.
+    marks: (index of the input, address, version) of each weight. samples: some elements of each weight.
     """
 
     run: Function
@@ -31,15 +31,15 @@ class _Built:
     samples: WeightSamples
 
     def fits(self, inputs: Inputs) -> bool:
-        """Whether the inputs still are the built-in weights."""
+        """Return whether the weights among ``inputs`` still equal the built-in ones."""
         for index, address, version in self.marks:
             weight = inputs[index]
             if weight.data_ptr() != address or _version(weight) != version:
                 return False
-        return self.samples.same()  # all are where they were
+        return self.samples.same()  # no weight has moved
 
     def changed(self, marks: tuple[tuple[int, int, int], ...]) -> list[int]:
-        """Return the inputs whose memory or contents changed."""
+        """Return the indices of inputs whose memory or contents have changed. marks: of the new weights."""
         moved = {
             number for number, (new, old) in enumerate(zip(marks, self.marks, strict=True)) if new != old
         }
@@ -48,14 +48,15 @@ class _Built:
 
 
 class HeldWeights:
-    """Callable with all inputs of a region. It compiles at the first call, and again when a held input has changed.
+    """A region with built-in weights, called with all inputs. It compiles at the first call and when a weight changed.
 
-    held: indices of the inputs that are built in. names: of all inputs. build: compiles with the held tensors, in the
-    order of ``held``; the result is called with all inputs. notes: collects a sentence for each recompilation.
+    held: indices of the inputs that are built in. names: names of all inputs.
+    build: compiles with the held tensors, in the order of ``held``; its result is called with all inputs.
+    notes: a list that gets a sentence for each recompilation.
 
-    A weight has changed if its memory, its version or one of its sampled elements is another. Torch counts no writes
-    through ``.data`` or to tensors made under ``inference_mode``; such a write to less than an eighth of a weight may
-    go unnoticed (``dlinfer.refresh``). Threads may call it at once.
+    A weight has changed if its address, its version or one of its sampled elements differs. Torch does not count writes
+    through ``.data`` or to tensors made under ``inference_mode``. If such a write touches less than an eighth of a
+    weight, it may go unnoticed; ``dlinfer.refresh`` helps. Several threads may call the object at the same time.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class HeldWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the built-in weights."""
+        """Size of the built-in weights in bytes."""
         built = self._built  # read once: another thread may release it
         return sum(weight.nbytes for weight in built.weights) if built is not None else 0
 
@@ -96,7 +97,7 @@ class HeldWeights:
             if old is not None and old.fits(inputs):  # another thread was first
                 return old
             marks = tuple((index, inputs[index].data_ptr(), _version(inputs[index])) for index in self.held)
-            # A tensor of our own: ``parameter.data = other`` changes the parameter's memory, not this one's.
+            # detach() makes another tensor: after ``parameter.data = other`` it still has the old memory.
             weights = tuple(inputs[index].detach() for index in self.held)
             for index, weight in zip(self.held, weights, strict=True):
                 _check_memory(self._names[index], weight)
@@ -130,12 +131,12 @@ def _check_memory(name: str, weight: torch.Tensor) -> None:
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """Torch's count of writes to the tensor's memory; 0 for inference tensors, which have none."""
+    """Return torch's count of writes to the tensor's memory; 0 for inference tensors, which have no count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def refresh(model: torch.nn.Module | Iterable[torch.Tensor]) -> None:
-    """Let every compiled graph rebuild its weights at its next call, after writes through ``.data``.
+    """Tell every compiled graph that weights have changed, after writes through ``.data``. Its next call rebuilds.
 
     model: a module, compiled or not, or the written tensors. Engines that read weights in torch's memory need no
     refresh. Raises UnsupportedFeatureError for tensors that were made under ``torch.inference_mode``.

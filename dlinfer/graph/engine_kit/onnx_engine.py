@@ -1,4 +1,4 @@
-"""A graph engine for vendors that are fed ONNX: two methods, ``fault`` and ``session``, are the vendor's."""
+"""A graph engine for runtimes that read ONNX models. The vendor implements two methods, ``fault`` and ``session``."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +17,14 @@ from dlinfer.graph.onnx.translations.writing import Table
 from dlinfer.graph.onnx.weights import OnnxModel
 
 Session = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]
-"""Called with contiguous tensors by input name; returns the outputs in the model's order."""
+"""Takes input name -> contiguous tensor; returns the outputs in the model's order."""
 
 
 class OnnxEngine(ValueEngine[Options]):
     """An engine for runtimes that read ONNX.
 
-    opset: of the models. translations: a static method that returns translations of some of torch's ops into
-    onnxscript's, used before the standard ones. placement: how reports name a compiled region.
+    opset: the models' ONNX opset version. translations: a static method that returns translations of torch ops to
+    onnxscript; they are tried before the standard ones. placement: how reports say that nodes run.
     """
 
     opset = OPSET
@@ -38,35 +38,35 @@ class OnnxEngine(ValueEngine[Options]):
 
     @abstractmethod
     def session(self, model: OnnxModel, options: Options) -> Session:
-        """Return a session of a model. The model holds the weights and may be freed after this call.
+        """Return a session that runs a model. The model contains the weights and may be freed after this call.
 
-        Raises RefusedError where the vendor does not take the model.
+        Raises RefusedError if the vendor refuses the model.
         """
 
     def fault(self, model: bytes) -> str | None:
-        """Return why the vendor refuses the model of a single node; None where it takes it. Called once for each kind.
+        """Return why the vendor refuses a model of a single node; None if it accepts the model.
 
-        The default is the answer of ONNX's checker.
+        Called once for each kind of node. By default ONNX's own checker decides.
         """
         return fault_by_onnx(model)
 
     # --- the engine
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
-        """Refuse dtypes that ONNX does not have."""
+        """Return why a dtype is refused: ONNX does not have it. None if ONNX has it."""
         return no_type_of_onnx(dtype)
 
     def refuses_op(self, node: fx.Node) -> str | None:
-        """Refuse nodes without a translation to ONNX, and those that the vendor refuses."""
+        """Return why a node is refused: it has no translation to ONNX, or the vendor refuses its model. Else None."""
         return self._refusals.of(node)
 
     def lower(self, function: Function, options: Options, policy: str) -> Lowered:
-        """The function as an ONNX graph."""
+        """Return the function as an ONNX graph."""
         return OnnxLowered(self, function, options)
 
 
 class OnnxLowered(Lowered):
-    """A function as an ONNX graph. Its weights go into the model of each session."""
+    """A function as an ONNX graph. Each session gets a model that contains the weights."""
 
     def __init__(self, engine: OnnxEngine[Options], function: Function, options: Options) -> None:
         super().__init__(function, function.weights)
@@ -81,7 +81,7 @@ class OnnxLowered(Lowered):
         self._options = options
 
     def compile(self, weights: tuple[Tensor, ...]) -> Executable:
-        """Return a session of the model with these weights."""
+        """Return a function that runs a session of the model with these weights."""
         names = self.graph.inputs
         held = {names[index]: weight for index, weight in zip(self.held, weights, strict=True)}
         session = self._engine.session(OnnxModel(self.graph, held), self._options)
@@ -97,7 +97,7 @@ class OnnxLowered(Lowered):
 
 
 def as_tensor(value: Tensor | float) -> Tensor:
-    """An input as ONNX knows it: contiguous; a number as a tensor of no dimensions."""
+    """Return an input as ONNX takes it: a contiguous tensor, or a 0-d tensor for a number."""
     if not isinstance(value, Tensor):
         return torch.tensor(value)
     return value.detach().contiguous()

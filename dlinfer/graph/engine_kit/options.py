@@ -7,7 +7,7 @@
         precision: str = option("model", one_of("model", "f16"))
         num_threads: int = option(0, whole(0, "a number of threads, 0 or more"))
 
-Users give them as ``options={"engine_options": {...}}`` or in DLINFER_ENGINE_OPTIONS.
+Users set them with ``options={"engine_options": {...}}`` or in DLINFER_ENGINE_OPTIONS.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,23 +17,28 @@ from typing import Any, NoReturn, TypeVar
 from dlinfer.errors import CompileOptionError
 
 Reader = Callable[[Any], object]
-"""Takes a user's value and returns the field's value, which it accepts too. Raises ExpectedError."""
+"""Checks a user's value and returns the field's value. Given the field's value, it returns that value again.
+
+Raises ExpectedError for a value that is not allowed."""
 
 _Self = TypeVar("_Self", bound="EngineOptions")
 
 
 class ExpectedError(Exception):
-    """A field does not take a value; the text says which values it takes."""
+    """A field does not allow the given value. The text of the error describes the allowed values."""
 
 
 def option(default: Any, read: Reader) -> Any:
-    """A field of EngineOptions."""
+    """Return a dataclass field for EngineOptions. read: checks and converts the user's value."""
     return field(default=default, metadata={"read": read})
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """No options. Making an object checks every field, and raises CompileOptionError for the first wrong one."""
+    """The base class of an engine's options; it has no options itself.
+
+    Making an object checks every field, and raises CompileOptionError for the first wrong value.
+    """
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -45,7 +50,11 @@ class EngineOptions:
 
     @classmethod
     def of(cls: type[_Self], options: Mapping[str, object]) -> _Self:
-        """Options by name. Raises CompileOptionError; for an unknown name it lists the known names."""
+        """Make the options from names and values.
+
+        Raises CompileOptionError for a wrong value or an unknown name. For an unknown name the error lists the known
+        names.
+        """
         known = [item.name for item in fields(cls)]
         for name, value in options.items():
             if name not in known:
@@ -57,12 +66,12 @@ class EngineOptions:
 
 
 def refuse(name: str, value: object, expected: str) -> NoReturn:
-    """Raise CompileOptionError for one of an engine's options."""
+    """Raise CompileOptionError for an engine's option. expected: describes the allowed values."""
     raise CompileOptionError(option=f"engine_options[{name!r}]", given=value, expected=expected)
 
 
 def one_of(*allowed: str) -> Reader:
-    """One of some words. The empty word is allowed where it is among them; errors do not list it."""
+    """Return a reader that takes only the ``allowed`` words. Its errors list them without the empty word."""
 
     def read(value: object) -> str:
         if not isinstance(value, str) or value not in allowed:
@@ -73,7 +82,10 @@ def one_of(*allowed: str) -> Reader:
 
 
 def whole(least: int, expected: str = "", fits: Callable[[int], bool] = lambda value: True) -> Reader:
-    """A whole number from ``least`` on. expected: the same in words. fits: a further condition."""
+    """Return a reader that takes integers, ``least`` or more.
+
+    expected: how errors describe the allowed values. fits: a further condition on the integer.
+    """
 
     def read(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < least or not fits(value):
@@ -84,7 +96,7 @@ def whole(least: int, expected: str = "", fits: Callable[[int], bool] = lambda v
 
 
 def text(expected: str) -> Reader:
-    """Text that is not empty."""
+    """Return a reader that takes strings, except the empty one. expected: how errors describe the allowed values."""
 
     def read(value: object) -> str:
         if not isinstance(value, str) or not value:

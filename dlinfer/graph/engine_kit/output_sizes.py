@@ -1,7 +1,7 @@
-"""The sizes of results as functions of a call's inputs: for engines whose results torch allocates.
+"""The sizes of results as functions of a call's inputs, for engines whose results torch allocates.
 
-A size is an integer or the text of an expression: plain data that can be stored. In it ``i0d1`` is the size of input 0
-in dimension 1, and ``n2`` is the value of input 2, which is a number.
+A size is an integer or the text of an expression, so it can be stored. In an expression, ``i0d1`` is the size of input
+0 in dimension 1, and ``n2`` is the value of input 2, a number.
 """
 
 import re
@@ -19,16 +19,19 @@ _PLACE = re.compile(r"i(\d+)d(\d+)|n(\d+)", re.ASCII)
 
 
 class UnknownSizeError(Exception):
-    """A size does not follow from the inputs."""
+    """A result's size cannot be computed from the inputs' sizes and numbers."""
 
 
 def input_size(index: int, dim: int) -> SizeText:
-    """The size of an input, by its number."""
+    """Return the text for the size of input number ``index`` in dimension ``dim``."""
     return f"i{index}d{dim}"
 
 
 def sizes_of(results: Sequence[Sequence[int | SymInt]], inputs: Sequence[Any]) -> list[list[SizeText]]:
-    """The sizes of each result, from those of its fake and from the fakes of the inputs. Raises UnknownSizeError."""
+    """Return the sizes of each result over the inputs. Raises UnknownSizeError.
+
+    results: the shape of each result's fake. inputs: the fakes of the inputs.
+    """
     places: dict[Any, str] = {}
     for index, value in enumerate(inputs):
         if (symbol := plain_symbol(value)) is not None:
@@ -51,7 +54,10 @@ def _size(size: int | SymInt, places: dict[Any, str]) -> SizeText:
 
 
 def reader(sizes: Sequence[Sequence[SizeText]]) -> Callable[[Sequence[Any]], tuple[tuple[int, ...], ...]]:
-    """A function from a call's inputs to the sizes of its results. Raises ValueError for text that is no size."""
+    """Return a function that computes the sizes of a call's results from its inputs.
+
+    sizes: the sizes of each result, as ``sizes_of`` returns them. Raises ValueError for text that is no size.
+    """
     rows = ["".join(f"{_text(size)}, " for size in row) for row in sizes]
     return eval(
         f"lambda inputs: ({''.join(f'({row}), ' for row in rows)})",
@@ -60,7 +66,10 @@ def reader(sizes: Sequence[Sequence[SizeText]]) -> Callable[[Sequence[Any]], tup
 
 
 def _text(size: SizeText) -> str:
-    """Python over ``inputs``, from text that was parsed."""
+    """Return Python code that computes a size from the variable ``inputs``. Raises ValueError for text that is no size.
+
+    The code comes from the parsed expression, never from the text itself.
+    """
     try:
         parsed = parse_size(size)
     except SizeTextError as cause:

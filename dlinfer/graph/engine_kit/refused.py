@@ -1,10 +1,10 @@
-"""Exceptions of a vendor that make torch run a region, or one call of it."""
+"""Exceptions that a vendor raises to make torch run a region, or one call of a region."""
 
 
 class RefusedError(Exception):
-    """A vendor does not take a region or a call of it; torch runs it, under the fallback policy.
+    """A vendor refuses a region, or one call of a region. Torch runs it instead, under the fallback policy.
 
-    reason: for the report. node: name of the node that is the reason, where a single node is.
+    reason: why, for the report. node: name of the node that caused the refusal; empty if no single node did.
     """
 
     def __init__(self, reason: str, node: str = "") -> None:
@@ -13,7 +13,7 @@ class RefusedError(Exception):
 
 
 class WrongInputError(Exception):
-    """The inputs of a call are wrong, and torch says how: it runs the region, and raises.
+    """The inputs of a call are wrong. Torch runs the region, so that the user gets torch's own error.
 
-    That is no fallback: it is neither counted nor refused under the policy ``error``.
+    This is no fallback: dlinfer does not count it, and the policy ``error`` does not refuse it.
     """

@@ -1,15 +1,15 @@
-"""A graph engine for runtimes that know values: no pointers, no writes, no aliases.
+"""A graph engine for runtimes that work on values only: without pointers, in-place writes or aliases.
 
 A vendor's engine is a subclass. The vendor implements
 
-- ``refuses_op``: which nodes it does not take, and why;
+- ``refuses_op``: says which nodes it refuses, and why;
 - ``lower``: lowers a function of values to the vendor's own form, ``Lowered``;
 - ``Lowered.compile``: compiles that form when the weights are known;
 - a dataclass of its options, and some class attributes.
 
-The rest is shared (here and in ``value_region``). Regions become functions of values. New contents are copied back into
-torch's tensors. Changed weights cause a recompilation. Torch runs every region or call that the vendor rejects, under
-the fallback policy and with the vendor's reason in the report.
+The rest is shared (here and in ``value_region``). Regions become functions of values. The new content of a written
+input is copied back into torch's tensor. Changed weights cause a recompilation. If the vendor refuses a region or a
+call, torch runs it under the fallback policy, and the report shows the vendor's reason.
 """
 
 import operator
@@ -40,14 +40,14 @@ Options = TypeVar("Options", bound=EngineOptions)
 
 
 class ValueEngine(Engine, Generic[Options]):
-    """An engine for runtimes that know values only.
+    """An engine for runtimes that work on values only.
 
-    Its only programs are regions that torch runs (``eager_region``), so its stored programs have steps of torch only.
+    Only regions that torch runs (``eager_region``) become stored programs, and all their steps call torch.
 
     options_type: the dataclass of the engine's own options.
-    device_type: the device whose tensors it reads.
-    refuses_writes: the reason to refuse nodes that write; None where the engine returns their new contents.
-    smallest: a region with fewer computing nodes is not worth entering.
+    device_type: the type of the device whose tensors the engine reads.
+    refuses_writes: why nodes that write in place are refused; None if the engine returns the new contents instead.
+    smallest: the least number of computing nodes that makes a region worth entering.
     """
 
     options_type: type[Options]
@@ -59,7 +59,10 @@ class ValueEngine(Engine, Generic[Options]):
 
     @abstractmethod
     def refuses_op(self, node: fx.Node) -> str | None:
-        """Return why a node is not taken; None where it is. Its tensors fit and it has a meaning as values."""
+        """Return why the vendor refuses a node; None if it accepts the node.
+
+        Called only for nodes whose tensors fit the engine and that can be a function of values.
+        """
 
     @abstractmethod
     def lower(self, function: Function, options: Options, policy: str) -> Lowered:
@@ -69,49 +72,52 @@ class ValueEngine(Engine, Generic[Options]):
         """
 
     def is_heavy(self, node: fx.Node) -> bool:
-        """Return whether a node makes even a small region worth entering."""
+        """Return whether a region with this node is worth entering, however small the region is."""
         return False
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
-        """Return why tensors of a dtype are not taken; None where they are."""
+        """Return why tensors of a dtype are refused; None if they are accepted."""
         return None
 
     def read_options(self, options: Mapping[str, object]) -> Options:
-        """Options from names and values. Raises CompileOptionError."""
+        """Make the engine's options from names and values. Raises CompileOptionError."""
         return self.options_type.of(options)
 
     # --- the engine
 
     def check_options(self, options: Mapping[str, object]) -> None:
-        """Raise CompileOptionError."""
+        """Raise CompileOptionError for an unknown option or a wrong value."""
         self.read_options(options)
 
     def refuses(self, node: fx.Node) -> str | None:
-        """Return why a node is not taken: its tensors do not fit, its effect is no value, the vendor refuses it, or the
-        vendor computes it wrongly on this CPU."""
+        """Return why a node is refused; None if it is accepted.
+
+        The reasons: its tensors do not fit, its effect cannot be returned as a value, the vendor refuses it, or the
+        vendor computes it wrongly on this CPU.
+        """
         if node.op != "call_function":
             return None
         if isinstance(node.target, HigherOrderOperator):
             return f"{node.target} is a higher-order op"
-        if node.target is operator.getitem:  # one result of a node, which stays with it
+        if node.target is operator.getitem:  # one result of a node stays with that node
             return self.refuses(node.all_input_nodes[0])
         if self.refuses_writes is not None and written_arguments(node):
             return self.refuses_writes
         reason = self._unfit(node) or refusal(node)
-        # A check is made by torch before the region runs.
+        # Torch makes a check before the region runs.
         if reason is not None or is_check(node):
             return reason
         return self.refuses_op(node) or self._selftest_failure(node)
 
     def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
-        """A few nodes cost less one by one than entering the engine does."""
+        """Return why a region is refused as too small: its nodes cost less one by one than entering the engine."""
         count = sum(map(is_compute, nodes))
         if count >= self.smallest or any(map(self.is_heavy, nodes)):
             return None
         return f"{count} nodes cost less than entering {self.name}"
 
     def compile(self, region: Subgraph, options: CompileOptions) -> CompiledRegion:
-        """Compile a region; torch runs it where the vendor does not take the whole of it.
+        """Compile a region. If the vendor refuses any part of it, torch runs the whole region.
 
         Raises GraphFallbackError under the policy ``error``, CompileOptionError, and the vendor's own errors.
         """
@@ -132,7 +138,10 @@ class ValueEngine(Engine, Generic[Options]):
         return eager_region(region, self.name, options, reason, node)
 
     def _selftest_failure(self, node: fx.Node) -> str | None:
-        """Why the vendor's self-test on this CPU forbids a node, seen as the op that returns what the node writes."""
+        """Return why the vendor's self-test on this CPU forbids a node; None if it does not.
+
+        A node that writes in place is tested as the op that returns the new content.
+        """
         if self.selftest is None:
             return None
         twin = functional_call(node) if written_arguments(node) else None
@@ -150,7 +159,7 @@ class ValueEngine(Engine, Generic[Options]):
         return None
 
     def refuses_tensor(self, tensor: Tensor) -> str | None:
-        """Return why a tensor is not taken; None where it is."""
+        """Return why a tensor is refused; None if it is accepted."""
         if tensor.device.type != self.device_type:
             return f"a tensor on device {tensor.device.type!r}"
         if tensor.layout != torch.strided:

@@ -22,12 +22,17 @@ from dlinfer.graph.ir.program import Inputs, Outputs, Program, RegionRun
 from dlinfer.ops.core.fallback import Fallback, settle
 
 Executable = Callable[..., Sequence[Tensor]]
-"""Called with a function's inputs; returns its outputs. An output that is the new content of an input may be that input
-itself, written. May raise RefusedError before it writes anything."""
+"""Takes a function's inputs and returns its outputs.
+
+If an output is the new content of an input, the executable may write that input and return it. It may raise
+RefusedError, but only before it writes."""
 
 
 class OutputSpecs:
-    """The outputs of one function. Raises UnknownSizeError where a size does not follow from the inputs."""
+    """The dtypes and sizes of one function's outputs.
+
+    Making an object raises UnknownSizeError if an output's size does not follow from the inputs.
+    """
 
     def __init__(self, function: Function) -> None:
         self._writes = function.writes
@@ -38,9 +43,9 @@ class OutputSpecs:
         )
 
     def empty(self, inputs: Inputs, in_place: Collection[int] = ()) -> list[Tensor]:
-        """Allocate contiguous memory for the outputs of a call.
+        """Return a contiguous tensor for each output of a call: new memory, or a written input itself.
 
-        in_place: indices of written inputs; their own memory is the output where it is contiguous.
+        in_place: indices of written inputs. Such an input serves as the output if it is contiguous.
         """
         return [
             inputs[index]
@@ -52,7 +57,7 @@ class OutputSpecs:
         ]
 
     def check(self, inputs: Inputs, outputs: Sequence[Tensor], engine: str, region: str) -> None:
-        """Raise EngineResultError where outputs are not of these dtypes and sizes."""
+        """Raise EngineResultError if the number, a dtype or a size of the outputs is wrong."""
         expected = self._sizes(inputs)
         if len(outputs) != len(expected):
             results = f"{len(outputs)} results"
@@ -70,12 +75,12 @@ class OutputSpecs:
 class Lowered(ABC):
     """A function in a vendor's own form, before its weights are known.
 
-    source: that form as text, for reports. placement: how its nodes run, for reports.
+    source: the vendor's form as text, for reports. placement: how the nodes run, for reports.
     held: indices of the inputs whose tensors ``compile`` builds in.
-    outputs: dtypes and sizes of the outputs; ``outputs.empty(inputs)`` allocates those of a call.
-    notes: anything else to report, one sentence each; may grow while it runs.
+    outputs: dtypes and sizes of the outputs; ``outputs.empty(inputs)`` allocates the outputs of a call.
+    notes: other facts for the report, a sentence each; the list may grow while the region runs.
 
-    Making one raises UnknownSizeError where the outputs' sizes do not follow from the inputs.
+    Making an object raises UnknownSizeError if an output's size does not follow from the inputs.
     """
 
     placement = "engine"
@@ -89,13 +94,14 @@ class Lowered(ABC):
 
     @abstractmethod
     def compile(self, weights: tuple[Tensor, ...]) -> Executable:
-        """Compile with these weights, one for each of ``held``. Raises RefusedError.
+        """Compile with these weights, one for each index in ``held``. Raises RefusedError.
 
-        Called at once where nothing is held, else at the first call, and again when a weight has changed.
+        If ``held`` is empty, dlinfer calls this method once, when it compiles the region. Else dlinfer calls it at the
+        region's first call, and again when a weight has changed.
         """
 
     def check(self, inputs: Inputs) -> None:  # noqa: B027 - most vendors need none
-        """Raise RefusedError for inputs that the executable computes wrongly, WrongInputError for wrong inputs."""
+        """Raise RefusedError if the executable computes these inputs wrongly, WrongInputError if torch would raise."""
 
 
 class Views(Lowered):
@@ -108,10 +114,10 @@ class Views(Lowered):
 
 
 class InputOverlap:
-    """Callable with a call's inputs. It returns why the function is wrong for them, or None.
+    """A check of a call's inputs. It returns why their memory overlaps in a way that the function forbids, or None.
 
-    It remembers addresses and sizes of the last call, and compares the many weights again only when one of them or a
-    written input has moved. Threads may call it at once.
+    It remembers the addresses and sizes of the last call. So it compares the many weights again only when a weight or a
+    written input has moved. Several threads may call it at the same time.
     """
 
     def __init__(self, function: Function) -> None:
@@ -145,10 +151,10 @@ class InputOverlap:
 
 
 class ValueRegion(RegionRun):
-    """A compiled region. Threads may call it at once if they may call the executable at once.
+    """A compiled region. Several threads may call it at the same time if they may call the executable so.
 
     engine, policy: the engine's name and the fallback policy, for calls that torch runs.
-    Making one raises RefusedError where nothing is held and the vendor does not compile it.
+    If the region holds no weights, it is compiled at once, and RefusedError is raised if the vendor refuses.
     """
 
     def __init__(self, region: Subgraph, lowered: Lowered, engine: str, policy: str) -> None:
@@ -177,7 +183,7 @@ class ValueRegion(RegionRun):
             if conflict is not None:
                 return self._left(conflict, inputs)
             self.lowered.check(inputs)
-            if self._written:  # a vendor may write there itself, which torch does not see
+            if self._written:  # torch does not see it if the vendor writes these inputs itself
                 increment_version([inputs[index] for index in self._written])
             values = self._run(*inputs)
         except RefusedError as refused:
@@ -193,7 +199,7 @@ class ValueRegion(RegionRun):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the built-in weights."""
+        """Size of the built-in weights in bytes."""
         return self._held.nbytes if self._held is not None else 0
 
     def unbind(self) -> None:
@@ -202,7 +208,7 @@ class ValueRegion(RegionRun):
             self._held.release()
 
     def _compiled(self, weights: tuple[Tensor, ...]) -> Executable:
-        """The executable with these weights; one that refuses every call where the vendor does not compile it."""
+        """Return the executable with these weights. If the vendor refuses, return one that refuses every call."""
         try:
             return self.lowered.compile(weights)
         except RefusedError as refused:
@@ -214,7 +220,7 @@ class ValueRegion(RegionRun):
         return refuse
 
     def _left(self, reason: str, inputs: Inputs) -> Outputs:
-        """Let torch run a call, under the policy; note each reason once."""
+        """Run a call with torch, under the fallback policy. The notes list each reason once."""
 
         def refusal() -> GraphFallbackError:
             nodes = [node for node in self._function.inputs if not node.meta.get(STATIC)]

@@ -1,7 +1,7 @@
-"""Sampled elements of each weight, to notice writes that torch does not count: those through ``.data``.
+"""Sampled elements of each weight, to notice writes through ``.data``, which torch does not count.
 
 numpy reads the elements through a view of the process's own memory, in one call for all weights of one element size.
-An element takes a few nanoseconds if it is in a CPU cache, some tens if not.
+Reading an element takes a few nanoseconds if it is in a CPU cache, and some tens of nanoseconds if not.
 """
 
 import math
@@ -15,17 +15,17 @@ from torch import Tensor
 from dlinfer.graph.ir.device import HOST
 
 SAMPLES = 16
-"""Elements of each weight, one of each sixteenth: they show a write to an eighth or more in one piece."""
+"""Sampled elements per weight, one from each sixteenth. So a contiguous write to an eighth or more is noticed."""
 
 _ADDRESSES = 1 << 62
-"""More bytes than any processor can address; numpy would clip an index behind the end."""
+"""More bytes than a processor can address. With a smaller array, numpy would clip indices to its end."""
 
 
 _Places = npt.NDArray[np.int64]
 
 
 class WeightSamples:
-    """Values of sampled elements. The weights must stay alive and in place while it is used."""
+    """Values of sampled elements. The weights must stay alive and keep their memory while the object is used."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         by_word: dict[int, list[tuple[int, _Places]]] = {}
@@ -34,7 +34,7 @@ class WeightSamples:
                 size, address = weight.element_size(), weight.data_ptr()
                 word = math.gcd(
                     size, address, 8
-                )  # less than an element where that has 16 bytes or is unaligned
+                )  # less than an element if the element has 16 bytes or is unaligned
                 elements = address + size * _offsets(weight)
                 words = elements[:, None] + np.arange(0, size, word)
                 by_word.setdefault(word, []).append((owner, words.reshape(-1) // word))
@@ -49,14 +49,14 @@ class WeightSamples:
         self._before = [window.take(places, mode="clip") for window, places, _ in self._groups]
 
     def same(self) -> bool:
-        """Whether no sampled element has changed."""
+        """Return whether all sampled elements are unchanged."""
         for (window, places, _), before in zip(self._groups, self._before, strict=True):
             if not np.array_equal(window.take(places, mode="clip"), before):
                 return False
         return True
 
     def changed(self, owners: Collection[int]) -> set[int]:
-        """Return those of some weights, by number, that have a changed element."""
+        """Return the numbers of the weights among ``owners`` that have a changed element."""
         different: set[int] = set()
         for (window, places, owner), before in zip(self._groups, self._before, strict=True):
             chosen = np.isin(owner, list(owners))
@@ -66,7 +66,7 @@ class WeightSamples:
 
 
 def _offsets(weight: Tensor) -> _Places:
-    """Offsets in elements: a random element of each of equal parts of the weight."""
+    """Return the sampled places: one random element in each of up to 16 equal parts. An offset counts elements."""
     count = min(SAMPLES, weight.numel())
     ends = np.linspace(0, weight.numel(), count + 1).astype(np.int64)
     chosen = ends[:-1] + (np.random.default_rng().random(count) * np.diff(ends)).astype(np.int64)
@@ -78,7 +78,10 @@ def _offsets(weight: Tensor) -> _Places:
 
 
 class _Memory:
-    """The process's memory as an array; numpy reads only the indexed places. It begins behind address 0."""
+    """The process's memory as an array of ``size``-byte words. Word 0 lies at address ``size``, because 0 is null.
+
+    numpy reads only the words that are indexed.
+    """
 
     def __init__(self, size: int) -> None:
         self.__array_interface__ = {
