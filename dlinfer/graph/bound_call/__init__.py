@@ -1,4 +1,5 @@
-"""Compiled calls that hold their weights, without Dynamo's guards: for adaptors that know what changes between calls.
+"""Compiled calls that hold their weights and need no Dynamo guards, for adaptors that know what changes between calls.
 
-``capture`` takes a function and an example call, and returns a ``BoundCall`` (``call``). ``store`` keeps it on disk.
+``capture`` takes a function and an example call, and returns a ``BoundCall`` (``call``). ``store`` keeps bound calls on
+disk.
 """

@@ -1,14 +1,14 @@
 """The reader of a bound call's inputs, as one generated function.
 
-The reader compares weights and steady arguments with the objects that it has bound, and reads other inputs from the
-arguments. It sees a replaced object: a cache in a list, a parameter or module (assignment,
-``load_state_dict(assign=True)``), another number in an attribute. Writes into bound tensors need no comparison. It does
-not see a tensor that changes its own dtype or layout: ``resize_``, ``parameter.data = ...``, which ``Module.to(dtype)``
-does. After these, call ``BoundCall.unbind``.
+The reader compares weights and steady arguments with the objects that it has bound, and reads all other inputs from the
+call's arguments. It notices a replaced object, such as a KV cache in a list, a parameter or a module (assignment,
+``load_state_dict(assign=True)``), and another number in an attribute. Writes into bound tensors need no comparison. The
+reader does not notice a tensor that changes its own dtype or layout. ``resize_`` and ``parameter.data = ...`` do that,
+and so does ``Module.to(dtype)``. Call ``BoundCall.unbind`` after them.
 
-A bound list or dict is compared with a copy of it. Python does this fast, because identical elements count as equal.
-For two different tensors Python calls ``==``, whose result must have one element to be true or false. So tensors of one
-element are compared by ``is`` besides.
+The reader compares a bound list or dict with a copy. Python does this fast, because identical elements count as equal.
+For two different tensors Python calls ``==``. A result of several elements has no truth value, so Python raises an
+error, and the reader returns None. Tensors of one element raise no error, so they are also compared with ``is``.
 """
 
 import re
@@ -23,7 +23,7 @@ from dlinfer.graph.bound_call.sources import Scope, evaluate, is_argument, is_st
 from dlinfer.graph.interface.interface import Interface, as_taken, mismatches
 
 Reader = Callable[[Mapping[str, Any]], list[Any] | None]
-"""Takes a call's arguments; returns the program's inputs, or None where the bound objects are not those of the call."""
+"""Takes a call's arguments. Returns the program's inputs, or None if the call has other objects than the bound ones."""
 
 _STEP = re.compile(r"\.\w+\(\)|\.\w+|\['\w+'\]|\[\d+\]")
 _OWN = "L['self']"
@@ -39,11 +39,12 @@ def bind(
     defaults: Mapping[str, Any],
     hooks: int,
 ) -> Reader:
-    """Bind a call's steady objects.
+    """Bind a call's steady objects, and return the reader of later calls.
 
-    sources: the expression of each value of the interface. count: the program takes the first of them; the others are
-    only compared. scope: of a call that fits the interface. defaults: of arguments that a call may leave out.
-    hooks: ``RemovableHandle.next_id`` before the interface was checked, so that a new hook is seen.
+    sources: the expression of each value of the interface. count: how many of these values are inputs of the program,
+    from the first on; the others are only compared. scope: the values in a call that fits the interface.
+    defaults: the default values of arguments that a call may leave out.
+    hooks: the value of ``RemovableHandle.next_id`` before the interface was checked; another value shows a new hook.
     """
     writer = _Writer(scope, steady)
     ports = iter(interface.inputs)
@@ -65,9 +66,9 @@ def bind(
 
 
 class _Writer:
-    """Writes the function: checks line by line, with the objects that they name in its scope.
+    """Writes the source of a Reader: a line for each check, and a scope with the objects that the lines name.
 
-    reads: lines that read inputs.
+    reads: the lines that read inputs from a call's arguments.
     """
 
     def __init__(self, scope: Scope, steady: Collection[str]) -> None:
@@ -82,14 +83,14 @@ class _Writer:
         self._holders: dict[str, Any] = {}
 
     def name(self, value: object) -> str:
-        """The name of an object in the scope."""
+        """Return the name of an object in the scope; add the object if it has none."""
         if id(value) not in self._names:
             self._names[id(value)] = f"c{len(self._names)}"
             self._scope[self._names[id(value)]] = value
         return self._names[id(value)]
 
     def bound(self, source: str, value: object) -> None:
-        """Check that an expression still gives this value, by the objects on its way."""
+        """Add checks that an expression still gives the same object: one check for each step of the expression."""
         argument = root(source)
         if argument not in self._steady:  # a steady number in an argument that changes
             self._compare(_text(source), value)
@@ -103,7 +104,10 @@ class _Writer:
             container = result
 
     def constant(self, source: str, value: object) -> None:
-        """Check that an expression has an equal value where it lies. Holders on its way are bound where they can be."""
+        """Add a check that an expression still has an equal value.
+
+        If possible, the object that holds the value is bound, so that the reader takes one step only.
+        """
         if is_argument(source) or root(source) not in ("", *self._steady):
             self._compare(source, value)
             return
@@ -128,7 +132,7 @@ class _Writer:
         if isinstance(container, nn.Module) and step[1:] in _REGISTRIES:
             return  # torch never replaces these dicts
         if isinstance(container, (torch.Tensor, tuple)):
-            return  # its sizes: it is bound itself
+            return  # the container itself is bound, so its sizes or elements need no check
         if type(container) in (list, dict) and step.startswith("[") and _is_plain(container):
             self._live[id(container)] = container
             if not isinstance(result, torch.Tensor) or (result.numel() > 1 and _is_torchs(result)):
@@ -136,14 +140,14 @@ class _Writer:
         self._checks[f"{self._read(container, step)} is not {self.name(result)}"] = None
 
     def _read(self, container: object, step: str) -> str:
-        """Code for one step. It goes around the module's own, slow way of finding attributes."""
+        """Return code that takes one step from an object. It reads ``__dict__``: ``Module.__getattr__`` is slow."""
         own = getattr(container, "__dict__", {})
         if step[1:] in own and own[step[1:]] is _taken(container, step):
             return f"{self.name(own)}[{step[1:]!r}]"
         return f"{self.name(container)}{step}"
 
     def _steady_holder(self, argument: str, steps: Sequence[str]) -> object:
-        """The object at the end of some steps; None behind a property, which returns another object at each read."""
+        """Return the object at the end of some steps; None if a property on the way makes a new object at each read."""
         holder = self._arguments.get(argument)
         for step in steps:
             container, holder = holder, _taken(holder, step)
@@ -152,7 +156,7 @@ class _Writer:
         return holder
 
     def function(self, inputs: list[Any], defaults: Mapping[str, Any], hooks: int) -> Reader:
-        """The reader. It returns ``inputs``, with those that change in their places."""
+        """Compile the reader. It returns a copy of ``inputs``, completed with the inputs that change."""
         self._scope |= {"bound": inputs, "handles": RemovableHandle}
         checks = [*self._checks, f"handles.next_id != {hooks}"]
         if self._constants:
@@ -168,7 +172,7 @@ class _Writer:
             self._scope["defaults"] = dict(defaults)
             lines.insert(0, "L = defaults | L")
         body = "".join(f"        {line}\n" for line in lines)
-        # An object that cannot be read or compared is not the bound one. Binding anew says what is wrong with it.
+        # An object that cannot be read or compared is not the bound one. The next binding reports what is wrong.
         errors = "(LookupError, AttributeError, TypeError, ValueError, RuntimeError)"
         text = f"def read(L):\n    try:\n{body}    except {errors}:\n        return None\n"
         exec(compile(text, "<dlinfer inputs>", "exec"), self._scope)  # Dynamo's expressions, as in its guards
@@ -185,7 +189,7 @@ def _steps(source: str) -> list[str]:
 
 
 def _taken(value: Any, step: str) -> Any:
-    """The result of one step of an expression."""
+    """Return the result of one step of an expression on ``value``: a method call, an attribute or an index."""
     if step.endswith("()"):
         return getattr(value, step[1:-2])()
     if step.startswith("."):
@@ -194,7 +198,10 @@ def _taken(value: Any, step: str) -> Any:
 
 
 def _is_plain(container: Any) -> bool:
-    """Whether a list or dict has only what stays where it is; a counter beside a tensor would change at each call."""
+    """Return whether a list or dict holds only tensors, modules, containers and None.
+
+    Others hold values that may change at each call, such as a counter.
+    """
     values = cast("Iterable[object]", container.values() if isinstance(container, dict) else container)
     return all(
         value is None or type(value) in (list, dict, tuple) or isinstance(value, (torch.Tensor, nn.Module))

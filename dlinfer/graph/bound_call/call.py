@@ -1,7 +1,8 @@
 """Compiled calls without Dynamo's guards, for adaptors that know what can change between two calls.
 
-A call reads the inputs by Dynamo's source expressions and runs the program, so nothing recompiles and no guard costs
-time. A call whose constants differ from the capture's is refused; constants inside an argument are not compared.
+A call evaluates Dynamo's source expressions to read its inputs, and runs the program. So no call recompiles, and no
+guards cost time. If a constant differs from its value at the capture, the call is refused. Constants inside an argument
+are not compared.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +28,9 @@ from dlinfer.graph.torch_private.thread_state import is_autocast_enabled
 class BoundCall:
     """A compiled function.
 
-    sources: the expression of each value of the interface: the program's inputs, numbers that only conditions read, and
-        constants. hooks: expressions of dicts that must be empty. steady: see ``capture_call``.
+    sources: an expression for each value of the interface: first the program's inputs, then numbers that only
+        conditions read, and constants.
+    hooks: expressions of modules' hook dicts, which must be empty. steady: see ``capture_call``.
     """
 
     function: Callable[..., object]
@@ -40,21 +42,22 @@ class BoundCall:
     report: GraphReport
 
     def __post_init__(self) -> None:
-        # Swapped as a whole: each thread reads all its inputs through one reader, the old one or the new one.
+        # Replaced as a whole: each thread reads all its inputs through one reader, the old one or the new one.
         self._binding: Reader | None = None
         self._autocast = dict(self.program.requirement.state.autocast)
         self._traced = Traced(self.function)
         parameters = {name: self._traced.parameters.get(name) for name in map(root, self.sources)}
-        self._defaults = {  # of arguments that the graph reads and a call may leave out
+        self._defaults = {  # for arguments that the graph reads and a call may leave out
             name: parameter.default
             for name, parameter in parameters.items()
             if parameter is not None and parameter.default is not Parameter.empty
         }
 
     def __call__(self, **kwargs: Any) -> torch.Tensor:
-        """The result, laid out as for contiguous arguments: a changing one that is not contiguous is copied first.
+        """Run the graph and return its result.
 
-        Raises ArtifactInputError where an argument, or something in one, is not what the graph was compiled for.
+        A changing argument that is not contiguous is copied first. So the result's strides are those for contiguous
+        arguments. Raises ArtifactInputError if an argument, or a value in one, is not what the graph was compiled for.
         """
         if self._autocast or is_autocast_enabled():
             self._check_autocast()
@@ -70,11 +73,11 @@ class BoundCall:
         self.program.unbind()
 
     def check(self, kwargs: Mapping[str, Any]) -> None:
-        """Raises ArtifactInputError where this compiled function is not one for such arguments."""
+        """Raise ArtifactInputError if the graph was not compiled for such arguments."""
         self._inputs(self._traced.scope(kwargs))
 
     def _inputs(self, scope: Scope) -> list[Any]:
-        """The program's inputs from arguments that fit it. Raises ArtifactInputError."""
+        """Return the program's inputs, read from a call's scope. Raises ArtifactInputError if a value does not fit."""
         self._check_autocast()
         leaves: list[Any] = []
         names = [source_name(source) for source in self.sources]
@@ -96,22 +99,22 @@ class BoundCall:
         return inputs[: len(self.program.program.inputs)]
 
     def _check_autocast(self) -> None:
-        """Raises ArtifactInputError where the function would cast otherwise now: casts are nodes of the graph."""
+        """Raise ArtifactInputError if autocast differs from the capture's. The graph has the casts as nodes."""
         if (current := autocast()) != self._autocast:
             raise ArtifactInputError(
                 name="autocast", expected=self._autocast or "autocast off", given=current or "autocast off"
             )
 
     def _bind(self, kwargs: Mapping[str, Any]) -> list[Any]:
-        """Bind the steady objects of these arguments, and read all inputs from them."""
+        """Bind the steady objects of a call, and return the program's inputs for its arguments."""
         hooks = (
             RemovableHandle.next_id
-        )  # before they are looked at: another thread may register one meanwhile
+        )  # read before the hooks are checked: another thread may register a hook meanwhile
         scope = self._traced.scope(kwargs)
         inputs = self._inputs(scope)
         count = len(self.program.program.inputs)
         binding = bind(self.interface, self.sources, count, self.steady, scope, self._defaults, hooks)
-        # A property may return another object at each read. Then the reader finds no binding, and each call binds.
+        # A property may return another object at each read. Then the reader returns None, and each call binds anew.
         read = binding(kwargs)
         self._binding = binding
         return inputs if read is None else read

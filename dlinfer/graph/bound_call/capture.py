@@ -1,7 +1,7 @@
 """Capture a function as a bound call.
 
-Dynamo captures the function once. The adaptor compiles one call for each combination of flags that it passes, and marks
-the sizes that change. A capture with a guard on a size that may change is refused.
+Dynamo captures the function once. The adaptor compiles one call for each combination of flags that it passes. It marks
+sizes that change (``mark_unbacked``). A capture with a guard on a size that may change is refused.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,18 +33,18 @@ _HOOKS = ("._forward_hooks", "._forward_pre_hooks")
 def capture_call(
     function: Callable[..., Any], kwargs: Mapping[str, Any], *, steady: Sequence[str], options: CompileOptions
 ) -> tuple[BoundCall, torch.Tensor]:
-    """Compile ``function`` for calls like this one, and run it: (compiled, its result).
+    """Compile ``function`` for calls like this one, and run it once; return (the bound call, the result).
 
-    function: a module, or a method of one, that returns one new tensor and stores none. Its other effects on Python
-    objects happen in this first run only.
-    steady: arguments that are the same objects call after call; when another object comes, all is read anew. Of an
-    argument that changes, ``argument.field`` or ``argument.size()[2]`` names a number in it that never does.
-    Raises CaptureError where it is not one graph, or one that holds only for some values of what is not steady.
+    function: a module, or a method of a module. It must return one new tensor and store no tensor. Its other effects on
+    Python objects happen in this first run only.
+    steady: names of arguments that are the same object at each call. If another object comes, the call binds anew. For
+    a number that never changes in a changing argument, give ``argument.field`` or ``argument.size()[2]``.
+    Raises CaptureError if the function is not one graph, or if the graph depends on a value that is not steady.
     """
     traced = Traced(function)
     line = getattr(traced.method, "__qualname__", repr(traced.method))
     scope = traced.scope(kwargs)
-    # Dynamo traces the forward of a module, which its hooks surround.
+    # Dynamo traces only the forward of a module. Its hooks run around the forward.
     hooks = [f"L['self']{name}" for name in _HOOKS] if isinstance(function, nn.Module) else []
     if any(evaluate(source, scope) for source in hooks):
         raise CaptureError(reason="it has hooks, which a compiled call would leave out", line=line)
@@ -84,16 +84,17 @@ def capture_call(
 
 
 class _CannotServeError(Exception):
-    """The graph does not serve later calls."""
+    """The captured graph would be wrong for later calls. The text says why."""
 
 
 class _Backend:
-    """A Dynamo backend that keeps what it compiled, and what that assumes. receiver: the function's name for its owner.
+    """A Dynamo backend that keeps the compiled graph and the graph's assumptions.
 
-    _inputs: the source and the fake of each input. _written: whether the graph writes each.
-    _conditions: over v0, v1, ..., with the sources to read those.
-    _twice: pairs of sources that are one tensor. _specialized: sources of constants.
-    _first_run: the inputs and outputs of the run that captures.
+    receiver: the function's name for its owner, such as ``self``.
+    _inputs: (source, fake) of each input. _written: for each input, whether the graph writes it.
+    _conditions: (a condition over v0, v1, ..., the sources of v0, v1, ...).
+    _twice: pairs of sources that are the same tensor. _specialized: sources of constants.
+    _first_run: the inputs and outputs of the run at capture.
     """
 
     def __init__(self, options: CompileOptions, receiver: str) -> None:
@@ -132,12 +133,12 @@ class _Backend:
         return run
 
     def _renamed(self, source: str) -> str:
-        """An expression of Dynamo's with the owner as ``self``."""
+        """Return a Dynamo source expression with the owner named ``self``."""
         is_owners = source.startswith(self._receiver)
         return "L['self']" + source[len(self._receiver) :] if is_owners else source
 
     def check(self, result: object, steady: Sequence[str]) -> None:
-        """Raise _CannotServeError where the graph is not the function. Release the tensors of the first run."""
+        """Raise _CannotServeError if the graph would be wrong for later calls. Release the first run's tensors."""
         (inputs, outputs), self._first_run = self._first_run, ((), ())
         if self.compiled is None or not isinstance(result, torch.Tensor):
             raise _CannotServeError("it does not give one tensor")
@@ -169,9 +170,9 @@ class _Backend:
                 raise _CannotServeError(f"its result is a view of {name}, which each call may copy")
 
     def interface(self, scope: Scope, steady: Sequence[str]) -> tuple[Interface, list[str]]:
-        """The ports, conditions and constants of the graph, and the sources of their values.
+        """Return (the interface of the graph, the source of each of its values).
 
-        Raises _CannotServeError where a port holds for this call only.
+        Raises _CannotServeError if a port would fit this call only.
         """
         ports: list[Port] = []
         constants: dict[int, Any] = {}
@@ -193,7 +194,7 @@ class _Backend:
                 raise _CannotServeError(
                     f"it would hold only while {name} is {fixed}, which may change between calls"
                 )
-        symbols: dict[str, str] = {}  # where a condition reads a number -> its symbol
+        symbols: dict[str, str] = {}  # source of a number that a condition reads -> the number's symbol
         conditions: list[Size] = []
         for condition, read in self._conditions:
             names = {
@@ -213,13 +214,14 @@ class _Backend:
         return Interface(tuple(ports), (), ranges, tuple(conditions), constants), sources
 
     def empty_hooks(self, scope: Scope) -> list[str]:
-        """Return the sources of the modules' hook dicts that are empty now."""
+        """Return the sources of modules' hook dicts that are empty now."""
         return [source for source, value in self._values(scope) if source.endswith(_HOOKS) and not value]
 
     def _values(self, scope: Scope) -> Iterator[tuple[str, Any]]:
-        """The constants that a bound call can compare: arguments, whatever the owner holds, and the globals.
+        """Yield (source, value) of the constants that a bound call can compare.
 
-        The adaptor answers for what an argument holds.
+        They are arguments, and values in the owner or in globals. Values inside other arguments are the adaptor's
+        responsibility.
         """
         for source in self._specialized:
             if is_argument(source) or source.startswith(("L['self'].", "G[")):
@@ -228,7 +230,10 @@ class _Backend:
 
 
 def _port(source: str, fake: object, value: Any, held: bool) -> Port:
-    """The port of an input that was ``value``. Its sizes are checked where they are fixed."""
+    """Return the port of an input. Calls check the sizes that are fixed.
+
+    value: the input in the captured call. held: whether the graph keeps the input between calls.
+    """
     if not isinstance(fake, torch.Tensor):
         return Port.of_number(source_name(source), None)
     sizes = tuple(None if (number := fixed_size(size)) is None else parse_size(number) for size in fake.shape)

@@ -1,4 +1,4 @@
-"""Dynamo's source expressions, over the arguments ``L`` and the globals ``G`` of the function that it traces."""
+"""Dynamo's source expressions, which read from the arguments ``L`` and the globals ``G`` of a traced function."""
 
 import inspect
 import re
@@ -10,10 +10,10 @@ from torch import nn
 from dlinfer.graph.torch_private.dynamo import source_name
 
 Scope = Mapping[str, Mapping[str, Any]]
-"""The values of ``L`` and ``G`` in a call. The function's owner is ``L['self']``."""
+"""The values of ``L`` and ``G`` in a call. ``L['self']`` is the function's owner."""
 
 ABSENT = (KeyError, AttributeError, IndexError, TypeError)
-"""The errors of ``evaluate`` for an expression without a value."""
+"""The errors that ``evaluate`` raises for an expression without a value."""
 
 _EXPRESSION = re.compile(
     r"L\['(\w+)'\](\.(?:size|stride|storage_offset)\(\)|\.\w+|\['\w+'\]|\[\d+\])*|G\['\w+'\]"
@@ -21,9 +21,9 @@ _EXPRESSION = re.compile(
 
 
 class Traced:
-    """A function as Dynamo traces it: a module by its forward.
+    """A function as Dynamo traces it. For a module, Dynamo traces its forward.
 
-    owner: the module, or the object of a bound method. receiver: the name of the owner in the function's signature.
+    owner: the module, or the object of a bound method. receiver: the owner's name in the signature, such as ``self``.
     """
 
     def __init__(self, function: Callable[..., object]) -> None:
@@ -37,24 +37,24 @@ class Traced:
         self._globals: Mapping[str, Any] = getattr(inspect.unwrap(self.method), "__globals__", {})
 
     def scope(self, kwargs: Mapping[str, Any]) -> Scope:
-        """The scope of a call with these arguments."""
+        """Return the scope of a call with these arguments."""
         defaults = {name: parameter.default for name, parameter in self.parameters.items()}
         return {"L": defaults | dict(kwargs) | {"self": self.owner}, "G": self._globals}
 
 
 def root(source: str) -> str:
-    """The argument that an expression reads from; empty for a global or an expression of another form."""
+    """Return the argument that an expression reads from; empty for a global or an unknown form of expression."""
     match = _EXPRESSION.fullmatch(source)
     return match[1] or "" if match else ""
 
 
 def is_argument(source: str) -> bool:
-    """Whether an expression is an argument of the function itself."""
+    """Return whether an expression is just an argument, and not the owner or a value in an argument."""
     return source == f"L[{root(source)!r}]" != "L['self']"
 
 
 def is_steady(source: str, steady: Collection[str]) -> bool:
-    """Whether an expression reads from the function's owner or something named in ``steady``."""
+    """Return whether an expression reads from the function's owner, or from an argument or value in ``steady``."""
     name = source_name(source)
     return any(
         name == prefix or name.startswith((f"{prefix}.", f"{prefix}[")) for prefix in ("self", *steady)
@@ -62,7 +62,7 @@ def is_steady(source: str, steady: Collection[str]) -> bool:
 
 
 def evaluate(source: str, scope: Scope) -> Any:
-    """The value of an expression. Raises one of ABSENT where it has none, KeyError on another form."""
+    """Return the value of an expression. Raises one of ABSENT if it has none, KeyError for an unknown form."""
     if not _EXPRESSION.fullmatch(source):
         raise KeyError(source)
     return eval(source, {"__builtins__": {}}, dict(scope))

@@ -1,8 +1,8 @@
-"""Compiled calls on disk: a second process starts without capturing or compiling.
+"""Compiled calls on disk, so that a second process starts without capturing or compiling.
 
-Dynamo alone needs seconds for a large model. The adaptor passes an identity: text of everything that the graph depends
-on, such as the model's code and configuration, the phase and dtypes. A stored call of this identity runs after a check
-of its inputs.
+Dynamo alone needs seconds for a large model. The adaptor passes an identity, a text with everything that the graph
+depends on: the model's code and configuration, the phase, dtypes. If the disk cache has a call of this identity, it
+runs after a check of its inputs.
 """
 
 import json
@@ -38,11 +38,12 @@ def compile_call(
     steady: Sequence[str] = (),
     options: CompileOptions | None = None,
 ) -> tuple[BoundCall, torch.Tensor, bool]:
-    """Compile ``function`` for calls like this one and run it: (compiled, its result, whether it was on disk).
+    """Compile ``function`` for calls like this one, or load it, and run it once.
 
-    identity: text of everything that the graph depends on besides torch, dlinfer, the CPU and the options.
-    steady: arguments that are the same objects at each call (KV caches); see ``capture_call``.
-    Raises CaptureError where the function is not one graph that gives one tensor.
+    Returns (the bound call, the result, whether the bound call was on disk).
+    identity: a text with everything that the graph depends on, except torch, dlinfer, the CPU and the options.
+    steady: names of arguments that are the same object at each call (KV caches); see ``capture_call``.
+    Raises CaptureError if the function is not one graph that returns one tensor.
     """
     chosen = options or CompileOptions()
     traced = Traced(function)
@@ -63,7 +64,7 @@ def compile_call(
 
 
 def _misfit(call: BoundCall, kwargs: Mapping[str, Any]) -> str:
-    """Why a stored call is not one for these arguments; empty where it is."""
+    """Return why a stored call does not fit these arguments; empty if it fits."""
     try:
         call.check(kwargs)
     except ArtifactInputError as error:
@@ -105,7 +106,7 @@ class CallStore:
         )
 
     def read(self, contents: bytes) -> BoundCall:
-        """The call of these bytes. Raises where they are not sound."""
+        """Restore a bound call from stored bytes. Raises an error if they are damaged."""
         data = json.loads(contents)
         program = CompiledGraph.from_dict(data["graph"], self._engine, self._folder)
         report = GraphReport.from_dict(data["report"])

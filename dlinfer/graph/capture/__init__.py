@@ -1,1 +1,1 @@
-"""Capture: from a Dynamo graph, a function or an exported program to a graph in the dialect (``Captured``)."""
+"""Capture a Dynamo graph, a function or an exported program as a graph in dlinfer's dialect (``Captured``)."""

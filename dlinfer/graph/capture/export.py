@@ -19,16 +19,16 @@ from dlinfer.graph.ir.global_state import explicit_dtypes
 from dlinfer.graph.torch_private.fake_mode import mode_of
 
 Reference = Callable[[Sequence[torch.Tensor], Sequence[object]], Sequence[object]]
-"""Runs the module: takes weights (copies of those that it writes) and inputs, returns its outputs."""
+"""Runs the module on the given weights and inputs, and returns its outputs. It may write into both."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A captured graph of torch.export's.
+    """A graph that torch.export captured.
 
-    weights: tensors of its STATIC inputs. inputs: what the module calls each of the others.
-    ranges: what torch.export was told of its symbols. names: one for each output that the module gives.
-    examples: a value for each input that the caller passes, and reference: the module; None where unknown.
+    weights: the tensors of the STATIC inputs. inputs: the module's names for the other inputs.
+    ranges: symbol -> the range that torch.export knows. names: a name for each output of the module.
+    examples: a value for each input that is no weight. reference: runs the module. Both are None if unknown.
     """
 
     captured: Captured
@@ -41,7 +41,7 @@ class Exported:
 
     @property
     def device(self) -> torch.device:
-        """Where the graph runs, by its inputs and weights."""
+        """The device that the graph runs on, found from its inputs and weights."""
         return graph_device(self.captured.fakes)
 
 
@@ -51,8 +51,11 @@ def read_export(
     args: tuple[object, ...],
     kwargs: Mapping[str, object] | None,
 ) -> Exported:
-    """The graph of a program, which is in the dialect already: ATen before dispatch, writes in place, weights as
-    inputs. Raises CaptureError."""
+    """Return the graph of an exported program as a captured graph. Raises CaptureError.
+
+    The program already is in the dialect: ATen ops before dispatch, in-place writes, and weights as inputs.
+    module: what was exported, or ``program``. args, kwargs: the example inputs of the module.
+    """
     signature = program.graph_signature
     if any(spec.kind != OutputKind.USER_OUTPUT for spec in signature.output_specs):
         raise CaptureError(
@@ -92,7 +95,7 @@ def read_export(
 def _with_resolved(captured: Captured, weights: list[torch.Tensor]) -> Captured:
     """Replace weights that torch holds lazily conjugated or negated by resolved copies.
 
-    Raises CaptureError where the graph writes its inputs or returns such a weight, because a copy would be seen.
+    Raises CaptureError if the graph writes an input or returns such a weight: the caller would notice the copy.
     """
     lazy = lazy_inputs(weights)
     if not lazy:
@@ -114,9 +117,9 @@ def _with_resolved(captured: Captured, weights: list[torch.Tensor]) -> Captured:
 
 
 def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """A graph that the passes may change, without assertions of what the graph's own fakes say.
+    """Return a copy of a graph, so that passes do not change the caller's ExportedProgram.
 
-    The caller's ExportedProgram keeps its own.
+    The copy lacks ``_assert_tensor_metadata`` nodes, which only repeat what the fakes show.
     """
     copy = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -127,7 +130,10 @@ def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
 
 
 def input_names(placeholders: Iterable[torch.fx.Node], program: ExportedProgram) -> dict[torch.fx.Node, str]:
-    """The names of the module's inputs. fx numbers a name of Python's own: ``input`` is node ``input_1``."""
+    """Return node -> the module's name for this input.
+
+    The names can differ: for an input called like a Python builtin, such as ``input``, fx names the node ``input_1``.
+    """
     signature = program.module_call_graph[0].signature
     parameters = set((signature.forward_arg_names if signature is not None else None) or ())
     names: dict[torch.fx.Node, str] = {}
@@ -138,7 +144,10 @@ def input_names(placeholders: Iterable[torch.fx.Node], program: ExportedProgram)
 
 
 def _output_names(program: ExportedProgram) -> list[str]:
-    """``logits`` for a result's key or field, ``output_0`` for the first of several, ``output`` for the only one."""
+    """Return a name for each output.
+
+    Names are like ``logits`` for a key or field, ``output_0`` for an element of a tuple, ``output`` for the only one.
+    """
     spec = program.call_spec.out_spec
     assert spec is not None
     leaves, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(spec.num_leaves)), spec))

@@ -1,7 +1,7 @@
 """Float arguments, such as a temperature, as dynamic inputs of the graph.
 
-Dynamo passes a float as a 0-d tensor and reads it by ``item``. Arithmetic and comparisons are captured on that tensor,
-with casts that round as a Python number does. Other uses specialize on the value and add a guard.
+Dynamo passes a float as a 0-d tensor and reads it with ``item``. Arithmetic and comparisons are captured on the 0-d
+tensor. Casts make the results round as with a Python number. Any other use specializes on the value and adds a guard.
 """
 
 import itertools
@@ -21,7 +21,7 @@ _Binary = Callable[[Any, Any], Any]
 
 
 def _spelled(names: str, function: _Binary) -> dict[Any, _Binary]:
-    """The function for each spelling of its names: Python's operator, torch's function, the method."""
+    """Return a mapping to ``function`` from all callees with these names: Python operator, torch function, method."""
     spellings = ((getattr(operator, name, None), getattr(torch, name, None), name) for name in names.split())
     return dict.fromkeys(itertools.chain(*spellings), function)
 
@@ -48,7 +48,7 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 def is_float_read(node: fx.Node) -> bool:
-    """Whether a node of a Dynamo graph reads a float input."""
+    """Return whether a node of a Dynamo graph reads a float input with ``item``."""
     return (
         node.op == "call_method"
         and node.target == "item"
@@ -60,9 +60,10 @@ def is_float_read(node: fx.Node) -> bool:
 
 
 def changing_floats(graph: fx.Graph) -> set[fx.Node]:
-    """The float inputs that change between calls: arguments of the function, and causes of a recompilation.
+    """Return the inputs to treat as floats that change between calls.
 
-    Floats of modules, such as the eps of LayerNorm, are constants, which fusion rules read.
+    They are the function's arguments, and inputs that caused a recompilation. Floats of modules, such as the eps of
+    LayerNorm, stay constants, because fusion rules read their values.
     """
     placeholders = graph.find_nodes(op="placeholder")
     if any(_device(node) not in (HOST, None) for node in placeholders):
@@ -84,9 +85,9 @@ def _device(node: fx.Node) -> str | None:
 
 
 def on_floats(node: fx.Node, args: Any, kwargs: Any, floats: tuple[bool, ...]) -> Any:
-    """The result of a node that reads float inputs, which are 0-d float64 tensors; None where it needs their values.
+    """Run a node on float inputs as 0-d float64 tensors; return its result, or None if it needs the floats' values.
 
-    floats: for each argument, whether it is a float input.
+    floats: for each positional argument, whether it is a float input.
     """
     expected = node.meta.get("example_value")
     if kwargs or len(args) != 2:
@@ -110,7 +111,7 @@ def on_floats(node: fx.Node, args: Any, kwargs: Any, floats: tuple[bool, ...]) -
 
 
 def _of_numbers(function: _Binary, args: Any) -> Any:
-    """A float that is computed from a float input and another number."""
+    """Compute a float, as a 0-d tensor, from two numbers. At least one of them is a float input."""
     left, right = args
     if not isinstance(left, torch.Tensor):
         left = right.new_full((), left)
@@ -118,9 +119,9 @@ def _of_numbers(function: _Binary, args: Any) -> Any:
 
 
 def _rounded(function: _Binary, args: Any, floats: tuple[bool, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Arithmetic of a tensor and a float, rounded as torch's kernels round it.
+    """Compute a tensor from a tensor and a float input, rounded as torch's kernels round.
 
-    The float is cast to the dtype of the result. Products and quotients of 16-bit floats are computed in float32.
+    dtype: of the result; the float is cast to it. Products and quotients of 16-bit floats are computed in float32.
     """
     left, right = args
     if floats[0] and function is torch.div:  # as in Tensor.__rtruediv__

@@ -1,4 +1,4 @@
-"""Re-trace a graph with other fakes of its inputs."""
+"""Re-trace a graph with other fake inputs."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,10 +18,10 @@ class RetraceError(Exception):
 def retrace(
     graph_module: fx.GraphModule, inputs: Mapping[fx.Node, object], mode: FakeTensorMode
 ) -> fx.GraphModule:
-    """A copy of a graph with fakes of ``mode`` as results.
+    """Return a copy of a graph whose nodes have fakes of ``mode`` as results.
 
-    inputs: the new value of each placeholder: a fake or a symbolic number of ``mode``, or a constant.
-    The copy keeps names, order, meta and constants. Raises RetraceError where an op depends on an unknown size.
+    inputs: placeholder -> its new value: a fake or a symbolic number of ``mode``, or a constant.
+    The copy keeps names, order, meta and constants. Raises RetraceError if an op depends on an unknown size.
     """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -46,7 +46,10 @@ def fake_result(
     mode: FakeTensorMode,
     check: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None,
 ) -> Any:
-    """Run a call on the fakes of its arguments. check: takes the target and these fakes first."""
+    """Run a node's call on the fakes of its arguments, and return the result.
+
+    check: a function that is called first, with the node's target, args and kwargs.
+    """
     assert callable(node.target)
     args, kwargs = map_arg((node.args, node.kwargs), fake)
     if check is not None:

@@ -1,7 +1,7 @@
 """Capture a Dynamo graph, or any function, as a graph in the dialect.
 
-A Dynamo graph calls torch's Python API. Replaying it before dispatch records ATen ops, without decomposing those that
-engines have kernels for: ``linear`` stays ``linear``, and a write stays a write. AOTAutograd would clone the cache.
+A Dynamo graph calls torch's Python API. Replaying it records ATen ops before dispatch. So ops with kernels of their own
+are not decomposed: ``linear`` stays ``linear``. An in-place write stays a write; AOTAutograd would clone the KV cache.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -30,7 +30,7 @@ from dlinfer.graph.torch_private.fake_mode import (
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph in the dialect with the fakes of its inputs, in the order of a call."""
+    """A graph in the dialect, the fakes of its inputs in call order, and the mode of these fakes."""
 
     graph_module: fx.GraphModule
     fakes: tuple[Any, ...]
@@ -47,9 +47,10 @@ _UNKNOWN_LINE = "an unknown line"
 def capture(
     dynamo_graph: fx.GraphModule, fakes: Sequence[object], mode: FakeTensorMode, *, keep_floats: bool = True
 ) -> Captured:
-    """Capture a Dynamo graph. Raises CaptureError with the reason and the model's line.
+    """Capture a Dynamo graph. Raises CaptureError with the reason and the line of the model's source.
 
-    keep_floats: floats that change are dynamic inputs of the graph; otherwise it specializes on their values.
+    fakes: a fake for each input. keep_floats: make floats that change dynamic inputs; else the graph specializes on
+    their values.
     """
     for value in fakes:
         if isinstance(value, torch.Tensor) and value.layout != torch.strided:
@@ -84,7 +85,7 @@ def _name(target: object) -> str:
 
 
 def _changes_dispatch(node: fx.Node) -> bool:
-    """Whether a node changes how ops are dispatched: autocast, vmap."""
+    """Return whether a node changes how torch dispatches ops, as autocast and vmap do."""
     module = getattr(node.target, "__module__", None) or ""
     return _name(node.target) in _AUTOCAST or module.startswith("torch._functorch")
 
@@ -96,7 +97,7 @@ def trace(
     *,
     decomposed: bool = False,
 ) -> Captured:
-    """Trace ``function`` on fake inputs of ``mode``. Raises CaptureError."""
+    """Trace ``function`` on fake inputs of ``mode``. decomposed: see ``trace_coarse``. Raises CaptureError."""
     try:
         with traceback.preserve_node_meta():
             graph_module = trace_coarse(function, fakes, mode, decomposed=decomposed)
@@ -105,7 +106,7 @@ def trace(
     except Exception as cause:  # whatever an op's fake function raises, the reason is what the user needs
         reason = f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause) else ''}"
         raise CaptureError(reason=reason, line=getattr(cause, "model_line", _UNKNOWN_LINE)) from cause
-    # Nothing here has a gradient. The function may switch grad mode, and so may a generator that holds ``no_grad``.
+    # No tensor here has a gradient, so switches of the grad mode have no effect.
     for node in graph_module.graph.find_nodes(op="call_function", target=SET_GRAD_ENABLED):
         graph_module.graph.erase_node(node)
     _refuse_read_indices(graph_module)
@@ -116,16 +117,19 @@ def trace(
 
 
 def _refuse_read_indices(graph_module: fx.GraphModule) -> None:
-    """Indexing by a 0-d tensor reads its number, and the graph would keep the number of its first call."""
+    """Raise CaptureError for an index that is a 0-d tensor.
+
+    Torch reads the number in such an index, and the graph would keep the first call's number.
+    """
     for node in graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.item.default):
         if "val" not in node.meta:
             raise _refusal(node, "an index is a tensor without dimensions: torch reads its number")
 
 
 def _drop_without_result(graph: fx.Graph) -> None:
-    """Drop calls whose result is no tensor or number, such as ``promote_types``: the trace has used their results.
+    """Drop calls whose result is no tensor or number, such as ``promote_types``. Tracing has used the results already.
 
-    Raises CaptureError where a node reads such a result.
+    Raises CaptureError if a node reads such a result.
     """
     for node in reversed(graph.nodes):
         if node.op != "call_function" or "val" in node.meta or not gives_something(node):
@@ -136,7 +140,7 @@ def _drop_without_result(graph: fx.Graph) -> None:
 
 
 def _refuse_fake_constants(graph_module: fx.GraphModule) -> None:
-    """A fake tensor that no node computes comes from code that torch does not trace, and has no values."""
+    """Raise CaptureError for a constant that is a fake tensor. It comes from untraced code and has no values."""
     for node in graph_module.graph.find_nodes(op="get_attr"):
         if isinstance(attribute(graph_module, str(node.target)), FakeTensor):
             user = next(iter(node.users), node)
@@ -144,7 +148,7 @@ def _refuse_fake_constants(graph_module: fx.GraphModule) -> None:
 
 
 class _Replay(fx.Interpreter):
-    """Runs a Dynamo graph node by node, so that each recorded op keeps the model's line."""
+    """Runs a Dynamo graph node by node, so that each recorded op keeps the line of the model's source."""
 
     def __init__(self, graph_module: fx.GraphModule, changing: Set[fx.Node]) -> None:
         super().__init__(graph_module)
@@ -152,7 +156,7 @@ class _Replay(fx.Interpreter):
         self._floats: set[fx.Node] = set()
 
     def _run_on_floats(self, node: fx.Node) -> Any:
-        """Run a node that reads float inputs: on their tensors, or on their values, with a guard."""
+        """Run a node that reads float inputs: on their 0-d tensors if possible, else on their values, with a guard."""
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         result = on_floats(node, args, kwargs, tuple(argument in self._floats for argument in node.args))
         if result is not None:
@@ -171,11 +175,11 @@ class _Replay(fx.Interpreter):
                 if n.args[0] in self._changing:
                     self._floats.add(n)
                     return self.env[n.args[0]]  # pyright: ignore[reportArgumentType]
-                # Dynamo passes a module's float (LayerNorm.eps) as a 0-d tensor and reads it by item().
-                # Asking its symbol for the value folds it and adds the guard Eq(symbol, value).
+                # Dynamo passes a module's float (LayerNorm.eps) as a 0-d tensor and reads it with item().
+                # float() of its symbol makes it a constant and adds the guard Eq(symbol, value).
                 return float(n.meta["example_value"])
             if n.target is SET_GRAD_ENABLED or _name(n.target) in _INFERENCE_MODE:
-                return None  # nothing here has a gradient, as the backend checks
+                return None  # no tensor has a gradient: the backend has checked that
             if not self._floats.isdisjoint(n.all_input_nodes):
                 return self._run_on_floats(n)
             return super().run_node(n)
@@ -190,10 +194,10 @@ class _Replay(fx.Interpreter):
         if target in (F.dropout, torch.dropout):
             call = dict(zip(("input", "p", "train"), args, strict=False)) | kwargs
             if not call.get("training", call.get("train", True)) or call.get("p") == 0:
-                # The kernel returns its input, but the fake result would have memory of its own.
+                # Here dropout returns its input itself, but a fake result would have memory of its own.
                 return call["input"]
         if _name(target) == "_get_data_attr":
             return args[0].detach()  # ``x.data``, which torch does not trace
         if _name(target) == _CHECKPOINT:
-            return args[0](*args[1:])  # it only affects backward; the first argument is the body
+            return args[0](*args[1:])  # a checkpoint only affects backward; the first argument is its body
         return super().call_function(target, args, kwargs)

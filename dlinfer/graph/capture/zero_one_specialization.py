@@ -1,8 +1,8 @@
-"""Serve sizes 0 and 1, which torch.export never traces.
+"""Let a graph serve sizes 0 and 1, which torch.export never traces.
 
 torch.export traces with every dynamic size at 2 or more, and then declares the whole range. A model may behave
-differently at size 1 (``if x.shape[0] == 1``, ``squeeze``). So the captured graph runs at these sizes, op by op: each
-result must have the sizes of its fake, and outputs and writes must equal the module's.
+differently at size 1 (``if x.shape[0] == 1``, ``squeeze``). So this module runs the captured graph at sizes 0 and 1,
+op by op. Each result must have the sizes of its fake. Outputs and writes must equal those of the original module.
 """
 
 import itertools
@@ -30,10 +30,11 @@ from dlinfer.utils.closeness import difference
 
 
 def from_one_on(exported: Exported) -> Exported:
-    """Re-trace with an unbacked symbol for every size that may be 0 or 1, so that neither value is specialized.
+    """Re-trace the graph with unbacked symbols if a size may be 0 or 1, so that torch specializes on neither value.
 
-    A size stays in the range only if a test run succeeded at it. A graph that depends on sizes of 2 or more keeps its
-    range from 2 on. Raises CaptureError where the range names size 1 and the module behaves differently there.
+    With the module and examples at hand, a range keeps 0 and 1 only if test runs at these sizes succeed. A graph that
+    cannot be re-traced is returned unchanged. Raises CaptureError if a declared minimum is 1 and the module behaves
+    differently at size 1.
     """
     captured = exported.captured
     symbols = dict.fromkeys(symbol for value in captured.fakes for symbol in symbols_of(value))
@@ -69,10 +70,10 @@ def _places(captured: Captured, symbol: object) -> str:
 def _over_new_symbols(
     captured: Captured, declared: Mapping[Any, tuple[int, int | None, int | None]]
 ) -> Captured:
-    """Re-trace with new symbols. declared: the lowest value, the highest and a hint of each old symbol.
+    """Re-trace a graph with new symbols, which get the guards of the old ones.
 
-    The new symbols get the guards of the old ones. Raises RetraceError, and SizeTextError for a size that cannot be
-    told over the symbols.
+    declared: old symbol -> its lowest value, its highest value and a hint. Raises RetraceError, and SizeTextError for a
+    size that cannot be written as an expression of the symbols.
     """
     mode = strict_mode()
     names = {symbol: f"s{number}" for number, symbol in enumerate(declared)}
@@ -89,7 +90,7 @@ def _over_new_symbols(
             return renewed_size(value) if isinstance(value, torch.SymInt) else value
         sizes = [renewed_size(size) for size in value.shape]
         with mode:
-            if is_contiguous(value):  # torch's own strides, which count a size that may be 0 as 1
+            if is_contiguous(value):  # torch computes the strides; it counts a size that may be 0 as 1
                 return torch.empty(sizes, dtype=value.dtype, device=value.device)
             strides = [renewed_size(stride) for stride in value.stride()]
             return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
@@ -103,7 +104,7 @@ def _over_new_symbols(
 
 
 class _Trial:
-    """Runs of a captured graph and its module at given sizes."""
+    """Runs a captured graph and its module at given sizes, and compares their results."""
 
     def __init__(self, exported: Exported, examples: Sequence[object], reference: Reference) -> None:
         captured = exported.captured
@@ -116,15 +117,15 @@ class _Trial:
         effects = effects_of(graph)
         static = [node for node in placeholders if node.meta.get(STATIC)]
         self._written = [index for index, node in enumerate(static) if effects.is_written(node)]
-        # A graph that draws no random numbers leaves the generator alone, which threads share.
+        # Threads share the random generator, so graphs that draw no random numbers must not touch it.
         self._draws = any(map(is_random, graph.nodes))
         try:
             self._conditions = conditions_of(captured.mode, self.names)
         except SizeTextError:
-            self._conditions = []  # a size that one of them forbids fails its trial by itself
+            self._conditions = []  # without them, a forbidden size just fails in its test run
 
     def lowest(self, lows: Mapping[Any, int]) -> dict[Any, int]:
-        """The minimum of each symbol: as declared, or 1 or 2 where a test failed."""
+        """Return the minimum of each symbol: ``lows``, raised to 1 or 2 if a test run at a smaller size failed."""
         served = dict(lows)
         usual = self._usual()
         for size in (1, 0):
@@ -138,7 +139,7 @@ class _Trial:
         return served
 
     def _usual(self) -> dict[str, int]:
-        """The sizes of the examples."""
+        """Return name of a symbol -> its value in the example inputs."""
         values: dict[str, int] = {}
         for pair in zip(self._fakes, self._examples, strict=True):
             for fake_size, size in zip(*map(_numbers, pair), strict=True):
@@ -168,7 +169,7 @@ class _Trial:
         return all(itertools.starmap(_same, zip(results, expected, strict=True)))
 
     def _outcome(self, inputs: Sequence[object], run: Reference) -> list[object] | None:
-        """Outputs and written tensors of a run, which writes into copies; None where it fails."""
+        """Return the outputs, the inputs and the written weights after a run on copies; None if the run fails."""
         weights = [w.clone() if index in self._written else w for index, w in enumerate(self._weights)]
         leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in inputs]
         if self._draws:
@@ -180,7 +181,7 @@ class _Trial:
         return [*outputs, *leaves, *(weights[index] for index in self._written)]
 
     def _resized(self, value: object, example: object, values: Mapping[str, int]) -> object:
-        """The example, with rows repeated or dropped to match these sizes of its fake."""
+        """Return the example with rows repeated or dropped, so that its sizes match the fake ``value``."""
         if not isinstance(example, torch.Tensor) or not isinstance(value, torch.Tensor):
             return self.size(value, values) if isinstance(value, torch.SymInt) else example
         for dim, size in enumerate(value.shape):
@@ -190,7 +191,7 @@ class _Trial:
         return example
 
     def size(self, size: int | torch.SymInt, values: Mapping[str, int]) -> int | None:
-        """A fake's size for these values of the symbols; None where it depends on data."""
+        """Return a fake's size for these values of the symbols; None if the size depends on data."""
         try:
             return to_size(size, self.names).evaluate(values)
         except SizeTextError:
@@ -204,13 +205,13 @@ def _numbers(value: object) -> Sequence[Any]:
 def _same(result: object, expected: object) -> bool:
     if not isinstance(expected, torch.Tensor) or not isinstance(result, torch.Tensor):
         return type(result) is type(expected) and bool(result == expected)
-    # Both run torch's kernels on the same numbers: more than rounding is another computation.
+    # Both run torch's kernels on the same numbers: a difference above rounding means another computation.
     bound = 1e-3 if result.dtype.itemsize >= 4 else 5e-2
     return difference([result], [expected], rtol=bound, atol=bound) is None
 
 
 class _Sized(fx.Interpreter):
-    """Runs the graph and compares the sizes of each result with its fake."""
+    """Runs the graph, and raises ValueError if the sizes of a result differ from those of its fake."""
 
     def __init__(self, trial: _Trial, values: Mapping[str, int]) -> None:
         super().__init__(trial.graph_module)

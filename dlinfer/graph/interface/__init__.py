@@ -1,4 +1,5 @@
-"""The interface of a compiled graph: what it takes and gives, and the one check that every call goes through.
+"""The interface of a compiled graph: its inputs, its outputs, and the check that every call goes through.
 
-In: ports, symbols and conditions. Out: a generated function that checks a call's values and makes them the graph's.
+From ports, symbols and conditions this package generates a function. The function checks a call's values, and converts
+them to the graph's inputs.
 """

@@ -1,7 +1,7 @@
 """The interface of a compiled graph, and the check of a call's values as generated Python.
 
-Artifacts and sessions call ``Interface.bind``. Bound calls write ``mismatches`` and ``as_taken`` into a function of
-their own, which also reads the values.
+Artifacts and sessions call ``Interface.bind``. Bound calls generate a function of their own, which also reads the
+values; they write the code from ``mismatches`` and ``as_taken`` into it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,16 +17,17 @@ from dlinfer.graph.ir.conj_neg import may_be_lazy
 from dlinfer.graph.torch_private.expressions import FUNCTIONS, Size
 
 Bind = Callable[[Sequence[Any]], tuple[list[Any], tuple[int, ...]]]
-"""Takes a value for each input; returns the graph's arguments, constants too, and the values of its symbols."""
+"""Takes a value for each input. Returns the graph's arguments, with its constants, and the values of its symbols."""
 
 Name = Callable[[object], str]
 """Returns a name for an object in the scope of the generated code."""
 
 
 def mismatches(port: Port, value: str, name: Name) -> Iterator[str]:
-    """Python expressions about the variable ``value``: one is true, or raises, where it does not fit a port.
+    """Yield Python expressions that test a value. If the value does not fit ``port``, one is true or raises an error.
 
-    ``Interface.bind`` compares sizes that depend on symbols.
+    value: the name of the variable with the value. These expressions do not check sizes that depend on symbols;
+    ``Interface.bind`` does.
     """
     if port.number:
         yield f"type({value}) is not int"
@@ -50,7 +51,10 @@ def mismatches(port: Port, value: str, name: Name) -> Iterator[str]:
 
 
 def as_taken(port: Port, value: str) -> str:
-    """Python for a value that fits, as the graph takes it: without conj and neg bits, and contiguous."""
+    """Return Python code that converts a fitting value for the graph: without conj and neg bits, and contiguous.
+
+    value: the name of the variable with the value.
+    """
     if not port.may_be_copied:
         return value
     resolved = f"{value}.resolve_conj().resolve_neg()" if may_be_lazy(port.dtype) else value
@@ -58,7 +62,7 @@ def as_taken(port: Port, value: str) -> str:
 
 
 def _same_constant(value: object, constant: object) -> bool:
-    """Equal, with 0.0 and -0.0 apart, and NaN equal to itself."""
+    """Return whether two values have one type and are equal. Here 0.0 and -0.0 differ, and NaN equals NaN."""
     if type(value) is not type(constant):
         return False
     if isinstance(value, (float, complex)):
@@ -68,11 +72,11 @@ def _same_constant(value: object, constant: object) -> bool:
 
 @dataclass(frozen=True)
 class Interface:
-    """The inputs of a compiled graph besides its weights, and its outputs, in the graph's order.
+    """The inputs of a compiled graph, without its weights, and its outputs, in the graph's order.
 
-    symbols: the range of each symbol. conditions: comparisons that must be true of the symbols at each call.
-    constants: values that the graph was compiled with, by their place among all values of a call.
-    examples: what the symbols were in the call that the graph was compiled with, where that is known.
+    symbols: symbol -> its range. conditions: comparisons of symbols that must be true at each call.
+    constants: position among all values of a call -> the value that the graph was compiled with.
+    examples: symbol -> its value in the call that the graph was compiled for; may lack symbols.
     """
 
     inputs: tuple[Port, ...]
@@ -84,13 +88,14 @@ class Interface:
 
     @cached_property
     def bind(self) -> Bind:
-        """The check of a call. It raises ArtifactInputError for a value that does not fit."""
+        """The function that checks a call's values. It raises ArtifactInputError for a value that does not fit."""
         return _Binder(self).function()
 
     def values_among(self, leaves: Sequence[Any], names: Sequence[str] = ()) -> Sequence[Any]:
-        """The values for the inputs among all values of a call. Raises ArtifactInputError for another constant.
+        """Return the values for ``inputs``: the values of a call without its constants.
 
-        names: what errors call the values.
+        leaves: all values of a call. names: their names in errors. Raises ArtifactInputError if a constant differs from
+        the compiled one.
         """
         for place, constant in self.constants.items():
             value = leaves[place]
@@ -103,7 +108,7 @@ class Interface:
 
     @cached_property
     def places(self) -> dict[str, tuple[int, int]]:
-        """Where a call reads each symbol: (input, dimension) of the first size that is nothing else."""
+        """Symbol -> where a call reads it: (input, dimension) of the first size that is just this symbol."""
         places: dict[str, tuple[int, int]] = {}
         for index, port in enumerate(self.inputs):
             for dim, size in enumerate(port.sizes):
@@ -112,22 +117,25 @@ class Interface:
         return places
 
     def place_name(self, index: int, dim: int) -> str:
-        """A size of an input as errors name it."""
+        """Return the name in errors for an input's size in dimension ``dim``, or for an input that is a number."""
         port = self.inputs[index]
         return port.name if port.number else f"{port.name}.size()[{dim}]"
 
     def usual(self, symbol: str) -> int:
-        """Return a value of a symbol that is as good as any: the example's, or the lowest above 0."""
+        """Return an arbitrary value of a symbol: that of the example, else the lowest above 0."""
         return self.examples.get(symbol, max(1, self.symbols[symbol][0]))
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether any size may change from call to call."""
+        """Whether any size of an input or output may change from call to call."""
         return any(port.is_dynamic for port in (*self.inputs, *self.outputs))
 
 
 class _Binder:
-    """Writes the function line by line. It contains no name of a file: symbols become n0, n1, ..."""
+    """Generates the function for ``Interface.bind``, line by line.
+
+    Its code contains no name from an artifact's file: symbols become n0, n1, ...
+    """
 
     def __init__(self, interface: Interface) -> None:
         self._interface = interface
@@ -161,14 +169,14 @@ class _Binder:
         return self._scope["bind"]
 
     def name(self, value: object) -> str:
-        """A name in the scope."""
+        """Return the name of an object in the scope of the generated code; add the object if it has none."""
         if id(value) not in self._objects:
             self._objects[id(value)] = f"k{len(self._objects)}"
             self._scope[self._objects[id(value)]] = value
         return self._objects[id(value)]
 
     def _port(self, index: int, port: Port, value: str) -> Iterator[str]:
-        """Lines that compare what a value is by itself, and read the symbols that it shows."""
+        """Yield lines that check what one value shows alone, such as its dtype, and read symbols from its sizes."""
         refuse = f"self.refuse({index}, {value})"
         yield f"if {' or '.join(mismatches(port, value, self.name))}: {refuse}"
         if port.offset is not None:
@@ -183,7 +191,7 @@ class _Binder:
                 yield f"if {read} < {low}{'' if high is None else f' or {read} > {high}'}: {refuse}"
 
     def _sizes(self, index: int, port: Port, value: str) -> Iterator[str]:
-        """Lines that compare sizes and strides that depend on symbols."""
+        """Yield lines that check the sizes and strides that depend on symbols."""
         places = self._interface.places
         for dim, size in enumerate(port.sizes):
             if size is None or size.fixed is not None or not set(size.symbols) <= set(self._symbols):
@@ -193,7 +201,7 @@ class _Binder:
             read = value if port.number else f"{value}.shape[{dim}]"
             sides = [self._interface.place_name(index, dim), str(size.renamed(self._shown))]
             numbers = [(index, dim), *(places[name] for name in size.symbols)]
-            if size.symbol is not None:  # the one that comes first is named first
+            if size.symbol is not None:  # an error names the earlier input first
                 sides, numbers = sides[::-1], numbers[::-1]
             yield self._relation(f"{read} == {size.renamed(self._symbols)}", " == ".join(sides), numbers)
         if port.strides is not None and any(stride.fixed is None for stride in port.strides):
@@ -204,7 +212,7 @@ class _Binder:
         self._relations.append((expected, places))
         return f"if not ({code}): self.broken({len(self._relations) - 1}, values)"
 
-    # --- what the function raises
+    # --- errors that the generated function raises
 
     def refuse(self, index: int, value: object) -> None:
         port = self._interface.inputs[index]

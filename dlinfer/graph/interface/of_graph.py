@@ -1,4 +1,4 @@
-"""The interface that a captured graph asks for: read from the fakes of its inputs, its effects and its guards."""
+"""Derives the interface of a captured graph from the fakes of its inputs, its effects and its guards."""
 
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
@@ -19,9 +19,9 @@ from dlinfer.graph.torch_private.symbols import fixed_size, size_range, symbols_
 
 
 def interface_of(graph: fx.Graph, mode: FakeTensorMode, called: Sequence[str]) -> Interface:
-    """The interface of a graph. Its STATIC inputs are weights, which have no ports.
+    """Return the interface of a graph. Its STATIC inputs are weights, which have no ports.
 
-    called: the module's names for the other inputs. Raises CaptureError where they cannot be checked at a call.
+    called: the module's names for the other inputs. Raises CaptureError if a call cannot check an input or a guard.
     """
     nodes = [node for node in graph.find_nodes(op="placeholder") if not node.meta.get(STATIC)]
     symbols = dict.fromkeys(symbol for node in nodes for symbol in symbols_of(fake(node)))

@@ -1,4 +1,4 @@
-"""Ports: the tensors and integers that a compiled graph takes and gives."""
+"""Ports: descriptions of the tensors and integers that a compiled graph takes and returns."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,30 +11,31 @@ from dlinfer.graph.ir.device import HOST
 from dlinfer.graph.torch_private.expressions import Size
 
 Range = tuple[int, int | None]
-"""The lowest and the highest value of a size; None where there is no highest."""
+"""The lowest and the highest value of a size; None if there is no highest value."""
 
 ANY_NUMBER: Range = (-(1 << 63), None)
-"""The range of an integer that is not checked."""
+"""The range of an integer whose value is not checked."""
 
 
 def is_plain(value: torch.Tensor) -> bool:
-    """Whether a tensor has elements that lie by strides: it is not sparse, nested or quantized."""
+    """Return whether a tensor is strided: not sparse, nested or quantized."""
     return value.layout is torch.strided and not value.is_quantized and not value.is_nested
 
 
 @dataclass(frozen=True)
 class Port:
-    """One tensor or integer that a graph takes or gives.
+    """One tensor or integer that a graph takes or returns.
 
-    sizes: expressions over the interface's symbols; None for a size that is not checked or only running tells.
-    bounds: the range of each size. strides: None for a contiguous tensor, else those that it must have.
-    offset: the element of its memory where it must begin; None for any.
-    number: it is an integer and no tensor; then ``sizes`` is the one expression for its value.
-    written: the graph writes into it. held: the graph keeps it between calls, as it does weights.
-    resolved: the graph itself takes away conj and neg bits.
+    sizes: expressions over the interface's symbols; None for a size that is not checked or is known only after a run.
+    bounds: the range of each size. strides: the required strides; None requires a contiguous tensor.
+    offset: the required storage offset, in elements; None allows any offset.
+    number: whether the value is an integer; then ``sizes`` has one expression, for the integer.
+    written: whether the graph writes into the tensor. held: whether the graph keeps the tensor between calls, as it
+        keeps weights.
+    resolved: whether the graph itself resolves conj and neg bits.
 
-    A call passes a copy of a tensor that is not contiguous or has a conj or neg bit, unless the graph writes or holds
-    it: then the tensor is refused. Strides other than contiguous ones are never changed.
+    If a tensor should be contiguous and is not, or has a conj or neg bit, the call passes a copy. If the graph writes
+    or holds the tensor, the call is refused instead. A call with other strides than the required ones is refused.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Port:
 
     @classmethod
     def of_number(cls, name: str, value: Size | None, bounds: Range = ANY_NUMBER) -> "Port":
-        """The port of an integer."""
+        """Return the port of an integer. value: its expression; None if it is not checked. bounds: its range."""
         return cls(name, torch.int64, (value,), (bounds,), torch.device(HOST), number=True)
 
     @property
@@ -61,7 +62,7 @@ class Port:
 
     @property
     def shape(self) -> tuple[int | str, ...]:
-        """Its sizes: numbers, and the text of those that may change."""
+        """The sizes: a number if a size is fixed, its expression as text if it may change, ``?`` if unknown."""
         if self.number:
             return ()
         return tuple(
@@ -70,16 +71,16 @@ class Port:
 
     @property
     def max_shape(self) -> tuple[int, ...]:
-        """The highest of each size, -1 where there is none."""
+        """The highest value of each size; -1 for a size without one."""
         return () if self.number else tuple(-1 if high is None else high for _, high in self.bounds)
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether a size of it may change."""
+        """Whether any size may change."""
         return any(low != high for low, high in self.bounds)
 
     def misfit(self, value: object) -> str:
-        """A value that does not fit, as an error names it: by the first thing that is wrong."""
+        """Return the text of an error for a value that does not fit. The text shows the first thing that is wrong."""
         if not isinstance(value, torch.Tensor) or self.number or not is_plain(value):
             return shown(value)
         if value.dtype != self.dtype or value.device != self.device:
@@ -106,13 +107,13 @@ def _range(bounds: Range) -> str:
 
 
 def bounds_of(sizes: Iterable[Size | None], symbols: Mapping[str, Range]) -> tuple[Range, ...]:
-    """The range of each size. Raises KeyError for an unknown symbol."""
+    """Return the range of each size. symbols: symbol -> its range. Raises KeyError for an unknown symbol."""
     limits = [(0, None) if size is None else size.bounds(symbols) for size in sizes]
     return tuple((low or 0, high) for low, high in limits)
 
 
 def shown(value: Any) -> str:
-    """A value as an error names it."""
+    """Return a short description of a value for errors."""
     if not isinstance(value, torch.Tensor):
         is_short = isinstance(value, (int, float, str, type(None)))
         return repr(value) if is_short else f"a {type(value).__name__}"

@@ -1,7 +1,7 @@
-"""Inputs that a compiled graph assumes to lie in different memory, and the check at each call.
+"""Which inputs a compiled graph assumes to share no memory, and the check of this at each call.
 
-Bools and wider numbers seldom share memory, so effects treat a mask and a cache as independent (``ir/effects``). But an
-allocator may cut a mask from an arena of int32 words.
+Bools and wider numbers seldom share memory. So effects treat a mask of bools and a KV cache as independent
+(``ir/effects``). But an allocator may cut a mask from an arena of int32 words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,11 @@ from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.ir.program import Inputs
 
 Apart = list[tuple[list[int], list[int]]]
-"""Pairs of lists of positions of a graph's inputs: none of the first list shares memory with one of the second."""
+"""Pairs of two lists of input positions. No input of the first list may share memory with an input of the second."""
 
 
 class SharedMemoryError(DlinferError, ValueError):
-    """A compiled graph is called with bools in the memory of wider numbers, and it writes into one of the two."""
+    """Bools and wider numbers share memory in a call of a compiled graph, and the graph writes into one of them."""
 
     message = (
         "input {bools} of the graph, of bools, shares memory with input {wider}, of wider numbers, and the graph "
@@ -28,7 +28,7 @@ class SharedMemoryError(DlinferError, ValueError):
 
 
 def apart_of(graph: fx.Graph) -> Apart:
-    """Pairs of inputs that the graph assumes apart: bools and wider numbers, where it writes either."""
+    """Return the inputs that the graph assumes to share no memory: bools and wider numbers, if it writes either."""
     effects = effects_of(graph)
     bools, _, wide = effects.by_width
     inputs = list(enumerate(graph.find_nodes(op="placeholder")))
@@ -44,7 +44,7 @@ def apart_of(graph: fx.Graph) -> Apart:
 
 
 def check_apart(apart: Apart, inputs: Inputs) -> None:
-    """Raise SharedMemoryError, before anything is written, where inputs share memory after all."""
+    """Raise SharedMemoryError if inputs share memory although the graph assumes that they do not."""
     for first, second in apart:
         ranges = list(_ranges(inputs, first))
         for begin, end, index in _ranges(inputs, second):

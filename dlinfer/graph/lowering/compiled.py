@@ -1,4 +1,4 @@
-"""A compiled graph: the program that joins an engine's regions, with what is needed to store and restore it."""
+"""A compiled graph: the program that joins an engine's regions. It can be stored and restored."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,15 +18,16 @@ from dlinfer.graph.lowering.kv_layouts import check_kv_layouts
 
 @dataclass
 class CompiledGraph:
-    """Callable with the graph's inputs, gives the tuple of its outputs. It runs with autocast off and records no
-    gradients, whatever the caller has on.
+    """A compiled graph. Call it with the graph's inputs; it returns the tuple of outputs.
 
-    requirement: what it needs of torch's settings for the process.
-    regions: ``region_0`` -> what the engine compiled it to.
-    parts: the same with what else the engine said; empty for a graph from the disk cache.
+    It always runs with autocast off and records no gradients.
+
+    requirement: the process's torch settings that the graph needs; each call checks them.
+    regions: name of a region (``region_0``) -> what the engine compiled the region to.
+    parts: name of a region -> the engine's full answer, with facts for reports. Empty for a graph from the disk cache.
     kv_layouts: see ``kv_layouts_of``.
-    resolved: which inputs torch holds lazily conjugated or negated, so that each call resolves them.
-    apart: inputs that are assumed to share no memory, see ``apart_of``.
+    resolved: positions of inputs that torch holds lazily conjugated or negated; each call resolves them.
+    apart: inputs that must not share memory, see ``apart_of``.
     """
 
     engine: Engine
@@ -39,7 +40,7 @@ class CompiledGraph:
     apart: Apart = field(default_factory=list[tuple[list[int], list[int]]])
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        """Raises TorchStateChangedError, KVLayoutChangedError, SharedMemoryError, and what the program raises."""
+        """Run the graph. Raises TorchStateChangedError, KVLayoutChangedError, SharedMemoryError and what ops raise."""
         if self.kv_layouts:
             check_kv_layouts(self.kv_layouts)
         if self.resolved:
@@ -49,12 +50,12 @@ class CompiledGraph:
         return self.requirement.run(self.program, inputs)
 
     def unbind(self) -> None:
-        """Let go of the inputs of earlier calls: memory that its owner frees is free. The next call binds anew."""
+        """Release the inputs of earlier calls, so that their memory can be freed. The next call binds inputs anew."""
         for run in self.regions.values():
             run.unbind()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it. Raises CodecError where a part cannot be stored."""
+        """Return the graph as data for JSON. Raises CodecError if a region cannot be stored."""
         regions: dict[str, Any] = {}
         for name, run in self.regions.items():
             if not isinstance(run, Program) or not self.engine.keeps({step.callee for step in run.steps}):
@@ -71,9 +72,10 @@ class CompiledGraph:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], engine: Engine, cache_dir: Path) -> "CompiledGraph":
-        """Read what ``to_dict`` gave.
+        """Restore a graph from what ``to_dict`` returned.
 
-        Raises where the data is not sound, the engine lacks a part of it, or KV caches are laid out otherwise now.
+        Raises an error if the data is damaged, the engine lacks a part of the graph, or the layout of KV caches has
+        changed.
         """
         check_kv_layouts(data["kv_layouts"])
         regions: dict[str, RegionRun] = {
@@ -95,7 +97,7 @@ class CompiledGraph:
 
 
 def resolver(regions: Mapping[str, RegionRun]) -> Callable[[str], Function]:
-    """Return the resolver of a program that joins regions."""
+    """Return a function that finds a step's callee: ``region NAME`` among ``regions``, or a function of torch."""
 
     def resolve(reference: str) -> Function:
         kind, _, name = reference.partition(" ")

@@ -1,7 +1,7 @@
-"""The layout of KV caches that a graph was compiled for: that of the active vendor.
+"""The layout of KV caches that a graph was compiled for, which is the active vendor's.
 
-A graph binds its kernels when it is compiled, and each kernel reads caches in its vendor's layout. Dynamo guards the
-layout where a model reads it through dlinfer's Python calls; every compiled graph compares it at each call.
+A compiled graph keeps its kernels, and each kernel reads caches in its vendor's layout. If a model reads the layout
+through dlinfer's Python calls, Dynamo guards it. In addition, every compiled graph checks the layout at each call.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from dlinfer.vendor import discovery
 
 
 def kv_layouts_of(graph: fx.Graph) -> dict[str, str]:
-    """Device type -> order of the caches' dimensions, for each device that holds caches of the graph."""
+    """Return device type -> order of the KV caches' dimensions, for each type of device that holds a KV cache."""
     devices: set[str] = set()
     for node in graph.nodes:
         op = overload(node)
@@ -28,7 +28,7 @@ def kv_layouts_of(graph: fx.Graph) -> dict[str, str]:
 
 
 def check_kv_layouts(made_for: Mapping[str, str]) -> None:
-    """Raise KVLayoutChangedError where the layout of caches has changed."""
+    """Raise KVLayoutChangedError if a device's layout of KV caches differs from ``made_for``."""
     for device, order in made_for.items():
         if discovery.kv_orders.get(device) != order and (now := kv_order(device)) != order:
             vendor = discovery.active(device)

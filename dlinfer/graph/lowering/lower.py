@@ -41,13 +41,16 @@ def lower(captured: Captured, engine: Engine, options: CompileOptions) -> Compil
 
 
 def improve(graph_module: fx.GraphModule, options: CompileOptions) -> None:
-    """Run the common passes that the options leave on; the graph is changed in place."""
+    """Run the common passes on the graph in place, without those that the options turn off."""
     emit(lambda report: debug.show_captured(report, graph_module))
     _run(graph_module, passes(), options)
 
 
 def place(graph_module: fx.GraphModule, engine: Engine, options: CompileOptions) -> CompiledGraph:
-    """Compile an improved graph: the engine's parts by the engine, after its own passes, the rest as single steps."""
+    """Compile a graph after the common passes.
+
+    First the engine's own passes run. Then the engine compiles its regions; other nodes become single steps.
+    """
     _run(graph_module, engine.passes, options)
     emit(lambda report: debug.show_lowered(report, graph_module))
     with timed("partition"):
@@ -84,7 +87,7 @@ def _assemble(
         name = f"region_{index}"
         region = extract(graph_module, part.nodes, name)
         first += [Step.of(node, "size", callee.reference(node.target)) for node in region.inserted]
-        # The graph's casts are nodes, so the torch ops that an engine calls while it compiles run without autocast.
+        # Casts are nodes of the graph. So torch ops that an engine calls while it compiles run without autocast.
         compiled = parts[name] = run_plain(engine.compile, (region, options))
         placement |= compiled.placement
         divided.refusals |= {
@@ -107,7 +110,7 @@ def _fill(
     placement: dict[str, str],
     parts: Mapping[str, CompiledRegion],
 ) -> None:
-    """Report what runs where."""
+    """Write the regions, and where each node runs, into the report."""
     counts = [len(part.nodes) for part in divided.parts if part.in_engine]
     report.regions = [
         RegionReport(name, engine.name, count, "", part.clusters, part.run.source, part.notes)

@@ -1,9 +1,9 @@
-"""Partition a graph: maximal regions for the engine, the rest eager, with a reason for every node outside a region.
+"""Partition a graph into maximal regions for the engine and eager nodes. Each eager node that computes has a reason.
 
-Each node gets a level. A node of the engine stands one level above the refused nodes that it depends on, a refused node
-on the level of its operands. On each level the engine's nodes form one region, and the refused nodes follow it. So no
-region depends on itself, and there are as few regions as the refused nodes allow. Reads and writes of the same memory
-are dependencies (``ir/effects``).
+Each node gets a level. An accepted node is at least one level above the refused nodes that it depends on. A refused
+node is on the highest level of its operands. On each level, the accepted nodes form one region, and the refused nodes
+run after the region. So no region depends on itself, and there are as few regions as the refused nodes allow. A read
+and a write of the same memory depend on each other, in their order (``ir/effects``).
 """
 
 import operator
@@ -19,7 +19,7 @@ from dlinfer.graph.ir.effects import Effects, effects_of
 
 @dataclass
 class Part:
-    """Nodes that run together: in the engine, or eagerly one by one."""
+    """Nodes that run together in the engine, or one by one with eager kernels."""
 
     in_engine: bool
     nodes: list[fx.Node] = field(default_factory=list[fx.Node])
@@ -27,9 +27,11 @@ class Part:
 
 @dataclass
 class Partition:
-    """The parts in running order, and why each node that computes is not in the engine.
+    """The parts of a graph, in running order.
 
-    by_choice: nodes that the option ``eager_ops`` names, and nodes of regions that are not worth entering the engine.
+    refusals: node -> why the node runs outside the engine.
+    by_choice: nodes that run eagerly but do not count as fallbacks: those that the option ``eager_ops`` names, and
+        those of regions too small for the engine.
     """
 
     parts: list[Part]
@@ -42,7 +44,7 @@ def partition(
 ) -> Partition:
     """Divide a graph between ``engine`` and eager kernels.
 
-    keep_small: turns the small-region rule off. eager_ops: names of ops that stay out of the engine.
+    keep_small: let the engine also run small regions. eager_ops: names of ops that stay out of the engine.
     """
     calls = [node for node in graph.nodes if node.op == "call_function"]
     by_choice = {node for node in calls if _is_named(node, eager_ops)}
@@ -69,7 +71,7 @@ def partition(
 
 
 def _is_named(node: fx.Node, eager_ops: Collection[str]) -> bool:
-    """Whether a node calls one of these ops, or is one of the results of such a call."""
+    """Return whether a node calls one of these ops, or takes one result of such a call."""
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         return _is_named(node.args[0], eager_ops)
     return op_name(node) in eager_ops or schema_name(node).replace("::", ".") in eager_ops

@@ -1,4 +1,5 @@
 """Reports of compiled graphs, as plain data, and the fallback policy of graphs.
 
-Compilations emit facts; a report collects them and ``DLINFER_DEBUG`` prints them. Rooms above ``passes`` call it.
+A compilation emits facts; a report collects them, and ``DLINFER_DEBUG`` prints them. Subpackages above ``passes`` use
+this one.
 """

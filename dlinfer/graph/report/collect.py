@@ -1,4 +1,4 @@
-"""Where compilations emit what they observe, and the report that collects it."""
+"""The current report, and functions that write facts of a compilation into it."""
 
 import time
 import warnings
@@ -14,7 +14,7 @@ _current: ContextVar[GraphReport | None] = ContextVar("_current", default=None)
 
 @contextmanager
 def collecting(report: GraphReport) -> Generator[None]:
-    """Let ``report`` collect what this thread emits inside the block."""
+    """Make ``report`` the current report inside the block: it collects what this thread emits."""
     token = _current.set(report)
     try:
         yield
@@ -23,7 +23,7 @@ def collecting(report: GraphReport) -> Generator[None]:
 
 
 def emit(fill: Callable[[GraphReport], object]) -> None:
-    """Call ``fill`` with the report that collects. An error in it is warned of, and compiling goes on."""
+    """Call ``fill`` with the current report. An error in ``fill`` becomes a warning, and the compilation goes on."""
     try:
         fill(_current.get() or GraphReport("a function", -1, ""))
     except SettingError:  # the user asked for output that does not exist
@@ -35,7 +35,7 @@ def emit(fill: Callable[[GraphReport], object]) -> None:
 
 @contextmanager
 def timed(stage: str) -> Generator[None]:
-    """Add the seconds of a block to a stage of the report."""
+    """Add the seconds that the block takes to ``stage`` in the current report."""
     start = time.perf_counter()
     yield
     seconds = time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""Reports that ``DLINFER_DEBUG`` prints while graphs are compiled, and graphs as text."""
+"""Graphs as text, and the output of ``DLINFER_DEBUG`` while graphs are compiled."""
 
 import json
 
@@ -12,20 +12,20 @@ from dlinfer.graph.torch_private.structured_log import log_artifact
 
 
 def show_captured(report: GraphReport, graph_module: fx.GraphModule) -> None:
-    """Report a captured graph as text."""
+    """Write the captured graph as text into the report and torch's log; print it for ``DLINFER_DEBUG=graph``."""
     report.captured = text_of(graph_module)
     show("graph", "captured", report.captured)
     log_artifact("dlinfer_captured", lambda: report.captured)
 
 
 def show_lowered(report: GraphReport, graph_module: fx.GraphModule) -> None:
-    """Report a graph after the passes as text."""
+    """Write the graph after the passes as text into the report and torch's log."""
     report.lowered = text_of(graph_module)
     log_artifact("dlinfer_after_passes", lambda: report.lowered)
 
 
 def show_pass(report: GraphReport, done: PassReport) -> None:
-    """Report a pass; print its edits and the matches that it refused, where there are any."""
+    """Add a pass to the report. For ``DLINFER_DEBUG=passes``, print its edits and the matches that it refused."""
     report.passes.append(done)
     if not wanted("passes") or not (done.edits or done.refused):
         return
@@ -38,7 +38,7 @@ def show_pass(report: GraphReport, done: PassReport) -> None:
 
 
 def show_placement(report: GraphReport) -> None:
-    """Print where each node that computes runs, and log the report for tlparse."""
+    """Log the report for tlparse. For ``DLINFER_DEBUG=placement``, print where each node that computes runs."""
     log_artifact("dlinfer_report", lambda: json.dumps(report.to_dict(), indent=1))
     if not wanted("placement"):
         return
@@ -48,7 +48,7 @@ def show_placement(report: GraphReport) -> None:
 
 
 def text_of(graph_module: fx.GraphModule) -> str:
-    """A graph as text, a node a line: its name, its result, what it calls with what."""
+    """Return a graph as text. Each line shows a node: its name, its result, and its op with the arguments."""
     lines: list[str] = []
     for node in graph_module.graph.nodes:
         if node.op == "output":

@@ -1,4 +1,4 @@
-"""The fallback policy for nodes, and for whole functions, that an engine does not run."""
+"""The fallback policy for nodes outside the engine, and for functions that could not be captured."""
 
 from torch import fx
 
@@ -8,7 +8,7 @@ from dlinfer.ops.core.fallback import Fallback, settle
 
 
 def leave_engine(node: fx.Node, engine: str, reason: str, policy: str) -> None:
-    """Count a node that runs outside ``engine``; the policy ``warn`` warns once for each reason.
+    """Count a node that runs outside ``engine``. Under the policy ``warn``, warn once for each reason.
 
     Raises GraphFallbackError under the policy ``error``.
     """
@@ -24,8 +24,8 @@ def leave_engine(node: fx.Node, engine: str, reason: str, policy: str) -> None:
 
 
 def leave_graph(what: str, error: DlinferError, policy: str) -> None:
-    """Count a function that runs eagerly because it could not be captured; ``warn`` warns once for each reason.
+    """Count a function that runs eagerly because of ``error``. Under the policy ``warn``, warn once for each reason.
 
-    what: its name, for the count. Raises ``error`` under the policy ``error``.
+    what: the name to count. Raises ``error`` under the policy ``error``.
     """
     settle(Fallback(what, "capture", str(error)), policy, lambda: error, lambda: f"{error} It runs eagerly.")

@@ -1,4 +1,4 @@
-"""The report of each compiled graph: plain data behind ``dlinfer.explain`` and ``DLINFER_DEBUG``, and JSON."""
+"""The report of each compiled graph, as plain data for ``dlinfer.explain``, ``DLINFER_DEBUG`` and JSON."""
 
 import functools
 import itertools
@@ -14,19 +14,20 @@ from dlinfer.graph.passes.pipeline import PassReport
 from dlinfer.graph.passes.remove_noops import REMOVE_NOOPS
 
 FIRST_CALL = "first call"
-"""The cause of a compilation that no earlier one preceded."""
+"""The cause of a function's first compilation."""
 
 LOADED = "loaded from the disk cache"
-"""The cause of a graph that was not compiled in this process."""
+"""The cause in the report of a graph that was loaded, not compiled, in this process."""
 
 
 @dataclass
 class NodeReport:
-    """One node of the final graph and where it runs.
+    """One node of the final graph, and where it runs.
 
-    place: ``engine``, ``eager``, ``view``, ``size`` or ``input``. how: the kernel or cluster that runs it.
-    reason: why it is not in the engine. line: the model's. result: dtype and sizes. module: path of the module whose
-    code it came from, ``layers.0.mlp``. flops: floating-point operations of a product (``dlinfer.graph.ir.flops``).
+    place: ``engine``, ``eager``, ``view``, ``size`` or ``input``. how: the kernel or cluster that runs the node.
+    reason: why the node is not in the engine. line: line of the model's source. result: the result's dtype and sizes.
+    reads: names of the operands. module: path of the module that created the node, ``layers.0.mlp``.
+    flops: floating-point operations of a product (``dlinfer.graph.ir.flops``).
     """
 
     name: str
@@ -42,7 +43,7 @@ class NodeReport:
 
     @property
     def where(self) -> str:
-        """Where it runs, in words: its kernel or cluster, or that it runs eagerly and why."""
+        """Where the node runs, as text: its kernel or cluster, ``eager: REASON``, or its place."""
         return f"eager: {self.reason}" if self.place == "eager" else self.how or self.place
 
 
@@ -50,8 +51,8 @@ class NodeReport:
 class InputReport:
     """One input of a graph.
 
-    weight: a parameter or buffer that is the same tensor at each call and never written. sizes: as numbers or symbols.
-    written: whether the graph writes into it.
+    weight: whether the input is the same tensor at each call and never written, as a parameter is.
+    sizes: the input's sizes as text: numbers or symbols. written: whether the graph writes into the input.
     """
 
     name: str
@@ -63,10 +64,10 @@ class InputReport:
 
 @dataclass
 class ClusterReport:
-    """One group of nodes compiled as a unit; ``uses`` counts how often the graph runs it.
+    """One group of nodes that is compiled as a unit. uses: how often the graph runs the group.
 
-    origin: ``compiled`` now, ``disk`` from the cache, ``shared`` with an earlier graph of this process, ``eager``
-    where compiling it failed (``reason`` says why).
+    origin: ``compiled``: compiled for this graph; ``disk``: loaded from the disk cache; ``shared``: taken from an
+        earlier graph of this process; ``eager``: compiling failed, and ``reason`` says why.
     """
 
     key: str
@@ -79,9 +80,9 @@ class ClusterReport:
 
 @dataclass
 class RegionReport:
-    """One part of a graph that an engine took, or refused as too small (``reason``).
+    """One part of a graph that an engine compiled, or refused as too small (``reason``).
 
-    notes: further sentences of the engine, also while it runs: which weights it holds, when they changed.
+    notes: other facts, a sentence each, such as the weights that the region holds; may grow while the region runs.
     """
 
     name: str
@@ -95,16 +96,17 @@ class RegionReport:
 
 @dataclass
 class GraphReport:
-    """One captured graph: from Dynamo's call to what runs.
+    """The report of one captured graph.
 
-    cause: why it was compiled: ``first call`` or Dynamo's reason for a recompilation.
-    variant: the inputs whose size 1 Dynamo took as a constant; empty for the generic graph.
+    model: the function that was captured, as ``function (file:line)``.
+    cause: why the graph was compiled: ``first call``, or Dynamo's reason for a recompilation.
+    variant: inputs' dimensions (``x[0]``) of size 1, which Dynamo specialized; empty for the generic graph.
     captured, lowered: the graph as text before and after the passes. symbols: symbolic size -> range and source.
     guards: assumptions about sizes. seconds: stage -> seconds.
-    memory: bytes of ``weights``, of ``written inputs`` (KV caches), of tensors that the compiled graph ``held``
-    (constants, copies of weights), and the process's ``peak before`` and ``peak after``.
+    memory: bytes. ``weights``, ``written inputs`` (KV caches), ``held`` (constants and copies of weights that the
+        compiled graph keeps), and the process's ``peak before`` and ``peak after``.
     refused: why the graph could not be captured and runs without dlinfer.
-    not_loaded: how the nearest entry of the disk cache differs from it.
+    not_loaded: how the nearest entry of the disk cache differs from this graph.
     """
 
     model: str
@@ -127,9 +129,9 @@ class GraphReport:
     not_loaded: str = ""
 
     def is_size_1_variant(self, earlier: Iterable["GraphReport"]) -> bool:
-        """Whether it has a size of 1 where an earlier graph of the same function takes another size.
+        """Return whether a size is 1 in this graph, but not in an earlier graph of the same function.
 
-        Dynamo's cause does not tell: it names what differs from one of the earlier graphs only.
+        ``cause`` does not show this: Dynamo names only the difference to one of the earlier graphs.
         """
         return any(
             size != "1" and f"{item.name}[{dim}]" in self.variant
@@ -141,41 +143,41 @@ class GraphReport:
 
     @property
     def function(self) -> str:
-        """Name and file of the function that it was captured from, without the line."""
+        """Name and file of the captured function, without the line."""
         return self.model.rpartition(":")[0]
 
     def placed(self, place: str) -> list[NodeReport]:
-        """Its nodes at one place."""
+        """Return the nodes that run at ``place``."""
         return [node for node in self.nodes if node.place == place]
 
     def flops(self, place: str) -> int:
-        """Floating-point operations of products at one place."""
+        """Return the floating-point operations of the products that run at ``place``."""
         return sum(node.flops for node in self.placed(place))
 
     def rules(self) -> dict[str, int]:
-        """Fusion rule -> how often it fired, without those that never did."""
+        """Return fusion rule -> how often the rule fired, without rules that never fired."""
         plain = (REMOVE_NOOPS.name, CSE.name, DCE.name)
         return {item.name: len(item.edits) for item in self.passes if item.edits and item.name not in plain}
 
     def kernels(self) -> dict[str, int]:
-        """Kernel -> how many nodes it runs, the most frequent first."""
+        """Return kernel -> how many nodes it runs, the most frequent kernel first."""
         how = (node.how.removeprefix("kernel ") for node in self.nodes if node.how.startswith("kernel "))
         return dict(Counter(how).most_common())
 
     def refusals(self) -> dict[tuple[str, str], list[NodeReport]]:
-        """(op, reason) -> the nodes that run eagerly for it."""
+        """Return (op, reason) -> the nodes of this op that run eagerly for this reason."""
         nodes: dict[tuple[str, str], list[NodeReport]] = {}
         for node in self.placed("eager"):
             nodes.setdefault((node.op, node.reason), []).append(node)
         return nodes
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Return the report as data for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "GraphReport":
-        """Read what ``to_dict`` gave, also after a way through JSON."""
+        """Restore a report from what ``to_dict`` returned, even if it was written to JSON and read back."""
         return _read(cls, data)
 
 
@@ -184,7 +186,7 @@ _SEQUENCES: tuple[object, ...] = (list, tuple)
 
 
 def _read(kind: Any, data: Any) -> Any:
-    """JSON as an object of a type: a dataclass, a list or tuple of one, or plain data."""
+    """Return data from JSON as an object of type ``kind``: a dataclass, a list or tuple, or plain data."""
     make: Any = get_origin(kind) or kind
     if is_dataclass(kind):
         types = _types_of(kind)
@@ -200,7 +202,7 @@ _numbers = itertools.count()
 
 
 def record(report: GraphReport) -> GraphReport:
-    """Keep a report of a compilation in this process, and number it."""
+    """Number a report, and keep it for ``reports``."""
     with _lock:
         report.index = next(_numbers)
         _reports.append(report)
@@ -208,13 +210,13 @@ def record(report: GraphReport) -> GraphReport:
 
 
 def reports() -> list[GraphReport]:
-    """The latest compilations of this process, 1,000 at most, in order."""
+    """Return the reports of this process's latest compilations, 1,000 at most, oldest first."""
     with _lock:
         return list(_reports)
 
 
 def reset() -> None:
-    """Forget all reports."""
+    """Remove all reports, and number from 0 again."""
     global _numbers
     with _lock:
         _numbers = itertools.count()

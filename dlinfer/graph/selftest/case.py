@@ -11,22 +11,22 @@ State = Literal["passed", "failed", "error", "not run"]
 
 
 class NotSupportedError(Exception):
-    """The engine or this machine does not support the case, so there is nothing to compare. The text says why."""
+    """The engine or this machine does not support a case, so there is nothing to compare. The text says why."""
 
 
 @dataclass(frozen=True)
 class Case:
     """A computation whose result is known.
 
-    name: for people: "x > y with NaN and infinities".
-    covers: the ops that are not used if the case fails: names as ``packet_name`` returns them, or names of the vendor's
-        own, which it passes to ``SelfTest.failure``.
-    precision: the floating dtype of the computation: "float32", "bfloat16", "float16".
-    run: computes. Raises NotSupportedError where this machine or engine does not support it. After any other error the
-        covered ops are not used in this process.
-    expected: computes the expected result in another way.
+    name: a description for people, such as "x > y with NaN and infinities".
+    covers: names of the ops that are not used if the case fails. They are names as ``packet_name`` returns them, or
+        the vendor's own names, which the vendor passes to ``SelfTest.failure``.
+    precision: the floating dtype of the computation: "float32", "bfloat16" or "float16".
+    run: computes the results under test. It raises NotSupportedError if this machine or engine does not support the
+        case. After any other error, the covered ops are not used in this process.
+    expected: computes the expected results in another way.
     tolerance: absolute and relative tolerance. Integers and bools must be equal.
-    skip_reason: why the case cannot run in this process now; None where it can.
+    skip_reason: returns why the case cannot run in this process now; None if it can.
     """
 
     name: str
@@ -40,9 +40,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a case. ``reason`` says what differs, what failed or why it did not run; empty if it passed.
+    """The result of a case.
 
-    failed: it computed something else. error: it raised an error that may go away: Ctrl-C, a full disk, no compiler.
+    state: ``passed``; ``failed``: a wrong result; ``error``: an error that may go away, such as a full disk;
+        ``not run``.
+    reason: what differs, which error came or why the case did not run; empty if the case passed.
     """
 
     name: str
@@ -53,13 +55,16 @@ class Result:
 
 
 def packet_name(target: object) -> str:
-    """The name of an op without its overload: ``aten.gt`` for ``aten.gt.Scalar``."""
+    """Return the name of an op without its overload: ``aten.gt`` for ``aten.gt.Scalar``."""
     schema = getattr(target, "_schema", None)
     return str(target) if schema is None else schema.name.replace("::", ".")
 
 
 def precision_of(values: Sequence[object]) -> str:
-    """The precision that tensors are computed in: 16 bits where one of them has 16, else float32."""
+    """Return the precision of a computation on these values.
+
+    It is "bfloat16" if a tensor has that dtype, else "float16" if a tensor has that dtype, else "float32".
+    """
     dtypes = {value.dtype for value in values if isinstance(value, Tensor)}
     for dtype in (torch.bfloat16, torch.float16):
         if dtype in dtypes:
@@ -68,5 +73,5 @@ def precision_of(values: Sequence[object]) -> str:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``float32`` for ``torch.float32``."""
+    """Return the name of a dtype: ``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""The self-test of one engine or library: runs the cases that cover an op when the op is first used, and remembers."""
+"""The self-test of an engine or library. The first use of an op runs the cases that cover it; results are stored."""
 
 import json
 import threading
@@ -21,22 +21,22 @@ _local = threading.local()
 
 
 class WrongResult(str):
-    """The reason for refusing an op whose self-test computed a wrong result."""
+    """The reason for refusing an op because its self-test computed a wrong result."""
 
     __slots__ = ()
 
 
 def is_running() -> bool:
-    """Whether this thread runs a case now: meanwhile the ops under test are used."""
+    """Return whether this thread runs a case now. A running case may use the ops under test."""
     return getattr(_local, "running", False)
 
 
 @dataclass(eq=False)
 class SelfTest:
-    """The cases of an owner, and their results on this CPU. Safe to use from several threads; each case runs once.
+    """The cases of an engine or library, and their results on this CPU. Thread-safe; each case runs once.
 
-    owner: returns its name and version, such as "OpenVINO 2026.4.1". cases: returns its cases. depends_on: returns
-    what else results depend on besides the CPU and dlinfer.
+    owner: returns the name and version of the engine or library, such as "OpenVINO 2026.4.1".
+    cases: returns the cases. depends_on: returns what results depend on, except the owner, the CPU and dlinfer.
     """
 
     owner: Callable[[], str]
@@ -50,10 +50,10 @@ class SelfTest:
         self._lock = threading.Lock()
 
     def failure(self, op: str, precision: str) -> str | None:
-        """Why an op must not be used in a precision; None if its cases passed or it has none.
+        """Return why an op must not be used in a precision; None if no case for it failed.
 
-        The first call for an op runs its cases, or reads their results from disk. If a case raises an error, the op is
-        not used in this process; the next process runs the case again.
+        The first call for an op runs its cases, or reads their results from disk. If a case raises an error, this
+        process does not use the op; the next process runs the case again.
         """
         if is_running():
             return None
@@ -70,7 +70,7 @@ class SelfTest:
         return self._failures[key]
 
     def results(self, run: bool = True) -> list[Result]:
-        """The result of each case. run: run the cases that have no result yet."""
+        """Return the result of each case. run: whether to run the cases that have no result yet."""
         with self._lock:
             return [self._result(case, run) for case in self._all()]
 
@@ -149,7 +149,10 @@ def _run(case: Case) -> Result:
 
 
 def _isolated(work: Callable[[], T]) -> T:
-    """Do work in a new thread, where no mode of the caller applies: tracing, autocast, gradients, default device."""
+    """Run ``work`` in a new thread and return its result.
+
+    The caller's modes do not apply in the thread: tracing, autocast, gradients, default device.
+    """
 
     def run() -> T:
         _local.running = True

@@ -1,8 +1,8 @@
-"""Functions of torch whose results are known without an engine's kernels: the cases of every graph engine.
+"""Self-test cases for every graph engine: functions of torch with known results.
 
-Expected results come from exact arithmetic (small integers, comparisons in Python) or from the same formula in
-float64. Rows are longer than the widest register and no multiple of it, so that both vector loops and their remainders
-are tested.
+Expected results come from exact arithmetic (small integers, comparisons in Python) or from the same formula in float64.
+Row lengths exceed the widest vector register and are no multiple of it. So a case tests both the vector loop and the
+loop for the remainder.
 """
 
 import math
@@ -39,15 +39,16 @@ Inputs = Callable[[torch.dtype], Sequence[Tensor]]
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 ROUNDED = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-"""Some units in the last place, for elementary functions and for sums of a hundred terms in another order."""
+"""Tolerances of some units in the last place, for elementary functions and for sums of a hundred reordered terms."""
 
 
 @dataclass(frozen=True)
 class TorchCase:
     """A function of torch and its expected results.
 
-    covers: ops, see ``case.packet_name``. inputs: by dtype. reference: computes the expected results from the inputs in
-    float64; None is the function itself. tolerance: by dtype; None is 0. skip_reason: see ``Case``.
+    covers: the tested ops, named as by ``case.packet_name``. inputs: takes a dtype and returns the function's inputs.
+    reference: computes the expected results from the inputs in float64; None uses ``function``.
+    tolerance: dtype -> tolerance; None means 0. skip_reason: see ``Case``.
     """
 
     name: str
@@ -59,7 +60,7 @@ class TorchCase:
     skip_reason: Callable[[], str | None] = lambda: None
 
     def for_engine(self, engine: Engine, options: Mapping[str, object], dtype: torch.dtype) -> Case:
-        """The case of one engine in one dtype."""
+        """Return the case that runs ``function`` in an engine in one dtype. options: the engine's own options."""
         return Case(
             self.name,
             self.covers,
@@ -71,7 +72,7 @@ class TorchCase:
         )
 
     def expected(self, dtype: torch.dtype) -> list[Tensor]:
-        """The expected results in a dtype."""
+        """Return the expected results: computed in float64, then rounded to ``dtype``."""
         results = pytree.tree_leaves((self.reference or self.function)(*widened(self.inputs(dtype))))
         return [result.to(dtype) if result.is_floating_point() else result for result in results]
 
@@ -79,17 +80,17 @@ class TorchCase:
 def engine_cases(
     engine: Engine, options: Mapping[str, object], cases: Sequence[TorchCase], dtypes: Collection[torch.dtype]
 ) -> Iterator[Case]:
-    """The cases of one engine in each of some dtypes."""
+    """Return each case for an engine in each dtype. options: the engine's own options."""
     return (case.for_engine(engine, options, dtype) for case in cases for dtype in dtypes)
 
 
 def _run_in_engine(
     engine: Engine, function: Function, inputs: Sequence[Tensor], options: Mapping[str, object]
 ) -> list[Tensor]:
-    """The results of a function, run in a graph engine the way a user's graph runs. ``inputs`` stay as they are.
+    """Run a function in a graph engine as a user's graph runs, and return its results. It runs on copies of ``inputs``.
 
-    The first size of each tensor is a symbol, as the number of tokens is. options: all of the engine's own options.
-    Raises NotSupportedError where the engine refuses the function, or leaves the call to torch.
+    The first size of each tensor is symbolic, as the number of tokens is. options: all of the engine's own options.
+    Raises NotSupportedError if the engine refuses the function or the call.
     """
     mode = fresh_mode()
     fakes = [fake_of_any_length(mode, tensor) for tensor in inputs]
@@ -117,7 +118,7 @@ _SPECIAL = [0.0, -0.0, 1.0, -1.0, 2.5, inf, -inf, nan, 0.5, -7.0, 300.0, -0.125]
 
 
 def special(dtype: torch.dtype) -> list[Tensor]:
-    """Two tensors [12, 37]: each pair of special numbers stands at one place."""
+    """Return two tensors [12, 37] of special numbers. Each pair of special numbers occurs at some place."""
     values = torch.tensor(_SPECIAL, dtype=dtype)
     columns = torch.arange(37) % len(values)
     shifted = (columns + torch.arange(len(values))[:, None]) % len(values)
@@ -125,7 +126,7 @@ def special(dtype: torch.dtype) -> list[Tensor]:
 
 
 def rows_with_special(dtype: torch.dtype) -> list[Tensor]:
-    """[9, 37]: finite rows, and rows with one or several special numbers at different places."""
+    """Return a tensor [9, 37] of finite rows, and of rows with one or more special numbers at different places."""
     x = _spread(9, 37)
     x[1, 5] = nan
     x[2, 36] = inf
@@ -138,23 +139,23 @@ def rows_with_special(dtype: torch.dtype) -> list[Tensor]:
 
 
 def _spread(rows: int, columns: int, scale: float = 3.0) -> Tensor:
-    """Different numbers in no order, between -scale and scale: multiples of the golden ratio, without their whole."""
+    """Return different, unordered numbers between -scale and scale, from fractions of multiples of the golden ratio."""
     count = torch.arange(1, rows * columns + 1, dtype=torch.float64)
     return ((count * 0.6180339887498949) % 1.0 * 2 - 1).mul(scale).view(rows, columns)
 
 
 def spread(dtype: torch.dtype) -> list[Tensor]:
-    """[7, 67] between -3 and 3."""
+    """Return a tensor [7, 67] of numbers between -3 and 3."""
     return [_spread(7, 67).to(dtype)]
 
 
 def positive(dtype: torch.dtype) -> list[Tensor]:
-    """[7, 67] between 0 and 3."""
+    """Return a tensor [7, 67] of positive numbers up to about 3."""
     return [_spread(7, 67).abs().add(0.01).to(dtype)]
 
 
 def small_whole(rows: int, columns: int, shift: int) -> Tensor:
-    """-1, 0 and 1 in a pattern: sums of up to 256 products are exact in every precision."""
+    """Return a matrix of -1, 0 and 1 in a pattern. Sums of up to 256 products are exact in every precision."""
     place = torch.arange(rows * columns).view(rows, columns)
     return ((place * 7 + place // columns * 5 + shift) % 11 % 3 - 1).double()
 
@@ -179,7 +180,7 @@ def _rows(x: Tensor) -> list[list[float]]:
 
 
 def by_python(*functions: Callable[[float, float], float]) -> Callable[[Tensor, Tensor], list[Tensor]]:
-    """A reference that applies functions of two Python numbers to each pair of elements."""
+    """Return a reference that applies Python functions to each pair of elements. It returns a tensor per function."""
 
     def reference(x: Tensor, y: Tensor) -> list[Tensor]:
         pairs = list(zip(*(_rows(value.view(1, -1))[0] for value in (x, y)), strict=True))
@@ -207,7 +208,7 @@ def _nan_or(choose: Callable[..., float], *numbers: float) -> float:
 
 def _row_extremes_by_python(x: Tensor) -> list[Tensor]:
     def extreme(row: list[float], sign: int) -> tuple[int, float]:
-        """(place, value) of the first NaN, else of the first extreme."""
+        """Return (place, value) of the first NaN; without NaN, of the first maximum (sign 1) or minimum (sign -1)."""
         return max(enumerate(row), key=lambda v: (v[1] != v[1], 0.0 if v[1] != v[1] else sign * v[1], -v[0]))
 
     extremes = [[extreme(row, sign) for row in _rows(x)] for sign in (1, -1)]
@@ -221,7 +222,10 @@ def _row_extremes(x: Tensor) -> Sequence[Tensor]:
 
 
 def _softmax_in_float64(x: Tensor) -> list[Tensor]:
-    """From its formula; a row with NaN or positive infinity, or of nothing but negative ones, has none."""
+    """Return softmax and log_softmax of each row, from their formulas.
+
+    They are NaN in a row that has NaN or inf, and in a row of -inf only.
+    """
     exps = (x - x.max(1, keepdim=True)[0]).exp()
     shares = exps / exps.sum(1, keepdim=True)
     logs = x - x.max(1, keepdim=True)[0] - exps.sum(1, keepdim=True).log()
@@ -238,7 +242,7 @@ def _logsumexp_by_python(x: Tensor) -> Tensor:
 
 
 def _sorted_by_python(x: Tensor, count: int) -> list[Tensor]:
-    """The first of each row, NaN above all numbers: from the largest, and from the smallest."""
+    """Return the ``count`` largest and the ``count`` smallest numbers of each row, sorted. NaN is above all numbers."""
     rows = [sorted(row, key=lambda v: (v != v, 0.0 if v != v else v)) for row in _rows(x)]
     best = [row[::-1][:count] for row in rows], [row[:count] for row in rows]
     return [torch.tensor(part, dtype=torch.float64) for part in best]
@@ -257,7 +261,7 @@ def _heads(dtype: torch.dtype) -> list[Tensor]:
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The formula, written out so that no library replaces it by its own attention."""
+    """Return causal attention from its formula, written out so that no library replaces it by its own attention."""
     scores = (q[..., :, None, :] * k[..., None, :, :]).sum(-1) * q.shape[-1] ** -0.5
     scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -inf)
     exps = (scores - scores.amax(-1, keepdim=True)).exp()
@@ -265,7 +269,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _elementary(names: str, inputs: Inputs) -> Iterator[TorchCase]:
-    """Elementary functions at finite numbers, one case each."""
+    """Yield a case for each elementary function in ``names``, on finite numbers."""
     for name in names.split():
         yield TorchCase(name, [f"aten.{name}"], getattr(torch, name), inputs, tolerance=ROUNDED)
 
