@@ -1,7 +1,7 @@
-"""Attention layers for LMDeploy that pass on everything they were built with.
+"""Attention layers for LMDeploy that pass all their build options to the ops.
 
-LMDeploy's own dlinfer implementations keep sliding_window, logit_softcapping, alibi and learnable_sink and pass
-none of them to the op. The varlen one drops causal as well. These pass them all.
+LMDeploy's own dlinfer implementations keep sliding_window, logit_softcapping, alibi and learnable_sink, but pass none
+of them to the op. The implementation for packed sequences also drops causal.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from dlinfer.framework.lmdeploy_ext.layers.positions import windows
 
 @dataclass
 class StepMetadata(DlinferAttentionMetadata):
-    """LMDeploy's metadata of a step's attention, and what other layers need of the step, since models pass it on.
+    """LMDeploy's attention metadata of a step, with fields for other layers too: models pass this object on to them.
 
     The first four fields are LMDeploy's own; cu_seqlens_q_cpu [B + 1], kv_seqlens_cpu [B].
-    adapter_ids: int64 [N], the LoRA adapter of each token, 0 for none; None where the engine has no adapters.
-    fresh: bool [B], which of the sequences begin in this step, for layers with states.
-    kept_rows: int64 [K], which of the N hidden states a compiled forward gives; None where all.
+    adapter_ids: int64 [N], the LoRA adapter of each token, 0 for none; None if the engine has no adapters.
+    fresh: bool [B], whether each sequence begins in this step, for layers with states.
+    kept_rows: int64 [K], indices of the hidden states that a compiled forward returns; None for all N.
     """
 
     max_q_seqlen: int = 1
@@ -39,7 +39,7 @@ class StepMetadata(DlinferAttentionMetadata):
 
 
 def step_metadata(context: Any) -> StepMetadata:
-    """The metadata of one step's attention, from LMDeploy's StepContext of B sequences and N new tokens."""
+    """Return the attention metadata of a step, from LMDeploy's StepContext of B sequences and N new tokens."""
     # Speculative decoding verifies several tokens of a sequence at once: a short prefill behind a cached beginning.
     is_decoding = context.is_decoding and context.max_q_seqlen == 1
     q_seqlens, kv_seqlens = context.q_seqlens, context.kv_seqlens
@@ -83,10 +83,10 @@ def cache_slots(
     block_size: int,
     tokens: int,
 ) -> Tensor:
-    """Slot of each new token in the paged cache, block * block_size + offset: int64 [tokens].
+    """Return the slot of each new token in the paged cache, block * block_size + offset: int64 [tokens].
 
-    q_seqlens, kv_seqlens: [B], the new tokens of each sequence and its length with them. cu_seqlens: [B + 1].
-    block_offsets: [B, blocks]. The last q_seqlens[b] positions of sequence b are the new ones.
+    q_seqlens: [B], number of new tokens of each sequence. kv_seqlens: [B], its length including the new tokens.
+    cu_seqlens: [B + 1]. block_offsets: [B, blocks]. The last q_seqlens[b] positions of sequence b are the new ones.
     """
     sequence = torch.repeat_interleave(q_seqlens.long(), output_size=tokens)
     first = (kv_seqlens - q_seqlens).long() - cu_seqlens[:-1].long()
@@ -96,7 +96,7 @@ def cache_slots(
 
 
 def last_slots(kv_seqlens: Tensor, block_offsets: Tensor, block_size: int) -> Tensor:
-    """The result of ``cache_slots`` where each sequence has one new token, in a third of the calls: int64 [B]."""
+    """Return ``cache_slots`` of sequences with one new token each, int64 [B], with a third of the torch calls."""
     position = kv_seqlens.long() - 1
     block = position // block_size
     first = block_offsets.gather(1, block.unsqueeze(1)).squeeze(1).long() * block_size
@@ -108,9 +108,9 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
 
     @classmethod
     def from_spec(cls, spec: Any) -> "PagedAttention | SparseAttention":
-        """From LMDeploy's PagedAttentionBuildSpec. Raises UnsupportedFeatureError for what no op serves.
+        """Build the layer of LMDeploy's PagedAttentionBuildSpec: a SparseAttention if an indexer precedes it.
 
-        A layer behind an indexer becomes a SparseAttention.
+        Raises UnsupportedFeatureError for features that no op serves.
         """
         if spec.use_flash_mla:
             raise refuse("flash MLA", "use another model")
@@ -145,13 +145,13 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
         nsa_indices: Tensor | None = None,
         inplace: bool = True,
     ) -> Tensor:
-        """query [N, Hq, D], key [N, Hkv, D], value [N, Hkv, Dv] -> [N, Hq, Dv].
+        """Return attention [N, Hq, Dv] of query [N, Hq, D] to key [N, Hkv, D], value [N, Hkv, Dv] and the caches.
 
-        Writes key and value into the caches, and with ``inplace`` the result into query's memory where its
-        rows follow each other. GLM-4's is a part of the projection's result, and a graph cannot flatten heads there.
+        Writes key and value into the caches. With ``inplace`` it writes the result into query's memory if query is
+        contiguous. GLM-4's query is a part of a projection's result, and a graph cannot flatten heads there.
 
-        k_scales_zeros, v_scales_zeros: of quantised caches, [blocks, block_size, Hkv, 2], which are written, or for fp8
-        a scale each. There a prompt attends to what its cache holds, rounded, as LMDeploy's own CUDA layers do.
+        k_scales_zeros, v_scales_zeros: for quantised caches, [blocks, block_size, Hkv, 2], which are written; for fp8
+        one scale each. With them a prompt attends to the rounded numbers in its cache, as in LMDeploy's CUDA layers.
         """
         if nsa_indices is not None:
             raise refuse("sparse attention by token indices", "use another model")
@@ -192,7 +192,7 @@ class SparseAttention(AttentionImpl[DlinferAttentionMetadata]):
     """Latent attention to the positions that an indexer chose: fills the cache, then one op for prefill and decode."""
 
     def __init__(self, **fields: Any) -> None:
-        """fields: of LMDeploy's AttentionImpl. Raises UnsupportedFeatureError for what the op lacks."""
+        """fields: those of LMDeploy's AttentionImpl. Raises UnsupportedFeatureError for features that the op lacks."""
         super().__init__(**fields)
         lacking = {
             "sliding_window": self.sliding_window,
@@ -218,10 +218,11 @@ class SparseAttention(AttentionImpl[DlinferAttentionMetadata]):
         nsa_indices: Tensor | None = None,
         inplace: bool = True,
     ) -> Tensor:
-        """query [N, Hq, C + R], key [N, 1, C + R], value [N, 1, C] -> a new [N, Hq, C], C the size of a latent.
+        """Return a new tensor [N, Hq, C]. query: [N, Hq, C + R]. key: [N, 1, C + R]. value: [N, 1, C].
 
-        nsa_indices: int32 [N, count], positions in each token's sequence, negative ones are none. k_cache: in the
-        vendor's layout, C + R numbers a token; key is written into it. v_cache: a view of the first C of them.
+        C: size of a latent. R: size of the rotated part. nsa_indices: int32 [N, count], the positions of its sequence
+        that each token attends to; negative entries are unused. k_cache: in the vendor's layout, C + R numbers for
+        each token; key is written into it. v_cache: a view of the first C of these numbers.
         """
         if learnable_sink is not None:
             raise refuse("sparse attention with sinks", "use another model")
@@ -237,7 +238,7 @@ class SparseAttention(AttentionImpl[DlinferAttentionMetadata]):
 def _quantised(
     meta: DlinferAttentionMetadata, k_scales_zeros: Tensor | None, v_scales_zeros: Tensor | None
 ) -> dict[str, Any]:
-    """The arguments of the ops for quantised caches; empty where they are not quantised."""
+    """Return the ops' arguments for quantised caches; an empty dict if the caches are not quantised."""
     if not meta.quant_policy:
         return {}
     bits = int(meta.quant_policy)
@@ -261,11 +262,11 @@ class VarlenAttention(FromSpec, FlashAttentionImpl):
         kv_seqlens: Tensor,
         max_q_seqlen: int | None = None,
     ) -> Tensor:
-        """query [N, Hq, D], key [M, Hkv, D], value [M, Hkv, Dv] -> a new [N, Hq, Dv]."""
+        """Return a new tensor [N, Hq, Dv]. query: [N, Hq, D]. key: [M, Hkv, D]. value: [M, Hkv, Dv]."""
         spec = self.spec
         longest = (
             query.shape[0] if max_q_seqlen is None else max_q_seqlen
-        )  # a bound that no graph has to wait for
+        )  # an upper bound that needs no read from the device
         lengths = (q_seqlens, kv_seqlens, longest, spec.num_heads, spec.num_kv_heads)
         return ops.prefill_attention(
             query,

@@ -1,8 +1,8 @@
 """LoRA adapters on LMDeploy's linear layers: several adapters and the base model in one batch.
 
-LMDeploy packs the adapters of a layer one behind the other and numbers them by their sorted names; number 0 is the base
-model, with a rank of 0. Which adapter a token has comes with the step's attention metadata, which models are given at
-each step: a compiled graph reads nothing else that changes.
+LMDeploy packs the adapters of a layer one behind the other and numbers them by their sorted names. Number 0 is the base
+model, with a rank of 0. The attention metadata has the number of each token's adapter: of all that changes from step to
+step, a compiled graph reads only arguments such as this metadata.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from dlinfer import ops
 
-# Attribute of LMDeploy's manager of step contexts, which each model has one of.
+# Attribute of LMDeploy's step context manager, one for each model: the adapter ids for the time of a call.
 _OF_CALL = "dlinfer_adapter_ids"
 
 
 class Lora(LoRAImpl):
-    """Adds to the result of a linear layer, or to a part of it where LMDeploy has merged several layers into one."""
+    """Adds the adapters' products to the result of a linear layer, or to one part of a merged layer's result."""
 
-    # LMDeploy calls it by these names.
+    # LMDeploy passes the arguments by these names.
     def forward(
         self,
         x: Tensor,
@@ -33,10 +33,10 @@ class Lora(LoRAImpl):
         colwise: bool,
         is_tp: bool = True,
     ) -> Tensor:
-        """x [..., in], lora_A [rows, in], lora_B [rows, out], base_output [..., all out] -> base_output's shape.
+        """Return base_output with the adapters' products added to its ``out`` columns ``adapter_info.base_slice``.
 
-        The columns ``adapter_info.base_slice`` of base_output, as many as ``out``, are added to. Where they are not
-        all of them, base_output is written and given back.
+        x: [..., in]. lora_A: [rows, in]. lora_B: [rows, out]. base_output: [..., all out]. If the slice is only a part
+        of the columns, base_output itself is written and returned.
         """
         adapter_ids = getattr(ctx_mgr, _OF_CALL, None)
         if adapter_ids is None:
@@ -54,14 +54,14 @@ class Lora(LoRAImpl):
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether a model of LMDeploy's has LoRA layers."""
+    """Whether an LMDeploy model has LoRA layers."""
     return any(isinstance(module, LoRA) for module in model.modules())
 
 
 class ForwardWithAdapters(nn.Module):
-    """A forward for graphs, of a model or of its language part; they read nothing that changes but their arguments.
+    """Wraps the forward of a model, or of its language part, so that graphs get adapter ids as an argument.
 
-    LMDeploy's context is none, so for the time of a call the layers find the adapter ids of its arguments.
+    A graph cannot read LMDeploy's step context. During a call, LoRA layers read the ids of its attn_metadata instead.
     """
 
     def __init__(self, ctx_mgr: Any, owner: nn.Module, forward: Callable[..., Any]) -> None:
@@ -79,7 +79,7 @@ class ForwardWithAdapters(nn.Module):
         inputs_embeds: Tensor | None = None,
         mrope_position_ids: Tensor | None = None,
     ) -> Any:
-        """As ``forward`` of any of the classes that adapters are served on."""
+        """Call the wrapped forward. Arguments and result are those of LMDeploy's models that serve adapters."""
         self.ctx_mgr.dlinfer_adapter_ids = attn_metadata.adapter_ids
         further = {} if mrope_position_ids is None else {"mrope_position_ids": mrope_position_ids}
         tokens = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "position_ids": position_ids}

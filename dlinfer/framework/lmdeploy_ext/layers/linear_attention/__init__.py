@@ -1,1 +1,1 @@
-"""Layers with states of a sequence: causal convolution and the gated delta rule."""
+"""Layers that keep a state for each sequence: causal convolution and the gated delta rule."""

@@ -1,9 +1,9 @@
 """Layers of gated linear attention (Qwen3-Next): a short convolution and the gated delta rule, with their states.
 
 LMDeploy keeps two states for each sequence in slots of a cache: the last inputs of the convolution and the state of
-the rule. Its own classes put the rule together from CUDA kernels of other packages, one for prefill and one for
-decoding; ours are one op each for both. Slots are not cleared between requests: a sequence whose new tokens are all
-it has begins with a state of zero, in the ops.
+the rule. LMDeploy's own classes call CUDA kernels of other packages, one for prefill and one for decoding. Here the
+convolution and the rule are one op each, for both phases. Slots are not cleared between requests: for a sequence
+without cached tokens the ops begin with a state of zero.
 """
 
 from typing import Any, NoReturn
@@ -23,17 +23,17 @@ from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 
 def _refuse_part(name: str) -> NoReturn:
-    """A part of LMDeploy's CUDA implementation. Its abstract class asks for it, and nothing calls it here."""
+    """Refuse a method of LMDeploy's CUDA implementation. The abstract class demands it, and nothing calls it here."""
     raise refuse(f"{name} apart from its layer", "call the layer's forward, which does all of it")
 
 
 class StepStates(GatedDeltaMetaImpl):
-    """Makes the metadata that one step's layers share. LMDeploy's Qwen3-Next makes it itself, by the same class."""
+    """Makes the metadata that all layers of a step share. LMDeploy's Qwen3-Next makes its GatedDeltaMeta itself."""
 
     def forward(
         self, num_tokens: int, conv_kernel_size: int, state_ids: Tensor, attn_metadata: Any
     ) -> GatedDeltaMeta:
-        """state_ids: [sequences], the slot of each."""
+        """Return the step's metadata. state_ids: [sequences], the cache slot of each sequence."""
         return GatedDeltaMeta(num_tokens, conv_kernel_size, state_ids, attn_metadata)
 
 
@@ -49,7 +49,10 @@ class Convolution(CausalConv1dImpl):
         gated_delta_meta: Any,
         activation: str,
     ) -> Tensor:
-        """x [1, tokens, channels], weight [channels, 1, width] -> [1, tokens, channels]. conv_state is written."""
+        """Return a tensor of x's shape [1, tokens, channels], and write conv_state. weight: [channels, 1, width].
+
+        Raises UnsupportedFeatureError for other activations than silu and none.
+        """
         if activation not in ("silu", "swish", "none"):
             feature = f"a causal convolution with the activation {activation!r}"
             raise refuse(feature, "use a model of silu or none")
@@ -58,11 +61,11 @@ class Convolution(CausalConv1dImpl):
         return ops.causal_conv1d(x[0], taps, bias, conv_state, *sequence, activation != "none")[None]
 
     def conv1d_fn(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: see ``_refuse_part``."""
+        """Raise UnsupportedFeatureError: see ``_refuse_part``."""
         _refuse_part("conv1d_fn")
 
     def update_fn(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: see ``_refuse_part``."""
+        """Raise UnsupportedFeatureError: see ``_refuse_part``."""
         _refuse_part("update_fn")
 
 
@@ -83,10 +86,10 @@ class DeltaRule(GatedDeltaRuleImpl):
         kv_ratio: int,
         use_qk_l2norm_in_kernel: bool,
     ) -> Tensor:
-        """query, key [1, tokens, key heads, size], value [1, tokens, value heads, size] -> value's shape.
+        """Return a tensor of value's shape, and write recurrent_state.
 
-        a, b: [1, tokens, value heads], or by key heads. recurrent_state is written. kv_ratio: value heads of a key
-        head, which the shapes say as well.
+        query, key: [1, tokens, key heads, size]. value: [1, tokens, value heads, size]. a, b: [1, tokens, value
+        heads], or grouped by key heads. kv_ratio: value heads for each key head; not read, since shapes tell it.
         """
         rate, step = (x.reshape(value.shape[1:3]) for x in (b, a))
         rate, decay = rate.sigmoid(), a_log_exp * functional.softplus(step.float() + dt_bias)
@@ -97,16 +100,16 @@ class DeltaRule(GatedDeltaRuleImpl):
         )[None]
 
     def chunk_gated_delta_rule(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: see ``_refuse_part``."""
+        """Raise UnsupportedFeatureError: see ``_refuse_part``."""
         _refuse_part("chunk_gated_delta_rule")
 
     def fused_recurrent_gated_delta_rule(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: see ``_refuse_part``."""
+        """Raise UnsupportedFeatureError: see ``_refuse_part``."""
         _refuse_part("fused_recurrent_gated_delta_rule")
 
 
 class GatedRMSNorm(nn.Module):
-    """rms_norm(x) * weight * silu(gate), as transformers rounds it: the gate meets the norm in float32."""
+    """rms_norm(x) * weight * silu(gate), rounded as in transformers: the product with the gate is in float32."""
 
     def __init__(self, hidden_size: int, eps: float, activation: str = "silu", **place: Any) -> None:
         """place: dtype and device of the weight."""
@@ -117,6 +120,6 @@ class GatedRMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        """x, gate: [rows, hidden_size] -> the same shape, of x's dtype."""
+        """Return [rows, hidden_size] of x's dtype. x, gate: [rows, hidden_size]."""
         normed = ops.rms_norm(x, self.weight, self.eps)
         return (normed * functional.silu(gate.float())).to(x.dtype)

@@ -94,7 +94,7 @@ def _decay_rate(original: Original, self: Any) -> Tensor:
 def _split_projections(
     original: Original, self: Any, mixed_qkvz: Tensor, mixed_ba: Tensor
 ) -> tuple[Tensor, ...]:
-    """Of each key head: q, k, v and z, then b and a -> q, k and v side by side, z by value heads, b, a."""
+    """Split projections that are grouped by key heads. Return q, k and v side by side, z by value heads, b, and a."""
     size, group = self.head_k_dim, self.kv_ratio * self.head_v_dim
     heads = mixed_qkvz.unflatten(-1, (-1, 2 * size + 2 * group))
     parts = [part.flatten(-2) for part in heads.split((size, size, group, group), dim=-1)]

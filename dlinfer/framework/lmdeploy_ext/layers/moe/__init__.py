@@ -1,1 +1,1 @@
-"""Experts and who chooses them."""
+"""Layers of experts, and the routers that choose each token's experts."""

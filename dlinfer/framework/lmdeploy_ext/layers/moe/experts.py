@@ -1,6 +1,6 @@
-"""Experts for LMDeploy, those with biases and GPT-OSS's clamped activation among them.
+"""Experts for LMDeploy, also with biases and GPT-OSS's clamped activation.
 
-LMDeploy's own dlinfer implementation asserts that there are no biases and passes over ``act_func``.
+LMDeploy's own dlinfer implementation asserts that there are no biases, and ignores ``act_func``.
 """
 
 from typing import Any
@@ -13,11 +13,11 @@ from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 
 class Experts(DlinferFusedMoEImpl):
-    """Gated experts with silu, and those with biases and a clamped activation."""
+    """Gated experts, either with silu or with biases and a clamped activation."""
 
     @classmethod
     def from_spec(cls, spec: Any) -> "Experts":
-        """From LMDeploy's FusedMoEBuildSpec."""
+        """Build the layer of LMDeploy's FusedMoEBuildSpec."""
         return cls(spec.top_k, spec.num_experts, spec.renormalize, spec.ep_size, spec.ep_group)
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride] - the base's result is not annotated
@@ -32,7 +32,7 @@ class Experts(DlinferFusedMoEImpl):
         expert_list: Any = None,
         act_func: Any = None,
     ) -> Tensor:
-        """hidden_states [N, hidden] -> [N, hidden]; ``dlinfer.ops.fused_moe`` documents the rest.
+        """Return [N, hidden] for hidden_states [N, hidden]. ``dlinfer.ops.fused_moe`` documents the rest.
 
         gate_up_bias [experts, 2 * intermediate] and down_bias [experts, hidden]: both or neither.
         act_func: None for silu, or LMDeploy's ``GateupAct`` with its ``alpha`` and ``limit``.

@@ -17,7 +17,7 @@ _GPT_OSS = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
 
 
 def check(config: Any) -> None:
-    """Raise UnsupportedFeatureError for a configuration that LMDeploy's class reads otherwise than transformers."""
+    """Raise UnsupportedFeatureError for a configuration that LMDeploy's class reads differently from transformers."""
     if getattr(config, "model_type", "") != "gpt_oss":
         return
     for name, value in _GPT_OSS.items():
@@ -35,8 +35,9 @@ def check(config: Any) -> None:
 def _load_gpt_oss_experts(
     original: Original, self: Any, name: str, loaded_weight: Tensor, params_dict: dict[str, Any]
 ) -> None:
-    """A checkpoint has weights [experts, in, out], in gate_up with gate and up in turn; biases [experts, out].
-    Those in MXFP4 have blocks and scales, which our layer takes whole.
+    """Load a checkpoint's tensor of all experts: weights [experts, in, out] or biases [experts, out].
+
+    In gate_up, the columns of gate and up alternate. Our layer takes blocks and scales of MXFP4 whole.
     """
     from lmdeploy.pytorch.weight_loader.model_weight_loader import load_weight
 
@@ -55,10 +56,10 @@ def _load_gpt_oss_experts(
 
 
 class SigmoidRouter:
-    """The topk experts of each token by sigmoids and a correction, of the best groups of experts alone.
+    """Chooses the topk experts of each token by sigmoid scores plus a correction, in the best groups of experts.
 
     Source: DeepSeek-V3 (2024, arXiv:2412.19437), section 2.1.2, as transformers' Glm4MoeTopkRouter computes it. The
-    correction chooses and does not weigh; weights are renormalised and scaled by the layer that gets them.
+    correction affects the choice, not the weights. The caller renormalises and scales the weights.
     """
 
     def __init__(self, gate: Any, topk: int, groups: int, topk_groups: int) -> None:

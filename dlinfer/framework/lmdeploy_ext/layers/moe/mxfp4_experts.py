@@ -1,7 +1,7 @@
 """GPT-OSS's experts with weights that stay in MXFP4. LMDeploy has no layer for them.
 
-The parameters take a checkpoint's tensors whole, in the layout of ``ops.quantised.packing.MXFP4``: one expert after the
-other is repacked as they load. Scales, which are powers of two, become bfloat16, which has them all.
+While a checkpoint loads, its tensors are repacked into the layout of ``ops.quantised.packing.MXFP4``, one expert after
+the other. Scales are powers of two, and become bfloat16, which has all of these powers.
 """
 
 from dataclasses import replace
@@ -16,13 +16,13 @@ from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts import ExpertsOfOn
 from dlinfer.ops.quantised.packing import GPTQ, MXFP4
 
 _STORED = replace(GPTQ, zero_bias=0)
-"""How four bytes of blocks, taken for a word, lie: neighbours of "in", the first in the lowest bits."""
+"""The layout of a checkpoint's blocks, four bytes as a word: neighbours along "in", the first in the lowest bits."""
 
 _BIAS = 127  # of E8M0's exponents
 
 
 def powers() -> Tensor:
-    """bfloat16 [256]: what each E8M0 stands for; 255 is NaN."""
+    """Return the value of each E8M0 code: bfloat16 [256]. Code 255 is NaN."""
     values = torch.ldexp(torch.ones(256, dtype=torch.float64), torch.arange(256) - _BIAS).to(torch.bfloat16)
     values[255] = torch.nan
     return values
@@ -32,8 +32,8 @@ class Mxfp4Weights(ExpertWeights):
     """The weights of one projection of all experts.
 
     blocks: int32 [experts, in_features, out_features / 8]. scales: bfloat16 [experts, in_features / 32, out_features].
-    bias: [experts, out_features], of the model's dtype. In a checkpoint's gate_up, gate and up stand in turn along
-    out_features; here all of gate comes first.
+    bias: [experts, out_features], of the model's dtype. In a checkpoint's gate_up, gate and up alternate along
+    out_features. Here all of gate comes first.
     """
 
     parts = ("blocks", "scales", "bias")
@@ -52,7 +52,10 @@ class Mxfp4Weights(ExpertWeights):
         self.register("bias", (experts, out), dtype, device, self.load_bias)
 
     def load_blocks(self, param: nn.Parameter, loaded_weight: Tensor) -> None:
-        """loaded_weight: uint8 [experts, out, in / 32, 16]. Raises UnsupportedFeatureError for other sizes."""
+        """Repack a checkpoint's blocks into ``param``. loaded_weight: uint8 [experts, out, in / 32, 16].
+
+        Raises UnsupportedFeatureError for other sizes.
+        """
         experts, into, words = param.shape
         out = words * MXFP4.per_word
         _require("blocks", loaded_weight, (experts, out, into // MXFP4.group_size, MXFP4.group_size // 2))
@@ -61,7 +64,10 @@ class Mxfp4Weights(ExpertWeights):
             own.copy_(_STORED.repack(self._gate_first(rows).t(), MXFP4))
 
     def load_scales(self, param: nn.Parameter, loaded_weight: Tensor) -> None:
-        """loaded_weight: uint8 [experts, out, in / 32]. Raises UnsupportedFeatureError for other sizes."""
+        """Convert a checkpoint's scales into ``param``. loaded_weight: uint8 [experts, out, in / 32].
+
+        Raises UnsupportedFeatureError for other sizes.
+        """
         experts, groups, out = param.shape
         _require("scales", loaded_weight, (experts, out, groups))
         values = powers().to(param.device)
@@ -69,7 +75,7 @@ class Mxfp4Weights(ExpertWeights):
             own.copy_(values[self._gate_first(scales).int()].t())
 
     def load_bias(self, param: nn.Parameter, loaded_weight: Tensor, expert_id: int, shard_id: str) -> None:
-        """loaded_weight: [out], of gate, up or down, as ``experts_model.py`` cuts them up."""
+        """Copy one expert's bias into ``param``. loaded_weight: [out], of the part ``shard_id``: gate, up or down."""
         mine, half = param.data[expert_id], param.shape[1] // 2
         {"gate": mine[:half], "up": mine[half:], "down": mine}[shard_id].copy_(loaded_weight)
 
@@ -90,14 +96,17 @@ class FusedMoEMxfp4:
         self.alpha, self.limit = alpha, limit
 
     def forward(self, hidden_states: Tensor, weights: Tensor, ids: Tensor, *parts: Tensor) -> Tensor:
-        """hidden_states [tokens, hidden] -> the same shape. parts: blocks, scales and bias of gate_up and of down."""
+        """Return a tensor of hidden_states' shape [tokens, hidden].
+
+        parts: blocks, scales and bias of gate_up, then of down.
+        """
         return ops.fused_moe_mxfp4(hidden_states, *parts, weights, ids, self.alpha, self.limit)
 
 
 def mxfp4_experts(
     hidden: int, inner: int, experts: int, dtype: torch.dtype | None, device: Any, act_func: Any
 ) -> ExpertsOfOneDevice:
-    """The layer of GPT-OSS's experts. act_func: LMDeploy's ``GateupAct`` with its ``alpha`` and ``limit``."""
+    """Return the layer of GPT-OSS's experts. act_func: LMDeploy's ``GateupAct`` with its ``alpha`` and ``limit``."""
     gate_up = Mxfp4Weights(experts, hidden, 2 * inner, True, dtype, device)
     down = Mxfp4Weights(experts, inner, hidden, False, dtype, device)
     return ExpertsOfOneDevice(FusedMoEMxfp4(float(act_func.alpha), float(act_func.limit)), gate_up, down)

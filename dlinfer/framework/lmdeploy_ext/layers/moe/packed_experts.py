@@ -1,7 +1,7 @@
-"""Layers of experts with packed weights, on one device, and that of AWQ: LMDeploy has linear layers of it alone.
+"""Layers of experts with packed weights on one device. The one here is AWQ's: LMDeploy has only AWQ's linear layers.
 
-Their parameters have the names that LMDeploy's classes of models look for while they load: ``gate_up`` and ``down``,
-and of each the parts that a checkpoint has. Gate and up stand side by side along out_features.
+The parameters have the names that LMDeploy's model classes look for while they load: ``gate_up`` and ``down``, each
+with the parts that a checkpoint has. Gate and up stand side by side along out_features.
 """
 
 from collections.abc import Callable
@@ -30,16 +30,16 @@ class ExpertWeights(nn.Module):
         device: Any,
         load: Callable[..., None],
     ) -> None:
-        """Make a parameter, which LMDeploy loads by ``load``."""
+        """Make a parameter of the module. LMDeploy calls ``load`` to fill it."""
         parameter: Any = nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
         parameter.weight_loader = load
         self.register_parameter(name, parameter)
 
 
 class ExpertsOfOneDevice(FusedMoEBase):
-    """Gated experts: tensor parallelism is refused before, expert parallelism here by UnsupportedFeatureError.
+    """Gated experts on one device. Raises UnsupportedFeatureError for expert parallelism.
 
-    impl: computes the layer. gate_up, down: the weights of its projections.
+    impl: computes the layer. gate_up, down: the weights of its projections. Tensor parallelism is refused elsewhere.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ExpertsOfOneDevice(FusedMoEBase):
         self.impl, self.gate_up, self.down = impl, gate_up, down
 
     def forward(self, hidden_states: Tensor, topk_weights: Tensor, topk_idx: Any) -> Tensor:
-        """hidden_states [tokens, hidden], topk_weights and topk_idx [tokens, top_k] -> [tokens, hidden]."""
+        """Return [tokens, hidden]. hidden_states: [tokens, hidden]. topk_weights, topk_idx: [tokens, top_k]."""
         weights = [getattr(part, name) for part in (self.gate_up, self.down) for name in part.parts]
         return self.impl.forward(hidden_states, topk_weights, topk_idx, *weights)
 
@@ -103,7 +103,11 @@ class PackedWeights(ExpertWeights):
 def packed_experts(
     hidden: int, inner: int, experts: int, top_k: int, renormalize: bool, group_size: int, device: Any
 ) -> ExpertsOfOneDevice:
-    """The layer of gated experts with silu in AWQ's layout. Raises UnsupportedFeatureError."""
+    """Return the layer of gated experts with silu in AWQ's layout.
+
+    hidden, inner: sizes of an expert's input and of its inner layer. Raises UnsupportedFeatureError for other sizes
+    than multiples of the group and of a packed word.
+    """
     own = SimpleNamespace(
         top_k=top_k, renormalize=renormalize, group_size=group_size, num_bits=AWQ.bits, ep_size=1
     )

@@ -1,4 +1,4 @@
-"""Patches where LMDeploy makes layers of experts, for those of 4 bits: it has compressed-tensors on CUDA alone.
+"""Patches that let LMDeploy make layers of 4-bit experts. Its own are compressed-tensors' on CUDA alone.
 
 This file loads before LMDeploy's modules do. Our layers are in ``packed_experts.py`` and ``mxfp4_experts.py``.
 """
@@ -16,7 +16,7 @@ from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.patching import Original, replaces
 
 _in_mxfp4: ContextVar[bool] = ContextVar("in_mxfp4", default=False)
-"""Whether the layer of experts that is being made is GPT-OSS's, of a checkpoint in MXFP4."""
+"""Whether GPT-OSS's layer of experts is being made for a checkpoint in MXFP4."""
 
 FEATURE = "quantised experts"
 _LAYER = "lmdeploy.pytorch.nn.moe.compressed_tensors:FusedMoEW4A16"
@@ -31,7 +31,10 @@ _LAYER = "lmdeploy.pytorch.nn.moe.compressed_tensors:FusedMoEW4A16"
     for_feature=FEATURE,
 )
 def _build_fused_moe(original: Original, *args: Any, **options: Any) -> Any:
-    """Our layer where the checkpoint is AWQ's, which LMDeploy's class may not say in ``quant_config``."""
+    """Return our layer for a checkpoint in AWQ or MXFP4, else LMDeploy's.
+
+    The build context tells AWQ: LMDeploy's model classes may leave ``quant_config`` out.
+    """
     from lmdeploy.pytorch.models.patch import get_build_model_context
 
     call = inspect.signature(original).bind(*args, **options)
@@ -82,9 +85,7 @@ def _gpt_oss_experts(
 )
 def _of_any_dtype(original: Original, self: Any, *args: Any, **options: Any) -> None:
     is_wide = options.get("dtype") is torch.float32
-    original(
-        self, *args, **options | ({"dtype": torch.bfloat16} if is_wide else {})
-    )  # which no parameter has
+    original(self, *args, **options | ({"dtype": torch.bfloat16} if is_wide else {}))  # no parameter has it
     if is_wide:
         self.dtype = torch.float32
 
@@ -104,7 +105,7 @@ def _to_awq(original: Original, self: Any) -> None:
 def _repack(part: Any) -> None:
     """Turn compressed-tensors' words [experts, out, in / 8] and scales [experts, out, groups] into AWQ's, in place.
 
-    Both take the same memory, so that one expert at a time has a copy. Later calls do nothing.
+    Both layouts take the same memory, so that only one expert at a time is copied. Later calls do nothing.
     """
     from dlinfer.ops.quantised.packing import AWQ, GPTQ
 

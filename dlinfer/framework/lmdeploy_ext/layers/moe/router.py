@@ -1,6 +1,6 @@
-"""Experts chosen with a correction bias, as DeepSeek-V3 does it (arXiv:2412.19437, section 2.1.2).
+"""Choose experts with a correction bias, as DeepSeek-V3 does (arXiv:2412.19437, section 2.1.2).
 
-LMDeploy's default has tensors' sizes inferred, which a graph for any number of tokens cannot do with one group.
+LMDeploy's default lets torch infer a tensor's size. With one group a graph for any number of tokens cannot infer it.
 """
 
 from typing import Any
@@ -14,7 +14,10 @@ from dlinfer.framework.lmdeploy_ext.layers.from_spec import FromSpec
 
 
 class BiasedRouter(FromSpec, RouterNoauxTCImpl):
-    """Chooses by score plus bias, and weighs by the score alone. Raises UnsupportedFeatureError for other scores."""
+    """Chooses experts by score plus bias. Weights are scores alone, except with ``router_n_groups``.
+
+    Raises UnsupportedFeatureError for other scores than sigmoid and softmax.
+    """
 
     def __init__(self, spec: Any) -> None:
         super().__init__(spec)
@@ -22,18 +25,18 @@ class BiasedRouter(FromSpec, RouterNoauxTCImpl):
             raise refuse(f"a router that scores by {spec.scoring_func!r}", "use another model")
 
     def forward(self, logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """logits [tokens, experts], bias [experts] -> (weights, experts), both [tokens, top_k]; nothing is mutated."""
+        """Return (weights, experts), both [tokens, top_k]. logits: [tokens, experts]. bias: [experts]."""
         spec, by_sigmoid = self.spec, self.spec.scoring_func == "sigmoid"
         scores = logits.sigmoid() if by_sigmoid else logits.softmax(-1, dtype=torch.float32)
         choice = scores + bias
-        if spec.router_n_groups > 0:  # the best of each group, equally many, weighed with their bias
+        if spec.router_n_groups > 0:  # equally many of each group, and weights include the bias
             size = choice.shape[-1] // spec.router_n_groups
             groups = choice.unflatten(-1, (spec.router_n_groups, size))
             weights, places = groups.topk(spec.top_k // spec.router_n_groups, dim=-1)
             first = torch.arange(spec.router_n_groups, device=choice.device)[:, None] * size
             weights, ids = weights.flatten(-2), (places + first).flatten(-2)
         else:
-            if spec.n_group > 1:  # 0 for all groups but those whose two best experts have the largest sums
+            if spec.n_group > 1:  # 0 outside the groups whose two best experts have the largest sums
                 groups = choice.unflatten(-1, (spec.n_group, choice.shape[-1] // spec.n_group))
                 sums = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(dim=-1)
                 best = sums.topk(spec.top_k_group, dim=-1, sorted=False).indices

@@ -1,15 +1,15 @@
-"""Which length governs each token's rotary frequencies, where dynamic NTK scaling or longrope makes it matter.
+"""Decide which length governs each token's rotary frequencies, under dynamic NTK scaling and longrope.
 
-transformers reads frequencies from the longest position of a forward call. One prompt alone, with its own cache,
-is therefore prefilled with those of the prompt's length, and each later token has those of the length it makes:
-``max(prompt length, position + 1)``. A batch must not change that, nor a prompt that is prefilled in chunks or again
-after preemption, so the length travels with the position: ``position_ids`` become [2, N], with the lengths below.
+transformers chooses frequencies by the largest position of a forward call. If a prompt runs alone, its tokens get the
+frequencies of the prompt's length. Each later token gets those of the length so far. The governing length of a token
+is therefore ``max(prompt length, position + 1)``. Batches, chunks of prompts and preemption must not change it, so it
+travels with the position: ``position_ids`` become [2, N], positions in the first row and lengths in the second.
 
 Phi-3 and Phi-3.5-MoE differ: when a text outgrows the original length, transformers computes its whole cache anew with
-the long factors. Here its sequence is preempted then, and prefilled again with all its tokens. LMDeploy would decode
-such a sequence between its chunks, so that a prefill takes at least as many tokens.
+the long factors. Here the sequence is then preempted, and prefilled again with all its tokens. LMDeploy would decode
+such a sequence between the chunks of its prefill, so the limit of a prefill is at least the original length + 1.
 
-Blocks of the prefix cache are shared only up to the original length, where frequencies are the same for everybody.
+Blocks of the prefix cache are shared only up to the original length, where all sequences have the same frequencies.
 """
 
 import functools
@@ -32,10 +32,10 @@ _replaces = functools.partial(replaces, for_feature=FEATURE)
 # transformers' classes that drop their cache when a text outgrows the original length.
 _COMPUTED_ANEW = ("phi3", "phimoe")
 
-# Attribute of an engine's inputs maker, scheduler and prefix tree.
+# Attribute of an engine's inputs maker, scheduler and prefix tree: the model's RopeLengths.
 _ATTRIBUTE = "dlinfer_rope_lengths"
 
-# Attribute of a sequence: the length that its last prefill was governed by.
+# Attribute of a sequence: the length that governed its last prefill.
 _CACHED_FOR = "dlinfer_cached_for"
 
 
@@ -44,14 +44,17 @@ class RopeLengths:
     """The facts about a model's rotary embedding that an engine's scheduling needs.
 
     original: frequencies are the same for every sequence up to this length.
-    computed_anew: the whole cache has the frequencies of the sequence's present length.
+    computed_anew: whether the whole cache must have the frequencies of the sequence's present length.
     """
 
     original: int
     computed_anew: bool
 
     def govern(self, inputs: Any, sequences: list[Any]) -> None:
-        """Give LMDeploy's ModelInputs of a prefill its positions, with the lengths below them."""
+        """Set ``target_position_ids`` of a prefill's ModelInputs: positions, and the governing lengths below them.
+
+        sequences: those of the prefill, in order.
+        """
         rows = []
         for sequence, new in zip(sequences, inputs.seq_length.tolist(), strict=True):
             first = sequence.num_history_ids
@@ -61,15 +64,15 @@ class RopeLengths:
         inputs.target_position_ids = torch.cat(rows, dim=1)
 
     def outgrown_by(self, sequence: Any) -> bool:
-        """Whether a sequence's next token may be the first beyond the original length, and its cache is for less.
+        """Whether a sequence's next token may exceed the original length, while its cache has the short frequencies.
 
-        LMDeploy may plan a step ahead of the tokens that it knows. Where it does not, this comes a token early, and
-        that token is prefilled by itself.
+        LMDeploy may plan one step ahead of the tokens that it knows. If it does not, the answer is True one token
+        early, and a prefill computes this one token.
         """
         return self._is_short(sequence) and sequence.num_all_ids >= self.original
 
     def invalidates(self, sequence: Any) -> bool:
-        """Whether a waiting sequence holds a cache of its shorter days."""
+        """Whether a waiting sequence still has a cache from before it outgrew the original length."""
         outgrown = sequence.num_history_ids > 0 and sequence.num_all_ids > self.original
         return outgrown and self._is_short(sequence)
 
@@ -78,7 +81,7 @@ class RopeLengths:
 
 
 def of_model(config: Any) -> RopeLengths | None:
-    """From a text model's configuration; None where frequencies never depend on the length."""
+    """Return the RopeLengths of a text model's configuration; None if frequencies never depend on the length."""
     original = rope_parameters.original_length(config)
     if original is None:
         return None
@@ -87,14 +90,14 @@ def of_model(config: Any) -> RopeLengths | None:
 
 
 def of_positions(positions: Tensor, prompt_length: int) -> Tensor:
-    """positions: int64 [N] of one sequence. Returns int64 [2, N]: the positions, and the lengths that govern them."""
+    """Return positions and the lengths that govern them, int64 [2, N]. positions: int64 [N] of one sequence."""
     return torch.stack((positions, (positions + 1).clamp(min=prompt_length)))
 
 
 def of_step(context: Any) -> Tensor:
-    """The position_ids of LMDeploy's StepContext, int64 [1, N] or, where the model needs lengths, [2, N].
+    """Return the position_ids of LMDeploy's StepContext: int64 [2, N] if the model needs lengths, else [1, N].
 
-    Decoding steps and dummy inputs come without: there the last position of a sequence says how long it is.
+    Decoding steps and dummy inputs come without lengths. A sequence's length is then its last position + 1.
     """
     positions = context.position_ids
     config = context.model_config.llm_config or context.model_config.hf_config
@@ -111,7 +114,7 @@ def _lengths(owner: Any) -> RopeLengths | None:
 
 
 def governs(maker: Any) -> bool:
-    """Whether the lengths of an inputs maker's sequences govern how many of their tokens are computed at once."""
+    """Whether the rotary frequencies of an inputs maker's model depend on its sequences' lengths."""
     return _lengths(maker) is not None
 
 

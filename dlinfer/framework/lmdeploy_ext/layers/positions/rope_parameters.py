@@ -1,8 +1,8 @@
-"""Rotary embeddings in a checkpoint's configuration, read as transformers reads them.
+"""Read the rotary embedding of a checkpoint's configuration as transformers does.
 
 A rope type that the tables (``rotary.py``) do not have is refused while the configuration is read. LMDeploy's own
-reading drops longrope's ``attention_factor`` and ``factor`` and takes other defaults for yarn's; both are put right
-in the parameters that it hands to the tables.
+reading ignores longrope's ``attention_factor`` and ``factor``, and has other defaults for yarn's. Both are corrected in
+the parameters that LMDeploy passes to the tables.
 """
 
 import math
@@ -16,7 +16,7 @@ from dlinfer.framework.patching import Original, replaces
 
 SERVED_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su", "mrope")
 
-# Frequencies that depend on how long the sequence is.
+# Rope types whose frequencies depend on the sequence's length.
 _BY_LENGTH = ("dynamic", "longrope", "su")
 
 WHOLE_HEADS = (
@@ -32,10 +32,13 @@ WHOLE_HEADS = (
     ),
     *("llama", "mistral", "mixtral", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
 )
-"""Model types whose class in transformers turns all of a head by default, whatever partial_rotary_factor says."""
+"""Model types whose class in transformers rotates whole heads under rope type "default".
+
+These classes ignore partial_rotary_factor.
+"""
 
 _LAYER_TYPES = {"full_attention": ("default", "linear"), "sliding_attention": ("default",)}
-"""Layer types of configurations with one set of parameters for each -> the rope types that LMDeploy's Gemma 3 has."""
+"""Layer type -> rope types that LMDeploy's Gemma 3 has. The configuration has a set of parameters for each."""
 
 
 def parameters(config: Any) -> Mapping[str, Any]:
@@ -58,16 +61,16 @@ def original_length(config: Any) -> int | None:
 
 
 def _original(config: Any, stored: Mapping[str, Any]) -> int:
-    """transformers gives a field of the configuration priority over one of the rope parameters."""
+    """Return the original length. As in transformers, the configuration's field precedes that of rope parameters."""
     own = getattr(config, "original_max_position_embeddings", None)
     return own or stored.get("original_max_position_embeddings") or config.max_position_embeddings
 
 
 def check(config: Any) -> None:
-    """Raise UnsupportedFeatureError for rope parameters whose tokens would not be transformers'.
+    """Raise UnsupportedFeatureError for rope parameters that would give other tokens than transformers.
 
-    config: of the text model. Gemma 3's parameters, one set for each layer type, get the factor 1 that LMDeploy's
-    model reads and unscaled checkpoints leave out.
+    config: the text model's. Gemma 3's has one set of parameters for each layer type. If an unscaled checkpoint leaves
+    out the factor of "full_attention", it is set to 1 here, since LMDeploy's model reads it.
     """
     stored = parameters(config)
     nested = {name: stored[name] for name in _LAYER_TYPES if isinstance(stored.get(name), Mapping)}
@@ -91,7 +94,7 @@ def check(config: Any) -> None:
 
 
 def yarn_scale(spec: Any) -> float:
-    """The factor of cos and sin: given by the checkpoint, or 0.1 ln(factor) + 1 and its variants."""
+    """Return yarn's factor of cos and sin: the checkpoint's own, or 0.1 ln(factor) + 1 and its variants."""
     params = spec.yarn_params
     if params.attention_factor is not None:
         return params.attention_factor
@@ -106,7 +109,7 @@ def yarn_scale(spec: Any) -> float:
 
 
 def longrope_scale(factor: float, original_length: int) -> float:
-    """sqrt(1 + ln(factor) / ln(original length)): the factor of cos and sin where the checkpoint gives none."""
+    """Return sqrt(1 + ln(factor) / ln(original length)), longrope's factor of cos and sin if a checkpoint has none."""
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_length))
 
 

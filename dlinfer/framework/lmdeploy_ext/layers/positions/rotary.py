@@ -1,8 +1,8 @@
-"""Rotary tables with the frequencies that transformers computes, for every rope type that both know.
+"""Rotary tables with transformers' frequencies, for every rope type that LMDeploy and transformers have.
 
-LMDeploy's own dlinfer builder takes ``max_position_embeddings`` for Llama 3's original length, has no longrope, and
-lets the longest sequence of a batch choose the frequencies of all. Here each token has frequencies of its own:
-dynamic and longrope read the length that governs it from a second row of ``position_ids`` (``rope_lengths.py``).
+LMDeploy's own dlinfer builder takes ``max_position_embeddings`` for Llama 3's original length and has no longrope. It
+chooses the frequencies of a whole batch by its longest sequence. Here each token has its own frequencies. Dynamic and
+longrope tables read its governing length from the second row of ``position_ids`` (``rope_lengths.py``).
 
 The formulas are those of ``transformers.modeling_rope_utils``. Frequencies and angles are float32, as there.
 """
@@ -20,12 +20,12 @@ from dlinfer.framework.lmdeploy_ext.layers.positions.rope_parameters import long
 
 
 def base_frequencies(dim: int, base: float) -> Tensor:
-    """1 / base^(2i / dim): float32 [dim / 2], radians per position."""
+    """Return 1 / base^(2i / dim): float32 [dim / 2], radians per position."""
     return 1.0 / (base ** _exponents(dim))
 
 
 def llama3_frequencies(spec: Any) -> Tensor:
-    """Long waves slowed down by the factor, short ones kept, those between them blended (Llama 3.1): [dim / 2]."""
+    """Return Llama 3.1's frequencies [dim / 2]: long waves slowed by the factor, short ones kept, others blended."""
     params, factor = spec.llama3_params, spec.scaling_factor
     frequencies = base_frequencies(spec.dim, spec.base)
     original = params.original_max_position_embeddings
@@ -40,15 +40,15 @@ def llama3_frequencies(spec: Any) -> Tensor:
 
 
 def yarn_frequencies(spec: Any) -> Tensor:
-    """Extrapolated below a range of dimensions, interpolated above it, with a ramp between them: [dim / 2].
+    """Return YaRN's frequencies [dim / 2]: kept below a range of dimensions, interpolated above, ramped inside.
 
     Source: YaRN (Peng et al., 2023, arXiv:2309.00071), section 3.2. ``spec.max_position_embeddings`` is the original
-    length: LMDeploy puts it there.
+    length: LMDeploy stores it there.
     """
     params, dim, length = spec.yarn_params, spec.dim, spec.max_position_embeddings
 
     def dimension_of(rotations: float) -> float:
-        """The dimension that turns so often within the original length."""
+        """Return the dimension that makes so many rotations within the original length."""
         return dim * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(spec.base))
 
     low, high = dimension_of(params.beta_fast or 32), dimension_of(params.beta_slow or 1)
@@ -83,7 +83,7 @@ class RotaryTables(nn.Module):
         self.attention_scaling = scale
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """x: any tensor of the dtype and device to return. position_ids: [B, N]. Returns cos and sin, [B, N, dim]."""
+        """Return cos and sin, [B, N, dim]. x: any tensor of the dtype and device to return. position_ids: [B, N]."""
         angles = position_ids.unsqueeze(-1).float() * self.inv_freq.to(x.device)
         return _tables(angles, self.attention_scaling, x.dtype)
 
@@ -92,15 +92,15 @@ class TablesByLength(nn.Module):
     """cos and sin of frequencies that depend on the length that governs a token."""
 
     def frequencies(self, lengths: Tensor) -> Tensor:
-        """lengths: int64 [N]. Returns float32 [N, dim / 2]."""
+        """Return the frequencies of N tokens, float32 [N, dim / 2]. lengths: int64 [N], their governing lengths."""
         raise NotImplementedError
 
     def scale(self, lengths: Tensor) -> float | Tensor:
-        """The factor of cos and sin: one number, or [N, 1]."""
+        """Return the factor of cos and sin: one number, or [N, 1]. lengths: as for ``frequencies``."""
         return 1.0
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """position_ids: int64 [2, N], positions and the lengths that govern them. Returns cos and sin, [1, N, dim]."""
+        """Return cos and sin, [1, N, dim]. position_ids: int64 [2, N], positions and the lengths that govern them."""
         is_governed = position_ids.shape[0] == 2
         torch._check(is_governed, lambda: "this rope type needs positions and their lengths, [2, N]")
         positions, lengths = position_ids[0], position_ids[1]
@@ -111,8 +111,8 @@ class TablesByLength(nn.Module):
 class DynamicTables(TablesByLength):
     """Dynamic NTK scaling: beyond the trained length the base grows with the length that governs a token.
 
-    spec: LMDeploy's. The names are LMDeploy's too: by ``_ntk_inv_freq`` its mrope wrapper knows that frequencies are
-    not fixed.
+    spec: LMDeploy's RotaryEmbeddingBuildSpec. LMDeploy's mrope wrapper reads these attributes: an object with
+    ``_ntk_inv_freq`` has frequencies that are not fixed.
     """
 
     inv_freq: Tensor
@@ -138,8 +138,8 @@ class DynamicTables(TablesByLength):
 class LongRopeTables(TablesByLength):
     """LongRoPE: one set of factors up to the original length, another one beyond it (arXiv:2402.13753).
 
-    spec: LMDeploy's. short_factor, long_factor: the frequencies by these factors, float32 [dim / 2]. scales: (short,
-    long) factors of cos and sin.
+    spec: LMDeploy's RotaryEmbeddingBuildSpec. short_factor, long_factor: the frequencies that result from these
+    factors, float32 [dim / 2]. scales: (short, long) factors of cos and sin.
     """
 
     short_factor: Tensor
@@ -198,7 +198,7 @@ def from_spec(spec: Any) -> nn.Module:
 
 
 class ApplyRotary(DlinferApplyRotaryEmbImpl):
-    """Rotates the first features of a head where the tables are narrower than it, and keeps the rest."""
+    """Rotates only the first features of each head if the tables are narrower than a head, and keeps the rest."""
 
     def forward(
         self,
@@ -210,7 +210,7 @@ class ApplyRotary(DlinferApplyRotaryEmbImpl):
         complex_mode: bool = False,
         return_native_layout: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """query [N, Hq, D], key [N, Hkv, D]; cos, sin [N, d] with d <= D. Returns rotated query and key, [N, H, D]."""
+        """Return rotated query [N, Hq, D] and key [N, Hkv, D]. cos, sin: [N, d] with d <= D."""
         rotated = cos.shape[-1]
         if complex_mode:
             return super().forward(query, key, cos, sin, inplace, complex_mode, return_native_layout)

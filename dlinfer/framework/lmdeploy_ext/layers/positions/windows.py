@@ -1,7 +1,7 @@
-"""Sliding windows as transformers means them: a window of w shows w keys, the query's own among them.
+"""Sliding windows as in transformers: with a window of w a query sees w keys, including its own.
 
-LMDeploy's models pass one int for every layer, which its CUDA kernels read as w keys before the query. Some pass it
-where transformers has windows in certain layers only (``layer_types``), and Mixtral's passes none.
+LMDeploy's models pass one int for every layer, which its CUDA kernels read as w keys before the query. Some models pass
+it to all layers, though transformers has windows in certain layers only (``layer_types``). Mixtral's passes none.
 """
 
 from typing import Any
@@ -10,14 +10,15 @@ from torch import nn
 
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
-# Types whose every layer has the window, if there is one. Others that have one name it layer by layer.
+# Model types with the window, if any, in every layer. Other types list the layers that have it.
 _ALL_LAYERS = ("mistral", "mixtral", "phi3", "qwen3_moe")
 
 
 def as_pair(sliding_window: Any) -> tuple[int, int] | None:
-    """LMDeploy's sliding_window, meant as transformers' count of keys, as (keys before, keys after) the query's own.
+    """Return a window as flash-attention's (keys before, keys after) the query's own; None for no window.
 
-    A pair is flash-attention's already. None, and an int below 1, mean no window.
+    sliding_window: LMDeploy's, here transformers' count of keys. A pair is returned as it is. None, and an int below 1,
+    mean no window.
     """
     if sliding_window is None or (isinstance(sliding_window, int) and sliding_window < 1):
         return None
@@ -25,7 +26,7 @@ def as_pair(sliding_window: Any) -> tuple[int, int] | None:
 
 
 def of_layers(config: Any) -> list[int | None] | None:
-    """The window of each layer of a text model, in keys; None where the model's own layers are to be believed.
+    """Return the window of each layer of a text model, in keys; None if LMDeploy's own layers are right.
 
     Raises UnsupportedFeatureError for layers of another kind, such as Llama 4's chunks.
     """
@@ -44,9 +45,9 @@ def of_layers(config: Any) -> list[int | None] | None:
 
 
 def check(model_config: Any) -> None:
-    """Keep LMDeploy from dropping what lies outside the window where some layers see all of the text.
+    """Keep LMDeploy from dropping cached tokens outside the window if some layers see the whole text.
 
-    model_config: LMDeploy's; its ``sliding_window`` is that of the KV cache.
+    model_config: LMDeploy's, changed in place. Its ``sliding_window`` is the KV cache's.
     """
     layers = of_layers(model_config.llm_config or model_config.hf_config)
     if layers is not None and None in layers:
@@ -56,8 +57,8 @@ def check(model_config: Any) -> None:
 def apply(model: nn.Module, config: Any) -> None:
     """Give each attention layer of an LMDeploy model the window that transformers gives it.
 
-    config: of the text model. Layers are known by the number in their names. The module around a layer may keep
-    LMDeploy's idea of the window, -1 for none: Gemma 3's chooses its frequencies by it.
+    config: the text model's. The number in a layer's name tells its place. The module around a layer may have a
+    ``sliding_window`` too, -1 for none. It is also set: Gemma 3's module chooses its frequencies by it.
     """
     layers = of_layers(config)
     if layers is None:

@@ -1,1 +1,1 @@
-"""Layers of weights and caches in few bits."""
+"""Layers with weights or caches of few bits."""

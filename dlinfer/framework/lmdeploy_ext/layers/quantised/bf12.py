@@ -1,7 +1,7 @@
-"""Layers whose bfloat16 weights are packed as BF12: 12 bits a number, and every bit comes back.
+"""Layers whose bfloat16 weights are packed without loss as BF12, 12 bits for each number.
 
-A weight is one flat table of bytes, as ``ops.quantised.bf12`` lays it out. How many numbers it stands for is passed
-beside it. ``bf12_packing`` makes them while a model loads.
+A packed weight is one flat tensor of bytes, in the layout of ``ops.quantised.bf12``. Its sizes are passed separately.
+``bf12_packing`` packs weights while a model loads.
 """
 
 from typing import Any
@@ -17,13 +17,13 @@ from dlinfer.ops.quantised import bf12
 
 
 class LinearBF12(LinearImpl):
-    """x @ weight.T + bias, bit for bit that of the weight which was packed."""
+    """x @ weight.T + bias, bit for bit as with the plain weight."""
 
     def __init__(self, out_features: int, in_features: int) -> None:
         self.out_features, self.in_features = out_features, in_features
 
     def get_unquantized_weight(self, weight: Tensor) -> Tensor:
-        """weight: uint8, packed. Returns a new bfloat16 tensor [out_features, in_features]."""
+        """Return the plain weight, a new bfloat16 tensor [out_features, in_features]. weight: uint8, packed."""
         return bf12.unpack(weight, self.out_features, self.in_features)
 
     def forward(
@@ -35,13 +35,13 @@ class LinearBF12(LinearImpl):
         *unused: Any,
         **parallel: Any,
     ) -> Tensor:
-        """x bfloat16 [..., in], weight uint8 [bytes], bias [out]. Returns a new bfloat16 tensor [..., out]."""
+        """Return a new bfloat16 tensor [..., out]. x: bfloat16 [..., in]. weight: uint8 [bytes]. bias: [out]."""
         assert not all_reduce, "weights that several processes share are not packed"
         return ops.linear_bf12(x, weight, bias, out_features=self.out_features)
 
 
 class ExpertsBF12(FusedMoEImpl):
-    """Gated experts with silu, bit for bit those of the weights that were packed. settings: those of the op."""
+    """Gated experts with silu, bit for bit as with plain weights. settings: keyword arguments of the op."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
@@ -49,9 +49,9 @@ class ExpertsBF12(FusedMoEImpl):
     def forward(
         self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Any, *weights: Any, **more: Any
     ) -> Tensor:
-        """hidden_states bfloat16 [N, hidden] -> new [N, hidden].
+        """Return a new tensor [N, hidden]. hidden_states: bfloat16 [N, hidden].
 
-        weights: uint8 [bytes] of gate_up and of down, each a whole stack, their biases, and the list of experts.
+        weights: gate_up and down, uint8 [bytes] each, of all experts; their biases, always None; the list of experts.
         """
         gate_up, down, gate_up_bias, down_bias, _ = weights
         others = (gate_up_bias, down_bias, more.get("act_func"))
@@ -60,7 +60,7 @@ class ExpertsBF12(FusedMoEImpl):
 
 
 class _PackedTable(Table):
-    """table: uint8, packed, of ``rows`` words and ``columns`` hidden numbers."""
+    """A table in BF12. table: uint8, packed, with ``rows`` tokens of ``columns`` hidden numbers each."""
 
     def __init__(self, table: nn.Parameter, rows: int, columns: int) -> None:
         super().__init__(torch.bfloat16)
@@ -71,7 +71,7 @@ class HeadBF12(_PackedTable):
     """``lm_head``, packed."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x bfloat16 [..., hidden] -> new bfloat16 [..., vocabulary]."""
+        """Return a new bfloat16 tensor [..., vocabulary]. x: bfloat16 [..., hidden]."""
         return ops.linear_bf12(x, self.table, out_features=self.rows)
 
 
@@ -79,5 +79,5 @@ class EmbeddingBF12(_PackedTable):
     """An embedding that reads its rows from a ``HeadBF12``."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [...], whole numbers below the vocabulary's size -> new bfloat16 [..., hidden]."""
+        """Return a new bfloat16 tensor [..., hidden]. x: token ids [...]."""
         return ops.embedding_bf12(x, self.table, self.rows, self.columns)

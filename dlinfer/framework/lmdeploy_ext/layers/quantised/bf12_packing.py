@@ -1,8 +1,8 @@
-"""A model in bfloat16 that becomes BF12 while LMDeploy loads it, as DLINFER_CPU_WEIGHTS=bf12 asks.
+"""Pack a bfloat16 model as BF12 while LMDeploy loads it, for DLINFER_CPU_WEIGHTS=bf12.
 
-LMDeploy's layers stay what they are, so that any class loads as it always does. Each weight counts what LMDeploy copies
-into it, and is packed when it is whole. Parameters take no pages until they are written, so that at any time few
-weights are there in 16 bits. Weights that are never seen whole stay as they are.
+LMDeploy's layers stay in place during the load, so that any model class loads as usual. Each weight counts the numbers
+that LMDeploy copies into it, and is packed once it is complete. Parameters take no memory pages until they are written,
+so that few weights are in memory in 16 bits at any time. Weights that are never complete stay as they are.
 """
 
 import logging
@@ -33,17 +33,17 @@ from dlinfer.ops.quantised import bf12
 logger = logging.getLogger("dlinfer")
 
 WORTHWHILE = 0.8
-"""The largest share of its plain bytes that a packed weight may take: short rows are padded to 128 numbers, and odd
-exponents take 64 bits each."""
+"""The largest share of its plain bytes that a packed weight may take. Packing may not pay: short rows are padded to 128
+numbers, and unusual exponents take 64 bits each."""
 
 _LINEAR = (BaseLinear, MergedBaseLinear, QKVBaseLinear)
 
 
 class Weight:
-    """One weight of a model: it counts what is copied into it, and is packed in its place when it is whole.
+    """One weight of a model. It counts the numbers copied into it, and packs itself once it is complete.
 
-    module: the layer that has it. The parameter stays the same object, since LMDeploy looks parameters up once a file:
-    packed, it holds other data, and the plain data is let go.
+    module: the layer that has the weight. The parameter stays the same object, since LMDeploy looks parameters up once
+    for each file. Packing replaces the parameter's data, and frees the plain data.
     """
 
     module: Any
@@ -57,37 +57,37 @@ class Weight:
         self.plain_bytes = parameter.nbytes
         self.is_packed = False
         self._copied: dict[Any, int] = {}
-        # torch's own embeddings, which some classes have, are loaded as LMDeploy loads what has no loader. Theirs are
-        # made to be trained, which bytes cannot be.
+        # Some classes have torch's own embeddings, which LMDeploy loads by its default loader. Their parameters require
+        # gradients, and a tensor of bytes cannot.
         parameter.requires_grad_(False)
         self._load = getattr(parameter, "weight_loader", default_weight_loader)
         parameter.weight_loader = self._take
 
     @property
     def parameter(self) -> Any:
-        """The module's own, which LMDeploy gives a ``weight_loader``."""
+        """The module's own parameter. Most of LMDeploy's parameters have a ``weight_loader``."""
         return self.module.weight
 
     @property
     def saved_bytes(self) -> int:
-        """How much less memory the packed weight takes, at best: no odd exponents. 0 where packing does not pay."""
+        """Bytes that packing saves at best, without unusual exponents; 0 if packing does not pay."""
         least = bf12.packed_bytes(self.rows, self.columns)
         return self.plain_bytes - least if least <= WORTHWHILE * self.plain_bytes else 0
 
     def unpack(self) -> None:
-        """Give the parameter its plain numbers back where it is packed."""
+        """Replace a packed parameter's data by its plain numbers."""
         if self.is_packed:
             plain = bf12.unpack(self.parameter.data, self.rows, self.columns)
             self.parameter.data, self.is_packed = plain.view(self._shape), False
 
     def end(self) -> None:
-        """Count no longer: what is loaded from now on is for LMDeploy's own loader, which knows no packed weight."""
+        """Stop counting, and put the layer's own loader back. It cannot load into a packed weight."""
         self.parameter.weight_loader = self._load
 
     def _take(self, parameter: nn.Parameter, loaded: Tensor, *part: Any, **named: Any) -> None:
-        """LMDeploy calls it in place of the layer's own loader, which takes the same.
+        """Load a tensor by the layer's own loader, and pack the weight if it is complete. LMDeploy calls this.
 
-        part, named: which of several joined weights it is. A part that comes again takes its place.
+        part, named: which of several joined weights ``loaded`` is. A part that comes again replaces its former values.
         """
         self.unpack()  # for a checkpoint that has a weight twice
         self._load(parameter, loaded, *part, **named)
@@ -102,12 +102,12 @@ class Weight:
 class Packing:
     """The packed weights of one model.
 
-    gives_back: whether the pages of its files may be given back as they are read: classes that write into what was read
-    need a copy of it.
+    gives_back: whether memory pages of the checkpoint's files may be released once read. Some model classes write into
+    the tensors they read, and need a copy.
     """
 
     def __init__(self, model: nn.Module, tied: bool) -> None:
-        """model: LMDeploy's, no weight of it loaded. tied: whether its projection is the embedding."""
+        """model: LMDeploy's, no weight loaded. tied: whether its output projection shares the embedding's weight."""
         self._model, self._tied = model, tied
         self.gives_back = type(model).__name__ in table.CLASSES
         self._layers = [Weight(layer, _pack) for layer in _layers(model)]
@@ -119,12 +119,12 @@ class Packing:
 
     @property
     def saved_bytes(self) -> int:
-        """How much less memory a model takes than in 16 bits, at best: no odd exponents."""
+        """Bytes that packing saves in the whole model at best, without unusual exponents."""
         return sum(weight.saved_bytes for weight in self._weights)
 
     @property
     def largest_weight(self) -> int:
-        """Bytes of the largest weight that is packed, which is there in 16 bits until it is whole."""
+        """Plain bytes of the largest weight to pack. It is in memory in 16 bits until it is complete."""
         return max((weight.plain_bytes for weight in self._weights), default=0)
 
     @property
@@ -143,7 +143,7 @@ class Packing:
         return [*self._layers, *(weight for _, *both in self._experts for weight in both), *projection]
 
     def finish(self) -> None:
-        """Put layers that know packed weights in the place of LMDeploy's, once all weights are loaded."""
+        """Replace LMDeploy's layers by layers that read packed weights. To be called once all weights are loaded."""
         del self._model.bf12_packing
         for weight in self._weights:
             weight.end()
@@ -175,10 +175,10 @@ class Packing:
 
 
 def prepare(model: Any, tied: bool, dtype: torch.dtype) -> None:
-    """Have a model's weights packed as they load: it gets a ``bf12_packing``, which whoever loads them finishes.
+    """Let a model pack its weights as they load. It gets a ``bf12_packing``, and the loader calls its ``finish``.
 
-    model: LMDeploy's, its layers made and no weight loaded; on torch's device ``meta`` it says what would be packed.
-    dtype: the model's. One in another than bfloat16 stays as it is, with a warning.
+    model: LMDeploy's, its layers made and no weight loaded. On torch's device ``meta``, ``bf12_packing`` only tells
+    what would be packed. dtype: the model's. Any other than bfloat16 leaves the model as it is, with a warning.
     """
     if dtype is not torch.bfloat16:
         logger.warning(
@@ -190,15 +190,15 @@ def prepare(model: Any, tied: bool, dtype: torch.dtype) -> None:
 
 
 def _pack(weight: Tensor) -> Tensor:
-    """bfloat16 [rows, columns] -> uint8 [bytes]; by the device, where it has something that is quicker."""
+    """Pack bfloat16 [rows, columns] into uint8 [bytes], by the device's own quicker function if it has one."""
     packed = activation.device().pack_bf12(weight)
     return bf12.pack(weight) if packed is None else packed
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The linear layers whose weights are packed: LMDeploy's plain ones, which keep nothing but the weight.
+    """Return the linear layers to pack: LMDeploy's plain ones, which keep no other data made from the weight.
 
-    Not the output projection, which is asked for its weight's dtype, nor a weight that several layers share.
+    Not packed are the output projection, whose weight's dtype is read, and weights that several layers share.
     """
     users = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
     heads = {
@@ -219,7 +219,7 @@ def _layers(model: nn.Module) -> list[nn.Module]:
 
 
 def _experts(model: nn.Module) -> list[Any]:
-    """The experts whose weights are packed: LMDeploy's plain ones, without biases and in one process."""
+    """Return the layers of experts to pack: LMDeploy's plain ones, without biases and in one process."""
     return [
         layer
         for layer in model.modules()
@@ -238,7 +238,10 @@ def _is_packable(weight: Any, rank: int = 2) -> bool:
 
 
 def _table_owner(model: nn.Module, tied: bool) -> nn.Module | None:
-    """The layer whose weight the output projection is, of classes that are known to use it for nothing else."""
+    """Return the layer that owns the output projection's weight; None if the projection is not to be packed.
+
+    Only model classes that are known to use the weight for nothing else are packed.
+    """
     head: Any = getattr(model, "lm_head", None)
     is_plain = type(head) in _LINEAR and head.tp == 1 and table.why_kept(model) is None
     if settings.current().cpu_head == "kept" or not is_plain:

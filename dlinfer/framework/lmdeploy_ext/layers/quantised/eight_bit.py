@@ -1,7 +1,7 @@
 """Layers of 8-bit weights and activations for LMDeploy: W8A8 (smooth_quant), blocked FP8 and static FP8.
 
-LMDeploy's own dlinfer implementations of W8A8 round the experts' scales to bfloat16, take int8 alone for them and may
-transpose weights. It has none of FP8. Weights stay as they were loaded.
+LMDeploy's own dlinfer implementations of W8A8 round the experts' scales to bfloat16, have experts in int8 alone and may
+transpose weights. LMDeploy has no dlinfer implementation of FP8. Here weights stay as they were loaded.
 """
 
 from typing import Any, ClassVar
@@ -23,7 +23,10 @@ _W8A8 = (torch.int8, torch.float8_e4m3fn)
 
 
 class _EightBit(FromSpec):
-    """A layer of 8 bits. Raises UnsupportedFeatureError for what no op serves. served: the dtypes of weights."""
+    """A layer of 8 bits. Raises UnsupportedFeatureError for features that no op serves.
+
+    served: the supported dtypes of weights.
+    """
 
     served: ClassVar[tuple[torch.dtype, ...]] = (torch.float8_e4m3fn,)
 
@@ -42,12 +45,12 @@ class _EightBit(FromSpec):
 
 
 class RMSNormW8A8(_EightBit, RMSNormW8A8Impl):
-    """A norm whose result is quantised at once, for the linear layers behind it."""
+    """An RMS norm with a quantised result, for the linear layers behind it."""
 
     served = _W8A8
 
     def forward(self, x: Tensor, weight: Tensor, residual: Tensor | None = None) -> Any:
-        """x [..., hidden] -> QTensor, and with a residual the new residual."""
+        """Return the norm of x [..., hidden] as a QTensor; with a residual, (QTensor, new residual)."""
         settings = (weight, self.spec.eps, self.spec.quant_dtype)
         if residual is None:
             return QTensor(*ops.rms_norm_w8a8(x, *settings))
@@ -69,7 +72,7 @@ class LinearW8A8(_EightBit, LinearW8A8Impl):
         all_reduce: bool = False,
         group: Any = None,
     ) -> Tensor:
-        """x: QTensor or float tensor [..., in]; weight [out, in], scale [out, 1] -> [..., out] of the model's dtype."""
+        """Return [..., out] of the model's dtype. x: QTensor or float [..., in]. weight: [out, in]. scale: [out, 1]."""
         assert not all_reduce, "tensor parallelism is refused"
         dtype = self.spec.quant_dtype
         is_quantised = isinstance(x, QTensor)
@@ -90,7 +93,7 @@ class LinearBlockedF8(_EightBit, LinearBlockedF8Impl):
         *unused: Any,
         **parallel: Any,
     ) -> Tensor:
-        """x [..., in], weight [out, in], scale [out / block, in / block] -> [..., out]."""
+        """Return [..., out]. x: [..., in]. weight: [out, in]. scale: [out / block, in / block]."""
         assert not all_reduce, "tensor parallelism is refused"
         settings = (self.spec.block_size, self.spec.scale_fmt == "ue8m0")
         return ops.linear_blocked_fp8(x, weight, scale, bias, *settings)
@@ -110,7 +113,7 @@ class LinearStaticF8(_EightBit, LinearStaticF8Impl):
         *unused: Any,
         **parallel: Any,
     ) -> Tensor:
-        """x [..., in], weight [out, in], input_scale [1], weight_scale [out] -> [..., out]."""
+        """Return [..., out]. x: [..., in]. weight: [out, in]. input_scale: [1]. weight_scale: [out]."""
         assert not all_reduce, "tensor parallelism is refused"
         return ops.linear_static_fp8(x, weight, weight_scale, input_scale, bias)
 
@@ -152,6 +155,6 @@ class FusedMoEStaticF8(_EightBit, FusedMoEStaticF8Impl):
     def forward(
         self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor, *weights: Any, **unused: Any
     ) -> Tensor:
-        """weights: gate_up, its scales and that of its input, then the same of down."""
+        """weights: gate_up, the scales of its rows and of its input, then the same three of down."""
         router = (topk_weights, topk_ids, self.spec.top_k, self.spec.renormalize)
         return ops.fused_moe_static_fp8(hidden_states, *weights, *router)

@@ -1,8 +1,8 @@
-"""Linear layers and experts whose weights are of 4 bits, packed as ``ops.quantised.packing.AWQ`` says.
+"""Linear layers and experts with weights of 4 bits, in the layout ``ops.quantised.packing.AWQ``.
 
-LMDeploy's own linear layer for dlinfer leaves out the process group of a sum and takes any number of bits for 4. It has
-such experts for CUDA alone. A weight stays as it was loaded: the parts that LMDeploy fuses (q, k and v, or gate and up)
-stand side by side along out_features.
+LMDeploy's own linear layer for dlinfer ignores the process group of an all-reduce, and reads any number of bits as 4.
+LMDeploy has 4-bit experts for CUDA alone. A weight stays as it was loaded: the parts that LMDeploy fuses (q, k and v,
+or gate and up) stand side by side along out_features.
 """
 
 from typing import Any
@@ -60,9 +60,9 @@ class FusedMoEW4A16(FromSpec, FusedMoEW4A16Impl):
     def forward(
         self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Any, *weights: Tensor, **unused: Any
     ) -> Tensor:
-        """hidden_states [tokens, hidden] -> the same shape. ``ops.fused_moe_w4a16`` documents the rest.
+        """Return a tensor of hidden_states' shape [tokens, hidden]. ``ops.fused_moe_w4a16`` documents the rest.
 
-        weights: words and scales of gate_up, then of down. Our own layer has zero points behind either scales.
+        weights: words and scales of gate_up, then of down. Our own layer adds zero points behind the scales of each.
         """
         half, spec = len(weights) // 2, self.spec
         zeros = (None,) if half == 2 else ()

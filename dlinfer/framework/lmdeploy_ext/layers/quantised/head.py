@@ -1,7 +1,7 @@
-"""The output projection in int8, and where it is tied to the embedding that too: one table of rows for both.
+"""The output projection in int8. An embedding that is tied to it reads the same table.
 
-A decode step reads the whole of it, which in small models with large vocabularies is more than all layers packed. The
-table lies as W8A8's weights do: int8 numbers with a float32 scale for each row, a row for each token.
+A decode step reads the whole projection. In small models with large vocabularies it is larger than all packed layers.
+The table has the layout of W8A8's weights: for each token a row of int8 numbers and a float32 scale.
 """
 
 import logging
@@ -35,24 +35,24 @@ class PackedHead(_Int8):
         self.impl = LinearW8A8(LinearW8A8BuildSpec(in_features, out_features, False, dtype, torch.int8))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., hidden] of the model's dtype -> new [..., vocabulary] of it."""
+        """Return a new tensor [..., vocabulary]. x: [..., hidden]. Both have the model's dtype."""
         return self.impl.forward(x, self.numbers, self.scales)
 
 
 class PackedEmbedding(_Int8):
-    """The embedding whose rows are those of a ``PackedHead``."""
+    """The embedding that shares the table of a ``PackedHead``."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [...], whole numbers below the vocabulary's size -> new [..., hidden] of the model's dtype."""
+        """Return a new tensor [..., hidden] of the model's dtype. x: token ids [...]."""
         return (self.numbers[x].to(torch.float32) * self.scales[x]).to(self.weight.dtype)
 
 
 def pack(model: nn.Module, tied: bool) -> None:
-    """Put a packed projection, and where ``tied`` a packed embedding, in the place of a model's, before weights load.
+    """Replace a model's output projection, and if ``tied`` its embedding, by packed ones, before weights load.
 
-    model: LMDeploy's, its parameters of one device, which take no pages yet. One that ``why_kept`` names keeps what it
-    has, with a warning where DLINFER_CPU_HEAD asks for it. That is no error: the setting is a process's, which may load
-    a draft model of another class too.
+    model: LMDeploy's, its parameters on one device and without memory pages yet. If ``why_kept`` has a reason, the
+    model stays as it is, with a warning if DLINFER_CPU_HEAD asks for int8. This is no error: the setting is for a whole
+    process, which may also load a draft model of another class.
     """
     reason = why_kept(model)
     if reason is not None:

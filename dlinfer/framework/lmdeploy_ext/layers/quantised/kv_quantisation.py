@@ -1,6 +1,6 @@
-"""Which of LMDeploy's quant_policies our devices serve; the others are refused before weights are loaded.
+"""Check that our devices serve a quant_policy of LMDeploy. Others are refused before weights are loaded.
 
-The ops are imported where a policy is asked for: whoever only imports LMDeploy does not load them.
+The ops are imported inside the functions, so that an import of LMDeploy alone does not load them.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ _ADVICE = "use quant_policy=0; the KV cache keeps the model's dtype"
 
 
 def is_served(quant_policy: int) -> bool:
-    """Whether a quant_policy quantises, in a format that our ops have."""
+    """Whether a quant_policy quantises the KV cache in a format that our ops have."""
     from dlinfer.ops.attention.kv_quantisation import STORED
 
     return quant_policy in STORED
@@ -44,7 +44,7 @@ def check_engine_config(config: Any) -> None:
 
 
 def check_model(model_config: Any, cache_config: Any) -> None:
-    """Raise UnsupportedFeatureError for a model whose keys and values no cache of the policy can hold."""
+    """Raise UnsupportedFeatureError if no cache of the configured quant_policy can hold a model's keys and values."""
     policy = getattr(cache_config, "quant_policy", 0)
     if not policy:
         return

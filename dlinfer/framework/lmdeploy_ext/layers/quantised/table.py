@@ -1,4 +1,4 @@
-"""The output projection as a packed table, and where it is tied, the embedding that reads the same table."""
+"""The output projection as a packed table, and the tied embedding that reads the same table."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from torch import nn
 CLASSES = frozenset(
     f"{name}ForCausalLM" for name in ("Llama", "Qwen2", "Qwen3", "Mistral", "Mixtral", "Qwen2Moe", "Qwen3Moe")
 )
-"""LMDeploy's classes whose logits are ``lm_head`` of hidden states and nothing else, compared with it packed."""
+"""LMDeploy's classes that use ``lm_head`` for logits and nothing else. Tests compare them with a packed table."""
 
 
 class Table(nn.Module):
-    """A packed table in the place of LMDeploy's layer.
+    """Base of a packed table that replaces LMDeploy's layer.
 
-    ``weight`` holds nothing. LMDeploy reads its dtype, and hands it from the embedding to a tied projection.
+    ``weight`` is an empty tensor. LMDeploy reads its dtype, and hands it from the embedding to a tied projection.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -23,7 +23,7 @@ class Table(nn.Module):
 
 
 def why_kept(model: nn.Module) -> str | None:
-    """Why the projection of an LMDeploy model cannot be packed; None where it can."""
+    """Return why the output projection of an LMDeploy model cannot be packed; None if it can."""
     head: Any = getattr(model, "lm_head", None)
     if type(model).__name__ not in CLASSES or head is None:
         return f"the model is of class {type(model).__name__}"
@@ -38,7 +38,7 @@ def why_kept(model: nn.Module) -> str | None:
 
 
 def put(model: Any, head: Table, embedding: Table | None) -> None:
-    """Put a packed projection, and a packed embedding unless it is None, in the place of a model's."""
+    """Replace a model's output projection by ``head``, and its embedding by ``embedding`` unless that is None."""
     model.lm_head = head
     if embedding is not None:
         model.model.embed_tokens = embedding

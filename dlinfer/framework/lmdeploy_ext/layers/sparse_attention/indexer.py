@@ -1,4 +1,4 @@
-"""The indexer of DeepSeek's sparse attention: which tokens of its sequence each new token attends to.
+"""The indexer of DeepSeek's sparse attention. It chooses the tokens that each new token attends to.
 
 Source: DeepSeek-V3.2 (2025, arXiv:2512.02556), section 2.1, as transformers' DeepseekV32Indexer computes it.
 """
@@ -18,23 +18,23 @@ from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 
 class Indexer(NSAIndexFP8Impl):
-    """Scores all cached tokens for each new one, and chooses the best.
+    """Scores all cached tokens of its sequence for each new token, and chooses the best.
 
-    Its cache has the model's dtype, where LMDeploy's CUDA layer rounds queries and keys to FP8: scores are those of the
-    model's own numbers, as transformers has them.
+    The indexer's cache has the model's dtype, so that scores are as in transformers. LMDeploy's CUDA layer rounds
+    queries and keys to FP8.
     """
 
     def __init__(self, top_k: int) -> None:
         self.top_k = top_k
-        # The model's, which no build spec has: the layer's owner sets it.
+        # The model's dtype. The build spec lacks it, so the layer's owner sets it.
         self.dtype: torch.dtype | None = None
 
     @classmethod
     def from_spec(cls, spec: Any) -> "Indexer":
-        """From LMDeploy's NSAIndexFP8BuildSpec. Raises UnsupportedFeatureError for what the op does not give.
+        """Build the layer of LMDeploy's NSAIndexFP8BuildSpec. Raises UnsupportedFeatureError for what the op lacks.
 
-        ``block_size`` is of FP8 rounding. A short prefill is scored like any other: attention to all that was chosen is
-        attention to all.
+        The spec's ``block_size`` is for FP8 rounding, and is not read. A short prefill is scored like any other: all
+        its tokens are chosen.
         """
         if spec.fill != -1:
             raise refuse(f"sparse attention whose places without a token hold {spec.fill}", "use fill=-1")
@@ -43,7 +43,7 @@ class Indexer(NSAIndexFP8Impl):
     def get_block_cache_requests(
         self, geometry: BlockCacheGeometry, head_dim: int
     ) -> tuple[BlockCacheRequest, ...]:
-        """One cache of keys, a head of ``head_dim`` numbers a token, in the model's dtype and the vendor's layout."""
+        """Request one cache of keys in the model's dtype and the vendor's layout, ``head_dim`` numbers for a token."""
         assert self.dtype is not None, "the owner of the layer sets it"
         layout = cache_blocks.layout(activation.torch_device())
         shape = layout.shape(1, geometry.kernel_block_size, 1, head_dim)[1:]
@@ -51,7 +51,7 @@ class Indexer(NSAIndexFP8Impl):
         return (BlockCacheRequest(**own, per_row_contiguous=True),)
 
     def get_step_metadata(self, attn_metadata: Any) -> Any:
-        """The step's metadata of ``attention.step_metadata``, which has all that an indexer reads."""
+        """Return attn_metadata itself, made by ``attention.step_metadata``: it has all that an indexer reads."""
         return attn_metadata
 
     def forward(
@@ -63,11 +63,11 @@ class Indexer(NSAIndexFP8Impl):
         attn_metadata: Any = None,
         meta: Any = None,
     ) -> Tensor:
-        """Which positions of its sequence each new token attends to: int32 [N, top_k], rising, then -1.
+        """Return the positions of its sequence that each new token attends to: int32 [N, top_k], rising, then -1.
 
-        q: [N, heads, D], k: [N, D], rotated, k normed. weights: [N, heads], of the heads. indexer_k_cache: in the
-        vendor's layout, one head of D; k is written into it. All of one dtype, but for weights, which are converted.
-        meta: of ``get_step_metadata``; made of attn_metadata where it is None.
+        q: [N, heads, D], rotated. k: [N, D], normed and rotated. weights: [N, heads], of the heads. indexer_k_cache: in
+        the vendor's layout, one head of D numbers; k is written into it. All have one dtype except weights, which are
+        converted. meta: the result of ``get_step_metadata``; None to use attn_metadata.
         """
         step = self.get_step_metadata(attn_metadata) if meta is None else meta
         keys, cache = k[:, None], indexer_k_cache
@@ -94,14 +94,14 @@ class Indexer(NSAIndexFP8Impl):
         attn_metadata: Any = None,
         meta: Any = None,
     ) -> Tensor:
-        """As ``forward``, of q and k as they are projected: k is normed, and both are rotated.
+        """Norm k, rotate q and k, and return ``forward`` of them. q, k: as they are projected.
 
-        norm_weight, norm_bias: [D], of a LayerNorm with ``norm_eps``. cos, sin: [N, R], both halves alike; the first R
-        numbers of a head are rotated, as two halves or, ``rope_interleaved``, in pairs. head_gate_scale: of weights,
-        above zero. Computed in float32 and rounded once to q's dtype.
+        norm_weight, norm_bias: [D], of a LayerNorm with ``norm_eps``. cos, sin: [N, R], two equal halves. The first R
+        numbers of a head are rotated, as two halves, or in pairs if ``rope_interleaved``. head_gate_scale: factor of
+        weights, above zero. Norm and rotation are computed in float32 and rounded once to q's dtype.
 
-        DeepSeek's own code and LMDeploy's turn q and k by a Hadamard matrix then. That is orthogonal, so it leaves
-        their products as they are; it only spreads large numbers out before FP8 rounds them, which nothing does here.
+        DeepSeek's own code and LMDeploy's then multiply q and k by a Hadamard matrix. The matrix is orthogonal, so the
+        products of q and k stay the same. It spreads large numbers out before FP8 rounding, which is not done here.
         """
         affine = (norm_weight.float(), norm_bias.float())
         normed = functional.layer_norm(k.float(), k.shape[-1:], *affine, norm_eps)
@@ -111,10 +111,10 @@ class Indexer(NSAIndexFP8Impl):
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, in_pairs: bool) -> Tensor:
-    """x [N, heads, D], float32, its first R numbers rotated by cos and sin [N, R]. Both halves of these are alike.
+    """Return x, float32 [N, heads, D], with its first R numbers rotated. cos, sin: [N, R], two equal halves each.
 
-    Pairs (2i, 2i + 1) come out as numbers i and R / 2 + i, as in transformers: where q and k both do, products are the
-    same. Source: RoFormer (Su et al., 2021, arXiv:2104.09864).
+    in_pairs: pairs (2i, 2i + 1) come out as numbers i and R / 2 + i, as in transformers. The products of q and k stay
+    the same, since both are reordered. Source: RoFormer (Su et al., 2021, arXiv:2104.09864).
     """
     size = cos.shape[-1]
     half = size // 2

@@ -33,7 +33,7 @@ _CHOSEN = (
     why="demands FlashMLA, of CUDA, and caches latents in bfloat16 whatever the model's dtype is",
 )
 def _build_config(original: Original, cls: Any, hf_config: Any, model_path: Any = None, **kwargs: Any) -> Any:
-    """As the original, without FlashMLA, and with a cache of the model's dtype."""
+    """Build LMDeploy's configuration without FlashMLA, and with a cache of the model's dtype."""
     from lmdeploy.pytorch.configurations.deepseek_v2 import DeepseekV2ModelConfigBuilder
 
     if hf_config.model_type == "glm_moe_dsa":
@@ -116,7 +116,10 @@ def _rotate_activation(original: Original, x: Tensor) -> Tensor:
 def _rotate_glm(
     original: Original, self: Any, q_pe: Tensor, k_pe: Tensor, freqs_cis: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """q_pe [1, N, heads, R], k_pe [1, N, R], cos and sin [N, R]. Returns [1, N, heads, R] and [1, N, 1, R]."""
+    """Return rotated q [1, N, heads, R] and k [1, N, 1, R].
+
+    q_pe: [1, N, heads, R]. k_pe: [1, N, R]. freqs_cis: cos and sin, [N, R].
+    """
     from dlinfer.framework.lmdeploy_ext.layers.sparse_attention.indexer import rotated
 
     heads = (q_pe[0], k_pe[0, :, None])
@@ -139,9 +142,10 @@ def _inputs(
 
 
 def _with_indexers(model: Any, layers: Sequence[Any], view: Any) -> Sequence[Any]:
-    """The caches of each layer, where the empty one of values makes room for the indexer's.
+    """Return the caches of each layer, with the indexer's cache in place of the empty cache of values.
 
-    One list for each view, which lives as long as the caches do: graphs know what they have bound by its identity.
+    view: LMDeploy's view of the caches, which lives as long as they do. It keeps the returned list, since graphs
+    recognise bound caches by the list's identity.
     """
     if getattr(view, "dlinfer_layers", None) is None:
         indexers = [layer.self_attn.indexer for layer in model.model.layers]
@@ -158,7 +162,7 @@ def _row(view: Any, indexer: Any) -> Tensor:
 
 
 def _attention_forward(original: Original, self: Any, **kwargs: Any) -> Tensor:
-    """LMDeploy's layers pass everything by name."""
+    """Run a layer's attention while its indexer has its cache. kwargs: LMDeploy's layers pass everything by name."""
     if self.indexer is None:
         return original(self, **kwargs)
     self.indexer.indexer_topk.dlinfer_cache = kwargs["past_key_value"][1]
