@@ -1,5 +1,5 @@
-"""Every private name of torch that dlinfer needs, one file a subsystem.
+"""Every private name of torch that dlinfer needs, with one file for each subsystem of torch.
 
-The other rooms call these functions and name no private part of torch themselves.
-``tests/graph/torch_private`` uses each function, so a release of torch that changes one fails there first.
+The other folders call these functions and name no private part of torch themselves. ``tests/graph/torch_private`` uses
+each function. If a release of torch changes a private name, these tests fail first.
 """

@@ -18,33 +18,36 @@ else:
 
 
 def is_op(target: object) -> TypeGuard[Op]:
-    """Whether a node's target is an op of torch's dispatcher."""
+    """Return whether a node's target is an op of torch's dispatcher."""
     return isinstance(target, OpOverload)
 
 
 def schema_of(op: Op) -> torch.FunctionSchema:
-    """The op's schema."""
+    """Return the op's schema."""
     return op._schema
 
 
 @functools.cache
 def parameters_of(op: Op) -> tuple[torch.Argument, ...]:
-    """The parameters of the op's schema. The cache matters: torch builds a new list at each access."""
+    """Return the parameters of the op's schema. They are cached, because torch builds a new list at each access."""
     return tuple(op._schema.arguments)
 
 
 def is_dispatched(name: str) -> bool:
-    """Whether an op, ``aten::add.Tensor``, is one of torch's dispatcher; TorchScript has others, ``aten::save``."""
+    """Return whether torch's dispatcher has an op of this name, such as ``aten::add.Tensor``.
+
+    Ops such as ``aten::save`` exist in TorchScript only.
+    """
     return torch._C._dispatch_has_kernel(name)
 
 
 def op_names() -> set[str]:
-    """The names of all ops of the dispatcher: ``aten.add.Tensor``, and ``aten.add`` for all overloads."""
+    """Return the names of the dispatcher's ops: each overload, ``aten.add.Tensor``, and each packet, ``aten.add``."""
     overloads = torch._C._dispatch_get_all_op_names()
     packets = {name.partition(".")[0] for name in overloads}
     return {name.replace("::", ".") for name in packets.union(overloads)}
 
 
 def has_registered_effect(op: Op) -> bool:
-    """Whether an op is registered as effectful (``torch.library``, ``CustomOpDef.register_effect``)."""
+    """Return whether an op is registered as effectful (``torch.library``, ``CustomOpDef.register_effect``)."""
     return _get_effect(op) is not None

@@ -19,7 +19,7 @@ SET_GRAD_ENABLED = torch._C._set_grad_enabled
 
 
 def dynamo_fake_mode() -> FakeTensorMode | None:
-    """The fake mode of the backend call that Dynamo makes now; None outside such a call."""
+    """Return the fake mode of Dynamo's present call of a backend; None outside of such a call."""
     context = TracingContext.try_get()
     return context.fake_mode if context is not None else None
 
@@ -31,10 +31,10 @@ def _context() -> TracingContext:
 
 
 def fakes_of_inputs(mode: FakeTensorMode, inputs: Sequence[object]) -> list[object]:
-    """Fakes of a Dynamo graph's inputs, with the symbolic sizes that Dynamo chose.
+    """Return fakes of a Dynamo graph's inputs, with the symbolic sizes that Dynamo chose.
 
-    Dynamo passes a fresh fake mode to the backend, because tracing may have changed its own fakes. The symbolic context
-    of each tensor holds the symbols.
+    Dynamo passes a fresh fake mode to the backend, because tracing may have changed Dynamo's own fakes. The symbolic
+    context of each tensor still holds the symbols.
     """
     contexts = _context().tensor_to_context
 
@@ -52,7 +52,7 @@ def fakes_of_inputs(mode: FakeTensorMode, inputs: Sequence[object]) -> list[obje
 
 
 def input_sources(graph: fx.Graph) -> list[str]:
-    """For each placeholder, Dynamo's source expression over ``L``."""
+    """Return Dynamo's source expression of each placeholder, such as ``L['x']``; empty for an input without one."""
     names: list[str] = []
     for node in graph.find_nodes(op="placeholder"):
         argument = node.meta.get("grapharg")
@@ -61,7 +61,7 @@ def input_sources(graph: fx.Graph) -> list[str]:
 
 
 def is_static_input(placeholder: fx.Node) -> bool:
-    """Whether Dynamo marks an input as a module's parameter or buffer, the same tensor at each call."""
+    """Return whether Dynamo marks an input as static: a module's parameter or buffer, the same tensor at each call."""
     return "_dynamo_static_input_type" in (placeholder.meta.get("tensor_dict") or {})
 
 
@@ -69,9 +69,9 @@ _OF_CLASS = re.compile(r"(?:dict\()?type\((L\[.*?)\)(?:\.__mro__\[\d+\])?\.__dic
 
 
 def constants_read() -> list[str]:
-    """Dynamo's sources of values that it specialized on: numbers, flags, names, and empty dicts of hooks.
+    """Return Dynamo's sources of values that it specialized on: numbers, flags, names, and empty dicts of hooks.
 
-    An attribute of a class is given as one of the object, which may get its own later.
+    A class attribute is written as an attribute of the object, because the object may get an attribute later.
     """
     kinds = ("CONSTANT_MATCH", "EQUALS_MATCH", "EMPTY_NN_MODULE_HOOKS_DICT")
     guards = _context().guards_context.dynamo_guards
@@ -80,7 +80,7 @@ def constants_read() -> list[str]:
 
 
 def inputs_given_twice() -> list[tuple[str, str]]:
-    """Dynamo's sources of inputs that are the same tensor; its graph takes only the first."""
+    """Return pairs of Dynamo's sources for one and the same input tensor. Dynamo's graph takes only the first."""
     return [
         (guard.name, guard.create_fn.keywords["source_b"].name)  # pyright: ignore[reportFunctionMemberAccess]
         for guard in _context().guards_context.dynamo_guards
@@ -89,7 +89,7 @@ def inputs_given_twice() -> list[tuple[str, str]]:
 
 
 def recompilation_cause() -> str:
-    """Why Dynamo recompiles; empty at the first compilation by this backend."""
+    """Return the reason why Dynamo recompiles; empty at the first compilation by this backend."""
     from torch._dynamo.utils import get_metrics_context
 
     reason = get_metrics_context()._metrics.get("recompile_reason") or ""
@@ -97,14 +97,14 @@ def recompilation_cause() -> str:
 
 
 def dynamo_errors() -> tuple[type[Exception], ...]:
-    """The exceptions that Dynamo raises where it cannot capture a function."""
+    """Return the exception classes that Dynamo raises if it cannot capture a function."""
     from torch._dynamo import exc
 
     return (exc.TorchDynamoException,)
 
 
 def explain_dynamo_error(cause: Exception) -> tuple[str, str]:
-    """(reason, the model's line) of such an error."""
+    """Return (reason, the model's line) of an error of a class in ``dynamo_errors``."""
     inner = getattr(cause, "inner_exception", None)  # of an error that the backend raised
     cause = inner if isinstance(inner, Exception) else cause
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
@@ -113,16 +113,19 @@ def explain_dynamo_error(cause: Exception) -> tuple[str, str]:
 
 
 def broken_at_once(cause: AssertionError) -> str:
-    """The guard that failed for the captured call itself; empty for another assertion.
+    """Return the guard that failed for the captured call itself; empty for another AssertionError.
 
-    Dynamo assumes that sizes which a broadcast makes equal are equal, and an unbacked size may have been 1.
+    Dynamo assumes that two sizes are equal if a broadcast makes them equal. But an unbacked size may have been 1.
     """
     match = re.match(r"Guard failed on the same frame.*reason: [\d/]+: (.*?)\s*(#|$)", str(cause), re.DOTALL)
     return match[1] if match else ""
 
 
 def graph_breaks() -> list[tuple[str, str]]:
-    """(reason, ``file:line, in function``) of each graph break of this process, in order; ``reset`` empties it."""
+    """Return (reason, ``file:line, in function``) of each graph break in this process so far, in order.
+
+    ``torch._dynamo.reset`` empties the list.
+    """
     from torch._dynamo.utils import graph_break_reasons
 
     frames = [(broken.reason, broken.user_stack[-1:]) for broken in graph_break_reasons]
@@ -133,21 +136,21 @@ def graph_breaks() -> list[tuple[str, str]]:
 
 
 def source_name(source: str) -> str:
-    """A source, ``L['self']._modules['norm'].eps``, as Python code: ``self.norm.eps``."""
+    """Return a source of Dynamo's as Python code: ``self.norm.eps`` for ``L['self']._modules['norm'].eps``."""
     return re.sub(
         r"^L\['(\w+)'\]", r"\1", re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", source)
     )
 
 
 def mark_unbacked(tensor: torch.Tensor, dim: int, counted: str) -> None:
-    """Mark a size as unbacked, so that it may be 0 or 1. Sizes with one ``counted`` are equal."""
+    """Mark the size of ``dim`` as unbacked, so that it may be 0 or 1. Sizes with the same ``counted`` are equal."""
     from torch._dynamo.decorators import mark_unbacked as mark
 
     mark(tensor, dim, shape_id=counted)
 
 
 def mark_fixed(tensor: torch.Tensor, dim: int) -> None:
-    """Mark a size as static."""
+    """Mark the size of ``dim`` as static."""
     from torch._dynamo.decorators import mark_static
 
     mark_static(tensor, dim)
@@ -163,12 +166,12 @@ def forget_compiled(method: Callable[..., object]) -> None:
 def compile_apart(
     function: Callable[..., object], backend: Callable[..., object], dynamic: bool | None
 ) -> Any:
-    """``torch.compile`` with its own cache entries, so that earlier compilations are neither used nor counted."""
+    """Return ``torch.compile(function)`` with cache entries of its own: no earlier compilation is used or counted."""
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         apart: dict[str, Any] = {"isolate_recompiles": True}
         return torch.compile(function, backend=backend, dynamic=dynamic, **apart)
 
-    # torch 2.12 keeps the entries of two backends apart, under one common limit, where they are two objects.
+    # torch 2.12 keeps the entries of two backend objects apart, under one common limit.
     def own_backend(*args: object, **kwargs: object) -> Any:
         return backend(*args, **kwargs)
 

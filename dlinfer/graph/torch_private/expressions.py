@@ -1,7 +1,8 @@
-"""Sizes and conditions on them: sympy's expressions over named symbols, with one parser and one printer.
+"""Sizes and conditions on sizes: sympy's expressions over named symbols, with one parser and one printer.
 
-The printer writes Python. The parser reads a closed grammar (integers, symbols, arithmetic, comparisons), because files
-come from anywhere. Python's parser gets no other text than a few tokens of that grammar, and nothing evaluates them.
+The printer writes Python. The parser reads a closed grammar (integers, symbols, arithmetic, comparisons), because a
+file may come from anywhere. A text is first split into tokens of that grammar. Only these tokens reach Python's parser,
+and no text is evaluated.
 """
 
 # sympy has no types.
@@ -29,19 +30,19 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 Expression: TypeAlias = Any
-"""An expression of sympy's, or a symbol."""
+"""An expression or a symbol of sympy's."""
 
 Bounds = tuple[int | None, int | None]
-"""The lowest and the highest value of a size; None where there is none."""
+"""The lowest and the highest value of a size; None for an end without a limit."""
 
 
 class SizeTextError(ValueError):
-    """Text that is no size and no condition, or an expression that cannot be written as one."""
+    """A text is no size and no condition, or an expression cannot be written as such a text."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """A size, or a condition on sizes. ``str()`` gives the text that ``parse_size`` and ``parse_condition`` read."""
+    """A size, or a condition on sizes. ``str()`` returns the text that ``parse_size`` and ``parse_condition`` read."""
 
     expression: Expression
 
@@ -54,17 +55,17 @@ class Size:
 
     @cached_property
     def symbols(self) -> tuple[str, ...]:
-        """The names of its symbols, sorted."""
+        """The names of the expression's symbols, sorted."""
         return tuple(sorted(map(str, self.expression.free_symbols)))
 
     @property
     def fixed(self) -> int | None:
-        """Its value where it is a number; None where it depends on a symbol."""
+        """The value if the expression is a number; None if it depends on a symbol."""
         return int(self.expression) if self.expression.is_Integer else None
 
     @property
     def symbol(self) -> str | None:
-        """The symbol that it is, where it is nothing else."""
+        """The symbol's name if the expression is a single symbol, else None."""
         return str(self.expression) if self.expression.is_Symbol else None
 
     @cached_property
@@ -74,11 +75,17 @@ class Size:
         )  # the printer's text, not a file's
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
-        """Its value for integers or symbolic integers. Raises KeyError for a missing symbol and ZeroDivisionError."""
+        """Return the value for these values of the symbols, integers or symbolic integers.
+
+        Raises KeyError for a missing symbol, and ZeroDivisionError.
+        """
         return self._function(*(values[name] for name in self.symbols))
 
     def bounds(self, ranges: Mapping[str, Bounds]) -> Bounds:
-        """The lowest and highest value while each symbol stays in its range. Raises KeyError for an unknown symbol."""
+        """Return the lowest and highest value while each symbol stays in its range.
+
+        Raises KeyError for an unknown symbol.
+        """
         if (name := self.symbol) is not None:
             return ranges[name]
         limits = {_symbol(name): value_range(*ranges[name]) for name in self.symbols}
@@ -92,23 +99,23 @@ class Size:
             return None, None
 
     def renamed(self, names: Mapping[str, str]) -> "Size":
-        """The same with other names for its symbols. They need not be names that the parser reads."""
+        """Return a copy with other names for its symbols. names: old -> new; the parser need not read the new names."""
         new = {_symbol(name): _symbol(names[name]) for name in self.symbols}
         return Size(self.expression.xreplace(new))
 
 
 def _symbol(name: str) -> Expression:
-    """The symbol of an integer."""
+    """Return the integer symbol with this name."""
     return sympy.Symbol(name, integer=True)
 
 
 def value_range(low: int | None, high: int | None) -> ValueRanges[Any]:
-    """torch's range of integers; None leaves an end open."""
+    """Return torch's range of integers; None leaves an end open."""
     return ValueRanges(-int_oo if low is None else low, int_oo if high is None else high)
 
 
 def bounds_of(limits: ValueRanges[Any]) -> Bounds:
-    """The ends of a range of torch's that are integers."""
+    """Return both ends of a range of torch's; None for an end that is not an integer."""
     low, high = (int(end) if end.is_Integer else None for end in (limits.lower, limits.upper))
     return low, high
 
@@ -120,7 +127,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "pow": pow,
     "sqrt": torch.sym_sqrt,
 }
-"""Functions that a printed expression calls, besides min and max: code that contains one needs them in its scope."""
+"""Functions that a printed expression calls, besides min and max. Code with such an expression needs them in scope."""
 _EXTREMES: dict[str, Any] = {
     "min": lambda *values: reduce(torch.sym_min, values),  # pyright: ignore[reportUnknownLambdaType]
     "max": lambda *values: reduce(torch.sym_max, values),  # pyright: ignore[reportUnknownLambdaType]
@@ -132,12 +139,18 @@ _SCOPE: dict[str, Any] = {"__builtins__": {}, **_EXTREMES, **FUNCTIONS}
 
 
 def to_size(number: int | torch.SymInt, names: Mapping[Expression, str]) -> Size:
-    """A size over names for its symbols. Raises SizeTextError where it has no such form."""
+    """Return a size as an expression over ``names``. Raises SizeTextError if a symbol is missing or has no such form.
+
+    names: torch's symbol -> its name.
+    """
     return Size(sympy.Integer(number)) if isinstance(number, int) else named(number.node.expr, names)
 
 
 def named(expression: Expression, names: Mapping[Expression, str]) -> Size:
-    """A sympy expression of torch's over names for its symbols. Raises SizeTextError where it has no such form."""
+    """Return an expression of torch's over ``names``: symbol -> its name.
+
+    Raises SizeTextError if a symbol is missing, or the expression has no written form.
+    """
     for part in sympy.preorder_traversal(expression):
         if part.is_Symbol and part not in names:
             raise SizeTextError(f"{part} is the size of no input")
@@ -147,13 +160,13 @@ def named(expression: Expression, names: Mapping[Expression, str]) -> Size:
 
 
 def conjuncts(expression: Expression) -> tuple[Expression, ...]:
-    """The conditions that must all be true for one to be true."""
+    """Split a conjunction: return the conditions that must all be true if ``expression`` is true."""
     if expression == sympy.true:
         return ()
     return expression.args if isinstance(expression, sympy.And) else (expression,)
 
 
-# Functions as they are written -> sympy's function of torch's.
+# Name of a function in text -> torch's sympy function.
 _CALLS: Mapping[str, Any] = {
     "trunc": functions.TruncToInt,
     "floor": functions.FloorToInt,
@@ -177,7 +190,7 @@ _WRITTEN = (
 
 
 class _Printer(PythonPrinter):
-    """Python of operators and seven functions."""
+    """Writes Python with operators and seven functions: min, max, trunc, floor, ceil, pow and sqrt."""
 
     def _print(self, expr: Expression, **kwargs: Any) -> str:
         for name, function in _CALLS.items():
@@ -198,7 +211,7 @@ class _Printer(PythonPrinter):
 
 
 def parse_size(text: object) -> Size:
-    """The size that ``text`` (or an integer) is. Raises SizeTextError."""
+    """Return the size that a text, or an integer, describes. Raises SizeTextError for anything else."""
     if isinstance(text, int) and not isinstance(text, bool):
         return Size(_integer(text))
     size = Size(_parsed(_tokens(text)))
@@ -208,7 +221,7 @@ def parse_size(text: object) -> Size:
 
 
 def parse_condition(text: object) -> Size:
-    """The comparison of two sizes that ``text`` is. Raises SizeTextError."""
+    """Return the comparison of two sizes that a text describes. Raises SizeTextError for anything else."""
     tokens = _tokens(text)
     signs = [place for place, token in enumerate(tokens) if token in _COMPARISONS]
     if len(signs) != 1:
@@ -315,12 +328,15 @@ def number_node(
     number: torch.SymInt | torch.SymFloat | torch.SymBool,
     symbols: Mapping[Expression, fx.Node],
 ) -> fx.Node | int:
-    """A symbolic number written as nodes of a graph over the nodes of its symbols."""
+    """Write a symbolic number as nodes of a graph, and return the last node, or an int if the number is constant.
+
+    symbols: symbol -> the node that has its value.
+    """
     from torch.utils._sympy.interp import sympy_interp
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 
     class Written(PythonReferenceAnalysis):
-        """With the roundings as nodes: Python's functions do not take proxies."""
+        """Writes roundings as nodes, because Python's rounding functions do not take proxies."""
 
     for name in ("trunc", "floor", "ceil"):
         setattr(Written, f"{name}_to_int", staticmethod(partial(_rounded, FUNCTIONS[name])))

@@ -18,33 +18,33 @@ __all__ = ["FakeTensor", "FakeTensorMode", "is_traceable_wrapper_subclass"]
 
 
 def storage_id(fake: torch.Tensor) -> int:
-    """The identity of a fake tensor's storage, which views share."""
+    """Return the identity of a fake tensor's storage. Views of one memory have the same identity."""
     return fake.untyped_storage()._cdata
 
 
 def mode_of(values: Iterable[object]) -> FakeTensorMode:
-    """The fake mode that fake tensors belong to."""
+    """Return the fake mode of the first fake tensor among these values, which must have one."""
     return next(value.fake_mode for value in values if isinstance(value, FakeTensor))
 
 
 def environment_of(mode: FakeTensorMode) -> ShapeEnv:
-    """The symbols of a mode, which must have some of its own."""
+    """Return the ShapeEnv of a mode, which holds the mode's symbols. The mode must have one."""
     assert mode.shape_env is not None
     return mode.shape_env
 
 
 def fresh_mode() -> FakeTensorMode:
-    """A fake mode with symbols of its own."""
+    """Return a fake mode with symbols of its own."""
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
 
 
 def strict_mode() -> FakeTensorMode:
-    """A fake mode with symbols of its own that runs no real kernel and takes no real tensor."""
+    """Return a fake mode with symbols of its own that runs no real kernel and takes no real tensor."""
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=False, allow_fallback_kernels=False)
 
 
 def with_symbols(mode: FakeTensorMode, example: torch.Tensor, dims: Iterable[int]) -> torch.Tensor:
-    """A fake of an example with a new symbol for each size in ``dims``; the other sizes are numbers."""
+    """Return a fake of ``example`` with a new symbol for each size in ``dims``. The other sizes are numbers."""
     kinds = [DimDynamic.STATIC] * example.dim()
     for dim in dims:
         kinds[dim] = DimDynamic.DYNAMIC
@@ -53,8 +53,10 @@ def with_symbols(mode: FakeTensorMode, example: torch.Tensor, dims: Iterable[int
 
 @contextmanager
 def symbolic(mode: FakeTensorMode) -> Generator[None]:
-    """Run ops on fakes of ``mode``. With the Python dispatcher, ops composed in C++ (``pad``) keep symbolic sizes;
-    without it they would specialize them."""
+    """Run the block's ops on fakes of ``mode``, with torch's Python dispatcher.
+
+    Without the Python dispatcher, ops composed in C++ (``pad``) would specialize symbolic sizes.
+    """
     with torch.no_grad(), mode, enable_python_dispatcher():
         yield
 
@@ -79,7 +81,7 @@ def trace_coarse(
     """Trace ``function`` on fake inputs before dispatch, into ATen and custom ops.
 
     ``linear``, ``layer_norm`` and ``scaled_dot_product_attention`` are one node each, and writes stay in place.
-    ``decomposed`` traces after dispatch instead, which autocast needs: its casts happen in between.
+    decomposed: trace after dispatch instead. Autocast needs this, because dispatch inserts autocast's casts.
     """
     with torch.no_grad(), mode, _admits_real_constants(mode):
         return make_fx(function, pre_dispatch=not decomposed, _allow_non_fake_inputs=True)(*fakes)

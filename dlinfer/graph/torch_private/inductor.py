@@ -32,25 +32,28 @@ _PASSES = (
     "_post_fusion_custom_pass",
     "_fuse_ddp_communication_passes",
 )
-"""Settings that hold functions, which torch leaves out of the portable configuration."""
+"""Settings of inductor that hold functions. torch leaves them out of the portable configuration."""
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """The decompositions that inductor applies before it lowers."""
+    """Return the decompositions that inductor applies before it lowers a graph."""
     from torch._inductor.decomposition import select_decomp_table
 
     return dict(select_decomp_table())
 
 
 def calls_library(op: object) -> bool:
-    """Whether inductor calls torch's kernel for an op instead of a loop of its own."""
+    """Return whether inductor calls torch's kernel for an op instead of a loop of its own."""
     from torch._inductor import lowering
 
     return op not in lowering.lowerings or op in lowering.fallbacks
 
 
 def configuration() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings of inductor and aot_autograd: (all that compiled code depends on, those that were changed)."""
+    """Return the settings of inductor and aot_autograd as (all settings, the settings that differ from the default).
+
+    Compiled code depends on all of them.
+    """
     import torch._functorch.config as functorch
     from torch._inductor import config
 
@@ -66,7 +69,10 @@ def configuration() -> tuple[dict[str, Any], dict[str, Any]]:
 
 @functools.lru_cache(maxsize=8)
 def _portable(inductor: bytes, functorch: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Both parts of ``configuration`` without functions, cached by the configurations' hashes."""
+    """Return both parts of ``configuration`` without the settings that hold functions.
+
+    inductor, functorch: hashes of the configurations, as keys of the cache.
+    """
     import torch._functorch.config as functorch_config
     from torch._inductor import config
 
@@ -83,17 +89,17 @@ def _portable(inductor: bytes, functorch: bytes) -> tuple[dict[str, Any], dict[s
 
 
 def _pass_identity(custom: object) -> Any:
-    """The identity of a custom pass. A function without a uuid differs in each process."""
+    """Return the identity of a custom pass. A function without a uuid gets another identity in each process."""
     if isinstance(custom, (list, tuple)):
         return list(map(_pass_identity, custom))
-    if custom is None or isinstance(custom, str):  # the name of one that torch has
+    if custom is None or isinstance(custom, str):  # the name of a pass of torch's own
         return custom
     identity = getattr(custom, "uuid", None)
     return identity() if callable(identity) else f"{custom!r} of process {_PROCESS}"
 
 
 def compiler() -> str:
-    """The version line of inductor's C++ compiler; ``none`` where there is none."""
+    """Return the version line of inductor's C++ compiler; ``none`` if there is no compiler."""
     from torch._inductor import config
 
     chosen: Any = config.cpp.cxx
@@ -123,12 +129,12 @@ def compile_loops(graph_module: fx.GraphModule, fakes: Sequence[Any], mode: Fake
         "fallback_random": True,
         # Round to bfloat16 after each op, as eager mode does.
         "emulate_precision_casts": True,
-        # Its constant folding also turns ``x + zeros`` into x, so that two results, or a result and an input,
-        # would share memory; a later write to one would show in the other.
+        # Inductor's constant folding also turns ``x + zeros`` into x. Two results, or a result and an input, would
+        # then share memory, and a later write to one would show in the other.
         "joint_graph_constant_folding": False,
     }
-    # Loading an artifact looks for its code in inductor's own cache by a key and takes the first entry. A graph for
-    # other sizes has the same key but for the tag.
+    # To load an artifact, inductor looks for the code in its own cache by a key, and takes the first entry. Only this
+    # tag makes the key differ from the key of the same graph for other sizes.
     settings: Any = torch.compiler.config
     unique = settings.patch(cache_key_tag=f"dlinfer {uuid.uuid4().hex}")
     with unique, tracing(TracingContext(mode)):
@@ -141,7 +147,7 @@ def compile_loops(graph_module: fx.GraphModule, fakes: Sequence[Any], mode: Fake
 
 
 def save_loops(artifact: Any) -> bytes:
-    """The bytes of what ``compile_loops`` returned. Raises where torch cannot save it."""
+    """Return the bytes of a callable from ``compile_loops``. Raises torch's error if torch cannot save it."""
     with tempfile.TemporaryDirectory(prefix="dlinfer-") as folder:
         path = Path(folder) / "loops"
         artifact.save(path=str(path), format="binary")
@@ -149,7 +155,7 @@ def save_loops(artifact: Any) -> bytes:
 
 
 def load_loops(contents: bytes) -> Callable[..., Any]:
-    """Load the bytes of ``save_loops``. Raises on damaged bytes or those of another torch."""
+    """Return the callable that ``save_loops`` wrote. Raises on damaged bytes, and on bytes of another torch."""
     from torch._inductor.standalone_compile import CompiledArtifact
 
     with tempfile.TemporaryDirectory(prefix="dlinfer-") as folder:
@@ -160,10 +166,10 @@ def load_loops(contents: bytes) -> Callable[..., Any]:
 
 @contextmanager
 def results_from(large: Callable[..., torch.Tensor], least: int) -> Generator[None]:
-    """Loops that this thread compiles or loads meanwhile take results of ``least`` bytes and more from ``large(size,
-    stride, dtype, bytes of an element)``; those of other threads do not.
+    """Make loops that this thread compiles or loads in the block allocate large results with ``large``.
 
-    Code that torch had loaded before is shared, and stays as it is. Code that is loaded here is shared with nobody.
+    large: takes (size, stride, dtype, bytes of an element), for results of ``least`` bytes or more.
+    Code that torch loaded before the block is shared, and stays as it is. Code loaded in the block is not shared.
     """
     from torch._inductor.codecache import PyCodeCache
 
@@ -190,7 +196,10 @@ def results_from(large: Callable[..., torch.Tensor], least: int) -> Generator[No
 
 
 def loops_escape(on: bool) -> None:
-    """Whether large results of loops that this thread runs go to a graph's caller, and so lie in torch's own memory."""
+    """Set whether large results of loops that this thread runs go to a graph's caller.
+
+    Such results are allocated in torch's own memory.
+    """
     _thread.escape = on
 
 
@@ -206,7 +215,7 @@ _loading = threading.Lock()
 
 
 class _LoadedModules(list[Any]):
-    """Inductor's list of the modules that it loaded; each thread also notes its own in ``_thread.loaded``."""
+    """Inductor's list of loaded modules. A module is also added to ``_thread.loaded`` of the thread that loaded it."""
 
     def append(self, module: object) -> None:
         super().append(module)

@@ -1,9 +1,10 @@
 """torch.onnx's exporter: its table of translations, and its translation of a graph node by node.
 
-The public ``torch.onnx.export`` retraces a whole program of torch.export's and reads its table anew at each call. That
-takes seconds for a region of five nodes; this takes milliseconds. It also drops what a program writes into
-its inputs, and refuses ops of others that write. A region is a graph of values already (``dlinfer.graph.functional``),
-so only the table and the translation are used. ``tests/graph/test_what_torch_offers.py`` shows all of this.
+The public ``torch.onnx.export`` retraces a whole program of torch.export's and reads its table anew at each call. For a
+region of five nodes it takes seconds, and the functions here take milliseconds. The public function also drops a
+program's writes into its inputs, and refuses custom ops that write. A region is functionalized before the export
+(``dlinfer.graph.functional``), so only the table and the translation are needed.
+``tests/graph/test_what_torch_offers.py`` shows all of this.
 """
 
 # Parts of torch that have no types, and names that it keeps private.
@@ -27,7 +28,7 @@ _lock = threading.Lock()
 
 
 class UntranslatableError(Exception):
-    """node: name of the node that the exporter could not translate. reason: why."""
+    """The exporter could not translate a node. node: the node's name. reason: why."""
 
     def __init__(self, node: str, reason: str) -> None:
         super().__init__(f"{node}: {reason}")
@@ -36,7 +37,7 @@ class UntranslatableError(Exception):
 
 
 class Registry:
-    """The exporter's table from torch's ops to functions that write ONNX, with ours before its own."""
+    """The exporter's table: op of torch -> functions that write it as ONNX. Ours come before the exporter's."""
 
     def __init__(self, opset: int, ours: Mapping[OpOverload, Callable[..., object]]) -> None:
         from torch.onnx._internal.exporter import _registration
@@ -62,11 +63,11 @@ class Registry:
         return [entry.onnx_function for entry in self._table.get_decomps(target) if not entry.is_complex]
 
     def knows(self, target: object) -> bool:
-        """Whether calls of ``target`` have a translation."""
+        """Return whether the table has a translation of ``target``."""
         return bool(self._functions(target))
 
     def unread(self, op: OpOverload) -> frozenset[str]:
-        """The parameters of an op that its translation never reads."""
+        """Return the names of the op's parameters that its translation never reads."""
         if op not in self._unread:
             unread = map(_never_loaded, map(_python_function, self._functions(op)[:1]))
             self._unread[op] = frozenset[str]().union(*unread)
@@ -81,7 +82,7 @@ class Registry:
         return dict(_decomp.create_onnx_friendly_decomposition_table(known))
 
     def translate(self, graph: fx.Graph, name: str) -> Any:
-        """The graph, whose nodes carry fakes, as an ``onnx_ir.Model``. Raises UntranslatableError."""
+        """Return the graph as an ``onnx_ir.Model``. Its nodes must carry fakes. Raises UntranslatableError."""
         import onnx_ir
         from torch.onnx._internal.exporter import _constants, _core, _errors, _ir_passes
 
@@ -108,7 +109,7 @@ class Registry:
 
 
 def _python_function(function: object) -> Callable[..., Any]:
-    """The Python function of a translation: onnxscript wraps it, as a script or to be traced."""
+    """Return the plain Python function of a translation. onnxscript wraps it, as a script or to be traced."""
     while not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
         function = next(
             getattr(function, name) for name in ("__wrapped__", "func", "function") if hasattr(function, name)
@@ -117,7 +118,7 @@ def _python_function(function: object) -> Callable[..., Any]:
 
 
 def _never_loaded(function: Callable[..., object]) -> set[str]:
-    """The parameters of a function whose code never loads them."""
+    """Return the parameters that the code of a function never loads."""
     loaded: set[str] = set()
     for instruction in dis.get_instructions(function):
         if any(kind in instruction.opname for kind in ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE")):
@@ -137,7 +138,7 @@ def _cause(error: BaseException) -> str:
 def _torch_table(opset: int) -> Any:
     from torch.onnx._internal.exporter import _registration
 
-    # It says of each op of packages that are not installed (torchvision) that it is skipped.
+    # The registry logs a warning for each op of a package that is not installed (torchvision).
     logger = logging.getLogger(_registration.__name__)
     with _lock:  # one puts the level back before another looks at it
         before = logger.level
@@ -149,7 +150,7 @@ def _torch_table(opset: int) -> Any:
 
 
 def onnx_type(dtype: torch.dtype) -> int | None:
-    """ONNX's number of a dtype; None where ONNX has no such type."""
+    """Return ONNX's number of a dtype; None if ONNX has no such type."""
     from torch.onnx._internal.exporter import _core
 
     number = _core._TORCH_DTYPE_TO_ONNX.get(dtype)

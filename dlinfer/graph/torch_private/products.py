@@ -9,5 +9,5 @@ __all__ = ["int_mm"]
 
 
 def int_mm(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b of int8 matrices as int32. A CPU without instructions for it may cut sums off."""
+    """Return ``a @ b`` of two int8 matrices as int32. A CPU without int8 dot products may saturate partial sums."""
     return torch._int_mm(a, b)

@@ -1,4 +1,4 @@
-"""Artefacts in torch's structured log, which TORCH_TRACE writes and tlparse shows."""
+"""Add texts to torch's structured log, which TORCH_TRACE writes and tlparse shows."""
 
 from collections.abc import Callable
 
@@ -6,5 +6,5 @@ from torch._logging import trace_structured  # pyright: ignore[reportPrivateImpo
 
 
 def log_artifact(name: str, text: Callable[[], str]) -> None:
-    """Add a text under a name. ``text`` is called only while the log is written."""
+    """Add a text to the log under a name. ``text`` is called only if torch writes the log."""
     trace_structured("artifact", lambda: {"name": name, "encoding": "string"}, payload_fn=text)

@@ -1,4 +1,4 @@
-"""Guards: what was assumed of symbols while a graph was traced or compiled."""
+"""Guards: the assumptions about symbols that were made while a graph was traced or compiled."""
 
 # sympy and torch's symbolic numbers have no types.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -20,14 +20,17 @@ from dlinfer.graph.torch_private.symbols import plain_symbol
 
 
 def guards_of(mode: FakeTensorMode) -> list[str]:
-    """The guards that were put on the symbols of a mode, as sympy's text."""
+    """Return the guards on the symbols of a mode, each as text of ``sympy.srepr``."""
     return [sympy.srepr(guard.expr) for guard in environment_of(mode).guards]
 
 
 def guard_all(
     guards: Sequence[str], original: Mapping[Expression, Expression], environment: ShapeEnv | None
 ) -> bool:
-    """Put guards (of ``guards_of``) on the original symbols; False where one does not hold for their example."""
+    """Put guards of another mode on the original symbols. Return False, without a guard, if one is false for the hints.
+
+    guards: texts from ``guards_of``. original: the other mode's symbol -> the original symbol of ``environment``.
+    """
     if not guards:
         return True
     assert environment is not None
@@ -38,14 +41,14 @@ def guard_all(
     for text in guards:
         guard: Expression = sympify(text, locals=scope)
         conditions.append(guard.xreplace({symbol: by_name[str(symbol)] for symbol in guard.free_symbols}))
-    # A look first: to evaluate a false one would guard the graph by its contrary.
+    # Check all guards first: to evaluate a false guard would guard the graph by the guard's contrary.
     if any(guard.xreplace(environment.backed_var_to_val) != sympy.true for guard in conditions):
         return False
     return all(map(environment.evaluate_expr, conditions))
 
 
 def shape_guards(mode: FakeTensorMode) -> list[str]:
-    """Assumptions about sizes and folded scalars, each with the line of the model that asked for it."""
+    """Return the assumptions about sizes and folded scalars as text, each with the model's line that needs it."""
     environment = environment_of(mode)
     lines: list[str] = []
     for guard in environment.guards:
@@ -65,11 +68,11 @@ def _source(environment: ShapeEnv, symbol: Expression) -> str:
 def conditions(
     mode: FakeTensorMode, inputs: Sequence[tuple[str, object]]
 ) -> list[tuple[Size, tuple[str, ...]]]:
-    """Assumptions about sizes and integers: conditions over v0, v1, ..., and where to read those.
+    """Return the assumptions about sizes and integers, as (condition over v0, v1, ..., sources of v0, v1, ...).
 
-    inputs: an expression and the fake of each input of the graph. Guards, and sizes that were equal when the graph
-    was captured or are computed from others; sizes marked as unknown are equal only where that was said. Guards on
-    floats are left out: a float is a constant of the graph. Raises SizeTextError for a guard without a written form.
+    inputs: (source expression, fake) of each input of the graph. The conditions are guards, sizes that were equal at
+    capture, and sizes computed from other sizes. Unbacked sizes are equal only by a guard. Guards on floats are left
+    out: a float is a constant of the graph. Raises SizeTextError for a guard without a written form.
     """
     environment = environment_of(mode)
 
@@ -105,9 +108,10 @@ def conditions(
 
 
 def conditions_of(mode: FakeTensorMode, names: Mapping[Expression, str]) -> list[Size]:
-    """Assumptions about the symbols of ``names`` so far, and the assertions that each call must check.
+    """Return the assumptions about the symbols so far, and the assertions that each call must check.
 
-    Raises SizeTextError where one also speaks of other symbols or has no written form.
+    names: symbol -> its name in the conditions. Raises SizeTextError if an assumption has another symbol, or has no
+    written form.
     """
     env = environment_of(mode)
     assertions = [assertion.expr for each in env.deferred_runtime_asserts.values() for assertion in each]
@@ -115,8 +119,8 @@ def conditions_of(mode: FakeTensorMode, names: Mapping[Expression, str]) -> list
     assumed += [expression for expression in assertions if expression.free_symbols <= set(names)]
     by_text: dict[str, Size] = {}
     for expression in assumed:
-        # A symbol that turned out equal to another, or to a number, stands in no size that is asked for later: it has
-        # no name. A symbol with a name is read somewhere, so that assumptions about it stay conditions.
+        # If a symbol turned out equal to another symbol or to a number, no later size contains it, and it has no name.
+        # A symbol with a name is read from an input, so assumptions about it stay conditions.
         is_named = expression.free_symbols <= set(names)
         for part in conjuncts(expression if is_named else env.simplify(expression)):
             condition = named(part, names)

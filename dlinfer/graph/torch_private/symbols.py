@@ -36,7 +36,7 @@ def _symbolic_sizes(value: object) -> Iterator[torch.SymInt]:
 
 
 def symbols_of(value: object) -> list[Expression]:
-    """The symbols of a fake tensor's sizes and strides or of a symbolic number, in order."""
+    """Return the symbols in a fake tensor's sizes and strides, or in a symbolic number, in order."""
     return [
         symbol
         for number in _symbolic_sizes(value)
@@ -45,19 +45,19 @@ def symbols_of(value: object) -> list[Expression]:
 
 
 def plain_symbol(value: object) -> Expression | None:
-    """The symbol of a symbolic number that is a single symbol; else None."""
+    """Return the symbol if the value is a symbolic integer of a single symbol, else None."""
     if isinstance(value, torch.SymInt) and value.node.expr.is_symbol:
         return value.node.expr
     return None
 
 
 def expression_of(value: object) -> Expression:
-    """The sympy expression of a symbolic number; another value itself. Comparing two of them adds no guard."""
+    """Return the sympy expression of a symbolic number, or any other value itself. Comparing results adds no guard."""
     return value.node.expr if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
 
 
 def same_expression(left: object, right: object) -> bool:
-    """Whether two sizes or strides are equal for every value of their symbols. Adds no guard."""
+    """Return whether two sizes or strides are equal for every value of their symbols. Adds no guard."""
     if isinstance(left, int) and isinstance(right, int):
         return left == right
     first, second = expression_of(left), expression_of(right)
@@ -66,20 +66,26 @@ def same_expression(left: object, right: object) -> bool:
 
 
 def multiple_of(size: int | torch.SymInt, other: int | torch.SymInt) -> float | None:
-    """The quotient of two sizes, where it is the same for every value of their symbols. Adds no guard."""
+    """Return ``size / other`` if it is the same for every value of the symbols, else None. Adds no guard."""
     quotient = sympy.sympify(expression_of(size)) / expression_of(other)
     return float(quotient) if quotient.is_number and quotient.is_finite else None
 
 
 def fresh_symbol(mode: FakeTensorMode, symbol: Expression, environment: ShapeEnv, number: int) -> Expression:
-    """A new symbol of ``mode`` with the range and the hint of ``symbol``."""
+    """Return a new symbol of ``mode`` with the range and the hint of ``symbol``.
+
+    environment: the ShapeEnv of ``symbol``. number: makes the new symbol's source unique.
+    """
     return _create(mode, number, environment.var_to_range[symbol], _hint(symbol, environment))
 
 
 def new_symbol(
     mode: FakeTensorMode, number: int, low: int, high: int | None, hint: int | None
 ) -> torch.SymInt:
-    """A new symbolic size. One that may be 0 or 1 is unbacked, so that neither value is specialized."""
+    """Return a new symbolic size from ``low`` to ``high``. It is unbacked if it may be 0 or 1, to specialize neither.
+
+    number: makes the size's source unique. hint: its value in the captured call.
+    """
     hint = None if low < 2 else hint
     symbol = _create(mode, number, value_range(low, high), hint)
     size: Any = environment_of(mode).create_symintnode(symbol, hint=hint)
@@ -87,7 +93,7 @@ def new_symbol(
 
 
 def _create(mode: FakeTensorMode, number: int, limits: ValueRanges[Any], hint: int | None) -> Expression:
-    """A new symbol in a range; an unbacked one where there is no hint."""
+    """Return a new symbol with a range. It is unbacked if there is no hint."""
     from torch._dynamo.source import LocalSource
 
     env = environment_of(mode)
@@ -115,32 +121,32 @@ def _hint(symbol: Expression, environment: ShapeEnv) -> int | None:
 def symbolic_number(
     mode: FakeTensorMode, value: torch.SymInt, fresh: Mapping[Expression, Expression]
 ) -> int | torch.SymInt:
-    """``value`` over the fresh symbols."""
+    """Return ``value`` with its symbols replaced. fresh: old symbol -> symbol of ``mode``."""
     return environment_of(mode).create_symintnode(value.node.expr.xreplace(fresh), hint=value.node.hint)
 
 
 def fake_of_any_length(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
-    """A fake of a tensor whose first size is a symbol, shared by equal sizes; 0 and 1 are specialized."""
+    """Return a fake of a tensor, with a symbol as its first size. Equal sizes share a symbol; 0 and 1 stay numbers."""
     kinds = [DimDynamic.STATIC if dim else DimDynamic.DUCK for dim in range(tensor.dim())]
     return mode.from_tensor(tensor, symbolic_context=StatelessSymbolicContext(kinds))
 
 
 def fixed_size(size: Any) -> int | None:
-    """A size that is a number, or was specialized to one; None for a size that may vary."""
+    """Return a size that is a number or was specialized to a number; None for a size that may vary."""
     if isinstance(size, torch.SymInt):
         return int(size.node.expr) if size.node.expr.is_number else None
     return size
 
 
 def example_number(number: int | torch.SymInt, unknown: int = 0) -> int:
-    """The hint of a symbolic number; ``unknown`` where it has none."""
+    """Return the hint of a symbolic number, or ``unknown`` if it has no hint. Return a plain number itself."""
     if not isinstance(number, torch.SymInt):
         return number
     return int(number.node.hint) if number.node.has_hint() else unknown
 
 
 def size_range(size: int | torch.SymInt) -> tuple[int, int | None]:
-    """The lowest and highest value of a size. A bound that sympy cannot compute is 0 or None."""
+    """Return the lowest and highest value of a size. A bound that sympy cannot compute is 0 or None."""
     if not isinstance(size, torch.SymInt):
         return size, size
     low, high = bounds_of(size.node.shape_env.bound_sympy(size.node.expr))
@@ -150,9 +156,9 @@ def size_range(size: int | torch.SymInt) -> tuple[int, int | None]:
 def declared_range(
     symbol: Expression, mode: FakeTensorMode, declared: Mapping[Expression, ValueRanges[Any]]
 ) -> tuple[int, int | None, int | None]:
-    """(lowest, highest or None, hint or None) of a symbol, from the declared range before the inferred one.
+    """Return (lowest, highest or None, hint or None) of a symbol. A declared range comes before the inferred range.
 
-    torch.export traces with every size at 2 or more, and widens the range to the declared one afterwards.
+    torch.export traces with every size at 2 or more, and widens the range to the declared range afterwards.
     """
     env = environment_of(mode)
     limits = declared.get(symbol, env.var_to_range[symbol])
@@ -160,7 +166,7 @@ def declared_range(
 
 
 def symbol_ranges(fakes: Iterable[object]) -> dict[str, str]:
-    """The range of each symbol in the inputs' sizes, as text."""
+    """Return symbol -> its range, as text, for the symbols in the sizes and strides of fakes."""
     return {
         str(symbol): str(number.node.shape_env.var_to_range.get(symbol))
         for value in fakes
@@ -170,7 +176,7 @@ def symbol_ranges(fakes: Iterable[object]) -> dict[str, str]:
 
 
 def sized_symbols(mode: FakeTensorMode) -> dict[str, str]:
-    """Each symbolic integer of the inputs: its range and its source."""
+    """Return symbol -> its range and its source in the model, as text, for each symbolic integer of the inputs."""
     env = environment_of(mode)
     ranges: dict[str, str] = {}
     for symbol, sources in env.var_to_sources.items():
