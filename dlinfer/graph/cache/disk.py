@@ -1,9 +1,9 @@
-"""The disk cache of compiled artifacts: by key, checked on reading, safe for several processes.
+"""The disk cache of compiled artifacts: entries by key, checked on reading, safe for several processes.
 
-An entry is one file: a header line with a SHA-256 of the rest, the text of its key, then the engine's bytes. It
-appears whole or not at all (written beside and renamed). An entry that its checksum proves damaged is removed and
-compiled again. Any other entry that cannot be used (the reader refuses it, the folder cannot be read) is reported and
-left where it is; the next compilation replaces it.
+An entry is one file: a header line with a SHA-256 of the rest, the text of its key, then the engine's bytes. The file
+is written elsewhere and renamed, so readers see it whole or not at all. An entry with a wrong checksum is removed, and
+its artifact is compiled again. Another entry may be unusable because the reader refuses it or the folder cannot be
+read. It is reported and stays in place until the next compilation replaces it.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from dlinfer.graph.debug import show, wanted
 T = TypeVar("T")
 _MAGIC = b"dlinfer-artifact-2"
 _COMPARED = 20
-"""How many stored entries of a subject are compared with a key that is not found, the newest first."""
+"""After a miss, so many of the subject's stored keys are compared with the missing key, the newest first."""
 
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()
@@ -33,15 +33,18 @@ _warned: set[str] = set()
 
 
 def counts() -> dict[str, int]:
-    """How often in this process an entry was ``hit``, ``missed``, ``corrupt``, ``refused`` by its reader, ``not read``,
-    ``stored`` or ``not stored``, and ``not used`` since nobody knows what code this process runs."""
+    """Return outcome -> how often it occurred in this process.
+
+    The outcomes: ``hit``, ``missed``, ``corrupt``, ``refused`` by the reader, ``not read``, ``stored``, ``not stored``,
+    and ``not used`` because the code on disk changed after this process loaded it.
+    """
     with _lock:
         return dict(_counts)
 
 
 @contextlib.contextmanager
 def uncounted() -> Generator[None]:
-    """Leave out of ``counts`` what this thread loads and stores, since it belongs to no model of the user."""
+    """Keep this thread's loads and stores in the block out of ``counts``: they belong to no model of the user."""
     before = getattr(_thread, "uncounted", False)
     _thread.uncounted = True
     try:
@@ -51,11 +54,11 @@ def uncounted() -> Generator[None]:
 
 
 class CacheWarning(UserWarning):
-    """The disk cache cannot be used as it should be, so each start compiles what it would have saved."""
+    """The disk cache cannot be used, so each start of a process compiles again."""
 
 
 class MissingEntryError(LookupError):
-    """A sound entry needs another one that is not there."""
+    """A sound entry needs another entry that is missing. A reader raises this, and the load counts as missed."""
 
 
 class ArtifactCache:
@@ -65,7 +68,7 @@ class ArtifactCache:
         self.folder = folder / kind
 
     def load(self, key: Key, read: Callable[[bytes], T]) -> T | None:
-        """Return what ``read`` makes of the bytes stored under ``key``; None where there is no sound entry.
+        """Return ``read(bytes)`` for the bytes stored under ``key``; None if there is no sound entry.
 
         On a miss, DLINFER_DEBUG shows how the key of the nearest entry differs.
         """
@@ -78,7 +81,7 @@ class ArtifactCache:
         return value
 
     def load_named(self, name: str, read: Callable[[bytes], T]) -> T | None:
-        """``load``, by the name of the key."""
+        """Load an entry as ``load`` does, by the key's name. A miss shows no nearest entry."""
         path = self.folder / name
         try:
             with path.open("rb") as file:
@@ -104,7 +107,7 @@ class ArtifactCache:
         return value
 
     def store(self, key: Key, write: Callable[[], bytes]) -> bool:
-        """Store what ``write`` returns; False where that fails (a full disk, an artifact that torch cannot save)."""
+        """Store the bytes that ``write`` returns. Return False if this fails: a full disk, an error in ``write``."""
         if _unusable(key):
             return False
         path = self.folder / key.name
@@ -122,7 +125,7 @@ class ArtifactCache:
         return True
 
     def why_missed(self, key: Key) -> str:
-        """In which fields the stored key nearest to this one differs; empty where none of its subject is stored."""
+        """Return the fields that differ in the nearest stored key; empty if no key of this subject is stored."""
         entries: list[tuple[int, Path]] = []
         with contextlib.suppress(OSError):
             entries = [(path.stat().st_mtime_ns, path) for path in self.folder.glob(f"{key.prefix}*")]
@@ -141,7 +144,7 @@ def _entry(key: bytes, payload: bytes) -> bytes:
 
 
 def _payload(data: bytes, name: str) -> bytes | None:
-    """The bytes that were stored under this name; None where the file is damaged."""
+    """Return the bytes that were stored under this name; None if the file is damaged. data: the whole file."""
     header, newline, body = data.partition(b"\n")
     if not newline or header != b"%s %s" % (_MAGIC, hashlib.sha256(body).hexdigest().encode()):
         return None
@@ -151,7 +154,7 @@ def _payload(data: bytes, name: str) -> bytes | None:
 
 
 def _stored_key(path: Path) -> str:
-    """The text of an entry's key, unchecked. Raises ValueError where there is none."""
+    """Return the text of an entry's key, unchecked. Raises ValueError if the file has none."""
     with path.open("rb") as file:
         if not file.readline(200).startswith(_MAGIC):
             raise ValueError("no entry")
@@ -159,14 +162,16 @@ def _stored_key(path: Path) -> str:
 
 
 def _remove(path: Path, status: os.stat_result) -> None:
-    """Remove a damaged file, unless another process has replaced it since it was read."""
-    with contextlib.suppress(OSError):  # where the folder cannot be written, the next reader meets it again
+    """Remove a damaged file, unless another process has replaced it since. status: of the file that was read."""
+    with contextlib.suppress(
+        OSError
+    ):  # if the folder cannot be written, the next reader finds the file again
         if os.path.samestat(path.stat(), status):
             path.unlink()
 
 
 def _unusable(key: Key) -> bool:
-    """Whether nobody knows what code this process runs, so that it must neither read nor store anything."""
+    """Return whether the cache must not be used: code on disk changed after this process loaded it. Warn if so."""
     change = key.environment.changed
     if change:
         _note("not used", Path(key.kind), CodeChangedError(change))
@@ -175,7 +180,7 @@ def _unusable(key: Key) -> bool:
 
 
 def _note(outcome: str, path: Path, error: Exception | None = None) -> None:
-    """Count an outcome and show it. Warn, once for each reason, where the machine is to blame."""
+    """Count an outcome and show it. Warn of an OSError, once for each text."""
     if not getattr(_thread, "uncounted", False):
         with _lock:
             _counts[outcome] += 1

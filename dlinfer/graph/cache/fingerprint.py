@@ -1,4 +1,4 @@
-"""The environment that compiled code depends on: versions, code as it was loaded, the CPU, settings."""
+"""The environment that compiled code depends on: versions, the loaded code, the CPU, and settings."""
 
 import functools
 import os
@@ -29,25 +29,28 @@ ISA_VARIABLES = (
     "MKL_CBWR",
     "OPENBLAS_CORETYPE",
 )
-"""Variables that force a library's instruction set or let it round more. Libraries read them once, and so do we."""
+"""Environment variables that force a library's instruction set, or let it round more.
+
+Libraries read them once in a process, and so do we."""
 
 UNKEYED_SETTINGS = frozenset({"cache_dir", "cpu_kv_cache_gib", "debug", "sophgo_timeout"})
 """Settings that no compiled code depends on. Every other setting is part of every key."""
 
 OPTION_SETTINGS = frozenset({"engine", "engine_options", "fallback", "small_regions", "vendor"})
-"""Settings that are defaults of options. Keys hold the options, and the vendors, themselves."""
+"""Settings that are defaults of options. They are not in keys, because a key holds the options and the vendors."""
 
 _PROCESS = uuid.uuid4().hex
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Where compiled code is right, and fast.
+    """The environment of a compilation. In an equal environment the compiled code is right, and as fast.
 
-    dlinfer: version and digest of the code as it was loaded. vendors: name -> its origin, with version and code digest
-    where it is a plug-in. cpu: the flags of the CPU. cpu_model: its name; libraries choose kernels by it.
-    isa: the instruction set that torch uses; forced_isa: variables that lower it. threads: of torch.
-    torch_state: settings of torch that a capture or a compilation reads. settings: of dlinfer.
+    dlinfer: its version, and the digest of its loaded code.
+    vendors: name -> the origin of the vendor's code; for a plug-in with its version and code digest.
+    cpu: the CPU's flags. cpu_model: the CPU's name; libraries choose kernels by the model.
+    isa: the instruction set that torch uses. forced_isa: the set ``ISA_VARIABLES``. threads: torch's thread count.
+    torch_state: settings of torch that a capture or a compilation reads. settings: dlinfer's settings.
     """
 
     python: str
@@ -63,11 +66,11 @@ class Environment:
     torch_state: Mapping[str, object]
     settings: Mapping[str, object]
     changed: str
-    """Which loaded module's file changed on disk, so that no cache may be used. Empty where none did."""
+    """Names the loaded modules whose files changed on disk; no cache may then be used. Empty if none changed."""
 
 
 def environment(vendors: Iterable[str] = ()) -> Environment:
-    """The current environment. vendors: the names of those whose code matters."""
+    """Return the current environment. vendors: names of the vendors whose code matters."""
     changed: list[str] = []
     own = _digest(Path(dlinfer.__file__).parent, "dlinfer", dlinfer.LOADED_AT, changed)
     return Environment(
@@ -96,7 +99,7 @@ def environment(vendors: Iterable[str] = ()) -> Environment:
 
 
 def cpu_flags() -> str:
-    """The instruction-set extensions of this CPU, as the kernel lists them; its name elsewhere."""
+    """Return this CPU's instruction-set extensions as Linux lists them; on other systems, the CPU's name."""
     info = _cpuinfo()
     return " ".join(sorted(info.get("flags", info.get("Features", "")).split())) or platform.processor()
 
@@ -105,14 +108,14 @@ _MODEL = ("vendor_id", "cpu family", "model", "model name", "stepping", "CPU imp
 
 
 def cpu_model() -> str:
-    """The kernel's name of this CPU, with the numbers that distinguish two of one name; Python's name elsewhere."""
+    """Return Linux's name of this CPU, with family, model and stepping; on other systems, Python's name of it."""
     info = _cpuinfo()
     return ", ".join(f"{name} {info[name]}" for name in _MODEL if name in info) or platform.processor()
 
 
 @functools.cache
 def _cpuinfo() -> dict[str, str]:
-    """Linux's description of the first CPU; empty elsewhere."""
+    """Return Linux's description of the first CPU, by field; empty on other systems."""
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
@@ -125,7 +128,10 @@ _loaded_code = functools.cache(LoadedCode)
 
 
 def _digest(root: Path, module: str, loaded_at: int, changed: list[str]) -> str:
-    """The digest of loaded code. Where a file changed: one of this process alone, and the reason in ``changed``."""
+    """Return the digest of loaded code.
+
+    If a file changed since it was loaded, append the reason to ``changed``, and return a text unique to this process.
+    """
     try:
         return _loaded_code(root, module, loaded_at).digest()
     except CodeChangedError as error:
@@ -134,14 +140,14 @@ def _digest(root: Path, module: str, loaded_at: int, changed: list[str]) -> str:
 
 
 def _vendor(name: str, changed: list[str]) -> str:
-    """Where a vendor's code comes from, with its version."""
+    """Return the origin of a vendor's code. For a plug-in: its distribution, version and code digest."""
     origin = discovery.origin(name)
     if origin is None:
         return "registered by hand"
     if origin.module.partition(".")[0] == "dlinfer":
         return "dlinfer"
     module = sys.modules[origin.module]
-    # The package around a plug-in's entry point, or its one file where it has no package.
+    # The package of a plug-in's entry point, or the module's one file if it has no package.
     path, package = Path(module.__file__ or ""), module.__package__
     root = path.parent if package else path
     digest = _digest(root, package or module.__name__, origin.loaded_at, changed)

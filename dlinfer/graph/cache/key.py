@@ -1,7 +1,7 @@
-"""The key of compiled code: everything that it depends on, in named fields.
+"""The key of compiled code: named fields for everything that the code depends on.
 
-Clusters, bound calls and an engine's own models have keys of this one form. An entry is stored under a digest of the
-key's canonical text, together with the text, so a miss can name the field that differs.
+Clusters, bound calls and an engine's own models have keys of the same form. An entry is stored under a digest of the
+key's canonical text. The text is stored too, so a miss can name the field that differs.
 """
 
 import functools
@@ -15,17 +15,17 @@ from typing import cast
 from dlinfer.graph.cache.fingerprint import Environment
 
 _SUBJECT, _DIGEST = 12, 40
-"""Digits of both parts of a name."""
+"""Lengths, in hexadecimal digits, of the two parts of a key's name."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """Everything that compiled code depends on. Values are plain data: numbers, texts, None, and containers of them.
+    """Everything that compiled code depends on. Values are plain data: numbers, texts, None, and containers of these.
 
-    kind: ``cluster``, ``call``, ... subject: its name; a miss compares stored keys of the same subject.
-    content: what was compiled, line by line. device: where it runs. engine: its name; engine_identity: its version and
-    the like; engine_options, options: of the compilation. disabled_passes, steady: names.
-    variant: tells several with equal content apart.
+    kind: ``cluster``, ``call``, ... subject: the compiled thing's name; a miss compares stored keys of this subject.
+    content: text of the compiled thing, line by line. device: where the code runs.
+    engine: the engine's name. engine_identity: its version and the like. engine_options, options: of the compilation.
+    disabled_passes, steady: names. variant: a number that tells apart entries with equal content.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class Key:
 
     @functools.cached_property
     def text(self) -> str:
-        """The canonical text: equal for equal keys, different for different ones."""
+        """The canonical text. Equal keys have equal texts, and different keys have different texts."""
         return json.dumps(_fields(self), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
     @functools.cached_property
@@ -53,22 +53,22 @@ class Key:
 
     @property
     def prefix(self) -> str:
-        """How the names of all keys of this kind and subject begin."""
+        """The first part of the names of all keys with this kind and subject."""
         return f"{digest(canonical_text([self.kind, self.subject]))[:_SUBJECT]}-"
 
 
 def belongs(name: str, text: str) -> bool:
-    """Whether a name is that of the key with this text."""
+    """Return whether ``name`` is the name of the key with this text."""
     return name.rpartition("-")[2] == digest(text)[:_DIGEST]
 
 
 def digest(text: str) -> str:
-    """A SHA-256 in hexadecimal."""
+    """Return the SHA-256 of a text, in hexadecimal."""
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def canonical_text(value: object) -> str:
-    """Plain data as text that differs wherever a value or its type does."""
+    """Return plain data as text. The text differs if a value or its type differs."""
     return json.dumps(_canonical(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -77,7 +77,10 @@ def _fields(value: Key | Environment) -> dict[str, object]:
 
 
 def _canonical(value: object) -> object:
-    """The value as JSON. A dict with text keys stays a dict; others become lists that begin with their kind."""
+    """Return a value as data for JSON. A dict with text keys stays a dict.
+
+    Other containers and objects become lists that begin with their kind.
+    """
     if isinstance(value, Environment):
         return _fields(value)
     kind = type(value).__name__
@@ -93,15 +96,18 @@ def _canonical(value: object) -> object:
     if isinstance(value, (set, frozenset, list, tuple)):
         items = [_canonical(item) for item in cast("Iterable[object]", value)]
         return [kind, *items] if kind in ("list", "tuple") else ["set", *sorted(items, key=json.dumps)]
-    # An object that shows its address is another one in each process, and so never found again.
+    # An object whose repr has its address differs in each process, so its entry is never found again.
     return ["object", f"{type(value).__module__}.{type(value).__qualname__}", repr(value)]
 
 
-# --- in what two keys differ
+# --- how two keys differ
 
 
 def differences(stored: str, needed: str) -> list[str]:
-    """The fields that differ between two keys, as text: ``environment.threads: 4 is stored, 2 is wanted``."""
+    """Return the fields that differ between two keys: ``environment.threads: 4 is stored, 2 is wanted``.
+
+    stored, needed: the keys' canonical texts.
+    """
     return [
         f"{name}: {_shown(old, new)} is stored, {_shown(new, old)} is wanted"
         for name, old, new in _differing("", json.loads(stored), json.loads(needed))
@@ -130,14 +136,14 @@ def _differing(name: str, old: object, new: object) -> Iterator[tuple[str, objec
 
 
 def _same(old: object, new: object) -> bool:
-    """1 is not 1.0, nor True."""
+    """Return whether two values are equal in JSON. The values 1, 1.0 and True all differ."""
     return old is new or json.dumps(old, sort_keys=True, default=id) == json.dumps(
         new, sort_keys=True, default=id
     )
 
 
 def _shown(value: object, other: object) -> str:
-    """A value for people; of a long text, the words that the other text lacks."""
+    """Return a value as text for people. A long text is reduced to the words that ``other`` lacks."""
     if value is _ABSENT:
         return "nothing"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,12 +1,12 @@
-"""The code of a package as it was loaded, as a digest.
+"""Compute a digest of a package's code as this process loaded it.
 
-Python does not keep the text of the modules that it loads, so the files are hashed later, when a key needs it. A file
-has the text that was loaded only while it has not changed since. Its change time tells (``ctime``, which the kernel
-sets at each write, rename and copy and which no tool sets back). Where a file changed, nobody knows which of the two
-texts runs, so there is no digest, and the process neither reads nor writes a cache.
+Python does not keep the text of the modules that it loads, so the files are hashed later, when a key needs a digest. A
+file still has the loaded text if it has not changed since. Its ``ctime`` shows this: the kernel sets ``ctime`` at each
+write, rename and copy, and no tool sets it back. If a file changed, nobody knows which of the two texts runs. So there
+is no digest, and the process neither reads nor writes a cache.
 
-A version would be less code, but an editable install changes without it, and must never run a stale graph. Hashing
-dlinfer takes 50 ms, once a process.
+A version number would be less code. But an editable install changes without a new version, and must never run a stale
+graph. Hashing dlinfer takes 50 ms, once in a process.
 """
 
 import hashlib
@@ -17,18 +17,18 @@ from pathlib import Path
 
 _LIBRARIES = {".so", ".pyd", ".dylib"}
 _COARSE = 50_000_000
-"""A file system's clock may be so many nanoseconds behind the process's own."""
+"""A file system's clock may be behind the process's clock by this many nanoseconds."""
 
 
 class CodeChangedError(Exception):
-    """The file of a loaded module changed on disk; the text names it."""
+    """The file of a loaded module changed on disk. The error's text names the file."""
 
 
 class LoadedCode:
-    """The Python code of one package, or of a module that is one file, since it was loaded.
+    """The code of a package, or of a module with one file, as this process loaded it.
 
-    root: its folder or file. module: the name that its modules' names begin with. loaded_at: a time in nanoseconds
-    before which none of its modules was loaded.
+    root: the package's folder, or the module's file. module: the name that the names of all its modules begin with.
+    loaded_at: a time in nanoseconds; all the modules were loaded after it.
     """
 
     def __init__(self, root: Path, module: str, loaded_at: int) -> None:
@@ -41,13 +41,13 @@ class LoadedCode:
         self._modules = 0
 
     def digest(self) -> str:
-        """The digest: equal for equal code, wherever it lies. Raises CodeChangedError.
+        """Return the digest, which does not depend on the folder. Raises CodeChangedError if a loaded file changed.
 
         It is computed once, from all files. Modules that are loaded later must have the text that was hashed.
         """
         now = time.time_ns()
         if not self._change and len(sys.modules) != self._modules:
-            # For good: a file that is put back does not tell what was loaded.
+            # This error stays: even if the old file is put back, the loaded text is unknown.
             self._change = self._changed_module()
         if self._change:
             raise CodeChangedError(self._change)
@@ -56,7 +56,10 @@ class LoadedCode:
         return self._digest
 
     def _changed_module(self) -> str:
-        """Names a module, loaded since the last look, whose file has changed since then; empty where there is none."""
+        """Return the reason why a newly loaded module may differ from its file; empty if none may.
+
+        Only modules that an earlier call did not see are checked.
+        """
         self._modules = len(sys.modules)
         for name, module in list(sys.modules.items()):
             path: str | None = getattr(module, "__file__", None)

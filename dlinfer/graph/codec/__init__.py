@@ -1,4 +1,5 @@
-"""The one written form of graphs and programs: JSON, for the disk cache and for artifacts.
+"""The written form of graphs and programs: JSON, for the disk cache and for artifacts.
 
-``arguments`` writes what calls are passed, ``calls`` writes what a graph calls, ``graph`` and ``program`` write wholes.
+``arguments`` writes the arguments of calls, and ``calls`` the functions that a graph calls. ``interface``, ``graph``
+and ``program`` write whole interfaces, graphs and programs.
 """

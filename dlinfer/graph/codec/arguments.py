@@ -1,4 +1,4 @@
-"""Arguments of calls as JSON: plain values, containers, torch's dtypes and devices, and earlier results by name."""
+"""Write and read arguments of calls as JSON: plain values, containers, dtypes, devices, and earlier results by name."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from dlinfer.errors import DlinferError
 from dlinfer.graph.ir.program import Constant, Value
 
 Json = Any
-"""JSON as it was parsed, of any form: nobody has checked it yet."""
+"""Parsed JSON of any form. Its structure is not checked yet."""
 
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}", re.ASCII)
@@ -22,12 +22,12 @@ _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, Overf
 
 
 class CodecError(ValueError):
-    """Something cannot be written, or the data is not a graph or program. The text says what is wrong."""
+    """A graph or program has no written form, or data does not describe one. The text says what is wrong."""
 
 
 @contextmanager
 def refuse_malformed() -> Generator[None]:
-    """Raise CodecError where the block reads data of another form, or an op's own check refuses it."""
+    """Raise CodecError if the block meets data of another form. Errors of dlinfer's pass through."""
     try:
         yield
     except (CodecError, DlinferError):
@@ -37,13 +37,13 @@ def refuse_malformed() -> Generator[None]:
 
 
 def first_line(cause: Exception) -> str:
-    """The first line of an error's text, with its class where the text alone may not say enough."""
+    """Return the first line of an error's text. Unless it is a ValueError with text, the class stands before."""
     text = (str(cause).strip().splitlines() or [""])[0][:300]
     return text if text and isinstance(cause, ValueError) else f"{type(cause).__name__}: {text}"
 
 
 def encode(value: object) -> Json:
-    """Return an argument as JSON. Raises CodecError."""
+    """Return an argument as JSON. Raises CodecError for a type without a written form."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -68,8 +68,8 @@ def encode(value: object) -> Json:
 def decode(data: Json, references: Mapping[str, Callable[[str], object]]) -> Any:
     """Return the argument that ``encode`` wrote.
 
-    references: for ``node`` and ``constant``, what returns the object of a name; a kind that is absent is refused.
-    Raises CodecError, and what ``references`` raise.
+    references: ``node`` or ``constant`` -> a function from a name to its object. A missing kind is refused.
+    Raises CodecError for other data, and the errors of these functions.
     """
     if data is None or isinstance(data, (bool, int, float, str)):
         return data
@@ -94,7 +94,7 @@ def decode(data: Json, references: Mapping[str, Callable[[str], object]]) -> Any
 
 
 def is_list(data: Json) -> TypeGuard[list[Json]]:
-    """Whether JSON is a list."""
+    """Return whether JSON is a list."""
     return isinstance(data, list)
 
 
@@ -103,24 +103,24 @@ def _is_dict(data: Json) -> TypeGuard[dict[str, Json]]:
 
 
 def short_name(value: object) -> str:
-    """The name of a dtype, layout or memory format of torch: ``float32``."""
+    """Return the name of a dtype, layout or memory format of torch, such as ``float32``."""
     return str(value).removeprefix("torch.")
 
 
 def name_of(value: Json) -> str:
-    """Return a node's name, which becomes a name in code that is generated from the graph. Raises CodecError."""
+    """Return a node's name unchanged. Raises CodecError unless generated code can use it as a variable's name."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise CodecError(f"{value!r} is no name of a node")
     return value
 
 
 def dtype_of(content: Json) -> torch.dtype:
-    """Return the dtype of a name. Raises CodecError."""
+    """Return the dtype with this name. Raises CodecError if there is none."""
     return _torch_object(content, torch.dtype)
 
 
 def device_of(content: Json) -> torch.device:
-    """Return the device of a name. Raises CodecError."""
+    """Return the device with this name, such as ``cuda:0``. Raises CodecError if there is none."""
     try:
         return torch.device(content if isinstance(content, str) else "")
     except RuntimeError:

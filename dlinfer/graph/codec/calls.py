@@ -1,6 +1,6 @@
-"""The calls that a graph in a file may make, by name. They come from a closed list, in writing and in reading.
+"""Write and read the names of the functions that a graph calls. Only functions of a closed list are accepted.
 
-A file can name ops of torch's dispatcher in three namespaces and arithmetic on sizes. It has no way to name another
+A file can name ops of torch's dispatcher in three namespaces, and arithmetic on sizes. It has no way to name another
 function, an attribute or a piece of Python.
 """
 
@@ -19,7 +19,7 @@ from dlinfer.graph.torch_private.dispatcher import OpOverload, is_dispatched
 
 NAMESPACES = ("aten", "prims", "dlinfer")
 
-# They read files, print, or are torch's own tests.
+# Prefixes of ops that read files, print, or belong to torch's own tests.
 _REFUSED = ("aten::from_file", "aten::_print", "aten::_test_")
 
 _OP = re.compile(r"([A-Za-z0-9_]+)::([A-Za-z0-9_]+)(?:\.([A-Za-z0-9_]+))?", re.ASCII)
@@ -37,7 +37,7 @@ _NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def call_text(target: object) -> str:
-    """``aten::add.Tensor`` or ``operator.mul``. Raises CodecError for any other function."""
+    """Return the name of an op or of arithmetic: ``aten::add.Tensor``, ``operator.mul``. Raises CodecError otherwise."""
     if isinstance(target, OpOverload):
         return target.name()
     if callable(target) and target in _NAMES:
@@ -46,7 +46,7 @@ def call_text(target: object) -> str:
 
 
 def resolve_call(text: Json, allowed: Collection[str] = ()) -> Function:
-    """Return the op or arithmetic that a text names. ``allowed``: trusted ops of other namespaces.
+    """Return the op or arithmetic function that a text names. allowed: names of trusted ops of other namespaces.
 
     Raises CodecError for everything else, and for an op that this process does not have.
     """
@@ -71,7 +71,7 @@ def resolve_call(text: Json, allowed: Collection[str] = ()) -> Function:
 
 
 def check_call(function: Function, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-    """Raise CodecError where arithmetic is asked of anything but sizes, or an op has no such keyword."""
+    """Raise CodecError if arithmetic gets anything but sizes, or an op gets a keyword that its schema lacks."""
     if isinstance(function, OpOverload):
         unknown = set(kwargs) - {argument.name for argument in function._schema.arguments}  # pyright: ignore[reportPrivateUsage]
         if unknown:

@@ -1,7 +1,7 @@
-"""A graph in the dialect as JSON, and back: its interface, its nodes and its results.
+"""Write a graph in the dialect as JSON, and read it: its interface, its nodes and its results.
 
-The file stores the inputs' dtypes and sizes, and every call. Results are recomputed on fake tensors when it is read, so
-sizes, dtypes and strides inside the graph come from torch, whatever a file says: compiled loops read memory by them.
+The file stores the inputs' dtypes and sizes, and every call. On reading, results are recomputed on fake tensors. So
+sizes, dtypes and strides inside the graph come from torch and not from the file. Compiled loops read memory by them.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ _FUSED = f"{NAMESPACE}::"
 
 @dataclass(frozen=True)
 class Layout:
-    """How a weight lies in memory, which the graph that reads it relies on."""
+    """The layout of a weight in memory. The graph is right only for weights with this layout."""
 
     dtype: torch.dtype
     sizes: tuple[int, ...]
@@ -62,7 +62,7 @@ class Layout:
 
     @property
     def span(self) -> int:
-        """Bytes from the first element to the end of the last one."""
+        """Bytes from the first element to the end of the last element."""
         if 0 in self.sizes:
             return 0
         steps = sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True))
@@ -73,10 +73,10 @@ class Layout:
 
 
 def write_graph(graph_module: fx.GraphModule, interface: Interface) -> tuple[Json, list[torch.Tensor]]:
-    """Return the written form of a graph, and its constants.
+    """Return the written form of a graph, and the tensors of its constants.
 
-    Its STATIC inputs are weights 0, 1, ..., before all others. Constants are numbered after the weights.
-    Raises CodecError where a part of the graph has no written form.
+    The graph's STATIC inputs come before all other inputs, as weights 0, 1, ... Constants are numbered after the
+    weights. Raises CodecError if a part of the graph has no written form.
     """
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     weights = sum(bool(node.meta.get(STATIC)) for node in placeholders)
@@ -101,8 +101,10 @@ def write_graph(graph_module: fx.GraphModule, interface: Interface) -> tuple[Jso
 
 
 def other_op_versions(data: Json) -> Iterator[tuple[str, int, int]]:
-    """Yield (op, version in the file, version here) of each op of dlinfer's whose version differs. Version 0: it is
-    not here. A file without versions has the first ones."""
+    """Yield (op, version in the file, version here) of each op of dlinfer's with another version here.
+
+    Version 0 means that this dlinfer has no such op. An op without a version in the file has version 1.
+    """
     written = dict(data.get("ops") or {})
     for name in sorted(_fused_ops(data["nodes"])):
         version, here = written.get(name, 1), registry()[name].version if name in registry() else 0
@@ -111,7 +113,7 @@ def other_op_versions(data: Json) -> Iterator[tuple[str, int, int]]:
 
 
 def _fused_ops(nodes: Json) -> set[str]:
-    """Names of dlinfer's fused ops among the calls of a written graph."""
+    """Return the names of dlinfer's fused ops that a written graph calls."""
     calls = (item.get("call") for item in nodes)
     return {call.removeprefix(_FUSED) for call in calls if isinstance(call, str) and call.startswith(_FUSED)}
 
@@ -124,11 +126,11 @@ def _constant(node: fx.Node, graph_module: fx.GraphModule) -> torch.Tensor:
 
 
 def _write_call(node: fx.Node) -> Json:
-    if reshapes_argument(node):  # on reading, its argument would have these sizes from the start
+    if reshapes_argument(node):  # on reading, the argument would have the new sizes from the start
         raise CodecError(f"node {node.name} gives a tensor other sizes in place")
     placed = placed_memory(node)
     if placed and any(storages(value) & placed for value in node.graph.find_nodes(op="placeholder")):
-        # Another run's input, or a weight in a file, lies elsewhere in its own memory.
+        # The input of another run, or a weight in a file, has another storage offset.
         raise CodecError(
             f"node {node.name} reads an input by a place in its memory, which is another one later"
         )
@@ -154,9 +156,10 @@ def _write_call(node: fx.Node) -> Json:
 class ReadGraph:
     """A graph read from its written form.
 
-    captured: the graph with its inputs' fakes, in a fake mode of its own. symbols: the value of each symbol there.
-    interface: the written one, with what reading assumed of the sizes and which inputs the graph writes.
-    writes: numbers of weights and constants that the graph writes.
+    captured: the graph with its inputs' fakes, in a fake mode of its own.
+    symbols: name of a symbol in the file -> its symbolic size in this fake mode.
+    interface: the written interface, with the reader's assumptions about sizes, and ``written`` set for its inputs.
+    writes: numbers of the weights and constants that the graph writes.
     """
 
     captured: Captured
@@ -171,11 +174,11 @@ def read_graph(
     constants: Mapping[int, torch.Tensor],
     allowed: Collection[str] = (),
 ) -> ReadGraph:
-    """Return the graph that ``write_graph`` wrote. Every op is tried on fake tensors.
+    """Return the graph that ``write_graph`` wrote. Every op runs on fake tensors.
 
-    weights: how weights and constants lie, by their number; constants: those that nodes name.
-    allowed: names of trusted ops outside torch's and dlinfer's own namespaces.
-    Raises CodecError where the data is not such a graph or does not fit the weights.
+    weights: the layouts of weights and constants, by number. constants: number -> the constant's tensor.
+    allowed: names of trusted ops outside of torch's and dlinfer's own namespaces.
+    Raises CodecError if the data is not such a graph, or does not fit the weights.
     """
     with refuse_malformed():
         return _Reader(data, weights, constants, allowed).read()
@@ -229,7 +232,7 @@ class _Reader:
         )
 
     def add_inputs(self, interface: Interface) -> list[fx.Node]:
-        """Add the weights and then the other inputs; return the nodes of the ports."""
+        """Add a placeholder for each weight and then for each other input. Return the placeholders of the ports."""
         weights, constants = self.data["weights"], interface.constants
         nodes = [self.add(name_of(name), "placeholder", name) for name in _list(self.data["inputs"])]
         if type(weights) is not int or len(nodes) != weights + len(interface.inputs) + len(constants):
@@ -316,7 +319,7 @@ def _list(data: Json) -> list[Json]:
 
 
 def _stack_trace(line: Json) -> str:
-    """A stack trace that ``model_line`` reads as this line."""
+    """Return a stack trace that ``model_line`` reads as this line; empty for a line of another form."""
     if not isinstance(line, str) or any(sign in line for sign in '\n\r"') or len(line) > 500:
         return ""
     path, colon, rest = line.partition(":")

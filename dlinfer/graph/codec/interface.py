@@ -1,4 +1,4 @@
-"""Interfaces as JSON: ports, symbols with their ranges, conditions, and values that the graph was compiled with."""
+"""Write and read interfaces as JSON: ports, symbols with their ranges, conditions, and constant inputs."""
 
 from dlinfer.graph.codec.arguments import (
     CodecError,
@@ -19,9 +19,9 @@ _FLAGS = ("number", "held", "resolved")
 
 
 def write_interface(interface: Interface) -> Json:
-    """Return an interface as JSON. Raises CodecError.
+    """Return an interface as JSON. Raises CodecError if a value has no written form.
 
-    Which inputs the graph writes is left out: whoever reads the graph sees it there.
+    The ports' flag ``written`` is left out: ``read_graph`` takes it from the graph.
     """
     return {
         "symbols": [
@@ -36,7 +36,7 @@ def write_interface(interface: Interface) -> Json:
 
 
 def read_interface(data: Json) -> Interface:
-    """Return the interface that ``write_interface`` wrote. Raises CodecError."""
+    """Return the interface that ``write_interface`` wrote. Raises CodecError for other data."""
     with refuse_malformed():
         symbols = {name_of(item["name"]): _read_range(item) for item in data["symbols"]}
         interface = Interface(

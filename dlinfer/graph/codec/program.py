@@ -1,4 +1,4 @@
-"""Programs as JSON: another process runs one without capturing or compiling anything."""
+"""Write and read programs as JSON. A process that reads a program runs it without a capture or a compilation."""
 
 import base64
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _REFERENCES = {"node": Value, "constant": Constant}
 
 
 def write_program(program: Program) -> Json:
-    """Return the program as JSON. Raises CodecError."""
+    """Return the program as JSON. Raises CodecError if an argument or a constant has no written form."""
     return {
         "name": program.name,
         "inputs": list(program.inputs),
@@ -39,8 +39,8 @@ def read_program(
 ) -> Program:
     """Return the program that ``write_program`` wrote.
 
-    resolve, join: see Program. restore: is called with the names of all callees before any of them is resolved.
-    Raises CodecError for other data, and what these functions raise.
+    resolve, join: see Program. restore: called with the names of all callees, before any callee is resolved.
+    Raises CodecError for other data, and the errors of these functions.
     """
     with refuse_malformed():
         name, inputs = str(data["name"]), [str(item) for item in data["inputs"]]
