@@ -1,6 +1,6 @@
-"""Converts quantised checkpoints to formats that LMDeploy's layers read, and packs checkpoints in floats.
+"""Converts quantised checkpoints to formats that LMDeploy's layers read, and packs floating-point checkpoints.
 
-Takes a ``quantization_config`` and the checkpoint's tensors one by one; returns a configuration and tensors in the
-layout of AWQ, ``smooth_quant`` or ``fp8``. The checks of folders, the reading of a model's configuration and LMDeploy's
-loader of weights call it.
+Input: a ``quantization_config``, and the checkpoint's tensors one by one. Output: a configuration and tensors in the
+layout of AWQ, ``smooth_quant`` or ``fp8``. Callers are the folder checks, and our patches on LMDeploy's configuration
+reader and weight loader.
 """

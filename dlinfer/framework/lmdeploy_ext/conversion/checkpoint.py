@@ -1,4 +1,4 @@
-"""Describes a conversion: the checkpoint that goes in, and the plan of what LMDeploy loads instead."""
+"""Describes a conversion: the quantised checkpoint that goes in, and the plan of what LMDeploy loads instead."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,41 +10,41 @@ from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 ADVICE = "use a checkpoint in a served format (AWQ of 4 bits is one), or the unquantised model"
 CONVERTED_FROM = "converted_from"
-"""The key of a configuration that a conversion wrote: the format of the files."""
+"""The key that a conversion adds to a ``quantization_config``; its value is the format of the files."""
 
 FLOATS = "floats"
-"""The beginning of that format where DLINFER_CPU_WEIGHTS packs files in floats as they load."""
+"""The value of ``CONVERTED_FROM`` begins with this if DLINFER_CPU_WEIGHTS packs floating-point files at load."""
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Keys of a configuration for the number of experts."""
+"""Keys of config.json that may hold the number of experts."""
 
 SERVED = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
-"""LMDeploy's classes of models with experts whose tokens were compared where the experts are of 4 bits."""
+"""LMDeploy's classes that are served with experts of 4 bits: their tokens were compared."""
 
 INTERMEDIATE = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
-"""Keys of a configuration for the in_features of down projections, also of experts."""
+"""Keys of config.json that may hold the in_features of down projections, of experts too."""
 
 _INSIDE = ("text_config", "llm_config", "language_config")
 
 Convert = Callable[[str, Tensor, Any], Iterable[tuple[str, Tensor]]]
-"""(name, tensor, layer) of a file -> (name, tensor) as LMDeploy loads them: none, one or several.
+"""A function from one tensor of a file, (name, tensor, layer), to the (name, tensor) pairs that LMDeploy loads.
 
-layer: LMDeploy's linear layer that the tensor belongs to, or our packed experts, or None.
-Raises UnsupportedFeatureError for numbers that the target cannot hold.
+It returns none, one or several pairs. layer: LMDeploy's linear layer or our packed experts that own the tensor, or
+None. Raises UnsupportedFeatureError for values that the target format cannot hold.
 """
 
 
 def language_configs(config: Any) -> list[Any]:
-    """A configuration (a dict, or transformers' object), and those of a language model nested in it."""
+    """Return a configuration (a dict, or transformers' object), then the language model configurations inside it."""
     mapped = isinstance(config, Mapping)
     nested = (config.get(name) if mapped else getattr(config, name, None) for name in _INSIDE)
     return [config, *(part for part in nested if part is not None)]
 
 
 def linear_sizes(model: Mapping[str, Any]) -> dict[str, int]:
-    """The in_features and out_features of a decoder's linear layers, by their names in the configuration.
+    """Return name in the configuration -> size, for the in_features and out_features of a decoder's linear layers.
 
-    Latent attention has other projections, which LMDeploy does not join: its heads are left out.
+    model: the contents of config.json. The sizes of heads are left out for latent attention, whose projections differ.
     """
     hidden, heads = model.get("hidden_size") or 0, model.get("num_attention_heads")
     sizes = {"hidden_size": hidden, **{name: model.get(name) or 0 for name in INTERMEDIATE}}
@@ -56,7 +56,7 @@ def linear_sizes(model: Mapping[str, Any]) -> dict[str, int]:
 
 
 def shown(sizes: Mapping[str, int]) -> str:
-    """Sizes in words, for errors."""
+    """Return sizes as text, for errors."""
     return ", ".join(f"{name} = {size}" for name, size in sizes.items())
 
 
@@ -64,8 +64,9 @@ def shown(sizes: Mapping[str, int]) -> str:
 class Plan:
     """How a checkpoint is converted.
 
-    config: the ``quantization_config`` for LMDeploy; None where only a layer of ours knows that weights are packed.
-    packs: whether floats are packed into fewer bytes than the files have.
+    config: the ``quantization_config`` for LMDeploy; None if LMDeploy should load an unquantised model, and only our
+    layer knows that the weights are packed. convert: converts each tensor.
+    packs: whether floating-point weights are packed into fewer bytes than in the files.
     """
 
     config: dict[str, Any] | None
@@ -74,44 +75,49 @@ class Plan:
 
     @property
     def changes_bytes(self) -> bool:
-        """Whether the weights take other bytes in memory than LMDeploy's own layers would."""
+        """Return whether the weights in memory take another number of bytes than in LMDeploy's own layers."""
         return self.packs or self.config is None
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A quantised checkpoint. source: its format, for errors. config: its ``quantization_config``. model: the whole
-    configuration."""
+    """A quantised checkpoint.
+
+    source: its format, for errors. config: its ``quantization_config``. model: the contents of config.json.
+    """
 
     source: str
     config: Mapping[str, Any]
     model: Mapping[str, Any]
 
     def require(self, is_served: Any, detail: str) -> None:
-        """Raise UnsupportedFeatureError with the source and ``detail`` unless a property is served."""
+        """Raise UnsupportedFeatureError unless ``is_served``. The error names the format and ``detail``."""
         if not is_served:
             raise refuse(f"a quantised model ({self.source} {detail})", ADVICE)
 
     def named(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """A configuration for LMDeploy that also names the format of the files."""
+        """Return ``config``, made for LMDeploy, with the files' format under ``CONVERTED_FROM``."""
         return {**config, CONVERTED_FROM: self.source}
 
     def require_packed(self, is_packed: bool, name: str) -> None:
-        """Raise UnsupportedFeatureError for a layer in floats where LMDeploy's has packed weights."""
+        """Raise UnsupportedFeatureError unless a layer is packed. Call it for layers that LMDeploy builds as packed.
+
+        name: the layer's name in the checkpoint.
+        """
         self.require(is_packed, f"with layers that are not packed ({name})")
 
     @property
     def has_experts(self) -> bool:
-        """Whether the model is a mixture of experts."""
+        """Return whether the model is a mixture of experts."""
         return any(self.model.get(name) for name in EXPERTS)
 
     def require_served_experts(self) -> None:
-        """Raise UnsupportedFeatureError for a class that is not served with experts of 4 bits."""
+        """Raise UnsupportedFeatureError for a model with experts whose class is not served with experts of 4 bits."""
         for name in (self.model.get("architectures") or [""]) if self.has_experts else []:
             self.require(name in SERVED, f"with experts of {name}; served are {', '.join(SERVED)}")
 
     def require_plain(self) -> None:
-        """Raise UnsupportedFeatureError for images and latent attention, whose names or sizes differ."""
+        """Raise UnsupportedFeatureError for vision-language models and latent attention: their layers differ."""
         nested = self.model.get("vision_config") or language_configs(self.model)[1:]
         self.require(not nested, "of a vision-language model")
         self.require(not self.model.get("kv_lora_rank"), "with latent attention")

@@ -1,11 +1,11 @@
-"""Plans checkpoints of compressed-tensors, as llm-compressor writes them (github.com/neuralmagic/compressed-tensors).
+"""Plans the conversion of compressed-tensors checkpoints, which llm-compressor writes.
 
-Each linear layer, with a weight [out, in], has
+The format: github.com/neuralmagic/compressed-tensors. A linear layer with a weight [out, in] is stored as
 
-- in ``pack-quantized``: ``weight_packed`` int32 [out, in / 8] of the weight's numbers plus 8, ``weight_scale`` [out,
-  groups], ``weight_shape``, and where it is not symmetric ``weight_zero_point`` int32 [out / 8, groups];
-- in ``int-quantized``, ``float-quantized`` and ``naive-quantized`` (either of the two): ``weight`` in 8 bits [out, in],
-  ``weight_scale`` [out, 1], [1], or for each block, and with fixed scales ``input_scale`` [1].
+- ``pack-quantized``: ``weight_packed`` int32 [out, in / 8], which holds the weight's numbers plus 8, ``weight_scale``
+  [out, groups], ``weight_shape``, and for asymmetric weights ``weight_zero_point`` int32 [out / 8, groups];
+- ``int-quantized``, ``float-quantized`` and ``naive-quantized`` (either of the two): ``weight`` in 8 bits [out, in],
+  ``weight_scale`` [out, 1], [1], or for each block, and with static input scales ``input_scale`` [1].
 """
 
 import re
@@ -21,9 +21,9 @@ from dlinfer.framework.lmdeploy_ext.conversion.four_bits import FourBits, plan_o
 from dlinfer.ops.quantised.packing import GPTQ
 
 _WORDS = replace(GPTQ, zero_bias=0)
-"""The layout of ``weight_packed``, transposed."""
+"""The layout of the words in ``weight_packed``, after a transpose."""
 
-# Layers that no checkpoint packs and no class of LMDeploy's expects packed; a rule may leave them out.
+# Layers that no checkpoint packs and no class of LMDeploy's expects packed. Ignore rules may name them.
 _NEVER_PACKED = ("lm_head", "embed_tokens", "norm", "gate", "shared_expert_gate")
 _DENSE = ("gate_proj", "up_proj", "down_proj")
 _LAYERS = (
@@ -37,13 +37,13 @@ _SHOWN = "num_bits type strategy group_size block_structure symmetric dynamic ac
 
 
 class _Scheme(dict[str, Any]):
-    """How weights or inputs are quantised, with defaults; empty where they are not."""
+    """The scheme that quantises weights or inputs, with defaults filled in; empty if they are not quantised."""
 
     def __init__(self, stored: Mapping[str, Any] | None) -> None:
         super().__init__({"symmetric": True, "dynamic": False, "type": "int", **stored} if stored else {})
 
     def has(self, **expected: Any) -> bool:
-        """Whether the scheme has these values."""
+        """Return whether the scheme has all of these values."""
         return all(self.get(key) == value for key, value in expected.items())
 
     def __str__(self) -> str:
@@ -51,11 +51,16 @@ class _Scheme(dict[str, Any]):
 
 
 def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
-    """The plan of a checkpoint, whose layers become AWQ's, smooth_quant's or fp8's. Raises UnsupportedFeatureError."""
+    """Return the plan that converts a checkpoint to AWQ, smooth_quant, fp8 or packed experts.
+
+    config: its ``quantization_config``. model: the contents of config.json. Raises UnsupportedFeatureError.
+    """
     layout = str(config.get("format") or "without a format")
     checkpoint = Checkpoint(f"compressed-tensors {layout}", config, model)
     checkpoint.require(layout in _FORMATS, "")
-    status = config.get("quantization_status")  # a tensor in floats in spite of it is refused when it is read
+    status = config.get(
+        "quantization_status"
+    )  # a tensor that is in floats all the same is refused when it is read
     checkpoint.require(status in ("compressed", "frozen"), f"with quantization_status {status}")
     for key, detail in _PLAIN.items():
         checkpoint.require(not config.get(key), f"with {detail}")
@@ -74,9 +79,9 @@ def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
 
 
 def _check_ignored(rules: list[str], checkpoint: Checkpoint) -> None:
-    """Refuse rules that leave some of a decoder's layers in floats, or that quantise lm_head.
+    """Refuse ignore rules that leave some of a decoder's layers in floats, or that do not ignore lm_head.
 
-    Rules may leave all layers but experts in floats: see ``_experts_alone``.
+    Rules may leave every layer except the experts in floats: see ``_experts_alone``.
     """
     layers = _decoder_layers(checkpoint)
     alone = _experts_alone(rules, checkpoint)
@@ -88,7 +93,7 @@ def _check_ignored(rules: list[str], checkpoint: Checkpoint) -> None:
 
 
 def _decoder_layers(checkpoint: Checkpoint) -> list[str]:
-    """The names that checkpoints give to a decoder's linear layers, whether the model has them or not."""
+    """Return the possible names of a decoder's linear layers in checkpoints; the model may lack some."""
     layers = checkpoint.model.get("num_hidden_layers") or 1
     return [f"model.layers.{layer}.{name}" for layer in range(layers) for name in _LAYERS]
 
@@ -98,7 +103,7 @@ def _ignores(rules: list[str], name: str) -> bool:
 
 
 def _experts_alone(rules: list[str], checkpoint: Checkpoint) -> bool:
-    """Whether rules leave all of a decoder's linear layers in floats except experts, which have 4 bits."""
+    """Return whether ignore rules leave every linear layer in floats except the experts, which have 4 bits."""
     model = checkpoint.model
     if not checkpoint.has_experts or checkpoint.config.get("format") != "pack-quantized":
         return False
@@ -158,15 +163,16 @@ def _float8(weights: _Scheme, inputs: _Scheme, checkpoint: Checkpoint) -> Plan:
 
 
 def _converter(checkpoint: Checkpoint, scale: str | None = None) -> Convert:
-    """Convert tensors of 8 bits. scale: the name of the scales in LMDeploy's layers, which make them float32.
+    """Return a function that converts tensors of layers in 8 bits.
 
-    None is for scales that keep their name, beside fixed scales of the inputs.
+    scale: LMDeploy's name for the weight scales, which become float32. None keeps their name and dtype, for layers with
+    static input scales.
     """
     input_scales: dict[int, Tensor] = {}  # identity of a layer -> the scale of its input
 
     def convert(name: str, tensor: Tensor, layer: Any) -> Iterable[tuple[str, Tensor]]:
         owner, _, part = name.rpartition(".")
-        # LMDeploy would round the floats of a router in 8 bits, and fails on a layer in floats that it has in 8 bits.
+        # LMDeploy would round an 8-bit router's values, and fails on a floating-point layer that it builds in 8 bits.
         is_router = part == "weight_scale" and owner.rpartition(".")[2] in _NEVER_PACKED
         checkpoint.require(not is_router, f"with {owner} quantised")
         if part == "weight" and layer is not None:
@@ -190,7 +196,7 @@ _FORMATS = {
     "pack-quantized": _packed,
     "int-quantized": _int8,
     "float-quantized": _float8,
-    # The name of the two before in early releases.
+    # Early releases used this name for both int-quantized and float-quantized.
     "naive-quantized": lambda weights, *rest: (_float8 if weights.has(type="float") else _int8)(
         weights, *rest
     ),

@@ -1,7 +1,7 @@
-"""Quantises a checkpoint in floats while it loads, as DLINFER_CPU_WEIGHTS and DLINFER_CPU_HEAD ask.
+"""Quantises a floating-point checkpoint at load time, if DLINFER_CPU_WEIGHTS or DLINFER_CPU_HEAD is set.
 
-``dlinfer quantise`` writes the same numbers: AWQ for int4, W8A8 for int8. Each weight is packed
-as it is read, some rows at a time, so that at most one weight is in memory in floats.
+The numbers equal those that ``dlinfer quantise`` writes: AWQ for int4, W8A8 for int8. Each weight is packed as it is
+read, some rows at a time, so at most one weight is in memory in floats.
 """
 
 import math
@@ -30,16 +30,18 @@ ADMITTED: Mapping[str, tuple[str, ...]] = {
     "int8": (*_DENSE, "MixtralForCausalLM"),  # LMDeploy's Qwen2-MoE and Qwen3-MoE have such experts in floats
     "int4": (*_DENSE, *SERVED),
 }
-"""Value of the setting -> the classes whose weights are packed: those of ``dlinfer quantise``, and those with experts
-whose tokens were compared in the format."""
+"""Value of DLINFER_CPU_WEIGHTS -> the architectures whose weights are packed.
+
+These are the classes of ``dlinfer quantise``, and classes with experts whose tokens were compared in the format.
+"""
 
 SETTING = "DLINFER_CPU_WEIGHTS"
 
 GROUP = 128
-"""The most inputs that share a scale in int4; a model whose sizes it does not divide gets smaller groups."""
+"""The largest int4 group: inputs that share a scale. If it does not divide a model's sizes, groups are smaller."""
 
 _PIECE = 1 << 18
-"""The most numbers that are packed at once, unless ``ROWS`` rows have more: packing takes 64 bits a number."""
+"""The most elements that are packed at once, or ``ROWS`` rows if larger. Packing takes 64 bits for each element."""
 
 _PACKED = re.compile(
     r"model\.layers\.\d+\.(?:self_attn\.[qkvo]_proj"
@@ -49,9 +51,9 @@ _PACKED = re.compile(
 
 
 def plan(bits: str, model: Mapping[str, Any]) -> Plan:
-    """The plan of a model in floats. bits: int8 or int4. model: its whole configuration.
+    """Return the plan that packs a floating-point model. bits: int8 or int4. model: the contents of config.json.
 
-    Raises UnsupportedFeatureError for a class that is not admitted, and for sizes that int4 cannot pack.
+    Raises UnsupportedFeatureError for an architecture that is not in ``ADMITTED``, and for sizes that int4 cannot pack.
     """
     setting = f"{SETTING}={bits}"
     for name in model.get("architectures") or ["a model that names no architecture"]:
@@ -76,7 +78,7 @@ def plan(bits: str, model: Mapping[str, Any]) -> Plan:
 
 
 def _group(model: Mapping[str, Any]) -> int:
-    """The group size of int4. Raises UnsupportedFeatureError where no multiple of 8 divides all sizes."""
+    """Return the int4 group size. Raises UnsupportedFeatureError if no multiple of 8 divides all of a model's sizes."""
     sizes = linear_sizes(model)
     group = math.gcd(GROUP, *sizes.values()) if sizes else 0
     if not group or group % AWQ.per_word:
@@ -86,9 +88,10 @@ def _group(model: Mapping[str, Any]) -> int:
 
 
 def packed(setting: str, form: Format, name: str, weight: Tensor) -> dict[str, Tensor]:
-    """The tensors of a weight [out, in] in the format. setting: the setting that asks for it, and its value.
+    """Return a weight [out, in] as the format's tensors: last part of the name -> tensor.
 
-    Raises UnsupportedFeatureError for a tensor that is no matrix of floats, is not finite, or outgrows the format.
+    setting: the setting and its value, for errors. name: the weight's name.
+    Raises UnsupportedFeatureError if the tensor is no floating-point matrix, not finite, or too large for the format.
     """
     feature = f"{setting} for {name}"
     if weight.ndim != 2 or not weight.is_floating_point() or weight.dtype.itemsize == 1:
@@ -116,10 +119,10 @@ def packed(setting: str, form: Format, name: str, weight: Tensor) -> dict[str, T
 def packed_head(
     weights: Iterable[tuple[str, Tensor]], model: torch.nn.Module
 ) -> Iterator[tuple[str, Tensor]]:
-    """A file's tensors, with the output projection and a tied embedding in int8 where the model has such layers.
+    """Yield a file's tensors, with the output projection or tied embedding packed to int8 if the model's are.
 
-    A stored projection of a model that ties them is left out. Raises UnsupportedFeatureError for numbers that are not
-    finite.
+    If the model ties them, a stored output projection is left out. Raises UnsupportedFeatureError for values that are
+    not finite.
     """
     parameters = {name for name, _ in model.named_parameters()}
     tables = [name for name in ("model.embed_tokens", "lm_head") if f"{name}.numbers" in parameters]

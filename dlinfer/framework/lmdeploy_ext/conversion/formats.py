@@ -1,6 +1,6 @@
-"""The formats that weights in floats are quantised to: their tensors under LMDeploy's names, and their numbers.
+"""Defines the formats that floating-point weights are quantised to: their tensors' names, layouts and rounding.
 
-Every format quantises blocks of at most ``ROWS`` rows on their own, so that a large weight can be taken in pieces.
+Every format quantises blocks of at most ``ROWS`` rows independently, so a large weight can be quantised in pieces.
 """
 
 from abc import ABC, abstractmethod
@@ -13,17 +13,17 @@ from torch import Tensor
 from dlinfer.ops.quantised.packing import AWQ, Packing
 
 ROWS = 128
-"""Pieces of a weight have a multiple of this many rows: a block of FP8, and whole words of AWQ."""
+"""The rows of a weight's piece are a multiple of this number: one FP8 block, and whole AWQ words."""
 
 GROUP_SIZES = (32, 64, 128)
-"""Group sizes that kernels for AWQ read: LMDeploy's for CUDA need a power of two, and TurboMind 128."""
+"""Group sizes that AWQ kernels support: LMDeploy's CUDA kernels need a power of two, TurboMind needs 128."""
 
 _LARGEST_FP8 = 448.0
 _LARGEST_INT8 = 127.0
 
 
 def pieces(weight: Tensor, most: int) -> tuple[Tensor, ...]:
-    """A weight [out_features, in_features] in pieces of rows, of ``most`` numbers unless ``ROWS`` rows have more."""
+    """Split a weight [out_features, in_features] by rows into pieces of ``most`` elements, at least ``ROWS`` rows."""
     return weight.split(max(most // max(weight.shape[1], 1) // ROWS, 1) * ROWS)
 
 
@@ -32,10 +32,10 @@ Parts = dict[str, tuple[str, tuple[int, ...]]]
 
 
 class Format(ABC):
-    """One format. A weight is [out_features, in_features], floating.
+    """A format of quantised weights. Weights are floating-point [out_features, in_features].
 
-    name: the command's word for it. shared: the numbers that share a scale, in words. dtype: for ``config.json``; None
-    keeps what it has. joined: the dimension that joins the tensors of pieces of rows.
+    name: the format's name on the command line. shared: which elements share a scale, in words. dtype: the dtype to
+    write into ``config.json``; None keeps the model's. joined: the dimension that concatenates the pieces' tensors.
     """
 
     name: ClassVar[str]
@@ -45,33 +45,39 @@ class Format(ABC):
 
     @property
     def group(self) -> str:
-        """The numbers that share a scale, in words."""
+        """Return in words which elements share a scale."""
         return self.shared
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """The ``quantization_config`` of config.json."""
+        """Return the ``quantization_config`` for config.json."""
 
     def fault(self, out_features: int, in_features: int) -> str:
-        """Why a weight of this size cannot be quantised; empty where it can."""
+        """Return why a weight of this size cannot be quantised; empty if it can."""
         return ""
 
     @abstractmethod
     def parts(self, out_features: int, in_features: int) -> Parts:
-        """The tensors of a weight of this size."""
+        """Return the dtype and shape of each tensor that stores a weight of this size."""
 
     @abstractmethod
     def quantise(self, rows: Tensor) -> dict[str, Tensor]:
-        """The tensors of ``parts`` for whole rows, a multiple of ``ROWS`` or all of a weight."""
+        """Quantise rows of a weight, and return the tensors of ``parts``.
+
+        rows: [rows, in_features]; a multiple of ``ROWS``, or all rows of the weight.
+        """
 
     @abstractmethod
     def dequantise(self, parts: dict[str, Tensor]) -> Tensor:
-        """The rows that tensors stand for, float32 [rows, in_features]."""
+        """Return the rows that quantised tensors stand for, float32 [rows, in_features]."""
 
 
 @dataclass(frozen=True)
 class AwqInt4(Format):
-    """AutoAWQ's layout "gemm": 4 bits and a zero point, with float16 scales of group_size neighbours of a row."""
+    """AutoAWQ's layout "gemm": 4 bits, with a zero point and a float16 scale for each group in a row.
+
+    group_size: neighbouring inputs in a group.
+    """
 
     name = "awq-int4"
     dtype = "float16"  # LMDeploy serves AWQ in float16, whatever the configuration says
@@ -118,7 +124,7 @@ class AwqInt4(Format):
 
 @dataclass(frozen=True)
 class W8A8(Format):
-    """LMDeploy's "smooth_quant": int8 numbers, symmetric, with a float32 scale for each row."""
+    """LMDeploy's "smooth_quant": symmetric int8, with a float32 scale for each row."""
 
     name = "w8a8"
     shared = "a row"
@@ -143,7 +149,7 @@ class W8A8(Format):
 class BlockedFp8(Format):
     """DeepSeek's blocked FP8: float8_e4m3fn numbers with a float32 scale for each block of 128 rows and 128 columns.
 
-    A number is multiplied by its ``weight_scale_inv``, in spite of the name.
+    The weight is the number times its ``weight_scale_inv``, in spite of that name.
     """
 
     name = "fp8"
@@ -182,7 +188,7 @@ class BlockedFp8(Format):
 
 
 def _scale(largest: Tensor, levels: float) -> Tensor:
-    """A scale above 0, also where all numbers are 0."""
+    """Return ``largest / levels``, at least the smallest normal float32, so that a scale is never 0."""
     return (largest / levels).clamp(min=torch.finfo(torch.float32).tiny)
 
 

@@ -1,8 +1,8 @@
-"""Converts weights of 4 bits, in the layouts of GPTQ and compressed-tensors, to the layers that LMDeploy has.
+"""Converts 4-bit weights in the layouts of GPTQ and compressed-tensors to those of LMDeploy's layers.
 
-LMDeploy's AWQ layers have one group size for the whole model. It divides the in_features of each layer, and the
-out_features of layers that LMDeploy joins. Its experts for compressed-tensors have symmetric groups of 32 inputs with
-scales in bfloat16. A stored group of another size becomes several smaller groups with the same scale and zero point.
+LMDeploy's AWQ layers have one group size for the whole model. The size must divide the in_features of each layer, and
+the out_features of layers that LMDeploy joins. LMDeploy's experts for compressed-tensors have symmetric groups of 32
+inputs with bfloat16 scales. A stored group of another size becomes several smaller groups with equal scales and zeros.
 """
 
 import math
@@ -23,14 +23,20 @@ _PARTS |= {"weight_g_idx": "order"}
 
 
 def stored_group(group_size: Any, checkpoint: Checkpoint) -> int:
-    """A configuration's group size; 0 stands for all in_features. Raises UnsupportedFeatureError."""
+    """Return the group size of a configuration; 0 means one group of all in_features.
+
+    Raises UnsupportedFeatureError for a value other than -1 or a positive integer.
+    """
     is_size = type(group_size) is int and (group_size == -1 or group_size > 0)
     checkpoint.require(is_size, f"in groups of {group_size}")
     return max(group_size, 0)
 
 
 def _require_order(name: str, group_of: Tensor, stored: int, checkpoint: Checkpoint) -> None:
-    """Raise UnsupportedFeatureError unless neighbouring inputs share groups. group_of: [in_features], or empty."""
+    """Raise UnsupportedFeatureError unless groups consist of neighbouring inputs, in order.
+
+    name: the layer. group_of: ``g_idx`` [in_features], or empty. stored: the group size, 0 for all inputs.
+    """
     size = group_of.numel()
     expected = torch.arange(size, device=group_of.device) // (stored or max(size, 1))
     in_order = torch.equal(group_of.long(), expected)
@@ -38,7 +44,10 @@ def _require_order(name: str, group_of: Tensor, stored: int, checkpoint: Checkpo
 
 
 def _spread(name: str, rows: Tensor, inputs: int, stored: int, group: int, checkpoint: Checkpoint) -> Tensor:
-    """Rows of groups of ``stored`` inputs (0 for all) as rows of groups of ``group``."""
+    """Repeat rows, one for each stored group, so that there is one for each smaller group of ``group`` inputs.
+
+    stored: the stored group size, 0 for all. inputs: the layer's in_features. name: for errors.
+    """
     size = stored or inputs
     detail = f"with {rows.shape[0]} groups of {size} inputs in {name}, which has {inputs}"
     checkpoint.require(rows.shape[0] == math.ceil(inputs / size), detail)
@@ -47,10 +56,10 @@ def _spread(name: str, rows: Tensor, inputs: int, stored: int, group: int, check
 
 @dataclass(frozen=True)
 class FourBits:
-    """How a checkpoint's weights lie. stored: its group size, 0 for all in_features. packing: of its words.
+    """The layout of a checkpoint's 4-bit weights, and their conversion to AWQ.
 
-    transposed: whether tensors are [out, in], as compressed-tensors has them. symmetric: whether there are no zero
-    points.
+    stored: the group size, 0 for all in_features. packing: how numbers lie in words. transposed: whether tensors are
+    [out, in], as in compressed-tensors. symmetric: whether there are no zero points.
     """
 
     checkpoint: Checkpoint
@@ -60,7 +69,7 @@ class FourBits:
     symmetric: bool = False
 
     def plan(self) -> Plan:
-        """The plan of the checkpoint. Raises UnsupportedFeatureError for sizes that AWQ's layers cannot have."""
+        """Return the conversion's plan. Raises UnsupportedFeatureError for sizes that AWQ layers do not support."""
         model, require = self.checkpoint.model, self.checkpoint.require
         has_sizes = model.get("hidden_size") and model.get("num_attention_heads")
         require(has_sizes, "without hidden_size and num_attention_heads")
@@ -73,7 +82,7 @@ class FourBits:
         return Plan(self.checkpoint.named(AwqInt4(group).config()), self.convert)
 
     def convert(self, name: str, tensor: Tensor, layer: Any) -> Iterable[tuple[str, Tensor]]:
-        """Yield AWQ's tensors for one of the checkpoint's."""
+        """Yield the AWQ tensors that replace one tensor of the checkpoint; none if AWQ does not need the tensor."""
         owner, _, part = name.rpartition(".")
         kind = _PARTS.get(part)
         if kind is None:
@@ -120,16 +129,14 @@ _CONFIG = {
     "format": "pack-quantized",
     "quantization_status": "compressed",
     "config_groups": _GROUPS,
-    "ignore": [
-        r"re:(?!.*\.experts$)"
-    ],  # all of LMDeploy's layers but experts; it joins some under names of its own
+    "ignore": [r"re:(?!.*\.experts$)"],  # all of LMDeploy's layers but experts, also joined layers
 }
 
 
 def plan_of_experts(stored: int, symmetric: bool, checkpoint: Checkpoint) -> Plan:
-    """The plan of compressed-tensors with experts alone packed, in groups of ``stored`` inputs, 0 for all.
+    """Return the plan of a compressed-tensors checkpoint whose experts alone are packed.
 
-    Raises UnsupportedFeatureError.
+    stored: the group size, 0 for all inputs. Raises UnsupportedFeatureError for zero points or other groups.
     """
 
     def require(is_served: Any, detail: str) -> None:

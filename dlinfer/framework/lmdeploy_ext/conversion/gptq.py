@@ -1,7 +1,7 @@
-"""Plans GPTQ checkpoints of 4 bits (Frantar et al., 2022, arXiv:2210.17323), as AutoGPTQ and GPTQModel store them.
+"""Plans the conversion of 4-bit GPTQ checkpoints, as AutoGPTQ and GPTQModel store them, to AWQ.
 
-Each linear layer has ``qweight`` int32 [in / 8, out], ``qzeros`` int32 [groups, out / 8], ``scales`` [groups, out] and,
-in some files, ``g_idx`` [in].
+GPTQ: Frantar et al., 2022, arXiv:2210.17323. Each linear layer has ``qweight`` int32 [in / 8, out], ``qzeros`` int32
+[groups, out / 8], ``scales`` [groups, out] and, in some files, ``g_idx`` [in].
 """
 
 import re
@@ -14,13 +14,16 @@ from dlinfer.framework.lmdeploy_ext.conversion.four_bits import FourBits, stored
 from dlinfer.ops.quantised.packing import GPTQ
 
 _FORMATS = {"gptq": GPTQ, "gptq_v2": replace(GPTQ, zero_bias=0)}
-# A decoder's linear layers; where a configuration lists those that are quantised, it must list all.
+# A decoder's linear layers. If a configuration lists the quantised layers, it must list all of these.
 _LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _EXPERTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}  # Mixtral's names
 
 
 def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
-    """The plan of a GPTQ checkpoint, whose layers become AWQ's. Raises UnsupportedFeatureError."""
+    """Return the plan that converts a GPTQ checkpoint to AWQ. Raises UnsupportedFeatureError.
+
+    config: its ``quantization_config``. model: the contents of config.json.
+    """
     checkpoint = Checkpoint("gptq", config, model)
     bits, layout = config.get("bits"), config.get("checkpoint_format") or config.get("format") or "gptq"
     words = str(config.get("pack_dtype") or "int32")
@@ -41,16 +44,19 @@ def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
 
 
 def _unlisted(modules: Any) -> list[str]:
-    """The linear layers that a list of modules, or a list of lists of them, leaves out; no list leaves out none."""
+    """Return the linear layers that a configuration's list of quantised modules leaves out; empty without a list.
+
+    modules: names, or lists of names.
+    """
     names = [name for part in modules or () for name in ([part] if isinstance(part, str) else part)]
     listed = {_EXPERTS.get(last, last) for last in (name.rpartition(".")[2] for name in names)}
     return sorted(set(_LAYERS) - listed) if names else []
 
 
 def _rule_of_its_own(rules: Mapping[str, Any]) -> str:
-    """The first rule of GPTQModel's ``dynamic`` that does more than leave routers in floats; empty for none.
+    """Return the first rule of GPTQModel's ``dynamic`` that does more than leave routers in floats; else empty.
 
-    A rule is a regular expression of names. ``-:`` before it leaves its layers in floats.
+    A rule is a regular expression that matches layer names. With the prefix ``-:`` it leaves these layers in floats.
     """
     inside = ("self_attn", "mlp", "mlp.experts.0", "mlp.shared_expert")
     names = [f"model.layers.0.{part}.{name}" for part in inside for name in _LAYERS]
@@ -60,6 +66,6 @@ def _rule_of_its_own(rules: Mapping[str, Any]) -> str:
         try:
             if pattern == rule or any(re.match(pattern, name) for name in names):
                 return rule
-        except re.error:  # a string that is no pattern counts as one that matches
+        except re.error:  # an invalid pattern counts as a match
             return rule
     return ""

@@ -1,4 +1,4 @@
-"""Hooks conversions into LMDeploy: where it reads a model's configuration, and where it reads files of weights."""
+"""Hooks conversions into LMDeploy's reading of a model's configuration and of its weight files."""
 
 import functools
 import logging
@@ -21,10 +21,10 @@ _SHOWN = 3
 
 
 def rewrite(hf_config: Any) -> None:
-    """Write into transformers' configuration how LMDeploy shall load a checkpoint that is converted.
+    """Replace ``quantization_config`` in transformers' configuration by the one of the converted checkpoint.
 
-    Where LMDeploy has no such method, ``experts_packed_as`` names the method for our layer. Raises
-    UnsupportedFeatureError for a checkpoint that cannot be converted.
+    If LMDeploy does not know the method, the key is removed, and ``experts_packed_as`` names the method for our layer.
+    Raises UnsupportedFeatureError for a checkpoint that cannot be converted.
     """
     stored: Any = getattr(hf_config, "quantization_config", None)
     nested = (getattr(part, "quantization_config", None) for part in language_configs(hf_config)[1:])
@@ -39,7 +39,7 @@ def rewrite(hf_config: Any) -> None:
             )
         plan = plan_of(stored, hf_config.to_dict())
         if plan is not None and plan.config is None:
-            del hf_config.quantization_config  # LMDeploy asks whether it is there, and not what it is
+            del hf_config.quantization_config  # LMDeploy tests hasattr, so None would not do
             hf_config.experts_packed_as = stored["quant_method"]
     elif stored is None and all(part is None for part in nested):
         plan = asked_plan(hf_config.to_dict())
@@ -48,7 +48,10 @@ def rewrite(hf_config: Any) -> None:
 
 
 def stored_dtype(hf_config: Any) -> str | None:
-    """The dtype of a converted checkpoint of 4 bits, which LMDeploy would replace for AWQ; None for any other."""
+    """Return bfloat16 or float32 if a checkpoint converted to AWQ has that dtype, else None.
+
+    LMDeploy would replace the dtype by float16.
+    """
     config = getattr(hf_config, "quantization_config", None)
     if not isinstance(config, Mapping) or CONVERTED_FROM not in config or config.get("quant_method") != "awq":
         return None
@@ -59,14 +62,14 @@ def stored_dtype(hf_config: Any) -> str | None:
 _JOINED = {f"{part}_proj": "qkv_proj" for part in "qkv"} | dict.fromkeys(
     ("gate_proj", "up_proj"), "gate_up_proj"
 )
-"""Part -> the layer that LMDeploy's classes join it into, though Mixtral's and others do not say so."""
+"""Projection -> the joined layer that has it in LMDeploy, for classes whose packed_modules_mapping lacks it."""
 
 _EXPERT_PARTS: dict[str, str] = dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), "gate_up")
 _EXPERT_PARTS |= dict.fromkeys(("down_proj", "w2"), "down")
 
 
 def place_of(path: str) -> str:
-    """The path in LMDeploy's model of an expert's projection in a checkpoint; other paths stay.
+    """Return the path in LMDeploy's model of an expert's projection in a checkpoint; other paths stay.
 
     ``model.layers.0.mlp.experts.7.up_proj`` becomes ``model.layers.0.mlp.experts.gate_up``.
     """
@@ -76,9 +79,9 @@ def place_of(path: str) -> str:
 
 
 class Layers:
-    """LMDeploy's linear layers by the names in checkpoints, which know nothing of joined layers.
+    """Finds LMDeploy's linear layers by the names of tensors in checkpoints, which have no joined layers.
 
-    Experts of 4 bits are two such layers: gate and up of all experts, and down.
+    Experts of 4 bits count as two layers: gate and up of all experts, and down of all experts.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -87,7 +90,10 @@ class Layers:
         self._joined = _JOINED | {part: whole for whole, parts in named.items() for part in parts}
 
     def of(self, name: str) -> torch.nn.Module | None:
-        """The linear layer that a tensor belongs to, or None, as for an embedding or a norm."""
+        """Return the linear layer that owns a tensor, or None for other tensors (embeddings, norms).
+
+        name: the tensor's name in the checkpoint.
+        """
         path = place_of(name.rpartition(".")[0])
         parent, _, last = path.rpartition(".")
         whole = self._joined.get(last, last)
@@ -96,7 +102,7 @@ class Layers:
 
 
 def plan_of_folder(folder: Path) -> Plan | None:
-    """How the checkpoint in a folder is converted or packed, or None."""
+    """Return the plan that converts or packs the checkpoint in a folder, or None if it loads unchanged."""
     if not (folder / "config.json").is_file():
         return None
     model = model_files.read_json(folder / "config.json")
@@ -109,13 +115,16 @@ def plan_of_folder(folder: Path) -> Plan | None:
 def converted(
     weights: Iterable[tuple[str, Tensor]], plan: Plan, layers: Layers
 ) -> Iterator[tuple[str, Tensor]]:
-    """A file's tensors as LMDeploy loads them. Raises UnsupportedFeatureError."""
+    """Yield a file's tensors as LMDeploy loads them, after conversion. Raises UnsupportedFeatureError."""
     for name, tensor in weights:
         yield from plan.convert(name, tensor, layers.of(name))
 
 
 def _with_nan_noted(weights: Iterable[tuple[str, Tensor]], names: list[str]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors, unchanged; ``names`` gets those with NaN. It reads each tensor once more."""
+    """Yield the tensors unchanged, and append the names of tensors with NaN to ``names``.
+
+    The search reads each tensor once more.
+    """
     for name, tensor in weights:
         is_wide = tensor.is_floating_point() and tensor.dtype.itemsize > 1
         if is_wide and tensor.numel() and tensor.amax().isnan():

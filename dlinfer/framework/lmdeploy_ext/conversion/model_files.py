@@ -1,7 +1,7 @@
-"""Reads a model folder: its JSON files, and the names, sizes and numbers of its tensors.
+"""Reads a model folder: its JSON files, and the names, sizes and values of its tensors.
 
-A safetensors file holds 8 bytes of length, little-endian, then as much JSON (name -> dtype, shape and offsets), then
-the numbers: https://github.com/huggingface/safetensors, "Format".
+A safetensors file begins with the length of its header, in 8 bytes, little-endian. The header is JSON: name -> dtype,
+shape and offsets. The tensors' bytes follow. See https://github.com/huggingface/safetensors, "Format".
 """
 
 import json
@@ -23,11 +23,11 @@ from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 NAMES = tuple(
     f"{name}{end}" for name in ("model.safetensors", "pytorch_model.bin") for end in ("", ".index.json")
 )
-"""Files of weights and of their index, in the order of LMDeploy's search."""
+"""Names of weight files and their indexes, in LMDeploy's search order."""
 
 _WIDE = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 FLOATING = tuple(_WIDE)
-"""Names of the dtypes that weights in floats have."""
+"""safetensors' names of the dtypes of unquantised weights."""
 
 DTYPES = _WIDE | {
     "F8_E4M3": torch.float8_e4m3fn,
@@ -44,7 +44,10 @@ DTYPES = _WIDE | {
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, with or without a byte-order mark. Raises OSError, and ValueError with a reason."""
+    """Return the JSON object in a file, with or without a byte-order mark.
+
+    Raises OSError, or ValueError with the reason.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:
@@ -55,7 +58,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def readable_config(folder: Path) -> dict[str, Any]:
-    """A folder's config.json, or nothing where it cannot be read. ``check_model_folder`` raises the error."""
+    """Return a folder's config.json, or an empty dict if unreadable; ``check_model_folder`` raises the error."""
     try:
         return read_json(folder / "config.json")
     except (OSError, ValueError):
@@ -64,7 +67,7 @@ def readable_config(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor in a safetensors file. dtype: safetensors' name of it. begin: the offset of its first byte."""
+    """One tensor in a safetensors file. dtype: safetensors' name. begin: the offset of its first byte in the file."""
 
     name: str
     file: str
@@ -74,24 +77,24 @@ class Stored:
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """Return the number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file."""
+        """Return the tensor's bytes in the file."""
         return self.elements * DTYPES[self.dtype].itemsize
 
 
 def index_or_file(folder: Path) -> str | None:
-    """The name of the file, or of the index of files, that LMDeploy reads; None where there is none."""
+    """Return the name of the weight file, or the index of weight files, that LMDeploy reads; None if there is none."""
     return next((name for name in NAMES if (folder / name).is_file()), None)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that LMDeploy loads: the single one, or else those in the index.
+    """Return the weight files that LMDeploy loads: the single file, or else the files in the index.
 
-    Other files may lie beside them: ``consolidated.safetensors`` of Mistral's checkpoints has all weights again.
+    Other files in the folder do not count: Mistral's ``consolidated.safetensors`` holds all weights a second time.
     """
     name = index_or_file(folder)
     if name is None or not name.endswith(".index.json"):
@@ -100,7 +103,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def is_pickled(path: Path) -> bool:
-    """Whether a file of weights is torch's own."""
+    """Return whether a weight file is pickled by torch, and not safetensors."""
     return path.suffix != ".safetensors"
 
 
@@ -108,7 +111,7 @@ def is_pickled(path: Path) -> bool:
 
 
 def header(path: Path) -> dict[str, Stored]:
-    """The tensors of a whole safetensors file by name, in the order of their bytes."""
+    """Return the tensors of a safetensors file by name, in the order of their bytes. The file must be whole."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         entries = json.loads(file.read(length))
@@ -121,7 +124,7 @@ def header(path: Path) -> dict[str, Stored]:
 
 
 def read(folder: Path) -> list[Stored]:
-    """Every tensor of the safetensors files that LMDeploy loads, each name once. The files must be whole."""
+    """Return every tensor of the safetensors files that LMDeploy loads, each name once. The files must be whole."""
     stored: dict[str, Stored] = {}
     for path in weight_files(folder):
         stored |= {} if is_pickled(path) else header(path)
@@ -129,9 +132,9 @@ def read(folder: Path) -> list[Stored]:
 
 
 def loaded_bytes(tensors: list[Stored], itemsize: int, tied: bool) -> int:
-    """Bytes of all weights in memory, where floating-point numbers take ``itemsize`` bytes.
+    """Return the bytes of all weights in memory, if each unquantised number takes ``itemsize`` bytes.
 
-    tied: the output projection is the embedding, and a stored one is not loaded.
+    tied: whether the output projection is the embedding; then a stored projection is not loaded.
     """
     others = [stored for stored in tensors if not stored.name.endswith("lm_head.weight")]
     loaded = others if tied and others else tensors
@@ -139,12 +142,12 @@ def loaded_bytes(tensors: list[Stored], itemsize: int, tied: bool) -> int:
 
 
 def largest_file(folder: Path) -> int:
-    """Bytes of the largest weight file, which is mapped as a whole while its tensors are copied."""
+    """Return the bytes of the largest weight file. A file is mapped as a whole while its tensors are copied."""
     return max((path.stat().st_size for path in weight_files(folder)), default=0)
 
 
 def largest_tensor(tensors: list[Stored]) -> int:
-    """Bytes of the largest tensor in its file: so much of a file is resident where pages are given back."""
+    """Return the bytes of the largest tensor: the resident part of a file if ``tensors`` gives pages back."""
     return max((stored.nbytes for stored in tensors), default=0)
 
 
@@ -152,7 +155,7 @@ def largest_tensor(tensors: list[Stored]) -> int:
 
 
 def empty_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor on torch's device ``meta``) of a file; a dtype that torch lacks counts as bytes.
+    """Yield (name, tensor on torch's device ``meta``) for a weight file. A dtype that torch lacks becomes uint8.
 
     Raises whatever torch raises for a broken pickled file.
     """
@@ -165,17 +168,17 @@ def empty_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def tensor(path: Path, name: str) -> Tensor:
-    """One tensor of a file, which must not be written to."""
+    """Return one tensor of a weight file. Do not write to it: it may be a view of the mapped file."""
     return _pickled(path, "cpu")[name] if is_pickled(path) else _view(_mapped(path), header(path)[name])
 
 
 def tensors(path: str | Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """(prefix and name, tensor) of a whole safetensors file, whose pages go back to the system tensor by tensor.
+    """Yield (prefix + name, tensor) for a safetensors file, and give each tensor's pages back to the system after use.
 
-    safetensors maps a file for torch as writable, which Linux refuses where the file is larger than the memory. Its
-    pages stay resident until it is closed, so that a checkpoint would be in memory twice while it is packed.
+    safetensors itself maps files for torch as writable, and Linux refuses that for a file larger than the memory. The
+    pages would stay resident until the file is closed, so a checkpoint would be in memory twice while it is packed.
 
-    A tensor is a view of the file and must not be written to. It may be kept: later reads come from the file again.
+    A tensor is a view of the file; do not write to it. It may be kept: later reads fetch the pages from the file again.
     Raises UnsupportedFeatureError, before the first tensor, for a dtype that is not in ``DTYPES``.
     """
     path = Path(path)
@@ -195,7 +198,7 @@ def tensors(path: str | Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _pickled(path: Path, device: str) -> dict[str, Tensor]:
-    # torch maps what it has written as a zip file; it reads the older format as a whole.
+    # torch can map its zip format only; it reads files in the older format as a whole.
     return torch.load(path, map_location=device, weights_only=True, mmap=zipfile.is_zipfile(path))
 
 

@@ -1,7 +1,7 @@
-"""Decides by transformers' rule whether the output projection is the embedding.
+"""Decides by transformers' rule whether the output projection is tied to the embedding.
 
-transformers ties them where ``tie_word_embeddings`` is true, unless the files hold both and they differ: then it keeps
-both and warns. LMDeploy drops a stored projection wherever the configuration ties.
+transformers ties them if ``tie_word_embeddings`` is true, unless the files hold two different tensors. Then it keeps
+both and warns. LMDeploy drops a stored projection whenever ``tie_word_embeddings`` is true.
 """
 
 import logging
@@ -20,9 +20,9 @@ _ROWS = 1 << 12
 
 
 def settle(hf_config: Any, folder: Path | None) -> None:
-    """Untie a configuration where a folder's files hold a projection of its own.
+    """Set ``tie_word_embeddings`` to false if the files hold an output projection that differs from the embedding.
 
-    hf_config: transformers', changed in place. The checks of folders refuse a folder that cannot be read.
+    hf_config: transformers' configuration, changed in place. folder: the model folder; None or no folder does nothing.
     """
     tying = [part for part in language_configs(hf_config) if getattr(part, "tie_word_embeddings", False)]
     if not tying or folder is None or not folder.is_dir():

@@ -1,6 +1,6 @@
-"""The device under LMDeploy: which one is active, and LMDeploy's view of torch, its caches and memory.
+"""Connects LMDeploy to the device it runs on: activation, LMDeploy's view of torch, KV cache and memory.
 
-Every other room here asks ``activation``. LMDeploy imports this package where a vendor's device is to be initialised.
-Importing it does nothing, as that happens for other reasons too: ``patches`` initialises the device before LMDeploy's
-backend starts, by ``vendor_devices.vendor_device_init``.
+``activation`` tells all other modules which device is active. LMDeploy imports this package to initialise a vendor's
+device. The import itself does nothing, as it also happens for other reasons. ``engine_config`` initialises the device
+before LMDeploy's backend starts, by ``vendor_devices.vendor_device_init``.
 """

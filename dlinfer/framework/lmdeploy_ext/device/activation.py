@@ -1,7 +1,6 @@
-"""Which device of ours LMDeploy runs on in this process, and switching it on.
+"""Activates the device of ours that LMDeploy runs on in this process, and tells other modules which one it is.
 
-Choosing one checks the patches and installs the device view; everything else asks here who is active. The patches
-themselves are handed in by ``install``, which knows all of them.
+Activation checks the patches and installs the device view. ``install`` knows all patches and hands them in.
 """
 
 import logging
@@ -29,82 +28,88 @@ _torch_device: str | None = None
 _changed: Callable[[], Iterable[tuple[Patch, str]]] = tuple
 _told: set[str] = set()
 _uses: set[str] = set()
-"""Model types and features that the engine of this process uses."""
+"""The model types and features that this process's engine uses; essential patches for them must fit."""
 
 
 def provide(records: Callable[[], list[Patch]], changed: Callable[[], Iterable[tuple[Patch, str]]]) -> None:
-    """Hand in two functions, which are called when they are needed.
+    """Store two functions, which are called later when their results are needed.
 
-    records: lists the patches. changed: lists the patches whose original has another body than the reviewed one, with
-    the release that was reviewed.
+    records: returns all patches. changed: returns (patch, reviewed release) for each patch whose original function has
+    another body than in the reviewed release.
     """
     global _records, _changed
     _records, _changed = records, changed
 
 
 def patches() -> PatchSet:
-    """The patch set of this process."""
+    """Return this process's patch set, which is made at the first call."""
     global _patches
     if _patches is None:
         assert _records is not None, "dlinfer.framework.lmdeploy_ext provides them when it is imported"
-        new = PatchSet("lmdeploy", _records())  # without the lock, as this imports
+        new = PatchSet("lmdeploy", _records())  # outside the lock, since _records() imports modules
         with _patches_lock:  # a second set would take the replacements of the first for originals
             _patches = _patches or new
     return _patches
 
 
 def active() -> str | None:
-    """The device_type of ours that LMDeploy runs on in this process, or None."""
+    """Return the device_type of ours that LMDeploy runs on in this process, or None."""
     return _active
 
 
 def is_on() -> bool:
-    """Whether LMDeploy runs on a device of ours in this process: the condition of most patches."""
+    """Return whether LMDeploy runs on a device of ours in this process. Most patches apply only then."""
     return _active is not None
 
 
 def corrects(target: str, *, why: str, **record: Any) -> Callable[[Callable[..., Any]], Patch]:
-    """``replaces`` for a fault of the tested releases, which is corrected on a device of ours. record: as there."""
+    """Return ``replaces`` for a patch that corrects a fault of the tested LMDeploy releases, on devices of ours.
+
+    target, why, record: as for ``replaces``.
+    """
     return replaces(target, why=why, when=is_on, versions=FAULTY, **record)
 
 
 def refuse(feature: str, advice: str, device_type: str | None = None) -> UnsupportedFeatureError:
-    """The error for a feature that is not served. device_type: None for the device in use."""
+    """Return the error for an unsupported feature.
+
+    advice: the user's next step. device_type: the device to name; None takes the active one.
+    """
     named = device_type or _active
     where = f"device_type {named!r}" if named else "a device of dlinfer's"
     return UnsupportedFeatureError(feature=feature, where=where, advice=advice)
 
 
 def serves(device_type: str) -> bool:
-    """Whether a device_type is one of this adaptor's."""
+    """Return whether this adaptor serves a device_type."""
     return device_type == _active or devices.serves(device_type)
 
 
 def torch_device() -> str:
-    """torch's name of the device that LMDeploy runs on, which is one of ours."""
+    """Return torch's name of the active device. Call it only while a device of ours is active."""
     assert _torch_device is not None, "LMDeploy runs on one of its own devices"
     return _torch_device
 
 
 def device() -> Device:
-    """The active vendor's description of the device that LMDeploy runs on, which is one of ours."""
+    """Return the vendor's description of the active device. Call it only while a device of ours is active."""
     return discovery.device(torch_device())
 
 
 def is_synchronous() -> bool:
-    """Whether calls on the active device return when their work is done, as on the host."""
+    """Return whether ops on the active device are synchronous, as on the host."""
     return active() is not None and isinstance(device().streams, HostStreams)
 
 
 def activate(device_type: str) -> None:
     """Make LMDeploy run on one of our devices in this process, and log the patches that do not fit. Idempotent.
 
-    Raises PatchError when the installed LMDeploy is not what an essential patch was written for, and
-    DeviceConflictError when another of our devices is in use.
+    Raises PatchError if an essential patch does not fit the installed LMDeploy, and DeviceConflictError if another of
+    our devices is active.
     """
     global _active, _torch_device
     if _active == device_type:
-        require()  # modules were imported since
+        require()  # for modules that were imported since
         return
     if _active is not None:
         raise DeviceConflictError(framework="LMDeploy", active=_active, given=device_type)
@@ -129,31 +134,30 @@ def activate(device_type: str) -> None:
 
 
 def check_device(device_type: str) -> None:
-    """Called before an engine is built.
+    """Refuse to build an engine on ``device_type`` if another device is active or an essential patch does not fit.
 
-    Raises DeviceConflictError for a device that the view would misplace, and PatchError if a module that was imported
-    since is not what an essential patch was written for.
+    Raises DeviceConflictError, since the view means the active device by "cuda", and PatchError.
     """
     if _active is None:
         return
     if device_type != _active:
         raise DeviceConflictError(framework="LMDeploy", active=_active, given=device_type)
-    _uses.clear()  # those of the engine before
+    _uses.clear()  # drop the uses of the previous engine
     require()
 
 
 def require(*uses: str) -> None:
-    """Add model types and features to those that the engine uses.
+    """Note that the engine uses the given model types and features, and check the patches that they need.
 
-    Raises PatchError if an essential patch for any of them does not fit. Modules that are imported later are checked
-    for the same uses.
+    Raises PatchError if an essential patch for a noted use does not fit. Later calls check modules that were imported
+    in between.
     """
     _uses.update(uses)
     patches().require_essential(_uses)
 
 
 def tell_of_misfits() -> None:
-    """Log each patch that does not fit this LMDeploy once. Of those that every model needs, log the first only."""
+    """Log once each patch that does not fit this LMDeploy; of the patches that every model needs, only the first."""
     for patch, error in patches().misfits():
         if patch.target in _told or (_active is None and not patch.essential):
             continue
@@ -170,7 +174,7 @@ def tell_of_misfits() -> None:
 
 
 def _tell_of_changed_bodies() -> None:
-    """Warn of patched functions whose code is not the code that was reviewed, though its parameters are."""
+    """Warn of each patched function whose parameters are as reviewed but whose body has changed."""
     for patch, reviewed in _changed():
         logger.warning(
             "lmdeploy %s: the body of %s is not the one reviewed in %s. A patch replaces it, because the reviewed one "
@@ -184,7 +188,7 @@ def _tell_of_changed_bodies() -> None:
 
 
 def show_notices() -> None:
-    """Notices go to stderr unless the application has configured logging for us."""
+    """Send the log to stderr, unless the application has configured logging."""
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("dlinfer: %(message)s"))
@@ -193,7 +197,7 @@ def show_notices() -> None:
 
 
 def _tell_of_unknown_settings() -> None:
-    """Warn of variables that look like settings and are none: what they were to change stays as it is."""
+    """Warn of environment variables that look like settings of ours but are not, and so have no effect."""
     for name in settings.unknown(os.environ):
         near = settings.nearest(name)
         hint = f" (did you mean {near}?)" if near else ""

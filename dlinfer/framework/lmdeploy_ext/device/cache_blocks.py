@@ -1,7 +1,8 @@
-"""The blocks of the paged KV cache: how the active vendor lays them out, and which sizes it takes.
+"""Chooses the block sizes of the paged KV cache to suit the active vendor.
 
-LMDeploy schedules in blocks of ``block_size`` tokens. The kernels may see each as several blocks of
-``kernel_block_size``. A vendor whose graph engine knows one size gets it as the second. The first may be any multiple.
+LMDeploy schedules in blocks of ``block_size`` tokens. Kernels may see each block as several smaller blocks of
+``kernel_block_size`` tokens. If a vendor's graph engine supports one size only, that is the ``kernel_block_size``, and
+``block_size`` may be any multiple.
 """
 
 from typing import Any
@@ -13,22 +14,22 @@ from dlinfer.framework.patching import Original, replaces
 from dlinfer.vendor import KVCacheLayout, activate_default
 
 NOT_CHOSEN = -1
-"""LMDeploy's default of ``kernel_block_size``, which then becomes that of ``block_size``."""
+"""LMDeploy's default of ``kernel_block_size``; LMDeploy then uses ``block_size`` for both."""
 
 LMDEPLOY_DEFAULT = 64
-"""LMDeploy's default of ``block_size``, which counts as not chosen where the vendor's blocks are larger."""
+"""LMDeploy's default of ``block_size``. It counts as not chosen by the user if the vendor's blocks are larger."""
 
 
 def layout(device: str) -> KVCacheLayout:
-    """The KV cache layout of the vendor that serves a device, by torch's name of it."""
+    """Return the KV cache layout of the vendor that serves a device. device: torch's name of the device."""
     vendor = activate_default(device)
     return vendor.kv_cache_layout if vendor is not None else KVCacheLayout()
 
 
 def choose(config: Any) -> None:
-    """Set the ``kernel_block_size`` of a PytorchEngineConfig, before LMDeploy's own checks.
+    """Set the block sizes of a PytorchEngineConfig in place to suit the vendor, before LMDeploy's own checks.
 
-    Raises UnsupportedFeatureError for sizes that the vendor cannot take.
+    Raises UnsupportedFeatureError for sizes that the vendor does not support.
     """
     vendor = activate_default(torch_device(config.device_type))
     needed = vendor.kv_cache_layout.block_size if vendor is not None else None

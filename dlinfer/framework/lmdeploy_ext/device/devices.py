@@ -1,15 +1,15 @@
-"""Which of LMDeploy's device types are this adaptor's: those whose vendor says what a framework needs of its device."""
+"""Decides which of LMDeploy's device types this adaptor serves: those whose vendor puts frameworks on its device."""
 
 from dlinfer.vendor import Vendor, discovery
 
 OWN = ("cuda", "ascend", "maca", "camb")
-"""The device types that LMDeploy 0.18 itself accepts. One but cuda is ours where its vendor puts frameworks on it."""
+"""The device types that LMDeploy 0.18 itself accepts. We serve any but cuda if its vendor puts frameworks on it."""
 
 
 def vendor_of(device_type: str) -> Vendor | None:
-    """The vendor that makes a device_type ours; None where none does. cuda is always LMDeploy's: no vendor is loaded.
+    """Return the vendor whose device this adaptor serves as ``device_type``, or None. For cuda it is always None.
 
-    Raises VendorLoadError and VendorClashError of the vendor that has the device's name.
+    Raises VendorLoadError or VendorClashError if the vendor named like the device fails to load.
     """
     if device_type == "cuda":
         return None
@@ -21,18 +21,18 @@ def vendor_of(device_type: str) -> Vendor | None:
 
 
 def serves(device_type: str) -> bool:
-    """Whether a device_type is ours."""
+    """Return whether this adaptor serves a device_type."""
     return vendor_of(device_type) is not None
 
 
 def torch_device(device_type: str) -> str:
-    """torch's name of the device that a device_type of ours means."""
+    """Return torch's name of the device behind a device_type of ours."""
     vendor = vendor_of(device_type)
     assert vendor is not None, "callers know that the device_type is ours"
     return vendor.device_type
 
 
 def served() -> list[str]:
-    """Every device_type of ours that works on this machine."""
+    """Return every device_type of ours that works on this machine, sorted."""
     vendors = (vendor for vendor in discovery.loadable() if vendor.load_device is not None)
     return sorted({each.framework_device or each.name for each in vendors if discovery.probe(each).available})

@@ -1,18 +1,18 @@
-"""How large the paged KV cache gets on our devices, and the messages about it.
+"""Sizes the paged KV cache on our devices, and reports its size in logs and errors.
 
-LMDeploy takes a fraction of the free memory of a card that it has for itself. Here the vendor says how much of its
-device's memory is free. A host's memory is shared, and zeroing a cache touches every page of it. So where memory is
-shared:
+LMDeploy takes a fraction of a card's free memory, as it has the card for itself. On our devices the vendor says how
+much memory is free. Host memory is shared with other processes, and zeroing a cache touches all its pages. So on a
+device with shared memory:
 
-- the free memory is what this process may still use: its cgroup's limit, not the host's RAM;
-- an explicit ``cache_max_entry_count`` is taken of that, as on a card;
+- the free memory is what this process may still use, by its cgroup's limit, not the host's RAM;
+- an explicit ``cache_max_entry_count`` is a fraction of that free memory, as on a card;
 - LMDeploy's default of 0.8 means "not chosen": then the cache gets ``DLINFER_CPU_KV_CACHE_GIB``, but never more
-  than half of what is free.
+  than half of the free memory.
 
 On every device of ours:
 
-- no cache is larger than ``max_batch_size`` sequences of ``session_len`` tokens can fill;
-- ``num_gpu_blocks`` is taken as it is, if it fits.
+- a cache that is not sized by ``num_gpu_blocks`` holds at most ``max_batch_size`` sequences of ``session_len`` tokens;
+- an explicit ``num_gpu_blocks`` is used unchanged, if it fits.
 """
 
 import logging
@@ -26,7 +26,9 @@ from dlinfer.framework.patching import Original, replaces
 logger = logging.getLogger("dlinfer")
 
 LMDEPLOY_DEFAULT_FRACTION = 0.8
-_SMALLEST = 16  # blocks: LMDeploy refuses fewer when they are given, and shrinks its prefill to reach as many
+_SMALLEST = (
+    16  # blocks: LMDeploy refuses an explicit smaller number, and shrinks its prefill to reach this many
+)
 _GIB = 1 << 30
 _ADVICE = (
     "lower num_gpu_blocks or cache_max_entry_count in PytorchEngineConfig, use a smaller max_prefill_token_num, "
@@ -35,18 +37,18 @@ _ADVICE = (
 
 
 def gib(size: float) -> str:
-    """A size in bytes as people read it."""
+    """Return a number of bytes as text, in GiB or MiB."""
     return f"{size / _GIB:.2f} GiB" if size >= _GIB / 100 else f"{size / (1 << 20):.2f} MiB"
 
 
 def plan_blocks(
     *, free: int, block_bytes: int, fraction: float, default_bytes: int | None, useful_blocks: int | None
 ) -> int:
-    """Number of KV cache blocks.
+    """Return the number of KV cache blocks.
 
     free: bytes this process may still allocate. block_bytes: bytes of one block over all layers. fraction: the engine's
-    cache_max_entry_count. default_bytes: the budget where no fraction was chosen; None if memory is not shared.
-    useful_blocks: as many as can ever be filled, or None when a session may have any length.
+    cache_max_entry_count. default_bytes: the budget if no fraction was chosen; None if memory is not shared.
+    useful_blocks: the most blocks that can ever be filled, or None if a session may have any length.
     """
     chosen = fraction != LMDEPLOY_DEFAULT_FRACTION
     budget = free * fraction if chosen or default_bytes is None else min(default_bytes, free / 2)
@@ -86,7 +88,7 @@ def _useful_blocks(cache_config: Any) -> int | None:
 
 
 def _of_first_rank(executor: Any, sizes: Any) -> int:
-    """Bytes of one block on the first rank. sizes: LMDeploy's, one a rank."""
+    """Return the bytes of one KV cache block on the first rank. sizes: LMDeploy's block sizes, one for each rank."""
     return executor._get_rank_cache_block_sizes(sizes)[0]
 
 
@@ -118,7 +120,7 @@ def _update_num_gpu_blocks(
             asked = f"num_gpu_blocks={blocks} ({size})"
         raise _too_large(asked, blocks, block_bytes, free)
     config.num_gpu_blocks = blocks
-    if spec_cache_config is not None:  # a draft model's cache has a place for each of the target's
+    if spec_cache_config is not None:  # a draft model's cache has as many blocks as the target's
         spec_cache_config.num_gpu_blocks = blocks
     logger.info(
         "KV cache: %d blocks of %d tokens = %s of %s that this process may still use. To change it: "
@@ -155,13 +157,13 @@ def _reserve_runtime_mem(
 
 
 SESSION_LIMIT = "_dlinfer_longest_session"
-"""Attribute of PytorchEngineConfig: the most tokens of a session, by session_len and by the KV cache."""
+"""Attribute that we add to PytorchEngineConfig: the most tokens of a session, by session_len and the KV cache."""
 
 _longest_session: int | None = None
 
 
 def longest_session() -> int | None:
-    """Tokens of the longest session of this process's engine, if its KV cache limits them; else None."""
+    """Return the most tokens of a session in this process's engine, if the KV cache sets that limit; else None."""
     return _longest_session
 
 
@@ -176,7 +178,7 @@ def _session_len(original: Original, self: Any) -> int:
     longest, asked = original(self), self.scheduler_config.max_session_len
     if not activation.serves(self.engine_config.device_type):
         return longest
-    setattr(self.engine_config, SESSION_LIMIT, longest)  # a copy goes to the server's process
+    setattr(self.engine_config, SESSION_LIMIT, longest)  # the server's process gets a copy of the config
     is_shorter = asked is not None and longest < asked
     _longest_session = longest if is_shorter else None
     if is_shorter:

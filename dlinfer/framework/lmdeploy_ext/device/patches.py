@@ -1,4 +1,4 @@
-"""The places in LMDeploy that name a device, outside the reach of the device view."""
+"""Patches places in LMDeploy that name the device "cuda" and that the device view cannot translate."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -52,7 +52,10 @@ def to_device(original: Original, val: Any, non_blocking: bool = False) -> Any:
     when=activation.is_on,
 )
 def bmm(original: Original, self: Any, x: torch.Tensor, output: torch.Tensor) -> None:
-    """x [N, H, in] and output [N, H, out], which is written. A graph takes no ``out`` with gaps."""
+    """Write x [N, H, in] times the weight into ``output`` [N, H, out], by a copy.
+
+    Dynamo captures no ``torch.bmm`` whose ``out`` is a transposed view.
+    """
     output.copy_(torch.bmm(x.transpose(0, 1), self.weight).transpose(0, 1))
 
 

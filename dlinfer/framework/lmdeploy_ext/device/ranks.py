@@ -1,4 +1,4 @@
-"""Processes of tensor parallelism: how they join, and how they take LMDeploy's messages while they compute."""
+"""Patches the processes of tensor parallelism: how they join a group, and how they wait for LMDeploy's messages."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ FEATURE = "tensor parallelism"
 
 
 def are_served(device_type: str) -> bool:
-    """Whether a model may span several such devices, as their vendor says."""
+    """Return whether the vendor of a device_type supports tensor parallelism on several devices."""
     return discovery.device(devices.torch_device(device_type)).tensor_parallel
 
 
@@ -47,6 +47,6 @@ async def _wait_async(original: Original, self: Any) -> AsyncIterator[None]:
     await loop.run_in_executor(None, self.events[self._event_id].wait)
     yield
     if self._event_id == NUM_SHARED_BLOCK - 1:
-        for _ in range(2):  # until all have read the last block, and until all blocks are free
+        for _ in range(2):  # first until all ranks have read the last block, then until all blocks are free
             await loop.run_in_executor(None, self.bar.wait)
     self._update_event_id()

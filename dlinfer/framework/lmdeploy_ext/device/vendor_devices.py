@@ -1,9 +1,9 @@
-"""LMDeploy's device types that need a vendor's package: which can be used here, and errors about the others.
+"""Checks LMDeploy's device types against the installed vendor packages, and activates a device's vendor.
 
-LMDeploy accepts ascend, maca and camb on any machine and looks for their kernels, versions and graph runners inside
-``dlinfer``. This package holds the op interface for them. The rest is a vendor's, found by an entry point of the
-device's name in ``dlinfer.vendors``. Without one LMDeploy would end in a ModuleNotFoundError, or start on nothing.
-This adaptor puts LMDeploy on a device whose vendor says what a framework needs of it. On another, LMDeploy runs its own
+LMDeploy accepts ascend, maca and camb on any machine, and looks for their kernels, versions and graph runners inside
+``dlinfer``. Our package holds only the op interface. A vendor's package has the rest, and registers an entry point with
+the device's name in ``dlinfer.vendors``. Without a vendor LMDeploy would raise a ModuleNotFoundError, or start without
+kernels. If the vendor describes its device for frameworks, this adaptor serves the device. Else LMDeploy runs its own
 backend for the device.
 """
 
@@ -29,17 +29,17 @@ def check_vendor(device_type: str) -> None:
 
 
 def check_available(device_type: str) -> None:
-    """Raise VendorUnavailableError for a device type of ours whose vendor says that it cannot be used here."""
+    """Raise VendorUnavailableError for a device type of ours if its vendor cannot use the device on this machine."""
     vendor = vendor_of(device_type)
     if vendor is not None and not (probe := discovery.probe(vendor)).available:
         raise VendorUnavailableError(vendor=vendor.name, reason=probe.reason, advice=probe.next_step)
 
 
 def vendor_device_init(device_type: str) -> None:
-    """Activate the vendor of one of LMDeploy's own device types but cuda, before LMDeploy's backend for it starts.
+    """Activate the vendor of ascend, maca or camb before LMDeploy's own backend for the device starts.
 
-    LMDeploy means this by importing ``dlinfer.framework.lmdeploy_ext.device``, and asks ``dlinfer.vendor.vendor_name``
-    for it later. Raises DeviceWithoutVendorError, and what ``dlinfer.vendor.use`` raises.
+    LMDeploy expects this as an effect of importing ``dlinfer.framework.lmdeploy_ext.device``, and later reads
+    ``dlinfer.vendor.vendor_name``. Raises DeviceWithoutVendorError and the errors of ``dlinfer.vendor.use``.
     """
     check_vendor(device_type)
     if device_type in NEED_VENDOR:
@@ -47,14 +47,15 @@ def vendor_device_init(device_type: str) -> None:
 
 
 def lacks_cuda(device_type: str) -> bool:
-    """Whether a device type is cuda, torch sees no such device, and the host can serve instead."""
+    """Return whether a device type is cuda, torch sees no CUDA device, and the host can serve instead."""
     return device_type == "cuda" and not torch.cuda.is_available() and HOST in served()
 
 
 def without_cuda(device_type: str) -> str:
-    """The device type that LMDeploy runs on where cuda, its default, is asked for and torch sees no such device.
+    """Return the device type to run on if ``device_type`` is cuda, LMDeploy's default, and torch sees no CUDA device.
 
-    That is the host, or what this process runs on already; one line says so. Any other device type stays.
+    That is the device that is already active, or else the host; one log line says so. Any other device type is
+    returned unchanged.
     """
     if not lacks_cuda(device_type):
         return device_type
@@ -67,7 +68,7 @@ def without_cuda(device_type: str) -> str:
 
 
 def usable() -> list[str]:
-    """The device types that can be chosen here."""
+    """Return the device types that can be chosen on this machine."""
     installed = [name for name in NEED_VENDOR if name in discovery.names()]
     left_to_lmdeploy = [name for name in installed if discovery.get(name).load_device is None]
     return list(dict.fromkeys([*served(), "cuda", *left_to_lmdeploy]))

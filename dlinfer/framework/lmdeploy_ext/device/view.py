@@ -1,10 +1,10 @@
-"""The ``torch`` that LMDeploy's own modules see: the real one, with "cuda" meaning the active device.
+"""Gives LMDeploy's modules a view of ``torch`` that translates "cuda" to the active device.
 
-LMDeploy writes device "cuda" and ``torch.cuda`` in its engine and leaves it to other devices to make that mean
-them. Changing torch itself would do so for the whole process and is known to break HF transformers beside it.
-So only the name ``torch`` in the modules listed here is replaced, by a view that translates the few names those
-modules use and gives everything else unchanged. Modules whose code runs inside the model's forward pass are not
-covered: they get the device from their tensors, and graph capture needs the real torch there.
+LMDeploy's engine writes "cuda" and ``torch.cuda``, and expects other devices to redirect these names. Patching torch
+itself would redirect them for the whole process, and is known to break HF transformers. So only the name ``torch`` in
+the modules of ``COVERED`` is replaced by a view. The view translates the few names that those modules use, and passes
+on everything else unchanged. Modules that run inside the model's forward pass are not covered: they take the device
+from their tensors, and graph capture needs the real torch there.
 """
 
 import sys
@@ -38,15 +38,15 @@ COVERED = {
     "lmdeploy.pytorch.spec_decode.spec_agent": "synchronises in the draft model's warm-up",
     "lmdeploy.pytorch.spec_decode.proposers.base": "the stream of the draft model's forward",
 }
-"""Module -> what it needs the view for."""
+"""LMDeploy's module -> why the module needs the view."""
 
 _view: "TorchView | None" = None
 
 
 class Accelerator:
-    """Replaces ``torch.cuda``, as LMDeploy's engine uses it: streams and memory are the vendor's.
+    """Stands for ``torch.cuda`` in LMDeploy's engine, with the vendor's streams and memory.
 
-    device: torch's name of it. described: the vendor's description of it.
+    device: torch's name of the device. described: the vendor's description of the device.
     """
 
     def __init__(self, device: str, described: Device) -> None:
@@ -57,20 +57,20 @@ class Accelerator:
         self.synchronize, self.empty_cache = streams.synchronize, streams.empty_cache
 
     def current_device(self) -> torch.device:
-        """The device, in a form that ``device=`` takes."""
+        """Return the device, in a form that ``device=`` takes."""
         return self._device
 
     def set_device(self, device: Any) -> None:
-        """The process of a rank takes the card of its number."""
+        """Make this process use the card with index ``device``, which is its rank; other values have no effect."""
         if isinstance(device, int):
             self._described.take(device)
 
     def is_available(self) -> bool:
-        """LMDeploy must not use CUDA here."""
+        """Return False, so that LMDeploy does not use CUDA."""
         return False
 
     def get_device_properties(self, device: Any = None) -> SimpleNamespace:
-        """The properties that the engine reads."""
+        """Return the device properties that LMDeploy's engine reads; total_memory is in bytes."""
         name = str(self._device)
         return SimpleNamespace(name=name, uuid=name, total_memory=self._described.memory().total)
 
@@ -90,7 +90,7 @@ class TorchView(ModuleType):
         return getattr(torch, name)
 
     def _translate(self, *args: Any, **kwargs: Any) -> torch.device:
-        """``torch.device(...)``, with the active device for every "cuda" device."""
+        """Return ``torch.device(...)``, or the active device instead of a "cuda" device."""
         device = torch.device(*args, **kwargs)
         return torch.device(self._device) if device.type == "cuda" else device
 
@@ -104,7 +104,7 @@ class TorchView(ModuleType):
 
 
 def _device_class(translate: Callable[..., torch.device]) -> type:
-    """A class that makes devices like ``translate``. Its instances are ``torch.device`` objects."""
+    """Return a class to replace ``torch.device``: a call returns ``translate(...)``, isinstance works as usual."""
 
     class DeviceType(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:
@@ -117,7 +117,7 @@ def _device_class(translate: Callable[..., torch.device]) -> type:
 
 
 def install(device: str, described: Device) -> None:
-    """Show the view to every covered module that is loaded, and to the others when they are."""
+    """Make a device's view, and put it into the covered modules that are loaded. Later imports call ``cover``."""
     global _view
     _view = TorchView(device, described)
     for module in filter(None, map(sys.modules.get, COVERED)):
@@ -125,6 +125,6 @@ def install(device: str, described: Device) -> None:
 
 
 def cover(module: ModuleType) -> None:
-    """Show the view to one module, if it is on the list."""
+    """Replace the name ``torch`` in one module by the view, if the module is in ``COVERED``."""
     if _view is not None and module.__name__ in COVERED and vars(module).get("torch") is torch:
         module.torch = _view  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""Refuses a model whose weights do not fit when its layers are made, before a weight is read.
+"""Refuses a model whose weights do not fit into memory, after its layers are made and before a weight is read.
 
-On a device that shares the host's memory, parameters take pages as they are written. LMDeploy would fill them until the
-kernel kills the process. It looks at the free memory only afterwards, to size the KV cache.
+On a device that shares the host's memory, parameters take pages only as they are written. LMDeploy would fill them
+until the kernel kills the process, as it checks free memory only afterwards, for the KV cache.
 """
 
 import re
@@ -18,9 +18,9 @@ _REFUSED = re.compile(r"DefaultCPUAllocator: .* you tried to allocate (\d+) byte
 
 
 def parameter_bytes(model: Any, tied: bool) -> int:
-    """Bytes of a module's parameters, but for those on torch's device ``meta``.
+    """Return the bytes of a model's parameters, except those on torch's device ``meta``.
 
-    tied: the output projection takes the embedding's place once weights are loaded, and is not filled.
+    tied: whether the output projection is tied to the embedding; then its own parameter does not count.
     """
     return sum(
         parameter.nbytes
@@ -30,10 +30,10 @@ def parameter_bytes(model: Any, tied: bool) -> int:
 
 
 def checked(make: Callable[[], Any], tied: bool) -> Any:
-    """The model that ``make`` returns. Raises ModelMemoryError, with bytes needed and free, if it does not fit.
+    """Call ``make`` and return its model. Raises ModelMemoryError if the weights do not fit into the free memory.
 
-    The free memory is read before, since some parameters are written as they are made. Parameters in the host's memory
-    will be in large pages, if the system has them.
+    Free memory is read before the call, since some parameters are written as they are made. On shared memory the
+    parameters are put into huge pages, if the system has them. tied: as in ``parameter_bytes``.
     """
     memory = activation.device().memory()
     try:
@@ -55,5 +55,5 @@ def checked(make: Callable[[], Any], tied: bool) -> Any:
 
 
 def too_large(needed: str, memory: DeviceMemory) -> ModelMemoryError:
-    """The error for a model that needs more than the free memory. needed: the bytes, in words."""
+    """Return the error for a model that needs more than the free memory. needed: the size as text."""
     return ModelMemoryError(needed=needed, free=gib(memory.available), source=memory.source)

@@ -1,5 +1,5 @@
-"""Quantises a checkpoint in floats to one that LMDeploy reads, by rounding each number to the nearest.
+"""Quantises a floating-point checkpoint to a format that LMDeploy reads, by rounding each number to the nearest.
 
-Takes a folder in Hugging Face format and a format; writes a folder and returns a report. It needs no data and builds no
-model, except for calibration and for measuring the loss.
+Input: a folder in Hugging Face format, and the name of a format. Output: a new folder and a report. Only calibration
+and measuring the loss need text and build the model.
 """

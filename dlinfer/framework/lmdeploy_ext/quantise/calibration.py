@@ -1,8 +1,8 @@
-"""Calibrates the rounding: auto-round chooses each number's neighbour and each group's range by a text.
+"""Calibrates AWQ's rounding: auto-round runs the model on a text to choose rounding directions and group ranges.
 
-SignRound: Cheng et al., 2023, arXiv:2309.05516. auto-round writes AWQ's layout and runs with LMDeploy 0.18's torch and
-transformers; llm-compressor 0.14 needs transformers below 5.18 and writes compressed-tensors. It runs in a process of
-its own, since it changes classes of transformers and builds the model.
+Method: SignRound, Cheng et al., 2023, arXiv:2309.05516. auto-round writes AWQ's layout and runs with LMDeploy 0.18's
+torch and transformers. llm-compressor 0.14 would need transformers below 5.18, and writes compressed-tensors.
+auto-round runs in its own process, since it patches classes of transformers and builds the model.
 """
 
 import importlib.util
@@ -24,14 +24,17 @@ from dlinfer.framework.lmdeploy_ext.quantise.source import Source, unsupported
 from dlinfer.framework.lmdeploy_ext.quantise.tokens import read_text, tokens_of
 
 PACKAGE = "auto_round"
-_HELD_OUT = 16  # the most samples, and at most a ninth of all, that are kept for measuring
-_LEAST = 8  # tokens of a sample
+_HELD_OUT = 16  # the most samples kept for measuring; also at most a ninth of all samples
+_LEAST = 8  # the fewest tokens in a sample
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The data. text: a file in UTF-8, like the texts that the model will see. samples: the most pieces of it to read,
-    of ``length`` tokens each. steps: of the search, for each layer."""
+    """The data and effort of a calibration.
+
+    text: a UTF-8 file, similar to the texts that the model will see. samples: the most pieces of the text to use.
+    length: tokens in a sample. steps: search steps for each layer.
+    """
 
     text: Path
     samples: int = 128
@@ -41,8 +44,11 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """exp of the mean loss of a token of the text that was held out: of the model in floats, rounded to the nearest,
-    and calibrated. samples: how many auto-round read."""
+    """Perplexities on held-out text: exp of the mean loss of a token.
+
+    samples: how many samples auto-round used. floats: perplexity of the unquantised model. nearest: perplexity of the
+    model rounded to the nearest. calibrated: perplexity of the model that auto-round rounded.
+    """
 
     samples: int
     floats: float
@@ -51,7 +57,10 @@ class Perplexity:
 
 
 def check(form: Format, calibration: Calibration, source: Path) -> None:
-    """Raise UnsupportedFeatureError for a format that is not calibrated, and CalibrationError without auto-round."""
+    """Raise UnsupportedFeatureError for a format without calibration.
+
+    Raises CalibrationError for numbers that are too small, or if auto-round is not installed.
+    """
     if not isinstance(form, AwqInt4):
         advice = "leave --calibrate out: 8 bits are close to the model in floats without data"
         raise unsupported(f"calibrating {form.name}", advice)
@@ -66,10 +75,10 @@ def check(form: Format, calibration: Calibration, source: Path) -> None:
 def calibrated(
     source: Source, form: Format, calibration: Calibration, beside: Path, tell: Callable[[str], None]
 ) -> Iterator[tuple[Callable[[str], dict[str, Tensor]], Perplexity]]:
-    """(a function from a weight's name to its tensors, how good they are); their files last as long as the context.
+    """Run auto-round; the context yields (a function from a weight's name to its calibrated tensors, perplexities).
 
-    beside: where to put those files. tell: gets a line of progress. Raises CalibrationError, and ModelFolderError for a
-    tokenizer that cannot be loaded.
+    The function reads temporary files, which are deleted when the context ends. beside: the folder for these files.
+    tell: called with lines of progress. Raises CalibrationError, and ModelFolderError if the tokenizer does not load.
     """
     from safetensors import safe_open
 
@@ -108,8 +117,10 @@ def _failed(folder: Path, detail: str, advice: str) -> CalibrationError:
 
 
 def _samples(source: Source, calibration: Calibration) -> tuple[Tensor, Tensor]:
-    """(tokens [samples, length] to calibrate with, tokens [held out, length] to measure on). Raises CalibrationError
-    and ModelFolderError."""
+    """Return (tokens [samples, length] for calibration, tokens [held out, length] for measuring).
+
+    Raises CalibrationError and ModelFolderError.
+    """
     text = read_text(calibration.text, source.folder, CalibrationError)
     first, tokens = tokens_of(source.folder, text)
     length, longest = calibration.length, source.config.get("max_position_embeddings") or calibration.length

@@ -1,4 +1,4 @@
-"""The process of auto-round. The folder holds tokens.pt: the samples, and those held out."""
+"""Runs auto-round in its own process. The job's folder holds tokens.pt: the samples, and the held-out samples."""
 
 import importlib.util
 import math
@@ -15,11 +15,14 @@ from torch import Tensor, nn
 from dlinfer.framework.lmdeploy_ext.conversion.formats import AwqInt4, pieces
 from dlinfer.framework.lmdeploy_ext.quantise.job import answer
 
-_PIECE = 1 << 22  # numbers of a weight that are wide at a time
+_PIECE = 1 << 22  # elements of a weight that are in float32 at a time
 
 
 def main(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
-    """Calibrate, and measure the model in floats, rounded to the nearest, and as auto-round wrote it."""
+    """Calibrate a model, and return the folder that auto-round wrote and three perplexities on held-out text.
+
+    The perplexities are of the unquantised model, the model rounded to the nearest, and the calibrated model.
+    """
     tokens = torch.load(folder / "tokens.pt", weights_only=True)
     form = AwqInt4(job["group_size"])
     written = _calibrated(job, tokens["samples"], form, folder / "written")
@@ -39,7 +42,7 @@ def main(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _calibrated(job: Any, samples: Tensor, form: AwqInt4, out: Path) -> Path:
-    """Let auto-round write the model; returns the folder that it chose inside ``out``."""
+    """Quantise the model with auto-round, and return the folder that auto-round wrote inside ``out``."""
     _stand_in_for_datasets()
     from auto_round import AutoRound
     from transformers import AutoTokenizer
@@ -64,7 +67,10 @@ def _calibrated(job: Any, samples: Tensor, form: AwqInt4, out: Path) -> Path:
 
 
 def _stand_in_for_datasets() -> None:
-    """auto-round imports ``datasets``, with pandas and pyarrow, to download text. Here the user gives a text."""
+    """Put an empty module ``datasets`` into sys.modules, if it is not installed.
+
+    auto-round imports ``datasets`` to download text, which needs pandas and pyarrow. Here the user gives the text.
+    """
     if importlib.util.find_spec("datasets") is not None:
         return
     module = types.ModuleType("datasets")
@@ -95,7 +101,7 @@ def _stored(folder: Path) -> Callable[[str], Tensor]:
 def _replace(
     model: nn.Module, names: list[str], change: Callable[[str, Tensor], Tensor], whole: bool = False
 ) -> None:
-    """Write ``change`` of each weight into it, a piece of rows at a time unless ``whole``."""
+    """Overwrite each named weight with ``change(name, weight)``, a piece of rows at a time unless ``whole``."""
     parameters = dict(model.named_parameters())
     for name in names:
         weight = parameters[name]

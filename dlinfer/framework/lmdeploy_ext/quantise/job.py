@@ -1,6 +1,6 @@
-"""Runs a part of the work in a process of its own: a JSON object goes in, another comes out.
+"""Runs a module of this package in its own process, with a JSON object as input and another as output.
 
-A folder holds both, as job.json and answer.json, beside any tensors that the two processes share.
+A folder holds them as job.json and answer.json, together with any tensors that the two processes share.
 """
 
 import json
@@ -17,7 +17,7 @@ _SECONDS = 7 * 24 * 3600.0
 
 
 class JobError(Exception):
-    """A job failed; its text names how, and the last line that it printed. is_killed: the system ended it."""
+    """A job failed. The text says how, and quotes the job's last line. is_killed: whether SIGKILL ended it."""
 
     def __init__(self, failed: process.ProcessFailedError) -> None:
         super().__init__(f"{failed}: {failed.lines[-1] if failed.lines else 'it printed nothing'}")
@@ -33,7 +33,8 @@ def run(
 ) -> dict[str, Any]:
     """Run a module of this package in ``folder`` and return its answer. Raises JobError.
 
-    on_line: gets each line that it prints. settings: environment variables to set.
+    job: the JSON object to pass. on_line: called with each line that the process prints. settings: environment
+    variables to set.
     """
     (folder / "job.json").write_text(json.dumps(job))
     root = str(Path(dlinfer.__file__).parents[1])
@@ -48,7 +49,10 @@ def run(
 
 
 def answer(work: Callable[[Path, dict[str, Any]], dict[str, Any]]) -> None:
-    """In the job's process: call ``work`` with the folder and the job, and write its answer."""
+    """Call ``work`` with the job's folder and JSON object, and write the result as answer.json.
+
+    Call it in the job's process, with the folder as the first command-line argument.
+    """
     folder = Path(sys.argv[1])
     result = work(folder, json.loads((folder / "job.json").read_text()))
     (folder / "answer.json").write_text(json.dumps(result))

@@ -1,7 +1,7 @@
-"""Measures the loss of packing a model's weights: LMDeploy serves it as stored and packed, and its logits are compared.
+"""Measures the loss from packing weights: LMDeploy serves a model as stored and packed, and the logits are compared.
 
-Nothing is simulated: DLINFER_CPU_WEIGHTS packs the layers that would serve. Each packing runs in a process of its own,
-one after the other, since settings hold for a process.
+Nothing is simulated: DLINFER_CPU_WEIGHTS packs the layers as in a real engine. Each variant runs in its own process,
+since settings hold for a whole process. The processes run one after the other.
 """
 
 import tempfile
@@ -17,10 +17,10 @@ from dlinfer.framework.lmdeploy_ext.quantise.tokens import read_text, tokens_of
 
 SCHEMA = 1
 BITS = {"w8a8": "int8", "awq-int4": "int4"}
-"""Format -> the value of DLINFER_CPU_WEIGHTS that packs a model as it."""
+"""Format -> the value of DLINFER_CPU_WEIGHTS that packs weights to this format."""
 
 WINDOW = 256
-"""Tokens of a window; each window begins a new text."""
+"""Tokens in a window. Each window is served as a separate prompt."""
 
 _LEAST = 2
 _HEADS = ("kept", "int8")
@@ -28,12 +28,12 @@ _HEADS = ("kept", "int8")
 
 @dataclass(frozen=True)
 class Way:
-    """One way of packing, compared with the model as it is stored.
+    """A packed model, compared with the model as it is stored.
 
     head: the value of DLINFER_CPU_HEAD. perplexity: exp of the mean loss of a token. logit_error: the norm of the
-    logits' difference over the norm of the logits, each row less its mean, over all rows. worst_logit: the largest
-    difference of a logit. divergence: the mean Kullback-Leibler divergence of the next token, in nats. same_token: the
-    share of rows with the same most likely token.
+    logits' differences divided by the norm of the stored model's logits, after each row's mean is subtracted.
+    worst_logit: the largest difference of a logit. divergence: the mean Kullback-Leibler divergence of the next-token
+    distributions, in nats. same_token: the share of rows with the same most likely token.
     """
 
     head: str
@@ -46,7 +46,12 @@ class Way:
 
 @dataclass(frozen=True)
 class Loss:
-    """The comparison. tokens: the number of predicted tokens. perplexity: of the model as it is stored."""
+    """The comparison.
+
+    format: the format of the packed weights. text: the file that was read, or ``pydoc_data.topics``.
+    tokens: the number of predicted tokens. perplexity: of the model as it is stored.
+    ways: one packed model for each value of DLINFER_CPU_HEAD.
+    """
 
     schema: int
     folder: str
@@ -64,10 +69,10 @@ def measure(
     tokens: int = 1024,
     tell: Callable[[str], None] = lambda said: None,
 ) -> Loss:
-    """Compare logits of a model of ``folder`` as it is stored with those of it packed, its projection kept or in int8.
+    """Return how far packing changes a model's logits, once with the output projection kept and once with it in int8.
 
-    form: w8a8 or awq-int4. text: a file in UTF-8; None stands for Python's own help on its language. tokens: the most
-    tokens of the text to read, 2 or more, in windows of 256. tell: gets a line of progress. Raises LossError, and the
+    form: w8a8 or awq-int4. text: a UTF-8 file; None takes the help texts of Python's ``pydoc``. tokens: the most tokens
+    of the text to read, 2 or more, in windows of 256. tell: called with lines of progress. Raises LossError and the
     errors of ``check_model_folder``.
     """
     if form not in BITS:
@@ -108,7 +113,10 @@ def _windows(folder: Path, text: str, most: int) -> list[list[int]]:
 
 
 def _served(folder: Path, work: Path, windows: list[list[int]], bits: str, head: str) -> dict[str, float]:
-    """The answer of ``loss_job`` for the model as the settings pack it."""
+    """Serve the model in a process of ``loss_job`` and return its measures.
+
+    bits, head: the values of DLINFER_CPU_WEIGHTS and DLINFER_CPU_HEAD.
+    """
     request = {"folder": str(folder.resolve()), "windows": windows, "is_first": not bits}
     try:
         return job.run("loss_job", work, request, DLINFER_CPU_WEIGHTS=bits, DLINFER_CPU_HEAD=head)

@@ -1,6 +1,6 @@
-"""The process of LMDeploy, which serves a model for ``loss``.
+"""Serves a model with LMDeploy in its own process, for ``loss``.
 
-The first job writes its logits into the folder; the others compare theirs with them, a window at a time.
+The first job saves its logits in the folder. Each later job compares its own logits with the saved ones.
 """
 
 import math
@@ -14,14 +14,17 @@ from dlinfer.framework.lmdeploy_ext.quantise.job import answer
 
 
 def main(folder: Path, job: dict[str, Any]) -> dict[str, float]:
-    """Serve the job's model, and measure."""
+    """Serve the job's model on its windows and return its perplexity.
+
+    The first job saves its logits; later jobs also return how their logits differ from the saved ones.
+    """
     from lmdeploy import PytorchEngineConfig
     from lmdeploy.api import pipeline
 
     windows: list[list[int]] = job["windows"]
     longest = max(map(len, windows))
     config = PytorchEngineConfig(
-        device_type="cpu",  # of the settings that are measured
+        device_type="cpu",  # the device of the settings that are measured
         eager_mode=True,
         max_batch_size=1,
         session_len=2 * longest,
@@ -42,20 +45,20 @@ def main(folder: Path, job: dict[str, Any]) -> dict[str, float]:
 
 
 def _logits(pipe: Any, window: list[int]) -> Tensor:
-    """The logits, float32 [tokens, vocabulary], of a window."""
+    """Return a window's logits, float32 [tokens, vocabulary]."""
     coroutine = pipe.async_engine.async_get_logits(input_ids=[window])
     return pipe._run(coro=coroutine).result()[0].float()
 
 
 class Sums:
-    """Sums over rows of logits."""
+    """Accumulates the differences between rows of two models' logits."""
 
     def __init__(self) -> None:
         self.rows, self.same, self.worst = 0, 0, 0.0
         self.error, self.norm, self.divergence = 0.0, 0.0, 0.0
 
     def add(self, want: Tensor, got: Tensor) -> None:
-        """Compare rows [tokens, vocabulary], float32."""
+        """Add the differences of two models' logits, float32 [tokens, vocabulary]. want: the reference."""
         for rows in zip(want, got, strict=True):  # a row at a time: vocabularies are large
             row, other = (each.double() for each in rows)
             centred, apart = row - row.mean(), other - row
@@ -68,7 +71,7 @@ class Sums:
             self.divergence += float((first.exp() * (first - second)).sum())
 
     def means(self) -> dict[str, float]:
-        """The fields of ``Way``."""
+        """Return the fields of ``Way``, except head and perplexity."""
         return {
             "logit_error": math.sqrt(self.error / self.norm) if self.norm else 0.0,
             "worst_logit": self.worst,

@@ -1,4 +1,4 @@
-"""Quantises one folder into another, tensor by tensor, whole or not at all."""
+"""Quantises a model folder into a new folder, tensor by tensor. The new folder appears complete or not at all."""
 
 import json
 import math
@@ -24,10 +24,10 @@ from dlinfer.framework.lmdeploy_ext.quantise.source import Source, unsupported
 SCHEMA = 1
 
 PIECE = 1 << 22
-"""Numbers that are quantised at once. Their copies in float64 and int64 take some 200 MiB."""
+"""Elements that are quantised at once. Their copies in float64 and int64 take some 200 MiB."""
 
 Progress = Callable[[int, int, str], None]
-"""Called with the bytes that are done, the bytes of all weights, and the name of the next tensor."""
+"""Called with (bytes that are done, bytes of all weights, name of the next tensor)."""
 
 Parts = Callable[[str], dict[str, Tensor]]
 """Weight's name -> its calibrated tensors."""
@@ -37,10 +37,11 @@ Parts = Callable[[str], dict[str, Tensor]]
 class Report:
     """A finished quantisation.
 
-    format, group: the format, and the numbers that share a scale. quantised, kept: how many tensors were quantised, and
-    how many copied. weights_before, weights_after: bytes of the quantised tensors. bytes_before, bytes_after: of all.
-    worst_error: the largest error of a weight, the norm of the difference over the norm of the weight. worst_tensor:
-    the name of that weight. perplexity: of a calibrated model, on text that was held out.
+    format: the format's name. group: which elements share a scale, in words. quantised: how many tensors were
+    quantised. kept: how many tensors were copied. weights_before: bytes of the chosen weights before quantisation.
+    weights_after: their bytes after it. bytes_before: bytes of all tensors in the input. bytes_after: bytes of all
+    tensors in the output. worst_error: the largest relative error of a weight: the norm of the difference over the
+    norm of the weight. worst_tensor: the name of that weight. perplexity: on held-out text, if calibrated.
     """
 
     schema: int
@@ -60,7 +61,7 @@ class Report:
 
 
 def format_of(name: str, group_size: int | None = None) -> Format:
-    """The format of a name. group_size: of awq-int4, default 128. Raises UnsupportedFeatureError."""
+    """Return the format with a name. group_size: for awq-int4 only; None means 128. Raises UnsupportedFeatureError."""
     if name == "awq-int4":
         if group_size is not None and group_size not in GROUP_SIZES:
             sizes = ", ".join(map(str, GROUP_SIZES))
@@ -80,12 +81,12 @@ def quantise(
     progress: Progress = lambda done, total, name: None,
     calibration: Calibration | None = None,
 ) -> Report:
-    """Write the model of ``folder``, quantised, to ``out``, which appears whole or not at all.
+    """Quantise the model in ``folder`` into a new folder ``out``, which appears complete or not at all.
 
-    Every check that needs no numbers runs before anything is written. calibration: the data to round by; None rounds
-    each number to the nearest. Raises the errors of ``source.read``, QuantisationSourceError also for numbers that are
-    not finite or outgrow the format, QuantisationOutputError where ``out`` exists or cannot be written, and
-    CalibrationError.
+    Checks that need no weight values run before anything is written. calibration: the data for calibrated rounding;
+    None rounds each number to the nearest. Raises the errors of ``source.read``, and QuantisationSourceError for
+    weights that are not finite or too large for the format. Raises QuantisationOutputError if ``out`` exists or cannot
+    be written, and CalibrationError.
     """
     _check_out(out)
     if calibration is not None:
@@ -152,7 +153,7 @@ def _check_out(out: Path) -> None:
 
 
 def _layout(source: Source, form: Format, shard: str) -> writer.Layout:
-    """The tensors of the file that replaces a shard."""
+    """Return the tensors of the file that replaces a shard: name -> (dtype, shape)."""
     layout: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, tensor in source.tensors.items():
         if tensor.file == shard and name in source.quantised:
@@ -187,7 +188,7 @@ def _write(
     progress: Progress,
     calibrated: Parts | None,
 ) -> tuple[float, str]:
-    """Write all files. Returns the largest error of a weight, and the name of that weight."""
+    """Write all files into ``folder``, and return (largest relative error of a weight, name of that weight)."""
     from safetensors import safe_open
 
     done, worst = 0, (-1.0, "")
@@ -222,7 +223,7 @@ def _write(
 def _quantised(
     weight: Tensor, name: str, source: Source, form: Format, calibrated: dict[str, Tensor] | None
 ) -> tuple[dict[str, Tensor], float]:
-    """A weight's tensors, the calibrated ones where there are, and its error: see ``Report``."""
+    """Return (a weight's quantised tensors, its relative error). calibrated: tensors to use instead of rounding."""
     rounded: list[dict[str, Tensor]] = []
     difference, norm = 0.0, 0.0
     for piece in pieces(weight, PIECE) if calibrated is None else [weight]:

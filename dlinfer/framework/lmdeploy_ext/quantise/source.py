@@ -1,4 +1,4 @@
-"""Reads the configuration and headers of a folder, and decides which weights are quantised."""
+"""Reads a model folder's configuration and headers, and decides which weights are quantised."""
 
 import functools
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from dlinfer.framework.lmdeploy_ext.errors import QuantisationSourceError
 
 _ATTENTION = tuple(f"self_attn.{part}_proj" for part in "qkvo")
 LAYERS = (*_ATTENTION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-"""The linear layers in each of a decoder's layers, which are quantised. Everything else is kept."""
+"""The linear layers that are quantised, in each decoder layer. All other tensors are copied."""
 
 ADMITTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 """LMDeploy's classes that are quantised."""
@@ -30,8 +30,8 @@ _WEIGHTS = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".h5"
 class Source:
     """A folder that can be quantised.
 
-    config: its config.json. tensors: name -> its file, dtype and shape. quantised: names of the weights
-    that are. files: its other files, which are copied. sharded: whether there is an index.
+    config: the contents of config.json. tensors: name -> file, dtype and shape. quantised: names of the weights to
+    quantise. files: other files, to copy. sharded: whether the folder has an index of weight files.
     """
 
     folder: Path
@@ -43,26 +43,26 @@ class Source:
 
     @functools.cached_property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
+        """Return the bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @property
     def quantised_nbytes(self) -> int:
-        """Bytes of the weights that are quantised."""
+        """Return the bytes of the weights to quantise, before quantisation."""
         return sum(self.tensors[name].nbytes for name in self.quantised)
 
     @property
     def shards(self) -> list[str]:
-        """Names of the weight files."""
+        """Return the names of the weight files, sorted."""
         return sorted({tensor.file for tensor in self.tensors.values()})
 
 
 def read(folder: Path, form: Format) -> Source:
-    """Check a folder. Reads no weight.
+    """Check that a model folder can be quantised, and return its description. Reads no weight.
 
-    Raises ModelFolderError for a folder that is not whole, and QuantisationSourceError for weights that the format
-    cannot take. Raises UnsupportedFeatureError for a class that is not admitted, and for a result that LMDeploy would
-    not read.
+    Raises ModelFolderError for an incomplete folder, and QuantisationSourceError for weights that the format cannot
+    store. Raises UnsupportedFeatureError for a class that is not in ``ADMITTED``, or if LMDeploy would not serve the
+    result.
     """
 
     def require(is_fit: Any, detail: str, advice: str) -> None:
@@ -100,7 +100,7 @@ def read(folder: Path, form: Format) -> Source:
     require(quantised and not missing, detail, whole)
     owners = {name.removesuffix(".weight") for name in quantised}
     for name in tensors:
-        owner, _, part = name.rpartition(".")  # a quantised weight has scales beside it
+        owner, _, part = name.rpartition(".")  # an already quantised weight comes with scales
         is_float = owner not in owners or part in ("weight", "bias")
         require(is_float, f"it has {name} beside a weight", _IN_FLOATS)
     smaller = "a smaller --group-size, or w8a8" if form.name == "awq-int4" else "awq-int4 or w8a8"
@@ -119,19 +119,21 @@ def read(folder: Path, form: Format) -> Source:
 
 
 def refusal(folder: Path, form: Format, detail: str, advice: str) -> QuantisationSourceError:
-    """The error for weights that a format cannot take."""
+    """Return the error for weights that a format cannot store."""
     return QuantisationSourceError(path=str(folder), form=form.name, detail=detail, advice=advice)
 
 
 def unsupported(feature: str, advice: str) -> UnsupportedFeatureError:
-    """The error for a feature that ``dlinfer quantise`` does not have."""
+    """Return the error for a feature that ``dlinfer quantise`` does not have."""
     return UnsupportedFeatureError(feature=feature, where="dlinfer quantise", advice=advice)
 
 
 def written_config(config: dict[str, Any], form: Format) -> dict[str, Any]:
-    """The config.json of the quantised model."""
+    """Return the contents of the quantised model's config.json. config: those of the original model."""
     written = config | {"quantization_config": form.config()}
     if form.dtype is not None:
-        name = "torch_dtype" if "torch_dtype" in config else "dtype"  # the first is of transformers before 5
+        name = (
+            "torch_dtype" if "torch_dtype" in config else "dtype"
+        )  # transformers before 5 writes torch_dtype
         written[name] = form.dtype
     return written

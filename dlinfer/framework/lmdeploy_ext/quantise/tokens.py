@@ -1,4 +1,4 @@
-"""Reads a text, and splits it by a model's own tokenizer."""
+"""Reads a text file, and tokenizes text with a model's own tokenizer."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from dlinfer.framework.lmdeploy_ext.errors import in_short
 
 
 def read_text(path: Path, folder: Path, error: type[DlinferError]) -> str:
-    """A file of text. Raises ``error`` about the model in ``folder`` where it cannot be read as UTF-8."""
+    """Return the text in a UTF-8 file. Raises ``error``, about the model in ``folder``, if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as reason:
@@ -17,9 +17,9 @@ def read_text(path: Path, folder: Path, error: type[DlinferError]) -> str:
 
 
 def tokens_of(folder: Path, text: str) -> tuple[list[int], list[int]]:
-    """(the token that begins every text, or none; the tokens of ``text`` after it).
+    """Return ([BOS], or empty if the tokenizer adds no BOS; the tokens of ``text`` without special tokens).
 
-    folder: the model's; no code in it runs. Raises ModelFolderError where its tokenizer cannot be loaded.
+    folder: the model folder; no code in it runs. Raises ModelFolderError if its tokenizer cannot be loaded.
     """
     from transformers import AutoTokenizer
 

@@ -1,6 +1,6 @@
-"""Writes a safetensors file tensor by tensor, in any order, so that one tensor at a time is in memory.
+"""Writes a safetensors file tensor by tensor, in any order, so that only one tensor is in memory at a time.
 
-``conversion.model_files`` has the format; safetensors' own writer needs all tensors of a file at once.
+safetensors' own writer needs all tensors of a file at once. ``conversion.model_files`` describes the format.
 """
 
 import json
@@ -20,14 +20,14 @@ Layout = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a tensor of a layout."""
+    """Return the bytes of a tensor. dtype: safetensors' name."""
     return math.prod(shape) * DTYPES[dtype].itemsize
 
 
 def header(layout: Layout) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """The start of a file of these tensors, and the place of each in it: (first byte, bytes).
+    """Return (the header of a file with these tensors, name -> (offset of the first byte, number of bytes)).
 
-    Numbers of more bytes come first, which keeps all of them aligned, as safetensors' own writer does.
+    Tensors with wider dtypes come first, as in safetensors' own writer, so that all tensors are aligned.
     """
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     places, end = {}, 0
@@ -43,7 +43,7 @@ def header(layout: Layout) -> tuple[bytes, dict[str, tuple[int, int]]]:
 
 
 class ShardWriter:
-    """Writes one file; used as a context, which closes it. The file is whole once each tensor was written."""
+    """Writes one safetensors file. Use it in a ``with`` block, and write each tensor of the layout once."""
 
     def __init__(self, path: Path, layout: Layout) -> None:
         start, self._places = header(layout)
@@ -51,7 +51,7 @@ class ShardWriter:
         self._file.write(start)
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Write a tensor of the layout, once."""
+        """Write one tensor of the layout. Each tensor can be written only once."""
         begin, size = self._places.pop(name)
         numbers = tensor.contiguous().flatten().view(torch.uint8).numpy()
         assert numbers.nbytes == size, f"{name} has {numbers.nbytes} bytes and was planned with {size}"
