@@ -11,32 +11,39 @@ import torch
 from torch import fx
 from torch.fx.node import Argument
 
-from dlinfer.graph.ir.dialect import brings_symbol, is_pure, is_view, storages
+from dlinfer.graph.ir.dialect import brings_symbol, is_pure, memory_read, storages
 from dlinfer.graph.ir.effects import effects_of, reshaped_memory
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.passes.rewriter import Edit, erase
+from dlinfer.graph.passes.rewriter import Edit, Rewriter, erase
 
 
 def _run(graph_module: fx.GraphModule) -> list[Edit]:
     graph = graph_module.graph
+    rewriter = Rewriter(graph_module)
     effects = effects_of(graph)
     reshaped = reshaped_memory(graph.nodes)
     returned = set(graph.output_node().all_input_nodes)
     given_away = {memory for node in returned for memory in storages(node)}
+    erased: set[int] = set()  # memory of merged nodes; views of it become views of the node that stays
     seen: dict[Any, fx.Node] = {}
     edits: list[Edit] = []
     for node in list(graph.nodes):
         if node.op != "call_function" or not is_pure(node) or brings_symbol(node):
             continue
-        if node in returned or not reshaped.isdisjoint(storages(node)):
+        memory = storages(node)
+        if node in returned or not reshaped.isdisjoint(memory):
             continue
-        if not is_view(node) and (effects.ever_written(node) or storages(node) & given_away):
+        of_arguments = bool(memory) and memory <= memory_read(node) | erased
+        if not of_arguments and (effects.ever_written(node) or memory & given_away):
             continue
-        epochs = () if is_view(node) else tuple(effects.writes_before(p, node) for p in node.all_input_nodes)
+        epochs = () if of_arguments else tuple(effects.writes_before(p, node) for p in node.all_input_nodes)
         key = (node.target, _frozen(node.args), _frozen(node.kwargs), epochs)
         first = seen.setdefault(key, node)
         if first is not node:
+            erased |= memory - storages(first)
             edits.append(erase("merge equal nodes", node, by=first))
+        elif not erased.isdisjoint(memory):
+            node.meta["val"] = rewriter.fake_call(node.target, *node.args, **node.kwargs)
     return edits
 
 

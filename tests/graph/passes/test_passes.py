@@ -13,6 +13,7 @@ from dlinfer.graph.passes.pipeline import Pass, run_passes, verify
 from dlinfer.graph.passes.registry import pass_names, passes
 from dlinfer.graph.passes.remove_noops import REMOVE_NOOPS
 from dlinfer.graph.passes.rewriter import Edit
+from tests.graph.passes.fakes import stale_fakes
 from tests.graph.passes.fusion.capturing import CapturedGraph, captured
 
 pytestmark = pytest.mark.usefixtures("graph_mode")
@@ -25,6 +26,7 @@ def after(item: Pass, function, *args, dynamic: bool = True) -> tuple[list[str],
     before = one.run()
     edits = [change for change in item.run(one.graph_module) if isinstance(change, Edit)]
     verify(one.graph_module, item.name, None)
+    assert not stale_fakes(one.graph_module)
     torch.testing.assert_close(one.run(), before, check_stride=True)
     nodes = one.graph_module.graph.nodes
     return [
@@ -34,6 +36,16 @@ def after(item: Pass, function, *args, dynamic: bool = True) -> tuple[list[str],
 
 def equal_twice(x):
     return (x * 2).sin() + (x * 2).cos()
+
+
+def equal_views_twice(x):
+    return (x * 2).t().sin() + (x * 2).t().cos()
+
+
+def other_views_of_an_equal_node(x):
+    total = (x * 2).sum()
+    first, second = (x * 2).view(-1).split(12)
+    return total + first.view(2, 6).sin() + second.view(2, 6).cos()
 
 
 def across_a_write(x):
@@ -94,6 +106,8 @@ def numbers(x):
     ("function", "args", "merged"),
     [
         (equal_twice, [x], 1),
+        (equal_views_twice, [x], 2),
+        (other_views_of_an_equal_node, [x], 1),
         (across_a_write, [x], 1),
         (across_a_write_to_a_view, [x], 0),
         (across_a_write_to_another_input, [x, x + 1], 0),

@@ -21,6 +21,7 @@ from dlinfer.graph.ir.dialect import STATIC, fake, is_pure, is_size, op_name
 from dlinfer.graph.passes.pipeline import Pass, verify
 from dlinfer.graph.passes.rewriter import Edit, RefusedMatch
 from dlinfer.graph.torch_private import dynamo
+from tests.graph.passes.fakes import stale_fakes
 
 
 @dataclass
@@ -51,6 +52,7 @@ class CapturedGraph:
         edits = [change for change in changes if isinstance(change, Edit)]
         self.refused += [change for change in changes if isinstance(change, RefusedMatch)]
         verify(self.graph_module, "fusion", None)
+        assert not stale_fakes(self.graph_module)
         self.edits += edits
         return len(edits)
 

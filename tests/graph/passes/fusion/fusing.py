@@ -12,6 +12,7 @@ from dlinfer.graph.passes.fusion.rules import RULES
 from dlinfer.graph.passes.pipeline import Pass, verify
 from dlinfer.graph.passes.remove_noops import REMOVE_NOOPS
 from dlinfer.graph.passes.rewriter import Edit
+from tests.graph.passes.fakes import stale_fakes
 from tests.graph.passes.fusion.capturing import CapturedGraph, captured, graph_text
 
 _SIZES: dict[str, Any] = {
@@ -43,6 +44,7 @@ def apply(one: CapturedGraph, *steps: Pass) -> dict[str, int]:
         verify(one.graph_module, step.name, None)
         if edits:
             fired[step.name] = len(edits)
+    assert not stale_fakes(one.graph_module)
     return fired
 
 
