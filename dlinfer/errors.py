@@ -89,10 +89,10 @@ class KernelDeclined(DlinferError, NotImplementedError):
 
 
 class KernelSignatureError(DlinferError, TypeError):
-    """A vendor registers a kernel whose parameters differ from the op's."""
+    """A vendor registers a kernel whose parameters, or whose rule's, differ from the op's."""
 
-    message = "vendor {vendor!r}: the kernel for {op!r} takes {given}, but the op passes {expected}."
-    next_step = "give the kernel the op's parameter names in the op's order."
+    message = "vendor {vendor!r}: the {what} for {op!r} takes {given}, but the op passes {expected}."
+    next_step = "give the kernel and its rule the op's parameter names in the op's order."
 
 
 class UnknownOpError(DlinferError, KeyError):

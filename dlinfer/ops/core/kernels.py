@@ -107,9 +107,26 @@ def _validate(vendor: Vendor, kernels: Mapping[str, Kernel]) -> None:
         for implementation in implementations(kernel):
             parameters = tuple(inspect.signature(implementation).parameters)
             if parameters != spec.parameters:
-                raise KernelSignatureError(
-                    vendor=vendor.name, op=name, given=parameters, expected=spec.parameters
-                )
+                raise _misfit(vendor, "kernel", spec, parameters)
+            rule = rule_of(implementation)
+            if rule is not None and not _takes_call(inspect.signature(rule), spec.parameters):
+                raise _misfit(vendor, "rule of the kernel", spec, tuple(inspect.signature(rule).parameters))
+
+
+def _misfit(vendor: Vendor, what: str, spec: OpSpec, parameters: tuple[str, ...]) -> KernelSignatureError:
+    return KernelSignatureError(
+        vendor=vendor.name, what=what, op=spec.name, given=parameters, expected=spec.parameters
+    )
+
+
+def _takes_call(signature: inspect.Signature, names: Sequence[str]) -> bool:
+    """Whether a function takes an op's arguments by position and by name. It may have further optional parameters."""
+    try:
+        signature.bind(**dict.fromkeys(names))
+        by_position = signature.bind(*names).arguments
+    except TypeError:
+        return False
+    return all(by_position.get(name, name) == name for name in names)
 
 
 def _bound_kernel(spec: OpSpec, vendor: Vendor, kernel: Kernel | None) -> Callable[..., Any]:

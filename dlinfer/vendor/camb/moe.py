@@ -27,11 +27,7 @@ def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> 
     return chosen.reshape(shape), (ids + first[:, None]).reshape(shape)
 
 
-@refuses(
-    lambda hidden_states, gate_up, down, topk_weights, topk_ids, topk, renormalize: refusing.floating(
-        hidden_states
-    )
-)
+@refusing.where(lambda call: refusing.floating(call.hidden_states))
 def fused_moe(
     hidden_states: Tensor,
     gate_up_weights: Tensor,
@@ -68,9 +64,10 @@ def _together(rows: Tensor, places: Tensor, topk_weights: Tensor, renormalize: b
     return tmo().moe_combine_result(rows, weights.contiguous(), places, None, None, 0, 0)
 
 
-@refuses(
-    lambda hidden_states, gate_up, gate_up_scales, down, down_scales, topk_weights, topk_ids, topk, renormalize: (
-        refusing.eight_bits(gate_up.dtype) or refusing.dtype(hidden_states.dtype, refusing.HALVES)
+@refusing.where(
+    lambda call: (
+        refusing.eight_bits(call.gate_up_weights.dtype)
+        or refusing.dtype(call.hidden_states.dtype, refusing.HALVES)
     )
 )
 def fused_moe_w8a8(

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlinfer.vendor.maca import latent, refusing, sdk, sequences
-from dlinfer.vendor.reasons import where
 
 _ALIGNED, _WIDEST = 8, 512
 """Head sizes: multiples of the first up to the second (vLLM-metax; flash-attention itself ends at 256)."""
@@ -66,7 +65,7 @@ def _extras(q: Tensor, cap: float, alibi_slopes: Tensor | None, sinks: Tensor | 
     return options if sinks is None else options | {"s_aux": sinks.to(q.dtype).contiguous()}
 
 
-@where(_refuses_prompt)
+@refusing.where(_refuses_prompt)
 def prefill_attention(
     q: Tensor,
     k: Tensor,
@@ -112,7 +111,7 @@ def _widened(x: Tensor, size: int) -> Tensor:
     return functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else sequences.whole(x)
 
 
-@where(_refuses_pages)
+@refusing.where(_refuses_pages)
 def paged_prefill_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -157,7 +156,7 @@ def paged_prefill_attention(
     attn_output[: sum(new)] = out[: sum(new)]
 
 
-@where(_refuses_pages)
+@refusing.where(_refuses_pages)
 def paged_decode_attention(
     q: Tensor,
     k_cache: Tensor,

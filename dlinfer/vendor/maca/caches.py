@@ -19,7 +19,7 @@ def _is_latent(k: Tensor, v: Tensor) -> bool:
     return k.shape[1] == 1 and v.shape[2] < k.shape[2]
 
 
-def _refuses(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> str | None:
+def _refuses(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> str | None:
     alike = k_cache.shape == v_cache.shape and k_cache.stride() == v_cache.stride()
     if not alike and not _is_latent(k, v):
         return "reshape_and_cache_flash takes keys and values of one size, in caches that lie alike"

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from dlinfer.vendor.reasons import dtype, eight_bits, first
+from dlinfer.vendor.reasons import dtype, eight_bits, first, where
 
-__all__ = ["FLOATS", "HALVES", "copied_rows", "eight_bits", "first", "floating", "multiples", "rows"]
+__all__ = ["FLOATS", "HALVES", "copied_rows", "eight_bits", "first", "floating", "multiples", "rows", "where"]
 
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (*HALVES, torch.float32)

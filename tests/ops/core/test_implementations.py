@@ -76,6 +76,36 @@ def test_the_parameters_of_each_are_checked(activate):
         activate(vendor_of(fast, other))
 
 
+@pytest.mark.parametrize(
+    ("rule", "takes"),
+    [
+        (lambda x, weight: None, r"\('x', 'weight'\)"),
+        (lambda x, scale, eps: None, r"\('x', 'scale', 'eps'\)"),
+        (lambda x, eps, weight: None, r"\('x', 'eps', 'weight'\)"),
+        (lambda x, weight, eps, more: None, r"\('x', 'weight', 'eps', 'more'\)"),
+        (lambda *args: None, r"\('args',\)"),
+    ],
+    ids=["one less", "another name", "another order", "one more", "by position alone"],
+)
+def test_the_parameters_of_each_rule_are_checked(activate, rule, takes):
+    @refuses(rule)
+    def other(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return x
+
+    with pytest.raises(KernelSignatureError, match=f"rule of the kernel for 'rms_norm' takes {takes}.*'eps'"):
+        activate(vendor_of(fast, other))
+
+
+@pytest.mark.parametrize("rule", [lambda x, weight, eps, dtype=None: None, lambda *args, **kwargs: None])
+def test_a_rule_may_take_more(activate, rule):
+    @refuses(rule)
+    def other(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return torch.full_like(x, 3.0)
+
+    activate(vendor_of(other))
+    assert call().mean() == 3.0
+
+
 def test_conformance_checks_each_on_its_own(two):
     case = Case(Subject(two, "cpu"), ops.registry()["rms_norm"], torch.float32, "one token")
     with pytest.raises(Failed, match="slow: "):  # the dispatcher never reaches it in float32

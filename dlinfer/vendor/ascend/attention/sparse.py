@@ -5,7 +5,6 @@ from torch import Tensor
 
 from dlinfer.vendor.ascend import chips, refusing
 from dlinfer.vendor.ascend.attention import fused
-from dlinfer.vendor.base import refuses
 
 _NONE = 2147483647  # sorts behind every position
 _COUNTS = (*range(1, 2049), 3072, 4096, 5120, 6144, 7168, 8192)  # of npu_lightning_indexer's sparse_count
@@ -32,11 +31,7 @@ def _lengths(lengths: Tensor, query: Tensor) -> Tensor:
     return lengths.to(query.device, torch.int32).contiguous()
 
 
-@refuses(
-    lambda query, key, weights, q_ends, kv_seqlens, block_table, sparse_count: _refuses_indexer(
-        query, key, sparse_count
-    )
-)
+@refusing.where(lambda call: _refuses_indexer(call.query, call.key, call.sparse_count))
 def lightning_indexer(
     query: Tensor,
     key: Tensor,
@@ -69,10 +64,10 @@ def _rising(positions: Tensor, valid: Tensor) -> Tensor:
     return order.masked_fill(order == _NONE, -1)
 
 
-@refuses(
-    lambda query, key, value, sparse_indices, scale, block_table, q_ends, kv_seqlens, query_rope, key_rope: (
-        _refuses(query, key, value, key_rope)
-        or (None if key.shape == value.shape else "keys and values must have one size")
+@refusing.where(
+    lambda call: (
+        _refuses(call.query, call.key, call.value, call.key_rope)
+        or (None if call.key.shape == call.value.shape else "keys and values must have one size")
     )
 )
 def sparse_flash_attention(

@@ -50,11 +50,7 @@ def _refuses_experts(hidden_states: Tensor, weights: Tensor, topk: int) -> str |
     )
 
 
-@refuses(
-    lambda hidden_states, gate_up, down, topk_weights, topk_ids, topk, renormalize: _refuses_experts(
-        hidden_states, gate_up, topk
-    )
-)
+@refusing.where(lambda call: _refuses_experts(call.hidden_states, call.gate_up_weights, call.topk))
 def fused_moe(
     hidden_states: Tensor,
     gate_up_weights: Tensor,
@@ -126,11 +122,7 @@ def _refuses_w8a8(hidden_states: Tensor, weights: Tensor, topk: int) -> str | No
     )
 
 
-@refuses(
-    lambda hidden_states, gate_up, gate_up_scales, down, down_scales, topk_weights, topk_ids, topk, renormalize: (
-        _refuses_w8a8(hidden_states, gate_up, topk)
-    )
-)
+@refusing.where(lambda call: _refuses_w8a8(call.hidden_states, call.gate_up_weights, call.topk))
 def fused_moe_w8a8(
     hidden_states: Tensor,
     gate_up_weights: Tensor,

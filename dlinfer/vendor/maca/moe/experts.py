@@ -38,11 +38,7 @@ def _refuses_experts(hidden_states: Tensor, weights: Tensor) -> str | None:
     return refusing.floating(hidden_states, refusing.HALVES)
 
 
-@refuses(
-    lambda hidden_states, gate_up, down, topk_weights, topk_ids, topk, renormalize: _refuses_experts(
-        hidden_states, gate_up
-    )
-)
+@refusing.where(lambda call: _refuses_experts(call.hidden_states, call.gate_up_weights))
 def fused_moe(
     hidden_states: Tensor,
     gate_up_weights: Tensor,
