@@ -4,9 +4,12 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from dlinfer.graph.ir.dialect import brings_symbol, is_pure, memory_read, storages
+from dlinfer.graph.ir.dialect import brings_symbol, is_pure, memory_read, schema_name, storages
 from dlinfer.graph.passes.rewriter import Rewriter
 from dlinfer.graph.torch_private.fake_mode import storage_id
+
+_COPIES = ("aten::contiguous", "aten::reshape")
+"""Ops that copied as captured, and need not where a fusion rule has changed their argument's strides."""
 
 
 def stale_fakes(graph_module: fx.GraphModule) -> list[str]:
@@ -20,7 +23,9 @@ def stale_fakes(graph_module: fx.GraphModule) -> list[str]:
         if node.op == "call_function" and is_pure(node) and not brings_symbol(node):
             computed = rewriter.fake_call(node.target, *node.args, **node.kwargs)
             read = memory_read(node)
-            if _viewed(computed, read) != _viewed(node.meta["val"], read | known):
+            shown = _viewed(node.meta["val"], read | known)
+            copies = schema_name(node) in _COPIES and shown == [None]
+            if not copies and _viewed(computed, read) != shown:
                 stale.append(node.format_node())
         known |= storages(node)
     return stale
