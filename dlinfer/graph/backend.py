@@ -35,8 +35,8 @@ def dlinfer_backend(
 ) -> Compiled:
     """Compile a Dynamo graph and return the compiled function.
 
-    options: see ``dlinfer.graph.options.CompileOptions``. mode: ``default`` or ``reduce-overhead``; neither changes
-    anything, but transformers always passes the second.
+    options: see ``dlinfer.graph.options.CompileOptions``. mode: ``default`` or ``reduce-overhead``, without effect;
+    transformers always passes ``reduce-overhead``.
 
     Dynamo would wrap an error that its backend raises. So the compiled function raises all refusals:
     CompileOptionError, InferenceOnlyError, EngineUnavailableError and, under the fallback policy ``error``,
@@ -130,7 +130,7 @@ def _requires_grad(value: object) -> bool:
 
 
 def _values(graph_module: fx.GraphModule, example_inputs: Sequence[object]) -> Iterator[object]:
-    """Yield the inputs, then each node's result. A graph without inputs runs where its results are created."""
+    """Yield the inputs, then each node's result. The results show the device of a graph that has no inputs."""
     yield from example_inputs
     yield from (node.meta.get("example_value") for node in graph_module.graph.nodes)
 

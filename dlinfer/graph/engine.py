@@ -64,8 +64,8 @@ class Engine(ABC):
     passes: graph passes that run after the common passes, for this engine only; named ``engine.pass``.
     phases_alike: whether a graph compiled for prefill is as fast in decode as one compiled for decode. If so, adaptors
         compile the model once, and the engine holds its repacked weights once.
-    stored_options: names of the engine's options that change results; an artifact keeps their values. Never name an
-        option that contains a path: anybody may have written an artifact.
+    stored_options: names of the engine's options that change results; an artifact keeps their values. Never list an
+        option whose value leads to a file: an artifact may come from an untrusted source.
     concurrent: whether several threads may call one compiled region at the same time.
     selftest: the engine's self-test; None if there is none.
     """
@@ -175,7 +175,7 @@ _lock = threading.RLock()
 
 def _loaded(vendor: Vendor, name: str) -> Engine:
     cause: Exception | None = None
-    with _lock:  # one engine object a process: it holds devices and compiled regions
+    with _lock:  # one engine object per process, because it holds devices and compiled regions
         if (vendor.name, name) in _engines:
             return _engines[vendor.name, name]
         try:

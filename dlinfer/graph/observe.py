@@ -42,7 +42,7 @@ def finished(report: GraphReport, captured: Captured, compiled: CompiledGraph) -
         )
         for node in placeholders
     ]
-    report.variant = tuple(  # Dynamo made each size of 1 a constant
+    report.variant = tuple(  # Dynamo specializes on each size of 1
         f"{node.name}[{dim}]"
         for node, item in zip(placeholders, report.inputs, strict=True)
         if not node.meta.get(STATIC)
@@ -79,7 +79,7 @@ def held_bytes(compiled: CompiledGraph) -> int:
     constants: list[object] = [value for program in programs for value in program.constants.values()]
     tensors = [
         value for value in constants if isinstance(value, torch.Tensor)
-    ]  # and no branch of a torch.cond
+    ]  # a branch of torch.cond is no tensor
     return sum({storage_id(value): value.untyped_storage().nbytes() for value in tensors}.values())
 
 

@@ -175,7 +175,9 @@ class _Writer:
         # An object that cannot be read or compared is not the bound one. The next binding reports what is wrong.
         errors = "(LookupError, AttributeError, TypeError, ValueError, RuntimeError)"
         text = f"def read(L):\n    try:\n{body}    except {errors}:\n        return None\n"
-        exec(compile(text, "<dlinfer inputs>", "exec"), self._scope)  # Dynamo's expressions, as in its guards
+        exec(
+            compile(text, "<dlinfer inputs>", "exec"), self._scope
+        )  # Dynamo also executes such expressions, in its guards
         return self._scope["read"]
 
 
@@ -200,7 +202,7 @@ def _taken(value: Any, step: str) -> Any:
 def _is_plain(container: Any) -> bool:
     """Return whether a list or dict holds only tensors, modules, containers and None.
 
-    Others hold values that may change at each call, such as a counter.
+    Other lists and dicts hold values that may change at each call, such as a counter.
     """
     values = cast("Iterable[object]", container.values() if isinstance(container, dict) else container)
     return all(

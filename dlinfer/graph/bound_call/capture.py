@@ -90,7 +90,7 @@ class _CannotServeError(Exception):
 class _Backend:
     """A Dynamo backend that keeps the compiled graph and the graph's assumptions.
 
-    receiver: the function's name for its owner, such as ``self``.
+    receiver: the parameter that holds the function's owner, such as ``self``.
     _inputs: (source, fake) of each input. _written: for each input, whether the graph writes it.
     _conditions: (a condition over v0, v1, ..., the sources of v0, v1, ...).
     _twice: pairs of sources that are the same tensor. _specialized: sources of constants.
@@ -180,7 +180,7 @@ class _Backend:
             value, name, fixed = evaluate(source, scope), source_name(source), ""
             if isinstance(
                 value, float
-            ):  # a module's eps: Dynamo passes it as a tensor, and the capture folds it
+            ):  # a module's eps: Dynamo passes a tensor, and the capture makes it a constant
                 constants[place], fixed = value, str(value)
             else:
                 port = _port(source, fake, value, is_steady(source, steady))

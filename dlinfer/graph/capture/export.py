@@ -79,7 +79,7 @@ def read_export(
             targets.append(target)
     fakes = tuple(node.meta["val"] for node in placeholders)
     captured = _with_resolved(Captured(graph_module, fakes, mode_of(fakes)), weights)
-    explicit_dtypes(captured.graph_module.graph)  # an artifact is called, and loaded, under other defaults
+    explicit_dtypes(captured.graph_module.graph)  # an artifact may run under another default dtype
     is_program = isinstance(module, ExportedProgram)
     return Exported(
         captured,
@@ -93,7 +93,7 @@ def read_export(
 
 
 def _with_resolved(captured: Captured, weights: list[torch.Tensor]) -> Captured:
-    """Replace weights that torch holds lazily conjugated or negated by resolved copies.
+    """Replace each weight that is lazily conjugated or negated with a resolved copy.
 
     Raises CaptureError if the graph writes an input or returns such a weight: the caller would notice the copy.
     """

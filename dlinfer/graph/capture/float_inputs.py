@@ -60,10 +60,10 @@ def is_float_read(node: fx.Node) -> bool:
 
 
 def changing_floats(graph: fx.Graph) -> set[fx.Node]:
-    """Return the inputs to treat as floats that change between calls.
+    """Return the inputs whose floats may change between calls.
 
     They are the function's arguments, and inputs that caused a recompilation. Floats of modules, such as the eps of
-    LayerNorm, stay constants, because fusion rules read their values.
+    LayerNorm, stay constants, because fusion rules read their values. On other devices than the CPU, all floats do.
     """
     placeholders = graph.find_nodes(op="placeholder")
     if any(_device(node) not in (HOST, None) for node in placeholders):

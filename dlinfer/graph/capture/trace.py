@@ -49,7 +49,7 @@ def capture(
 ) -> Captured:
     """Capture a Dynamo graph. Raises CaptureError with the reason and the line of the model's source.
 
-    fakes: a fake for each input. keep_floats: make floats that change dynamic inputs; else the graph specializes on
+    fakes: a fake for each input. keep_floats: keep floats that change as dynamic inputs; else the graph specializes on
     their values.
     """
     for value in fakes:

@@ -139,7 +139,7 @@ class _Trial:
         return served
 
     def _usual(self) -> dict[str, int]:
-        """Return name of a symbol -> its value in the example inputs."""
+        """Return symbol's name -> the symbol's value in the example inputs."""
         values: dict[str, int] = {}
         for pair in zip(self._fakes, self._examples, strict=True):
             for fake_size, size in zip(*map(_numbers, pair), strict=True):

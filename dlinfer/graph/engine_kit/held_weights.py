@@ -39,7 +39,7 @@ class _Built:
         return self.samples.same()  # no weight has moved
 
     def changed(self, marks: tuple[tuple[int, int, int], ...]) -> list[int]:
-        """Return the indices of inputs whose memory or contents have changed. marks: of the new weights."""
+        """Return the indices of inputs whose memory or contents have changed. marks: the new weights' ``marks``."""
         moved = {
             number for number, (new, old) in enumerate(zip(marks, self.marks, strict=True)) if new != old
         }
@@ -56,7 +56,7 @@ class HeldWeights:
 
     A weight has changed if its address, its version or one of its sampled elements differs. Torch does not count writes
     through ``.data`` or to tensors made under ``inference_mode``. If such a write touches less than an eighth of a
-    weight, it may go unnoticed; ``dlinfer.refresh`` helps. Several threads may call the object at the same time.
+    weight, it may go unnoticed; see ``dlinfer.refresh``. Several threads may call the object at the same time.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def refresh(model: torch.nn.Module | Iterable[torch.Tensor]) -> None:
-    """Tell every compiled graph that weights have changed, after writes through ``.data``. Its next call rebuilds.
+    """Let every compiled graph rebuild its changed weights at its next call. Call this after writes through ``.data``.
 
     model: a module, compiled or not, or the written tensors. Engines that read weights in torch's memory need no
     refresh. Raises UnsupportedFeatureError for tensors that were made under ``torch.inference_mode``.

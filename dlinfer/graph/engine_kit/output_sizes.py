@@ -28,7 +28,7 @@ def input_size(index: int, dim: int) -> SizeText:
 
 
 def sizes_of(results: Sequence[Sequence[int | SymInt]], inputs: Sequence[Any]) -> list[list[SizeText]]:
-    """Return the sizes of each result over the inputs. Raises UnknownSizeError.
+    """Return the sizes of each result as integers or expressions of the inputs. Raises UnknownSizeError.
 
     results: the shape of each result's fake. inputs: the fakes of the inputs.
     """

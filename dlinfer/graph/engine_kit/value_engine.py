@@ -146,7 +146,7 @@ class ValueEngine(Engine, Generic[Options]):
             return None
         twin = functional_call(node) if written_arguments(node) else None
         target = twin.op if isinstance(twin, FunctionalCall) else node.target
-        if target is None:  # a copy
+        if target is None:  # the node only copies
             return None
         tensors = [tensor for value in (node, *node.all_input_nodes) for tensor in tensors_of(value)]
         return self.selftest.failure(packet_name(target), precision_of(tensors))

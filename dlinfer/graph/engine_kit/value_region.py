@@ -151,7 +151,7 @@ class InputOverlap:
 
 
 class ValueRegion(RegionRun):
-    """A compiled region. Several threads may call it at the same time if they may call the executable so.
+    """A compiled region. Several threads may call it at the same time if the vendor's executable allows that.
 
     engine, policy: the engine's name and the fallback policy, for calls that torch runs.
     If the region holds no weights, it is compiled at once, and RefusedError is raised if the vendor refuses.

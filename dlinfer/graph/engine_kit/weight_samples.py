@@ -66,7 +66,7 @@ class WeightSamples:
 
 
 def _offsets(weight: Tensor) -> _Places:
-    """Return the sampled places: one random element in each of up to 16 equal parts. An offset counts elements."""
+    """Return the offset of a random element in each of up to 16 equal parts of the weight, in elements."""
     count = min(SAMPLES, weight.numel())
     ends = np.linspace(0, weight.numel(), count + 1).astype(np.int64)
     chosen = ends[:-1] + (np.random.default_rng().random(count) * np.diff(ends)).astype(np.int64)

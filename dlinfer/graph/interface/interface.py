@@ -24,7 +24,7 @@ Name = Callable[[object], str]
 
 
 def mismatches(port: Port, value: str, name: Name) -> Iterator[str]:
-    """Yield Python expressions that test a value. If the value does not fit ``port``, one is true or raises an error.
+    """Yield Python expressions that test a value. If the value does not fit ``port``, one of them is true or raises.
 
     value: the name of the variable with the value. These expressions do not check sizes that depend on symbols;
     ``Interface.bind`` does.
@@ -165,7 +165,9 @@ class _Binder:
         body.append(f"return [{', '.join(taken)}], ({symbols})")
         lines = "".join(f"        {line}\n" for line in body)
         text = f"def bind(values):\n    try:\n{lines}    except ZeroDivisionError: self.divided()\n"
-        exec(compile(text, "<dlinfer interface>", "exec"), self._scope)  # text of this module and its printer
+        exec(
+            compile(text, "<dlinfer interface>", "exec"), self._scope
+        )  # this module and its printer wrote all of the text
         return self._scope["bind"]
 
     def name(self, value: object) -> str:

@@ -1,4 +1,4 @@
-"""Which inputs a compiled graph assumes to share no memory, and the check of this at each call.
+"""The inputs that a compiled graph assumes to share no memory, and the check of this assumption at each call.
 
 Bools and wider numbers seldom share memory. So effects treat a mask of bools and a KV cache as independent
 (``ir/effects``). But an allocator may cut a mask from an arena of int32 words.
@@ -28,7 +28,7 @@ class SharedMemoryError(DlinferError, ValueError):
 
 
 def apart_of(graph: fx.Graph) -> Apart:
-    """Return the inputs that the graph assumes to share no memory: bools and wider numbers, if it writes either."""
+    """Return the inputs that must not share memory: bools and wider numbers, if the graph writes one of the two."""
     effects = effects_of(graph)
     bools, _, wide = effects.by_width
     inputs = list(enumerate(graph.find_nodes(op="placeholder")))

@@ -2,8 +2,8 @@
 
 Each node gets a level. An accepted node is at least one level above the refused nodes that it depends on. A refused
 node is on the highest level of its operands. On each level, the accepted nodes form one region, and the refused nodes
-run after the region. So no region depends on itself, and there are as few regions as the refused nodes allow. A read
-and a write of the same memory depend on each other, in their order (``ir/effects``).
+run after the region. So no region depends on itself, and there are as few regions as the refused nodes allow. Reads and
+writes of the same memory count as dependencies (``ir/effects``).
 """
 
 import operator

@@ -64,8 +64,9 @@ class InputReport:
 
 @dataclass
 class ClusterReport:
-    """One group of nodes that is compiled as a unit. uses: how often the graph runs the group.
+    """One group of nodes that is compiled as a unit.
 
+    uses: how often the graph runs the group.
     origin: ``compiled``: compiled for this graph; ``disk``: loaded from the disk cache; ``shared``: taken from an
         earlier graph of this process; ``eager``: compiling failed, and ``reason`` says why.
     """
@@ -100,11 +101,11 @@ class GraphReport:
 
     model: the function that was captured, as ``function (file:line)``.
     cause: why the graph was compiled: ``first call``, or Dynamo's reason for a recompilation.
-    variant: inputs' dimensions (``x[0]``) of size 1, which Dynamo specialized; empty for the generic graph.
+    variant: dimensions of inputs (``x[0]``) that Dynamo specialized to size 1; empty for the generic graph.
     captured, lowered: the graph as text before and after the passes. symbols: symbolic size -> range and source.
     guards: assumptions about sizes. seconds: stage -> seconds.
-    memory: bytes. ``weights``, ``written inputs`` (KV caches), ``held`` (constants and copies of weights that the
-        compiled graph keeps), and the process's ``peak before`` and ``peak after``.
+    memory: name -> bytes. The names are ``weights``, ``written inputs`` (KV caches), ``held`` (constants and copies of
+        weights that the compiled graph keeps), and ``peak before`` and ``peak after`` (of the process).
     refused: why the graph could not be captured and runs without dlinfer.
     not_loaded: how the nearest entry of the disk cache differs from this graph.
     """
@@ -197,7 +198,7 @@ def _read(kind: Any, data: Any) -> Any:
 
 
 _lock = threading.Lock()
-_reports: deque[GraphReport] = deque(maxlen=1000)  # a server that compiles again and again must not grow
+_reports: deque[GraphReport] = deque(maxlen=1000)  # bounded: a server may compile again and again
 _numbers = itertools.count()
 
 

@@ -64,7 +64,7 @@ class SelfTest:
                 bad = [result for result in map(self._result, cases) if result.state in ("failed", "error")]
                 bad.sort(key=lambda result: result.state != "failed")
                 reason = self._reason(bad[0]) if bad else None
-                if any(case.skip_reason() for case in cases):  # it may run later
+                if any(case.skip_reason() for case in cases):  # a skipped case may run later
                     return reason
                 self._failures[key] = reason
         return self._failures[key]
@@ -107,7 +107,7 @@ class SelfTest:
         result = _cache().load(self._key(case), _read)
         if result is None and run:
             result = _run(case)
-            if result.state in ("passed", "failed"):  # the others may change
+            if result.state in ("passed", "failed"):  # other states may change
                 self.save(result)
         return result
 
