@@ -1,7 +1,7 @@
-"""What LMDeploy 0.18's own backend for Ascend imports: what runs a model, and the batch sizes that graphs have.
+"""Names that LMDeploy 0.18's own Ascend backend imports: a model runner, and the batch sizes of graphs.
 
-LMDeploy takes this adaptor's backend for ``device_type="ascend"``; its own (``backends/dlinfer/ascend``) stays usable
-through these names, eagerly. Importing them imports nothing of LMDeploy.
+For ``device_type="ascend"`` LMDeploy uses this adaptor's backend. With these names LMDeploy's own
+(``backends/dlinfer/ascend``) stays usable, eagerly. Importing them imports nothing of LMDeploy.
 """
 
 from typing import Any
@@ -15,10 +15,10 @@ get_ascend_compatible_size = compatible_size
 def AscendGraphRunner(  # noqa: N802 - LMDeploy's name for it, which it calls
     model: Any, model_config: Any, cache_config: Any, backend_config: Any, device: Any, is_mla: bool = False
 ) -> Any:
-    """LMDeploy's runner without graphs: those of the vendor's are proven on no card.
+    """Return LMDeploy's runner without graphs: the vendor's graphs have not been tested on a card.
 
-    is_mla: whether keys and values have other sizes, which eager execution need not know. Raises
-    UnsupportedFeatureError unless ``backend_config.eager_mode``.
+    is_mla: whether keys and values have different sizes; not read. Raises UnsupportedFeatureError unless
+    ``backend_config.eager_mode``.
     """
     if not backend_config.eager_mode:
         raise refuse("graph mode of LMDeploy's own Ascend backend", "set eager_mode=True", "ascend")

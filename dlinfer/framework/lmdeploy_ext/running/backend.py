@@ -1,4 +1,4 @@
-"""LMDeploy's layer backend on our devices: which implementation each of its build specs gets."""
+"""LMDeploy's layer backend on our devices: it chooses the implementation for each of LMDeploy's build specs."""
 
 import logging
 from collections.abc import Callable
@@ -51,32 +51,35 @@ _OURS = {
     "GatedDeltaMeta": lambda spec: gated_delta.StepStates(),
     "GatedDeltaRule": lambda spec: gated_delta.DeltaRule(),
 }
-"""Layers that LMDeploy's own dlinfer backend serves wrongly or not at all, by the name of their BuildSpec without that
-word."""
+"""Name of a BuildSpec without "BuildSpec" -> builder of the layer. LMDeploy's own dlinfer backend serves these layers
+wrongly or not at all."""
 
 
 class EagerRunner(GraphRunner):
-    """Runs a model as it is."""
+    """Runs a model eagerly."""
 
     def __call__(self, **kwargs: Any) -> Any:
-        """One forward. kwargs: as LMDeploy's model takes them."""
+        """Run one forward. kwargs: as LMDeploy's model takes them."""
         computing.begins()
         return super().__call__(**kwargs)
 
 
 class OpsBackend(DlinferOpsBackend):
-    """Layers on the device of ours that LMDeploy runs on, through ``dlinfer.ops``."""
+    """LMDeploy's backend for our devices. Its layers call ``dlinfer.ops``."""
 
     @staticmethod
     def get_name() -> str:
-        """Name of the device type."""
+        """Return the name of the active device type."""
         device_type = activation.active()
         assert device_type is not None, "LMDeploy gets this backend for devices of ours only"
         return device_type
 
     @classmethod
     def build_op(cls, spec: Any, *, enable_deterministic: bool = False) -> Any:
-        """The implementation of one layer. Raises UnsupportedFeatureError, before any weight is loaded."""
+        """Return the implementation of the layer of a BuildSpec.
+
+        Raises UnsupportedFeatureError for an unsupported layer, before any weight is loaded.
+        """
         name = type(spec).__name__
         build = _OURS.get(name.removesuffix("BuildSpec"))
         if build is not None:
@@ -92,14 +95,14 @@ class OpsBackend(DlinferOpsBackend):
     def get_k_block_shape(
         block_size: int, num_heads: int, head_size: int, dtype: torch.dtype
     ) -> tuple[int, ...]:
-        """Shape of one block of the key cache, in the active vendor's layout."""
+        """Return the shape of one block of the key cache, in the active vendor's layout."""
         return cache_blocks.layout(activation.torch_device()).shape(1, block_size, num_heads, head_size)[1:]
 
     @staticmethod
     def get_v_block_shape(
         block_size: int, num_heads: int, head_size: int, dtype: torch.dtype
     ) -> tuple[int, ...]:
-        """Shape of one block of the value cache, in the active vendor's layout."""
+        """Return the shape of one block of the value cache, in the active vendor's layout."""
         return OpsBackend.get_k_block_shape(block_size, num_heads, head_size, dtype)
 
     @classmethod
@@ -123,7 +126,7 @@ class OpsBackend(DlinferOpsBackend):
         backend_config: Any,
         device: torch.device,
     ) -> Any:
-        """The runner of the model: compiled graphs, or with ``eager_mode=True`` the model itself."""
+        """Return the runner of the model: by graphs, or eagerly with ``eager_mode=True``."""
         kv_quantisation.check_model(model_config, cache_config)
         windows.apply(model, model_config.llm_config or model_config.hf_config)
         runner = EagerRunner if backend_config.eager_mode else _graph_runner(model)
@@ -131,13 +134,16 @@ class OpsBackend(DlinferOpsBackend):
 
     @staticmethod
     def ccl_backend() -> str:
-        """The backend of torch.distributed between processes that have such a device each."""
+        """Return the name of torch.distributed's backend for processes with one such device each."""
         return activation.device().communicator
 
 
 def _graph_runner(model: torch.nn.Module) -> Callable[..., Any]:
-    """The runner of graphs: the vendor's own, compiled calls where there is an engine, or graphs that the device
-    captures. A vendor of kernels alone that cannot be captured has no graphs."""
+    """Return the class of the model's graph runner.
+
+    It is the vendor's own, or CompiledRunner with an engine, or CaptureRunner if the device can capture graphs. Else
+    there are no graphs, and EagerRunner runs each step.
+    """
     device = activation.device()
     own = device.graph_runner()
     if own is not None:

@@ -1,8 +1,8 @@
-"""The identity of a model's stored graphs: all that LMDeploy built the model from, by structure.
+"""Make the identity of a model's stored graphs: a description of all that LMDeploy built the model from.
 
-LMDeploy's configurations and build context are described whole, field after field, whatever fields they have.
-``LEFT_OUT`` names those that cannot change a graph, with the reason. A field that a later release adds counts, so that
-at worst a graph is compiled once more. A list of fields that count would let a graph run where it does not belong.
+LMDeploy's configurations and build context are described field by field, whatever fields they have. ``LEFT_OUT`` names
+the fields that cannot change a graph, with the reason. A field that a later release adds counts, so that at worst a
+graph is compiled once more. A list of the fields that count could miss such a field, and a wrong graph would run.
 """
 
 import enum
@@ -63,14 +63,14 @@ LEFT_OUT: dict[str, dict[str, str]] = {
         ),
     },
 }
-"""Class of a described object, or a base of it -> its field -> why it cannot change a graph."""
+"""Class of a described object, or a base class -> field -> why the field cannot change a graph."""
 
 
 def model_identity(model: torch.nn.Module, **contexts: Any) -> str:
-    """Everything that the graphs of a model depend on: its code, what it was built from, its weights' dtypes and sizes.
+    """Return as text all that a model's graphs depend on: its code, configurations, and weights' dtypes and sizes.
 
     contexts: name -> LMDeploy's object (build context, configurations of model, cache and backend).
-    Values of weights are inputs of the graphs, so another checkpoint of the same shape runs the same graphs.
+    Values of weights are inputs of the graphs, so another checkpoint of the same shapes runs the same graphs.
     """
     weights = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     layers = {type(module) for module in model.modules()}
@@ -86,7 +86,7 @@ def model_identity(model: torch.nn.Module, **contexts: Any) -> str:
 
 
 def _switches() -> Iterator[tuple[str, Any]]:
-    """The settings of LMDeploy's environment variables: some choose what a layer does."""
+    """Yield (name, value) of LMDeploy's environment settings that may change what a layer does."""
     for name, value in sorted(vars(envs).items()):
         if name in LEFT_OUT["envs"] or name.startswith("_"):
             continue
@@ -95,7 +95,7 @@ def _switches() -> Iterator[tuple[str, Any]]:
 
 
 def _sources(modules: set[str]) -> str:
-    """A hash of the files of these modules; remote code and custom module maps change without a version."""
+    """Return a hash of the modules' source files. Remote code and custom module maps change without a version."""
     files = sorted({getattr(sys.modules.get(name), "__file__", None) or "" for name in modules} - {""})
     return hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in files)).hexdigest()
 
@@ -105,14 +105,17 @@ def _name(item: Any) -> str:
 
 
 class _Description:
-    """Lines that are equal for equal structures, in any process. ``modules`` defines the described classes."""
+    """Describes objects by lines that are equal for equal structures, in any process.
+
+    modules: names of the modules that define the described classes and functions.
+    """
 
     def __init__(self) -> None:
         self.modules: set[str] = set()
         self._open: dict[int, str] = {}
 
     def lines(self, path: str, value: Any) -> Iterator[str]:
-        """``path = value`` for a plain value, a line for each part of a composite one."""
+        """Yield ``path = value`` for a plain value, and a line for each part of a composite value."""
         plain = _plain(value)
         if inspect.isroutine(value) or isinstance(value, type):
             self.modules.add(value.__module__)
@@ -150,7 +153,7 @@ class _Description:
         yield f"{path}: {_name(type(value))}"
         state: Any = object.__getstate__(value)  # attributes, and those in slots
         if state is None and not hasattr(value, "__dict__"):
-            # Python does not show what it holds, so no graph of another start may be taken for one of this.
+            # Python does not show what the value holds, so this start must not reuse graphs of another start.
             logger.warning(
                 "graphs are compiled anew at each start: nothing shows what %s (%s) holds", path, type(value)
             )
@@ -169,7 +172,7 @@ def _content(value: torch.Tensor | numpy.ndarray) -> str:
 
 
 def _plain(value: Any) -> str | None:
-    """Text of a value without parts; None for any other, and for functions and classes."""
+    """Return the text of a value without parts; None for a composite value, a function or a class."""
     if isinstance(value, enum.Enum):
         return f"{_name(type(value))}.{value.name}"
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | Path):

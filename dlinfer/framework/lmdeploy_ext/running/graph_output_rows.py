@@ -1,4 +1,4 @@
-"""A forward for graphs that returns the hidden states that are read: those of a prompt's last token mostly.
+"""Wrap a forward for graphs so that it returns only the hidden states that are read, mostly a prompt's last one.
 
 The selection stands at the graph's end. ``passes/hoist_row_selection`` moves it in front of the last layer's products.
 """
@@ -16,15 +16,15 @@ class ForwardOfKeptRows(nn.Module):
     """Calls a model's forward and keeps the rows of its hidden states that the step's metadata names."""
 
     def __init__(self, model: Callable[..., Any]) -> None:
-        """model: one of LMDeploy's, or what calls its forward, or its language part's."""
+        """model: an LMDeploy model, or a callable that runs the forward of it or of its language part."""
         super().__init__()
         self.model = model
 
     @staticmethod
     def taken(inputs: Mapping[str, Any]) -> dict[str, Any] | None:
-        """A step's keywords without those that are None, as models pass for images; None where one is not taken here.
+        """Return a step's keywords without those that are None; None if ``forward`` lacks one of the others.
 
-        A graph knows its inputs by name, and the names are those that models of text have.
+        A graph knows its inputs by name, and ``forward`` has the names that text models use.
         """
         present = {name: value for name, value in inputs.items() if value is not None}
         return present if present.keys() <= _names() else None
@@ -40,7 +40,7 @@ class ForwardOfKeptRows(nn.Module):
         target_hidden_states: Tensor | None = None,
         state_ids: Tensor | None = None,
     ) -> Any:
-        """As the model's, with ``attn_metadata.kept_rows`` of its hidden states [1, N, H]."""
+        """Return the model's result with only the rows ``attn_metadata.kept_rows`` of its hidden states [1, N, H]."""
         further = {
             "inputs_embeds": inputs_embeds,
             "mrope_position_ids": mrope_position_ids,
@@ -48,7 +48,7 @@ class ForwardOfKeptRows(nn.Module):
             "state_ids": state_ids,
         }
         result = self.model(
-            input_ids=input_ids,  # which some require where they take embeddings
+            input_ids=input_ids,  # some models require it next to embeddings
             position_ids=position_ids,
             past_key_values=past_key_values,
             attn_metadata=attn_metadata,
@@ -66,9 +66,9 @@ def _names() -> frozenset[str]:
 
 
 def kept_rows(metadata: Any, tokens: int, *, last_only: bool) -> Tensor:
-    """Places among a step's tokens: of each sequence's last one, int64 [sequences], or of all, int64 [tokens].
+    """Return the indices of each sequence's last token, int64 [sequences], or of all tokens, int64 [tokens].
 
-    metadata: the step's StepMetadata. The result is on its device.
+    metadata: the step's StepMetadata. tokens: number of the step's tokens. The result is on the metadata's device.
     """
     ends = metadata.cu_seqlens_q
     return ends[1:].long() - 1 if last_only else torch.arange(tokens, device=ends.device)

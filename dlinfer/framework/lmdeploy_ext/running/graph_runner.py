@@ -1,10 +1,10 @@
-"""LMDeploy's forward through the graph backend: one compiled call for prefill, one for decoding, one for logits.
+"""Run LMDeploy's forward through the graph backend: one compiled call for prefill, one for decoding, one for logits.
 
-Engines that decode as fast with a graph of prefill get one for both, so that they repack the weights once.
+Engines that decode as fast with the prefill graph get one graph for both phases, so that they repack weights once.
 
 LMDeploy calls the runner with the same keywords at each step. The steps differ in sizes, and in flags that tell the
-phases apart. Before the capture sizes are marked as unknown to the compiler, so that 1 is a size like any other.
-LMDeploy's own warm-up meets each phase once, so that nothing is compiled while requests run.
+phases apart. Sizes are marked as unknown before the capture, so that the compiler does not specialise on 1.
+LMDeploy's own warm-up runs each phase once, so that nothing is compiled while requests run.
 """
 
 import sys
@@ -47,7 +47,7 @@ _METADATA_SIZES = {
     "adapter_ids": ("tokens",),
     "kept_rows": ("kept",),
 }
-# The same at each step of an engine: a graph may depend on their sizes and numbers.
+# Inputs that are the same at each step of an engine: a graph may depend on their sizes and numbers.
 _STEADY = (
     "past_key_values",
     "attn_metadata.block_size",
@@ -61,7 +61,7 @@ _STEADY = (
 
 @dataclass
 class PhaseCounts:
-    """One phase of one engine.
+    """How one phase of one engine runs.
 
     outcome: ``compiled``, ``loaded`` from the cache, or ``eager``, with the reason.
     report: the compiled graph, as ``dlinfer.explain`` shows it; None where the phase runs eagerly.
@@ -86,15 +86,15 @@ _runners: list[weakref.ref[RunnerCounts]] = []
 
 
 def counts() -> list[RunnerCounts]:
-    """The compilations of every engine that runs graphs in this process and still exists, the oldest first."""
+    """Return the RunnerCounts of each living engine in this process that runs graphs, the oldest first."""
     return [alive for reference in _runners if (alive := reference()) is not None]
 
 
 class CompiledRunner(GraphRunner):
     """Runs a model's forward and its logits as compiled graphs.
 
-    last_rows_only: a step with prompts returns the hidden states of each sequence's last token alone, in the sequences'
-    order. Not where the forward has inputs that ForwardOfKeptRows does not take.
+    last_rows_only: whether a step with prompts returns only the hidden states of each sequence's last token, in the
+    sequences' order. No effect if the forward has inputs that ForwardOfKeptRows does not take.
     """
 
     last_rows_only = False
@@ -122,7 +122,7 @@ class CompiledRunner(GraphRunner):
             self._take_apart(self._parts)
 
     def _take_apart(self, own: parts.Parts) -> None:
-        """Let the language part and the vision part of a model run as graphs, each on its own."""
+        """Let the language part and the vision part of a model run as separate graphs."""
         model: Any = self.model
         language = model.get_submodule(own.language)
         forward = language.forward
@@ -156,12 +156,12 @@ class CompiledRunner(GraphRunner):
         return lora.ForwardWithAdapters(self.ctx_mgr, owner, forward)
 
     def __call__(self, **kwargs: Any) -> Any:
-        """One forward. kwargs: as LMDeploy's model takes them."""
+        """Run one forward. kwargs: as LMDeploy's model takes them."""
         self.counts.steps += 1
         if self._parts is None:
             return self._step(self._forward, kwargs, self._forward_of_kept)
         if "vision" not in self._calls:
-            # LMDeploy's warm-up has no images, so the first of them would compile it.
+            # LMDeploy's warm-up has no images, so the first image of a request would compile the vision part.
             with torch.inference_mode():
                 self._see_example()
         return self.model(**kwargs)
@@ -169,7 +169,7 @@ class CompiledRunner(GraphRunner):
     def _step(
         self, function: Callable[..., Any], kwargs: dict[str, Any], of_kept_rows: ForwardOfKeptRows
     ) -> Any:
-        """One forward to hidden states. of_kept_rows: replaces function where a step has prompts."""
+        """Run one forward to hidden states. of_kept_rows: replaces ``function`` if the step has prompts."""
         metadata = kwargs["attn_metadata"]
         # Prefill through the cache serves prompts with and without a cached beginning: one graph, not two.
         metadata.is_prefill_no_cache = False
@@ -181,7 +181,7 @@ class CompiledRunner(GraphRunner):
                 function, kwargs = of_kept_rows, taken
                 tokens = metadata.kv_start_indices.numel()
                 metadata.kept_rows = kept_rows(metadata, tokens, last_only=self.last_rows_only)
-        # A graph is for a phase and a choice of optional inputs.
+        # There is one graph for each phase and each choice of optional inputs.
         key = metadata.is_decoding, tuple(name for name, value in kwargs.items() if value is not None)
         call = self._calls.get(key)
         if call is not None:
@@ -199,7 +199,7 @@ class CompiledRunner(GraphRunner):
         return result
 
     def _run(self, key: Any, call: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        """Run a compiled call. Say that it computes where the call itself did not say so the last time."""
+        """Run a compiled call. Report that it computes, if the call itself did not report so the last time."""
         if key in self._silent:
             computing.begins()
         before = computing.count()
@@ -209,7 +209,7 @@ class CompiledRunner(GraphRunner):
         return result
 
     def get_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """hidden_states [1, rows, hidden] -> logits [1, rows, vocabulary]."""
+        """Return the logits [1, rows, vocabulary] of hidden_states [1, rows, hidden]."""
         project: Any = getattr(self.model, "get_logits", None)
         if project is None:
             return hidden_states
@@ -221,7 +221,7 @@ class CompiledRunner(GraphRunner):
         return self._compile("logits", "logits", project, {"hidden_states": hidden_states})
 
     def reset(self) -> None:
-        """Called when LMDeploy sleeps or ends: the compiled calls release the caches."""
+        """Let the compiled calls release the caches. LMDeploy calls this when it sleeps or ends."""
         super().reset()
         for call in self._calls.values():
             if isinstance(call, BoundCall):
@@ -235,7 +235,7 @@ class CompiledRunner(GraphRunner):
         kwargs: dict[str, Any],
         same: Sequence[str] = (),
     ) -> Any:
-        """Compile what ``_calls[key]`` runs from now on; return its first result. same: names of constant arguments."""
+        """Compile ``function`` as ``_calls[key]``, and return its first result. same: names of constant arguments."""
         start = time.perf_counter()
         there = sorted(name for name, value in kwargs.items() if value is not None)
         steady = [name for name in _STEADY if name.partition(".")[0] in kwargs] + list(same)
@@ -266,7 +266,7 @@ def _mark(sizes: Iterable[tuple[torch.Tensor, int, str | None]]) -> None:
 
 
 def _mark_sizes(kwargs: dict[str, Any]) -> None:
-    """Tell Dynamo which sizes change from step to step, and which of them are the same."""
+    """Tell Dynamo which sizes change from step to step, and which of these are equal to each other."""
     metadata = kwargs["attn_metadata"]
     # A decoding step has one token of each sequence.
     tokens = "sequences" if metadata.is_decoding else "tokens"

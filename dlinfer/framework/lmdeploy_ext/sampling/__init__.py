@@ -1,5 +1,5 @@
-"""Draws each sequence's next token from that sequence alone: its own text, its own rules, and no state of a neighbour.
+"""Draw each sequence's next token by its own text and rules alone, whatever other sequences are in the batch.
 
-Input: LMDeploy's logits and sampling inputs. Output: the same tokens whether a sequence runs alone, beside others, in
+Input: LMDeploy's logits and sampling inputs. Output: the same tokens whether a sequence runs alone, with others, in
 chunks or after a preemption.
 """

@@ -1,9 +1,9 @@
-"""Multinomial sampling that repeats for a seed.
+"""Multinomial sampling that draws the same tokens for the same seed.
 
-LMDeploy's default draws with bare ``torch.multinomial`` and ignores ``random_seed``. Its CUDA kernel draws one
-uniform number from Philox4x32-10 (Salmon et al., SC 2011, doi:10.1145/2063384.2063405) keyed by the request's
-seed and counted by its tokens, and walks the sorted probabilities up to it. This does the same, with the same
-number, so that a seed means the same tokens on both where the probabilities agree.
+LMDeploy's default draws with bare ``torch.multinomial`` and ignores ``random_seed``. LMDeploy's CUDA kernel draws one
+uniform number from Philox4x32-10 (Salmon et al., SC 2011, doi:10.1145/2063384.2063405). The request's seed is the key,
+and the number of its tokens is the counter. The kernel then sums the sorted probabilities up to the number. The code
+here does the same with the same number: with equal probabilities, a seed gives the same tokens on both.
 """
 
 from typing import Any
@@ -18,13 +18,14 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
 _ROUNDS = 10
 _TO_UNIT = np.float32(4.6566127342e-10)  # just below 2^-31, as triton's uint_to_uniform_float has it
-_FEW = 8  # so many are quicker one by one: numpy takes a microsecond for each of a hundred operations
+_FEW = 8  # up to so many rows Python is quicker: numpy takes a microsecond for each of a hundred operations
 
 
 def philox_uniform(seeds: Tensor, counters: Tensor) -> Tensor:
-    """One number of [0, 1) for each (seed, counter): the first word of Philox4x32-10, as ``triton.language.rand``.
+    """Return a number of [0, 1) for each (seed, counter), float32 [B], as ``triton.language.rand`` does.
 
-    seeds: int64 [B], taken as 64 bits. counters: integer [B], taken as 32 bits. Returns float32 [B].
+    The number is the first word of Philox4x32-10. seeds: int64 [B], read as 64 bits. counters: integer [B], read as 32
+    bits.
     """
     if len(seeds) <= _FEW:
         pairs = zip(seeds.tolist(), counters.tolist(), strict=True)
@@ -39,7 +40,7 @@ def philox_uniform(seeds: Tensor, counters: Tensor) -> Tensor:
 
 
 def _first_word(key0: Any, key1: Any, c0: Any) -> Any:
-    """Of integers, or of arrays of uint64 whose numbers have 32 bits."""
+    """Return the first word of Philox4x32-10. key0, key1, c0: 32-bit words, as integers or as arrays of uint64."""
     c1 = c2 = c3 = c0 & 0
     for _ in range(_ROUNDS):
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]  # 32 x 32 bits fit into 64
@@ -50,20 +51,21 @@ def _first_word(key0: Any, key1: Any, c0: Any) -> Any:
 
 
 class SeededMultinomialSampling(MultinomialSamplingImpl):
-    """Draws one token a row by inverting the cumulative distribution at a number that the seed gives."""
+    """Draws one token for each row: the cumulative distribution is inverted at a number that the seed gives."""
 
     @classmethod
     def from_spec(cls, spec: Any) -> "SeededMultinomialSampling":
-        """From LMDeploy's MultinomialSamplingBuildSpec."""
+        """Build the layer of LMDeploy's MultinomialSamplingBuildSpec."""
         return cls()
 
     # The abstract method of LMDeploy lacks its self.
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, scores: Tensor, seeds: Tensor, offsets: Tensor, indices: Tensor | None = None
     ) -> Tensor:
-        """scores [B, V]: probabilities, sorted downwards; seeds, offsets [B]; indices [B, V]: token of each score.
+        """Return the drawn tokens, int64 [B]. scores: [B, V], probabilities in descending order. seeds, offsets: [B].
 
-        Returns the drawn tokens, int64 [B]. A number beyond the sum (rounding) gives the first token, as CUDA's.
+        indices: [B, V], the token of each score. If rounding puts a number beyond the sum, the first token is drawn, as
+        in LMDeploy's CUDA kernel.
         """
         drawn = philox_uniform(seeds, offsets).to(scores.device)
         sums = scores.float().cumsum(-1)

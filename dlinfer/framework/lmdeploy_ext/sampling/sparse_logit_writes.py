@@ -1,9 +1,9 @@
-"""Writes the few logits that a stop word changes, and nothing else.
+"""Write only the few logits of forbidden tokens.
 
-LMDeploy scatters them. torch's scatter of 16-bit numbers on a CPU goes through the whole vocabulary, on all threads: a
-twentieth of a millisecond for each step, and many where other processes keep the threads waiting. It also writes the
-old logit of token 0 for each place that pads a row, which lets a forbidden token 0 be drawn beside a request that
-forbids more tokens.
+LMDeploy scatters these logits. torch's scatter of 16-bit numbers on a CPU goes through the whole vocabulary, on all
+threads. This takes a twentieth of a millisecond for each step, and far longer if other processes keep the threads
+waiting. LMDeploy also writes the old logit of token 0 for each place that pads a row. So a forbidden token 0 may be
+drawn if another request of the batch forbids more tokens.
 
 This file loads before LMDeploy's modules do, since it patches them.
 """

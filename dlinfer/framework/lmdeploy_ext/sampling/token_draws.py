@@ -1,7 +1,7 @@
-"""Takes the next tokens by the device's own sampler, where its vendor brings one.
+"""Draw the next tokens by the device's own sampler, if its vendor has one.
 
-LMDeploy sorts a vocabulary to draw from it, and finds the largest logit by torch, on one thread of a CPU. The numbers
-that decide are the same (``sampling.py``), and so are the tokens, but where rounding decides: LMDeploy rounds
+LMDeploy sorts the vocabulary for a draw, and finds the largest logit by torch on one thread of a CPU. The sampler uses
+the same random numbers (``multinomial.py``) and draws the same tokens, except if rounding decides: LMDeploy rounds
 probabilities and their sums to the logits' dtype.
 
 This file loads before LMDeploy's modules do, since it patches them.
@@ -17,7 +17,7 @@ from dlinfer.framework.patching import Original, replaces
 
 
 def _by_sampler(inputs: Any, logits: Tensor) -> Tensor | None:
-    """Tokens, int64 [B], of logits [B, V] under LMDeploy's SamplingInputs; None where LMDeploy has to take them."""
+    """Return the device's draw, int64 [B], from logits [B, V]; None if LMDeploy has to draw. inputs: SamplingInputs."""
     if logits.device.type != activation.torch_device():
         return None
     sampler = activation.device().sampler()
@@ -32,7 +32,10 @@ def _by_sampler(inputs: Any, logits: Tensor) -> Tensor | None:
 
 
 def _top_k(inputs: Any, logits: Tensor) -> Tensor | None:
-    """How many of each row may be drawn: no tensor says it where it is the same for all; 0 is any number."""
+    """Return the top_k of each row, [B], with 0 for no limit; None for no limit in any row.
+
+    LMDeploy's ``inputs.top_k`` is None if all rows have the same top_k.
+    """
     if inputs.top_k is None and inputs.max_top_k > 0:
         return torch.full(logits.shape[:1], inputs.max_top_k, device=logits.device)
     return inputs.top_k

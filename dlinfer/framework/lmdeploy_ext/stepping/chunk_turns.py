@@ -1,9 +1,8 @@
-"""Decoding has a turn before each chunk of a long prompt, the last one too.
+"""Let a decoding step run before each chunk of a long prompt, including the last chunk.
 
-LMDeploy puts a decoding step between the chunks of a prompt. But it sends the last two in a row where the scheduler is
-free to prefill, and a chunk right after short prompts. On a host a chunk takes long, and other users' streams stand
-still for two of them. After a decoding step the last chunk is sent by LMDeploy's own rule, so it waits for one step at
-most.
+LMDeploy runs a decoding step between the chunks of a prompt. But it runs the last two chunks in a row if the scheduler
+is free to prefill, and a chunk right after short prompts. A chunk takes long on a host, and other users' streams then
+wait for two prefills. After a decoding step LMDeploy's own rule sends the last chunk, so it waits for one step at most.
 """
 
 from typing import Any

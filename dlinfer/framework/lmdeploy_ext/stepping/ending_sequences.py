@@ -1,15 +1,15 @@
-"""Sequences whose last token is being computed, as far as their length tells.
+"""Find sequences whose last token is being computed, as far as their length limit tells.
 
-LMDeploy makes the next step ready while the step before it computes, and so decodes sequences once more that end with
-that step. That wastes a row of a batch. Where all sequences end it wastes a whole step. The next prompt waits for it,
-or is read in small portions beside it.
+LMDeploy prepares the next step while the current step computes, and so decodes a sequence once more although it ends
+with the current step. This wastes a row of the batch. If all sequences end, it wastes a whole step, and the next prompt
+waits for this step or is read in small portions next to it.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 _NAME = "dlinfer_in_flight"
-"""Attribute of a maker of inputs: the sequences of the last step that it made."""
+"""Attribute of LMDeploy's inputs maker: the sequences of the last step that it made."""
 
 
 def note(maker: Any, step: dict[str, Any] | None) -> None:

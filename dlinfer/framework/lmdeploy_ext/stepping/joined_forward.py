@@ -1,7 +1,7 @@
-"""A decoding step and the portion of prompts behind it, as one forward of the model.
+"""Run a decoding step and the portion of prompts that follows it as one forward of the model.
 
-LMDeploy's step is a forward, logits, sampling and bookkeeping. Two steps stay two steps here, in their order. Their
-forwards and logits alone are joined: the first step computes the rows of both, and the second takes its own.
+A step of LMDeploy is a forward, logits, sampling and bookkeeping. Here the two steps still run one after the other.
+Only their forwards and logits are joined: the first step computes the rows of both, and the second takes its rows.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from dlinfer.framework.lmdeploy_ext.stepping import last_token_rows as last_rows
 from dlinfer.framework.patching import Original, replaces
 
 _NAME = "dlinfer_joined"
-"""Attribute of an agent: the forward that two of its steps share."""
+"""Attribute of a model agent: the forward that two of its steps share."""
 
 Forward = Callable[..., Awaitable[dict[str, Any]]]
 Step = Callable[[], Awaitable[None]]
 
 
 async def following(agent: Any, seconds: float) -> dict[str, Any] | None:
-    """Take the next step's arguments from the agent's queue as its loop would; None where none come in time."""
+    """Take the next step's arguments from the agent's queue, as its loop does. Return None after ``seconds``."""
     try:
         # Before Python 3.12 wait_for swallows a cancellation that meets an item.
         async with asyncio.timeout(seconds):
@@ -35,13 +35,16 @@ async def following(agent: Any, seconds: float) -> dict[str, Any] | None:
 
 
 def received(agent: Any, step: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a step that came from the agent's queue."""
+    """Return the arguments of a step from the agent's queue, and keep its host-to-device copies as the loop does."""
     agent._keep_h2d_transfer(step.pop("_h2d_transfer", None))
     return step
 
 
 def can_join(agent: Any, first: dict[str, Any], second: dict[str, Any]) -> bool:
-    """Whether the arguments of a decoding step and of the step behind it ask the model for rows alone."""
+    """Whether two steps need no more than rows of one forward, so that they can be joined.
+
+    first, second: arguments of a decoding step and of the step behind it.
+    """
     prompts = second.get("inputs")
     if prompts is None or prompts.is_decoding or prompts.is_dummy:
         return False
@@ -54,7 +57,7 @@ def can_join(agent: Any, first: dict[str, Any], second: dict[str, Any]) -> bool:
 
 
 async def joined(agent: Any, first: Step, second: Step, arguments: dict[str, Any]) -> None:
-    """Run two steps. first: decodes. arguments: those of second."""
+    """Run two steps with one forward. first: the decoding step. arguments: the second step's."""
     expect(agent, arguments)
     try:
         await first()
@@ -64,7 +67,7 @@ async def joined(agent: Any, first: Step, second: Step, arguments: dict[str, Any
 
 
 def expect(agent: Any, second: dict[str, Any]) -> None:
-    """Join the agent's next forward, which decodes, with the forward of the prompts of a step with these arguments."""
+    """Join the agent's next forward, which decodes, with the one after it. second: arguments of that step."""
     prompts = second["inputs"]
     has_all_logits = bool(second.get("return_logits") or second.get("return_ce_loss"))
     one_row_each = last_rows.are_enough(prompts, has_all_logits=has_all_logits)
@@ -74,8 +77,8 @@ def expect(agent: Any, second: dict[str, Any]) -> None:
 class _Joined:
     """The state that two forwards share.
 
-    prompts: ModelInputs of the second forward. Its own step may still set their model_metas.
-    one_row_each: the second step asks for logits of each prompt's last row alone.
+    prompts: ModelInputs of the second forward. The second step may still set their model_metas.
+    one_row_each: whether the second step needs only the logits of each prompt's last row.
     """
 
     def __init__(self, prompts: Any, agent: Any, one_row_each: bool) -> None:
@@ -85,7 +88,10 @@ class _Joined:
         self._is_first = True
 
     async def forward(self, original: Forward, inputs: Any) -> dict[str, Any]:
-        """Called twice, with the ModelInputs of the decoding step and of the prompts. original: takes ModelInputs."""
+        """Return the output of the first forward, then that of the second: it is called once for each.
+
+        inputs: ModelInputs of the decoding step, then of the prompts. original: LMDeploy's forward of ModelInputs.
+        """
         if not self._is_first:
             return await original(inputs) if self._second is None else self._second
         self._is_first = False
@@ -104,7 +110,10 @@ class _Joined:
         return first
 
     def logits(self, original: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-        """Called twice, as ``forward`` is. original: hidden states [1, rows, H] -> [1, rows, V]."""
+        """Return the logits of the first step, then of the second: it is called once for each.
+
+        original: hidden states [1, rows, H] -> logits [1, rows, V].
+        """
         if self._second_logits is not None:
             return self._second_logits
         if self._second is None or not self._one_row_each:
@@ -117,10 +126,10 @@ class _Joined:
         return both[:, : hidden.shape[1]]
 
     def _kept_rows(self, decoding: Any) -> Tensor | None:
-        """Indices of the rows that still have their blocks; None where all have.
+        """Return the indices of decoding rows that still own their blocks; None if all do.
 
-        A sequence that ended while its next step was made ready has lost its blocks, and a prompt may have them now.
-        Both rows would write there, and one forward has no order of writes. Nobody reads the results of the first row.
+        A sequence that ended while its next step was made ready has lost its blocks, and a prompt may own them now.
+        Both rows would write there, and one forward has no order of writes. Nobody reads the ended sequence's result.
         """
         lost = torch.isin(self._slots(decoding), self._slots(self._prompts))
         return (~lost).nonzero()[:, 0] if lost.any() else None
@@ -145,13 +154,13 @@ _OF_THE_STEP = (
     "is_last_chunk",
     "is_chunk_multimodal",
 )
-"""Fields of ModelInputs on the use of a step's outputs, after its forward."""
+"""Fields of ModelInputs that are read after a step's forward, and do not affect it."""
 
 
 def join(decoding: Any, prompts: Any) -> Any | None:
-    """ModelInputs of both, the decoding rows first; None where one of them has more than rows of tokens.
+    """Return ModelInputs of both, the decoding rows first; None if either has inputs that cannot be joined by rows.
 
-    decoding: [1, B] tokens of B sequences. prompts: [1, N] tokens of sequences of their own.
+    decoding: ModelInputs of [1, B] tokens of B sequences. prompts: ModelInputs of [1, N] tokens of other sequences.
     """
     both = {
         "input_ids": torch.cat([decoding.input_ids, prompts.input_ids], -1),
@@ -185,9 +194,10 @@ def join(decoding: Any, prompts: Any) -> Any | None:
 def split(
     output: dict[str, Any], decoding: Any, prompts: Any, kept: Tensor | None
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The outputs of both steps' forwards; None where the output has something that may not split by rows.
+    """Split a joint output into the outputs of both forwards; None if it has fields that do not split by rows.
 
-    kept: int64, the computed rows of decoding, None for all. The hidden states of the other rows are 0.
+    decoding, prompts: ModelInputs of the two steps. kept: int64, the decoding rows that were computed, None for all.
+    The hidden states of the other decoding rows are 0.
     """
     if output.keys() - {"hidden_states", "model_metas", "seq_length", "position_ids"}:
         return None
@@ -213,14 +223,14 @@ def _output(inputs: Any, hidden: Tensor, positions: Tensor) -> dict[str, Any]:
 
 
 def _rows_of(decoding: Any, kept: Tensor) -> Any:
-    """ModelInputs of some of the sequences that decode."""
+    """Return ModelInputs of only the decoding rows ``kept``."""
     from lmdeploy.pytorch.strategies.ar.model_inputs import index_select_model_inputs
 
     return index_select_model_inputs(decoding, kept)
 
 
 def _padded(first: Tensor, second: Tensor) -> Tensor:
-    """Block tables below each other. Block 0, which nobody reads there, fills up the shorter rows."""
+    """Return two block tables, the second below the first. Shorter rows are padded with block 0, which is not read."""
     width = max(first.shape[1], second.shape[1])
     pad = torch.nn.functional.pad
     return torch.cat([pad(table, (0, width - table.shape[1])) for table in (first, second)])

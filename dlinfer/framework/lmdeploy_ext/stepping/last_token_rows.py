@@ -1,6 +1,6 @@
-"""Steps that ask for each sequence's next token alone: their compiled forward returns the last tokens' rows alone.
+"""Let a compiled forward return only the last tokens' rows, if its step needs only each sequence's next token.
 
-LMDeploy selects the last rows of a result with all rows, and takes a result with one row a sequence as it is.
+LMDeploy selects the last rows of a result with all rows. It takes a result with one row for each sequence as it is.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from dlinfer.framework.patching import Original, replaces
 
 @contextlib.contextmanager
 def giving(agent: Any, last_only: bool) -> Iterator[None]:
-    """For the time of a forward, let an agent's compiled model return the last tokens' rows, or all."""
+    """Within the context, let an agent's compiled model return the last tokens' rows if ``last_only``, else all."""
     runner = agent.patched_model
     before = getattr(runner, "last_rows_only", None)
     if before is None:
@@ -27,9 +27,10 @@ def giving(agent: Any, last_only: bool) -> Iterator[None]:
 
 
 def are_enough(inputs: Any, *, has_all_logits: bool) -> bool:
-    """Whether a step reads no other row. inputs: its ModelInputs. has_all_logits: it returns logits, or their loss.
+    """Whether a step reads no other rows than those of the last tokens.
 
-    A step that scores its input names the rows whose logits it needs.
+    inputs: its ModelInputs. A step that scores its input names the rows in them. has_all_logits: whether it returns
+    the logits of all tokens, or their loss.
     """
     return not has_all_logits and inputs.logits_indices is None
 

@@ -1,9 +1,9 @@
-"""While some requests decode, waiting prompts are read in small portions, one after each decoding step.
+"""Read waiting prompts in small portions while other requests decode, one portion after each decoding step.
 
-LMDeploy reads all waiting prompts before it goes on decoding, thousands of tokens a step. That takes a GPU
-milliseconds and a host seconds, and every stream stands still meanwhile. Here decoding and a portion of prompts take
-turns. On devices of one process both are one forward (joined_forward.py). Decoding then adds next to nothing to the
-step, since a product reads the weights once for all rows.
+LMDeploy reads all waiting prompts before it goes on decoding, thousands of tokens in a step. This takes milliseconds on
+a GPU and seconds on a host, and all streams stand still meanwhile. Here decoding and a portion of prompts take turns.
+On devices of one process both are one forward (joined_forward.py). Decoding then costs next to nothing, since a matrix
+product reads the weights once for all rows.
 """
 
 from typing import Any
@@ -18,9 +18,9 @@ FOLLOWED = "dlinfer_followed"
 
 
 def _portion(maker: Any, is_ahead: bool) -> int | None:
-    """The most tokens of prompts in a step beside the sequences that decode now; None for LMDeploy's own limit.
+    """Return the most prompt tokens for a step while sequences decode; None for LMDeploy's own limit.
 
-    is_ahead: whether the step before is still computed.
+    maker: LMDeploy's InputsMaker. is_ahead: whether the previous step is still being computed.
     """
     if rope_lengths.governs(maker) or not last_tokens.decodes_on(maker, is_ahead):
         return None
@@ -31,7 +31,10 @@ def _portion(maker: Any, is_ahead: bool) -> int | None:
 
 
 def _set_limits(maker: Any, portion: int | None) -> None:
-    """Between two forwards: the scheduler's admission and the chunks of a long prompt go by the same limit."""
+    """Set the limit of prompt tokens for the scheduler and for the chunks of a long prompt; None for LMDeploy's own.
+
+    To be called between two forwards.
+    """
     most = maker.config.max_prefill_token_num
     limit = most if portion is None else min(most, portion)
     chunker = maker.long_context_chunker
@@ -45,7 +48,7 @@ def _set_limits(maker: Any, portion: int | None) -> None:
 
 
 def _has_prompts(maker: Any) -> bool:
-    """Whether a prompt could be read now: one that is read already, or a waiting one and room for it in the batch."""
+    """Whether a prompt could be read now: a long prompt has chunks left, or a waiting prompt has room in the batch."""
     if maker.long_context_chunker.enabled():
         return True
     return maker.scheduler.has_waiting() and len(maker.running_seqs) < maker.config.max_batches
@@ -92,9 +95,9 @@ def _make_forward_inputs(
 
 
 def _would_decode_in_vain(maker: Any) -> bool:
-    """Whether the step could only decode sequences that all end with the step before, which still computes.
+    """Whether the next step could only decode sequences that all end with the current step, by their length limit.
 
-    A sequence that does not end there, though its length says so, is decoded by the step that is made then.
+    A sequence that does not end there after all is decoded by the step that is made after the current one.
     """
     if not maker.running_seqs or last_tokens.decodes_on(maker, is_ahead=True):
         return False
@@ -103,7 +106,7 @@ def _would_decode_in_vain(maker: Any) -> bool:
 
 
 def _is_one_process(executor: Any) -> bool:
-    """Ranks of several processes would have to agree on what they compute together."""
+    """Whether LMDeploy runs in one process. Several ranks would have to agree on what they compute together."""
     from lmdeploy.pytorch.engine.executor.uni_executor import UniExecutor
 
     return isinstance(executor, UniExecutor)

@@ -1,8 +1,8 @@
-"""Steps of the model on a thread of their own, so that the engine's event loop goes on while one runs.
+"""Run the model's steps on a thread of their own, so that the engine's event loop goes on during a step.
 
-On devices whose calls return before their work is done the loop is free anyway. On the host a step returns when it is
+On devices whose calls return before their work is done, the loop is free anyway. On the host a step returns when it is
 done. A prefill of a few thousand tokens takes seconds, and meanwhile nothing would be streamed, admitted or answered.
-LMDeploy's loop is written for the first kind: it makes the next inputs and hands out results while a step is under way.
+LMDeploy's loop is written for asynchronous devices: during a step it makes the next inputs and hands out results.
 """
 
 import asyncio
@@ -25,23 +25,23 @@ from dlinfer.framework.patching import Original, replaces
 from dlinfer.utils import computing
 
 _LATEST = 0.005
-"""The outputs of a step wait so many seconds for the next one to compute."""
+"""The most seconds that a step's outputs wait for the next step to begin to compute."""
 _FOLLOWS = 0.05
-"""Decoding waits so many seconds for the prompts that will follow it: ten times as long as they take."""
+"""The most seconds that decoding waits for the prompts that will follow it: ten times the usual wait."""
 
 _NAME = "dlinfer_steps"
-"""Attribute of an agent: its thread."""
+"""Attribute of a model agent: its StepThread."""
 
 
 class StepThread:
-    """Runs coroutines of one model agent, one after the other, on one thread with an event loop of its own.
+    """Runs the steps of one model agent, coroutines, one after the other on a thread with an event loop of its own.
 
-    idle: held while one runs. Code that changes weights or caches takes it first.
+    idle: a lock that is held while a step runs. Code that changes weights or caches takes this lock first.
     era: counts how often the weights or caches went away. A step of an earlier era never runs.
 
-    The outputs of a step are handed over when the next step has begun to compute. Their handling takes the loop a
-    millisecond or two of Python. The next step would have to wait for that, and beside a step that computes it costs
-    nothing. For the same reason the thread itself begins a step that lies ready: the loop would have to wake for it.
+    A step's outputs are handed over once the next step has begun to compute. The engine's loop needs a millisecond or
+    two of Python for them, which would delay the next step if it had not begun. For the same reason the thread itself
+    begins a step that lies ready: the loop would have to wake up for it.
     """
 
     def __init__(self) -> None:
@@ -56,10 +56,10 @@ class StepThread:
     async def run(
         self, step: Step, following: Callable[[], Step | None] = lambda: None, era: int | None = None
     ) -> None:
-        """Wait for a step, and for those behind it, without holding up the loop that this is called in.
+        """Run a step, and the steps that lie ready after it, and wait for them without blocking the caller's loop.
 
-        following: returns the next step if it lies ready. The thread calls it after each step.
-        era: the era when the step was taken, now if None.
+        following: returns the next step if one lies ready. The thread calls it after each step.
+        era: the era when the step was taken; None for the current era.
         """
         run = functools.partial(self._run, step, following, self.era if era is None else era)
         self._host = asyncio.get_running_loop()
@@ -70,7 +70,7 @@ class StepThread:
         finally:
             self._running = False
             self._host.call_soon(self._take_unless_running)
-            # Where the next step does not say that it computes.
+            # If the next step does not report that it computes.
             self._host.call_later(_LATEST, self.take_outputs)
 
     def _run(self, first: Step, following: Callable[[], Step | None], era: int) -> None:
@@ -89,17 +89,17 @@ class StepThread:
             self._host.call_soon_threadsafe(self.take_outputs)
 
     def _take_unless_running(self) -> None:
-        """In the loop, which by now has begun the next step if there is one."""
+        """Take outputs unless a step runs. Runs in the loop, which by now has begun the next step if there is one."""
         if not self._running:
             self.take_outputs()
 
     def take_outputs(self) -> None:
-        """Make the calls that were handed over; in the loop."""
+        """Make the calls that were handed over. Runs in the engine's loop."""
         while self._outputs:
             self._outputs.popleft()()
 
     def hand_over(self, call: Callable[[], None]) -> None:
-        """Make a call in the loop that waits for the step: asyncio's queues belong to the thread of their loop."""
+        """Let the loop that waits for the step make a call: asyncio's queues belong to the thread of their loop."""
         if self._host is None or asyncio.get_running_loop() is self._host:
             self.take_outputs()  # which came before
             call()
@@ -107,7 +107,7 @@ class StepThread:
             self._outputs.append(call)
 
     def end_era(self) -> None:
-        """Drop the steps that were taken, and their outputs: nobody waits for them. The caller holds ``idle``."""
+        """Drop the steps taken so far and their outputs, as nobody waits for them. The caller holds ``idle``."""
         self.era += 1
         self._outputs.clear()
 
@@ -118,7 +118,7 @@ class StepThread:
 
 
 def _steps_of(agent: Any) -> StepThread | None:
-    """The thread of an agent, made at its first step; None for devices whose calls return at once."""
+    """Return the StepThread of an agent, made at its first step; None for devices whose calls return at once."""
     if not activation.is_synchronous():
         return None
     steps = getattr(agent, _NAME, None)
@@ -157,10 +157,10 @@ async def _step(original: Original, self: Any, *args: Any, **kwargs: Any) -> Non
 
 
 def _following(original: Original, agent: Any, held: list[dict[str, Any]]) -> Step | None:
-    """Take the step that lies ready from the agent's queue, if one does; on the steps' thread.
+    """Take a step that lies ready from the agent's queue, or return None. Runs on the steps' thread.
 
-    Only the loop waits at that queue, and it waits for the thread meanwhile. held: gets a step that the loop has to
-    begin, since it will be joined with another one.
+    Only the loop reads this queue otherwise, and it waits for the thread meanwhile. held: gets a step that the loop has
+    to begin, since it will be joined with another step.
     """
     with contextlib.suppress(asyncio.QueueEmpty):
         ready = joined_forward.received(agent, agent._in_que.get_nowait())
@@ -194,7 +194,7 @@ def _push_output(original: Original, self: Any, output: Any) -> None:
 
 @replaces(f"{_AGENT}.wakeup", why=_MEANWHILE)
 def _wakeup(original: Original, self: Any, tags: Any = None) -> Any:
-    """Wait for the step under way, as without a thread of the steps."""
+    """Wake the agent up once the step under way is done."""
     steps = getattr(self, _NAME, None)
     with contextlib.nullcontext() if steps is None else steps.idle:
         return original(self, tags)

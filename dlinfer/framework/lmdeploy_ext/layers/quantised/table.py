@@ -8,7 +8,7 @@ from torch import nn
 CLASSES = frozenset(
     f"{name}ForCausalLM" for name in ("Llama", "Qwen2", "Qwen3", "Mistral", "Mixtral", "Qwen2Moe", "Qwen3Moe")
 )
-"""LMDeploy's classes that use ``lm_head`` for logits and nothing else. Tests compare them with a packed table."""
+"""LMDeploy's classes that use ``lm_head`` for logits and nothing else. Checked with a packed table."""
 
 
 class Table(nn.Module):

@@ -1,1 +1,1 @@
-"""Decoding steps as a device's own graphs: captured once a batch size over fixed buffers, and replayed."""
+"""Decoding steps as a device's own graphs: captured once for each batch size over fixed buffers, then replayed."""

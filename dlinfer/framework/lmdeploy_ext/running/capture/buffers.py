@@ -1,4 +1,4 @@
-"""The tensors that a graph reads, which stay where they are: a step's inputs are copied into them before a replay."""
+"""Fixed tensors that a captured graph reads. A step's inputs are copied into them before a replay."""
 
 import dataclasses
 from typing import Any
@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 NO_SLOT = -1
-"""Where a padding row's keys and values go: nowhere."""
+"""The cache slot of a padding row: its keys and values are not written."""
 
 
 class StepBuffers:
-    """Inputs of a decoding step of ``rows`` sequences, of tables of up to ``blocks`` blocks.
+    """Inputs of a decoding step of ``rows`` sequences, with block tables of up to ``blocks`` blocks.
 
-    A padding row has the slot -1, so that it writes no cache, and ``padding_length`` keys: with 0 attention reads none.
+    A padding row has the slot -1, so that it writes no cache, and a length of ``padding_length`` keys. With 0 its
+    attention reads none.
     """
 
     def __init__(self, rows: int, blocks: int, device: torch.device, padding_length: int = 0) -> None:
@@ -45,8 +46,10 @@ class StepBuffers:
         self.block_offsets[:real, :wide].copy_(meta.block_offsets)
 
     def inputs(self, step: dict[str, Any]) -> dict[str, Any]:
-        """LMDeploy's keywords of a forward over the buffers. Lengths lie on the device only: a graph reads them there,
-        while a number of the host would be the capture's for ever.
+        """Return LMDeploy's keywords of a forward over the buffers. step: the keywords of a real step.
+
+        Lengths are on the device only, where each replay reads them. A number of the host would keep the value that it
+        had at the capture.
         """
         meta = step["attn_metadata"]
         return step | {

@@ -1,6 +1,6 @@
-"""Which steps are captured: the batch sizes, the limits, and the reasons of what is not.
+"""Decide which steps are captured: batch sizes, limits, and why a step is not captured.
 
-One policy for all devices whose graphs are like CUDA's: it knows sizes and LMDeploy's metadata, and no device.
+One policy serves all devices whose graphs are like CUDA's. It reads sizes and LMDeploy's metadata, and no device.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ PREFILL = "prompts: their numbers of tokens are seldom the same twice"
 
 
 def compatible_size(size: int) -> int:
-    """The least batch size, not below ``size``, that a graph is captured for."""
+    """Return the least batch size of a captured graph that is not below ``size``."""
     if size <= _DOUBLING:
         return 1 << max(size - 1, 0).bit_length()
     step = _DOUBLING if size <= _FINE else _FINE
@@ -27,8 +27,8 @@ class CapturePolicy:
     """The limits of captures.
 
     largest: the most sequences of a captured step. most_graphs: how many graphs are kept at once; each keeps the
-    working memory of a step. least_free: the part of the device's memory that a capture has to leave free.
-    adapters: whether the model has LoRA adapters; LMDeploy numbers those of rows where it has none, too.
+    working memory of a step. least_free: a capture needs this part of the device's memory, or more, to be free.
+    adapters: whether the model has LoRA adapters; LMDeploy's inputs have adapter numbers even if it has none.
     """
 
     largest: int
@@ -37,13 +37,13 @@ class CapturePolicy:
     adapters: bool = False
 
     def size(self, batch: int) -> int:
-        """How many rows the graph of a batch has."""
+        """Return how many rows the graph for a batch of ``batch`` sequences has."""
         return min(compatible_size(batch), self.largest)
 
     def why_not(self, inputs: Mapping[str, Any]) -> str | None:
-        """Why a forward is not captured whatever the graphs there are; None where it may be.
+        """Return why a forward can never be captured; None if it can. inputs: LMDeploy's keywords of the forward.
 
-        inputs: LMDeploy's keywords of it.
+        The number of graphs is checked by ``why_not_another``.
         """
         meta = inputs["attn_metadata"]
         if not meta.is_decoding:
@@ -64,7 +64,10 @@ class CapturePolicy:
         return None
 
     def why_not_another(self, graphs: int, free: int, total: int) -> str | None:
-        """Why no further graph is captured, where ``graphs`` are kept and so many bytes are free of so many."""
+        """Return why no further graph is captured; None if one may be.
+
+        graphs: number of graphs kept. free, total: bytes of the device's memory.
+        """
         if graphs >= self.most_graphs:
             return f"{self.most_graphs} graphs are kept already"
         if free < total * self.least_free:
@@ -73,5 +76,5 @@ class CapturePolicy:
 
 
 def places(tensors: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Where tensors lie and of what sizes they are: a graph belongs to these."""
+    """Return the address and the shape of each tensor. A captured graph is valid only for these."""
     return tuple((t.data_ptr(), tuple(t.shape)) for t in tensors if isinstance(t, torch.Tensor))

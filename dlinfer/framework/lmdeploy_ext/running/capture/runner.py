@@ -1,4 +1,4 @@
-"""LMDeploy's forward by captured graphs: captures a decoding step once a batch size, and replays it thereafter."""
+"""Run LMDeploy's forward by captured graphs: capture a decoding step once for each batch size, then replay it."""
 
 import contextlib
 import logging
@@ -24,9 +24,9 @@ logger = logging.getLogger("dlinfer")
 
 @dataclass
 class CaptureCounts:
-    """The forwards of one engine: captures by rows, replays by rows, and the reasons of eager ones.
+    """Counts of one engine's forwards: captures and replays by number of rows, and eager forwards by reason.
 
-    dropped: why all graphs were thrown away.
+    dropped: how often all graphs were dropped, by reason.
     """
 
     captures: Counter[int] = field(default_factory=Counter)
@@ -39,7 +39,7 @@ _runners: list[weakref.ref[CaptureCounts]] = []
 
 
 def counts() -> list[CaptureCounts]:
-    """Those of every engine whose steps are captured in this process and that still exists, the oldest first."""
+    """Return the CaptureCounts of each living engine in this process that captures steps, the oldest first."""
     return [alive for reference in _runners if (alive := reference()) is not None]
 
 
@@ -54,10 +54,10 @@ class _Captured:
 class CaptureRunner(GraphRunner):
     """Runs decoding steps as a device's graphs, and all else eagerly.
 
-    graphs_of: the device, whose ``graph_class`` says what captures. policy: what is captured; None takes sizes
-    up to LMDeploy's ``max_batch_size``. Raises NoDeviceGraphError, and when called CapturedStepError under the fallback
-    policy ``error``; under the others a size that cannot be captured runs eagerly, and is not tried again until graphs
-    are dropped.
+    graphs_of: the device; its ``graph_class`` names the class of graphs. policy: decides what is captured; None for
+    sizes up to LMDeploy's ``max_batch_size``. Raises NoDeviceGraphError. A call raises CapturedStepError under the
+    fallback policy ``error``. Under other policies a size that cannot be captured runs eagerly, and is not tried again
+    until the graphs are dropped.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class CaptureRunner(GraphRunner):
         _runners.append(weakref.ref(self.counts, _runners.remove))
 
     def __call__(self, **kwargs: Any) -> Any:
-        """One forward. kwargs: as LMDeploy's model takes them."""
+        """Run one forward. kwargs: as LMDeploy's model takes them."""
         reason = self.policy.why_not(kwargs)
         if reason is not None:
             return self._run_eagerly(reason, kwargs)
@@ -105,7 +105,7 @@ class CaptureRunner(GraphRunner):
         return _cut(captured.result, real)
 
     def reset(self) -> None:
-        """Called when LMDeploy sleeps, wakes or ends: caches and weights go elsewhere, and graphs with them."""
+        """Drop all graphs. LMDeploy calls this when it sleeps, wakes or ends, since caches and weights move."""
         super().reset()
         self._drop("LMDeploy reset its graphs")
         self._caches, self._held = None, []
@@ -117,7 +117,7 @@ class CaptureRunner(GraphRunner):
         return self.model(**kwargs)
 
     def _drop_stale(self, caches: Any) -> None:
-        """Throw graphs away whose caches or weights lie elsewhere now, or whose weights were written."""
+        """Drop all graphs if caches or weights have moved, or if weights were written."""
         tensors = [tensor for layer in caches for tensor in layer]
         cached = places(tensors)
         parameters = self.model.parameters()
@@ -127,7 +127,7 @@ class CaptureRunner(GraphRunner):
         elif weights != self._weights:
             self._drop("weights were updated")
         self._caches, self._weights = cached, weights
-        self._held = tensors  # so that no other caches get their place, and pass for them
+        self._held = tensors  # so that no other caches get these addresses
 
     def _drop(self, reason: str) -> None:
         if self._captured:
@@ -136,10 +136,10 @@ class CaptureRunner(GraphRunner):
         self._refused.clear()
 
     def _capture(self, rows: int, kwargs: dict[str, Any]) -> Any:
-        """Run a step once eagerly over its buffers for its result, and capture it for those that follow.
+        """Run a step eagerly over its buffers, capture it for later steps, and return the eager result.
 
-        The eager run makes what is made once, such as weights laid out anew. A step that runs twice writes the same
-        numbers to the same slots.
+        The eager run makes all that is made once, such as repacked weights. The step may run twice: it writes the same
+        numbers to the same cache slots.
         """
         streams = self._device.streams
         keys = kwargs["past_key_values"][0][0]
@@ -165,7 +165,7 @@ class CaptureRunner(GraphRunner):
         return result
 
     def _recorded(self, graph: Any, rows: int, inputs: dict[str, Any]) -> Any:
-        """The result of each replay, or the CapturedStepError of a step that cannot be captured."""
+        """Capture a step. Return the tensors that each replay writes, or the CapturedStepError if capture fails."""
         graph.capture_begin()
         try:
             held = self.model(**inputs)
@@ -182,7 +182,7 @@ class CaptureRunner(GraphRunner):
 
 
 def _graph_class(device: Device) -> Callable[[], Any]:
-    """The class of graphs in a device's torch package. Raises NoDeviceGraphError."""
+    """Return the class of graphs in a device's torch package. Raises NoDeviceGraphError if it has none."""
     graph_class = getattr(device.streams, device.graph_class or "", None)
     if graph_class is None:
         module = getattr(device.streams, "__name__", type(device.streams).__name__)
@@ -191,13 +191,13 @@ def _graph_class(device: Device) -> Callable[[], Any]:
 
 
 def _lengths(rows: int, kwargs: dict[str, Any]) -> list[int]:
-    """Of the sequence of each row, on the host, where LMDeploy's step has them."""
+    """Return the sequence length of each row, 0 for padding rows. LMDeploy's step has them on the host."""
     lengths = kwargs["attn_metadata"].kv_seqlens_cpu.tolist()
     return lengths + [0] * (rows - len(lengths))
 
 
 def _cut(result: Any, real: int) -> Any:
-    """A result without padding rows, which the next replay does not overwrite: hidden states [1, rows, hidden]."""
+    """Return a copy of a result without padding rows: hidden states [1, real, hidden]. No replay overwrites it."""
     if isinstance(result, torch.Tensor):
         return result[:, :real].clone()
     return result | {"hidden_states": result["hidden_states"][:, :real].clone()}
