@@ -1,1 +1,1 @@
-"""Export of functionalized graphs to ONNX, for compilers in other processes or that read a file."""
+"""Export functionalized graphs to ONNX, for compilers that read a file or run in another process."""

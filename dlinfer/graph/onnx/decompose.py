@@ -1,6 +1,7 @@
 """Decompose the ops of a graph that have no translation to ONNX, one by one.
 
-torch.onnx re-traces the whole graph, which takes seconds with symbolic sizes and decomposes ops that have a kernel.
+torch.onnx would retrace the whole graph instead. That takes seconds with symbolic sizes, and also decomposes ops that
+have a kernel.
 """
 
 from collections.abc import Callable
@@ -33,9 +34,9 @@ _ASSERTIONS = frozenset(
 
 
 class Decomposed:
-    """A copy of a graph whose ops all have a translation. It drops assertions that fakes have checked.
+    """A copy of a graph whose ops all have a translation. Assertions that were checked on fakes are left out.
 
-    Constants become placeholders after the others. constants: the constants by the name of their placeholder.
+    Constants become placeholders after the graph's own. constants: name of the placeholder -> its constant.
     Raises NotExportableError, naming the node of ``owner``.
     """
 
@@ -56,7 +57,7 @@ class Decomposed:
 
     def _copy(self, node: fx.Node) -> None:
         copy = self.graph.node_copy(node, self._copies.__getitem__)
-        # The exporter writes all that it finds in a node's meta into the model, and misses the stack of modules.
+        # The exporter writes everything in a node's meta into the model, and needs the key ``nn_module_stack``.
         copy.meta = {"val": fake(node), "nn_module_stack": {}}
         self._copies[node] = copy
 
@@ -109,7 +110,7 @@ class Decomposed:
     def _traced(
         self, node: fx.Node, wrap: Callable[[Callable[..., object]], Callable[..., object]]
     ) -> fx.GraphModule:
-        """Trace one node after dispatch, with decompositions."""
+        """Trace one node after dispatch, with decompositions, and return the graph. wrap: wraps the traced call."""
         parents, target = node.all_input_nodes, overload(node)
 
         def call(*values: Any) -> object:

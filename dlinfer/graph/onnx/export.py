@@ -1,8 +1,8 @@
-"""Export a function's graph as an ONNX model.
+"""Export a functionalized graph as an ONNX model.
 
-``export`` takes a graph of values (``dlinfer.graph.functional``): ATen ops before dispatch and dlinfer's own, symbolic
-sizes, no writes. Every placeholder is an input of the model, weights too, in the graph's order; symbolic sizes are
-named dimensions. The caller decides what weights become: initializers of a file, or memory bound to a session.
+``export`` takes a graph from ``dlinfer.graph.functional``: ATen ops before dispatch and dlinfer's own ops, symbolic
+sizes, no writes. Every placeholder, also of a weight, becomes an input of the model, in the graph's order. Symbolic
+sizes become named dimensions. The caller makes weights initializers of a file, or binds their memory to a session.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ class OnnxGraph:
     """A model with the names of its inputs and outputs.
 
     model: an ``onnx_ir.Model`` without weights. inputs: a name for each placeholder of the graph, in order.
-    outputs: likewise for its outputs.
+    outputs: a name for each output of the graph, in order.
     """
 
     model: "onnx_ir.Model"
@@ -48,7 +48,7 @@ class OnnxGraph:
         return "\n".join(str(node) for node in self.model.graph)
 
     def to_bytes(self) -> bytes:
-        """The model as ONNX's protobuf."""
+        """Return the model as ONNX's protobuf."""
         import onnx_ir
 
         return onnx_ir.serde.serialize_model(self.model).SerializeToString()
@@ -57,13 +57,13 @@ class OnnxGraph:
 def export(
     graph_module: fx.GraphModule, *, opset: int = OPSET, translations: Callable[[], Table] | None = None
 ) -> OnnxGraph:
-    """Write a graph as ONNX.
+    """Return a graph as ONNX.
 
-    graph_module: every node carries its fake in ``meta["val"]``. opset: at least ``OPSET``.
-    translations: gives functions of onnxscript's ops for some of torch's ops, taken before the standard ones; asked
-        once.
+    graph_module: every node has its fake in ``meta["val"]``. opset: at least ``OPSET``.
+    translations: returns op of torch -> its translation. These come before the standard translations. The result is
+        cached.
 
-    Raises NotExportableError, naming the node, where an op has no translation or it refuses the call.
+    Raises NotExportableError, naming the node, if an op has no translation, or the translation refuses the call.
     """
     device = graph_device(map(fake, graph_module.graph.find_nodes(op="placeholder")))
     registry = _registry(opset, translations)
@@ -87,14 +87,17 @@ def _registry(opset: int, translations: Callable[[], Table] | None) -> Registry:
 
 
 def _named(model: "onnx_ir.Model", graph: fx.Graph, constants: Mapping[str, Tensor]) -> OnnxGraph:
-    """Rename inputs and outputs, and make constants initializers."""
+    """Rename a model's inputs and outputs, make constants initializers, and return the model with the names.
+
+    graph: the translated graph. constants: name of a placeholder -> its constant.
+    """
     import onnx_ir
 
     body = model.graph
     placeholders = graph.find_nodes(op="placeholder")
     values = dict(zip((node.name for node in placeholders), list(body.inputs), strict=True))
     _separate(body)
-    for name, value in values.items():  # a translation that gives its argument back has renamed it
+    for name, value in values.items():  # a translation that returns its argument has renamed it
         value.name = name
     for name, tensor in constants.items():
         value = values.pop(name)
@@ -107,7 +110,7 @@ def _named(model: "onnx_ir.Model", graph: fx.Graph, constants: Mapping[str, Tens
 
 
 def _separate(body: "onnx_ir.Graph") -> None:
-    """Insert Identity where an output is an input or another output, which ONNX does not allow."""
+    """Insert Identity before an output that is also an input or another output: ONNX does not allow this."""
     import onnx_ir
 
     taken = set(body.inputs)

@@ -1,7 +1,8 @@
-"""Refuse calls that torch.onnx translates wrongly, and arguments that its translations never read.
+"""Refuse calls that torch.onnx translates wrongly, and calls with arguments that its translations never read.
 
-torch's op database shows the former. ``label_smoothing`` of ``cross_entropy_loss`` is one of the latter. A call that
-passes such an argument is refused, unless the argument does not change the values of a result.
+Tests with torch's op database found the wrong translations. An example of an argument that is never read is
+``label_smoothing`` of ``cross_entropy_loss``. A call that passes such an argument is refused, unless the argument does
+not change the values of a result.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,48 +18,54 @@ HARMLESS = frozenset(
     "layout device pin_memory memory_format non_blocking stride implicit path cudnn_enabled cudnn_enable"
     " scale_grad_by_freq sparse sparse_grad requires_grad".split()
 )
-"""Parameters of any op that affect layout, speed or gradients only."""
+"""Parameters that affect only layout, speed or gradients, whichever op has them."""
 
 HARMLESS_OF: Mapping[str, frozenset[str]] = {
-    "aten::embedding": frozenset({"padding_idx"}),  # of the gradient
+    "aten::embedding": frozenset({"padding_idx"}),  # changes gradients only
     "aten::native_group_norm": frozenset({"C", "HxW"}),  # the input's own sizes
     "aten::repeat_interleave": frozenset({"output_size"}),  # a hint
     # ONNX has no complex tensors: such a call is refused by its dtype.
     "aten::stft": frozenset({"return_complex"}),
 }
-"""Parameters of one op that do not change the values of its result."""
+"""Op -> its parameters that do not change the values of its result."""
 
 _Call = Mapping[str, Any]
 """The arguments of a call by name."""
 
 
 def _pooling(call: _Call) -> str | None:
-    """ONNX counts elements beyond the padding, and torch does not."""
+    """Return why an average pooling is refused, or None. ONNX counts elements beyond the padding; torch does not."""
     if call["ceil_mode"] and call["count_include_pad"]:
         return "an average with ceil_mode that counts its padding"
     return None
 
 
 def _padding(call: _Call) -> str | None:
-    """ONNX pads before it cuts, and torch after, which differs where nothing is left to repeat."""
+    """Return why a padding is refused, or None. ONNX pads before it cuts, and torch pads after.
+
+    The results differ if nothing is left to repeat.
+    """
     if call["mode"] != "constant" and any(isinstance(size, int) and size < 0 for size in call["pad"]):
         return f"padding by {call['mode']} that cuts at another side"
     return None
 
 
 def _reducing(call: _Call) -> str | None:
-    """ONNX has no mean, and always includes ``self``."""
+    """Return why a scatter_reduce is refused, or None. ONNX has no mean, and always includes ``self``."""
     if call["reduce"] == "mean" or not call["include_self"]:
         return f"scatter_reduce by {call['reduce']}, include_self={call['include_self']}"
     return None
 
 
 def _crossing(call: _Call) -> str | None:
-    """torch uses the first dimension of size 3, the translation the last dimension."""
+    """Return why a cross product is refused, or None.
+
+    Without ``dim``, torch uses the first dimension of size 3, and the translation uses the last dimension.
+    """
     return "a cross product over a dimension that is not named" if call["dim"] is None else None
 
 
-# The translation of a bag is a loop that reads at unchecked offsets: ONNX Runtime ends with SIGSEGV.
+# The translation of an embedding bag is a loop that reads at unchecked offsets: ONNX Runtime dies with SIGSEGV.
 _BAGS = ("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
 _FAULTS: Mapping[str, str | Callable[[_Call], str | None]] = {
     **{f"aten::{name}": "its offsets are read unchecked" for name in _BAGS},
@@ -70,7 +77,7 @@ _FAULTS: Mapping[str, str | Callable[[_Call], str | None]] = {
     "aten::special_log_ndtr": "its translation overflows",
     "aten::special_erfcx": "its translation overflows",
 }
-"""Schema of an op -> why torch.onnx's translation is wrong, or a function that says so of a call."""
+"""Schema name of an op -> why torch.onnx's translation is wrong, or a function that returns the reason for a call."""
 
 
 def refuse_faults(graph: fx.Graph, registry: Registry) -> None:

@@ -1,7 +1,7 @@
-"""Refuses calls that lose precision in ONNX: float32 constants beside float64, and Python floats as float32.
+"""Refuse calls that lose precision in ONNX: float64 calls with float32 constants, and computed Python floats.
 
 The exporter writes Python numbers as float32 unless a type requires more, and some translations always compute in
-float32. A float that is computed from sizes has 64 bits in Python, and 32 in a model.
+float32. A float that is computed from sizes has 64 bits in Python, and 32 bits in a model.
 """
 
 import math
@@ -22,16 +22,16 @@ _SHORT_BITS = 12
 
 
 def python_float(node: fx.Node) -> str | None:
-    """Why a node that computes a Python float is refused; None for other nodes."""
+    """Return the reason to refuse a node that computes a Python float; None for other nodes."""
     if node.op == "call_function" and isinstance(fake(node), (float, torch.SymFloat)):
         return "it computes a Python float, which has 64 bits, and 32 in a model"
     return None
 
 
 def short_numbers(node: fx.Node, model: "onnx_ir.Model") -> str | None:
-    """Why a float64 call is refused: its translation computes in float32.
+    """Return the reason to refuse a float64 call: its translation computes in float32. None if it keeps float64.
 
-    model: the call alone, an ``onnx_ir.Model``. None where the call is as long as torch's.
+    model: an ``onnx_ir.Model`` of this call alone.
     """
     values = [leaf for value in (node, *node.all_input_nodes) for leaf in pytree.tree_leaves(fake(value))]
     dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
@@ -61,7 +61,7 @@ def _nodes(model: "onnx_ir.Model") -> Iterator["onnx_ir.Node"]:
 
 
 def _constants(model: "onnx_ir.Model") -> Iterator[float]:
-    """Every float32 number that a model's nodes carry: constants, and attributes."""
+    """Yield every float32 number in a model's nodes: constants, and attributes."""
     import onnx_ir
 
     for node in _nodes(model):
@@ -84,7 +84,7 @@ _MOVING = frozenset("Cast CastLike Concat Expand Identity Pow Reshape Squeeze Ti
 
 
 def _computes(model: "onnx_ir.Model") -> bool:
-    """Whether a model computes with float32 constants, in float32."""
+    """Return whether a model computes with float32 constants, in float32."""
     import onnx_ir
 
     short: set[onnx_ir.Value] = set()
@@ -103,6 +103,6 @@ def _computes(model: "onnx_ir.Model") -> bool:
 
 
 def _narrows(model: "onnx_ir.Model") -> bool:
-    """Whether a model casts anything to float32."""
+    """Return whether a model casts anything to float32."""
     casts = (node for node in _nodes(model) if node.op_type == "Cast")
     return any(node.attributes["to"].value == 1 for node in casts)

@@ -1,6 +1,7 @@
-"""Which nodes an ONNX runtime supports: each kind of node is exported alone and passed to the runtime, once.
+"""Find out which nodes an ONNX runtime supports: export each kind of node alone, once, and pass it to the runtime.
 
-A kind is an op with its arguments and the dtypes, sizes and strides of tensors, so all layers of a model share it.
+A kind is an op with its arguments, and the dtypes, sizes and strides of its tensors. So all layers of a model share
+their kinds.
 """
 
 import operator
@@ -34,14 +35,14 @@ from dlinfer.ops.attention.kv_cache import kv_order
 
 
 def no_type_of_onnx(dtype: torch.dtype) -> str | None:
-    """Why ONNX does not support a dtype; None where it does."""
+    """Return the reason why ONNX does not support a dtype; None if it does."""
     if dtype.is_complex or onnx_type(dtype) is None:
         return f"{_name(dtype)} is no type of ONNX's tensors"
     return None
 
 
 def fault_by_onnx(model: bytes) -> str | None:
-    """Why ONNX's checker refuses a model; None where it accepts it."""
+    """Return the reason why ONNX's checker refuses a model, given as bytes; None if it accepts the model."""
     import onnx
 
     try:
@@ -52,10 +53,10 @@ def fault_by_onnx(model: bytes) -> str | None:
 
 
 class Refusals:
-    """Cached answers of the exporter and a runtime about kinds of nodes. Threads may share it.
+    """Cached answers of the exporter and a runtime about kinds of nodes. Threads may share one object.
 
     opset, translations: as for ``export``.
-    fault: why the runtime refuses a model, as bytes; None where it accepts it.
+    fault: takes a model as bytes. It returns the reason why the runtime refuses the model, or None.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Refusals:
         self._lock = threading.Lock()
 
     def of(self, node: fx.Node) -> str | None:
-        """Why a call is not supported; None where it is. It must have a functional form."""
+        """Return the reason why a call is not supported; None if it is. The call must have a functional form."""
         key = f"{kind(node)} {_cache_order(node)}"
         with self._lock:
             if key not in self._answers:
@@ -82,7 +83,7 @@ class Refusals:
     def _tried(self, node: fx.Node) -> str | None:
         try:
             alone = _alone(node)
-            # A view is asked for too, though ``function_of`` leaves it to torch where nothing is computed.
+            # A view is exported as it is, because ``function_of`` would leave it to torch.
             written = bool(written_arguments(node))
             graph_module = function_of(alone).graph_module if written else alone.graph_module
             model = export(graph_module, opset=self._opset, translations=self._translations)
@@ -92,14 +93,14 @@ class Refusals:
 
 
 def _cache_order(node: fx.Node) -> str:
-    """The layout of the caches that a node writes: a translation may support only one."""
+    """Return the layout of the KV caches that a node takes; empty without a cache. Translations may need one layout."""
     op = overload(node)
     cache = arguments(node).get("k_cache") if op is not None else None
     return kv_order(fake(cache).device.type) if isinstance(cache, fx.Node) else ""
 
 
 def kind(node: fx.Node) -> str:
-    """A node as text, independent of the names of nodes and symbols."""
+    """Return a node's kind as text. It does not depend on the names of nodes and symbols."""
     names: dict[fx.Node, str] = {}
 
     def shown(parent: fx.Node) -> str:
@@ -120,7 +121,7 @@ def _shown(value: object) -> str:
 
 
 def _alone(node: fx.Node) -> Subgraph:
-    """A region of one node and its results."""
+    """Return a region that computes one node and returns its results."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for parent in node.all_input_nodes:
@@ -136,7 +137,7 @@ def _alone(node: fx.Node) -> Subgraph:
                 item.meta = {"val": value}
                 outputs.append(item)
     elif not tensors_of(node) and not is_size(node):
-        outputs = []  # it writes, and gives nothing
+        outputs = []  # it writes, and returns nothing
     graph.output(tuple(outputs))
     return Subgraph(fx.GraphModule({}, graph, "alone"), tuple(node.all_input_nodes), tuple(outputs))
 

@@ -1,7 +1,8 @@
-"""Edit a graph so that ONNX's ops compute what torch's ops do.
+"""Edit a graph so that ONNX's ops compute the same as torch's ops.
 
-ONNX's elementwise ops take operands of one type: ``promote`` inserts the casts of torch's type promotion. ONNX counts
-negative indices from the end in every op, torch in some ops only: ``refuse_negative`` makes ONNX raise for the others.
+ONNX's elementwise ops take operands of the same type: ``promote`` inserts the casts of torch's type promotion. ONNX
+counts negative indices from the end in every op. Some ops of torch refuse negative indices, and ``refuse_negative``
+makes ONNX raise in these ops too.
 """
 
 from collections.abc import Mapping
@@ -16,15 +17,15 @@ from dlinfer.graph.torch_private.fake_mode import mode_of
 _aten = torch.ops.aten
 
 BEHIND = 2**31 - 1
-"""Beyond the end of every dimension; fits int32. ONNX Runtime's kernels raise for it before they write."""
+"""An index beyond the end of every dimension that fits int32. ONNX Runtime's kernels raise for it before they write."""
 
 _CHOOSERS = {"aten::where": "condition", "aten::masked_fill": "mask"}
-"""The operand that selects among the others, and does not promote."""
+"""Op -> its operand that selects among the others, and takes no part in type promotion."""
 
 _OWN_DTYPE = frozenset(
     {"aten::_to_copy", "aten::to", "aten::copy", "aten::bitwise_left_shift", "aten::bitwise_right_shift"}
 )
-"""Elementwise ops with a dtype argument, or whose operands do not promote."""
+"""Elementwise ops that have a dtype argument or do not promote their operands."""
 
 _ACCUMULATING = frozenset({"aten::cumsum", "aten::sum", "aten::prod"})
 """Ops that accumulate in the dtype of their result, which is int64 for bools and small integers."""
@@ -44,7 +45,7 @@ _FROM_THE_FRONT: Mapping[str, str] = {
     **{f"aten::{name}": "target" for name in _LOSSES},
     "dlinfer::fused_moe": "topk_ids",
 }
-"""Ops of torch that raise for a negative index -> their parameter. Ops with ``ignore_index`` take that number too."""
+"""Ops of torch that raise for a negative index -> the index's parameter. They still take the value ``ignore_index``."""
 
 
 def promote(graph: fx.Graph) -> None:
@@ -72,7 +73,7 @@ def promote(graph: fx.Graph) -> None:
 
 
 def _promoted(node: fx.Node, operands: list[fx.Node]) -> torch.dtype | None:
-    """The dtype that an elementwise node computes in; None where its operands need no cast."""
+    """Return the dtype that an elementwise node computes in; None if its operands need no cast."""
     tensors = [value for value in map(fake, operands) if isinstance(value, torch.Tensor)]
     result = fake(node)
     if not isinstance(result, torch.Tensor) or not tensors:
@@ -96,7 +97,7 @@ def _cast(node: fx.Node, operand: fx.Node, dtype: torch.dtype) -> None:
 
 
 def refuse_negative(graph: fx.Graph) -> None:
-    """Replace negative indices of ops that refuse them in torch by ``BEHIND``. Changes ``graph``."""
+    """Replace negative indices by ``BEHIND`` in ops that refuse negative indices in torch. Changes ``graph``."""
     replaced: dict[tuple[fx.Node, int | None], fx.Node] = {}
     for node in list(graph.nodes):
         name = _FROM_THE_FRONT.get(schema_name(node))
@@ -123,7 +124,7 @@ def _behind(index: fx.Node, ignored: int | None) -> fx.Node:
 
 
 def insert_call(before: fx.Node, op: OpOverload, *args: fx.Node | float) -> fx.Node:
-    """Insert a call before a node. The op runs on the fakes of its arguments."""
+    """Insert and return a call before a node. The op runs on the fakes of its arguments."""
     with before.graph.inserting_before(before):
         node = before.graph.call_function(op, args)
     values = [fake(value) if isinstance(value, fx.Node) else value for value in args]

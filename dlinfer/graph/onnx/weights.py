@@ -1,4 +1,4 @@
-"""A model with initializers for some inputs: as bytes, or as a file with the tensors beside it."""
+"""Give a model initializers for some inputs, and write it as bytes, or as a file with the tensors in another file."""
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -18,7 +18,10 @@ INLINE_BYTES = 1 << 20
 
 
 def fill(graph: OnnxGraph, weights: Mapping[str, Tensor]) -> list["onnx_ir.Value"]:
-    """Turn inputs of a graph, by name, into initializers on the tensors' memory. Returns their values."""
+    """Turn inputs of a graph into initializers on the tensors' memory, and return the inputs' ``onnx_ir`` values.
+
+    weights: name of an input -> its tensor.
+    """
     import onnx_ir
 
     body = graph.model.graph
@@ -32,9 +35,10 @@ def fill(graph: OnnxGraph, weights: Mapping[str, Tensor]) -> list["onnx_ir.Value
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """A graph, and tensors for some of its inputs by name, which become initializers.
+    """A graph with tensors for some of its inputs. These inputs become initializers in the written model.
 
-    Nothing is copied or written in advance, and the graph keeps no reference to the tensors.
+    weights: name of an input -> its tensor. Nothing is copied or written in advance. After a write the graph keeps no
+    reference to the tensors.
     """
 
     graph: OnnxGraph
@@ -42,16 +46,19 @@ class OnnxModel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights."""
+        """The total size of the weights in bytes."""
         return sum(weight.nbytes for weight in self.weights.values())
 
     def to_bytes(self) -> bytes:
-        """The whole model as ONNX's protobuf, which takes at most 2 GiB; ``save`` takes more."""
+        """Return the whole model as ONNX's protobuf, at most 2 GiB. ``save`` writes larger models too."""
         with self.filled():
             return self.graph.to_bytes()
 
     def save(self, folder: Path, inline: int = INLINE_BYTES) -> Path:
-        """Write ``model.onnx`` into a folder, weights of more than ``inline`` bytes in a file beside it; its path."""
+        """Write ``model.onnx`` into a folder, and return the file's path.
+
+        If the weights have more than ``inline`` bytes together, they go into a second file, ``weights.bin``.
+        """
         import onnx_ir
 
         path = folder / "model.onnx"
@@ -62,7 +69,10 @@ class OnnxModel:
 
     @contextmanager
     def filled(self) -> Generator["onnx_ir.Model"]:
-        """The ``onnx_ir.Model`` while it has the weights in it. One thread at a time for one graph."""
+        """Yield the ``onnx_ir.Model`` with the weights in it; they are taken out after the block.
+
+        Only one thread may do this with a graph at a time.
+        """
         body = self.graph.model.graph
         inputs = list(body.inputs)
         held = fill(self.graph, self.weights)

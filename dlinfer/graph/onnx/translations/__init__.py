@@ -1,7 +1,7 @@
 """Translations of dlinfer's ops, and of ATen ops that torch.onnx translates badly, into ONNX's standard ops.
 
 A translation takes an op's arguments as ``onnx_ir`` values and Python numbers, calls ONNX's ops (``op``) and returns
-the results. It may raise Untranslated for a call that it cannot serve.
+the results. It may raise Untranslated for a call that has no translation.
 """
 
 from importlib import import_module
@@ -12,7 +12,7 @@ _PARTS = "activation attention conv extremes index integers kv_cache linear moe 
 
 
 def standard_table() -> Table:
-    """All standard translations by op."""
+    """Return op -> its standard translation."""
     for part in _PARTS:
         import_module(f"{__name__}.{part}")
     return TABLE

@@ -11,25 +11,25 @@ _ops = torch.ops.dlinfer
 
 @translates(_ops.silu_mul.default)
 def silu_mul(gate: Value, up: Value) -> Value:
-    """gate * sigmoid(gate) * up."""
+    """Return ``gate * sigmoid(gate) * up``."""
     return op.Mul(op.Mul(gate, op.Sigmoid(gate)), up)
 
 
 @translates(_ops.silu_and_mul.default)
 def silu_and_mul(x: Value) -> Value:
-    """``silu_mul`` of the two halves of the last dimension."""
+    """Return ``silu_mul`` of both halves of the last dimension; the first half is the gate."""
     gate, up = op.Split(x, axis=-1, num_outputs=2)
     return silu_mul(gate, up)
 
 
 @translates(_ops.gelu_mul.default)
 def gelu_mul(gate: Value, up: Value, tanh: bool) -> Value:
-    """gelu(gate) * up."""
+    """Return ``gelu(gate) * up``."""
     return op.Mul(gelu(gate, tanh), up)
 
 
 def gelu(x: Value, tanh: bool) -> Value:
-    """x * P(X <= x) for a standard normal X, or its approximation by tanh."""
+    """Return ``x * P(X <= x)`` for a standard normal X. tanh: return torch's approximation by tanh instead."""
     if tanh:
         cubic = op.Mul(number(0.044715, x), op.Mul(x, op.Mul(x, x)))
         inner = op.Tanh(op.Mul(number(math.sqrt(2 / math.pi), x), op.Add(x, cubic)))

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention in matrix products and a softmax."""
+"""Translate scaled dot-product attention into matrix products and a softmax."""
 
 import functools
 import math
@@ -23,18 +23,18 @@ from dlinfer.graph.onnx.translations.writing import (
 )
 
 Scores = Callable[[Value, Value, float, int], Value]
-"""From queries [..., L, E], keys [..., S, E], scale and rank to scale * queries @ keys.T."""
+"""Takes queries [..., L, E], keys [..., S, E], scale and rank. Returns ``scale * queries @ keys.T``."""
 
 
 def plain_scores(query: Value, key: Value, scale: float, dims: int) -> Value:
-    """By Transpose and MatMul."""
+    """Return scaled products of queries and keys, written as Transpose and MatMul. dims: the operands' rank."""
     order = [*range(dims - 2), dims - 1, dims - 2]
     scaled = op.Mul(query, number(scale, query))
     return op.MatMul(scaled, op.Transpose(key, perm=order))
 
 
 def attention_with(scores: Scores) -> Callable[..., Value]:
-    """The translation of torch's op, with products of queries and keys written by ``scores``."""
+    """Return a translation of torch's op. scores: writes the products of queries and keys."""
     return functools.partial(_attention, scores)
 
 
@@ -49,7 +49,10 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Value:
-    """torch's meaning: a query that may see no key gives zeros; heads of a group are rows of one product."""
+    """Return the attention as torch defines it: the result of a query without a visible key is 0.
+
+    The query heads of a group become rows of the same product.
+    """
     if dropout_p:
         raise Untranslated("attention with dropout")
     dims = rank(query)
@@ -83,7 +86,7 @@ def _group(query: Value, key: Value) -> int:
 
 
 def _merged(query: Value, key: Value, group: int, last: tuple[Value, int]) -> Value:
-    """The shape [..., kv heads, group * L, last]."""
+    """Return the shape [..., kv heads, group * L, last], to make the query heads of a group rows."""
     dims = rank(query)
     length = size(query, dims - 2)
     head = [*sizes(query, 0, -3), (key, dims - 3)]
@@ -94,7 +97,7 @@ def _merged(query: Value, key: Value, group: int, last: tuple[Value, int]) -> Va
 
 
 def _grouped_mask(mask: Value, query: Value, key: Value, group: int) -> Value:
-    """A mask [..., heads or 1, L, S] for scores [..., kv heads, group, L, S]."""
+    """Reshape a mask [..., heads or 1, L, S], to fit scores of the shape [..., kv heads, group, L, S]."""
     if mask is None or mask.shape is None or rank(mask) < 3:
         return mask
     if size(mask, -3) == 1:
@@ -107,7 +110,7 @@ def _grouped_mask(mask: Value, query: Value, key: Value, group: int) -> Value:
 
 
 def _causal(query: Value, key: Value) -> Value:
-    """True where the key does not come after the query, both counted from the start."""
+    """Return the causal mask: True if the key's position is not after the query's, both counted from the start."""
     from onnx_ir import DataType
 
     dims = rank(query)
@@ -118,7 +121,7 @@ def _causal(query: Value, key: Value) -> Value:
 
 
 def _softmax(scores: Value, mask: Value, query: Value) -> Value:
-    """Over the last dimension; rows without any visible key become zeros."""
+    """Return the softmax of scores over the last dimension. Rows without any visible key become zeros."""
     if mask is None:
         return op.Softmax(scores, axis=-1)
     low, zero = number(lowest(query), query), number(0.0, query)

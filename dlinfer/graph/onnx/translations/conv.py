@@ -1,4 +1,4 @@
-"""Convolutions that torch.onnx translates wrongly: those of three dimensions without a bias."""
+"""Translate 3D convolutions, because torch.onnx translates them wrongly if they have no bias."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,10 @@ def conv3d(
     dilation: Sequence[int] = (1,),
     groups: int = 1,
 ) -> Value:
-    """input [batch, in, D, H, W] or [in, D, H, W]; torch.onnx adds a bias of another shape where there is none."""
+    """Return the convolution of an input [batch, in, D, H, W] or [in, D, H, W].
+
+    If there is no bias, torch.onnx adds a bias of a wrong shape.
+    """
     batched = rank(input) == rank(weight)
     operands = (input if batched else op.Unsqueeze(input, [0]), weight, *(() if bias is None else (bias,)))
     result = op.Conv(

@@ -1,4 +1,4 @@
-"""The largest and the smallest: of some dimensions, of all, and of two tensors with NaN passed over."""
+"""Translate maximum and minimum: over some dimensions, over all, and of two tensors with NaN ignored."""
 
 from collections.abc import Sequence
 
@@ -11,19 +11,19 @@ _aten = torch.ops.aten
 
 @translates(_aten.amax.default, _aten.max.default)
 def amax(self: Value, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
-    """Over ``dim``, or over all where it is empty."""
+    """Return the maximum over the dimensions ``dim``, or over all if ``dim`` is empty."""
     return _reduced("ReduceMax", self, dim, keepdim)
 
 
 @translates(_aten.amin.default, _aten.min.default)
 def amin(self: Value, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
-    """Over ``dim``, or over all where it is empty."""
+    """Return the minimum over the dimensions ``dim``, or over all if ``dim`` is empty."""
     return _reduced("ReduceMin", self, dim, keepdim)
 
 
 @translates(_aten.aminmax.default)
 def aminmax(self: Value, dim: int | None = None, keepdim: bool = False) -> tuple[Value, Value]:
-    """(smallest, largest)."""
+    """Return (smallest, largest) over a dimension, or over all."""
     dims = () if dim is None else (dim,)
     return amin(self, dims, keepdim), amax(self, dims, keepdim)
 
@@ -32,20 +32,20 @@ def _reduced(name: str, x: Value, dim: Sequence[int], keepdim: bool) -> Value:
     if rank(x) == 0:
         return op.Identity(x)
     axes = list(dim) or list(range(rank(x)))
-    number = op.Cast(x, to=6) if is_type(x, "BOOL") else x  # ReduceMax of bool is younger than the opset
+    number = op.Cast(x, to=6) if is_type(x, "BOOL") else x  # only later opsets have ReduceMax of bool
     result = getattr(op, name)(number, op.Constant(value_ints=axes), keepdims=int(keepdim))
     return op.Cast(result, to=9) if is_type(x, "BOOL") else result
 
 
 @translates(_aten.fmax.default)
 def fmax(self: Value, other: Value) -> Value:
-    """The larger; of a number and NaN the number."""
+    """Return the larger of each two elements. If one element is NaN, return the other."""
     return _of_numbers("Max", self, other)
 
 
 @translates(_aten.fmin.default)
 def fmin(self: Value, other: Value) -> Value:
-    """The smaller; of a number and NaN the number."""
+    """Return the smaller of each two elements. If one element is NaN, return the other."""
     return _of_numbers("Min", self, other)
 
 

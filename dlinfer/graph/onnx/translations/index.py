@@ -1,4 +1,4 @@
-"""Writes as values, and other shapes for the same elements."""
+"""Translate writes that are values (copy, index_copy), and reshapes."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ _aten = torch.ops.aten
 
 @translates(_aten.copy.default)
 def copy(self: Value, src: Value, non_blocking: bool = False) -> Value:
-    """``src`` in the dtype and the sizes of ``self``; the standard translation leaves it the sizes that it has."""
+    """Return ``src`` in the dtype and sizes of ``self``. torch.onnx's translation would keep the sizes of ``src``."""
     if isinstance(src, (bool, int, float)):
         return op.Expand(number(src, self), op.Shape(self))
     cast = op.CastLike(src, self)
@@ -31,9 +31,9 @@ def copy(self: Value, src: Value, non_blocking: bool = False) -> Value:
 
 @translates(_aten.index_copy.default)
 def index_copy(self: Value, dim: int, index: Value, source: Value) -> Value:
-    """Rows of ``source`` in the places that ``index`` names along ``dim``.
+    """Return ``self`` with the rows of ``source`` in the places that ``index`` names along ``dim``.
 
-    ScatterND, which copies whole rows, and whose result may lie in the memory of its input.
+    This becomes a ScatterND. It copies whole rows, and a runtime may compute its result in the memory of its input.
     """
     if rank(self) == 0:
         raise Untranslated("index_copy into a tensor without dimensions")
@@ -54,25 +54,25 @@ def index_copy(self: Value, dim: int, index: Value, source: Value) -> Value:
 
 @translates(_aten.squeeze.dim)
 def squeeze_dim(self: Value, dim: int) -> Value:
-    """Drop a dimension if it has size one."""
+    """Drop a dimension if its size is 1."""
     return squeeze_dims(self, [dim])
 
 
 @translates(_aten.squeeze.dims)
 def squeeze_dims(self: Value, dim: Sequence[int]) -> Value:
-    """Drop those of the dimensions that have size one."""
+    """Drop each of the dimensions ``dim`` whose size is 1."""
     dropped = [place for place in dim if rank(self) and size(self, place) == 1]
     return op.Squeeze(self, op.Constant(value_ints=dropped)) if dropped else op.Identity(self)
 
 
 @translates(_aten.reshape.default)
 def reshape(x: Value, shape: Sequence[Value]) -> Value:
-    """x with new sizes: numbers, or values of the graph. A size of 0 is 0, where torch.onnx's copies one of x."""
+    """Return x with new sizes: numbers, or values of the graph. A size of 0 means 0, not ONNX's "as in x"."""
     fixed = 0 not in shape and all(isinstance(size, int) for size in shape)
     return op.Reshape(x, shape_of(shape), allowzero=int(not fixed))
 
 
 def spread(line: Value, position: int, dims: int, grid: Value) -> Value:
-    """A line of indices along one dimension of a grid, with a last dimension of one."""
+    """Spread a line of indices along one dimension of a grid. The result has a last dimension of size 1."""
     shape = [-1 if dim == position else 1 for dim in range(dims)]
     return op.Unsqueeze(op.Expand(op.Reshape(line, shape), grid), [-1])

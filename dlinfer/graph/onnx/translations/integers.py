@@ -1,4 +1,4 @@
-"""Ops on integers and bools that ONNX, or its runtimes, have for floats only, and quotients."""
+"""Translate quotients, and ops on integers and bools that ONNX or its runtimes have for floats only."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -12,7 +12,7 @@ _INTEGERS = ("INT64", "INT32", "INT16", "INT8", "UINT8", "BOOL")
 
 
 def _rounded(name: str, self: Value) -> Value:
-    """Integers stay as they are; ``round`` rounds halves to the even neighbour."""
+    """Round floats by the ONNX op ``name``, and return integers unchanged. ``Round`` rounds halves to even."""
     return op.Identity(self) if is_type(self, *_INTEGERS) else getattr(op, name)(self)
 
 
@@ -23,7 +23,7 @@ translates(_aten.round.default)(partial(_rounded, "Round"))
 
 @translates(_aten.trunc.default)
 def trunc(self: Value) -> Value:
-    """Towards zero."""
+    """Round towards zero."""
     if is_type(self, *_INTEGERS):
         return op.Identity(self)
     if not is_type(self, "FLOAT", "DOUBLE", "FLOAT16"):
@@ -33,18 +33,18 @@ def trunc(self: Value) -> Value:
 
 @translates(_aten.frac.default)
 def frac(self: Value) -> Value:
-    """The part that trunc cuts off."""
+    """Return the fraction that ``trunc`` cuts off."""
     return op.Sub(self, trunc(self))
 
 
 def _cut(x: Value) -> Value:
-    """Towards zero, with the sign of x where the result is 0."""
+    """Round towards zero. A result of 0 has the sign of x."""
     negative = op.Less(x, op.CastLike(op.Constant(value_float=0.0), x))
     return op.Where(negative, op.Ceil(x), op.Floor(x))
 
 
 def _floored(x: Value, y: Value) -> Value:
-    """torch's floor of a quotient. It divides x without the rest, so that no quotient is rounded up to an integer."""
+    """Return the floor of ``x / y`` as torch does. The remainder is subtracted first, so that no quotient rounds up."""
     zero, half = (op.CastLike(op.Constant(value_float=value), x) for value in (0.0, 0.5))
     quotient = op.Div(x, y)
     rest = op.Mod(x, y, fmod=1)
@@ -58,7 +58,7 @@ def _floored(x: Value, y: Value) -> Value:
 
 @translates(_aten.div.Tensor_mode, _aten.div.Scalar_mode)
 def div_mode(self: Value, other: Value, rounding_mode: str | None = None) -> Value:
-    """Integers are divided as integers: floats do not hold all of them."""
+    """Return ``self / other``, rounded by ``rounding_mode``. Integers are divided as integers, to stay exact."""
     kinds = {self.dtype, self.dtype if isinstance(other, (int, float)) else other.dtype}
     if isinstance(other, (int, float)):
         if isinstance(other, float) and is_type(self, *_INTEGERS):
@@ -84,13 +84,13 @@ def div_mode(self: Value, other: Value, rounding_mode: str | None = None) -> Val
 
 @translates(_aten.floor_divide.default, _aten.floor_divide.Scalar)
 def floor_divide(self: Value, other: Value) -> Value:
-    """The quotient rounded down."""
+    """Return ``self / other``, rounded down."""
     return div_mode(self, other, "floor")
 
 
 @translates(_aten.where.self)
 def where(condition: Value, self: Value, other: Value) -> Value:
-    """Bools by logic, since runtimes have no kernel for them."""
+    """Return ``self`` or ``other`` by the condition. Bools use logical ops, because runtimes lack a kernel for them."""
     if not is_type(self, "BOOL"):
         return op.Where(condition, self, other)
     return op.Or(op.And(condition, self), op.And(op.Not(condition), other))
@@ -98,32 +98,32 @@ def where(condition: Value, self: Value, other: Value) -> Value:
 
 @translates(_aten.isnan.default)
 def isnan(self: Value) -> Value:
-    """False for integers."""
+    """Return which elements are NaN. No integer is."""
     return _all(self, False) if is_type(self, *_INTEGERS) else op.IsNaN(self)
 
 
 @translates(_aten.isinf.default)
 def isinf(self: Value) -> Value:
-    """False for integers."""
+    """Return which elements are infinite. No integer is."""
     return _all(self, False) if is_type(self, *_INTEGERS) else op.IsInf(self)
 
 
 @translates(_aten.isfinite.default)
 def isfinite(self: Value) -> Value:
-    """True for integers."""
+    """Return which elements are finite. All integers are."""
     if is_type(self, *_INTEGERS):
         return _all(self, True)
     return op.Not(op.Or(op.IsNaN(self), op.IsInf(self)))
 
 
 def _all(x: Value, value: bool) -> Value:
-    """A bool for each element of x."""
+    """Return a bool tensor of the shape of x that has ``value`` in each element."""
     return op.Expand(op.Cast(op.Constant(value_int=int(value)), to=9), op.Shape(x))
 
 
 @translates(_aten.logsumexp.default)
 def logsumexp(self: Value, dim: Sequence[int], keepdim: bool = False) -> Value:
-    """Integers are cast to float32."""
+    """Return the logarithm of the sum of exponentials over ``dim``. Integers are cast to float32."""
     x = op.Cast(self, to=1) if is_type(self, *_INTEGERS) else self
     if rank(self) == 0:
         return op.Identity(x)

@@ -1,4 +1,4 @@
-"""The paged KV cache written as a value: the functional twin of ``fill_kv_cache``."""
+"""Translate the functional form of ``fill_kv_cache``, which returns the new contents of the paged KV cache."""
 
 import torch
 
@@ -19,9 +19,9 @@ from dlinfer.graph.onnx.translations.writing import (
 def fill_kv_cache(
     k: Value, v: Value, k_cache: Value, v_cache: Value, kv_start_indices: Value
 ) -> tuple[Value, Value]:
-    """Rows of k and v in their slots of the caches, which lie as the active vendor of their device has them.
+    """Return both caches with the rows of k and v in their slots. Rows with a negative slot are left out.
 
-    Negative slots are left out.
+    The caches have the dimension order of the active vendor of the graph's device.
     """
     order = cache_order()
     if order[-1] != "D":

@@ -1,4 +1,4 @@
-"""Products with weights as torch.nn.Linear stores them: [out_features, in_features]."""
+"""Translate linear layers. Their weights are [out_features, in_features], as in torch.nn.Linear."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from dlinfer.graph.onnx.translations.writing import Value, number, op, rank, sha
 
 @translates(torch.ops.aten.linear.default, torch.ops.dlinfer.linear.default)
 def linear(input: Value = None, weight: Value = None, bias: Value = None, x: Value = None) -> Value:
-    """input @ weight.T + bias; ``x`` is the input of dlinfer's op."""
+    """Return ``input @ weight.T + bias``. dlinfer's op passes its input as ``x``."""
     values = x if input is None else input
     if any(size(values, dim) == 0 for dim in range(rank(values))):
         return nothing(values, weight, bias)
@@ -21,12 +21,12 @@ def linear(input: Value = None, weight: Value = None, bias: Value = None, x: Val
 
 
 def nothing(x: Value, weight: Value, bias: Value) -> Value:
-    """The result for an input without elements; ONNX Runtime's rewrites of a product take its 0 for "as before"."""
+    """Return the result for an input without elements. ONNX Runtime's rewrites of products misread a size of 0."""
     start = number(0.0, x) if bias is None else bias
     return op.Expand(start, shape_of([*sizes(x, 0, -1), (weight, 0)]))
 
 
 @translates(torch.ops.dlinfer.linears.default)
 def linears(x: Value, weights: Sequence[Value], biases: Sequence[Value]) -> list[Value]:
-    """One product a weight."""
+    """Return one product for each weight, in order."""
     return [linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]

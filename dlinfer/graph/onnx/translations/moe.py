@@ -1,7 +1,7 @@
-"""Mixture of experts: routing, and all experts at once.
+"""Translate mixture of experts: routing, and all experts at once.
 
-ONNX has no op that runs chosen experts only. The standard form computes every expert for every token and adds the
-chosen ones: right, and as much work as a dense layer with all experts' weights.
+ONNX has no op that runs only the chosen experts. The standard form computes every expert for every token, and adds the
+results of the chosen experts. This is right, but as much work as a dense layer with all experts' weights.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ _ops = torch.ops.dlinfer
 
 @translates(_ops.moe_gating_topk_softmax.default)
 def gating(router_logits: Value, topk: int, n_groups: int) -> tuple[Value, Value]:
-    """The topk experts by softmax, of each group where there are groups."""
+    """Return (weights, ids) of each token's topk experts by softmax; the best of each group if there are groups."""
     logits, _ = wide(router_logits)
     weights = op.Softmax(logits, axis=-1)
     if n_groups < 1:
@@ -43,7 +43,7 @@ def gating(router_logits: Value, topk: int, n_groups: int) -> tuple[Value, Value
 
 
 def fused_moe_with(activation: Callable[[Value, Value], Value]) -> Callable[..., Value]:
-    """The layer with a way of writing ``silu(gate) * up``."""
+    """Return a translation of ``fused_moe``. activation: writes ``silu(gate) * up``."""
     return partial(_fused_moe, activation)
 
 
@@ -57,7 +57,7 @@ def _fused_moe(
     topk: int,
     renormalize: bool,
 ) -> Value:
-    """All experts' results, and 0 where an expert is not chosen: its own result may be infinite."""
+    """Return the weighted sum of the experts' results. An unchosen expert's result may be infinite, and becomes 0."""
     from onnx_ir import DataType
 
     x, cast = wide(hidden_states)
@@ -76,7 +76,7 @@ def _fused_moe(
 def _dense_weights(
     x: Value, gate_up: Value, topk_weights: Value, topk_ids: Value, renormalize: bool
 ) -> tuple[Value, Value]:
-    """(each token's weight for every expert, whether it chose it); both [tokens, experts]."""
+    """Return (each token's weight for each expert, whether the token chose the expert); both [tokens, experts]."""
     weights, ids = token_weights(x, topk_weights, renormalize), op.Cast(topk_ids, to=7)
     zero = number(0.0, x, wide=True)
     nothing = op.Expand(zero, shape_of([(topk_ids, 0), (gate_up, 0)]))
@@ -86,12 +86,12 @@ def _dense_weights(
 
 
 def _by_expert(x: Value) -> Value:
-    """[tokens, experts] as [experts, tokens, 1]."""
+    """Return a tensor [tokens, experts] as [experts, tokens, 1]."""
     return op.Unsqueeze(op.Transpose(x, perm=[1, 0]), [-1])
 
 
 def token_weights(x: Value, topk_weights: Value, renormalize: bool) -> Value:
-    """The weights of each token's experts, [tokens, topk], in the dtype that the layer computes in."""
+    """Return the weights of each token's chosen experts [tokens, topk], in the dtype that the layer computes in."""
     weights = op.Cast(topk_weights, to=11 if is_type(x, "DOUBLE") else 1)
     if renormalize:
         weights = op.Div(weights, op.ReduceSum(weights, [-1], keepdims=1))

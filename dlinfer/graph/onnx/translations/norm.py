@@ -9,7 +9,7 @@ _ops = torch.ops.dlinfer
 
 @translates(_ops.rms_norm.default)
 def rms_norm(x: Value, weight: Value, eps: float) -> Value:
-    """The mean in float32, rounded before the weight, as the op says."""
+    """Return the RMS norm of x. Compute the mean in float32, and round before the weight, as dlinfer's op does."""
     values, cast = wide(x)
     mean = op.ReduceMean(op.Mul(values, values), [-1], keepdims=1)
     root = op.Sqrt(op.Add(mean, number(eps, x, wide=True)))
@@ -19,7 +19,7 @@ def rms_norm(x: Value, weight: Value, eps: float) -> Value:
 
 @translates(_ops.add_rms_norm.default)
 def add_rms_norm(x: Value, residual: Value, weight: Value, eps: float) -> tuple[Value, Value]:
-    """The sum, and its norm."""
+    """Return both results of dlinfer's op: the RMS norm of ``x + residual``, and the sum."""
     total = op.Add(x, residual)
     total.dtype = x.dtype
     return rms_norm(total, weight, eps), total

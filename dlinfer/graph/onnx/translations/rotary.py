@@ -18,7 +18,7 @@ _ops = torch.ops.dlinfer
 
 @translates(_ops.apply_rotary_pos_emb.default)
 def apply_rotary_pos_emb(q: Value, k: Value, cos: Value, sin: Value) -> tuple[Value, Value]:
-    """x * cos + (-second half, first half) * sin, a row of the tables for each token."""
+    """Return ``x * cos + (-second half, first half) * sin`` for q and k. The tables have a row for each token."""
     cos, sin = _per_token(cos, q), _per_token(sin, q)
     return _rotated(q, cos, sin), _rotated(k, cos, sin)
 
@@ -39,7 +39,7 @@ def _rotated(x: Value, cos: Value, sin: Value) -> Value:
 def apply_rotary_pos_emb_interleaved(
     native_input: Value, cos: Value, sin: Value, return_native_layout: bool
 ) -> Value:
-    """Adjacent pairs turned: (a cos - b sin, b cos + a sin)."""
+    """Return x with each adjacent pair (a, b) rotated to (a cos - b sin, b cos + a sin)."""
     x = native_input
     last = rank(x) - 1
     half = fixed(x, last, "the head size") // 2

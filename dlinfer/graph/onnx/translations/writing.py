@@ -1,4 +1,4 @@
-"""The parts that translations share: their table, ONNX's ops, the graph's device, and sizes known only at run time."""
+"""Common parts of translations: their table, ONNX's ops, the graph's device, and sizes known only at run time."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,23 +14,23 @@ Value = Any
 """A value of the model that a translation is writing. onnxscript traces it and gives it no static type."""
 
 Translation = Callable[..., Value]
-"""Takes the arguments of an op's call and returns its results."""
+"""Takes the arguments of an op's call, and returns the call's results."""
 
 Table = Mapping[OpOverload, Translation]
 
 TABLE: dict[OpOverload, Translation] = {}
-"""The standard translations by op, of the modules that are imported."""
+"""Op -> its standard translation, for the modules imported so far."""
 
 _T = TypeVar("_T", bound=Translation)
 _device: ContextVar[str] = ContextVar("_device")
 
 
 class Untranslated(Exception):
-    """A call that a translation cannot write; its text is the reason."""
+    """A translation cannot write a call. The error's text is the reason."""
 
 
 def translates(*ops: OpOverload) -> Callable[[_T], _T]:
-    """Decorate the standard translation of some ops."""
+    """Return a decorator that registers a function as the standard translation of some ops."""
 
     def register(translation: _T) -> _T:
         TABLE.update(dict.fromkeys(ops, translation))
@@ -40,7 +40,7 @@ def translates(*ops: OpOverload) -> Callable[[_T], _T]:
 
 
 class _Opset:
-    """ONNX's ops, called inside a translation. It imports onnxscript at the first use."""
+    """ONNX's ops as attributes, to be called inside a translation. onnxscript is imported at the first use."""
 
     def __getattr__(self, name: str) -> Translation:
         from onnxscript import values
@@ -53,7 +53,7 @@ op = _Opset()
 
 @contextmanager
 def written_for(device_type: str) -> Generator[None]:
-    """Translations that are called inside write for graphs on a device."""
+    """Make translations that are called in the block write for graphs on this type of device."""
     token = _device.set(device_type)
     try:
         yield
@@ -62,23 +62,23 @@ def written_for(device_type: str) -> Generator[None]:
 
 
 def cache_order() -> str:
-    """How the active vendor of the graph's device orders the dimensions of a KV cache; inside a translation."""
+    """Return the active vendor's order of a KV cache's dimensions, for the graph's device. Call it in a translation."""
     return kv_order(_device.get())
 
 
 def rank(value: Value) -> int:
-    """Number of dimensions of an argument."""
+    """Return the number of dimensions of an argument."""
     return len(value.shape)
 
 
 def size(value: Value, dim: int) -> int | None:
-    """A size of an argument; None where it is symbolic."""
+    """Return an argument's size in a dimension; None if it is symbolic."""
     length = value.shape[dim]
     return length if isinstance(length, int) else None
 
 
 def fixed(value: Value, dim: int, what: str) -> int:
-    """A size of an argument that a translation needs as a number. Raises Untranslated."""
+    """Return an argument's size in a dimension. Raises Untranslated if it is symbolic. what: names it in the error."""
     length = size(value, dim)
     if length is None:
         raise Untranslated(f"{what} is not a number")
@@ -86,13 +86,15 @@ def fixed(value: Value, dim: int, what: str) -> int:
 
 
 def equal_sizes(first: Sequence[Value], second: Sequence[Value]) -> bool:
-    """Whether two shapes are the same for every value of the symbols."""
+    """Return whether two shapes are the same for every value of the symbols."""
     return len(first) == len(second) and all(str(a) == str(b) for a, b in zip(first, second, strict=True))
 
 
 def shape_of(parts: Sequence[Value]) -> Value:
-    """A shape for Reshape and Expand: numbers, (argument, dimension) for a size of that argument, or values of one
-    element that the graph computes."""
+    """Return a shape as a value, for Reshape and Expand.
+
+    parts: each is a number, (argument, dimension) for a size of the argument, or a computed value of one element.
+    """
     numbers = [size(*part) if _is_size(part) else part for part in parts]
     if all(isinstance(number, int) for number in numbers):
         return op.Constant(value_ints=numbers)
@@ -113,12 +115,12 @@ def _is_size(part: Value) -> TypeGuard[tuple[Value, int]]:
 
 
 def sizes(value: Value, first: int = 0, end: int | None = None) -> list[tuple[Value, int]]:
-    """(value, dimension) of some dimensions, for ``shape_of``."""
+    """Return (value, dimension) for the dimensions from ``first`` up to ``end``, as parts for ``shape_of``."""
     return [(value, dim) for dim in range(rank(value))[first:end]]
 
 
 def number(value: float | int | bool, like: Value, *, wide: bool = False) -> Value:
-    """A scalar constant of an argument's dtype, or of what ``wide`` makes of it."""
+    """Return a scalar constant in the dtype of ``like``. wide: in the dtype that the function ``wide`` casts it to."""
     import onnx_ir
 
     narrow = wide and is_type(like, "FLOAT16", "BFLOAT16")
@@ -127,12 +129,12 @@ def number(value: float | int | bool, like: Value, *, wide: bool = False) -> Val
 
 
 def lowest(like: Value) -> float:
-    """The lowest finite number of a floating argument's dtype."""
+    """Return the lowest finite number in the dtype of a floating-point argument."""
     return torch.finfo(torch_type(like)).min
 
 
 def torch_type(value: Value) -> torch.dtype:
-    """torch's dtype of an argument."""
+    """Return torch's dtype for an argument. Raises Untranslated for a type without one here."""
     from onnx_ir import DataType
 
     names = {DataType.FLOAT: "float32", DataType.DOUBLE: "float64", DataType.FLOAT16: "float16"}
@@ -143,12 +145,12 @@ def torch_type(value: Value) -> torch.dtype:
 
 
 def is_type(value: Value, *names: str) -> bool:
-    """Whether an argument's ONNX type is one of these: FLOAT, DOUBLE, FLOAT16, BOOL, INT64, ..."""
+    """Return whether an argument's ONNX type is one of these: FLOAT, DOUBLE, FLOAT16, BOOL, INT64, ..."""
     return value.dtype is not None and value.dtype.name in names
 
 
 def wide(value: Value) -> tuple[Value, bool]:
-    """(a floating argument as float32 at least, whether it was cast)."""
+    """Return (a floating-point argument in float32 or wider, whether a cast was needed)."""
     if is_type(value, "FLOAT16", "BFLOAT16"):
         return op.Cast(value, to=1), True
     return value, False

@@ -1,4 +1,4 @@
-"""A residual sum and the RMSNorm of it -> ``dlinfer.add_rms_norm``. Runs after the rule for RMSNorm."""
+"""Fuse a residual sum and its RMSNorm into ``dlinfer.add_rms_norm``. The rule runs after the rule for RMSNorm."""
 
 import operator
 from collections.abc import Sequence

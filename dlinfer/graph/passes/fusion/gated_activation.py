@@ -1,4 +1,7 @@
-"""silu(gate) * up and gelu(gate) * up, of two tensors or of the two halves of one -> ``dlinfer`` ops."""
+"""Fuse ``silu(gate) * up`` and ``gelu(gate) * up`` into ``dlinfer`` ops.
+
+The rule for silu also finds gate and up as the two halves of one tensor.
+"""
 
 from torch import fx
 

@@ -1,8 +1,8 @@
-"""Memory layouts of fused ops, which return contiguous tensors where elementwise ops kept strides.
+"""Keep memory layouts in fusion rules: a fused op returns contiguous tensors, but elementwise ops keep strides.
 
 HF's q is [batch, heads, tokens, size] with the strides of [batch, tokens, heads, size], and elementwise ops keep these.
-So a rule transposes the input into its order in memory, and transposes the result back. Both are views, and later
-``view`` calls still work.
+So a rule transposes the input into its order in memory, and transposes the result back. Both transpositions are views,
+and later ``view`` calls still work.
 """
 
 from itertools import combinations
@@ -15,11 +15,11 @@ from dlinfer.graph.passes.fusion.match import aten, calls, dtype_of, is_tensor, 
 from dlinfer.graph.passes.rewriter import Rewriter
 
 Swap = tuple[int, int] | None
-"""Two dimensions to transpose; None for none."""
+"""Two dimensions to transpose; None for no transposition."""
 
 
 def contiguous_after(value: torch.Tensor) -> tuple[bool, Swap]:
-    """(True, the transposition that makes a fake tensor contiguous), or (False, None) where none certainly does.
+    """Return (True, the transposition that makes a fake tensor contiguous); (False, None) if none certainly does.
 
     The last dimension stays last.
     """
@@ -28,7 +28,7 @@ def contiguous_after(value: torch.Tensor) -> tuple[bool, Swap]:
 
 
 def fits(value: torch.Tensor, swap: Swap) -> bool:
-    """Whether a fake tensor is certainly contiguous after a transposition."""
+    """Return whether a fake tensor is certainly contiguous after a transposition."""
     order = list(range(value.dim()))
     if swap is not None:
         order[swap[0]], order[swap[1]] = order[swap[1]], order[swap[0]]
@@ -36,7 +36,7 @@ def fits(value: torch.Tensor, swap: Swap) -> bool:
 
 
 def swapped(rewriter: Rewriter, at: fx.Node, node: fx.Node, swap: Swap) -> fx.Node:
-    """Transpose two dimensions. Where ``node`` is the same transposition, this is what it transposes."""
+    """Return ``node`` with two dimensions transposed. If ``node`` is the same transposition, return its argument."""
     if swap is None:
         return node
     if calls(node, aten.transpose.int) and is_tensor(node.args[0]):
@@ -47,11 +47,11 @@ def swapped(rewriter: Rewriter, at: fx.Node, node: fx.Node, swap: Swap) -> fx.No
 
 
 def in_dtype(dtype: torch.dtype, *nodes: fx.Node) -> fx.Node:
-    """A cast to ``dtype`` between some nodes and their source, which saves another cast; else the last node."""
+    """Return a cast to ``dtype`` between some nodes and their source, to save another cast; else the last node."""
     casts = (cast for node in nodes for cast in widened_from(node)[1])
     return next((cast for cast in casts if dtype_of(cast) is dtype), nodes[-1])
 
 
 def cast(rewriter: Rewriter, at: fx.Node, node: fx.Node, dtype: object) -> fx.Node:
-    """Cast a node, unless it has the dtype."""
+    """Return a node cast to ``dtype``, or the node itself if it has this dtype."""
     return node if dtype_of(node) is dtype else rewriter.call(at, aten.to.dtype, node, dtype)

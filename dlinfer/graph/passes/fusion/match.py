@@ -1,7 +1,7 @@
-"""Predicates about the nodes of a pattern: what a node calls, its dtype, its shape.
+"""Predicates about the nodes of a pattern: the called function, the dtype, the shape.
 
-A question whose answer depends on the values of symbols is answered no. A rule that does not fire costs speed, and a
-rule that fires wrongly costs results.
+If an answer depends on the values of symbols, the answer is no. A rule that does not fire costs only speed, but a rule
+that fires wrongly gives wrong results.
 """
 
 from typing import TypeGuard
@@ -29,52 +29,52 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 """The dtypes that fused ops take."""
 
 LAST = torch.iinfo(torch.int64).max
-"""How a slice says "to the end"."""
+"""The end of a slice that goes to the end of its dimension."""
 
 
 def calls(value: Argument, *ops: object) -> TypeGuard[fx.Node]:
-    """Whether an argument is a node that calls one of these functions."""
+    """Return whether an argument is a node that calls one of these functions."""
     return isinstance(value, fx.Node) and value.op == "call_function" and value.target in ops
 
 
 def is_tensor(value: Argument) -> TypeGuard[fx.Node]:
-    """Whether an argument is a node whose result is one tensor."""
+    """Return whether an argument is a node whose result is one tensor."""
     return tensor_or_none(value) is not None
 
 
 def is_number(value: Argument) -> TypeGuard[int | float]:
-    """Whether an argument is a plain Python number."""
+    """Return whether an argument is a plain Python number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def dtype_of(node: fx.Node) -> torch.dtype:
-    """The dtype of a node's tensor."""
+    """Return the dtype of a node's tensor."""
     return tensor_of(node).dtype
 
 
 def rank_of(node: fx.Node) -> int:
-    """The number of dimensions of a node's tensor."""
+    """Return the number of dimensions of a node's tensor."""
     return tensor_of(node).dim()
 
 
 def same_kind(first: fx.Node, second: fx.Node) -> bool:
-    """Whether two nodes' tensors have one dtype and device."""
+    """Return whether two nodes' tensors have the same dtype and device."""
     left, right = tensor_of(first), tensor_of(second)
     return left.dtype is right.dtype and left.device == right.device
 
 
 def same_shape(first: fx.Node, second: fx.Node) -> bool:
-    """Whether two nodes' tensors certainly have one shape."""
+    """Return whether two nodes' tensors certainly have the same shape."""
     return same_sizes(tensor_of(first).shape, tensor_of(second).shape)
 
 
 def only_user(node: fx.Node) -> fx.Node | None:
-    """The one node that uses a node; None when there are none or several."""
+    """Return the only user of a node; None if the node has no user or several."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def cast_source(node: Argument) -> fx.Node | None:
-    """The argument of a cast; None when ``node`` is no cast, or one to another device."""
+    """Return the argument of a cast; None if ``node`` is not a cast, or casts to another device."""
     if not calls(node, *CASTS):
         return None
     source = node.args[0]
@@ -84,7 +84,7 @@ def cast_source(node: Argument) -> fx.Node | None:
 
 
 def widened_from(node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...]]:
-    """(source, casts): the tensor that a node has the values of, exactly, and the casts between them.
+    """Look up through exact casts: return (the tensor above the casts, the casts, nearest first).
 
     Only casts of floats to the same or a wider dtype are exact.
     """

@@ -1,7 +1,7 @@
-"""Merge linear layers that read one input (q, k and v; gate and up) into one ``dlinfer.linears`` node.
+"""Merge linear layers that read the same input (q, k and v; gate and up) into one ``dlinfer.linears`` node.
 
-A pass and not a fusion rule, because the merged node replaces the first layer: weights exist from the start. A rule
-inserts its replacement before the last output. Must not merge across a write to the input or a weight.
+This is a pass of its own, because the merged node takes the place of the first layer: all weights exist there already.
+A fusion rule would insert it before the last output. The pass must not merge across a write to the input or a weight.
 """
 
 from dataclasses import dataclass, field
@@ -25,22 +25,23 @@ _LINEAR = (torch.ops.aten.linear.default, ops.linear.overload)
 REACH = 2
 """How many other products may stand between the first and the last of merged layers.
 
-A result that is computed early stays in memory longer. Layers of one block are close: nothing stands between q, k and
-v or gate and up, and one product between the two down-projections of multi-head latent attention. The cross-attentions
-of an encoder-decoder all read the encoder's output, and merging them would keep the keys and values of all layers.
+A result that is computed early stays in memory longer. Layers of one block are close together. No other product stands
+between q, k and v or gate and up, and one stands between the two down-projections of multi-head latent attention. But
+all cross-attentions of an encoder-decoder read the encoder's output. To merge them would keep the keys and values of
+all layers in memory.
 """
 
 
 @dataclass
 class _Group:
-    """Layers to merge. rank: how many products stand before the first."""
+    """Layers to merge. rank: how many products of the graph stand before the first layer."""
 
     rank: int
     layers: list[fx.Node] = field(default_factory=list[fx.Node])
 
 
 def merge_linears(graph_module: fx.GraphModule) -> list[Edit]:
-    """Merge the linear layers that read the same contents of an input. Returns one edit a group."""
+    """Merge the linear layers that read the same contents of an input. Return one edit for each merged group."""
     effects = effects_of(graph_module.graph)
     rewriter = Rewriter(graph_module)
     open_groups: dict[tuple[fx.Node, int], _Group] = {}
@@ -64,7 +65,7 @@ def merge_linears(graph_module: fx.GraphModule) -> list[Edit]:
 
 
 def _may_join(group: _Group, parameters: list[fx.Node], node: fx.Node, rank: int, effects: Effects) -> bool:
-    """Whether a layer may be computed where the first layer of a group is."""
+    """Return whether a layer may be computed at the place of the group's first layer. rank: of ``node``."""
     first = group.layers[0]
     return (
         rank - group.rank - len(group.layers) <= REACH
@@ -80,7 +81,7 @@ def _operands(node: fx.Node) -> list[Any]:
 
 
 def _is_mergeable(node: fx.Node) -> bool:
-    """Whether a node is a linear layer that the op takes, with parameters that exist before the graph runs."""
+    """Return whether ``dlinfer.linears`` takes this layer. Its parameters must exist before the graph runs."""
     if node.target not in _LINEAR:
         return False
     x, weight, *bias = _operands(node)

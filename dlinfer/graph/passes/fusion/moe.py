@@ -1,8 +1,8 @@
-"""Mixture of experts as HF transformers 5 writes it.
+"""Fuse a mixture of experts, as HF transformers 5 writes it, into ``fused_moe``.
 
-``grouped_mm`` (sort the tokens by expert, one product over the groups) and ``batched_mm`` (gather the chosen
-experts' weights, one batched product) are single graphs and become ``fused_moe``. The third form, a Python loop
-over the experts that were hit, breaks the graph: how often it runs depends on values.
+The rule knows ``grouped_mm`` (sort the tokens by expert, one product over the groups) and ``batched_mm`` (gather the
+chosen experts' weights, one batched product). The third form is a Python loop over the experts that were hit. It breaks
+the graph, because its length depends on values.
 """
 
 import torch
@@ -55,7 +55,7 @@ def _match_gating(topk: fx.Node) -> Match | None:
         return None
     logits, interior = bound["logits"], bound.interior
     if only_user(logits) is bound["softmax"]:
-        source, casts = widened_from(logits)  # a cast that rounds decides between experts
+        source, casts = widened_from(logits)  # only exact casts: rounding may change the chosen experts
         if all(only_user(cast) is not None for cast in casts):
             logits, interior = source, (*interior, *casts)
     dtype = dtype_of(logits)
@@ -81,12 +81,12 @@ _RESHAPES = (aten.reshape.default, aten.view.default)
 
 
 def _flattened(name: str) -> Pattern:
-    """The [tokens * topk] of a [tokens, topk]."""
+    """Return a pattern of a tensor [tokens, topk] reshaped to [tokens * topk]. name: of the tensor."""
     return both(f"flat_{name}", loose_call(_RESHAPES, name))
 
 
 def _activated(whole: Part) -> Pattern:
-    """silu(x[..., :half]) * x[..., half:]"""
+    """Return a pattern of ``silu(x[..., :half]) * x[..., half:]``. whole: the pattern of x."""
     return cut_from(whole, halves, call(aten.mul.Tensor, call(aten.silu.default, "first"), "second"))
 
 
@@ -96,7 +96,7 @@ def _weighted(results: Part, weights: Part) -> Pattern:
 
 # Each pair of token and expert has its own copy of the expert's weights.
 def _batched_product(weights: str, rows: Part) -> Pattern:
-    """weights[ids] @ row, for each row."""
+    """Return a pattern of ``weights[ids] @ row`` for each row."""
     picked = call(aten.index.Tensor, weights, [_flattened("ids")])
     return call(aten.squeeze.dim, call(aten.bmm.default, picked, call(aten.unsqueeze.default, rows, -1)), -1)
 
@@ -106,7 +106,7 @@ _BATCHED = _weighted(
     _batched_product("down", _activated(_batched_product("gate_up", _REPEATED))), _flattened("weights")
 )
 
-# The pairs are sorted by expert, and each expert's product is over its group of rows.
+# The pairs of token and expert are sorted by expert. Each expert's product is over its group of rows.
 _SORT = call(aten.sort.default, _flattened("ids"), -1)
 _ORDER = both("order", item(_SORT, 1))
 _COUNTS = call(aten.histc.default, through_casts(item(_SORT, 0)), number("experts"), 0, number("last_expert"))
@@ -114,7 +114,7 @@ _ENDS = loose_call(aten.cumsum.default, _COUNTS)
 
 
 def _grouped_product(weights: str, rows: Part) -> Pattern:
-    """rows @ weights[expert].T by torch's op or, where that cannot be compiled, by one of transformers'."""
+    """Return a pattern of ``rows @ weights[expert].T``, by torch's op or by the fallback op of transformers."""
     names = ("aten._grouped_mm", "transformers.grouped_mm_fallback")
     return loose_call(names, rows, transposed(weights, 1, 2), _ENDS)
 
@@ -153,7 +153,7 @@ def _match_experts(total: fx.Node) -> Match | None:
 
 
 def _output(hidden_states: fx.Node, total: fx.Node) -> fx.Node | None:
-    """The sum, or its cast to the input's dtype: weights of a wider one make the sum wider."""
+    """Return the sum, or its cast to the input's dtype if wider weights made the sum wider; else None."""
     dtype = dtype_of(hidden_states)
     if dtype_of(total) is dtype:
         return total
@@ -162,7 +162,7 @@ def _output(hidden_states: fx.Node, total: fx.Node) -> fx.Node | None:
 
 
 def _fits(bound: Bindings) -> bool:
-    """Whether shapes and dtypes are as the op takes them."""
+    """Return whether ``fused_moe`` takes these shapes and dtypes."""
     names = ("hidden_states", "gate_up", "down", "weights", "ids", "flat_weights", "flat_ids")
     x, gate_up, down, weights, ids, flat_weights, flat_ids = (tensor_of(bound[name]) for name in names)
     experts = bound.numbers.get("experts", gate_up.shape[0])
@@ -185,7 +185,10 @@ def _fits(bound: Bindings) -> bool:
 
 
 def _renormalised(bound: Bindings) -> tuple[fx.Node, tuple[fx.Node, ...]]:
-    """The weights, and the nodes that divide them by their sum where nothing else uses the quotient."""
+    """Return (the weights, the nodes that divide them by their sum).
+
+    If there is no division, or something else uses its result, return (the bound weights, no nodes).
+    """
     weights = bound["weights"]
     division = call(aten.div.Tensor, "raw", both("sum", call(aten.sum.dim_IntList, "raw", [-1], True)))
     if all(user in bound.interior for user in weights.users):

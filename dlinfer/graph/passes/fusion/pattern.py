@@ -1,12 +1,13 @@
-"""Patterns: what a fusion rule looks for, written as the calls that a model makes.
+"""Patterns of fusion rules, written as the calls that a model makes.
 
     SQUARE = any_of(call(aten.pow.Tensor_Scalar, "x", 2), call(aten.mul.Tensor, "x", "x"))
 
 A pattern takes an argument of a node and earlier bindings, and yields the bindings of each match. The matcher
-backtracks, and tries both orders of the operands of an addition and a multiplication; write the rarer first. In
-a pattern a string binds a tensor to a name, and the same name stands for the same node. A list matches items, ``...``
-matches anything, and other values must be equal. Dimensions count from the end. A parameter that a call does not
-mention must have its default value.
+backtracks, and tries both orders of the operands of an addition or a multiplication. Write the rarer operand first.
+
+In a pattern a string binds a tensor to a name, and the same name stands for the same node. A list matches items,
+``...`` matches anything, and other values must be equal. Dimensions count from the end. A parameter that a call does
+not mention must have its default value.
 """
 
 import operator
@@ -37,7 +38,7 @@ _COMMUTATIVE = frozenset((*ADD, *MUL))
 
 @dataclass(frozen=True)
 class Bindings:
-    """A partial match. interior and shared: as in ``Match``."""
+    """A partial match: name -> node, and name -> number. interior and shared: as in ``Match``."""
 
     nodes: Mapping[str, fx.Node] = field(default_factory=dict[str, fx.Node])
     numbers: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -48,28 +49,28 @@ class Bindings:
         return self.nodes[name]
 
     def inside(self, node: fx.Node) -> "Bindings":
-        """With one more interior node."""
+        """Return a copy with one more interior node."""
         return replace(self, interior=(*self.interior, node))
 
     def through(self, nodes: Sequence[fx.Node]) -> "Bindings":
-        """With more shared nodes."""
+        """Return a copy with more shared nodes."""
         return replace(self, shared=(*self.shared, *nodes)) if nodes else self
 
 
 P = ParamSpec("P")
 Pattern = Callable[[Argument, Bindings], Iterator[Bindings]]
 Part = Pattern | str | float | None | EllipsisType | list["Part"]
-"""A pattern, or what stands for one: a name, a constant, anything, a list of parts."""
+"""A pattern, or a value that stands for a pattern: a name, a constant, ``...`` for anything, a list of parts."""
 
 
 def matches(part: Part, anchor: fx.Node) -> Iterator[Bindings]:
-    """All matches of a pattern that ends in ``anchor``. The anchor itself is not interior."""
+    """Yield all matches of a pattern that ends in ``anchor``. The anchor itself is not interior."""
     for bound in _match(part, anchor, Bindings()):
         yield replace(bound, interior=tuple(node for node in bound.interior if node is not anchor))
 
 
 def _match(part: Part, value: Argument, bound: Bindings) -> Iterator[Bindings]:
-    """All matches of an argument."""
+    """Return an iterator of all matches of an argument."""
     if callable(part):
         return part(value, bound)
     if isinstance(part, list):
@@ -94,7 +95,7 @@ def _all(pairs: Sequence[tuple[Part, Argument]], bound: Bindings) -> Iterator[Bi
 
 
 def _kind(match: Callable[Concatenate[Argument, Bindings, P], Iterator[Bindings]]) -> Callable[P, Pattern]:
-    """A kind of pattern: ``match`` takes an argument and earlier bindings, then what the pattern is made of."""
+    """Return a maker of patterns. match: takes an argument, earlier bindings, and then the maker's own arguments."""
 
     def pattern(*args: P.args, **kwargs: P.kwargs) -> Pattern:
         return lambda value, bound: match(value, bound, *args, **kwargs)
@@ -103,16 +104,16 @@ def _kind(match: Callable[Concatenate[Argument, Bindings, P], Iterator[Bindings]
 
 
 Ops = Op | Sequence[Op] | Sequence[str]
-"""One overload or several; a string names one by ``op_name``."""
+"""One overload or several. A string names an overload, as ``op_name`` returns it."""
 
 
 def call(ops: Ops, *positional: Part, **named: Part) -> Pattern:
-    """A call of one of some ops. Each argument that is not mentioned must have its default value."""
+    """Return a pattern of a call of one of these ops. Arguments that are not mentioned must have their defaults."""
     return _call(ops if isinstance(ops, Sequence) else (ops,), positional, named, is_exact=True)
 
 
 def loose_call(ops: Ops, *positional: Part, **named: Part) -> Pattern:
-    """As ``call``, but arguments that are not mentioned may have any value."""
+    """Return a pattern like ``call``, but arguments that are not mentioned may have any value."""
     return _call(ops if isinstance(ops, Sequence) else (ops,), positional, named, is_exact=False)
 
 
@@ -154,7 +155,7 @@ def _rest_is_default(node: fx.Node, operands: Mapping[str, Argument], parts: Map
 
 
 def _from_the_end(dim: Argument, rank: int) -> Argument:
-    """A dimension or a list of them, counted from the end."""
+    """Return a dimension, or a list of dimensions, counted from the end."""
     if is_list(dim):
         return [_from_the_end(each, rank) for each in dim]
     return dim - rank if isinstance(dim, int) and dim >= 0 else dim
@@ -162,34 +163,34 @@ def _from_the_end(dim: Argument, rank: int) -> Argument:
 
 @_kind
 def item(value: Argument, bound: Bindings, sequence: Part, index: int) -> Iterator[Bindings]:
-    """One result of a node that has several."""
+    """Match the result ``index`` of a node that returns a sequence."""
     if calls(value, operator.getitem) and value.args[1] == index:
         yield from _match(sequence, value.args[0], bound.inside(value))
 
 
 @_kind
 def any_of(value: Argument, bound: Bindings, *parts: Part) -> Iterator[Bindings]:
-    """One of several patterns, tried in this order."""
+    """Match one of several patterns, tried in this order."""
     for part in parts:
         yield from _match(part, value, bound)
 
 
 @_kind
 def both(value: Argument, bound: Bindings, *parts: Part) -> Iterator[Bindings]:
-    """Several patterns of one argument."""
+    """Match an argument that matches all of these patterns."""
     return _all([(part, value) for part in parts], bound)
 
 
 @_kind
 def number(value: Argument, bound: Bindings, name: str) -> Iterator[Bindings]:
-    """A Python number, bound to a name."""
+    """Match a Python number, and bind it to a name."""
     if is_number(value):
         yield replace(bound, numbers={**bound.numbers, name: value})
 
 
 @_kind
 def widened(value: Argument, bound: Bindings, part: Part) -> Iterator[Bindings]:
-    """A tensor, seen through casts that lose nothing. Others may use the casts too."""
+    """Match a tensor behind casts that lose nothing. Nodes outside the match may use the casts too."""
     if is_tensor(value):
         source, casts = widened_from(value)
         yield from _match(part, source, bound.through(casts))
@@ -197,7 +198,7 @@ def widened(value: Argument, bound: Bindings, part: Part) -> Iterator[Bindings]:
 
 @_kind
 def through_casts(value: Argument, bound: Bindings, part: Part) -> Iterator[Bindings]:
-    """A tensor, seen through any casts. They belong to the match."""
+    """Match a tensor behind any casts. The casts are interior nodes of the match."""
     while is_tensor(value):
         yield from _match(part, value, bound)
         value, bound = cast_source(value), bound.inside(value)
@@ -207,7 +208,7 @@ def through_casts(value: Argument, bound: Bindings, part: Part) -> Iterator[Bind
 def view_of(
     value: Argument, bound: Bindings, part: Part, is_source: Callable[[fx.Node, fx.Node], bool]
 ) -> Iterator[Bindings]:
-    """A view of a tensor, however the model spells it. ``is_source(tensor, view)`` accepts the tensor."""
+    """Match a view of a tensor, by any view ops. ``is_source(tensor, view)`` decides whether it is the right view."""
     if is_tensor(value):
         for node in seen_through(value):
             if is_source(node, value):
@@ -215,7 +216,7 @@ def view_of(
 
 
 def transposed(part: Part, dim: int, with_dim: int) -> Pattern:
-    """A view that exchanges two dimensions, counted from the front."""
+    """Return a pattern of a view that exchanges two dimensions, counted from the front."""
     return view_of(part, lambda node, view: are_transposed(node, view, dim, with_dim))
 
 
@@ -227,7 +228,10 @@ def cut_from(
     cut: Callable[[fx.Node, fx.Node], fx.Node | None],
     parts: Part,
 ) -> Iterator[Bindings]:
-    """A pattern of two parts, "first" and "second", and the tensor that ``cut`` finds both to be views of."""
+    """Match ``parts``, which bind "first" and "second", and then ``whole`` on the tensor that both are views of.
+
+    cut: returns this tensor for two parts, or None.
+    """
     for partial in _match(parts, value, bound):
         first, second = partial["first"], partial["second"]
         node = cut(first, second)
@@ -238,6 +242,6 @@ def cut_from(
 
 @_kind
 def shared(value: Argument, bound: Bindings, part: Part) -> Iterator[Bindings]:
-    """A pattern whose nodes others may use too."""
+    """Match a pattern whose nodes may also be used outside the match."""
     for partial in _match(part, value, replace(bound, interior=())):
         yield replace(partial, interior=bound.interior, shared=(*partial.shared, *partial.interior))

@@ -1,14 +1,14 @@
-"""RMSNorm as model code writes it -> ``dlinfer.rms_norm``.
+"""Fuse an RMSNorm, as model code writes it, into ``dlinfer.rms_norm``.
 
-The core is x * rsqrt(mean(x^2) + eps) in any spelling. Below it models differ in where they round:
+The core is x * rsqrt(mean(x^2) + eps) in any spelling. Models differ in the rounding after the core:
 
     Llama, Qwen, T5     weight * core.to(x.dtype)            rms_norm(x, weight), which rounds there too.
     OLMo2, GPT-OSS      (weight * core).to(x.dtype)          rms_norm(x.float(), weight.float()).to(x.dtype).
-    Gemma               (core * (1 + weight.float())) cast   the same, with 1 + weight as the model computes it.
+    Gemma               (core * (1 + weight.float())) cast   as OLMo2, with 1 + weight as the model computes it.
     Llama4's L2 norm    core.to(x.dtype)                     rms_norm(x, ones).
 
-The rule takes the weight in only where the op rounds as the model does. Otherwise it replaces the core alone, with a
-weight of ones. A result is never rounded more often than the model rounds it.
+The rule passes the model's weight to the op only if the op rounds as the model does. Otherwise the op replaces the core
+alone, with a weight of ones. A result is never rounded more often than the model rounds it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -54,7 +54,7 @@ _INVERSE_ROOT = any_of(
     _RECIPROCAL,
     call(aten.mul.Tensor, _RECIPROCAL, 1),  # how Python writes 1.0 / tensor
 )
-# The factor may be cast down before it is used: the op, which keeps it in float32, is closer then.
+# The model may cast the factor down before it is used. The op keeps it in float32, which is more precise.
 _CORE = any_of(
     call(aten.mul.Tensor, through_casts(_INVERSE_ROOT), "wide"), call(aten.div.Tensor, "wide", _ROOT)
 )
@@ -62,7 +62,10 @@ _CORE = any_of(
 
 @dataclass(frozen=True)
 class _Core:
-    """x * rsqrt(mean(x^2) + eps). source: x before casts. wide: x in the dtype of ``node``, where that exists."""
+    """A match of x * rsqrt(mean(x^2) + eps), computed by ``node``.
+
+    source: x before casts. wide: x in the dtype of ``node`` if such a node exists, else ``source``.
+    """
 
     node: fx.Node
     source: fx.Node
@@ -72,7 +75,7 @@ class _Core:
     casts: tuple[fx.Node, ...]
 
     def replaced(self, output: fx.Node, x: fx.Node, weight: fx.Node | None, *inside: fx.Node) -> Match | None:
-        """The match that ends in ``output``. inside: the nodes from the core to it."""
+        """Return the match that ends in ``output``. inside: the nodes from the core to ``output``."""
         dtype = dtype_of(output)
         return _norm(output, x, weight, self.eps, dtype, (*self.interior, *inside), self.casts)
 
@@ -101,7 +104,7 @@ def _core(node: fx.Node) -> _Core | None:
 
 
 def _rounded_before_weight(core: _Core) -> Match | None:
-    """The core is cast back to x's dtype; a weight of that dtype may follow."""
+    """Match a core that is cast back to x's dtype; a product with a weight of this dtype may follow."""
     rounded, dtype = only_user(core.node), dtype_of(core.source)
     if rounded is None or cast_source(rounded) is not core.node or dtype_of(rounded) is not dtype:
         return None
@@ -114,7 +117,7 @@ def _rounded_before_weight(core: _Core) -> Match | None:
 
 
 def _weighted(core: _Core) -> Match | None:
-    """The core is multiplied by a weight as it is."""
+    """Match a core that is multiplied by a weight without a cast in between."""
     product, weight = _weighted_by(core.node)
     if weight is None or dtype_of(product) is not dtype_of(core.node):
         return None
@@ -122,7 +125,10 @@ def _weighted(core: _Core) -> Match | None:
 
 
 def _weighted_by(value: fx.Node) -> tuple[fx.Node, fx.Node | None]:
-    """(product, weight): the only user of a node, and the vector over the last dimension that it multiplies by."""
+    """Return (product, weight) if the only user of a node multiplies it by a vector over the last dimension.
+
+    Else return (``value``, None).
+    """
     for product in value.users if len(value.users) == 1 else ():
         for bound in matches(call(aten.mul.Tensor, "value", "weight"), product):
             vector = tensor_of(bound["weight"])
@@ -134,7 +140,7 @@ def _weighted_by(value: fx.Node) -> tuple[fx.Node, fx.Node | None]:
 
 
 def _match_single_node(node: fx.Node) -> Match | None:
-    """``torch.nn.functional.rms_norm``: computed and weighted in float32, rounded once."""
+    """Match ``torch.nn.functional.rms_norm``, which computes in float32 with the weight, and rounds once."""
     by_name = arguments(node)
     x, shape, weight, eps = (by_name[name] for name in ("input", "normalized_shape", "weight", "eps"))
     if not is_tensor(x) or dtype_of(x) not in FLOATS:
@@ -157,7 +163,7 @@ def _norm(
     interior: tuple[fx.Node, ...] = (),
     shared: Iterable[fx.Node] = (),
 ) -> Match | None:
-    """The match of a norm that is computed in ``dtype``; None for a layout or size that the op cannot give."""
+    """Return the match of a norm that is computed in ``dtype``; None for a layout or size that the op cannot return."""
     is_fit, swap = contiguous_after(tensor_of(output))
     if not is_fit or (weight is None and not is_static(tensor_of(x).shape[-1])):
         return None

@@ -1,10 +1,10 @@
-"""Rotary embedding of a query and a key as model code writes it -> ``dlinfer.apply_rotary_pos_emb``.
+"""Fuse the rotary embedding of a query and a key, as model code writes it, into ``dlinfer.apply_rotary_pos_emb``.
 
 A rotation is x * cos + rotate_half(x) * sin. Two rotations by the same tables are a layer's query and key. In partial
 rotary x is a slice of the head, and the rest is concatenated after it; the slice and the concatenation stay.
 
-All heads share the tables, which have size 1 in the dimension of the heads. Where the model has heads before tokens,
-the op reads transposed views.
+All heads share the tables, which have size 1 in the dimension of the heads. If the model has heads before tokens, the
+op reads transposed views.
 """
 
 import operator
@@ -39,8 +39,8 @@ from dlinfer.graph.passes.rewriter import Rewriter
 class _Table(NamedTuple):
     """A cosine or sine table that is broadcast to x.
 
-    rows: [batch or 1, tokens, size] or [tokens, size]. heads: the dimension of x that it is broadcast over.
-    passed: the nodes between ``rows`` and x.
+    rows: [batch or 1, tokens, size] or [tokens, size]. heads: the dimension of x that the table is broadcast over.
+    passed: the nodes between ``rows`` and the product with x.
     """
 
     rows: fx.Node
@@ -50,7 +50,7 @@ class _Table(NamedTuple):
 
 @dataclass(frozen=True)
 class _Rotation:
-    """x * cos + rotate_half(x) * sin. heads: as in _Table. interior, shared: as in ``Match``."""
+    """A match of x * cos + rotate_half(x) * sin. heads: as in _Table. interior, shared: as in ``Match``."""
 
     node: fx.Node
     x: fx.Node
@@ -112,7 +112,7 @@ def _rotation(node: fx.Node) -> _Rotation | None:
 
 
 def _table(ready: fx.Node, x: fx.Node) -> _Table | None:
-    """A table that has one row for each token, broadcast over heads; else None."""
+    """Return the table behind ``ready`` if it has one row for each token and is broadcast over heads; else None."""
     rank = rank_of(x)
     node, casts = widened_from(ready)
     if calls(node, aten.unsqueeze.default) and is_tensor(node.args[0]) and isinstance(node.args[1], int):
@@ -134,7 +134,7 @@ def _table(ready: fx.Node, x: fx.Node) -> _Table | None:
 
 
 def _rotation_before(key: _Rotation) -> _Rotation | None:
-    """The last rotation before ``key`` by the same tables."""
+    """Return the last rotation before ``key`` by the same tables, or None."""
     nearest = max((node for node in _sums_with(key.cos) if node < key.node), default=None)
     query = _rotation(nearest) if nearest is not None else None
     if query is None or query.node in key.interior or widened_from(key.x)[0] is query.node:
@@ -147,7 +147,7 @@ def _rotation_before(key: _Rotation) -> _Rotation | None:
 
 
 def _sums_with(rows: fx.Node) -> Iterator[fx.Node]:
-    """Sums with a product of a table."""
+    """Yield the sums that have a product with this table as an operand."""
     ready = [rows]
     while ready:
         node = ready.pop()
@@ -170,12 +170,12 @@ def _build(
 
 
 def _one_row_per_token(rewriter: Rewriter, at: fx.Node, rows: fx.Node, query: fx.Node) -> fx.Node:
-    """A table expanded to the batch, which is a view."""
+    """Return a table expanded to the query's batch, as a view."""
     shape = tensor_of(query).shape
     is_expanded = rank_of(rows) == 3 and same_size(tensor_of(rows).shape[0], shape[0])
     if len(shape) == 3 or same_size(shape[0], 1) or is_expanded:
         return rows
-    for user in rows.users:  # the layer before needed the same view
+    for user in rows.users:  # an earlier layer may have made the same view
         sizes = (shape[0], *tensor_of(rows).shape[-2:])
         if calls(user, aten.expand.default) and user < at and same_sizes(tensor_of(user).shape, sizes):
             return user

@@ -1,8 +1,8 @@
-"""Rotary embedding of adjacent pairs as model code writes it -> ``dlinfer.apply_rotary_pos_emb_interleaved``.
+"""Fuse the rotary embedding of adjacent pairs into ``dlinfer.apply_rotary_pos_emb_interleaved``.
 
-Two spellings. GPT-J, GLM and Cohere write x * cos + r * sin, where r holds the pairs (-x[2i + 1], x[2i]). Their tables
-repeat each value, and the op reads a table of half the size. DeepSeek-V3 computes both halves of the result from tables
-of half the size.
+Models spell it in two ways. GPT-J, GLM and Cohere write x * cos + r * sin. Here r has the pairs (-x[2i + 1], x[2i]).
+Their tables repeat each value, and the op reads a table of half the size. DeepSeek-V3 computes both halves of the
+result from tables of half the size.
 
 The op takes one tensor, so the rule replaces query and key separately.
 """
@@ -46,9 +46,9 @@ from dlinfer.graph.passes.rewriter import Rewriter
 
 
 class _Table(NamedTuple):
-    """A table of cosines or sines. doubled: whether it repeats each value, side by side.
+    """A table of cosines or sines. doubled: whether the table repeats each value, side by side.
 
-    passed: the nodes between it and x.
+    passed: the nodes between the table and the product with x.
     """
 
     node: fx.Node
@@ -118,7 +118,7 @@ def _match(output: fx.Node) -> Match | None:
 
 
 def _by_element(value: Argument, bound: Bindings) -> Iterator[Bindings]:
-    """A doubled table, seen through elementwise ops that keep the last dimension."""
+    """Match a doubled table behind elementwise ops that keep the last dimension."""
     return _BY_ELEMENT(value, bound)
 
 
@@ -136,7 +136,10 @@ _BY_ELEMENT = any_of(
 
 
 def _half_table(table: fx.Node) -> _Table | None:
-    """The table that repeats each value, side by side, or the one of half the size below it; else None."""
+    """Return the table if it repeats each value, side by side; else None.
+
+    If the repetition is its last step, return the table of half the size before this step.
+    """
     below, casts = widened_from(table)
     for bound in matches(_DOUBLED, below):
         return _Table(bound["table"], False, (*casts, below))
@@ -144,7 +147,7 @@ def _half_table(table: fx.Node) -> _Table | None:
 
 
 def _broadcasts(table: _Table, x: fx.Node, swap: Swap) -> bool:
-    """Whether the op can read a table for x, with both transposed."""
+    """Return whether the op can read a table for x. swap: the transposition of both."""
     rows = tensor_of(table.node)
     shape, sizes = rows.shape, tensor_of(x).shape
     if len(shape) != len(sizes) and (swap is not None or len(shape) > len(sizes)):

@@ -1,8 +1,8 @@
 """Fusion rules and their driver.
 
-A rule names the ops that its pattern ends in, its anchors. ``match`` takes an anchor and returns a Match or None. The
-driver refuses a match with a node that something outside uses, and a match that reads memory which is written in
-between. It reports each refusal with its reason.
+A rule names its anchors: the ops that its pattern ends in. ``match`` takes an anchor and returns a Match or None. The
+driver refuses a match if a node outside uses an interior node, or if memory that the match reads is written in between.
+It reports each refusal with its reason.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,11 +20,12 @@ from dlinfer.graph.passes.rewriter import Edit, RefusedMatch, Rewriter
 class Match:
     """Nodes that a rule recognised.
 
-    outputs: the nodes that the replacement's results replace, in their order. It is inserted before the last of them.
+    outputs: the nodes that the replacement's results replace, in order. The replacement stands before the last output,
+        or before an earlier user of an output.
     interior: nodes that are erased with the match. Nothing outside may use them.
     inputs: nodes that the replacement reads.
     build: inserts the replacement before a node, and returns its results.
-    shared: nodes that the match sees through (casts, views). Others may use them; they are erased when nothing does.
+    shared: nodes that the match looks through (casts, views). Others may use them; they are erased if nothing does.
     """
 
     outputs: tuple[fx.Node, ...]
@@ -48,7 +49,7 @@ Build = Callable[[Rewriter, Match, fx.Node], Sequence[fx.Node]]
 
 
 def by(op: object, *more: object, **named: object) -> Build:
-    """A replacement by one call of ``op`` on the inputs and these arguments, with the old output's fake."""
+    """Return a Build that inserts one call of ``op`` on the inputs and these arguments, with the old output's fake."""
     return lambda rewriter, match, place: [
         rewriter.call_like(match.outputs[0], place, op, *match.inputs, *more, **named)
     ]
@@ -57,7 +58,7 @@ def by(op: object, *more: object, **named: object) -> Build:
 def fusion_rule(
     name: str, why: str, anchors: Sequence[object], match: Callable[[fx.Node], Match | None]
 ) -> Pass:
-    """The pass that replaces a pattern wherever it matches. anchors: the ops that the pattern ends in."""
+    """Return a pass that replaces all matches of a pattern. anchors: the ops that the pattern ends in."""
 
     def run(graph_module: fx.GraphModule) -> list[Edit | RefusedMatch]:
         refused: list[RefusedMatch] = []
@@ -89,9 +90,9 @@ def _replace(name: str, rewriter: Rewriter, match: Match, place: fx.Node, effect
 
 
 def _place(match: Match, effects: Effects) -> fx.Node | str:
-    """The node before which the replacement is inserted, or why the match is refused.
+    """Return the node that follows the replacement, or the reason why the match is refused.
 
-    A match must be pure, used from outside only through its outputs, and read one state of memory.
+    A match must be pure. Nodes outside may use only its outputs. No memory that it reads may be written in between.
     """
     read_through = match.inside | match.passed
     for node in sorted(match.inside.intersection(match.inputs)):
@@ -104,7 +105,7 @@ def _place(match: Match, effects: Effects) -> fx.Node | str:
             if user not in read_through:
                 return f"{user}, outside the pattern, uses {node}"
     for node in match.outputs:
-        if effects.ever_written(node):  # by a view of it, which must keep sharing its memory
+        if effects.ever_written(node):  # through a view, which must keep sharing the node's memory
             return f"the memory of {node} is written"
     position = effects.position
     first, last = min(read_through, key=position.__getitem__), max(match.outputs, key=position.__getitem__)
@@ -119,7 +120,7 @@ def _place(match: Match, effects: Effects) -> fx.Node | str:
 
 
 def _aliases(output: fx.Node) -> list[fx.Node]:
-    """The nodes outside a match whose results share an output's memory, in the graph's order."""
+    """Return the nodes after an output whose results share its memory, in the graph's order."""
     aliases: set[fx.Node] = set()
     waiting = [output]
     while waiting:

@@ -1,4 +1,4 @@
-"""All fusion rules, in their order."""
+"""The list of all fusion rules, in the order of their runs."""
 
 from dlinfer.graph.passes.functionalize_writes import FUNCTIONALIZE_WRITES
 from dlinfer.graph.passes.fusion.add_rms_norm import ADD_RMS_NORM

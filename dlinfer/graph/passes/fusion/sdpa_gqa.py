@@ -1,7 +1,8 @@
-"""Attention written in plain torch, and grouped-query attention -> ``scaled_dot_product_attention``.
+"""Fuse attention written in plain torch, and grouped-query attention, into ``scaled_dot_product_attention``.
 
-Three rules, in this order. Attention written out becomes torch's op. Keys and values that were repeated for their group
-of query heads are passed without the repetition. The queries of one token in a group become rows of one matrix.
+There are three rules, in this order. Attention written out becomes torch's op. Keys and values that were repeated for
+each query head of their group are passed without the repetition. For one token, the query heads of a group become rows
+of one matrix.
 """
 
 import math
@@ -51,7 +52,7 @@ _WRITTEN_OUT = call(aten.matmul.default, through_casts(_SOFTMAX), "v")
 
 
 def _match_written_out(matmul: fx.Node) -> Match | None:
-    """The mask is added in the operands' dtype and broadcast to the scores."""
+    """Match attention written out. The mask must have the operands' dtype, and be broadcast to the scores."""
     result = only_user(matmul)
     if result is None or not _is_transposed_to_tokens(matmul, result):
         return None
@@ -72,7 +73,7 @@ def _match_written_out(matmul: fx.Node) -> Match | None:
 def _is_attention(
     q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None, inside: Sequence[fx.Node]
 ) -> bool:
-    """Whether shapes and dtypes are as the op takes them, and nothing inside rounds to another dtype."""
+    """Return whether torch's op takes these shapes and dtypes, and no node inside rounds to another dtype."""
     tq, tk, tv, tm = tensor_of(q), tensor_of(k), tensor_of(v), tensor_or_none(mask)
     if not tq.dim() == tk.dim() == tv.dim() == 4:
         return False
@@ -88,9 +89,9 @@ def _is_attention(
 
 
 def _is_transposed_to_tokens(matmul: fx.Node, result: fx.Node) -> bool:
-    """Whether the product is only read as a contiguous copy of [batch, tokens, heads, size].
+    """Return whether the product is only read as a contiguous copy of [batch, tokens, heads, size].
 
-    The op's result has other strides than the product. The copy is the same from either.
+    The op's result has other strides than the product, but the copies of both are the same.
     """
     user = only_user(result)
     is_copied = calls(user, *_TAKES_ANY_STRIDES) and is_contiguous(tensor_of(user))
@@ -107,10 +108,11 @@ def _build_written_out(
 
 
 def _nan_where_all_is_hidden(rewriter: Rewriter, place: fx.Node, mask: fx.Node) -> fx.Node:
-    """The mask, with NaN in each row that is -inf throughout.
+    """Return the mask, with NaN in each row that has only -inf.
 
-    The written form returns NaN for such a query, and torch's op returns zeros. For a row of lowest finite numbers, as
-    transformers writes it, both return the mean of the values. Layers of one mask share the result.
+    For the query of such a row, attention written out returns NaN, and torch's op returns zeros. For a row of lowest
+    finite numbers, as transformers writes it, both return the mean of the values. Layers with the same mask share the
+    new mask.
     """
     hidden = rewriter.call(place, aten.eq.Scalar, mask, -math.inf)
     nothing = rewriter.call(place, aten.all.dim, hidden, -1, True)
@@ -121,7 +123,7 @@ def _nan_where_all_is_hidden(rewriter: Rewriter, place: fx.Node, mask: fx.Node) 
 
 
 def _is_expanded(few: fx.Node, wide: fx.Node) -> bool:
-    """Whether [batch, heads, times, tokens, size] repeats [batch, heads, tokens, size] by a stride of 0."""
+    """Return whether [batch, heads, times, tokens, size] repeats [batch, heads, tokens, size] by a stride of 0."""
     source, many = tensor_or_none(few), tensor_of(wide)
     if source is None or source.dim() != 4 or many.dim() != 5 or many.stride(2) != 0:
         return False
@@ -135,7 +137,7 @@ def _is_expanded(few: fx.Node, wide: fx.Node) -> bool:
 
 
 def _repeated(name: str) -> Pattern:
-    """A tensor whose heads are repeated, each beside its copies."""
+    """Return a pattern of a tensor whose heads are repeated, each next to its copies. name: of the tensor before."""
     expanded = both(f"expanded_{name}", view_of(name, _is_expanded))
     interleaved = call(aten.repeat_interleave.self_int, name, ..., -3, output_size=...)
     return shared(any_of(interleaved, loose_call(aten.reshape.default, expanded)))
@@ -170,7 +172,7 @@ def _match_repeated(attention: fx.Node) -> Match | None:
 
 
 def _joins_heads(bound: Bindings, attention: fx.Node, name: str) -> bool:
-    """Whether the repeated tensor has the query's sizes: torch broadcasts heads too."""
+    """Return whether the repeated tensor has the query's batch and heads. torch would also broadcast other heads."""
     query, many = tensor_of(bound["query"]), tensor_of(arguments(attention)[name])
     if not query.dim() == many.dim() == 4 or not same_sizes(query.shape[:2], many.shape[:2]):
         return False

@@ -1,7 +1,7 @@
-"""Views recognised by their strides and offsets, however the model spells them.
+"""Recognise views by their strides and offsets, whichever ops the model uses.
 
-A fake tensor knows its place in memory. Offsets, sizes and strides say that two tensors are the halves of a third, or
-that one is the transpose of another, for chunk, split, slice, narrow, unflatten and unbind alike.
+A fake tensor knows its place in memory. Offsets, sizes and strides show that two tensors are the halves of a third, or
+that a tensor is the transpose of another. So chunk, split, slice, narrow, unflatten and unbind need no patterns.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from dlinfer.graph.ir.layout import is_static, same_size, same_sizes
 
 
 def seen_through(node: fx.Node) -> Iterator[fx.Node]:
-    """A node and what it is a view of, nearest first, up to the node that allocated the memory.
+    """Yield a node and the nodes that it is a view of, nearest first, up to the node that allocated the memory.
 
-    The list that ``chunk`` returns is passed like any other view.
+    The list that ``chunk`` returns counts as a view too.
     """
     while True:
         yield node
@@ -29,12 +29,12 @@ def seen_through(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def views_between(view: fx.Node, whole: fx.Node) -> tuple[fx.Node, ...]:
-    """``view`` and the views above it, up to ``whole``, which is left out."""
+    """Return ``view`` and the views between it and ``whole``, without ``whole``."""
     return tuple(takewhile(lambda node: node is not whole, seen_through(view)))
 
 
 def are_transposed(left: fx.Node, right: fx.Node, dim: int, with_dim: int) -> bool:
-    """Whether two views of one memory differ by a swap of two dimensions, counted from the front."""
+    """Return whether two views of the same memory differ by a swap of two dimensions, counted from the front."""
     first, second = tensor_or_none(left), tensor_or_none(right)
     if first is None or second is None or first.dim() != second.dim() or first.dim() <= max(dim, with_dim):
         return False
@@ -49,17 +49,21 @@ def are_transposed(left: fx.Node, right: fx.Node, dim: int, with_dim: int) -> bo
 
 
 def halves(first: fx.Node, second: fx.Node) -> fx.Node | None:
-    """The node x, where two nodes are ``x[..., :n]`` and ``x[..., n:]``; else None."""
+    """Return the node x if the two nodes are ``x[..., :n]`` and ``x[..., n:]``, its halves; else None."""
     return _cut_from(first, second, None, 1)
 
 
 def evens_and_odds(even: fx.Node, odd: fx.Node) -> fx.Node | None:
-    """The node x, where two nodes are ``x[..., 0::2]`` and ``x[..., 1::2]``; else None."""
+    """Return the node x if the two nodes are ``x[..., 0::2]`` and ``x[..., 1::2]``; else None."""
     return _cut_from(even, odd, 1, 2)
 
 
 def _cut_from(first: fx.Node, second: fx.Node, start: int | None, step: int) -> fx.Node | None:
-    """The base node of two parts. start: index of the second part; None: it begins where the first part ends."""
+    """Return the node that both parts are cut from, or None.
+
+    start: the index in the last dimension where the second part begins; None for the end of the first part.
+    step: the step of both parts.
+    """
     wholes = set(seen_through(second))
     for whole in seen_through(first):
         if whole in wholes and _is_part(first, whole, 0, step) and _is_part(second, whole, start, step):
