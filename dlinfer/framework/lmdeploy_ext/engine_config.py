@@ -1,4 +1,4 @@
-"""``PytorchEngineConfig`` and what LMDeploy derives from it: device_type, dtype, block sizes, default batch size."""
+"""Patches ``PytorchEngineConfig`` and the values that LMDeploy derives from it: device, dtype, sizes, backend."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The adaptor's own errors, and how errors of other libraries are quoted."""
+"""Defines the adaptor's own errors, and how messages quote errors of other libraries."""
 
 from dlinfer.errors import DlinferError
 

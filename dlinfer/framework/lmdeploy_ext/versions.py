@@ -1,4 +1,4 @@
-"""Which LMDeploy releases this adaptor was tested with."""
+"""States the LMDeploy releases that this adaptor was tested with."""
 
 from dlinfer.framework.patching import contains
 

@@ -1,4 +1,4 @@
-"""The findings of the comparison: the schema of ``dlinfer contract --json`` (docs/reference/json.md)."""
+"""Defines the comparison's findings: the schema of ``dlinfer contract --json`` (docs/reference/json.md)."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -93,5 +93,5 @@ class Report:
 
     @property
     def essential(self) -> bool:
-        """Whether any drift is essential."""
+        """Return whether any drift is essential."""
         return any(drift.severity == "essential" for drift in self.drifts)

@@ -47,7 +47,7 @@ class Extended:
 
 
 class Adaptor:
-    """The adaptor's source, and its patches."""
+    """The parsed source of our adaptor, and its patches. package: the framework that the adaptor is for."""
 
     def __init__(self, patches: tuple[Patch, ...], package: str = "lmdeploy") -> None:
         self.patches, self.package = patches, package

@@ -58,9 +58,8 @@ def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
     layout = str(config.get("format") or "without a format")
     checkpoint = Checkpoint(f"compressed-tensors {layout}", config, model)
     checkpoint.require(layout in _FORMATS, "")
-    status = config.get(
-        "quantization_status"
-    )  # a tensor that is in floats all the same is refused when it is read
+    # A tensor that is in floats in spite of this status is refused when it is read.
+    status = config.get("quantization_status")
     checkpoint.require(status in ("compressed", "frozen"), f"with quantization_status {status}")
     for key, detail in _PLAIN.items():
         checkpoint.require(not config.get(key), f"with {detail}")

@@ -152,7 +152,7 @@ def _load_model_weights(
     if plan is not None:
         stages.append(functools.partial(converted, plan=plan, layers=Layers(model)))
     if hasattr(getattr(model, "lm_head", None), "numbers"):  # packed by ``layers.quantised.head``
-        from dlinfer.framework.lmdeploy_ext.conversion import floats  # it imports the ops: see ``plan_of``
+        from dlinfer.framework.lmdeploy_ext.conversion import floats  # imports the ops: see ``plan_of``
 
         stages.append(functools.partial(floats.packed_head, model=model))
     self._get_weights_iterator = lambda path: functools.reduce(

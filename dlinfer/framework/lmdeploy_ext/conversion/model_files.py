@@ -82,7 +82,7 @@ class Stored:
 
     @property
     def nbytes(self) -> int:
-        """Return the tensor's bytes in the file."""
+        """Return the tensor's size in the file, in bytes."""
         return self.elements * DTYPES[self.dtype].itemsize
 
 
@@ -132,7 +132,7 @@ def read(folder: Path) -> list[Stored]:
 
 
 def loaded_bytes(tensors: list[Stored], itemsize: int, tied: bool) -> int:
-    """Return the bytes of all weights in memory, if each unquantised number takes ``itemsize`` bytes.
+    """Return the size in bytes of all weights in memory, if each unquantised number takes ``itemsize`` bytes.
 
     tied: whether the output projection is the embedding; then a stored projection is not loaded.
     """
@@ -142,12 +142,12 @@ def loaded_bytes(tensors: list[Stored], itemsize: int, tied: bool) -> int:
 
 
 def largest_file(folder: Path) -> int:
-    """Return the bytes of the largest weight file. A file is mapped as a whole while its tensors are copied."""
+    """Return the size of the largest weight file in bytes. A file is mapped as a whole while its tensors are copied."""
     return max((path.stat().st_size for path in weight_files(folder)), default=0)
 
 
 def largest_tensor(tensors: list[Stored]) -> int:
-    """Return the bytes of the largest tensor: the resident part of a file if ``tensors`` gives pages back."""
+    """Return the size of the largest tensor in bytes: the resident part of a file if ``tensors`` reads it."""
     return max((stored.nbytes for stored in tensors), default=0)
 
 

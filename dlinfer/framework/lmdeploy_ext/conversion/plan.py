@@ -59,7 +59,7 @@ def packs_bf12(hf_config: Any) -> bool:
 
     BF12 packing is lossless, so LMDeploy gets no ``quantization_config`` and builds its usual layers.
     """
-    # ``rewrite`` sets the second if it removes a quantised checkpoint's configuration.
+    # ``rewrite`` sets experts_packed_as if it removes a quantised checkpoint's configuration.
     names = ("quantization_config", "experts_packed_as")
     quantised = (getattr(part, name, None) for part in language_configs(hf_config) for name in names)
     return asked_bits() == _BF12 and all(value is None for value in quantised)
@@ -68,7 +68,8 @@ def packs_bf12(hf_config: Any) -> bool:
 def packs_head(config: Any) -> bool:
     """Return whether the output projection is packed to int8.
 
-    DLINFER_CPU_HEAD decides. Without it, the projection is packed if the other weights are packed at load.
+    DLINFER_CPU_HEAD decides. Without it, the projection is packed if the other weights are packed at load. It is never
+    packed if the active device does not share the host's memory.
     config: a model's ``quantization_config`` in LMDeploy, or None.
     """
     asked = settings.current().cpu_head

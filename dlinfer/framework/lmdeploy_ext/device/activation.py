@@ -63,9 +63,9 @@ def is_on() -> bool:
 
 
 def corrects(target: str, *, why: str, **record: Any) -> Callable[[Callable[..., Any]], Patch]:
-    """Return ``replaces`` for a patch that corrects a fault of the tested LMDeploy releases, on devices of ours.
+    """Return the decorator ``replaces(...)`` for a patch that corrects a fault of the tested LMDeploy releases.
 
-    target, why, record: as for ``replaces``.
+    The patch applies only on devices of ours. target, why, record: as for ``replaces``.
     """
     return replaces(target, why=why, when=is_on, versions=FAULTY, **record)
 
@@ -114,9 +114,8 @@ def activate(device_type: str) -> None:
     if _active is not None:
         raise DeviceConflictError(framework="LMDeploy", active=_active, given=device_type)
     show_notices()
-    is_parent = (
-        multiprocessing.parent_process() is None
-    )  # notices come once, not from each process of an engine
+    # The parent process alone logs notices, not each process of an engine.
+    is_parent = multiprocessing.parent_process() is None
     if is_parent:
         _tell_of_unknown_settings()
     inside, line = describe(patches().version())

@@ -26,9 +26,7 @@ from dlinfer.framework.patching import Original, replaces
 logger = logging.getLogger("dlinfer")
 
 LMDEPLOY_DEFAULT_FRACTION = 0.8
-_SMALLEST = (
-    16  # blocks: LMDeploy refuses an explicit smaller number, and shrinks its prefill to reach this many
-)
+_SMALLEST = 16  # blocks: LMDeploy refuses to get fewer, and shrinks its prefill to reach this many
 _GIB = 1 << 30
 _ADVICE = (
     "lower num_gpu_blocks or cache_max_entry_count in PytorchEngineConfig, use a smaller max_prefill_token_num, "
@@ -88,7 +86,7 @@ def _useful_blocks(cache_config: Any) -> int | None:
 
 
 def _of_first_rank(executor: Any, sizes: Any) -> int:
-    """Return the bytes of one KV cache block on the first rank. sizes: LMDeploy's block sizes, one for each rank."""
+    """Return the size in bytes of one KV cache block on the first rank. sizes: LMDeploy's, for each rank."""
     return executor._get_rank_cache_block_sizes(sizes)[0]
 
 

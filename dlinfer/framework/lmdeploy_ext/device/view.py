@@ -38,7 +38,7 @@ COVERED = {
     "lmdeploy.pytorch.spec_decode.spec_agent": "synchronises in the draft model's warm-up",
     "lmdeploy.pytorch.spec_decode.proposers.base": "the stream of the draft model's forward",
 }
-"""LMDeploy's module -> why the module needs the view."""
+"""Name of an LMDeploy module -> why the module needs the view."""
 
 _view: "TorchView | None" = None
 
@@ -76,7 +76,7 @@ class Accelerator:
 
 
 class TorchView(ModuleType):
-    """torch with "cuda" translated to another device."""
+    """A module that stands for ``torch`` and translates "cuda" to ``device``. described: as for ``Accelerator``."""
 
     def __init__(self, device: str, described: Device) -> None:
         super().__init__("torch", torch.__doc__)

@@ -18,7 +18,7 @@ _REFUSED = re.compile(r"DefaultCPUAllocator: .* you tried to allocate (\d+) byte
 
 
 def parameter_bytes(model: Any, tied: bool) -> int:
-    """Return the bytes of a model's parameters, except those on torch's device ``meta``.
+    """Return the size in bytes of a model's parameters, except those on torch's device ``meta``.
 
     tied: whether the output projection is tied to the embedding; then its own parameter does not count.
     """

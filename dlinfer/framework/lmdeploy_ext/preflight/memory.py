@@ -25,12 +25,12 @@ def widest(hidden: int, attention: int, intermediate: int, experts: int) -> int:
 
 
 def prefill_bytes(tokens: int, widest: int, itemsize: int) -> int:
-    """Return the bytes of the buffers of one prefill. tokens: in the prefill. widest: the result of ``widest()``."""
+    """Return the size in bytes of one prefill's buffers. tokens: in the prefill. widest: the result of ``widest()``."""
     return KEPT * tokens * widest * itemsize
 
 
 def logits_bytes(rows: int, vocabulary: int, itemsize: int) -> int:
-    """Return the bytes of the logits and of sampling's buffers, for ``rows`` sequences.
+    """Return the size in bytes of the logits and of sampling's buffers, for ``rows`` sequences.
 
     Sampling has float32 logits, sorted logits and probabilities, and indices of 8 bytes.
     """

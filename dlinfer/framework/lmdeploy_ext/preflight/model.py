@@ -56,7 +56,7 @@ class Built:
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes of all parameters. Shared parameters, and a tied output projection, count once."""
+        """Return the size of all parameters in bytes. Shared parameters, and a tied output projection, count once."""
         parameters = dict(self.module.named_parameters())
         if self.config.tie_word_embeddings:
             parameters.pop("lm_head.weight", None)
@@ -156,7 +156,7 @@ def build(folder: Path, engine: Any, trust_remote_code: bool = False) -> Built:
 
 
 def _block_bytes(config: Any, cache: Any, module: torch.nn.Module) -> int:
-    """Return the bytes of one KV cache block over all layers, by LMDeploy's own plan."""
+    """Return the size in bytes of one KV cache block over all layers, by LMDeploy's own plan."""
     from lmdeploy.pytorch.engine.cache_engine.collector import collect_block_cache_requests
     from lmdeploy.pytorch.engine.cache_engine.plan import build_block_cache_plan
 

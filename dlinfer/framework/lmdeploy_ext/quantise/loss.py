@@ -31,7 +31,7 @@ class Way:
     """A packed model, compared with the model as it is stored.
 
     head: the value of DLINFER_CPU_HEAD. perplexity: exp of the mean loss of a token. logit_error: the norm of the
-    logits' differences divided by the norm of the stored model's logits, after each row's mean is subtracted.
+    logits' differences over the norm of the stored model's logits. Both norms are over all rows, less each row's mean.
     worst_logit: the largest difference of a logit. divergence: the mean Kullback-Leibler divergence of the next-token
     distributions, in nats. same_token: the share of rows with the same most likely token.
     """

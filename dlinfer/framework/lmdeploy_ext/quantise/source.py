@@ -43,12 +43,12 @@ class Source:
 
     @functools.cached_property
     def nbytes(self) -> int:
-        """Return the bytes of all tensors."""
+        """Return the size of all tensors in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @property
     def quantised_nbytes(self) -> int:
-        """Return the bytes of the weights to quantise, before quantisation."""
+        """Return the size in bytes of the weights to quantise, before quantisation."""
         return sum(self.tensors[name].nbytes for name in self.quantised)
 
     @property
@@ -84,7 +84,7 @@ def read(folder: Path, form: Format) -> Source:
     weights = model_files.index_or_file(folder) or ""
     again = "save the model again with transformers"
     require("safetensors" in weights, "its weights are pickled", f"{again}, as safetensors")
-    for path in model_files.weight_files(folder):  # names of files in the result, too
+    for path in model_files.weight_files(folder):  # the result's files get the same names
         shard = str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
         is_beside = "/" not in shard and path.suffix == ".safetensors"
         require(is_beside, f"its index names a file {shard!r}", again)
@@ -132,8 +132,7 @@ def written_config(config: dict[str, Any], form: Format) -> dict[str, Any]:
     """Return the contents of the quantised model's config.json. config: those of the original model."""
     written = config | {"quantization_config": form.config()}
     if form.dtype is not None:
-        name = (
-            "torch_dtype" if "torch_dtype" in config else "dtype"
-        )  # transformers before 5 writes torch_dtype
+        # transformers before 5 writes torch_dtype.
+        name = "torch_dtype" if "torch_dtype" in config else "dtype"
         written[name] = form.dtype
     return written

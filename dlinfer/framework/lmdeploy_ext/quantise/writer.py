@@ -20,7 +20,7 @@ Layout = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Return the bytes of a tensor. dtype: safetensors' name."""
+    """Return the size of a tensor in bytes. dtype: safetensors' name."""
     return math.prod(shape) * DTYPES[dtype].itemsize
 
 

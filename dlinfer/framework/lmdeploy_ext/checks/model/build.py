@@ -25,7 +25,7 @@ def build_patched_model(
         model = original(config, device, build_model_ctx)
         _keep_padding_rows(model)
         if packs_head(getattr(config.hf_config, "quantization_config", None)):
-            from dlinfer.framework.lmdeploy_ext.layers.quantised import head  # it imports LMDeploy's layers
+            from dlinfer.framework.lmdeploy_ext.layers.quantised import head  # imports LMDeploy's layers
 
             head.pack(model, tied)
         if packs_bf12(config.hf_config):

@@ -25,8 +25,8 @@ W8A8_SERVED = [
     f"{name}ForCausalLM"
     for name in "Llama Qwen2 Qwen3 Mistral InternLM2 InternLM3 Phi3 Mixtral Qwen2Moe".split()
 ]
-"""LMDeploy's classes whose quantised norms feed linear layers only. Other classes also quantise norms of heads or of
-layer outputs, and then use the quantised result as if it were in floats."""
+"""LMDeploy's classes that support smooth_quant: their quantised norms feed linear layers only. Other classes also
+quantise norms of heads or of layer outputs, and then use the result as if it were in floats."""
 
 _FLOATS = "its attention reads floats alone"
 _JOINED = "LMDeploy joins its projections, and their tokens were never compared"

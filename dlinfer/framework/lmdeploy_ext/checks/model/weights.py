@@ -73,7 +73,7 @@ def load_model_weights(
     check(model, Path(checkpoint_path))
     try:
         original(model, checkpoint_path, prefix, device)
-    except (AssertionError, KeyError, ValueError) as error:  # values that LMDeploy's loaders compare
+    except (AssertionError, KeyError, ValueError) as error:  # LMDeploy's loaders compare some values
         detail = f"LMDeploy cannot load its weights ({in_short(error)})"
         advice = "see that config.json belongs to these weights"
         raise ModelFolderError(path=checkpoint_path, detail=detail, advice=advice) from error

@@ -91,7 +91,7 @@ async def _sleep(original: Original, self: Any, level: int = 1) -> Any:
 
 _ENGINES = (
     "lmdeploy.pytorch.engine.engine:Engine",
-    "lmdeploy.pytorch.engine.mp_engine.base:MPEngine",  # the server's; errors of its process arrive as bare text
+    "lmdeploy.pytorch.engine.mp_engine.base:MPEngine",  # the server's engine; errors of its process arrive as bare text
 )
 _UPDATES = (
     "update_params init_weights_update_group update_weights_from_distributed destroy_weights_update_group"

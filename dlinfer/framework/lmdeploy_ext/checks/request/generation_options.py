@@ -154,9 +154,8 @@ def build_generation_config(
         extra_kwargs["stop_words"] = [extra_kwargs["stop_words"]]
     defaults = dict(default_gen_config)
     if max_new_tokens is not None and (defaults.get("min_new_tokens") or 0) > max_new_tokens:
-        defaults["min_new_tokens"] = (
-            max_new_tokens  # generation_config.json set the larger value, not the client
-        )
+        # generation_config.json set the larger value, not the client.
+        defaults["min_new_tokens"] = max_new_tokens
     config = original(request, defaults, max_new_tokens=max_new_tokens, **extra_kwargs)
     penalties.take(config, request)
     check_generation(config)
@@ -179,7 +178,7 @@ def validate_request(
     request_validator: Callable[..., str],
     **validator_kwargs: Any,
 ) -> Any:
-    if getattr(request, "n", 1) is None:  # the protocol's word for "not given"
+    if getattr(request, "n", 1) is None:  # null means "not given" in the protocol
         request.n = 1
     refused = original(request, server_context, request_validator, **validator_kwargs)
     if refused is None:
@@ -202,7 +201,7 @@ def _check_request(request: Any, server_context: Any) -> None:
             raise _refuse("n", request.n, choices)
         if (request.n or 1) * len(prompts) > 1 and request.session_id not in (None, -1):
             raise _refuse("session_id", request.session_id, "none with several choices or prompts")
-    own["n"] = 1  # several choices become as many requests
+    own["n"] = 1  # LMDeploy serves n choices as n requests
     build_serving_generation_config(request, server_context, **own)
 
 

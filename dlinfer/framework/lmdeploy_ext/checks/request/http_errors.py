@@ -41,7 +41,7 @@ async def answer_refusal(original: Original, self: Any, scope: Any, receive: Any
     try:
         await original(self, scope, receive, watched)
     except (GenerationOptionError, UnsupportedFeatureError) as error:
-        if started:  # too late for a status
+        if started:  # the status is already sent
             raise
         unsupported = isinstance(error, UnsupportedFeatureError)
         code = "UNSUPPORTED_FEATURE" if unsupported else "INVALID_REQUEST"
@@ -60,7 +60,7 @@ def error_from_status(original: Original, status: Any) -> Any:
 
     if status != ResponseType.INPUT_LENGTH_ERROR:
         return original(status)
-    # A request longer than session_len was refused before.
+    # Requests longer than session_len were refused earlier, so the KV cache is the limit here.
     longest = kv_memory.longest_session()
     tokens = "" if longest is None else f" ({longest} tokens)"
     text = f"The request is longer than the longest session that the KV cache holds{tokens}."
