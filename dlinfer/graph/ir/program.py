@@ -118,7 +118,11 @@ class Joined(Step):
 def refusal_in(text: str) -> OpArgumentError | None:
     """Return the OpArgumentError that an exception's text describes, else None. Kernels in C++ can raise only text."""
     match = _REFUSAL.search(text)
-    return None if match is None else OpArgumentError(**match.groupdict())
+    if match is None:
+        return None
+    return OpArgumentError(
+        op=match["op"], argument=match["argument"], expected=match["expected"], given=match["given"]
+    )
 
 
 Function = Callable[..., Any]
@@ -253,20 +257,20 @@ class Program(RegionRun):
         step, said = self._lines[lines[-1] - 2], str(cause)
         if isinstance(step, Joined):
             step, said = step.failing(said)
-        fields = {
-            "region": self.name,
-            "node": ", ".join(step.names or values_in(step.args)),
-            "op": step.callee.removeprefix(f"{CHECK} "),
-            "line": step.line or "an unknown line",
-            "detail": f"{type(cause).__name__}: {said.strip().splitlines()[0] if said else ''}",
-        }
         # Kernels in C++ raise RuntimeError whatever is wrong; other classes are what eager raises.
         is_index = type(cause) is RuntimeError and _OUT_OF_RANGE.search(said)
         named = run_error(IndexError if is_index else type(cause))
+        error = (named or GraphRunError)(
+            region=self.name,
+            node=", ".join(step.names or values_in(step.args)),
+            op=step.callee.removeprefix(f"{CHECK} "),
+            line=step.line or "an unknown line",
+            detail=f"{type(cause).__name__}: {said.strip().splitlines()[0] if said else ''}",
+        )
         if named is not None:
-            return named(**fields)
+            return error
         if not getattr(cause, "__notes__", None):  # a nested region has told
-            cause.add_note(GraphRunError(**fields).explanation)
+            cause.add_note(error.explanation)
         return None
 
     def _write(self) -> tuple[str, dict[str, Any]]:

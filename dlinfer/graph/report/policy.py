@@ -16,8 +16,9 @@ def leave_engine(node: fx.Node, engine: str, reason: str, policy: str) -> None:
 
     def refusal() -> GraphFallbackError:
         call = ", ".join(describe(fake(parent)) for parent in node.all_input_nodes)
-        fields = {"node": node.name, "op": op, "call": call, "line": line or "an unknown line"}
-        return GraphFallbackError(engine=engine, reason=reason, **fields)
+        return GraphFallbackError(
+            engine=engine, reason=reason, node=node.name, op=op, call=call, line=line or "an unknown line"
+        )
 
     text = f"{op} runs outside graph engine {engine!r}: {reason} (from {line}). Said once; dlinfer.explain shows all."
     settle(Fallback(op, engine, reason), policy, refusal, lambda: text)
