@@ -1,7 +1,7 @@
-"""The transformers adaptor: Hugging Face's own models on the fused ops, without a copy of their code.
+"""The transformers adaptor: run Hugging Face's own models on the fused ops, without a copy of their code.
 
-``optimize(model)`` lets those modules of a model call the ops that compute what an op computes, and says which.
-``register_attention()`` makes ``attn_implementation="dlinfer"`` known to transformers.
+``optimize(model)`` replaces the forward of each module that a fused op can compute, and returns the replaced modules.
+``register_attention()`` registers ``attn_implementation="dlinfer"`` with transformers.
 """
 
 from dlinfer.framework.transformers_ext.optimize import Kept, Optimization, Swapped, optimize

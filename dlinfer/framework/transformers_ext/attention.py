@@ -1,8 +1,9 @@
 """``attn_implementation="dlinfer"``: transformers' attention on dlinfer's ops.
 
-``prefill_attention`` serves prompts, ``paged_decode_attention`` serves one query a sequence. Eagerly, the mask is read
-once a forward and its runs go to the op, so no head is repeated and no key copied. Under a compiler the module calls
-torch's own ``scaled_dot_product_attention``, and graph mode fuses it for its engines.
+``prefill_attention`` serves prompts, ``paged_decode_attention`` serves decode steps with one query a sequence. In
+eager mode, the mask is read once a forward and its runs are passed to the op, so no head is repeated and no key
+copied. Under a compiler, the module calls torch's ``scaled_dot_product_attention``, which graph mode fuses for its
+engines.
 """
 
 from typing import Any
@@ -19,7 +20,7 @@ from dlinfer.framework.transformers_ext.mask_runs import Run, runs_of
 NAME = "dlinfer"
 
 _RUNS = "_dlinfer_runs"
-"""Attribute of a mask that keeps its runs from one layer to the next."""
+"""Attribute of a mask tensor that caches its runs for the next layers."""
 
 
 def attention_forward(
@@ -36,17 +37,17 @@ def attention_forward(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers' AttentionInterface calls it. Nothing is mutated.
+    """Compute attention, as transformers' AttentionInterface calls it. Nothing is mutated.
 
-    query: [batch, heads, queries, size], key: [batch, kv_heads, keys, size], value: likewise with its own size; any
-        strides; heads are a multiple of kv_heads.
-    attention_mask: bool, true where a query sees a key, or floating and added to the scores: [batch or 1, heads or 1,
-        queries, keys]; None sees all keys, or, where there are several queries and attention is causal, those up to
-        the query's own.
-    scaling: None is 1 / sqrt(size). softcap: None or 0 is none. s_aux: [heads], sinks. position_bias: added to scores.
+    query: [batch, heads, queries, size], key: [batch, kv_heads, keys, size], value: [batch, kv_heads, keys,
+        value_size]; any strides; heads are a multiple of kv_heads.
+    attention_mask: [batch or 1, heads or 1, queries, keys]; bool, true if the query sees the key, or floating and
+        added to the scores. With None, queries see all keys; but several causal queries see keys up to their own
+    position. scaling: None is 1 / sqrt(size). softcap: None or 0 turns it off. s_aux: [heads], attention sinks.
+        position_bias: added to the scores.
 
-    Returns ([batch, queries, heads, size of value], None). Raises UnsupportedFeatureError for what it does not give
-    (attention weights, dropout), InferenceOnlyError where gradients are recorded.
+    Returns ([batch, queries, heads, value_size], None). Raises UnsupportedFeatureError for attention weights and
+    dropout, and InferenceOnlyError if gradients are recorded.
     """
     refuse(module, query, key, value, dropout, kwargs)
     queries, keys = query.shape[2], key.shape[2]
@@ -54,7 +55,7 @@ def attention_forward(
         causal = _is_causal(module, is_causal) and queries > 1
         if (
             causal and keys > queries
-        ):  # the beginning of a static cache: keys behind the queries are not yet there
+        ):  # the prefill of a static cache: keys behind the queries are not yet written
             key, value = key[:, :, :queries], value[:, :, :queries]
             keys = queries
         if not torch.compiler.is_compiling():
@@ -76,7 +77,7 @@ def attention_forward(
 def refuse(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, dropout: float, kwargs: dict[str, Any]
 ) -> None:
-    """Raise for what attention on the ops does not give."""
+    """Raise for attention weights, dropout and gradients, which the ops do not support."""
     if kwargs.get("output_attentions"):
         raise UnsupportedFeatureError(
             feature="output_attentions=True",
@@ -98,8 +99,10 @@ def _is_causal(module: nn.Module, is_causal: bool | None) -> bool:
 
 
 def _known_runs(mask: Tensor) -> list[list[Run]] | None:
-    """The mask's runs; found once for the layers that share it. A tensor of inference mode does not say when it was
-    written, so it is read each time."""
+    """Return the mask's runs, or None. The runs are cached for the layers that share the mask.
+
+    An inference tensor has no version counter, so its runs are computed at each call.
+    """
     if mask.is_inference():
         return runs_of(mask)
     known = getattr(mask, _RUNS, None)
@@ -118,7 +121,7 @@ def _by_runs(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Each run by one call of the op, on views of its queries and keys; a decoding step by one call for all."""
+    """Compute each run by one op call on views of its queries and keys. A decode step has its own path."""
     if one_query.serves(query, runs):
         return one_query.attend(query, key, value, runs, scaling, softcap, sinks)
     batch, heads, queries, _ = query.shape
@@ -168,7 +171,7 @@ def _dense(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """The same in torch's own ops: for compilers, and for masks without runs."""
+    """Compute attention in torch's own ops, for compilers and for masks without runs."""
     if not softcap and sinks is None:
         out = F.scaled_dot_product_attention(
             query,
@@ -190,7 +193,7 @@ def _dense(
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    if sinks is not None:  # one more key, of that score and of value zero
+    if sinks is not None:  # a sink is one more key, with the sink as its score and value zero
         sink = sinks.to(wide).reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, sink], dim=-1)
     probabilities = scores.softmax(dim=-1)[..., : key.shape[2]]

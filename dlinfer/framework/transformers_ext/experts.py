@@ -1,4 +1,4 @@
-"""Experts whose weights are two stacks, as transformers' ExpertsInterface dispatches them."""
+"""Recognise MoE modules that transformers' ExpertsInterface dispatches and that ``fused_moe`` can compute."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -6,16 +6,19 @@ from torch import Tensor, nn
 from dlinfer.framework.transformers_ext.fuse import NotFused
 
 _LAYOUT = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
-"""Attributes that transformers' ``use_experts_implementation`` writes into a module of experts."""
+"""Attributes that transformers' ``use_experts_implementation`` sets on an experts module."""
 
 
 def are_dispatched(module: nn.Module) -> bool:
-    """Whether a module holds experts with a selectable implementation."""
+    """Return whether a module holds experts that ExpertsInterface dispatches."""
     return all(isinstance(module.__dict__.get(name), bool) for name in _LAYOUT)
 
 
 def refuse_others(module: nn.Module) -> None:
-    """Raise NotFused for experts that are not ``down(silu(gate) * up)`` of [experts, 2 * intermediate, hidden]."""
+    """Raise NotFused unless the experts compute ``down(silu(gate) * up)``, gate and up stacked in one weight.
+
+    That weight is [experts, 2 * intermediate, hidden].
+    """
     from transformers.activations import SiLUActivation
     from transformers.integrations.moe import _default_apply_gate
 

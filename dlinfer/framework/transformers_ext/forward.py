@@ -1,6 +1,8 @@
-"""The forwards that stand in for those of a module's class. They are attributes of the module itself, so that its
-names, its weights, its class and copies of it stay what they are. A call that no plan was made for runs the class's
-forward under the fallback policy."""
+"""The forwards that replace the forward of a module's class.
+
+Each is set as an attribute of the module instance, so the module's class, names, weights and copies do not change.
+If the plan does not fit a call, the class's forward runs, under the fallback policy.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +21,10 @@ PLAN = "_dlinfer"
 
 @dataclass
 class Plan:
-    """The fused forward of a module. name: its path in the model. children: the modules below it at planning time."""
+    """The plan of a module's fused forward. name: the module's path in the model. fused: its graphs, or None.
+
+    children: (parent, name, child) for each module below it at planning time.
+    """
 
     name: str
     fused: Fused | None
@@ -27,7 +32,7 @@ class Plan:
 
 
 def make_plan(name: str, module: nn.Module, fused: Fused | None) -> Plan:
-    """The plan of a module as it is now."""
+    """Return a plan for the module's current children."""
     below = [
         (parent, name, child)
         for parent in module.modules()
@@ -38,10 +43,10 @@ def make_plan(name: str, module: nn.Module, fused: Fused | None) -> Plan:
 
 
 def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Run the graph for the input's dimensions; the class's own forward for what no graph was made for.
+    """Run the fused graph for the input's number of dimensions. If there is none, run the class's own forward.
 
-    Raises InferenceOnlyError where gradients are recorded, ModuleFallbackError where the class's own forward would run
-    and the fallback policy is ``error``.
+    Raises InferenceOnlyError if gradients are recorded. Raises ModuleFallbackError instead of the class's own forward
+    under the fallback policy ``error``.
     """
     plan: Plan = self._dlinfer  # pyright: ignore[reportAssignmentType]
     fused = plan.fused
@@ -61,9 +66,10 @@ def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def experts_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """All experts by ``fused_moe``: hidden_states [tokens, hidden], top_k_index and top_k_weights [tokens, topk].
+    """Compute all experts by ``fused_moe``.
 
-    Raises as ``fused_forward``.
+    Takes hidden_states [tokens, hidden], top_k_index and top_k_weights [tokens, topk]; returns [tokens, hidden].
+    Raises the same errors as ``fused_forward``.
     """
     plan: Plan = self._dlinfer  # pyright: ignore[reportAssignmentType]
     arguments = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), args, strict=False)) | kwargs
@@ -83,9 +89,9 @@ def experts_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def linear_forward(self: nn.Linear, *args: Any, **kwargs: Any) -> Any:
-    """A linear layer by ``linear``. Under a compiler it is torch's, which graph mode merges with its neighbours.
+    """Compute a linear layer by the op ``linear``, or under a compiler by torch's linear, which graph mode can fuse.
 
-    Raises as ``fused_forward``.
+    Raises the same errors as ``fused_forward``.
     """
     plan: Plan = self._dlinfer  # pyright: ignore[reportAssignmentType]
     x = args[0] if len(args) == 1 and not kwargs else kwargs.get("input") if not args else None
@@ -102,7 +108,7 @@ def linear_forward(self: nn.Linear, *args: Any, **kwargs: Any) -> Any:
 
 
 def _changed(module: nn.Module, plan: Plan, device: str) -> str | None:
-    """Why a module's plan does not hold now, whatever it is given; None where it does."""
+    """Return why a module's plan is not valid at present, for any input; None if it is valid."""
     if module.training:
         return "it is in training"
     if torch.is_autocast_enabled(device):
@@ -119,7 +125,7 @@ def _other_dtype(x: Tensor, dtype: torch.dtype) -> str | None:
 def _own_forward(
     module: nn.Module, plan: Plan, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """The class's forward, counted. A compiler is left to itself: graph mode fuses what it traces."""
+    """Run the class's forward and record the fallback, except under a compiler, where graph mode fuses ops."""
     if not torch.compiler.is_compiling():
         kind = type(module).__name__
         fallback.settle(

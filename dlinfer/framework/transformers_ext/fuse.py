@@ -1,6 +1,6 @@
-"""A module's forward as a graph of fused ops, found by the passes that graph mode runs.
+"""Trace a module's forward to a graph of fused ops, with the fusion passes of graph mode.
 
-The computation decides, not the class name: a norm of an unknown model is found like Llama's.
+The passes match computations, not class names. So a norm of an unknown model is fused like Llama's.
 """
 
 import inspect
@@ -21,24 +21,26 @@ from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.torch_private.fake_mode import fresh_mode, with_symbols
 
 RANKS = (2, 3, 4)
-"""Dimensions of the tensors that modules are given: tokens, or batch and tokens, and heads for a norm of each head."""
+"""Numbers of input dimensions to trace: [tokens, size], [batch, tokens, size], and heads for a norm of each head."""
 
 _LEADING = (3, 5, 7)
-"""Examples of the sizes in front of the last; they are symbols, and none may matter."""
+"""Example values of all input sizes but the last. They are traced as symbols, and the graph must fit any value."""
 
 
 _NOTHING = "nothing of it is a fused op"
 
 
 class NotFused(Exception):
-    """Why a module is left as it is."""
+    """A module's forward cannot be replaced; the text says why."""
 
 
 @dataclass(frozen=True)
 class Fused:
-    """graphs: by the dimensions of the input, what to call with the input and the module's parameters and buffers.
+    """A module's forward as graphs of fused ops.
 
-    argument: the input's name. names: of the parameters and buffers. dtype: the input's. ops: of dlinfer, that run.
+    graphs: number of input dimensions -> the graph, which takes the input, then all parameters and buffers.
+    argument: the name of the input. names: paths of the parameters and buffers. dtype: of the input. ops: names of the
+    dlinfer ops that the graphs call.
     """
 
     graphs: dict[int, fx.GraphModule]
@@ -49,7 +51,7 @@ class Fused:
 
 
 def fuse(module: nn.Module) -> Fused:
-    """Trace a module that takes one tensor, for each of RANKS. Raises NotFused."""
+    """Trace a module that takes one tensor, once for each of RANKS. Raises NotFused if no graph has a fused op."""
     argument = one_argument(module)
     if argument is None:
         raise NotFused("it takes more than one tensor")
@@ -72,7 +74,7 @@ def fuse(module: nn.Module) -> Fused:
 
 
 def refuse_weights(tensors: dict[str, Tensor]) -> torch.dtype:
-    """The one dtype of a module's weights. Raises NotFused where they are no plain floating tensors of one dtype."""
+    """Return the dtype of a module's weights. Raises NotFused unless they are plain tensors of one floating dtype."""
     if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors.values()):
         raise NotFused("its weights are of a class of their own")
     dtypes = {tensor.dtype for tensor in tensors.values()}
@@ -82,14 +84,14 @@ def refuse_weights(tensors: dict[str, Tensor]) -> torch.dtype:
 
 
 def one_argument(module: nn.Module) -> str | None:
-    """The name of the only argument that a module's forward takes; None where there are others."""
+    """Return the name of the only argument of a module's forward; None unless there is exactly one."""
     parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
     plain = len(parameters) == 1 and parameters[0].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     return parameters[0].name if plain else None
 
 
 def _sizes(tensors: Any) -> Iterator[int]:
-    """Candidates for the last size of the input: the last sizes of the weights."""
+    """Yield candidates for the input's last size: the last sizes of the weights."""
     yield from dict.fromkeys(tensor.shape[-1] for tensor in tensors if tensor.dim())
 
 
@@ -128,7 +130,7 @@ def _graph(
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Without torch's log of sizes that do not fit: that a size is tried and does not is how the right one is found."""
+    """Turn off torch's error log in the block: trials with sizes that do not fit are expected."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before = log.disabled
     log.disabled = True

@@ -1,7 +1,8 @@
-"""Boolean attention masks as runs of queries: each run sees one range of keys, fixed or growing by one key a query.
+"""Split boolean attention masks into runs of consecutive queries.
 
-Almost all masks of transformers are such runs: causal, with a sliding window, with padding on either side, over a
-static cache that is not full. The runs are read from the mask itself, so the rule that made it does not matter.
+All queries of a run see the same range of keys, or each sees one key more than the query before it. Almost all masks
+of transformers consist of few runs: causal, sliding window, padding on either side, a static cache that is not full.
+The runs are read from the mask's values, so it does not matter how the mask was made.
 """
 
 from dataclasses import dataclass
@@ -12,10 +13,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Run:
-    """Queries ``first`` to ``last`` of one sequence, and the keys ``begin`` to ``end`` that the last of them sees.
+    """A run: the queries ``first`` to ``last`` of one sequence, which see keys from ``begin`` to ``end``.
 
-    causal: each query sees one key fewer than the one behind it. window: how many keys a query sees at most; None is
-    no bound. Ends are exclusive.
+    ``last`` and ``end`` are exclusive. causal: each query sees one key fewer than the next query, and the last query
+    sees keys up to ``end``. window: the most keys that a query sees; None is no limit.
     """
 
     first: int
@@ -27,10 +28,10 @@ class Run:
 
 
 def runs_of(mask: Tensor) -> list[list[Run]] | None:
-    """The runs of each sequence, or None where some query sees something else.
+    """Return the runs of each sequence, or None if the mask does not consist of a few runs.
 
-    mask: bool [batch, 1 or heads, queries, keys], true where a query sees a key. Queries that see nothing are in no
-    run. Masks of several heads that differ have no runs.
+    mask: bool [batch, 1 or heads, queries, keys], true if the query sees the key. Queries that see no key are in no
+    run. If heads have different masks, the result is None.
     """
     if mask.dtype != torch.bool or mask.dim() != 4 or not mask.numel():
         return None
@@ -56,7 +57,10 @@ def runs_of(mask: Tensor) -> list[list[Run]] | None:
 
 
 def _sequence(begins: list[int], ends: list[int], seen: list[bool]) -> list[Run] | None:
-    """The runs of one sequence, longest first come; None where more than a few would be needed."""
+    """Return the runs of one sequence in query order, each as long as possible; None for more than ``_AT_MOST``.
+
+    begins, ends, seen: for each query, its range of keys, and whether it sees any key.
+    """
     runs: list[Run] = []
     row, rows = 0, len(begins)
     while row < rows:
@@ -72,11 +76,11 @@ def _sequence(begins: list[int], ends: list[int], seen: list[bool]) -> list[Run]
 
 
 _AT_MOST = 4
-"""Runs of a sequence: more of them are another kind of mask, which one call with the mask serves better."""
+"""Most runs of a sequence. For a mask with more runs, one attention call with the mask is faster."""
 
 
 def _run(begins: list[int], ends: list[int], seen: list[bool], first: int) -> Run:
-    """The longest run that starts at a query."""
+    """Return the longest run that starts at the query ``first``."""
     last, rows = first + 1, len(begins)
     begin, end = begins[first], ends[first]
     if last < rows and seen[last] and ends[last] == end + 1:

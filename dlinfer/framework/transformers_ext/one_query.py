@@ -1,6 +1,6 @@
-"""A decoding step of transformers' attention: one query a sequence, over the keys in transformers' cache.
+"""A decode step of transformers' attention: one query a sequence, over the keys in transformers' cache.
 
-``paged_decode_attention`` takes this cache as a paged one: each sequence has one block, as long as the cache.
+``paged_decode_attention`` reads the cache as a paged KV cache with one block for each sequence, as long as the cache.
 """
 
 import torch
@@ -12,7 +12,7 @@ from dlinfer.ops.attention.kv_cache import kv_order
 
 
 def serves(query: Tensor, runs: list[list[Run]]) -> bool:
-    """Whether each sequence has one query that sees one range of keys, or none."""
+    """Return whether ``attend`` can run: each sequence has one query, which sees one range of keys or no key."""
     return (
         query.shape[2] == 1
         and all(len(sequence) <= 1 for sequence in runs)
@@ -29,7 +29,11 @@ def attend(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """[batch, 1, heads, size of value], a new tensor; arguments as of ``attention_forward``, runs as ``runs_of``."""
+    """Return attention as a new tensor [batch, 1, heads, value_size].
+
+    runs: as ``runs_of`` returns them. sinks: s_aux of ``attention_forward``. Other arguments: as in
+    ``attention_forward``.
+    """
     batch, heads, _, _ = query.shape
     out = query.new_empty(batch, heads, value.shape[-1])
     ends = [sequence[0].end if sequence else 0 for sequence in runs]
@@ -56,11 +60,11 @@ def attend(
             sinks=sinks,
         )
 
-    if seen == ends:  # all from their first key on
+    if seen == ends:  # all sequences see keys from the first on
         some(slice(None), None)
     elif len(set(seen)) == 1:
         some(slice(None), seen[0] - 1)
-    else:  # one by one, as padding on the left has it
+    else:  # one call for each sequence, for example with padding on the left
         for row, count in enumerate(seen):
             some(slice(row, row + 1), count - 1 if count else None)
     return out[:, None]

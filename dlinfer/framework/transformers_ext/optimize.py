@@ -1,4 +1,4 @@
-"""``optimize(model)``: which modules of a model run on the fused ops, and the way back."""
+"""``optimize(model)``: let modules of a model run on the fused ops, and undo it."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from dlinfer.framework.transformers_ext.fuse import (
 
 @dataclass(frozen=True)
 class Swapped:
-    """A module whose forward runs on the ops. name: its path in the model. ops: names of those that it calls."""
+    """A module whose forward was replaced. name: its path in the model. module: its class. ops: what it now calls."""
 
     name: str
     module: str
@@ -36,7 +36,7 @@ class Swapped:
 
 @dataclass(frozen=True)
 class Kept:
-    """A module that was looked at and left as it is, and why."""
+    """A module that was examined and not changed. name: its path in the model. module: its class. reason: why."""
 
     name: str
     module: str
@@ -44,7 +44,7 @@ class Kept:
 
 
 class Optimization:
-    """The result of ``optimize``. ``str`` lists it by class, a line each."""
+    """The result of ``optimize``. ``str`` returns one line for each class of modules and its ops or reason."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -52,7 +52,7 @@ class Optimization:
         self.kept: list[Kept] = []
 
     def undo(self) -> None:
-        """Give the modules back their classes' own forwards. A second call does nothing."""
+        """Restore the forwards of the modules' classes. A second call does nothing."""
         for swapped in self.swapped:
             module = self._model.get_submodule(swapped.name)
             module.__dict__.pop("forward", None)
@@ -74,10 +74,10 @@ def optimize(model: nn.Module) -> Optimization:
     passes find an op in it. Experts behind transformers' ExpertsInterface run on ``fused_moe``, other linear layers on
     ``linear``. Replaced modules keep their class, their names and the tensors of their weights.
 
-    A module runs its class's own forward, under the fallback policy, in training, under autocast, for inputs of another
-    dtype, and after a change to the module. Calls that record gradients raise InferenceOnlyError.
+    Under the fallback policy, a replaced module runs its class's own forward in training, under autocast, for inputs
+    of another dtype, and after a change to its children. Calls that record gradients raise InferenceOnlyError.
 
-    Returns the replaced modules, the others with the reason, and ``undo()``.
+    Returns the replaced modules, the modules left unchanged with the reason, and ``undo()``.
     """
     done = Optimization(model)
     known: dict[Any, Fused | NotFused] = {}
@@ -109,7 +109,7 @@ def optimize(model: nn.Module) -> Optimization:
 
 
 def _swap_linears(model: nn.Module, layers: list[tuple[str, nn.Linear]], done: Optimization) -> None:
-    """Swap the linear layers that are in no module which computes them itself by now."""
+    """Replace the forwards of linear layers, except inside modules that were replaced as a whole."""
     inside = tuple(f"{name}." for name, module in model.named_modules() if PLAN in module.__dict__)
     for name, module in layers:
         if name.startswith(inside):
@@ -125,7 +125,7 @@ def _swap_linears(model: nn.Module, layers: list[tuple[str, nn.Linear]], done: O
 
 
 def _is_small(module: nn.Module) -> bool:
-    """Whether nothing below a module has modules below it, and it has weights."""
+    """Return whether a module has weights and none of its children has children."""
     children = list(module.children())
     return (
         not any(list(child.children()) for child in children) and next(module.parameters(), None) is not None
@@ -163,7 +163,10 @@ def _fused(module: nn.Module, known: dict[Any, Fused | NotFused]) -> Fused:
 
 
 def _key(module: nn.Module) -> Any:
-    """The key of a module's graph: classes, numbers, identities of other attributes, and weights."""
+    """Return a key that two modules share only if one graph fits both.
+
+    It holds classes, numbers and texts, identities of other attributes, and the layouts of weights.
+    """
     parts: list[Any] = []
     for name, child in module.named_modules():
         parts.append((name, type(child)))

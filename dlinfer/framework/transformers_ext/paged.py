@@ -1,7 +1,7 @@
 """``attn_implementation="dlinfer_paged"``: a transformers model over a paged KV cache that the caller owns.
 
-The model is called with one packed row of tokens, ``use_cache=False`` and ``pages=``, which transformers hands on to
-each layer's attention. It writes the new tokens' keys and values into their slots, then attends over the pages.
+Callers pass the model one packed row of tokens, ``use_cache=False`` and ``pages=``, which transformers passes to each
+layer's attention. The attention writes the new tokens' keys and values into their slots, then attends over the pages.
 """
 
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ NAME = "dlinfer_paged"
 
 @dataclass
 class Pages:
-    """Where the tokens of one forward stand in the paged cache. The caches are mutated by the forward.
+    """The paged KV cache of one forward, and where its tokens lie in the cache. The forward mutates the caches.
 
     caches: (keys, values) of each layer by ``layer_idx``: [blocks, block_size, kv_heads, head_size] in the vendor's
         layout.
     slots: [tokens], int32 or int64, block * block_size + offset; negative for tokens that are not written.
-    block_tables: [sequences, blocks], int32 or int64; what stands behind a sequence's last block is not read.
-    q_ends: [sequences], where each sequence's tokens end in the row. kv_seqlens: [sequences], keys of each sequence,
-        the new ones included.
-    block_size: slots in a block. is_decode: each sequence has one token.
+    block_tables: [sequences, blocks], int32 or int64; columns after a sequence's last block are not read.
+    q_ends: [sequences], the exclusive end of each sequence's tokens in the row. kv_seqlens: [sequences], the number of
+        keys of each sequence, new keys included.
+    block_size: slots in a block. is_decode: whether each sequence has exactly one token.
     """
 
     caches: list[tuple[Tensor, Tensor]]
@@ -54,14 +54,14 @@ def paged_attention_forward(
     pages: Pages | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention over pages, as transformers' AttentionInterface calls it. The layer's caches are mutated.
+    """Compute attention over pages, as transformers' AttentionInterface calls it. The layer's caches are mutated.
 
-    query: [1, heads, tokens, size], key: [1, kv_heads, tokens, size], value: likewise with its own size: the packed
-        tokens of all sequences. Other arguments as in ``attention_forward``; sliding_window: how many keys a query
-        sees at most, its own included.
+    query: [1, heads, tokens, size], key: [1, kv_heads, tokens, size], value: [1, kv_heads, tokens, value_size]: the
+        packed tokens of all sequences. sliding_window: the most keys that a query sees, its own key included. Other
+        arguments as in ``attention_forward``.
 
-    Returns ([1, tokens, heads, size of value], None). Raises UnsupportedFeatureError for masks, biases and attention
-    that is not causal, and where no pages were given.
+    Returns ([1, tokens, heads, value_size], None). Raises UnsupportedFeatureError for masks, biases and attention that
+    is not causal, and if ``pages`` is None.
     """
     refuse(module, query, key, value, dropout, kwargs)
     layer = getattr(module, "layer_idx", None)

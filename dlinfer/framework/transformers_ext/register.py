@@ -1,13 +1,13 @@
-"""Registers dlinfer's attention under its name in transformers."""
+"""Register dlinfer's attention implementations with transformers."""
 
 from dlinfer.framework.transformers_ext import attention, paged
 
 
 def register_attention() -> None:
-    """Let transformers know ``attn_implementation="dlinfer"`` and ``"dlinfer_paged"``. A second call does nothing.
+    """Register ``attn_implementation="dlinfer"`` and ``"dlinfer_paged"``. A second call does nothing.
 
-    The first is for any model that takes its attention from transformers' AttentionInterface, with transformers' own
-    caches and ``generate``. The second needs ``pages=`` in each call: see ``Pages``.
+    ``dlinfer`` serves any model that uses transformers' AttentionInterface, with transformers' own caches and
+    ``generate``. ``dlinfer_paged`` needs ``pages=`` in each call: see ``Pages``.
     """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
