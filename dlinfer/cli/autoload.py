@@ -36,6 +36,7 @@ def problem() -> str:
 def run_without(argv: Sequence[str], failed: str) -> int:
     """Run a ``dlinfer`` command in a process where torch autoloads no package; return the exit status.
 
-    argv: the command's arguments. failed: the failure for doctor's report, as ``reason`` returns it."""
+    argv: the command's arguments. failed: the failure for doctor's report, as ``reason`` returns it.
+    """
     command = [sys.executable, "-m", "dlinfer", *argv]
     return subprocess.run(command, env=os.environ | {SWITCH: "0", FAILED: failed}, check=False).returncode

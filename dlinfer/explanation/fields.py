@@ -14,7 +14,8 @@ SCHEMA = 1
 class GraphBreak:
     """A graph break of Dynamo.
 
-    reason: the first line of Dynamo's message. advice: the message's explanation and hints."""
+    reason: the first line of Dynamo's message. advice: the message's explanation and hints.
+    """
 
     reason: str
     advice: str

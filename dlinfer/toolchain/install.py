@@ -127,7 +127,8 @@ def _run(
 ) -> None:
     """Run a command. Raises ToolchainInstallError, with the command's last output lines, if it fails.
 
-    beat: called about once a second. on_line: called with each output line. variables: added to its environment."""
+    beat: called about once a second. on_line: called with each output line. variables: added to its environment.
+    """
     environment = {**os.environ, **variables}
     try:
         process.run(command, seconds=_SECONDS, environment=environment, beat=beat, on_line=on_line)

@@ -151,7 +151,8 @@ class _Group:
     def lines(self, end: float, beat: Callable[[], None] | None) -> Iterator[bytes | None]:
         """Yield the program's output, line by line, until the program ends. At the time ``end``, yield None and stop.
 
-        end: on the clock of ``monotonic``. beat: called about once a second."""
+        end: on the clock of ``monotonic``. beat: called about once a second.
+        """
         assert self._process.stdout is not None
         output, begun = self._process.stdout.fileno(), b""
         program = os.pidfd_open(self._process.pid)

@@ -1,6 +1,6 @@
-"""The MindIE adaptor: ``GeneratorTorch``, which a third-party server drives, on dlinfer's ops.
+"""The MindIE adaptor: ``GeneratorTorch``, a generator for third-party servers, on dlinfer's ops.
 
-The names are those of MindIE-LLM's ``mindie_llm.text_generator``. docs/vendors/mindie.md says what of it is served.
+Names follow MindIE-LLM's ``mindie_llm.text_generator``. docs/vendors/mindie.md lists the supported parts.
 """
 
 from dlinfer.framework.mindie_ext.batch import (

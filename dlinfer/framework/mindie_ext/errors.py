@@ -1,52 +1,52 @@
-"""Errors of generators that a server drives."""
+"""Errors of the MindIE adaptor's generator."""
 
 from dlinfer.errors import DlinferError
 
 
 class ModelConfigError(DlinferError, ValueError):
-    """A generator's model_config has faults. ``faults`` among its fields: (key, what is expected, what was given)."""
+    """A generator's model_config has faults. The field ``faults`` lists (key, what is expected, what was given)."""
 
     message = "the model_config is not valid: {faults}."
     next_step = "docs/vendors/mindie_config.md lists the keys; nothing was loaded."
 
 
 class AdapterError(DlinferError, ValueError):
-    """A LoRA adapter cannot be loaded, dropped or used: its folder, its name, or no room for it."""
+    """A LoRA adapter cannot be loaded, unloaded or used: its folder or name is wrong, or no place is free."""
 
     message = "LoRA adapter {name!r}: {detail}."
     next_step = "{advice}"
 
 
 class RankLostError(DlinferError, RuntimeError):
-    """Another rank of a model that is spread over processes ended, or never came."""
+    """Another rank of a tensor parallel model ended, or did not join."""
 
     message = "rank {rank} of {world_size}: another rank was lost while {what}: {detail}."
     next_step = "start all ranks anew; what was not yet answered is lost."
 
 
 class RankError(DlinferError, RuntimeError):
-    """This process cannot join the ranks: a variable is missing, or torch.distributed runs with other numbers."""
+    """This process cannot join the ranks: a variable is missing, or torch.distributed has another rank or size."""
 
     message = "rank {rank} of {world_size} cannot join: {detail}."
     next_step = "{advice}"
 
 
 class GeneratorCallError(DlinferError, ValueError):
-    """A generator was called with an argument that does not fit its model, its pool or the other arguments."""
+    """An argument of a generator's call does not fit its model, its KV pool or the other arguments."""
 
     message = "{call}: {argument}: expected {expected}, given {given}."
     next_step = "correct the argument and send the step again; nothing was computed, and no sequence changed."
 
 
 class SamplingError(DlinferError, ValueError):
-    """A parameter that says how tokens are drawn, or the logits they are drawn from, cannot be served."""
+    """A sampling parameter or the logits are outside the supported values."""
 
     message = "sampling: {parameter}: expected {expected}, given {given}."
     next_step = "correct the parameter in the request and send the step again."
 
 
 class SwapError(DlinferError, ValueError):
-    """A swap of blocks between device and host names a decision or a block that there is not, or one block twice."""
+    """A swap of blocks between device and host names an unknown decision or block, or writes one block twice."""
 
     message = "the swap of blocks {decisions} is not possible: {detail}."
     next_step = (

@@ -1,4 +1,4 @@
-"""Steps of generation: from requests of a server to their next tokens. MindIE has them in its class ``Generator``."""
+"""The steps of generation: compute the next tokens of a server's requests, as MindIE's class ``Generator`` does."""
 
 import threading
 from collections.abc import Sequence as Several
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WarmupParams:
-    """How long the sequences are that a generator is warmed up for, in tokens. All are at least 1."""
+    """The lengths that ``warm_up`` uses, in tokens. All are at least 1."""
 
     max_prefill_tokens: int = 4096
     max_seq_len: int = 2560
@@ -44,7 +44,7 @@ class WarmupParams:
 
 
 class Generation:
-    """The methods that a server calls for each step. A mixin: the backend brings model, sampler and pool."""
+    """A mixin with the methods that a server calls for each step. The backend class brings model, sampler and pool."""
 
     if TYPE_CHECKING:
         config: ModelConfig
@@ -64,21 +64,21 @@ class Generation:
     store: SequenceStore
 
     def begin(self) -> None:
-        """Know no sequence."""
+        """Start without any sequence."""
         self.store = SequenceStore()
 
     @property
     def max_seq_len(self) -> int:
-        """The longest sequence: what the config allows, and what the model's positions reach."""
+        """Return the most tokens of a sequence: the config's max_seq_len or the model's limit, the lower of the two."""
         longest = self.model_wrapper.max_position_embeddings
         allowed = self.config.max_seq_len
         return min(limit for limit in (allowed, longest) if limit is not None)
 
     def generate_token(self, input_metadata: InputMetadata, warmup: bool = False) -> GenerationOutput:
-        """One step: forward, sampling and the checks of what ends, for each request of the batch.
+        """Run one step for each request of the batch: forward, sampling, and the decision which sequences end.
 
-        The KV pool is mutated in the slots of the new tokens; sequences are remembered until ``clear_cache``. A step
-        that raises leaves the sequences as they were, so it may be sent again. warmup: nothing is remembered.
+        The forward writes the KV pool in the slots of the new tokens. Sequences are stored until ``clear_cache``, but
+        not with ``warmup``. If the step raises, the stored sequences do not change, so the server may send it again.
 
         Raises GeneratorCallError, SamplingError, PoolMissingError, RankLostError.
         """
@@ -100,7 +100,7 @@ class Generation:
                     expected="none without a tokenizer",
                     given="some",
                 )
-            if not step.draws:  # a forward whose logits nobody wants still fills the pool
+            if not step.draws:  # no request gets a token, but the forward must still fill the pool
                 step.model_input.prefill_head_indices = np.zeros(1, dtype=np.int64)
             logits = self.forward(step.model_input)
             sampled = None
@@ -124,36 +124,36 @@ class Generation:
             return output
 
     def generate(self, requests: Several[Request], is_prefill: bool = False) -> GenerationOutput:
-        """One step of requests that are all prefilled, or all decoded."""
+        """Run one step that prefills all requests, or decodes all."""
         block_size = self.pool("generate").kvcache_settings.block_size
         return self.generate_token(InputMetadata.from_requests(requests, None, is_prefill, block_size))
 
     def prefill(self, requests: Several[Request]) -> GenerationOutput:
-        """Compute the prompts of requests, and their first tokens."""
+        """Prefill the requests and return their first tokens."""
         return self.generate(requests, is_prefill=True)
 
     def decode(self, requests: Several[Request]) -> GenerationOutput:
-        """The next token of each request, which were prefilled before."""
+        """Return the next token of each request. All must have been prefilled."""
         return self.generate(requests, is_prefill=False)
 
     def generate_mix(self, requests: Several[Request], is_prefill_batch: np.ndarray) -> GenerationOutput:
         """Run one step that prefills some requests, in whole or in part, and decodes others.
 
-        is_prefill_batch: [requests] bool. A request's split_start_position and split_end_position bound the tokens to
-            compute; a request with last_prompt gets a token.
+        is_prefill_batch: [requests] bool. A prefill computes the request's tokens from split_start_position to
+            split_end_position; a request with last_prompt gets a token.
         """
         flags = np.asarray(is_prefill_batch, dtype=bool)
         block_size = self.pool("generate_mix").kvcache_settings.block_size
         for request, prefill in zip(requests, flags.tolist(), strict=False):
-            if not prefill:  # one token, wherever its prompt was split
+            if not prefill:  # a decode computes one token, whatever the split positions are
                 request.split_start_position, request.split_end_position, request.last_prompt = 0, 1, True
         return self.generate_token(InputMetadata.from_requests(requests, None, flags, block_size))
 
     def warm_up(self, warmup_params: WarmupParams | None = None) -> float:
-        """Compile prefill and decode once; after it steps of any size run without compilation.
+        """Compile prefill and decode once. Later steps of any size run without compilation.
 
-        Nothing is written into the pool. Returns the GB (2**30 bytes) of device memory that the pool's blocks take.
-        With world_size > 1, or eager_mode in the config, steps stay eager, and it runs each phase once.
+        Nothing is written into the pool. Returns the device memory of the pool's blocks in GB (2**30 bytes).
+        With world_size > 1, or eager_mode in the config, nothing is compiled, and each phase runs once in eager mode.
         """
         params = warmup_params or WarmupParams()
         with self.lock:
@@ -167,21 +167,21 @@ class Generation:
             return settings.num_npu_blocks * settings.cache_block_bytes / GB
 
     def swap(self, block_operation: Any) -> None:
-        """As ``swap_cache``, of the first element of block_operation, as MindIE's scheduler sends it."""
+        """Call ``swap_cache`` with the first element of block_operation, as MindIE's scheduler sends it."""
         self.swap_cache(np.asarray(block_operation)[0])
 
     def load_lora(self, lora_name: str, lora_path: str) -> None:
-        """Load a LoRA adapter (PEFT's folder) under a name that requests may then give as adapter_id."""
+        """Load a LoRA adapter from PEFT's folder. Requests may then pass its name as adapter_id."""
         with self.lock:
             self.model_wrapper.adapter_manager.load_adapter({lora_name: lora_path})
 
     def unload_lora(self, lora_name: str) -> None:
-        """Drop an adapter. Raises where there is none of the name."""
+        """Unload a LoRA adapter. Raises AdapterError if no adapter of this name is loaded."""
         with self.lock:
             self.model_wrapper.adapter_manager.unload_adapter(lora_name)
 
     def _sampling_defaults(self) -> dict[str, float]:
-        """Parameters of requests that came with none, as the config gives them."""
+        """Return the config's sampling parameters, for requests without any."""
         names = set(DEFAULT_SAMPLING_PARAMS) & set(type(self.config).model_fields)
         chosen = {name: getattr(self.config, name) for name in names}
         return {name: value for name, value in chosen.items() if value is not None}
@@ -195,7 +195,10 @@ class Generation:
 
 
 def _nothing_written(length: int, is_prefill: bool, block_size: int, blocks: int) -> ModelInput:
-    """A forward of one sequence with so many tokens. It writes none of them; a decode reads one key of block 0."""
+    """Return a warm-up forward of one sequence with ``length`` tokens, which writes no slot of the pool.
+
+    A decode reads one key of block 0.
+    """
     ends = np.asarray([length], dtype=np.int64)
     needed = -(-length // block_size)
     return ModelInput(

@@ -1,4 +1,4 @@
-"""``GeneratorBackend``: forward and sampling, as MindIE's class of this name gives them."""
+"""``GeneratorBackend``: sampling and tokenization, like MindIE's class of this name."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -20,9 +20,9 @@ from dlinfer.framework.mindie_ext.sampling import (
 
 
 class GeneratorBackend:
-    """Owns the model and the sampler. Not made directly: see ``GeneratorTorch``.
+    """The owner of the model and the sampler. A base class: use ``GeneratorTorch``.
 
-    config: the checked model_config. model_wrapper, sampler. group: the ranks that share the model, or None.
+    config: the checked model_config. model_wrapper: the model. group: the ranks that share the model, or None.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -38,11 +38,11 @@ class GeneratorBackend:
         self.init_sampler(sorted(self.model_wrapper.eos_token_ids))
 
     def init_sampler(self, eos_token_id: list[int]) -> None:
-        """Tell the sampler its device and the tokens that end a text."""
+        """Set the sampler's device and the tokens that end a text."""
         self.sampler.initialize(self.model_wrapper.device, eos_token_id)
 
     def configure_sampler(self, sampling_metadata: SamplingMetadata) -> None:
-        """Tell the sampler the parameters of sequences before their tokens are drawn."""
+        """Restart the draws of the sequences in ``sampling_metadata``: see ``Sampler.configure``."""
         self.sampler.configure(sampling_metadata)
 
     def sample(
@@ -52,13 +52,12 @@ class GeneratorBackend:
         sampling_param: SamplingParam | None = None,
         **kwargs: Any,
     ) -> SamplingOutput | tuple[np.ndarray, np.ndarray | None]:
-        """Choose a token for each row of logits, with num_threads of post-processing. Logits are not mutated.
+        """Sample a token for each row of logits, with num_threads threads. The logits are not mutated.
 
-        logits: [sequences, vocabulary], floating. sampling_metadata: how each sequence's token is chosen; None is
-            greedy. A SamplingData together with sampling_param is MindIE's deprecated form, also as the keyword
-            ``sampling_data``.
+        logits: [sequences, vocabulary], floating. sampling_metadata: the sampling parameters; None is greedy. In
+            MindIE's deprecated form, a SamplingData (also as the keyword ``sampling_data``) comes with sampling_param.
 
-        Returns a SamplingOutput; in the deprecated form (token ids, log-probabilities). Raises SamplingError.
+        Returns a SamplingOutput, or (token ids, log-probabilities) in the deprecated form. Raises SamplingError.
         """
         data = (
             sampling_metadata if isinstance(sampling_metadata, SamplingData) else kwargs.get("sampling_data")
@@ -74,10 +73,10 @@ class GeneratorBackend:
         return self.sampler(logits, sampling_metadata)
 
     def build_inputs(self, conversations: list[list[dict[str, str]]], **kwargs: Any) -> list[list[int]]:
-        """Token ids of each conversation ({"role", "content"} messages) by the tokenizer's chat template."""
+        """Return the token ids of each conversation ({"role", "content"} messages) by the chat template."""
         return [self.model_wrapper.make_context(conversation, **kwargs) for conversation in conversations]
 
     def clear_cache(self, sequence_ids: Iterable[int]) -> int:
-        """Forget what sampling remembers of sequences. Returns 1, as MindIE's method does."""
+        """Remove the sampler's state of sequences. Returns 1, as MindIE's method does."""
         self.sampler.clear_cache(np.asarray(list(sequence_ids), dtype=np.int64))
         return 1

@@ -1,4 +1,4 @@
-"""``GeneratorTorch``: the generator that a third-party server drives."""
+"""``GeneratorTorch``: the generator that third-party servers call."""
 
 import threading
 from collections.abc import Iterable, Mapping
@@ -23,11 +23,11 @@ class GeneratorTorch(Generation, GeneratorBackend):
     model_config: a mapping of MindIE's keys; docs/vendors/mindie_config.md lists them. The whole mapping is checked
         first. Then the model is loaded from safetensors and the KV pool allocated.
 
-    cache_pool: the object's own pool of KV blocks. tokenizer: None with ``load_tokenizer=False``. device: the device of
-    the model. rank: the number of this process among world_size ones; each makes its own object. adapter_manager: the
-    LoRA adapters.
+    cache_pool: the generator's pool of KV blocks. tokenizer: None with ``load_tokenizer=False``. device: the device of
+    the model. rank: the rank of this process; each of the world_size processes makes its own generator.
+    adapter_manager: the LoRA adapters.
 
-    Methods may be called from several threads; they run one after the other. Raises ModelConfigError, MemoryPlanError,
+    Several threads may call methods, which run one after the other. Raises ModelConfigError, MemoryPlanError,
     RankLostError, and UnsupportedFeatureError for a model or a feature that is not served.
     """
 
@@ -45,8 +45,10 @@ class GeneratorTorch(Generation, GeneratorBackend):
         self.update_cache_policy(self.kvcache_settings())
 
     def kvcache_settings(self) -> KVCacheSettings:
-        """The sizes of the KV pool that the config asks for. npu_mem = -1 takes what max_batch_size sequences need, and
-        no more than a share of what the device has."""
+        """Return the sizes of the KV pool that the config asks for.
+
+        npu_mem = -1 takes the memory for max_batch_size sequences, but at most a share of the free device memory.
+        """
         config = self.config
         npu_mem = config.npu_mem * GB
         if config.npu_mem == -1:
@@ -61,9 +63,9 @@ class GeneratorTorch(Generation, GeneratorBackend):
         )
 
     def update_cache_policy(self, kvcache_settings: KVCacheSettings) -> None:
-        """Replace the KV pool by one of other sizes. The old pool's contents and sequences are lost.
+        """Replace the KV pool by a pool of other sizes. The old pool's contents and all sequences are lost.
 
-        Raises MemoryPlanError, which leaves no pool.
+        Raises MemoryPlanError if memory is short; the generator then has no pool.
         """
         with self.lock:
             self.clear_kv_cache()
@@ -73,21 +75,21 @@ class GeneratorTorch(Generation, GeneratorBackend):
             self.cache_pool = pool
 
     def clear_kv_cache(self) -> None:
-        """Give the pool's memory back; forwards need ``update_cache_policy`` before they run again."""
+        """Free the pool's memory. Forwards then raise PoolMissingError until ``update_cache_policy``."""
         with self.lock:
             self.model_wrapper.compiled.unbind()
             self.begin()
             self.cache_pool = None
 
     def to_tensor(self, data: Any) -> Tensor:
-        """A tensor of data on the generator's device."""
+        """Return ``data`` as a tensor on the generator's device."""
         return torch.tensor(data, device=self.device)
 
     def forward(self, model_inputs: ModelInput, **kwargs: Any) -> Tensor:
-        """Logits of a batch: [n, vocabulary] for the tokens of prefill_head_indices, or of all tokens.
+        """Return the logits of a batch, [n, vocabulary], for the tokens in prefill_head_indices or for all tokens.
 
-        The KV pool is mutated: the tokens' keys and values are written to their slots. Raises GeneratorCallError before
-        anything is written, PoolMissingError and RankLostError.
+        The KV pool is mutated: the tokens' keys and values are written to their slots. Raises GeneratorCallError
+        before anything is written, and PoolMissingError and RankLostError.
         """
         pool = self.pool("forward")
         adapter_ids = model_inputs.adapter_ids
@@ -119,15 +121,16 @@ class GeneratorTorch(Generation, GeneratorBackend):
         lm_head_indices: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Logits of packed tokens over a paged cache that the caller passes. Integers are int32 or int64.
+        """Return the logits of packed tokens over a paged cache that the caller passes. Integers are int32 or int64.
 
-        input_ids: [tokens]. position_ids: [tokens], or None for those that follow from the lengths. is_prefill: whether
-            some sequence has more than one new token. kv_cache: (keys, values) of each layer in the pool's layout,
-            mutated. block_tables: [sequences, blocks]. slots: [tokens]; negative ones are not written. input_lengths:
-            [sequences], keys of each sequence, the new ones included. max_seq_len: an upper bound of them.
-        lm_head_indices: [n], the tokens of a prefill whose logits are wanted; None is all.
-        q_lens: [sequences], new tokens of each sequence; None takes all of a prefill, and 1 else.
-        adapter_ids: the LoRA adapter of each sequence, None or "None" for the base model; at most one a sequence.
+        input_ids: [tokens]. position_ids: [tokens]; None computes them from the lengths. is_prefill: whether any
+            sequence has more than one new token. kv_cache: (keys, values) of each layer in the pool's layout, mutated.
+            block_tables: [sequences, blocks]. slots: [tokens]; tokens with a negative slot are not written.
+            input_lengths: [sequences], number of keys of each sequence, new keys included. max_seq_len: an upper bound
+            of input_lengths.
+        lm_head_indices: [n], the tokens of a prefill whose logits to return; None means all.
+        q_lens: [sequences], number of new tokens of each sequence; None means input_lengths in a prefill and 1 in a
+        decode. adapter_ids: the LoRA adapter of each sequence; None or "None" is the base model.
 
         Returns [n, vocabulary] in the model's dtype. Raises GeneratorCallError before anything is written.
         """
@@ -158,15 +161,16 @@ class GeneratorTorch(Generation, GeneratorBackend):
             )
 
     def swap_cache(self, swap_decision: Any) -> None:
-        """Copy blocks between device and host: [moves, 3] rows of (0 to the device | 1 to the host, source, target).
+        """Copy blocks between device and host: see ``CachePool.swap_kvcache_method``.
 
-        Raises SwapError before anything moves.
+        swap_decision: [moves, 3] integers: 0 (to the device) or 1 (to the host), source block, target block.
+        Raises SwapError before any copy.
         """
         with self.lock:
             self.pool("swap_cache").swap_kvcache_method(swap_decision)
 
     def clear_cache(self, sequence_ids: Iterable[int]) -> int:
-        """Forget sequences: their tokens, and what sampling remembers of them. Their blocks are the server's.
+        """Remove the stored tokens and the sampler's state of sequences. The server manages their blocks.
 
         Returns 1, as MindIE's method does.
         """
@@ -176,11 +180,11 @@ class GeneratorTorch(Generation, GeneratorBackend):
             return super().clear_cache(ids)
 
     def pool(self, call: str) -> CachePool:
-        """The KV pool. Raises PoolMissingError."""
+        """Return the KV pool. Raises PoolMissingError, which names ``call``."""
         if self.cache_pool is None:
             raise PoolMissingError(call=call)
         return self.cache_pool
 
     def _whole(self, values: Any) -> Any:
-        """An array or tensor of whole numbers on the device; None stays None."""
+        """Return integers (an array or tensor) as a tensor on the device; None stays None."""
         return None if values is None else torch.as_tensor(values).to(self.device)

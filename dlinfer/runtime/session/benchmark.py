@@ -18,7 +18,8 @@ USUAL_RUNS = 40
 class BenchmarkResult(NamedTuple):
     """A benchmark: inf_completed runs took inf_time seconds, inf_rate runs a second.
 
-    batch_size: the first dimension of the first input tensor."""
+    batch_size: the first dimension of the first input tensor.
+    """
 
     inf_completed: int
     inf_rate: float

@@ -175,7 +175,8 @@ class Introspection:
     def io_tensor(self, entry: str, name: str, shape: Sequence[int], stage: int = 0) -> torch.Tensor:
         """Return a contiguous tensor of ``shape`` in the memory of the session's own tensor ``name``.
 
-        Raises SessionCallError if ``shape`` exceeds the highest sizes."""
+        Raises SessionCallError if ``shape`` exceeds the highest sizes.
+        """
         signature = self.signature(entry, stage)
         for side in SIDES:
             for port in ports_of(signature, side):

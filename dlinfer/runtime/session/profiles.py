@@ -25,7 +25,8 @@ PROFILED_RUNS = 10
 class OpTimes:
     """The time of one step of a run.
 
-    name: the names of its results. call: the op or region that it calls. line: the model's source line."""
+    name: the names of its results. call: the op or region that it calls. line: the model's source line.
+    """
 
     name: str
     call: str
@@ -37,7 +38,8 @@ class OpTimes:
 def time_ops(stage: LoadedStage, values: Sequence[object], path: str | Path | None = None) -> list[OpTimes]:
     """Run once and time every step. A region is one step if its engine runs it with an executor of its own.
 
-    path: a file that gets the rows as JSON."""
+    path: a file that gets the rows as JSON.
+    """
     graph = stage.run
     rows: list[OpTimes] = []
     regions: dict[str, Function] = {

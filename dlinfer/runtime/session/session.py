@@ -273,7 +273,8 @@ class Session(Introspection):
     def _bound(self, entry: str, inputs: Mapping[str, object]) -> tuple[int, LoadedStage, Values]:
         """Return the number of the first stage that the inputs fit, the stage, and its values.
 
-        If the inputs fit no stage, the last stage's error is raised."""
+        If the inputs fit no stage, the last stage's error is raised.
+        """
         if not self._running:
             self.setup()
         stages = self._running[entry]

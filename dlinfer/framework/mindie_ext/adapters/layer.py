@@ -1,4 +1,4 @@
-"""A linear layer with a place for LoRA adapters."""
+"""A linear layer with places for the weights of LoRA adapters."""
 
 import torch
 from torch import Tensor, nn
@@ -8,8 +8,11 @@ from dlinfer.framework.mindie_ext.adapters.weights import LoraWeights
 
 
 class Batch(nn.Module):
-    """Which adapter each token of the current forward has. ids: [capacity] int64, -1 is none; written in place, so that
-    a compiled graph reads what is current."""
+    """The adapter of each token of the current forward, shared by all LoRA layers.
+
+    ids: [capacity] int64, an adapter's place or -1 for none. They are written in place, since compiled graphs read
+    them.
+    """
 
     ids: Tensor
 
@@ -20,10 +23,10 @@ class Batch(nn.Module):
 
 
 class LoraLinear(nn.Module):
-    """Calls the linear layer that it stands in for, and ``lora_linear`` on what that gives.
+    """Replaces a linear layer: calls the layer, then adds the adapters' products with ``lora_linear``.
 
-    It holds places for ``loras`` adapters of up to ``rank`` rows: loras * rank * (in_features + out_features) numbers.
-    The layer's own weights stay where they are.
+    Memory: places for ``loras`` adapters of rank ``rank`` or less, loras * rank * (in_features + out_features)
+    numbers. The weights of the replaced layer are not copied.
     """
 
     a: Tensor
@@ -57,9 +60,11 @@ class LoraLinear(nn.Module):
             self.scalings[place] = weights.scaling
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in_features], as many rows as the batch has tokens. Returns [..., out_features]."""
+        """Return [..., out_features]. x: [..., in_features], one row for each token of the batch."""
         base = self.base(x)
-        if not torch.compiler.is_compiling() and not self.batch.is_used:  # a graph must not read the flag
+        if (
+            not torch.compiler.is_compiling() and not self.batch.is_used
+        ):  # compiled graphs ignore the flag: it changes from step to step
             return base
         flat, rows = base.flatten(0, -2), x.flatten(0, -2)
         ids = self.batch.ids[: rows.shape[0]]

@@ -1,4 +1,4 @@
-"""``AdapterManager``: loads LoRA adapters, drops them, and tells a forward whose tokens have which."""
+"""``AdapterManager``: load and unload LoRA adapters, and assign an adapter to each sequence of a forward."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,10 +20,10 @@ _NONE = (None, "", "None", BASE)
 class AdapterManager:
     """The adapters of one model.
 
-    max_loras: how many may be loaded at a time. max_lora_rank: the largest rank of one. capacity: tokens of a forward.
-    A linear layer that an adapter targets is replaced by a ``LoraLinear`` when the first such adapter is loaded; it
-    stays, so that loading and dropping others changes numbers and no code. ``version`` counts how often layers were
-    replaced: compiled graphs are made of what was there.
+    max_loras: how many adapters may be loaded at once. max_lora_rank: the largest rank of an adapter. capacity: the
+    most tokens of a forward. When an adapter first targets a linear layer, a ``LoraLinear`` replaces the layer for
+    good. Later adapters only change values in it, so compiled graphs stay valid. ``version`` counts the replaced
+    layers: a graph compiled at an earlier version is out of date.
     """
 
     def __init__(self, model: nn.Module, max_loras: int, max_lora_rank: int, capacity: int = 4096) -> None:
@@ -38,14 +38,14 @@ class AdapterManager:
 
     @property
     def names(self) -> list[str]:
-        """The loaded adapters."""
+        """Return the names of the loaded adapters."""
         return list(self._places)
 
     def load_adapter(self, lora_adapter: Mapping[str, str]) -> None:
-        """Load one adapter: {its name: its folder}. The model is changed when all of the adapter has been checked.
+        """Load one adapter, given as {name: folder}. The whole adapter is checked before the model changes.
 
-        Raises AdapterError: a folder that is none of PEFT's, a name that is taken, a module that there is not, shapes
-        or a rank that do not fit, or no place left.
+        Raises AdapterError if the folder is not PEFT's, the name is taken, a module does not exist, shapes or the rank
+        do not fit, or no place is free.
         """
         if len(lora_adapter) != 1:
             advice = "load one adapter a call"
@@ -69,7 +69,7 @@ class AdapterManager:
         self._places[name] = place
 
     def unload_adapter(self, name: str) -> None:
-        """Drop an adapter. Raises AdapterError where none of the name is loaded."""
+        """Unload an adapter. Raises AdapterError if no adapter of this name is loaded."""
         if name not in self._places:
             known = ", ".join(self._places) or "none"
             raise AdapterError(name=name, detail="it is not loaded", advice=f"loaded: {known}")
@@ -83,9 +83,9 @@ class AdapterManager:
         model_name: str | None = None,
         model_id: str | None = None,
     ) -> list[str]:
-        """The names with "base" for the model itself: None, "", "None", model_name and model_id.
+        """Return the names, with None, "", "None", model_name and model_id replaced by "base", the model itself.
 
-        Raises AdapterError for a name that is not loaded; MindIE's would take the model itself.
+        Raises AdapterError for a name that is not loaded; MindIE's method would use the model itself.
         """
         names: list[str] = []
         for adapter in [None] if adapter_ids is None else adapter_ids:
@@ -102,10 +102,10 @@ class AdapterManager:
 
     @contextmanager
     def activate(self, names: Sequence[str], token_counts: Sequence[int]) -> Iterator[None]:
-        """Let the forwards inside have these adapters: one name for all sequences, or one each.
+        """Use these adapters in forwards inside the block.
 
-        names: as ``preprocess_adapter_ids`` gives them. token_counts: the tokens of each sequence.
-        Raises AdapterError where the tokens are more than the manager was made for.
+        names: one for all sequences, or one for each, as ``preprocess_adapter_ids`` returns them. token_counts: how
+        many tokens each sequence has. Raises AdapterError if all tokens together exceed ``capacity``.
         """
         if not self._layers:
             yield

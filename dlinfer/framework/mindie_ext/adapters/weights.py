@@ -1,4 +1,4 @@
-"""A LoRA adapter as PEFT saves it: adapter_config.json and adapter_model.safetensors."""
+"""Read a LoRA adapter as PEFT saves it: adapter_config.json and adapter_model.safetensors."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from dlinfer.framework.mindie_ext.errors import AdapterError
 
 _NAME = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight$")
 
-# Key of adapter_config.json -> values that ask for nothing more than LoRA of linear layers.
+# Key of adapter_config.json -> values that need nothing beyond plain LoRA of linear layers.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
@@ -31,7 +31,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class LoraWeights:
-    """A: [rank, in_features]. B: [out_features, rank]. scaling: of their product."""
+    """An adapter's weights for a layer. a: [rank, in_features]. b: [out_features, rank]. scaling: factor of B @ A."""
 
     a: Tensor
     b: Tensor
@@ -39,7 +39,7 @@ class LoraWeights:
 
 
 def read_adapter(name: str, path: str) -> dict[str, LoraWeights]:
-    """The weights by the path of their module in the model. Raises AdapterError."""
+    """Return module path -> weights of the adapter in the folder ``path``. Raises AdapterError."""
     folder = Path(path)
     config = _read_config(name, folder)
     for key, plain in _PLAIN.items():
@@ -68,7 +68,7 @@ def read_adapter(name: str, path: str) -> dict[str, LoraWeights]:
 
 
 def _scaling(config: dict[str, Any], module: str, rank: int) -> float:
-    """alpha / rank, or alpha / sqrt(rank) of rank-stabilised LoRA (Kalajdzievski, 2023, arXiv:2312.03732)."""
+    """Return alpha / rank, or alpha / sqrt(rank) for rank-stabilised LoRA (Kalajdzievski, 2023, arXiv:2312.03732)."""
     alpha = config.get("lora_alpha") or rank
     for pattern, own in (config.get("alpha_pattern") or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", module):
@@ -97,7 +97,7 @@ def _read_tensors(name: str, folder: Path) -> dict[str, Tensor]:
         raise _fault(name, f"there is no {file}", "save it with safe_serialization=True")
     try:
         with safe_open(file, framework="pt") as opened:
-            return {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 - it is no dict
+            return {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 - not a dict
     except SafetensorError as error:
         raise _fault(name, f"{file} is corrupt: {error}", "copy it again") from error
 

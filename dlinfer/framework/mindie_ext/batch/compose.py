@@ -1,4 +1,4 @@
-"""Turns a step's metadata into the inputs of its forward: tokens, positions, slots."""
+"""Convert a step's metadata to the inputs of its forward: tokens, positions, slots."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,12 @@ from dlinfer.framework.mindie_ext.errors import GeneratorCallError
 
 @dataclass(frozen=True)
 class Limits:
-    """block_size: slots in a block. blocks: of the pool. max_seq_len: tokens of a sequence. max_batch_size: sequences
-    of a step; 0 is no limit. vocab_size: ids below it are tokens. ignore_eos: for requests that do not say."""
+    """The limits that a generator's config and KV pool set for a step.
+
+    block_size: slots in a block. blocks: number of blocks in the pool. max_seq_len: most tokens of a sequence.
+    max_batch_size: most sequences of a step; 0 is no limit. vocab_size: token ids are below it. ignore_eos: default
+    for requests without the parameter.
+    """
 
     block_size: int
     blocks: int
@@ -25,8 +29,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Step:
-    """A forward and whose it is. states: of each request, new ones not yet in the store. draws: the requests that get a
-    token."""
+    """A step's forward and its requests.
+
+    states: one for each request; states of new sequences are not in the store yet. draws: indices of the requests that
+    get a token.
+    """
 
     model_input: ModelInput
     states: list[SequenceState]
@@ -34,7 +41,7 @@ class Step:
 
 
 def compose(metadata: InputMetadata, store: SequenceStore, limits: Limits) -> Step:
-    """The forward of a step. Nothing is remembered yet. Raises GeneratorCallError."""
+    """Return the forward of a step. New sequences are not added to the store. Raises GeneratorCallError."""
     requests = len(metadata.batch_sequence_ids)
     if limits.max_batch_size and requests > limits.max_batch_size:
         _refuse("batch_size", f"at most {limits.max_batch_size} (max_batch_size)", requests)
@@ -91,7 +98,7 @@ def compose(metadata: InputMetadata, store: SequenceStore, limits: Limits) -> St
 
 
 def blocks_of(block_tables: np.ndarray, lengths: np.ndarray, limits: Limits) -> np.ndarray:
-    """The blocks that the sequences need, [sequences, most] int32. Columns after a sequence's last block are 0.
+    """Return the blocks that the sequences need, [sequences, most] int32. Columns after a sequence's last block are 0.
 
     Raises GeneratorCallError if a sequence has too few blocks or names a block that does not exist.
     """
@@ -110,7 +117,10 @@ def blocks_of(block_tables: np.ndarray, lengths: np.ndarray, limits: Limits) -> 
 
 
 def slots_of(tables: np.ndarray, positions: np.ndarray, counts: np.ndarray, block_size: int) -> np.ndarray:
-    """The slot of each token, [tokens] int64. Raises where two tokens would be written to one slot."""
+    """Return the slot of each token, [tokens] int64. Raises GeneratorCallError if two tokens would share a slot.
+
+    tables: the blocks of each sequence. positions: [tokens]. counts: how many of the tokens each sequence has.
+    """
     rows = np.repeat(np.arange(len(counts)), counts)
     slots = tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
     if len(np.unique(slots)) != len(slots):
@@ -127,7 +137,7 @@ def _is_prefill(metadata: InputMetadata, index: int) -> bool:
 
 
 def _piece(metadata: InputMetadata, index: int) -> tuple[int, int]:
-    """Which tokens of its sequence a prefilled request computes now."""
+    """Return the range (start, end) of a prefill request's tokens that this step computes."""
     if metadata.split_start_position is not None and metadata.split_end_position is not None:
         start, end = int(metadata.split_start_position[index]), int(metadata.split_end_position[index])
     elif metadata.batch_seq_len is not None:

@@ -11,9 +11,9 @@ from dlinfer.framework.mindie_ext.batch.input_metadata import InputMetadata
 
 @dataclass
 class SequenceState:
-    """One sequence. tokens: prompt and answer so far; kv_length: how many of them stand in the KV pool.
+    """The state of one sequence. tokens: prompt and answer so far. kv_length: how many tokens are in the KV pool.
 
-    prompt_length: None while the prompt is still computed in pieces. seed: of its draws, the request's or a random one.
+    prompt_length: None until the whole prompt is computed. seed: for sampling, from the request or random.
     """
 
     tokens: list[int]
@@ -32,7 +32,7 @@ class SequenceState:
 
 
 class SequenceStore:
-    """The sequences of a generator by id."""
+    """The states of a generator's sequences, by sequence id."""
 
     def __init__(self) -> None:
         self._states: dict[int, SequenceState] = {}
@@ -41,21 +41,21 @@ class SequenceStore:
         return len(self._states)
 
     def get(self, sequence_id: int) -> SequenceState | None:
-        """The sequence, or None where it is not known."""
+        """Return the state of a sequence, or None if the id is unknown."""
         return self._states.get(sequence_id)
 
     def put(self, sequence_id: int, state: SequenceState) -> None:
-        """Remember a sequence, in place of one of the same id."""
+        """Store the state of a sequence. A state with the same id is replaced."""
         self._states[sequence_id] = state
 
     def clear(self, sequence_ids: Iterable[int]) -> None:
-        """Forget sequences; ids that are not known are passed over."""
+        """Remove sequences; unknown ids are ignored."""
         for sequence_id in sequence_ids:
             self._states.pop(int(sequence_id), None)
 
 
 def new_state(metadata: InputMetadata, index: int, tokens: list[int], ignore_eos: bool) -> SequenceState:
-    """The state of a request whose prompt begins with this step. ignore_eos: for a request that does not say."""
+    """Return the state of a request whose prompt begins in this step. ignore_eos: default if the request has none."""
 
     def of(name: str, default: object = None) -> object:
         values = getattr(metadata, name)

@@ -1,4 +1,4 @@
-"""How the tokens of a step are drawn: the sampling parameters that its sequences came with."""
+"""Collect the sampling parameters of a step's sequences."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,9 +18,9 @@ def metadata_of(
     defaults: Mapping[str, float],
     to_tensor: Callable[[Any], Any],
 ) -> SamplingMetadata:
-    """The sampling metadata of the sequences that get a token. Raises SamplingError.
+    """Return the sampling metadata of the sequences that get a token. Raises SamplingError.
 
-    defaults: parameters of requests that came with none.
+    defaults: the sampling parameters for requests without any.
     """
     states = [step.states[index] for index in step.draws]
     ids = metadata.all_sequence_ids[step.draws]
@@ -52,7 +52,7 @@ def metadata_of(
 
 
 def _padded(rows: list[list[int]], padding: int) -> np.ndarray:
-    """[rows, longest] int64; what is behind a row's end is no token."""
+    """Return the rows as an array [rows, longest] int64, filled up with ``padding``."""
     result = np.full((len(rows), max(1, *map(len, rows))), padding, dtype=np.int64)
     for index, row in enumerate(rows):
         result[index, : len(row)] = row

@@ -1,4 +1,4 @@
-"""The tokens of one step."""
+"""The output of one step."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class FinishReason(IntEnum):
-    """Why a sequence ended, by MindIE's numbers."""
+    """Why a sequence ended, with MindIE's numbers."""
 
     CONTINUE = 0
     EOS = 1
@@ -20,14 +20,14 @@ class FinishReason(IntEnum):
 
 @dataclass
 class GenerationOutput:
-    """Arrays over the sequences of a step, in the order of its requests.
+    """The output of a step: arrays over its n sequences, in the order of the requests.
 
-    sequence_ids, parent_sequence_ids: [n] int64. group_indices: (first, last) sequence of each request. token_ids:
-    [n, 1] int64, -1 where a prompt is not at its end yet. logprobs: [n, 1] float32. top_token_ids, top_logprobs:
-    [n, 1, most]. num_new_tokens: [n] int64, 0 or 1. num_top_tokens: [n], how many of the top tokens were asked for.
-    cumulative_logprobs: [n] float32. finish_reason: [n] int32, see FinishReason. truncation_indices: [n], how many of
-    the text's last characters belong to a stop string; 0 for none. eos_info: [n, 2] int64, finish_reason and
-    num_new_tokens side by side. trace_ids: as the server gave them.
+    sequence_ids, parent_sequence_ids: [n] int64. group_indices: range (first, end) of each request's sequences.
+    token_ids: [n, 1] int64, -1 if the prompt is not computed to its end yet. logprobs: [n, 1] float32. top_token_ids,
+    top_logprobs: [n, 1, most]. num_new_tokens: [n] int64, 0 or 1. num_top_tokens: [n], how many top tokens each
+    request wants. cumulative_logprobs: [n] float32. finish_reason: [n] int32, see FinishReason. truncation_indices:
+    [n], how many characters to cut from the text's end because of a stop string. eos_info: [n, 2] int64, finish_reason
+    and num_new_tokens. trace_ids: as the server passed them.
     """
 
     sequence_ids: np.ndarray

@@ -1,4 +1,4 @@
-"""One step of a batch as MindIE's scheduler describes it: arrays over requests."""
+"""The input of one step, as MindIE's scheduler describes it: arrays over requests."""
 
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
@@ -14,16 +14,15 @@ from dlinfer.framework.mindie_ext.sampling import SAMPLING_DTYPE
 
 @dataclass
 class InputMetadata:
-    """A batch of prefills, of decodes, or (is_mix) of both. All arrays have one entry a request, in order.
+    """A batch of prefills, of decodes, or (is_mix) of both. All arrays have one entry for each request, in order.
 
-    batch_request_ids, batch_max_output_lens: [requests] int64. batch_sequence_ids: the sequence of each request, [1].
-    block_tables: [requests, blocks] int32, padded with -1. reserved_sequence_ids: of other sequences; empty.
-    input_ids: the tokens that this step computes of the requests that are prefilled, one behind the other; empty for
-    decodes, whose tokens the generator knows. batch_seq_len: how many tokens of each request this step computes.
-    batch_sampling_params: [requests] records of SAMPLING_DTYPE, of NaN for the generator's defaults. batch_ignore_eos:
-    of each request, None for the generator's default. batch_is_prefill, split_start_position, split_end_position,
-    batch_last_prompt: of a mixed step. Fields that only describe other features of MindIE are refused where they ask
-    for one.
+    batch_request_ids, batch_max_output_lens: [requests] int64. batch_sequence_ids: the sequence id of each request,
+    [1]. block_tables: [requests, blocks] int32, padded with -1. reserved_sequence_ids: must be empty.
+    input_ids: the concatenated tokens that this step prefills; empty for decodes, whose tokens the generator knows.
+    batch_seq_len: how many tokens of each request this step computes. batch_sampling_params: [requests] records of
+    SAMPLING_DTYPE; a record of NaN takes the generator's defaults. batch_ignore_eos: one flag for each request, or
+    None for the generator's default. batch_is_prefill, split_start_position, split_end_position, batch_last_prompt:
+    for mixed steps only. Fields for features of MindIE that are not served are refused if a request uses the feature.
     """
 
     batch_size: int
@@ -95,7 +94,7 @@ class InputMetadata:
         is_prefill: bool | np.ndarray = False,
         max_block_size: int = 128,
     ) -> "InputMetadata":
-        """The metadata of a step. is_prefill: of all, or of a mixed step [requests] bool, one for each."""
+        """Return the metadata of a step. is_prefill: one flag for all requests; for a mixed step, [requests] bool."""
         requests = list(llm_requests)
         mixed = isinstance(is_prefill, np.ndarray)
         kinds = (
@@ -162,7 +161,7 @@ def _limit(params: GenerationParams) -> int:
 
 
 def form_block_tables(requests: Several[Request]) -> np.ndarray:
-    """The blocks of each request, [requests, blocks] int32, padded with -1."""
+    """Return the blocks of each request, [requests, blocks] int32, padded with -1."""
     tables = [request.block_tables for request in requests]
     if any(table is None for table in tables):
         missing = next(r.req_id for r, table in zip(requests, tables, strict=True) if table is None)
@@ -177,7 +176,7 @@ def form_block_tables(requests: Several[Request]) -> np.ndarray:
 
 
 def _records(requests: Several[Request]) -> np.ndarray | None:
-    """The records of all requests; one of NaN for a request that came with none."""
+    """Return one sampling record for each request, of NaN if the request has none; None if no request has any."""
     if all(r.sampling_params is None for r in requests):
         return None
     none = np.array([(np.nan,) * len(SAMPLING_DTYPE)], dtype=SAMPLING_DTYPE)

@@ -1,4 +1,4 @@
-"""One forward's inputs as MindIE's backends take them."""
+"""The inputs of one forward, as MindIE's backends take them."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ import numpy as np
 
 @dataclass
 class ModelInput:
-    """Packed tokens of a batch, and where they stand in the KV pool.
+    """The packed tokens of a batch, and their places in the KV pool.
 
-    input_ids: [tokens] int64. position_ids: [tokens] int64, or None for 0, 1, ... of each sequence. block_tables:
-    [sequences, blocks] int32. slots: [tokens] int32, block * block_size + offset. context_length: [sequences], keys of
-    each sequence, the new ones included. max_seq_len: the largest of them. prefill_head_indices: [n], the tokens whose
-    logits are wanted, or None: all tokens of a prefill. is_prefill: whether some sequence has more than its last token.
-    query_length: [sequences], new tokens of each sequence; None takes context_length for a prefill and 1 else.
-    adapter_ids: the adapter of each sequence, or None.
+    input_ids: [tokens] int64. position_ids: [tokens] int64; None counts from 0 in each sequence. block_tables:
+    [sequences, blocks] int32. slots: [tokens] int32, block * block_size + offset. context_length: [sequences], number
+    of keys of each sequence, new keys included. max_seq_len: the largest context_length. prefill_head_indices: [n],
+    the tokens whose logits to return; None means all tokens of a prefill. is_prefill: whether any sequence has more
+    than one new token. query_length: [sequences], number of new tokens of each sequence; None means context_length in
+    a prefill and 1 in a decode. adapter_ids: the adapter of each sequence, or None.
     """
 
     input_ids: np.ndarray

@@ -1,4 +1,4 @@
-"""Turns sampled tokens into the output of a step."""
+"""Convert sampled tokens to the output of a step."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from dlinfer.framework.mindie_ext.batch.stopping import why_finished
 from dlinfer.framework.mindie_ext.sampling import SamplingOutput
 
 _NO_LOGPROB = -9999.0
-"""MindIE's log-probability where none was asked for."""
+"""MindIE's value for a log-probability that was not requested."""
 
 
 def outcome(
@@ -22,7 +22,7 @@ def outcome(
     max_seq_len: int,
     tokenizer: Any,
 ) -> GenerationOutput:
-    """The step's output. The states of its sequences are mutated: they are one step further."""
+    """Return the step's output. The states of the step's sequences are mutated: the sampled tokens are appended."""
     count = len(step.states)
     token_ids = np.full((count, 1), -1, dtype=np.int64)
     logprobs = np.full((count, 1), _NO_LOGPROB, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""A request of a server: a prompt, how its tokens are drawn, and the blocks of its sequence."""
+"""A server's request: a prompt, its sampling parameters, and the blocks of its sequence."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +11,13 @@ from dlinfer.framework.mindie_ext.sampling import DEFAULT_SAMPLING_PARAMS, SAMPL
 
 @dataclass
 class GenerationParams:
-    """How a request is generated, by MindIE's names. None leaves a default: one sequence, no limit but the model's.
+    """The generation parameters of a request, with MindIE's names. None means the default.
 
-    adapter_id: the LoRA adapter of the request. ignore_eos: go on after an end-of-sequence token. logprobs: whether
-    log-probabilities are asked for. max_new_tokens: at most so many tokens. seed: of the draw. stop_token_ids: tokens
-    (or runs of tokens) after which the request ends. stop_strings: texts after which it ends; they need a tokenizer.
-    best_of, n, use_beam_search, response_format, length_penalty: refused where they ask for something.
+    adapter_id: the LoRA adapter of the request. ignore_eos: continue after an end-of-sequence token. logprobs: whether
+    to return log-probabilities. max_new_tokens: the most tokens to generate; by default only the model limits them.
+    seed: for sampling. stop_token_ids: tokens, or lists of consecutive tokens, after which the request ends.
+    stop_strings: texts after which the request ends; they need a tokenizer. best_of, n, use_beam_search,
+    response_format, length_penalty: refused unless they have no effect.
     """
 
     adapter_id: str | None = None
@@ -37,7 +38,7 @@ class GenerationParams:
 
 @dataclass
 class Sequence:
-    """One sequence of a request. block_tables: its blocks in order, int32; the server writes them."""
+    """One sequence of a request. block_tables: its blocks in order, int32, which the server sets."""
 
     seq_id: int
     block_tables: np.ndarray | None = None
@@ -46,9 +47,9 @@ class Sequence:
 class Request:
     """A request, which the server keeps from its prefill to its last token.
 
-    block_tables: [blocks] int32, the blocks of its sequence in order. split_start_position, split_end_position: which
-    of the sequence's tokens are computed in the next mixed step. last_prompt: whether that step reaches the end of the
-    prompt, so that a token is drawn.
+    block_tables: [blocks] int32, the blocks of its sequence in order. split_start_position, split_end_position: the
+    range of the sequence's tokens that the next mixed step computes. last_prompt: whether the next mixed step reaches
+    the end of the prompt and so samples a token.
     """
 
     def __init__(
@@ -79,12 +80,12 @@ class Request:
 
     @property
     def input_length(self) -> int:
-        """Tokens of the prompt."""
+        """Return the number of tokens of the prompt."""
         return len(self.input_ids)
 
     @property
     def block_tables(self) -> np.ndarray | None:
-        """The blocks of the request's only sequence."""
+        """Return the blocks of the request's only sequence, or None before the server sets them."""
         return next(iter(self.sequences.values())).block_tables
 
     @block_tables.setter
@@ -100,7 +101,7 @@ class Request:
         req_id: int = 0,
         seq_id: int | None = None,
     ) -> "Request":
-        """A request of token ids. sampling_params: one record of SAMPLING_DTYPE, [1]; None is greedy."""
+        """Return a request for a prompt of token ids. sampling_params: one record of SAMPLING_DTYPE, [1], or None."""
         return cls(
             req_id,
             req_id if seq_id is None else seq_id,
@@ -112,7 +113,7 @@ class Request:
 
 
 def sampling_record(**params: float) -> np.ndarray:
-    """One record of SAMPLING_DTYPE, [1], with MindIE's defaults for what is not given."""
+    """Return one record of SAMPLING_DTYPE, [1], with MindIE's defaults for missing parameters."""
     unknown = sorted(set(params) - set(DEFAULT_SAMPLING_PARAMS))
     if unknown:
         known = ", ".join(DEFAULT_SAMPLING_PARAMS)

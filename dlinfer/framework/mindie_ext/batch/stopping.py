@@ -1,4 +1,4 @@
-"""When a sequence ends."""
+"""Decide whether a sequence ends."""
 
 from typing import Any
 
@@ -6,15 +6,16 @@ from dlinfer.framework.mindie_ext.batch.context import SequenceState
 from dlinfer.framework.mindie_ext.batch.generation_output import FinishReason
 
 _WINDOW = 8
-"""Tokens beyond a stop string's own characters that are decoded to look for it: a character may need several."""
+"""To find a stop string, so many last tokens are decoded beyond its length: a character may need several tokens."""
 
 
 def why_finished(
     state: SequenceState, eos_token_ids: frozenset[int], max_seq_len: int, tokenizer: Any
 ) -> tuple[FinishReason, int]:
-    """(why a sequence ends with its last token, how many characters at its text's end to leave out).
+    """Return why a sequence ends with its last token, and how many characters to cut from its text's end.
 
-    The order is MindIE's: an end-of-sequence token, tokens to stop at, texts to stop at, then the limits.
+    The checks have MindIE's order: end-of-sequence token, stop tokens, stop strings, limits. A sequence that goes on
+    has the reason CONTINUE.
     """
     last = state.tokens[-1]
     if not state.ignore_eos and last in eos_token_ids:

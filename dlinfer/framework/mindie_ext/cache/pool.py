@@ -1,4 +1,4 @@
-"""The pool of KV blocks: on the device, on the host, and the way from one to the other."""
+"""The pool of KV blocks on the device and on the host, and copies between the two."""
 
 import itertools
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from dlinfer.framework.mindie_ext.errors import SwapError
 from dlinfer.vendor import discovery
 
 CPU_TO_NPU, NPU_TO_CPU = 0, 1
-"""MindIE's ids of swap decisions."""
+"""MindIE's ids of the two directions of a swap."""
 
 
 class CachePool:
-    """Keys and values of all layers in blocks.
+    """A paged KV cache: keys and values of all layers in blocks.
 
-    npu_cache, cpu_cache: (keys, values) of each layer, [blocks, block_size, kv_heads, head_size] in the vendor's
-    layout; on the device and on the host. Where the device is the CPU both are host memory, and a swapped out block
-    is as good as another; it then costs a copy and keeps device blocks free.
+    npu_cache, cpu_cache: (keys, values) of each layer on the device and on the host, [blocks, block_size, kv_heads,
+    head_size] in the vendor's layout. If the device is the CPU, both lie in host memory; swaps then still copy blocks
+    and free the blocks of npu_cache.
     """
 
     def __init__(self, kvcache_settings: KVCacheSettings, device: torch.device) -> None:
@@ -31,8 +31,8 @@ class CachePool:
         self.cpu_cache: list[tuple[Tensor, Tensor]] = []
 
     def allocate_npu_kvcache(self) -> None:
-        """Allocate the device blocks, zeroed. Raises MemoryPlanError where there is no room for one block, or the
-        device has not so much memory."""
+        """Allocate the device blocks, zeroed. Raises MemoryPlanError if npu_mem holds no block, or if the device has
+        less memory available."""
         settings = self.kvcache_settings
         memory = discovery.device(self.device.type).memory()
         blocks = settings.num_npu_blocks
@@ -48,7 +48,7 @@ class CachePool:
         self.npu_cache = self._allocate(blocks, self.device)
 
     def allocate_cpu_kvcache(self) -> None:
-        """Allocate the host blocks, zeroed; none where cpu_mem is 0. Raises MemoryPlanError."""
+        """Allocate the host blocks, zeroed; no block if cpu_mem is 0. Raises MemoryPlanError if memory is short."""
         settings = self.kvcache_settings
         host = discovery.device("cpu").memory()
         needed = settings.num_cpu_blocks * settings.cache_block_bytes
@@ -64,13 +64,13 @@ class CachePool:
         self.cpu_cache = self._allocate(settings.num_cpu_blocks, torch.device("cpu"))
 
     def swap_kvcache_method(self, swap_decision: Tensor | Sequence[Sequence[int]]) -> None:
-        """Copy blocks between device and host. Both caches are mutated; the sources stay as they are.
+        """Copy blocks between device and host. The target blocks are mutated; the source blocks keep their contents.
 
-        swap_decision: [moves, 3] integers: decision, source block, target block. Decision 0 is from the host to the
-            device, 1 from the device to the host. All is checked before anything moves; then moves happen in the
-            order of the list, so that a block may be freed and filled in one call.
+        swap_decision: [moves, 3] integers: decision, source block, target block. Decision 0 copies from the host to
+            the device, 1 from the device to the host. All moves are checked before the first copy. Copies follow the
+            order of the list, so one call may swap a block out and fill it again.
 
-        Raises SwapError.
+        Raises SwapError for a malformed list, a block that does not exist, and a block written twice.
         """
         dim = self.kvcache_settings.layout.order.index("B")
         for decision, moves in itertools.groupby(self._checked(swap_decision), key=lambda move: move[0]):

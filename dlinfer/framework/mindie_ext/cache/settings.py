@@ -1,4 +1,4 @@
-"""How many blocks a KV pool has, and how large they are."""
+"""The number and the size of a KV pool's blocks."""
 
 from dataclasses import dataclass, field
 
@@ -13,10 +13,10 @@ GB = 1 << 30
 
 @dataclass
 class KVCacheSettings:
-    """The sizes of a KV pool, as MindIE's class of this name gives them.
+    """The sizes of a KV pool, with the fields of MindIE's class of this name.
 
-    cpu_mem, npu_mem: bytes of host and of device memory that blocks may take. block_size: slots in a block.
-    backend_type, is_separated_pd, num_speculative_tokens: kept for callers; nothing depends on them.
+    cpu_mem, npu_mem: bytes of host and of device memory for blocks. block_size: slots in a block.
+    backend_type, is_separated_pd, num_speculative_tokens: stored for callers, without effect.
     """
 
     rank: int
@@ -29,7 +29,7 @@ class KVCacheSettings:
     num_speculative_tokens: int | None = None
     num_layers: int = field(init=False)
     num_heads: int = field(init=False)
-    """Heads of keys and values on this rank."""
+    """Number of KV heads on this rank."""
     head_size: int = field(init=False)
     k_head_size: int = field(init=False)
     v_head_size: int = field(init=False)
@@ -58,18 +58,18 @@ class KVCacheSettings:
 
     @property
     def cache_block_bytes(self) -> int:
-        """Bytes of one block: keys and values of all layers."""
+        """Return the bytes of one block: keys and values of all layers."""
         slot = self.num_heads * (self.k_head_size + self.v_head_size) * self.dtype.itemsize
         return self.num_layers * self.block_size * slot
 
     @property
     def layout(self) -> KVCacheLayout:
-        """How the device's vendor lays a cache out."""
+        """Return the KV cache layout of the device's vendor."""
         vendor = activate_default(self.model_info.device.type)
         return vendor.kv_cache_layout if vendor is not None else KVCacheLayout()
 
     def shapes(self, blocks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of one layer's keys and values of so many blocks, in the vendor's layout."""
+        """Return the shapes of one layer's keys and of its values for ``blocks`` blocks, in the vendor's layout."""
         keys = self.layout.shape(blocks, self.block_size, self.num_heads, self.k_head_size)
         values = self.layout.shape(blocks, self.block_size, self.num_heads, self.v_head_size)
         return keys, values

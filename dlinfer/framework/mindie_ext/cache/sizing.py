@@ -1,4 +1,4 @@
-"""How much memory a KV pool takes where nobody said so."""
+"""The default memory of a KV pool."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from dlinfer.framework.mindie_ext.model.model_info import ModelInfo
 from dlinfer.vendor import discovery
 
 _SHARE_OF_HOST, _SHARE_OF_CARD = 0.3, 0.9
-"""Of the memory that is free: others live in a host's memory, and a card's is there for the model."""
+"""Shares of the free memory to use. Other processes need the host's memory; a card's memory is for the model."""
 
 
 def memory_of_blocks(config: Any, info: ModelInfo, max_seq_len: int) -> int:
-    """Bytes of a pool for max_batch_size sequences of the longest length, or of what the device can spare."""
+    """Return the bytes of a pool for max_batch_size sequences of max_seq_len tokens, or fewer if memory is short."""
     slot = info.num_kv_heads * ((info.k_head_size or info.head_size) + (info.v_head_size or info.head_size))
     block = info.num_layers * config.block_size * slot * info.data_byte_size
     memory = discovery.device(info.device.type)

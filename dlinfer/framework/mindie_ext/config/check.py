@@ -1,4 +1,4 @@
-"""``check_model_config``: all faults of a model_config at once, before anything is loaded."""
+"""``check_model_config``: report all faults of a model_config at once, before anything is loaded."""
 
 import difflib
 from collections.abc import Iterator, Mapping
@@ -14,13 +14,14 @@ from dlinfer.framework.mindie_ext.config.visible_devices import VARIABLE, visibl
 from dlinfer.framework.mindie_ext.errors import ModelConfigError
 
 _ALIKE = 0.85
-"""From how alike on an unknown key is taken for a known one that was misspelt."""
+"""An unknown key counts as a misspelling of a known key at this similarity (difflib's) or more."""
 
 
 def check_model_config(model_config: Mapping[str, Any]) -> ModelConfig:
-    """The checked config. No weight is read, and nothing allocated.
+    """Check a model_config and return it. No weight is read, and nothing is allocated.
 
-    Raises ModelConfigError, which names all faults: of keys, of keys against each other, and of the folders.
+    Raises ModelConfigError, which lists all faults: of single keys, of keys that contradict each other, and of
+    folders.
     """
     if not isinstance(model_config, Mapping):
         _raise([("model_config", "a mapping of keys to values", type(model_config).__name__)])

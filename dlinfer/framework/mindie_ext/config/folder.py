@@ -1,4 +1,4 @@
-"""Whether a folder holds a checkpoint that can be loaded; its weights are not read."""
+"""Check that a folder holds a checkpoint that can be loaded. Weights are not read."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def fault_of_model(path: str, trust_remote_code: bool) -> tuple[str, str, Any] | None:
-    """(key, what is expected, what was given) of a folder that cannot be loaded, or None."""
+    """Return the fault (key, expected, given) of a model folder that cannot be loaded, or None."""
     folder = Path(path)
     if not folder.is_dir():
         return "model_id", "an existing folder", path
@@ -28,7 +28,7 @@ def fault_of_model(path: str, trust_remote_code: bool) -> tuple[str, str, Any] |
 
 
 def fault_of_tokenizer(path: str) -> tuple[str, str, Any] | None:
-    """The same of a tokenizer's folder."""
+    """Return the fault (key, expected, given) of a tokenizer folder that cannot be loaded, or None."""
     folder = Path(path)
     if not folder.is_dir():
         return "tokenizer_path", "an existing folder", path

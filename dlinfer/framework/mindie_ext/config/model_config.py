@@ -1,4 +1,4 @@
-"""The keys of a model_config: those of MindIE's document, and of its published ``ModelConfig``."""
+"""The keys of a model_config, from MindIE's documentation and from its published ``ModelConfig``."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -7,27 +7,27 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 
 def _flag(value: Any) -> Any:
-    """MindIE's flags may be text: "true" and "1" in any case, "false" and "0"."""
+    """Convert a flag to a bool. MindIE's flags may be text: "true", "1", "false" and "0", in any case."""
     text = str(value).lower() if isinstance(value, (str, int)) else ""
     return text in ("true", "1") if text in ("true", "false", "1", "0") else value
 
 
 def _number(value: Any) -> Any:
-    """MindIE passes numbers as text, too; a flag is no number."""
+    """Refuse a bool in place of a number. Text is allowed, as MindIE also passes numbers as text."""
     if isinstance(value, bool):
         raise ValueError("a number, not a flag")
     return value
 
 
 def _memory(value: float) -> float:
-    """-1 or more than nothing."""
+    """Refuse a memory size other than -1 and numbers above 0."""
     if value != -1 and not value > 0:
         raise ValueError("more than 0, or -1")
     return value
 
 
 def _ends(value: Any) -> Any:
-    """eos_token_id may be JSON text: a number or a list of numbers."""
+    """Parse eos_token_id if it is JSON text: a number or a list of numbers."""
     if not isinstance(value, str):
         return value
     try:
@@ -47,14 +47,14 @@ Name = Annotated[
 
 
 class ModelConfig(BaseModel):
-    """A checked model_config. Unknown keys are kept and change nothing: servers pass many.
+    """A checked model_config. Unknown keys are kept without effect, since servers pass many.
 
     Memory is in GB (2**30 bytes), lengths in tokens. docs/vendors/mindie_config.md says what each key does.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=(), hide_input_in_errors=True)
 
-    # Keys that the document calls required.
+    # Keys that MindIE's documentation calls required.
     model_id: Annotated[str, Field(min_length=1, description="folder of the model's weights")]
     backend_type: Annotated[
         Literal["atb", "torch"], Field(description="'atb' and 'torch' are this class; 'ms' is refused")
@@ -68,7 +68,7 @@ class ModelConfig(BaseModel):
         Flag, Field(description="run Python code from the weights' folder; the user vouches for it")
     ] = False
 
-    # Keys that the document calls optional.
+    # Keys that MindIE's documentation calls optional.
     model_name: Annotated[
         Name | None, Field(description="letters, digits, - . _ ; neither first nor last")
     ] = None
@@ -81,7 +81,7 @@ class ModelConfig(BaseModel):
         None
     )
 
-    # Memory and lengths: the published dataclass asks for them, a backend can do without.
+    # Memory and lengths: required in MindIE's published dataclass, optional here.
     block_size: Annotated[Positive, Field(le=1024, description="slots in a KV block")] = 128
     npu_mem: Annotated[
         Memory, Field(description="GB of KV blocks on the device; -1 sizes it by max_batch_size")
@@ -96,7 +96,7 @@ class ModelConfig(BaseModel):
     max_batch_size: Annotated[Whole, Field(ge=0, description="sequences of a step; 0 is no limit")] = 0
     max_prefill_batch_size: Annotated[Whole, Field(ge=0, description="kept; max_batch_size holds")] = 0
 
-    # Ends and defaults of sampling.
+    # End tokens, and defaults of sampling parameters.
     ignore_eos: Annotated[Flag, Field(description="whether requests go on after an end by default")] = False
     bos_token_id: Annotated[Whole | None, Field(ge=0, description="kept")] = None
     eos_token_id: Annotated[
@@ -117,5 +117,5 @@ class ModelConfig(BaseModel):
     max_loras: Annotated[Whole, Field(ge=0, description="LoRA adapters at a time; 0 is none")] = 0
     max_lora_rank: Annotated[Whole, Field(ge=0, description="the largest rank of an adapter")] = 0
 
-    # Ours.
+    # dlinfer's own keys.
     eager_mode: Annotated[Flag, Field(description="warm_up compiles nothing")] = False

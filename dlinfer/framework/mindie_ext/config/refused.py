@@ -1,4 +1,4 @@
-"""Keys that ask for features of MindIE that are not here: refused by name, unless their values ask for nothing."""
+"""Refuse config keys of MindIE features that dlinfer does not serve, unless their values turn the feature off."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ def _is_standard(value: Any) -> bool:
     return value == "standard"
 
 
-# Key -> (what it asks for, which values ask for nothing).
+# Key -> (feature, whether a value turns the feature off).
 REFUSED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "model_role": ("prefill and decoding on different machines", _is_standard),
     "role": ("prefill and decoding on different machines", _is_standard),
@@ -38,7 +38,7 @@ REFUSED: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def refused(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """(key, what is expected, what was given) of each key that asks for what is not here."""
+    """Yield the fault (key, expected, given) of each key that turns on a feature that is not served."""
     for key, (feature, asks_nothing) in REFUSED.items():
         value = config.get(key)
         if value is not None and not asks_nothing(value):

@@ -1,7 +1,7 @@
-"""Which devices a process sees.
+"""The devices that a process sees.
 
-``ASCEND_RT_VISIBLE_DEVICES`` lists device numbers, "0,1,3"; unset, all are visible. Where there is no such device the
-ranks share the host's CPU: then unset means one place a rank, and a list has as many places as numbers.
+``ASCEND_RT_VISIBLE_DEVICES`` lists device numbers, such as "0,1,3". If the variable is not set, each rank has a
+device. On a machine without NPUs the ranks share the host's CPU, and the numbers are places without meaning.
 """
 
 import os
@@ -10,9 +10,9 @@ VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
 
 
 def visible_devices(world_size: int) -> list[int]:
-    """The numbers of the visible devices; npu_device_id is an index into them.
+    """Return the numbers of the visible devices; npu_device_id is an index into this list.
 
-    world_size: how many places there are where the variable is unset. Raises ValueError for a list that is none.
+    world_size: how many devices to assume if the variable is not set. Raises ValueError for a malformed list.
     """
     listed = os.environ.get(VARIABLE)
     if listed is None:

@@ -1,1 +1,1 @@
-"""The model of a generator: a transformers model over pages, eager or as graphs, with its tokenizer."""
+"""The model of a generator: a transformers model over a paged KV cache, eager or compiled, with its tokenizer."""

@@ -1,4 +1,4 @@
-"""Checks of a forward's arguments before anything is written."""
+"""Check a forward's arguments before anything is written."""
 
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,7 @@ from dlinfer.ops.attention.kv_cache import canonical
 
 @dataclass(frozen=True)
 class Forward:
-    """Arguments of a forward, as ``GeneratorTorch.forward_tensor`` documents them; rows: lm_head_indices."""
+    """The arguments of a forward, as in ``GeneratorTorch.forward_tensor``; ``rows`` is its lm_head_indices."""
 
     input_ids: Tensor
     position_ids: Tensor | None
@@ -31,7 +31,7 @@ def check_forward(
     info: ModelInfo,
     vocab_size: int,
 ) -> Forward:
-    """The arguments with what was left out. Raises GeneratorCallError."""
+    """Check a forward's arguments and return them with defaults filled in. Raises GeneratorCallError."""
     tokens, sequences = len(forward.input_ids), len(forward.input_lengths)
     for name in ("input_ids", "slots", "input_lengths", "position_ids", "q_lens", "rows"):
         _integers(name, getattr(forward, name), 1)

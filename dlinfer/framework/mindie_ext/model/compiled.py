@@ -1,7 +1,7 @@
-"""The paged model as compiled graphs: one for prefill, one for decoding; sizes are unknown to the compiler.
+"""The paged model as compiled graphs: one for prefill and one for decode, both with unbacked sizes.
 
-After the first forward of each phase nothing is compiled any more. A model that cannot be captured runs eagerly, under
-the fallback policy.
+Each phase is compiled at its first forward and never recompiled for other sizes. A model that cannot be captured runs
+in eager mode, under the fallback policy.
 """
 
 import hashlib
@@ -24,14 +24,14 @@ from dlinfer.graph.report.policy import leave_graph
 from dlinfer.graph.torch_private.dynamo import mark_unbacked
 
 _STEADY = ("pages.caches", "pages.block_size", "pages.is_decode")
-"""Arguments that are the same at each call, so a graph may depend on them."""
+"""Arguments that are equal in all calls of a phase, so its graph may depend on their values."""
 
 
 class CompiledModel:
-    """Runs a paged model's forward; ``graph`` says whether as compiled graphs.
+    """A paged model that runs eagerly or, if ``graph`` is true, as compiled graphs.
 
-    compilations: (phase, "compiled" | "loaded" | "eager") of each graph made so far; it does not grow after both phases
-    were met.
+    compilations: (phase, "compiled" | "loaded" | "eager") for each graph made so far. The list does not grow after
+    the first prefill and the first decode.
     """
 
     def __init__(self, model: PagedModel) -> None:
@@ -41,7 +41,7 @@ class CompiledModel:
         self._calls: dict[bool, Callable[..., Any]] = {}
 
     def __call__(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor, pages: Pages) -> Tensor:
-        """As ``PagedModel.forward``."""
+        """Return the logits as ``PagedModel.forward`` does. Compiles the phase's graph at its first call."""
         kwargs = {"input_ids": input_ids, "position_ids": position_ids, "rows": rows, "pages": pages}
         with torch.no_grad():
             if not self.graph:
@@ -50,13 +50,13 @@ class CompiledModel:
             return self._compile(kwargs, pages) if call is None else call(**kwargs)
 
     def unbind(self) -> None:
-        """Forget the graphs' hold of the caches: they are to be compiled for others."""
+        """Let go of the caches that the graphs are bound to, before the pool changes."""
         for call in self._calls.values():
             if isinstance(call, BoundCall):
                 call.unbind()
 
     def forget(self) -> None:
-        """Drop the graphs: what they were made of has changed."""
+        """Drop the graphs after a change of the model's layers. The next forwards compile new graphs."""
         self.unbind()
         self._calls.clear()
 
@@ -77,7 +77,7 @@ class CompiledModel:
 
 
 def _mark_sizes(kwargs: dict[str, Any], pages: Pages) -> None:
-    """Tell the compiler which sizes change from call to call, and which of them are the same."""
+    """Mark the sizes that change from call to call as unbacked, and those that are always equal with one name."""
     tokens = "sequences" if pages.is_decode else "tokens"
     rows = "sequences" if pages.is_decode else "rows"
     for name in ("input_ids", "position_ids"):
@@ -91,7 +91,7 @@ def _mark_sizes(kwargs: dict[str, Any], pages: Pages) -> None:
 
 
 def _identity(model: PagedModel) -> str:
-    """Everything that the graphs depend on besides torch, dlinfer and the CPU: code, config, sizes of weights."""
+    """Return as a text what graphs depend on besides torch, dlinfer and the CPU: code, config, weight layouts."""
     classes = {type(module) for module in model.modules()}
     files = sorted({inspect.getfile(kind) for kind in classes if not kind.__module__.startswith("torch.")})
     code = hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in files)).hexdigest()

@@ -1,4 +1,4 @@
-"""The facts about a model that a KV pool needs."""
+"""The sizes of a model that a KV pool needs."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +12,8 @@ from dlinfer.errors import UnsupportedFeatureError
 class ModelInfo:
     """Sizes of a model's keys and values on one rank.
 
-    head_size: of keys and values where both are alike, and then k_head_size and v_head_size are 0.
-    data_byte_size: bytes of a number.
+    head_size: of keys and values if they are equal; k_head_size and v_head_size are then 0.
+    data_byte_size: bytes of one element.
     """
 
     device: torch.device
@@ -27,7 +27,7 @@ class ModelInfo:
 
 
 def model_info(config: Any, device: torch.device, dtype: torch.dtype, world_size: int) -> ModelInfo:
-    """The sizes of a Hugging Face config's attention on one of world_size ranks.
+    """Return the sizes of a Hugging Face config's attention on one of world_size ranks.
 
     Raises UnsupportedFeatureError for models whose layers are not all attention with heads of one size.
     """
@@ -46,7 +46,7 @@ def model_info(config: Any, device: torch.device, dtype: torch.dtype, world_size
     k_size, v_size = 0, 0
     if getattr(
         text, "kv_lora_rank", None
-    ):  # latent attention: transformers expands keys and values to all heads
+    ):  # multi-head latent attention: transformers expands keys and values to all heads
         kv_heads = heads
         k_size, v_size = text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim
     return ModelInfo(

@@ -1,4 +1,4 @@
-"""The model of a generator with all that belongs to it, by the attributes that MindIE's ``model_wrapper`` has."""
+"""The model of a generator with its tokenizer and configs, under the attribute names of MindIE's ``model_wrapper``."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -20,7 +20,7 @@ from dlinfer.vendor import discovery
 
 
 def generator_device(npu_device_id: int) -> torch.device:
-    """The device of a rank: the NPU of this number where a vendor serves NPUs here, else the CPU."""
+    """Return a rank's device: the NPU of this number if a vendor serves NPUs here, else the CPU."""
     for vendor in discovery.loadable():
         if (
             vendor.device_type == "npu"
@@ -32,11 +32,12 @@ def generator_device(npu_device_id: int) -> torch.device:
 
 
 class ModelWrapper:
-    """Loads a Hugging Face model onto a device, from safetensors, with its tokenizer.
+    """A Hugging Face model, loaded from safetensors onto a device, with its tokenizer.
 
-    tokenizer: None where load_tokenizer is false. adapter_manager: its LoRA adapters. config: the Hugging Face config,
-    config_dict: the same as a dict. model_info: what its KV pool needs. max_position_embeddings: the longest sequence.
-    vocab_size: ids below it are tokens. eos_token_ids: tokens that end a text. optimization: which modules run on ops.
+    tokenizer: None if load_tokenizer is false. adapter_manager: the LoRA adapters. config: the Hugging Face config;
+    config_dict: the config as a dict. model_info: sizes for the KV pool. max_position_embeddings: the most tokens of a
+    sequence. vocab_size: token ids are below it. eos_token_ids: tokens that end a text. optimization: which modules
+    run on fused ops.
     """
 
     def __init__(self, config: ModelConfig, group: Group | None) -> None:
@@ -53,7 +54,7 @@ class ModelWrapper:
         )
         model_info(
             hf_config, self.device, torch.float32, config.world_size
-        )  # refuses before weights are read
+        )  # refuse the model before its weights are read
         self.tokenizer: Any = None
         if config.load_tokenizer:
             path = config.tokenizer_path or config.model_id
@@ -85,7 +86,7 @@ class ModelWrapper:
         self._adapters_version = 0
 
     def make_context(self, conversation: list[dict[str, str]], **kwargs: Any) -> list[int]:
-        """Token ids of a conversation by the tokenizer's chat template. kwargs: as ``apply_chat_template`` takes them.
+        """Return a conversation's token ids by the tokenizer's chat template. kwargs: for ``apply_chat_template``.
 
         Raises UnsupportedFeatureError without a tokenizer or a template.
         """
@@ -119,7 +120,7 @@ class ModelWrapper:
         block_size: int = 0,
         **kwargs: Any,
     ) -> Tensor:
-        """As ``GeneratorTorch.forward_tensor``."""
+        """Return the logits as ``GeneratorTorch.forward_tensor`` does."""
         if kwargs:
             raise GeneratorCallError(
                 call="forward_tensor",
@@ -144,19 +145,21 @@ class ModelWrapper:
             is_decode=not is_prefill,
         )
         names = self.adapter_manager.preprocess_adapter_ids(adapter_ids, self.model_name, self.model_id)
-        if self.adapter_manager.version != self._adapters_version:  # the graphs are of other layers
+        if (
+            self.adapter_manager.version != self._adapters_version
+        ):  # the graphs were compiled with other layers
             self.compiled.forget()
             self._adapters_version = self.adapter_manager.version
         with self.adapter_manager.activate(names, forward.q_lens.tolist()), self._watched():
             return self.compiled(forward.input_ids, forward.position_ids, forward.rows, pages)
 
     def _watched(self) -> AbstractContextManager[None]:
-        """Raises RankLostError where another rank ends while this one computes."""
+        """Return a context that raises RankLostError if another rank ends while this rank computes."""
         return nullcontext() if self.group is None else self.group.watched("a forward ran")
 
 
 def _ends(model: Any, tokenizer: Any, chosen: Any) -> frozenset[int]:
-    """Tokens that end a text: those that were chosen, or the checkpoint's and the tokenizer's."""
+    """Return the tokens that end a text: ``chosen``, or by default those of the checkpoint and the tokenizer."""
     end_ids = chosen
     if end_ids is None:
         end_ids = getattr(model.generation_config, "eos_token_id", None)

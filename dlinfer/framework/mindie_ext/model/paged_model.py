@@ -1,4 +1,4 @@
-"""A transformers model as one function of packed tokens and pages."""
+"""A transformers model as one function of packed tokens and a paged KV cache."""
 
 from typing import Any
 
@@ -8,17 +8,16 @@ from dlinfer.framework.transformers_ext import Pages
 
 
 class PagedModel(nn.Module):
-    """Calls a causal language model that was loaded with ``attn_implementation="dlinfer_paged"``."""
+    """Wraps a causal language model that was loaded with ``attn_implementation="dlinfer_paged"``."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor, pages: Pages) -> Tensor:
-        """Logits of the tokens that are asked for. ``pages.caches`` are mutated.
+        """Return the logits of the tokens in ``rows``, [n, vocabulary] in the model's dtype. Mutates ``pages.caches``.
 
-        input_ids, position_ids: [tokens] int64. rows: [n] int64, the tokens whose logits are wanted. Returns
-        [n, vocabulary] in the model's dtype.
+        input_ids, position_ids: [tokens] int64. rows: [n] int64, indices of tokens.
         """
         out = self.model(
             input_ids=input_ids[None],

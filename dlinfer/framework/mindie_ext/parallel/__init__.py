@@ -1,4 +1,4 @@
-"""A model that is spread over ranks: processes that join, and load their shares."""
+"""Tensor parallelism: processes join as ranks, and each loads its shard of the model."""
 
 from dlinfer.framework.mindie_ext.parallel.group import Group, join
 from dlinfer.framework.mindie_ext.parallel.shard import load

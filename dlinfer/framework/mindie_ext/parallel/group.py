@@ -13,19 +13,19 @@ from dlinfer.framework.mindie_ext.errors import RankError, RankLostError
 from dlinfer.vendor import discovery
 
 TIMEOUT = 600.0
-"""Seconds that a rank waits for the others to join, or for one that is alive but does not answer. One that ended is
-noticed at once, since its connections close."""
+"""Seconds that a rank waits for the others to join, or for a rank that is alive but does not answer. The end of a rank
+is noticed at once, since its connections close."""
 
 
 class Group:
-    """This process among the ranks. own: whether ``leave`` ends what ``join`` began."""
+    """This process's rank. own: whether ``join`` initialised torch.distributed, so that ``leave`` must end it."""
 
     def __init__(self, rank: int, world_size: int, own: bool) -> None:
         self.rank, self.world_size, self._own = rank, world_size, own
 
     @contextmanager
     def watched(self, what: str) -> Iterator[None]:
-        """Raise RankLostError for a collective inside that fails since another rank ended."""
+        """Raise RankLostError if a collective inside the block fails because another rank ended."""
         try:
             yield
         except (dist.DistError, RuntimeError) as error:
@@ -36,23 +36,23 @@ class Group:
             ) from error
 
     def broadcast(self, values: np.ndarray) -> np.ndarray:
-        """Rank 0's values, [n] int64, on each rank."""
+        """Return rank 0's values, [n] int64, on each rank."""
         tensor = torch.from_numpy(np.ascontiguousarray(values))
         with self.watched("tokens were shared"):
             dist.broadcast(tensor, 0)
         return tensor.numpy()
 
     def leave(self) -> None:
-        """End the group; a second call does nothing."""
+        """Leave the group. A second call does nothing."""
         if self._own and dist.is_initialized():
             dist.destroy_process_group()
 
 
 def join(rank: int, world_size: int, device_type: str, timeout: float = TIMEOUT) -> Group:
-    """Join the ranks at MASTER_ADDR and MASTER_PORT, as torchrun sets them, and wait until all are there.
+    """Join the ranks at MASTER_ADDR and MASTER_PORT, as torchrun sets them, and wait until all have joined.
 
-    A process that has initialised torch.distributed itself, with the same rank and size, is taken as it is. Raises
-    RankError, and RankLostError where the others do not come in ``timeout`` seconds.
+    If the process initialised torch.distributed itself, with the same rank and size, that group is used. Raises
+    RankError, and RankLostError if the other ranks do not join within ``timeout`` seconds.
     """
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
@@ -87,7 +87,7 @@ def join(rank: int, world_size: int, device_type: str, timeout: float = TIMEOUT)
 
 
 def _is_lost(error: BaseException) -> bool:
-    """Whether an error of torch.distributed says that a peer is gone."""
+    """Return whether an error of torch.distributed means that another rank ended."""
     if isinstance(error, dist.DistError):
         return True
     text = str(error)

@@ -1,4 +1,4 @@
-"""Loads a model, or one rank's share of it, by transformers' own tensor parallelism."""
+"""Load a model, or one rank's shard of a model, by transformers' own tensor parallelism."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ def load(
     group: Group | None,
     trust_remote_code: bool = False,
 ) -> nn.Module:
-    """A causal language model from safetensors; with a group, this rank's columns and rows of it.
+    """Load a causal language model from safetensors; with a group, only this rank's shard.
 
-    Raises UnsupportedFeatureError for a model that has no plan of how to spread it, or whose heads cannot be spread,
-    before weights are read; RankLostError.
+    Before weights are read, raises UnsupportedFeatureError if the model has no tensor parallel plan, or if its
+    heads or sizes cannot be divided among the ranks. Also raises RankLostError.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.distributed import DistributedConfig
@@ -36,7 +36,7 @@ def load(
 
 
 def refuse_unspread(config: Any, world_size: int) -> None:
-    """Raise for a config whose model cannot be spread over so many ranks."""
+    """Raise UnsupportedFeatureError if a config's model cannot be divided among world_size ranks."""
     text = config.get_text_config(decoder=True)
     if not getattr(text, "base_model_tp_plan", None):
         raise UnsupportedFeatureError(

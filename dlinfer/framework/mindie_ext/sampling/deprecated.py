@@ -11,9 +11,9 @@ from dlinfer.framework.mindie_ext.errors import SamplingError
 
 @dataclass
 class SamplingData:
-    """Which tokens the sequences have: all_input_ids, output_ids: [sequences, most] integers, or None.
+    """The tokens of the sequences. all_input_ids, output_ids: [sequences, most] integers, or None.
 
-    request_ids: [sequences]; None numbers them, and then a draw depends on the batch.
+    request_ids: [sequences]; None numbers the rows, so that draws depend on a sequence's place in the batch.
     """
 
     all_input_ids: np.ndarray | None
@@ -30,7 +30,7 @@ class SamplingData:
         is_prefill: bool = True,
         request_ids: np.ndarray | None = None,
     ) -> "SamplingData":
-        """Raises SamplingError where the arrays are not of the same sequences, or there is none."""
+        """Return a SamplingData. Raises SamplingError if all arrays are None or their lengths differ."""
         arrays = [array for array in (all_input_ids, output_ids, request_ids) if array is not None]
         if not arrays or len({len(array) for array in arrays}) != 1:
             raise SamplingError(
@@ -42,14 +42,14 @@ class SamplingData:
 
     @property
     def count(self) -> int:
-        """Sequences."""
+        """Return the number of sequences."""
         arrays = (self.request_ids, self.all_input_ids, self.output_ids)
         return next(len(array) for array in arrays if array is not None)
 
 
 @dataclass
 class SamplingParam:
-    """How tokens are drawn; ``arrays`` by the names of ``SamplingMetadata.from_numpy``, which checks them."""
+    """The sampling parameters. arrays: argument name of ``SamplingMetadata.from_numpy`` -> array, not checked yet."""
 
     arrays: dict[str, Any] = field(default_factory=dict)
 
@@ -66,7 +66,7 @@ class SamplingParam:
         do_sample: np.ndarray | None = None,
         to_tensor: Callable[[Any], Any] | None = None,
     ) -> "SamplingParam":
-        """Each array is [sequences]; None is the parameter's default."""
+        """Return a SamplingParam. Each array is [sequences]; None is the parameter's default."""
         return cls(
             {
                 "repetition_penalty": repetition_penalty,

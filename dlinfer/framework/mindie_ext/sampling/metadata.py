@@ -1,4 +1,4 @@
-"""How the tokens of a batch are chosen: one value of each parameter a sequence."""
+"""The sampling parameters of a batch: for each sequence, one value of each parameter."""
 
 import secrets
 from collections.abc import Callable
@@ -16,12 +16,13 @@ from dlinfer.framework.mindie_ext.sampling.parameters import checked
 
 @dataclass
 class SamplingMetadata:
-    """Made by ``from_numpy`` or ``from_batch``, which check it. Arrays are [sequences]; None is a parameter's default.
+    """The sampling parameters of a batch, checked by ``from_numpy`` or ``from_batch``.
 
-    repetition_penalty (1), frequency_penalty (0), presence_penalty (0), temperature (1), top_k_array (0), top_p_array
-    (1), do_sample_array (false), top_logprobs_array (0), seed_array. max_logprobs: the largest of top_logprobs_array.
-    all_token_ids: [sequences, most] int64, prompts and answers, padded with anything that is no token;
-    output_token_ids: the answers alone. Penalties count them.
+    Arrays are [sequences]; None means the default (in brackets): repetition_penalty (1), frequency_penalty (0),
+    presence_penalty (0), temperature (1), top_k_array (0), top_p_array (1), do_sample_array (false),
+    top_logprobs_array (0), seed_array. max_logprobs: the largest value of top_logprobs_array. all_token_ids:
+    [sequences, most] int64, prompts and answers, padded with any value that is no token id; output_token_ids: the
+    answers only. Penalties count these tokens.
     """
 
     batch_sequence_ids: list[np.ndarray]
@@ -69,10 +70,10 @@ class SamplingMetadata:
         all_sequence_ids: np.ndarray | None = None,
         is_mix: bool = False,
     ) -> "SamplingMetadata":
-        """The checked metadata of a batch; arguments are not mutated.
+        """Return the checked metadata of a batch. The arguments are not mutated.
 
-        Each array is [sequences]. Sequences with do_sample and without a seed get a random one. Raises SamplingError,
-        and UnsupportedFeatureError for beam search and best_of.
+        Each array is [sequences]. A sequence with do_sample and without a seed gets a random seed. Raises
+        SamplingError, and UnsupportedFeatureError for beam search and best_of.
         """
         if not isinstance(is_prefill, bool):
             raise SamplingError(parameter="is_prefill", expected="a bool", given=repr(is_prefill))
@@ -130,7 +131,7 @@ class SamplingMetadata:
         to_tensor: Callable[[Any], Tensor] | None,
         **kwargs: Any,
     ) -> "SamplingMetadata":
-        """The metadata of a step's InputMetadata and its records of SAMPLING_DTYPE, [sequences].
+        """Return the metadata for a step's InputMetadata and its records of SAMPLING_DTYPE, [sequences].
 
         kwargs: batch_seeds, batch_best_of, batch_n, batch_use_beam_search, is_mix: as MindIE passes them.
         """
@@ -153,7 +154,7 @@ class SamplingMetadata:
     def from_deprecated(
         cls, sampling_data: SamplingData, sampling_param: SamplingParam
     ) -> "SamplingMetadata":
-        """The metadata of MindIE's deprecated pair."""
+        """Return the metadata for MindIE's deprecated pair of arguments."""
         rows = sampling_data.count
         ids = np.arange(rows) if sampling_data.request_ids is None else sampling_data.request_ids
         metadata = cls.from_numpy(
@@ -165,7 +166,7 @@ class SamplingMetadata:
         return metadata
 
     def update_token_ids(self, all_token_ids: np.ndarray | None, output_token_ids: np.ndarray | None) -> None:
-        """Tell which tokens the sequences have so far: [sequences, most] integers each. Raises SamplingError."""
+        """Set the tokens that the sequences have so far: [sequences, most] integers each. Raises SamplingError."""
         for name, ids in (("all_token_ids", all_token_ids), ("output_token_ids", output_token_ids)):
             if ids is None:
                 continue

@@ -1,21 +1,22 @@
-"""The tokens that were chosen."""
+"""The output of the sampler."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 NO_LOGPROB = -9999.0
-"""MindIE's log-probability where none was asked for."""
+"""MindIE's value for a log-probability that was not requested."""
 
 
 @dataclass
 class SamplingOutput:
-    """Arrays over sequences.
+    """The sampled tokens, as arrays over n sequences.
 
-    token_ids, num_new_tokens, repeating_indices: [n] int64. logprobs: [n] float32, of chosen tokens, NO_LOGPROB where
-    no log-probabilities were asked for. top_token_ids int64, top_logprobs float32: [n, most], the most likely tokens
-    first; most is the largest number that a sequence asks for, num_top_tokens [n] what each asks for.
-    cumulative_logprobs: [n] float32 zeros, for callers that sum. seeds: [n] int64, or None where nothing was drawn.
+    token_ids, num_new_tokens, repeating_indices: [n] int64. logprobs: [n] float32, of the sampled tokens; NO_LOGPROB
+    if log-probabilities were not requested. top_token_ids int64, top_logprobs float32: [n, most], the most likely
+    tokens first. num_top_tokens: [n], how many top tokens each sequence requests; most is their maximum.
+    cumulative_logprobs: [n] float32 zeros, for callers that sum. seeds: [n] int64, or None if all sequences are
+    greedy.
     """
 
     sequence_ids: np.ndarray | None
@@ -32,5 +33,5 @@ class SamplingOutput:
     seeds: np.ndarray | None = None
 
     def to_deprecated(self) -> tuple[np.ndarray, np.ndarray]:
-        """(token_ids, logprobs), which is what SamplingData and SamplingParam give."""
+        """Return (token_ids, logprobs), the result of calls with SamplingData and SamplingParam."""
         return self.token_ids, self.logprobs

@@ -1,4 +1,4 @@
-"""The parameters of a sequence's draw, and what each may be. Names, order and limits are MindIE's."""
+"""The sampling parameters and their allowed values. Names, order and limits are MindIE's."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +33,7 @@ DEFAULT_SAMPLING_PARAMS: dict[str, float] = {
 MOST_LOGPROBS = 20
 LARGEST_SEED = 2**63 - 1
 
-# Parameter -> (what it may be, whether values are that).
+# Parameter -> (the allowed values as a text, a function that checks values).
 _RULES: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
     "repetition_penalty": ("more than 0", lambda x: x > 0),
     "frequency_penalty": ("a number", np.isfinite),
@@ -47,7 +47,7 @@ _RULES: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
 
 
 def checked(name: str, values: np.ndarray | None, count: int) -> np.ndarray | None:
-    """A copy of a parameter's values, [count]. Raises SamplingError."""
+    """Check a parameter's values and return a copy, [count]. Raises SamplingError."""
     if values is None:
         return None
     if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iufb":

@@ -1,4 +1,4 @@
-"""The sampler: a token for each sequence."""
+"""The sampler, which selects a token for each sequence."""
 
 import threading
 from collections.abc import Iterable
@@ -16,32 +16,32 @@ from dlinfer.framework.mindie_ext.sampling.scores import candidates, penalised
 
 
 class Sampler:
-    """Chooses tokens, with num_threads threads for sequences that are drawn.
+    """Selects tokens, greedily or by random draws. num_threads: threads for the draws.
 
-    A draw depends on the sequence's logits, its seed and how many tokens were drawn for it before, and on nothing else:
-    not on the batch, its order or the threads.
+    A draw depends only on the sequence's logits, parameters, seed and number of earlier draws: not on the batch, its
+    order or the threads.
     """
 
     def __init__(self, num_threads: int = 8) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="dlinfer-sampling")
         self._num_threads = num_threads
-        self._drawn: dict[int, tuple[int, int]] = {}  # sequence -> (its seed, how many tokens were drawn)
+        self._drawn: dict[int, tuple[int, int]] = {}  # sequence id -> (seed, number of draws so far)
         self._lock = threading.Lock()
         self.device: torch.device | None = None
         self.eos_token_id: list[int] = []
 
     def initialize(self, device: torch.device, eos_token_id: Iterable[int]) -> None:
-        """Tell where logits come from, and which tokens end a text."""
+        """Set the device of the logits, and the tokens that end a text."""
         self.device, self.eos_token_id = device, list(eos_token_id)
 
     def configure(self, metadata: SamplingMetadata) -> None:
-        """Begin the draws of sequences anew: their next token is the first of their seeds."""
+        """Restart the draws of sequences: the next draw of each is the first of its seed."""
         with self._lock:
             for sequence_id in metadata.all_sequence_ids.tolist():
                 self._drawn.pop(sequence_id, None)
 
     def clear_cache(self, sequence_ids: Iterable[int]) -> None:
-        """Forget sequences; unknown ones are passed over."""
+        """Remove the state of sequences; unknown ids are ignored."""
         with self._lock:
             for sequence_id in sequence_ids:
                 self._drawn.pop(int(sequence_id), None)
@@ -49,9 +49,10 @@ class Sampler:
     def __call__(self, logits: Tensor, metadata: SamplingMetadata | None = None) -> SamplingOutput:
         """Sample a token for each row of logits. The logits are not mutated.
 
-        logits: [sequences, vocabulary], floating. metadata: None is greedy. Order: repetition, frequency and presence
-        penalty, temperature, top_k, top_p, draw. A greedy token is the most likely after the penalties, the first of
-        equals. Log-probabilities are those after penalties and, for drawn sequences, temperature.
+        logits: [sequences, vocabulary], floating. metadata: None is greedy. Order of operations: repetition, frequency
+        and presence penalty, temperature, top_k, top_p, draw. The greedy token is the most likely after the penalties;
+        of equal tokens, the first. Log-probabilities are computed after the penalties and, if the token is drawn,
+        temperature.
 
         Raises SamplingError for logits of another shape, NaN, or a row without a possible token.
         """
@@ -84,7 +85,7 @@ class Sampler:
         return wide / torch.from_numpy(scale)[:, None]
 
     def _draw(self, wide: Tensor, metadata: SamplingMetadata, token_ids: Tensor) -> None:
-        """Write the drawn sequences' tokens into token_ids."""
+        """Draw a token for each sequence with do_sample and write it into token_ids."""
         assert metadata.do_sample_array is not None
         drawn = np.flatnonzero(metadata.do_sample_array).tolist()
         places = [self._uniform(metadata, row) for row in drawn]
@@ -98,7 +99,7 @@ class Sampler:
         self._count(metadata, drawn)
 
     def _uniform(self, metadata: SamplingMetadata, row: int) -> float:
-        """The number in [0, 1) of a sequence's next draw: a function of its seed and of how many it had."""
+        """Return the random number in [0, 1) of a sequence's next draw, from its seed and its number of draws."""
         assert metadata.seed_array is not None
         seed = int(metadata.seed_array[row])
         with self._lock:
@@ -130,7 +131,7 @@ class Sampler:
 
 
 def _draw_row(row: Tensor, metadata: SamplingMetadata, index: int, place: float) -> int:
-    """The token at a place in [0, 1) of the distribution that the filters leave."""
+    """Return the token at ``place`` in [0, 1) of the cumulative distribution after top_k and top_p."""
     top_k = 0 if metadata.top_k_array is None else int(metadata.top_k_array[index])
     top_p = 1.0 if metadata.top_p_array is None else float(metadata.top_p_array[index])
     left, ids = candidates(row, top_k, top_p)

@@ -1,4 +1,4 @@
-"""Applies sampling parameters to logits before a token is chosen."""
+"""Apply penalties, top_k and top_p to logits before a token is selected."""
 
 import numpy as np
 import torch
@@ -8,11 +8,11 @@ from dlinfer.framework.mindie_ext.sampling.metadata import SamplingMetadata
 
 
 def penalised(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
-    """float32 logits with the penalties of their sequences; a new tensor where anything changes.
+    """Return float32 logits with the penalties applied. The argument is not mutated.
 
     logits: [sequences, vocabulary]. For tokens of the prompt and the answer, the repetition penalty divides positive
-    logits and multiplies negative ones (Keskar et al., 2019, arXiv:1909.05858). The frequency penalty is subtracted
-    once for each occurrence in the answer, the presence penalty once.
+    logits and multiplies negative logits (Keskar et al., 2019, arXiv:1909.05858). For tokens of the answer, the
+    frequency penalty is subtracted once for each occurrence, the presence penalty only once.
     """
     wide = logits.float()
     repetition = _column(metadata.repetition_penalty, 1.0)
@@ -30,14 +30,14 @@ def penalised(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
 
 
 def _column(values: np.ndarray | None, neutral: float) -> Tensor | None:
-    """[sequences, 1] float32, or None where all values change nothing."""
+    """Return a penalty's values as [sequences, 1] float32, or None if all are ``neutral``."""
     if values is None or bool((values == neutral).all()):
         return None
     return torch.from_numpy(values.astype(np.float32))[:, None]
 
 
 def _counts(token_ids: np.ndarray, vocabulary: int) -> Tensor:
-    """How often each row has each token, [rows, vocabulary] float32; what is no token is not counted."""
+    """Return how often each row has each token, [rows, vocabulary] float32. Padding is not counted."""
     ids = torch.from_numpy(token_ids)
     outside = (ids < 0) | (ids >= vocabulary)
     counts = torch.zeros(len(ids), vocabulary + 1)
@@ -46,10 +46,11 @@ def _counts(token_ids: np.ndarray, vocabulary: int) -> Tensor:
 
 
 def candidates(row: Tensor, top_k: int, top_p: float) -> tuple[Tensor, Tensor]:
-    """(logits, token ids) of the tokens that top_k and top_p leave, the most likely first.
+    """Return (logits, token ids) of the tokens that remain after top_k and top_p, the most likely first.
 
-    row: [vocabulary] float32. top_k: so many, and those as likely as the last of them; 0 is all. top_p: the fewest
-    tokens whose probability among these reaches it (Holtzman et al., 2020, arXiv:1904.09751), at least one; 1 is all.
+    row: [vocabulary] float32. top_k: keep this many tokens, and all that are as likely as the last; 0 keeps all.
+    top_p: of these, keep the fewest tokens whose probabilities reach top_p together, at least one; 1 keeps all
+    (Holtzman et al., 2020, arXiv:1904.09751).
     """
     ordered, ids = torch.sort(row, descending=True, stable=True)
     if 0 < top_k < len(row):
