@@ -177,7 +177,7 @@ class _Writer:
         text = f"def read(L):\n    try:\n{body}    except {errors}:\n        return None\n"
         exec(
             compile(text, "<dlinfer inputs>", "exec"), self._scope
-        )  # Dynamo also executes such expressions, in its guards
+        )  # Dynamo's guards execute such expressions too
         return self._scope["read"]
 
 

@@ -167,7 +167,7 @@ class _Binder:
         text = f"def bind(values):\n    try:\n{lines}    except ZeroDivisionError: self.divided()\n"
         exec(
             compile(text, "<dlinfer interface>", "exec"), self._scope
-        )  # this module and its printer wrote all of the text
+        )  # text of this module and its printer only
         return self._scope["bind"]
 
     def name(self, value: object) -> str:
