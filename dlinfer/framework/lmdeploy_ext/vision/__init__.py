@@ -1,4 +1,4 @@
-"""Images: preprocessing without torchvision, corrections of LMDeploy's vision models, and their parts as graphs.
+"""Serve images: preprocess them without torchvision, correct LMDeploy's vision models, and run these as graphs.
 
-Takes LMDeploy's functions and models; returns the same with transformers' answers. Layers are in ``layers``.
+The code changes LMDeploy's functions and models so that answers are as in transformers. Layers are in ``layers``.
 """

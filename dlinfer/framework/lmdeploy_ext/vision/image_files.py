@@ -1,7 +1,7 @@
-"""Reads images: turned as their EXIF data says, and refused where the file is damaged.
+"""Read image files: apply the orientation in their EXIF data, and refuse damaged files.
 
-LMDeploy 0.18 reads a truncated file as far as it goes and leaves the rest grey. It ignores EXIF's orientation, which
-transformers and vLLM apply.
+LMDeploy 0.18 reads a truncated file as far as it goes and leaves the rest grey. LMDeploy ignores EXIF's orientation,
+which transformers and vLLM apply.
 """
 
 from io import BytesIO
@@ -15,7 +15,10 @@ from dlinfer.framework.patching import Original
 
 
 def read(data: bytes, mode: str) -> Image.Image:
-    """Decode an image file. Raises ValueError with the reason where that fails."""
+    """Return the decoded and oriented image of a file's bytes. mode: pillow's, such as "RGB".
+
+    Raises ValueError with the reason if the file cannot be read.
+    """
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # LMDeploy sets it, for the whole process
     try:
         with Image.open(BytesIO(data)) as image:

@@ -1,8 +1,8 @@
-"""Splits LMDeploy's vision-language models into a language part and a vision part, which run as graphs of their own.
+"""Split LMDeploy's vision-language models into a language part and a vision part, each with a graph of its own.
 
-A model's forward embeds the text, writes features of images into it, and calls the language model. Graph mode compiles
-the two parts, each for all sizes. The few operations between them stay eager, so that steps with and without images
-run the same graph of the language model.
+A model's forward embeds the text, writes image features into the embeddings, and calls the language model. Graph mode
+compiles the two parts, each for all sizes. The few operations between them stay eager, so that steps with and without
+images run the same graph of the language model.
 """
 
 import inspect
@@ -31,12 +31,14 @@ class Parts:
     """The parts of one class of models.
 
     language: name of the submodule whose forward makes hidden states from embeddings.
-    vision: the path from the model to the owner of the function that makes features from pixels, and its name.
-    sizes: argument of the compiled function -> a name for each dimension that varies; None for one that does not.
-    example: makes arguments of the function for small images, from the model.
-    tower: a function to compile instead, as a method of the owner; None compiles the function itself.
-    arrange: makes the arguments of ``tower`` from (model, the function's). restore: makes the function's result.
-    speech, arrange_speech, speech_sizes: the same for the language part, for arguments that other models do not have.
+    vision: (path of the owning submodule, name) of the vision function, which makes features from pixels.
+    sizes: argument of the compiled function -> a name for each dimension that varies; None for a fixed dimension.
+    example: makes arguments of the vision function for small images, from the model.
+    tower: a function to compile as a method of the owner, in place of the vision function; None compiles the latter.
+    arrange: makes the arguments of ``tower`` from (model, arguments of the vision function).
+    restore: makes the vision function's result from the result of ``tower``.
+    speech, arrange_speech, speech_sizes: as tower, arrange and sizes, for the language part. ``speech_sizes`` names
+        only arguments that other models do not have.
     """
 
     language: str
@@ -51,12 +53,12 @@ class Parts:
     speech_sizes: Sizes = field(default_factory=dict)
 
     def steady(self, arguments: Arguments) -> list[str]:
-        """The arguments of the vision part that are no tensors, and are the same for all images."""
+        """Return the names of the vision part's arguments without sizes: they are the same for all images."""
         return [name for name in arguments if name not in self.sizes]
 
 
 def marks(sizes: Sizes, arguments: Arguments) -> Iterator[tuple[Tensor, int, str | None]]:
-    """(tensor, dimension, its name in ``sizes``) for every dimension of the arguments that are there."""
+    """Yield (tensor, dimension, its name in ``sizes``) for each dimension of the arguments. Absent ones are skipped."""
     for name, counts in sizes.items():
         value = arguments.get(name)
         for tensor in value if isinstance(value, tuple) else (value,):
@@ -69,12 +71,12 @@ def marks(sizes: Sizes, arguments: Arguments) -> Iterator[tuple[Tensor, int, str
 
 
 def _images(weight: Tensor, height: int, width: int) -> Tensor:
-    """Pixels of two images."""
+    """Return zero pixels of two images, [2, 3, height, width], with weight's dtype and device."""
     return torch.zeros(2, 3, height, width, dtype=weight.dtype, device=weight.device)
 
 
 def _patches(model: Any) -> tuple[Tensor, Arguments]:
-    """Two images of 2 x 2 and 2 x 3 tokens: their grids, int64 [2, 3], and their patches."""
+    """Return the grids, int64 [2, 3], and the patches of two example images, of 2 x 2 and 2 x 3 tokens."""
     merge, weight = model.visual.spatial_merge_size, model.visual.patch_embed.proj.weight
     grids = torch.tensor([[1, 2 * merge, 2 * merge], [1, 2 * merge, 3 * merge]])
     counts = grids.prod(1)
@@ -184,11 +186,11 @@ PARTS: dict[str, Parts] = {
         "transformer", ("transformer.vision", "forward"), _IMAGES, _square, arrange_speech=glm_4v.with_images
     ),
 }
-"""LMDeploy's class -> its parts."""
+"""Name of LMDeploy's model class -> its parts."""
 
 
 def of_model(model: nn.Module) -> Parts | None:
-    """The parts of a vision-language model; None for any other, and where its vision part was left out."""
+    """Return the parts of a vision-language model; None for any other model, or if its vision part was left out."""
     left_out = any(getattr(module, "_is_dummy_mod", False) for module in model.modules())
     parts = None if left_out else PARTS.get(type(model).__name__)
     if parts is None or parts.vision[0] not in dict(model.named_modules()):  # ChatGLM alone
@@ -197,7 +199,7 @@ def of_model(model: nn.Module) -> Parts | None:
 
 
 def vision_function(model: nn.Module, parts: Parts) -> tuple[Any, Callable[..., Any]]:
-    """(owner, the bound function) that makes features from pixels."""
+    """Return (owner, bound function): the function that makes features from pixels, and the module that has it."""
     path, name = parts.vision
     owner: Any = model.get_submodule(path)
     return owner, getattr(owner, name)
@@ -206,10 +208,10 @@ def vision_function(model: nn.Module, parts: Parts) -> tuple[Any, Callable[..., 
 def method(
     written: Callable[..., Any] | None, owner: Any, function: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The callable to compile: ``written`` as a method of the owner, or the owner's function where it is None."""
+    """Return the callable to compile: ``written`` as a method of the owner, or ``function`` if ``written`` is None."""
     return function if written is None else MethodType(written, owner)
 
 
 def named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """The arguments of a call by name."""
+    """Return the arguments of a call as a dict by name."""
     return dict(inspect.signature(function).bind(*args, **kwargs).arguments)

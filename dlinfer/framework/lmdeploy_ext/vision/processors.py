@@ -1,8 +1,8 @@
-"""Loads image processors where torchvision is not installed: there is no build of it for every torch.
+"""Load image processors without torchvision, which has no build for every torch.
 
-transformers 5 has each image processor twice, on torchvision and on pillow with numpy, and chooses the second by
-itself. Processors that know videos need torchvision even so, for their video part. Here a stand-in takes its place,
-since a message with a video is refused before it gets there.
+transformers 5 has each image processor twice, on torchvision and on pillow with numpy. Without torchvision it chooses
+the second by itself. Processors that know videos still need torchvision for their video part. Here a stand-in replaces
+the video part. It is never called: a message with a video is refused before.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ def stand_in() -> Any:
     from transformers.video_processing_utils import VideoProcessorMixin
 
     class NoVideos(VideoProcessorMixin):
-        """The part for videos of a processor that is asked for images alone."""
+        """The video part of a processor that is used for images alone."""
 
         def __call__(self, videos: Any, **kwargs: Any) -> Any:
             raise refuse("video input without torchvision", "send single images of the video")
@@ -67,9 +67,9 @@ def from_pretrained(
 
 @contextlib.contextmanager
 def without_videos() -> Iterator[None]:
-    """Let this thread load processors without their video part where torchvision is missing.
+    """Within the context, let this thread load processors without their video part if torchvision is missing.
 
-    transformers stays as it is for every other thread, and for this one afterwards.
+    transformers does not change for other threads, nor for this thread afterwards.
     """
     if has_torchvision():
         yield

@@ -1,4 +1,4 @@
-"""Forwards of LMDeploy's vision models, rewritten so that one graph holds them for images of all sizes."""
+"""Forwards of LMDeploy's vision models, rewritten so that one graph serves images of all sizes."""
 
 from typing import Any
 
@@ -8,9 +8,10 @@ from torch.nn.functional import pad
 
 
 def by_token(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of ``windowed`` from those of Qwen2.5-VL's encoder: patches become [tokens, patches of a token, size].
+    """Return the arguments of ``windowed``, from those of Qwen2.5-VL's encoder.
 
-    The number of patches then follows from the number of tokens; a graph could not relate two sizes.
+    Patches become [tokens, patches of a token, size]. The number of patches then follows from the number of tokens. A
+    graph could not relate two independent sizes.
     """
     unit = model.visual.spatial_merge_unit
     split = {name: arguments[name].unflatten(0, (-1, unit)) for name in ("hidden_states", "rotary_pos_emb")}
@@ -25,7 +26,7 @@ def windowed(
     window_index: Tensor,
     cu_window_seqlens: Tensor,
 ) -> Tensor:
-    """Qwen2.5-VL's encoder: attention within windows, over whole images in some layers.
+    """Run Qwen2.5-VL's encoder: attention is within windows, but over whole images in some layers.
 
     self: LMDeploy's module. hidden_states: pixels [tokens, unit, pixels of a patch]. rotary_pos_emb: angles [tokens,
     unit, head size / 2]. window_index: [tokens], the tokens in the order of windows. cu_seqlens: [images], where each
@@ -50,20 +51,20 @@ def stacked(
     rotary_pos_emb: tuple[Tensor, Tensor],
     pos_embeds: Tensor,
 ) -> Tensor:
-    """Qwen3-VL's encoder, its features and those of its lower layers in one tensor: [1 + layers, tokens, hidden]."""
+    """Run Qwen3-VL's encoder. Return its features and its lower layers' in one tensor, [1 + layers, tokens, hidden]."""
     features, lower = type(self).forward(self, hidden_states, cu_seqlens, rotary_pos_emb, pos_embeds)
     return torch.stack([features, *lower])
 
 
 def unstacked(features: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The result of Qwen3-VL's encoder, from that of ``stacked``."""
+    """Return the result of Qwen3-VL's own encoder, from the result of ``stacked``."""
     return features[0], list(features[1:])
 
 
 def dense_features(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of ``deepstacked`` from those of Qwen3-VL's language model.
+    """Return the arguments of ``deepstacked``, from those of Qwen3-VL's language model.
 
-    A prefill without images adds zeros, so that it runs the graph of a prefill with images.
+    For a prefill without images the features are zeros, so that it runs the graph of a prefill with images.
     """
     mask, lower = arguments.pop("visual_pos_masks", None), arguments.pop("deepstack_visual_embeds", None)
     arguments.pop("input_ids", None)
@@ -86,7 +87,7 @@ def deepstacked(
     mrope_position_ids: Tensor | None = None,
     deepstack: Tensor | None = None,
 ) -> Tensor:
-    """Qwen3-VL's language model: features of images are added to the hidden states behind its lowest layers.
+    """Run Qwen3-VL's language model, and add image features to the hidden states behind its lowest layers.
 
     self: LMDeploy's module. inputs_embeds: [1, tokens, hidden]. deepstack: [layers, 1, tokens, hidden] or None, for no
     features. Other arguments as LMDeploy's forward takes them. Returns hidden states, [1, tokens, hidden].
@@ -109,10 +110,10 @@ def deepstacked(
 
 
 def with_positions(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of ``positioned`` from those of GLM-4.1V's encoder.
+    """Return the arguments of ``positioned``, from those of GLM-4.1V's encoder.
 
-    The table of positions is resampled for each image's shape, which no graph of all shapes can hold. LMDeploy's own
-    function does it here, on zeros.
+    The position embeddings are resampled for each image's shape, which one graph for all shapes cannot do. Here
+    LMDeploy's own function resamples them: it adds them to zeros.
     """
     grids, places = arguments.pop("grid_thw"), arguments.pop("image_type_ids")
     weight = model.visual.embeddings.position_embedding.weight
@@ -129,11 +130,10 @@ def positioned(
     rotary_pos_emb: tuple[Tensor, Tensor],
     pos_embeds: Tensor,
 ) -> Tensor:
-    """GLM-4.1V's encoder, which takes embeddings of positions as an argument.
+    """Run GLM-4.1V's encoder with position embeddings as an argument. Return features, [tokens, hidden].
 
-    self: LMDeploy's module. hidden_states: pixels [patches, pixels of a patch]. cu_seqlens: [images], where the patches
-    of each end. rotary_pos_emb: cos and sin, [patches, head size] each. pos_embeds: [patches, width]. Returns features,
-    [tokens, hidden].
+    self: LMDeploy's module. hidden_states: pixels [patches, pixels of a patch]. cu_seqlens: [images], where each
+    image's patches end. rotary_pos_emb: cos and sin, [patches, head size] each. pos_embeds: [patches, width].
     """
     x, residual = self.post_conv_layernorm(self.patch_embed(hidden_states)) + pos_embeds, None
     ends = pad(cu_seqlens, (1, 0))

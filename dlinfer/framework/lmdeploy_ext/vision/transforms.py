@@ -1,6 +1,6 @@
-"""torchvision's transforms that LMDeploy's own preprocessing imports, on pillow and torch.
+"""The transforms of torchvision that LMDeploy's preprocessing imports, written with pillow and torch.
 
-Only LMDeploy's functions see them: such a function runs with an ``import`` of its own that answers for torchvision.
+Only chosen functions of LMDeploy see them: these functions run with an ``import`` that returns them for torchvision.
 """
 
 import builtins
@@ -18,24 +18,24 @@ Transform = Callable[[Any], Any]
 
 
 def _compose(transforms: Sequence[Transform]) -> Transform:
-    """One transform after another."""
+    """Return a transform that applies the given transforms one after another."""
     return lambda image: reduce(lambda done, transform: transform(done), transforms, image)
 
 
 def _resize(size: tuple[int, int], interpolation: Image.Resampling) -> Transform:
-    """A pillow image in the size (height, width)."""
+    """Return a transform that resizes a pillow image to (height, width)."""
     wide = size[::-1]
     return lambda image: image if image.size == wide else image.resize(wide, interpolation)
 
 
 def _to_tensor(image: Any) -> Tensor:
-    """A pillow image of 8-bit channels as float32 [channels, height, width], 0 to 1."""
+    """Return a pillow image of 8-bit channels as float32 [channels, height, width], 0 to 1."""
     pixels = torch.from_numpy(np.array(image, dtype=np.uint8))
     return pixels.permute(2, 0, 1).contiguous().float() / 255
 
 
 def _normalize(mean: Sequence[float], std: Sequence[float]) -> Transform:
-    """(x - mean) / std for each channel of [channels, height, width]."""
+    """Return a transform (x - mean) / std for each channel of x [channels, height, width]."""
     means, deviations = (torch.tensor(values)[:, None, None] for values in (mean, std))
     return lambda x: (x - means) / deviations
 
@@ -64,7 +64,7 @@ def _import(name: str, globals: Any = None, locals: Any = None, fromlist: Any = 
 
 
 def with_transforms(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function; its ``import torchvision`` finds the transforms above."""
+    """Return a copy of a function. In the copy ``import torchvision`` finds the transforms above."""
     assert isinstance(function, FunctionType)
     names = function.__globals__ | {"__builtins__": vars(builtins) | {"__import__": _import}}
     copy = FunctionType(
