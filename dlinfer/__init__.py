@@ -7,10 +7,10 @@ The public parts are loaded at first use:
 - ``dlinfer.vendor``: which vendors there are and which one is active.
 - ``dlinfer.settings``: every ``DLINFER_*`` variable, in one documented place.
 - ``dlinfer.errors``: every error a user can meet.
-- ``dlinfer.compile(module, args)``: ahead of time, by the passes that ``torch.compile(backend="dlinfer")`` runs.
-- ``dlinfer.transformers.optimize(model)``: the modules of a Hugging Face model on the fused ops.
+- ``dlinfer.compile(module, args)``: compiles ahead of time, by the passes of ``torch.compile(backend="dlinfer")``.
+- ``dlinfer.transformers.optimize(model)``: makes the modules of a Hugging Face model run on the fused ops.
 - ``dlinfer.explain(model, *args)``: what graph mode made of a model, as text, JSON or a page.
-- ``dlinfer.refresh(model)``: lets compiled graphs see weights that were written where torch does not count it.
+- ``dlinfer.refresh(model)``: makes compiled graphs read weights again after writes that torch does not track.
 """
 
 import importlib
@@ -26,7 +26,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-# Functions that stand here by their own name -> the module they come from; the other names are modules.
+# Function of the package -> the module that defines it. All other public names are modules.
 _FUNCTIONS = {
     "bundle": "dlinfer.runtime.artifact.artifact",
     "compile": "dlinfer.runtime.aot",

@@ -18,21 +18,21 @@ _failure: str | None = None
 
 
 def failure() -> str | None:
-    """The traceback of what failed in this process while patching the framework, or None."""
+    """Return the traceback of an error that occurred in this process while patching the framework, or None."""
     return _failure
 
 
 def install() -> None:
-    """Entry point of the group ``torch.backends``. Idempotent."""
+    """Add the finder to ``sys.meta_path`` once. Entry point of the group ``torch.backends``."""
     if not any(isinstance(finder, FrameworkFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, FrameworkFinder())
 
 
 class FrameworkFinder(MetaPathFinder):
-    """Notices each import of a framework's module and has the adaptor patch what is there to patch.
+    """Notices each import of a framework's module and makes the adaptor patch the framework's loaded modules.
 
-    torch may itself be imported in the middle of ``import lmdeploy``, with some of its modules half executed.
-    So each notice covers every module loaded so far, and the module being found once it has been executed.
+    torch may be imported in the middle of ``import lmdeploy``, while some modules of lmdeploy are half executed. So
+    each notice covers all modules loaded so far, and the imported module once it has been executed.
     """
 
     def find_spec(self, fullname: str, path=None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -55,7 +55,7 @@ def _call_after_execution(loader) -> None:
 
 
 def _notify(module: ModuleType | None) -> bool:
-    """Tell the adaptor; False when it cannot be loaded or failed, after which imports go on as without dlinfer."""
+    """Make the adaptor patch. Return False if the adaptor fails; imports then go on as without dlinfer."""
     global _failure
     if _failure is not None:
         return False

@@ -1,6 +1,6 @@
-"""Every error a user can meet: one class a mistake, each with its message and the likely fix.
+"""Every error a user can meet: one class for each mistake, with its message and the likely fix.
 
-A class declares ``message`` (a format string over the fields it is raised with) and ``next_step``.
+A class declares ``message`` and ``next_step``, format strings over the keywords that the error is raised with.
 Raise with keywords only: ``raise OpCallError(op="rms_norm", schema=..., detail=...)``.
 The fields stay readable as ``error.fields``, the two parts of the text as ``error.explanation`` and
 ``error.step``, and the error survives pickling, since engines raise in workers.
@@ -24,8 +24,8 @@ class DlinferError(Exception):
             self.add_note(f"See docs/reference/errors.md#{type(self).__name__.lower()}")
 
     def again(self) -> "DlinferError":
-        """A new error that says the same, to be raised in place of one that is kept: Python writes the way of each
-        raise into the error itself, and what that way holds lives as long."""
+        """Return a copy of this error to raise, if this one is kept. Python stores the traceback of each raise in the
+        error, and everything in the traceback's frames lives as long as the error."""
         new = _rebuild(type(self), self.fields)
         new.__cause__ = self.__cause__
         return new
@@ -73,7 +73,7 @@ class KernelFailureError(DlinferError, RuntimeError):
 
 
 class UnsupportedFeatureError(DlinferError, NotImplementedError):
-    """Something is asked for that dlinfer does not serve yet, refused by name before any work is lost."""
+    """A request for a feature that dlinfer does not serve yet, refused by name before any work is lost."""
 
     message = "{feature} is not supported by {where}."
     next_step = "{advice}"

@@ -1,6 +1,6 @@
-"""The only reader of ``DLINFER_*`` variables: one frozen dataclass, each field documented beside its name.
+"""The only reader of ``DLINFER_*`` variables: one frozen dataclass whose fields hold their own documentation.
 
-``current()`` gives the settings of this process; they are read from the environment once, at first use.
+``current()`` returns the settings of this process. They are read from the environment once, at first use.
 ``override(...)`` changes fields for the duration of a ``with`` block, for tests and notebooks.
 """
 
@@ -184,7 +184,7 @@ class Settings:
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:
-    """Settings from ``environ``; an unset or empty variable keeps its default. Raises SettingError."""
+    """Return the settings in ``environ``. An unset or empty variable keeps its default. Raises SettingError."""
     return Settings(**{item.name: _read(item, environ) for item in fields(Settings)})
 
 
@@ -195,18 +195,18 @@ def _read(item: Field[Any], environ: Mapping[str, str]) -> Any:
 
 
 def describe() -> list[tuple[str, str, str]]:
-    """(variable, default, meaning) of every setting, in order."""
+    """Return (variable, default, meaning) of every setting, in order."""
     return [(f.metadata["variable"], _written(f.default), f.metadata["doc"]) for f in fields(Settings)]
 
 
 def _written(value: Any) -> str:
-    """A value as one writes it into the environment."""
+    """Return a setting's value as text for the environment."""
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """One setting as an environment gives it; ``problem`` says why its value is not taken, or is empty."""
+    """One setting in an environment. problem: why the value is refused; empty if it is accepted."""
 
     variable: str
     value: str
@@ -215,7 +215,7 @@ class Origin:
 
 
 def origins(environ: Mapping[str, str]) -> list[Origin]:
-    """Every setting with its value in ``environ`` and where that comes from, in order. Never raises."""
+    """Return every setting with its value in ``environ`` and the source of the value, in order. Never raises."""
     return [_origin(item, environ) for item in fields(Settings)]
 
 
@@ -236,7 +236,7 @@ _OF_TESTS = "DLINFER_TEST_"
 
 
 def unknown(environ: Mapping[str, str]) -> list[str]:
-    """Variables of ``environ`` named like settings that are none: misspelt, or of another release."""
+    """Return variables of ``environ`` that begin with DLINFER_ but are no setting: misspelt or of another release."""
     known = _variables()
     return sorted(
         name
@@ -246,8 +246,8 @@ def unknown(environ: Mapping[str, str]) -> list[str]:
 
 
 def nearest(variable: str) -> str | None:
-    """The setting whose name is most like ``variable``, or None where none is."""
-    known = {name.removeprefix(_PREFIX): name for name in _variables()}  # what all share says nothing
+    """Return the setting with the name most similar to ``variable``, or None if no name is similar."""
+    known = {name.removeprefix(_PREFIX): name for name in _variables()}  # compare without the common prefix
     close = difflib.get_close_matches(variable.removeprefix(_PREFIX), known, n=1)
     return known[close[0]] if close else None
 
@@ -257,7 +257,7 @@ def _variables() -> list[str]:
 
 
 def cache_folder() -> Path:
-    """DLINFER_CACHE_DIR, else ``dlinfer`` in the user's cache folder."""
+    """Return DLINFER_CACHE_DIR if set, else ``dlinfer`` in the user's cache folder."""
     chosen = current().cache_dir
     if chosen:
         return Path(chosen).expanduser()
@@ -268,7 +268,7 @@ _current: Settings | None = None
 
 
 def current() -> Settings:
-    """The settings of this process."""
+    """Return the settings of this process."""
     global _current
     if _current is None:
         _current = from_environment(os.environ)

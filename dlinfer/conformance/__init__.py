@@ -1,5 +1,5 @@
-"""Is a vendor right? Every op, sample and dtype that it claims, through every check.
+"""The conformance kit: tests whether a vendor is right, with every op, sample and dtype that the vendor claims.
 
-In: a vendor's name. Out: a ``Report`` of results, which ``report`` writes as JSON, JUnit and HTML. The author of a
-vendor calls it, most often as ``dlinfer conformance NAME``; docs/guides/conformance.md lists the checks.
+Input: a vendor's name. Output: a ``Report`` of results, which ``report`` writes as JSON, JUnit and HTML. Authors of
+vendors run it as ``dlinfer conformance NAME``. docs/guides/conformance.md lists the checks.
 """

@@ -1,4 +1,4 @@
-"""The child process of ``apart``: ``python -m dlinfer.conformance DESCRIPTOR REQUEST`` writes JSON lines there."""
+"""The child process of ``apart``: ``python -m dlinfer.conformance DESCRIPTOR REQUEST``. It writes JSON lines."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from dlinfer.errors import DlinferError
 
 
 def main(descriptor: int, request: dict[str, Any]) -> int:
-    """Run the checks that have no result under today's key in the journal. Write when each begins, and its result."""
+    """Run the checks that have no result in the journal under the present key. Write each begin and each result."""
     with os.fdopen(descriptor, "w", buffering=1) as out:
 
         def say(**line: Any) -> None:

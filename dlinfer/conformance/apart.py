@@ -1,4 +1,4 @@
-"""Checks in a child process, so that a kernel that ends it, or never returns, costs one check only."""
+"""Checks in a child process, so that a kernel that crashes or never returns fails one check only."""
 
 import json
 import os
@@ -22,10 +22,10 @@ TIMEOUT = 600
 """Seconds that a check may take."""
 
 MOST_DEATHS = 20
-"""After so many deaths the other checks are left out: starting a process takes seconds."""
+"""The number of crashed processes that ends a run: each new process takes seconds to start."""
 
 Progress = Callable[[int, int, Result], None]
-"""Is called with each result: how many there are by now, how many there will be, the result."""
+"""Called with each result: (number of results so far, number of all results, the result)."""
 
 
 def run(
@@ -38,10 +38,10 @@ def run(
     progress: Progress | None = None,
     journal: Path | None = None,
 ) -> Report:
-    """Run all checks of a vendor, or those of some ops or of some names.
+    """Run all checks of a vendor, or only the checks of some ops or with some names.
 
-    journal: a file for the results so far. A later run with the same request, versions and source begins with them, and
-    adds their seconds to the report's.
+    journal: a file for the results so far. A later run with the same request, versions and source starts from these
+    results, and adds their seconds to the report's.
 
     Raises ConformanceError if the vendor cannot be checked at all.
     """
@@ -52,7 +52,7 @@ def run(
 
 
 class _Run:
-    """Children one after another, until every check has run; each result goes into the journal at once."""
+    """Starts child processes one after another until every check has run. Writes each result to the journal at once."""
 
     def __init__(
         self, name: str, request: dict[str, Any], journal: Path, timeout: float, progress: Progress | None
@@ -64,7 +64,7 @@ class _Run:
         self._total = self._deaths = 0
 
     def report(self) -> Report:
-        """Run everything. Raises ConformanceError if the vendor cannot be checked."""
+        """Run all checks and return the report. Raise ConformanceError if the vendor cannot be checked."""
         start, earlier = time.perf_counter(), 0.0
         while self._header is None or len(self._results) < self._total:
             child = _Child(self._request, self._timeout)
@@ -90,7 +90,7 @@ class _Run:
         return Report(self._header, results, earlier + time.perf_counter() - start)
 
     def _begin(self, key: str) -> float:
-        """Keep the results of this key only. Returns the seconds that they took."""
+        """Drop results that have another key than ``key``. Return the seconds that the kept results took."""
         if key != self._key:
             self._results = []
         self._key = key
@@ -112,7 +112,7 @@ class _Run:
 
 
 class _Child:
-    """A process that runs checks. begun: the check that runs now; how: the way it ended."""
+    """A process that runs checks. begun: the check that runs now, or None; how: how the process ended, in words."""
 
     def __init__(self, request: dict[str, Any], timeout: float) -> None:
         self._timeout = timeout
@@ -127,7 +127,7 @@ class _Child:
         os.close(writing)
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Lines of the child, until it ends or is silent for too long."""
+        """Yield the child's lines until it ends. Kill a child that writes nothing for the timeout."""
         rest = b""
         with os.fdopen(self._reading, "rb", buffering=0) as pipe, selectors.DefaultSelector() as ready:
             ready.register(pipe, selectors.EVENT_READ)
@@ -156,7 +156,7 @@ class _Child:
             self.begun = None
 
     def last_words(self) -> str:
-        """The last line that it wrote to its output."""
+        """Return the last line that the child wrote to its output."""
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"

@@ -1,6 +1,6 @@
-"""Whole blocks of models, as engines compile them: several ops together, prefill and then two decoding steps.
+"""Whole blocks of models, as engines compile them: several ops together, one prefill and two decoding steps.
 
-Each is a function of its inputs, weights and caches. Ops are called as frameworks call them.
+Each block is a function of its inputs, weights and caches, and calls ops as frameworks do.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from dlinfer.vendor.claims import DTYPES
 
 HIDDEN, HEADS, KV_HEADS, SIZE, WIDE, EXPERTS, TOP, VOCABULARY = 32, 4, 2, 16, 48, 4, 2, 64
 RANK, TURNED = 32, 16
-"""Latent attention: the size of a token's latent, and of the part of its key that is rotated by position."""
+"""Sizes in latent attention: a token's latent, and the part of its key that is rotated by position."""
 LENGTHS = (5, 9, 1)
 """Tokens of each prompt, patches of each image."""
 CACHES = ("k_cache", "v_cache", "latent_cache")
@@ -31,7 +31,7 @@ Block = Callable[[Tensor, Weights, Step], Tensor]
 
 @dataclass(frozen=True)
 class Blocks:
-    """A block. dtypes: it runs in each; only in float32 if it chooses experts, since rounding would choose others."""
+    """A block. dtypes: dtypes to run in; a block with experts uses float32 only, since rounding changes the choice."""
 
     name: str
     run: Block
@@ -40,13 +40,13 @@ class Blocks:
 
 
 def mlp(x: Tensor, w: Weights, step: Step) -> Tensor:
-    """A gated MLP behind its norm."""
+    """A norm and a gated MLP."""
     gated = ops.silu_and_mul(ops.linear(ops.rms_norm(x, w["norm"], 1e-6), w["gate_up"], None, False))
     return x + ops.linear(gated, w["down"], None, False)
 
 
 def attention(x: Tensor, w: Weights, step: Step) -> Tensor:
-    """Attention over the paged cache, which it writes."""
+    """Write the new tokens to the paged cache, then attend over it."""
     h, lengths, ends = ops.rms_norm(x, w["norm"], 1e-6), step["lengths"], step["ends"]
     qkv = ops.linear(h, w["qkv"], w["bias"], False).view(-1, HEADS + 2 * KV_HEADS, SIZE)
     q, k, v = qkv.split((HEADS, KV_HEADS, KV_HEADS), dim=1)
@@ -64,9 +64,9 @@ def attention(x: Tensor, w: Weights, step: Step) -> Tensor:
 
 
 def mla(x: Tensor, w: Weights, step: Step) -> Tensor:
-    """Latent attention with the latent's products absorbed: one head of keys, and the values are a part of it.
+    """Latent attention with absorbed projections: one head of keys, and the values are a part of the keys.
 
-    The cache of values is a view of that of keys, as frameworks give it.
+    The cache of values is a view of the cache of keys, as in frameworks.
     """
     h, lengths, ends = ops.rms_norm(x, w["norm"], 1e-6), step["lengths"], step["ends"]
     q = ops.linear(h, w["latent_q"], None, False).view(-1, HEADS, SIZE + TURNED)
@@ -94,7 +94,7 @@ def mla(x: Tensor, w: Weights, step: Step) -> Tensor:
 
 
 def vit(x: Tensor, w: Weights, step: Step) -> Tensor:
-    """A layer of a vision tower: every patch sees its whole image, norms and activation are torch's, no cache."""
+    """A layer of a vision tower, without cache: every patch sees its whole image. Norms and activation are torch's."""
     h = functional.layer_norm(x, (HIDDEN,), w["norm"], w["norm_bias"], 1e-6)
     qkv = ops.linear(h, w["vision_qkv"], w["vision_bias"], False).view(-1, 3 * HEADS, SIZE)
     q, k, v = qkv.split(HEADS, dim=1)
@@ -106,7 +106,7 @@ def vit(x: Tensor, w: Weights, step: Step) -> Tensor:
 
 
 def moe(x: Tensor, w: Weights, step: Step) -> Tensor:
-    """Experts behind their norm and router."""
+    """A norm, a router and experts."""
     h = ops.rms_norm(x, w["norm"], 1e-6)
     weights, ids = ops.moe_gating_topk_softmax(ops.linear(h, w["router"], None, False), TOP, MoeMetadata())
     return x + ops.fused_moe(h, w["experts_up"], w["experts_down"], weights, ids, TOP, True, MoeMetadata())
@@ -130,7 +130,7 @@ BLOCKS = (
 
 
 def weights(make: SampleMaker) -> Weights:
-    """Weights of all blocks, scaled so that what passes through stays about as large."""
+    """Return the weights of all blocks, scaled so that activations keep about the same size."""
     shapes = {
         "qkv": ((HEADS + 2 * KV_HEADS) * SIZE, HIDDEN),
         "out": (HIDDEN, HEADS * SIZE),
@@ -156,7 +156,7 @@ def weights(make: SampleMaker) -> Weights:
 
 
 def steps(make: SampleMaker, takes_tokens: bool) -> Iterator[tuple[Tensor, Step]]:
-    """(input, step) of prefill and of two steps of decoding; the caches are the same tensors in each."""
+    """Yield (input, step) for a prefill and two decoding steps. All steps use the same cache tensors."""
     block = make.layout.block_size or 8
     most = -(-(max(LENGTHS) + 2) // block)
     blocks = most * len(LENGTHS) + 1

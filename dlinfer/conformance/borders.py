@@ -1,6 +1,6 @@
-"""Samples beyond the ops' own: sizes where float32 counters and short buffers end, and the vendor's block size.
+"""More samples for ops: sizes past the limits of float32 counters and short buffers, and the vendor's block size.
 
-They are large, so only the check ``values`` takes them, and those over 2**24 only in a thorough run.
+These samples are large, so only the check ``values`` uses them. Samples over 2**24 run in a thorough run only.
 """
 
 from collections.abc import Callable
@@ -19,29 +19,29 @@ LONG = 1 << 17
 """Tokens of a long context."""
 
 COUNT = 1 << 24
-"""Above it float32 has no odd numbers."""
+"""float32 has no odd numbers above 2**24."""
 
 LARGE = "over 2**24"
-"""How the names of samples begin that a quick run leaves out."""
+"""The prefix in the names of samples that a quick run leaves out."""
 
 _BLOCK = 16
 
 USUAL_BLOCK = 64
-"""LMDeploy's block size, which is that of a vendor that states none."""
+"""LMDeploy's block size, used for vendors that declare none."""
 
 
 def names(op: str) -> list[str]:
-    """The border samples of an op; most have none."""
+    """Return the names of an op's border samples; most ops have none."""
     return list(_MAKERS.get(op, {}))
 
 
 def arguments(op: str, name: str, make: SampleMaker) -> tuple[Any, ...]:
-    """The torch op's arguments of one of them."""
+    """Return the torch op's arguments of the border sample ``name``."""
     return _MAKERS[op][name](make)
 
 
 def _long_pages(make: SampleMaker) -> tuple[Tensor, Tensor, Tensor]:
-    """(k_cache, v_cache, block_offsets) of one sequence of ``LONG`` tokens, its blocks in random order."""
+    """Return (k_cache, v_cache, block_offsets) of one sequence of ``LONG`` tokens with blocks in random order."""
     blocks = LONG // _BLOCK
     caches = (make.cache(blocks, _BLOCK, 1, 16), make.cache(blocks, _BLOCK, 1, 16))
     return *caches, make.permutation(blocks)[None]
@@ -58,7 +58,7 @@ def _long_decode(make: SampleMaker) -> tuple[Any, ...]:
 
 
 def _far_decode(make: SampleMaker) -> tuple[Any, ...]:
-    """The sequence's two blocks lie behind 2**24 slots of others."""
+    """Return decoding arguments of a sequence whose two blocks lie after 2**24 other slots."""
     blocks, size = COUNT // _BLOCK + 3, 2
     caches = [_zeros(make, blocks, size) for _ in range(2)]
     for cache in caches:
@@ -87,14 +87,14 @@ def _far_fill(make: SampleMaker) -> tuple[Any, ...]:
 
 
 def _rows(make: SampleMaker, size: int, count: int = 1) -> list[Tensor]:
-    """Rows with more than 2**24 elements in few different values: the test is about their places."""
+    """Return rows with more than 2**24 elements of few different values: the sample tests addressing."""
     rows = COUNT // size + 3
     pattern = make.tensor(count, 1021, size)
     return [rows_of.repeat(-(-rows // 1021), 1)[:rows] for rows_of in pattern]
 
 
 def _in_blocks(batch: Batch, size: int) -> Batch:
-    """A batch whose sequences lie about the ends of larger blocks as they lay about those of its own."""
+    """Return a batch for larger blocks whose sequences end at the same distances from block ends as in ``batch``."""
 
     def moved(keys: int) -> int:
         whole, rest = divmod(keys, batch.block_size)
@@ -107,7 +107,7 @@ def _in_blocks(batch: Batch, size: int) -> Batch:
 def _served(
     table: tuple[Batch, ...], arguments_of: Callable[[SampleMaker, Batch], tuple[Any, ...]]
 ) -> dict[str, Callable[[SampleMaker], tuple[Any, ...]]]:
-    """A table's batches in blocks of the size that the vendor's caches have, by name."""
+    """Return name -> maker of arguments, for a table's batches in blocks of the vendor's cache block size."""
 
     def made(make: SampleMaker, batch: Batch) -> tuple[Any, ...]:
         return arguments_of(make, _in_blocks(batch, make.layout.block_size or USUAL_BLOCK))

@@ -1,4 +1,4 @@
-"""One call for the checks: an op's sample, in a dtype, on the device of the vendor under test."""
+"""A case of the checks: one call of an op's sample, in a dtype, on the device of the vendor under test."""
 
 import gc
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ from dlinfer.ops.core.spec import OpSpec
 from dlinfer.vendor.base import HOST, KVCacheLayout, Vendor
 
 CACHES = ("k_cache", "v_cache", "k_scales_zeros", "v_scales_zeros")
-"""Arguments that ops write, and that lie as the vendor lays caches out."""
+"""Arguments in the vendor's cache layout, which ops write."""
 
 DECLINES = (FallbackError, GraphFallbackError)
-"""The errors, under the policy ``error``, of a kernel or an engine that does not take a call."""
+"""The errors raised under the policy ``error`` when a kernel or an engine declines a call."""
 
 _samples = SamplesInTurn()
 
@@ -44,11 +44,11 @@ class Subject:
 
     @property
     def on_host(self) -> bool:
-        """Whether the vendor's tensors lie in the host's memory."""
+        """Whether the vendor's tensors are in host memory."""
         return self.device == HOST
 
     def maker(self, dtype: torch.dtype, *, on_host: bool = False, seed: int = 0) -> SampleMaker:
-        """Makes samples as the vendor, or as the oracle, takes them: the same numbers on any device, in any layout."""
+        """Return a maker of samples for the vendor, or for the oracle: equal numbers on every device and layout."""
         layout = self.vendor.kv_cache_layout
         if on_host and not self.on_host:
             layout = KVCacheLayout(block_size=layout.block_size)
@@ -57,8 +57,8 @@ class Subject:
 
 @dataclass(frozen=True)
 class Case:
-    """One sample of an op in one dtype. aliased: its arguments share memory; border: it is one of ``borders``; seed:
-    of its numbers."""
+    """One sample of an op in one dtype. aliased: arguments share memory; border: the sample is from ``borders``; seed:
+    seed of its random numbers."""
 
     subject: Subject
     op: OpSpec
@@ -69,7 +69,7 @@ class Case:
     seed: int = 0
 
     def fresh(self) -> list[Any]:
-        """The call's arguments, made anew."""
+        """Return newly made arguments of the call."""
         return self._made(self.subject.maker(self.dtype, seed=self.seed))
 
     def _made(self, make: SampleMaker) -> list[Any]:
@@ -78,15 +78,15 @@ class Case:
         return list(_samples.arguments(self.op, make, self.sample))
 
     def expected(self, args: list[Any] | None = None) -> list[Tensor]:
-        """The expected results, on the host. args: other arguments on the host; None means the case's own."""
+        """Return the expected results on the host. args: arguments on the host; None means the case's own."""
         if args is None:
             args = self.for_oracle()
         return oracle.expected(self.op, args)
 
     def for_oracle(self) -> list[Any]:
-        """The call's arguments as the reference takes them on the host.
+        """Return the call's arguments for the reference, on the host.
 
-        For another device they are copies of its arguments: arithmetic that makes a sample may round differently there.
+        For another device they are copies of the device's arguments, since making a sample may round differently there.
         """
         if self.subject.on_host:
             return self._made(self.subject.maker(self.dtype, on_host=True, seed=self.seed))
@@ -106,7 +106,7 @@ class Case:
         return self.op.overload(*args)
 
     def results(self, args: list[Any], returned: Any) -> list[Tensor]:
-        """The results of a call, on the host, with caches in the oracle's layout."""
+        """Return the results of a call on the host, with caches in the oracle's layout."""
         outputs = [output.cpu() for output in oracle.results(self.op, args, returned)]
         if self.subject.on_host:
             return outputs
@@ -118,13 +118,13 @@ class Case:
         return outputs
 
     def compare(self, args: list[Any], returned: Any, want: list[Tensor]) -> None:
-        """Raise Failed if the results of a call are not the expected ones."""
+        """Raise Failed if the results of a call differ from ``want``."""
         wrong = oracle.difference(self.op, self.dtype, self.results(args, returned), want)
         if wrong is not None:
             raise Failed(wrong)
 
     def named(self, args: list[Any]) -> Iterator[tuple[str, Tensor]]:
-        """The tensors among arguments, with the parameters that they stand for."""
+        """Yield (parameter name, tensor) for the tensors in arguments."""
         for name, arg in zip(self.op.parameters, args, strict=False):
             for leaf in pytree.tree_leaves(arg):
                 if isinstance(leaf, Tensor):
@@ -132,7 +132,7 @@ class Case:
 
 
 def mapped(function: Any, value: Any) -> Any:
-    """A value with ``function`` of its tensors in place of them; lists are walked into."""
+    """Return ``value`` with each tensor t replaced by ``function(t)``, in lists too."""
     if isinstance(value, list | tuple):
         return [mapped(function, item) for item in value]
     return function(value) if isinstance(value, Tensor) else value
@@ -142,13 +142,13 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """A tensor's bits as integers on the host, in memory of their own: NaN equals NaN."""
+    """Return a copy of a tensor's bits as integers on the host, so that NaN equals NaN."""
     host = tensor.detach().cpu().contiguous().clone()
     return host if host.dtype is torch.bool else host.view(_BITS[host.itemsize])
 
 
 def poison(dtype: torch.dtype) -> float | int | bool:
-    """A value that no kernel may read: NaN, or an integer far out of every range."""
+    """Return a value that marks memory no kernel may read: NaN, or an integer far out of every range."""
     if dtype is torch.bool:
         return True
     if dtype.is_floating_point:
@@ -157,7 +157,7 @@ def poison(dtype: torch.dtype) -> float | int | bool:
 
 
 def dirty_memory(like: list[Tensor]) -> None:
-    """Leave NaN in memory that the allocator gives next, so that a result that is not written is not zero by luck."""
+    """Leave NaN in the memory that the allocator gives next, so that a result left unwritten is not zero by luck."""
     held = [
         torch.full(tensor.shape, poison(tensor.dtype), dtype=tensor.dtype, device=tensor.device)
         for tensor in like

@@ -1,9 +1,9 @@
-"""The error of a run of conformance that cannot be made."""
+"""The error of a conformance run that cannot start."""
 
 from dlinfer.errors import DlinferError
 
 
 class ConformanceError(DlinferError, RuntimeError):
-    """A vendor cannot be asked what it claims: it is not there, cannot run here, or ends its process at once."""
+    """A vendor cannot be checked: it is not installed, cannot run here, or ends its process at once."""
 
     message = "vendor {vendor!r} cannot be asked: {detail}"

@@ -1,4 +1,4 @@
-"""Checks in this process. A kernel that ends the process ends the run; ``apart`` survives that."""
+"""Checks in this process. A kernel that crashes the process ends the run; ``apart`` survives a crash."""
 
 import time
 from collections.abc import Collection, Iterable
@@ -24,7 +24,7 @@ from dlinfer.vendor import discovery
 
 
 def header(subject: plan.Subject, *, thorough: bool) -> Header:
-    """The vendor under test, and all versions."""
+    """Return the vendor under test and all versions."""
     origin = discovery.origin(subject.vendor.name)
     distribution, version = (origin.distribution, origin.version) if origin else ("", "")
     return Header(
@@ -42,7 +42,7 @@ def header(subject: plan.Subject, *, thorough: bool) -> Header:
 def tasks(
     subject: plan.Subject, *, ops: Collection[str] = (), checks: Collection[str] = (), thorough: bool = False
 ) -> list[Task]:
-    """All tasks, in order; the same in every process."""
+    """Return all tasks in order. The order is the same in every process."""
     return [
         *plan.plan(subject, ops=ops, checks=checks, thorough=thorough),
         *plan.whole_blocks(subject, ops=ops, checks=checks, thorough=thorough),
@@ -50,14 +50,14 @@ def tasks(
 
 
 def named(task: Task) -> Result:
-    """A result of a task that has none yet, for its names."""
+    """Return a placeholder result that names a task's op, dtype, sample and check."""
     case = task.case
     dtype = str(case.dtype).removeprefix("torch.")
     return Result(case.op.name, dtype, case.sample, task.check.name if task.check else "claim", FAILED)
 
 
 def result(task: Task) -> Result:
-    """Make a check. Never raises: what a vendor's code raises is a failure."""
+    """Run a task and return its result. Never raises: an exception of the vendor's code is a failed result."""
     blank = named(task)
     if task.check is None:
         return _with(blank, UNCLAIMED, "the vendor does not claim it")
@@ -84,14 +84,14 @@ def _asked(task: Task) -> tuple[str, str]:
         reason = str(declined.fields.get("reason", declined.explanation))
         in_full = task.check.name == plan.VALUES and task.claim is not None and not task.claim.in_part
         return (FAILED, f"claimed in full, and declined: {reason}") if in_full else (DECLINED, reason)
-    except Exception as error:  # noqa: BLE001 - a vendor's code; whatever it raises is what was found
+    except Exception as error:  # noqa: BLE001 - a vendor's code; any exception is a finding
         first = (str(error) or "no message").strip().splitlines()[0]
         return FAILED, f"raises {type(error).__name__}: {first}"
     return PASSED, note or ""
 
 
 def served_none(found_by: Header, results: Iterable[Result]) -> list[Result]:
-    """A failure for each op and dtype that the vendor claims, but every sample was declined."""
+    """Return a failure for each op and dtype that the vendor claims although it declined every sample."""
     if not found_by.declared:
         return []
     states: dict[tuple[str, str], list[str]] = {}
@@ -108,7 +108,7 @@ def served_none(found_by: Header, results: Iterable[Result]) -> list[Result]:
 def run(
     name: str, *, ops: Collection[str] = (), checks: Collection[str] = (), thorough: bool = False
 ) -> Report:
-    """Run all checks of a vendor. Raises the errors of making it active, and UnknownOpError."""
+    """Run all checks of a vendor. Raises UnknownOpError and the errors of activating the vendor."""
     start = time.perf_counter()
     subject = plan.subject_of(name)
     results = [result(task) for task in tasks(subject, ops=ops, checks=checks, thorough=thorough)]

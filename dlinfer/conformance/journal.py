@@ -1,7 +1,7 @@
-"""A file of results so far, so that a run that was interrupted goes on where it stopped.
+"""The journal: a file of results so far, so that an interrupted run continues where it stopped.
 
-Its first line has a key of the request, the versions and the source; each other line has a result. Results with
-another key do not count, and are overwritten.
+The first line has a key of the request, the versions and the source. Each other line has a result. Results with
+another key are ignored and overwritten.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _SOURCE = {".py", ".cpp", ".h", ".so", ".schemas", ".signatures"}
 
 
 def key_of(request: dict[str, Any], header: Header, vendor: Vendor) -> str:
-    """Hash of everything that results depend on: the question, versions, and dlinfer's and the vendor's files."""
+    """Return a hash of all that results depend on: the request, versions, and dlinfer's and the vendor's files."""
     asked = {name: request[name] for name in ("vendor", "ops", "checks", "thorough")}
     current = settings.current()
     digest = hashlib.sha256(json.dumps([asked, asdict(header), str(current.engine)]).encode())
@@ -38,7 +38,7 @@ def key_of(request: dict[str, Any], header: Header, vendor: Vendor) -> str:
 
 
 def _matters(place: str, module: str) -> bool:
-    """Whether a file of dlinfer has a part in results: neither adaptors nor the command line nor other vendors."""
+    """Return whether results depend on a file of dlinfer: all except adaptors, command line and other vendors."""
     top, _, rest = place.partition("/")
     if top in ("framework", "cli"):
         return False
@@ -48,7 +48,7 @@ def _matters(place: str, module: str) -> bool:
 
 
 def _outside(module: str, own: Path) -> Iterator[Path]:
-    """The folder of the vendor's package, where it is not dlinfer."""
+    """Yield the folder of the vendor's package, unless the package is dlinfer."""
     top = sys.modules.get(module.partition(".")[0])
     file = Path(getattr(top, "__file__", None) or own / "__init__.py")
     if file.name == "__init__.py" and file.parent != own:
@@ -56,7 +56,7 @@ def _outside(module: str, own: Path) -> Iterator[Path]:
 
 
 def read(path: Path) -> tuple[str, list[Result]]:
-    """(key, results) of a file; a line that was being written when the run ended is left out."""
+    """Return (key, results) of a journal. A line that was cut off is left out."""
     key, results = "", list[Result]()
     try:
         first, *lines = path.read_text().splitlines()
@@ -69,13 +69,13 @@ def read(path: Path) -> tuple[str, list[Result]]:
 
 
 def begin(path: Path, key: str, results: list[Result]) -> None:
-    """Write these results under a key, in place of what stands in the file."""
+    """Overwrite the file with a key and results."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [{"key": key}, *map(asdict, results)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def add(path: Path, result: Result) -> None:
-    """Append a result; the file has it when this returns."""
+    """Append a result; it is in the file when this function returns."""
     with path.open("a") as file:
         file.write(json.dumps(asdict(result)) + "\n")

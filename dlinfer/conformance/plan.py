@@ -21,11 +21,11 @@ from dlinfer.vendor.claims import DTYPES, Claim, Claims
 
 VALUES = "values"
 DYNAMIC_CASES = 1, 5
-"""Samples that a compiled function with symbolic sizes is called with besides the first: quickly, thoroughly."""
+"""How many more samples a function compiled with symbolic sizes is called with: in a (quick, thorough) run."""
 
 
 class Of(Enum):
-    """How many samples a check takes. ONE: of an op, the first of the first dtype; FIRST: the first of each dtype."""
+    """How many of an op's samples a check takes. ONE: the first of the first dtype; FIRST: the first of each dtype."""
 
     ONE = 1
     FIRST = 2
@@ -34,7 +34,7 @@ class Of(Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """name: in reports. quick, thorough: how many samples. eager: for claimed calls of kernels; else for graphs."""
+    """A check. name: in reports; quick, thorough: how many samples in such a run; eager: of kernels, not graphs."""
 
     name: str
     run: Callable[[Any], str | None]
@@ -74,7 +74,7 @@ WHOLE = (
 
 @dataclass(frozen=True)
 class Task:
-    """One check of one case; or where ``check`` is None, an op and dtype that the vendor does not claim."""
+    """One check of one case. If ``check`` is None: an op and dtype that the vendor does not claim."""
 
     case: Case | whole.Whole
     check: Check | None
@@ -83,9 +83,9 @@ class Task:
 
 
 def claims_of(subject: Subject) -> Claims:
-    """The claims of the vendor. A vendor without claims claims every op that it has a kernel for, in part.
+    """Return the vendor's claims. A vendor that declares none claims, in part, every op that it has a kernel for.
 
-    Raises UnknownOpError for a claim of an op that there is not.
+    Raises UnknownOpError for a claim of an unknown op.
     """
     vendor = subject.vendor
     if vendor.claims is None:
@@ -100,7 +100,7 @@ def claims_of(subject: Subject) -> Claims:
 def plan(
     subject: Subject, *, ops: Collection[str], checks: Collection[str], thorough: bool
 ) -> Iterator[Task]:
-    """Everything that is asked, op by op. ops, checks: names; empty for all."""
+    """Yield all tasks of a run, op by op. ops, checks: names that limit the run; empty for all."""
     claims, several = claims_of(subject), several_implementations(subject.vendor)
     for op in registry().values():
         if ops and op.name not in ops:
@@ -123,7 +123,7 @@ def plan(
 def whole_blocks(
     subject: Subject, *, ops: Collection[str], checks: Collection[str], thorough: bool
 ) -> Iterator[Task]:
-    """The blocks: eagerly where the vendor has kernels, compiled where it has an engine."""
+    """Yield the tasks of whole blocks: eager if the vendor has kernels, compiled if it has an engine."""
     for block in blocks.BLOCKS:
         if ops and block.name not in ops:
             continue
@@ -138,7 +138,7 @@ def whole_blocks(
 
 
 def names() -> dict[str, list[str]]:
-    """The names that limit a run: "op", ops and blocks; "check", checks."""
+    """Return the names that can limit a run: under "op" ops and blocks, under "check" checks."""
     checks = dict.fromkeys(check.name for check in (*CHECKS, *WHOLE))
     return {"op": [*registry(), *(block.name for block in blocks.BLOCKS)], "check": list(checks)}
 
@@ -168,13 +168,13 @@ def _first_dtype(claim: Claim | None) -> torch.dtype:
 
 
 def cases_of(subject: Subject, op: OpSpec, dtype: torch.dtype) -> Iterator[Case]:
-    """An op's own samples as cases, those without shared memory first."""
+    """Yield an op's own samples as cases; samples without aliased arguments come first."""
     samples = list(op.sample_inputs(subject.maker(dtype)))
     for sample in itertools.chain((s for s in samples if not s.aliased), (s for s in samples if s.aliased)):
         yield Case(subject, op, dtype, sample.name, sample.aliased)
 
 
 def subject_of(name: str) -> Subject:
-    """The vendor of a name, made active. Raises what ``discovery.use`` raises."""
+    """Activate the vendor ``name`` and return it as subject. Raises the errors of ``discovery.use``."""
     vendor = discovery.use(name)
     return Subject(vendor, HOST if vendor.device_type == "any" else vendor.device_type)

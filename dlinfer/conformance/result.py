@@ -7,15 +7,15 @@ from typing import Any
 
 PASSED, FAILED, DECLINED, SKIPPED, UNCLAIMED = "passed", "failed", "declined", "skipped", "unclaimed"
 STATES = (PASSED, FAILED, DECLINED, SKIPPED, UNCLAIMED)
-"""passed and failed: what was found. declined: the kernel says that it does not take such a call, and may.
-skipped: the check does not apply. unclaimed: the vendor does not say that it serves this, so nothing was asked."""
+"""passed, failed: the finding of the check. declined: the kernel declined the call, which its claim allows.
+skipped: the check does not apply. unclaimed: the vendor does not claim the op and dtype, so nothing was checked."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a check. op, dtype, sample: its subject; an empty sample stands for all of them.
+    """The result of a check. op, dtype, sample: the checked call; an empty sample means all samples.
 
-    detail: what is wrong, or why nothing was found out; empty where it passed. seconds: how long it took.
+    detail: the fault, or the reason for no finding; empty if the check passed. seconds: how long the check took.
     """
 
     op: str
@@ -28,7 +28,7 @@ class Result:
 
     @property
     def asked(self) -> tuple[str, str, str, str]:
-        """The identity of the check; a run has each once."""
+        """The identity of the check, unique in a run: op, dtype, sample and check."""
         return self.op, self.dtype, self.sample, self.check
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Result:
 class Header:
     """The subject of a run: vendor, package, device and versions.
 
-    declared: the vendor says itself what it claims; else it is taken to claim each of its kernels, in part.
+    declared: the vendor declares its claims; else it counts as claiming each of its kernels in part.
     """
 
     vendor: str
@@ -55,7 +55,7 @@ class Header:
 
 @dataclass
 class Report:
-    """Everything that was found of a vendor."""
+    """All results of a vendor."""
 
     header: Header
     results: list[Result] = field(default_factory=list[Result])
@@ -68,26 +68,26 @@ class Report:
 
     @property
     def holds(self) -> bool:
-        """Whether every claim holds, and there is one that does."""
+        """Whether no check failed and at least one passed."""
         return not self.failures and any(result.state == PASSED for result in self.results)
 
     def counts(self, results: Iterable[Result] | None = None) -> Counter[str]:
-        """How many results there are of each state, of some or of all."""
+        """Return state -> number of results, for ``results`` or, if None, for all results."""
         return Counter(result.state for result in (self.results if results is None else results))
 
     def by_op(self) -> dict[str, list[Result]]:
-        """The results of each op."""
+        """Return op -> its results."""
         grouped: dict[str, list[Result]] = {}
         for result in self.results:
             grouped.setdefault(result.op, []).append(result)
         return grouped
 
     def checks(self) -> list[str]:
-        """Names of the checks that have results, in the order of their first result."""
+        """Return the names of the checks that have results, in the order of their first result."""
         return list(dict.fromkeys(result.check for result in self.results))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; its form is documented in docs/reference/json.md."""
+        """Return the report as a dict for JSON. docs/reference/json.md documents its form."""
         counts = self.counts()
         return {
             "schema": 1,

@@ -1,4 +1,4 @@
-"""WHAT can be asked: the fused-op interface.
+"""The fused-op interface: the ops that frameworks and graphs can call.
 
 Each op is ``dlinfer.ops.<op>(...)`` for callers and ``torch.ops.dlinfer.<op>`` for graphs. Both dispatch to
 the active vendor of the tensors' device. Parameter names, order and dimensions are LMDeploy's; the data

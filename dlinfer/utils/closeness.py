@@ -1,4 +1,4 @@
-"""How results differ from expected ones: one closeness test for samples, conformance, self-tests and export trials."""
+"""One closeness test of results against expected results, for samples, conformance, self-tests and export trials."""
 
 from collections.abc import Sequence
 
@@ -15,15 +15,15 @@ def difference(
     expected_is_wide: bool = False,
     code_steps: int = 0,
 ) -> str | None:
-    """Describe how results differ from expected ones; None if they are close.
+    """Describe how results differ from the expected results. Return None if they are close.
 
-    NaN and infinities must stand where they are expected. Integers and bools must be equal. The comparison is made in
+    NaN and infinities must be in the expected places. Integers and bools must be equal. The comparison is made in
     float64, so it does not round.
 
     rtol, atol: floats are close if ``|actual - expected| <= atol + rtol * |expected|``.
-    expected_is_wide: expected floats are in float64, whatever dtype the results have.
+    expected_is_wide: expected floats are in float64, for results of any float dtype.
     code_steps: how many steps 8-bit numbers (int8, uint8, float8) may be apart, instead of the tolerances. A value
-        halfway between two codes may become either.
+        halfway between two codes may be rounded to either.
     """
     if len(actual) != len(expected):
         return f"{len(actual)} results, expected {len(expected)}"
@@ -47,7 +47,7 @@ def difference(
 
 
 def steps(codes: Tensor) -> Tensor:
-    """8-bit numbers as their distance from 0 in steps, int32: neighbours are one apart."""
+    """Return 8-bit numbers as steps from 0, int32: neighbouring numbers are one step apart."""
     if not codes.is_floating_point():
         return codes.int()
     bits = codes.view(torch.int8).int()

@@ -1,7 +1,7 @@
-"""Signals that a step of a model begins to compute: from then on it leaves the interpreter to other threads.
+"""Signals that a model's step begins to compute. From then on the step leaves Python's interpreter to other threads.
 
-The code that computes sends the signal on its own thread to the listener of that thread. Another thread that takes
-the interpreter earlier keeps the step waiting for it.
+The computing code sends the signal to the listener of its own thread. If another thread takes the interpreter before
+the signal, the step has to wait.
 """
 
 import threading
@@ -17,17 +17,17 @@ _own = _OfThread()
 
 
 def listen(call: Callable[[], None]) -> None:
-    """Call a function whenever a step begins to compute on this thread; it replaces the listener before it."""
+    """Make ``call`` the listener of this thread, called whenever a step begins to compute. Replaces the listener."""
     _own.call = call
 
 
 def begins() -> None:
-    """A step begins to compute on this thread."""
+    """Send the signal that a step begins to compute on this thread."""
     _own.count += 1
     if _own.call is not None:
         _own.call()
 
 
 def count() -> int:
-    """How many steps have begun on this thread so far."""
+    """Return how many steps have begun on this thread so far."""
     return _own.count

@@ -1,4 +1,4 @@
-"""Plain types that LMDeploy builds and hands to the MoE ops; their names and fields are its contract.
+"""Plain types that LMDeploy builds and passes to the MoE ops. LMDeploy relies on their names and fields.
 
 Source of the fields: LMDeploy 0.18, ``pytorch/backends/dlinfer/ascend/op_backend.py`` (construction) and
 ``pytorch/backends/dlinfer/moe.py`` (the two fields set for each layer).
@@ -25,9 +25,9 @@ class MoeMetadata:
 
     max_tokens_across_dp, pad_size: token counts for exchanges that need equal sizes on all ranks.
     dp_size, tp_size, ep_size, tp_rank, ep_rank, tp_group, ep_group: the parallel layout.
-    moe_comm_type, moe_group_name, x_active_mask: how ranks exchange tokens, and which tokens are real.
-    router_n_groups: experts form this many groups, each giving topk / groups experts; below 1 means no
-    groups. expert_ids_per_ep_rank: [num_experts], an expert's index on its rank; None without expert
+    moe_comm_type, moe_group_name: how ranks exchange tokens. x_active_mask: which tokens are no padding.
+    router_n_groups: experts form this many groups, and topk / router_n_groups experts are chosen in each; below 1
+    means no groups. expert_ids_per_ep_rank: [num_experts], an expert's index on its rank; None without expert
     parallelism.
     """
 

@@ -1,1 +1,1 @@
-"""The checks, a family a file. Each takes a ``Case`` and returns, or raises Failed, Skipped or what declines."""
+"""The checks, one file for each family. A check takes a ``Case``, and raises Failed, Skipped or the call's refusal."""

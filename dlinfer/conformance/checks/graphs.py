@@ -10,12 +10,12 @@ from dlinfer.conformance.case import Case, Skipped, Subject
 
 
 def graph(case: Case) -> None:
-    """Compiled with sizes as they are, and called twice, on new arguments each time."""
+    """Check the op compiled with static sizes: call it twice, each time with new arguments."""
     _calls(case, [case, case], dynamic=False)
 
 
 def dynamic(case: Case, others: list[Case]) -> None:
-    """Compiled with sizes as symbols: one function, called with samples of several sizes."""
+    """Check the op compiled with symbolic sizes: call one function with samples of several sizes."""
     _calls(case, [case, *others, case], dynamic=True)
 
 
@@ -32,7 +32,7 @@ def _calls(case: Case, calls: list[Case], dynamic: bool) -> None:
 
 
 def engine_of(subject: Subject) -> str:
-    """The vendor's engine, or the one that the settings name. Raises Skipped where it has none."""
+    """Return the engine that the settings name, or the vendor's own. Raise Skipped if the vendor has none."""
     vendor = subject.vendor
     engine = settings.current().engine
     if engine in vendor.engines:

@@ -1,4 +1,4 @@
-"""Indices out of range: refused by name, before anything is written."""
+"""Indices out of range: a call must refuse them with OpArgumentError before it writes anything."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +20,7 @@ def _states(case: Case, args: dict[str, Any]) -> int:
     return args[name].shape[0]
 
 
-# Parameter -> the first number that is out of range. Only ops whose docstring promises a refusal are asked.
+# Parameter -> the first number that is out of range. Only ops whose docstring promises a refusal are checked.
 _FIRST_OUTSIDE: dict[str, dict[str, Callable[[Case, dict[str, Any]], int]]] = {
     "fill_kv_cache": {"kv_start_indices": _slots_of_cache},
     "fill_quantised_kv_cache": {"kv_start_indices": _slots_of_cache},
@@ -49,7 +49,7 @@ def _bad(case: Case) -> Iterator[tuple[str, list[Any], int]]:
 
 
 def indices(case: Case) -> None:
-    """An index behind the end is refused with OpArgumentError, and what the call would have written stays."""
+    """Check that an index past the end raises OpArgumentError and that mutated arguments keep their contents."""
     asked = False
     for name, args, number in _bad(case):
         asked = True

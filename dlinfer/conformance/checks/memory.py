@@ -1,4 +1,4 @@
-"""A call reads and writes its arguments and nothing beside them, and keeps no memory."""
+"""Checks of memory: a call reads and writes only its arguments, and keeps no memory."""
 
 import gc
 import sys
@@ -17,11 +17,11 @@ GAP = 3
 
 ROUNDS, CALLS = 4, 60
 LEAKED_BYTES = 48 << 10
-"""Bytes that a round of calls may add to the process: an allocator takes whole pages, and keeps them."""
+"""Bytes that the process may grow by in a round of calls, since allocators take and keep whole pages."""
 
 
 def aliasing(case: Case) -> None:
-    """Results are new tensors: none shares memory with an argument, nor with another result."""
+    """Check that results are new tensors: none shares memory with an argument or with another result."""
     args = case.fresh()
     returned = case.call(args)
     produced = oracle.results(case.op, args, returned)
@@ -35,7 +35,7 @@ def aliasing(case: Case) -> None:
 
 
 def mutation(case: Case) -> None:
-    """Only the arguments that the schema names are written."""
+    """Check that a call writes only the arguments that the schema declares as mutated."""
     if case.aliased:
         raise Skipped("an input shares memory with an output")
     args = case.fresh()
@@ -47,7 +47,7 @@ def mutation(case: Case) -> None:
 
 
 def views(case: Case) -> None:
-    """Arguments that are views with NaN, or huge integers, around them: nothing there is read, nor written."""
+    """Check arguments that are views, with NaN or huge integers around them: that memory is not read or written."""
     if case.aliased:
         raise Skipped("its arguments share memory")
     around: list[tuple[Tensor, Tensor]] = []
@@ -69,7 +69,7 @@ def views(case: Case) -> None:
 
 
 def _inside(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """(memory full of poison, a view of it with the tensor's elements). Elements of a row stay neighbours."""
+    """Return (memory full of poison, a view of that memory with the tensor's elements). Rows stay contiguous."""
     *rows, size = tensor.shape
     if rows:
         rows[0] += 2
@@ -83,16 +83,16 @@ def _inside(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _outside(whole: Tensor, view: Tensor) -> Tensor:
-    """Which elements of the memory are not the view's; on the host."""
+    """Return a bool mask, on the host, of the elements of ``whole`` outside ``view``."""
     mask = torch.ones(whole.shape, dtype=torch.bool)
     mask.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(False)
     return mask
 
 
 def leaks(case: Case) -> None:
-    """Repeated calls keep nothing: neither Python's blocks nor the process's or the device's memory grow each time."""
+    """Check that repeated calls leak nothing: in Python's blocks, the process's memory or the device's memory."""
     args = case.fresh()
-    for _ in range(CALLS):  # what is made once is made now
+    for _ in range(CALLS):  # warm up: one-time allocations happen now
         case.call(args)
     names = ("blocks of Python's", "bytes of the process", "bytes of the device")
     allowed = (CALLS // 2, LEAKED_BYTES, CALLS - 1)
@@ -123,7 +123,7 @@ def _held(case: Case) -> tuple[int, int, int]:
 
 
 def _resident() -> int:
-    """Bytes of anonymous memory, swapped out or not; 0 where the system does not say."""
+    """Return the bytes of anonymous memory, swapped out or not; 0 if the system does not report them."""
     status = Path("/proc/self/status")
     if not status.exists():
         return 0
@@ -132,7 +132,7 @@ def _resident() -> int:
 
 
 def least_growth(held: Callable[[], tuple[int, ...]], work: Callable[[], None]) -> list[int]:
-    """The growth of each number over ``work`` in the round of least growth: a leak grows in every round."""
+    """Return the growth of each number of ``held`` over ``work``, as the least of several rounds: leaks always grow."""
     grown: list[list[int]] = []
     before = held()
     for _ in range(ROUNDS):

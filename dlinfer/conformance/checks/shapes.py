@@ -1,4 +1,4 @@
-"""Results have the shapes and strides that schema and fake function say, whatever the arguments' strides."""
+"""Checks of shapes: results have the shapes and strides of schema and fake function, for any strides of arguments."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from dlinfer.conformance.case import Case, Failed, mapped
 
 
 def schema(case: Case) -> None:
-    """A call returns as many results as the schema says, each a tensor of the device."""
+    """Check that a call returns as many results as the schema says, each a tensor on the device."""
     args = case.fresh()
     returned = case.call(args)
     returns = case.op.overload._schema.returns
@@ -26,7 +26,7 @@ def schema(case: Case) -> None:
 
 
 def fake(case: Case) -> None:
-    """Real results have the shapes, dtypes and strides that the fake function tells compilers."""
+    """Check that real results have the shapes, dtypes and strides of the fake function's results."""
     expected = _by_fakes(case, case.fresh())
     actual = _described(case.call(case.fresh()))
     if actual != expected:
@@ -34,7 +34,7 @@ def fake(case: Case) -> None:
 
 
 def turned(case: Case) -> None:
-    """Inputs whose dimensions lie in reverse order give the same results, which lie as the fake says."""
+    """Check that inputs with reversed strides give the same results, with the strides of the fake's results."""
     args = _turned(case, case.fresh())
     returned = case.call(args)
     expected = _by_fakes(case, _turned(case, case.fresh()))
@@ -71,7 +71,7 @@ def _listed(returned: Any) -> list[Any]:
 
 
 def _described(returned: Any) -> list[tuple[Any, ...]]:
-    """(shape, dtype, strides where there is more than one element, type of device) of each result."""
+    """Return (shape, dtype, strides if there is more than one element, device type) of each result."""
     return [
         (
             tuple(result.shape),
@@ -94,7 +94,7 @@ def _text(described: list[tuple[Any, ...]]) -> str:
 
 
 def symbolic(case: Case) -> None:
-    """The fake function takes symbolic sizes, and returns the right ones."""
+    """Check that the fake function takes symbolic sizes and returns the right sizes."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     args = case.fresh()  # real: packers of weights look at numbers

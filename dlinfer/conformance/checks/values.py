@@ -1,4 +1,4 @@
-"""A call returns the right numbers, each time, in any thread."""
+"""Checks of values: a call returns the right numbers, each time, in any thread."""
 
 import threading
 from dataclasses import replace
@@ -23,7 +23,7 @@ AT_ONCE = 8
 
 
 def values(case: Case) -> None:
-    """Against the reference in float64, within the tolerance that the op states."""
+    """Check results against the reference in float64, within the op's tolerance."""
     want = case.expected()
     args = case.fresh()
     dirty_memory(want)
@@ -31,7 +31,7 @@ def values(case: Case) -> None:
 
 
 def implementations(case: Case) -> str:
-    """Each of several kernels of an op, called on its own: those that take the call are right. Returns what ran."""
+    """Check each of an op's several kernels on its own, unless it declines the call. Return which kernels ran."""
     kernels = base.implementations(discovery.kernels_of(case.subject.vendor)[case.op.name])
     want, notes = case.expected(), list[str]()
     for kernel in kernels:
@@ -49,7 +49,7 @@ def implementations(case: Case) -> str:
 
 
 def determinism(case: Case) -> None:
-    """The same call gives the same bits."""
+    """Check that the same call returns the same bits."""
     first: list[Tensor] = []
     for _ in range(REPEATS):
         args = case.fresh()
@@ -61,7 +61,7 @@ def determinism(case: Case) -> None:
 
 
 def again(case: Case) -> None:
-    """Other numbers of the same sizes, after a first call: what a kernel remembers of a call is not another's."""
+    """Check a second call with other numbers of the same sizes: a kernel must not reuse values of the first call."""
     args = case.fresh()
     case.call(args)
     other = replace(case, seed=case.seed + 1)
@@ -70,7 +70,7 @@ def again(case: Case) -> None:
 
 
 def outputs(case: Case) -> None:
-    """The old contents of an output are not read: NaN stays only in places that the op does not write."""
+    """Check that a call does not read an output's old contents: NaN stays only in elements that the op keeps."""
     if not set(OUTPUTS) & set(case.op.mutates):
         raise Skipped("the op has no output argument")
     if case.aliased:
@@ -88,7 +88,7 @@ def _emptied(case: Case, args: list[Any]) -> list[Any]:
 
 
 def threads(case: Case) -> None:
-    """With any number of torch's threads, and called from two threads at once."""
+    """Check calls with several numbers of torch threads, and calls from two threads at once."""
     want = case.expected()
     if case.subject.on_host:
         before = torch.get_num_threads()
@@ -103,7 +103,7 @@ def threads(case: Case) -> None:
 
 
 def _at_once(cases: tuple[Case, ...]) -> None:
-    """Call each from a thread of its own; their numbers differ, so that one may not stand in the other's result."""
+    """Call each case in its own thread. Their numbers differ, so results mixed between threads are noticed."""
     faults: list[BaseException] = []
     begin = threading.Barrier(len(cases))
 

@@ -1,7 +1,7 @@
-"""Whole blocks: eagerly by the vendor's kernels, and compiled by its engine, against the reference in float64.
+"""Whole blocks, eager on the vendor's kernels and compiled by its engine, checked against the reference in float64.
 
-The ops of a block that a vendor does not serve run under the fallback policy ``allow``. The result must be right all
-the same, and the note of the result lists those ops.
+Ops of a block that the vendor does not serve run under the fallback policy ``allow``. The result must still be right,
+and its note lists those ops.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,14 +22,14 @@ from dlinfer.vendor import discovery
 from dlinfer.vendor.base import HOST, KVCacheLayout
 
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1.5e-1}
-"""Absolute and relative: numbers of magnitude one, rounded behind each of some ten ops."""
+"""Absolute and relative tolerance, for numbers of magnitude one that about ten ops round."""
 
 REFERENCE = "reference"
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A block in one dtype, asked of a vendor."""
+    """A block in one dtype, to run on a vendor."""
 
     subject: Subject
     op: Blocks
@@ -38,7 +38,7 @@ class Whole:
 
 
 class _Model(nn.Module):
-    """A block with its weights, which are a model's own: compilers take their sizes as they are."""
+    """A block as a module that owns its weights, so that compilers treat the weights' sizes as static."""
 
     def __init__(self, block: Blocks, held: dict[str, Tensor]) -> None:
         super().__init__()
@@ -52,17 +52,17 @@ class _Model(nn.Module):
 
 
 def eager(case: Whole) -> str:
-    """By the vendor's kernels. Gives what they did not serve."""
+    """Check the block on the vendor's kernels. Return the ops that they did not serve."""
     return _compared(case, lambda model: model)
 
 
 def graph(case: Whole) -> str:
-    """Compiled for each step's sizes by the vendor's engine."""
+    """Check the block compiled by the vendor's engine, with static sizes for each step."""
     return _compiled(case, dynamic=False)
 
 
 def dynamic(case: Whole) -> str:
-    """Compiled with sizes as symbols."""
+    """Check the block compiled by the vendor's engine with symbolic sizes."""
     return _compiled(case, dynamic=True)
 
 
@@ -118,7 +118,7 @@ def _wide(values: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _reference() -> Iterator[None]:
-    """The reference answers for the host meanwhile."""
+    """Make the reference the active vendor of the host inside the ``with`` block."""
     active = discovery.activate_default(HOST)
     discovery.use(REFERENCE, HOST)
     try:

@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: ops by checks, and below what failed and what was declined."""
+"""A report as one self-contained HTML page: a table of ops by checks, then the failures and the declined calls."""
 
 from collections import Counter
 from html import escape
@@ -18,7 +18,7 @@ _WORST = (FAILED, DECLINED, PASSED, SKIPPED, UNCLAIMED)
 
 
 def page(report: Report) -> str:
-    """The page."""
+    """Return a report as an HTML page."""
     head, counts = report.header, report.counts()
     verdict = (
         "every claim holds" if report.holds else "claims are broken" if counts[FAILED] else "nothing passed"

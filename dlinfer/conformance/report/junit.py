@@ -6,7 +6,7 @@ from dlinfer.conformance.result import FAILED, PASSED, Report, Result
 
 
 def text(report: Report) -> str:
-    """The XML."""
+    """Return a report as JUnit XML."""
     head = report.header
     root = ElementTree.Element("testsuites", _counted(report.results, f"dlinfer conformance {head.vendor}"))
     for op, results in report.by_op().items():
@@ -48,7 +48,7 @@ def _case(vendor: str, result: Result) -> ElementTree.Element:
 
 
 def _printable(words: str) -> str:
-    """Text without the characters that XML has no way to write."""
+    """Return text without the characters that XML cannot contain."""
     return "".join(
         c if c in "\t\n" or (ord(c) >= 32 and not 0xD800 <= ord(c) < 0xE000) else "?" for c in words
     )

@@ -1,8 +1,8 @@
 """The memory of the stand-in: blocks of host memory that torch takes for memory of the device.
 
-DLPack makes a tensor of the device from a tensor of the host: the owner of memory names its device, and torch reads
-the kind "extension device" as PrivateUse1. The other way round gives the host's view of a tensor, for the code that
-plays the device's processor. Both share the memory.
+DLPack turns a host tensor into a device tensor: in DLPack the owner of the memory names the device, and torch maps the
+kind "extension device" to PrivateUse1. In the other direction it makes a host view of a device tensor, for the code
+that emulates the device's processor. Both tensors share memory.
 """
 
 import ctypes
@@ -17,14 +17,14 @@ TOTAL = 1 << 30
 """Bytes of memory that the device has."""
 
 _HOST, _EXTENSION = 1, 12  # kDLCPU and kDLExtDev of dlpack.h
-_FLOOR = 64  # torch's own allocators align to as much
+_FLOOR = 64  # the alignment of torch's own allocators
 
 _lock = threading.Lock()
 _allocated = 0
 
 
 class _Block(bytearray):
-    """Memory that says when it is free."""
+    """Host memory that reports when it is freed."""
 
 
 class _Device(ctypes.Structure):
@@ -42,19 +42,19 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes
 
 
 def free() -> int:
-    """Bytes that may still be allocated."""
+    """Return how many bytes may still be allocated."""
     return TOTAL - _allocated
 
 
 def empty(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A new tensor of the device. Raises torch.OutOfMemoryError."""
+    """Return a new device tensor. Raises torch.OutOfMemoryError."""
     reach = 0 if 0 in sizes else 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
     flat = torch.empty(0, dtype=dtype, device="cpu") if reach == 0 else _block(reach, dtype)
     return strided(_moved(flat, _EXTENSION), sizes, strides, 0)
 
 
 def _block(count: int, dtype: torch.dtype) -> Tensor:
-    """New host memory, counted as the device's while any tensor holds it."""
+    """Return a new flat host tensor, whose memory counts as used device memory while any tensor holds it."""
     global _allocated
     size = max(_FLOOR, count * dtype.itemsize)
     with _lock:
@@ -73,7 +73,7 @@ def _give_back(size: int) -> None:
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """The host's view of a tensor of the device: the same memory, sizes, strides and offset."""
+    """Return a host view of a device tensor: the same memory, sizes, strides and offset."""
     storage = tensor.untyped_storage().nbytes()
     if storage == 0:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
@@ -84,12 +84,12 @@ def on_host(tensor: Tensor) -> Tensor:
 def strided(
     tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int | torch.SymInt
 ) -> Tensor:
-    """A view of the tensor's memory, on its own device: the host's kernel looks at sizes alone."""
+    """Return a view of the tensor's memory, on the tensor's device. The host's kernel reads only sizes."""
     return torch.ops.aten.as_strided.default._op_dk(torch._C.DispatchKey.CPU, tensor, sizes, strides, offset)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _moved(flat: Tensor, kind: int) -> Tensor:
-    """The memory of a contiguous tensor as memory of another kind of device."""
+    """Return a contiguous tensor's memory as a tensor on another DLPack device kind."""
     capsule = torch._C._to_dlpack(flat)  # pyright: ignore[reportAttributeAccessIssue]
     described = _DLTensor.from_address(_pointer(capsule, b"dltensor"))
     described.device.kind, described.device.index = kind, 0

@@ -1,8 +1,7 @@
 """The stand-in in torch: tensors of a device of any name, with every ATen op.
 
-``install`` gives torch's key PrivateUse1 a name and kernels. A few of them are for memory and views. One serves all
-other ops: it computes on the host's views of the tensors. As a real device does, it refuses ops whose tensors are on
-two devices.
+``install`` gives torch's key PrivateUse1 a name and kernels. A few kernels are for memory and views. One kernel serves
+all other ops: it computes on host views of the tensors. Like a real device, it refuses tensors on different devices.
 """
 
 from collections.abc import Sequence
@@ -23,14 +22,14 @@ _TAKES_HOST_TENSORS = {
     aten.index_put_.default,
     aten._index_put_impl_.default,
 }
-"""Ops that a device takes with tensors of the host: copies, and positions as indices."""
+"""Ops that accept host tensors together with device tensors: copies, and indexing by host indices."""
 
-_libraries: list[torch.library.Library] = []  # a Library that dies takes its kernels along
+_libraries: list[torch.library.Library] = []  # torch removes a Library's kernels when the Library is freed
 _names: list[str] = []
 
 
 class Module:
-    """The functions that torch calls on a device's module, such as ``torch.cuda``."""
+    """The device's module, like ``torch.cuda``: the functions that torch calls on it."""
 
     def is_available(self) -> bool:
         return True
@@ -48,15 +47,15 @@ class Module:
         return False
 
     def manual_seed_all(self, seed: int) -> None:
-        """Random numbers are the host's."""
+        """Do nothing: random numbers come from the host's generator."""
 
 
 def install(name: str, module: Module | None = None) -> None:
     """Make the device. For the entry point group ``torch.backends``, which torch loads when it is imported.
 
-    module: what becomes ``torch.<name>``, where torch and frameworks are to find more there than a stand-in has.
-    Where the process has such a device under another name already, nothing is done: ``why_not`` then says so, and
-    ``import torch``, which calls this, goes on.
+    module: the object to install as ``torch.<name>``, if torch or frameworks need more than ``Module`` has. If the
+    process already has a PrivateUse1 device under another name, nothing is done and nothing raised, so that
+    ``import torch`` goes on. ``why_not`` then gives the reason.
     """
     if _names or torch._C._get_privateuse1_backend_name() != "privateuseone":
         return
@@ -71,7 +70,7 @@ def install(name: str, module: Module | None = None) -> None:
 
 
 def why_not(name: str) -> str | None:
-    """Why there is no stand-in of that name in this process; None where there is one."""
+    """Return why this process has no stand-in called ``name``, or None if it has one."""
     if name in _names:
         return None
     taken = torch._C._get_privateuse1_backend_name()
@@ -101,7 +100,7 @@ def _as_strided(tensor: Tensor, size: Any, stride: Any, storage_offset: int | No
 
 
 def _viewed(op: Any) -> Any:
-    """A kernel of a view: what the op does to sizes and strides, asked of the host."""
+    """Return a kernel of a view op that takes sizes and strides from the host's op."""
 
     def view(tensor: Tensor, *args: Any) -> Tensor:
         return _view_like(tensor, op(memory.on_host(tensor), *args))
@@ -134,12 +133,12 @@ def _set_to(tensor: Tensor, source: Tensor) -> Tensor:
 
 
 def _set_to_all_of(tensor: Tensor, source: Any) -> Tensor:
-    """``UntypedStorage.cpu`` and ``copy_`` see a storage so."""
+    """Make ``tensor`` a view of all of a storage, as ``UntypedStorage.cpu`` and ``copy_`` need it."""
     return _set_(tensor, source, 0, (source.nbytes() // tensor.dtype.itemsize,), (1,))
 
 
 def _copy_(tensor: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """To the device, from it, or on it."""
+    """Copy to the device, from the device, or on the device."""
     _host_of(tensor).copy_(_host_of(source))
     return tensor
 
@@ -180,11 +179,11 @@ def _by_the_host(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _argument(argument: Any, value: Any, arguments: dict[str, Any]) -> Any:
-    """An argument as the host's op takes it."""
+    """Return an argument for the host's op, with host views in place of device tensors."""
     if argument.is_out:
         return torch.empty(
             0, dtype=value.dtype, device="cpu"
-        )  # the device's own memory cannot grow under the op
+        )  # device memory cannot be resized by the host's op
     if argument.name == "device" and value is not None:
         return torch.device("cpu")
     if isinstance(argument.type, torch.TensorType) and isinstance(value, (int, float, bool)):
@@ -195,7 +194,7 @@ def _argument(argument: Any, value: Any, arguments: dict[str, Any]) -> Any:
 
 
 def _result(op: Any, returned: Any, value: Any, arguments: dict[str, Any]) -> Any:
-    """A result on the device. A written argument is itself, a view one of its argument's memory."""
+    """Return a result on the device: the argument itself if written, a view of its argument, or a new tensor."""
     alias = returned.alias_info
     if alias is None:
         return pytree.tree_map_only(Tensor, to_device, value)
@@ -220,7 +219,7 @@ def _host_of(tensor: Tensor) -> Tensor:
 
 
 def to_device(host: Tensor) -> Tensor:
-    """A copy of a tensor of the host, on the device, that lies as it does."""
+    """Return a copy of a host tensor on the device, with the same strides."""
     copy = memory.empty(host.shape, host.stride(), host.dtype)
     memory.on_host(copy).copy_(host)
     return copy

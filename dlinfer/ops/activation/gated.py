@@ -1,6 +1,7 @@
 """Gated activations whose gate and up are two tensors (Shazeer, 2020, arXiv:2002.05202).
 
-``silu_and_mul`` takes both in one tensor. Its two halves are two views, so this form costs no copy either.
+``silu_and_mul`` takes gate and up in one tensor. The two halves of such a tensor are views, so the ops here need no
+copy either.
 """
 
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, where silu(a) = a / (1 + exp(-a)).
 
     gate, up: [..., intermediate] of one shape, float32, float16 or bfloat16, any strides. Returns a new tensor of
-    their shape and dtype. Nothing is mutated. silu(gate) is rounded to the dtype before it is multiplied, as the
+    gate's shape and dtype. Nothing is mutated. silu(gate) is rounded to the dtype before it is multiplied, as the
     two operations of HF transformers' gated MLPs do. Raises OpArgumentError.
     """
     return (functional.silu(gate) * up).contiguous()
@@ -37,9 +38,9 @@ def gelu_mul(gate: Tensor, up: Tensor, tanh: bool) -> Tensor:
     arXiv:1606.08415).
 
     gate, up: [..., intermediate] of one shape, float32, float16 or bfloat16, any strides.
-    tanh: take 0.5 a (1 + tanh(sqrt(2 / pi) (a + 0.044715 a^3))) for it.
+    tanh: compute gelu(a) by the approximation 0.5 a (1 + tanh(sqrt(2 / pi) (a + 0.044715 a^3))).
 
-    Returns a new tensor of their shape and dtype. Nothing is mutated. gelu(gate) is rounded to the dtype before
+    Returns a new tensor of gate's shape and dtype. Nothing is mutated. gelu(gate) is rounded to the dtype before
     it is multiplied, as the two operations of HF transformers' gated MLPs do. Raises OpArgumentError.
     """
     return (functional.gelu(gate, approximate="tanh" if tanh else "none") * up).contiguous()

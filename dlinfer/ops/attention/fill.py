@@ -15,7 +15,7 @@ from dlinfer.ops.core.spec import Tolerance, fused_op
 
 @fused_op(mutates=("k_cache", "v_cache"), tolerances=Tolerance(0.0, 0.0, "values are copied"))
 def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:
-    """The torch op behind ``dlinfer.ops.fill_kv_cache``; it returns nothing."""
+    """The torch op behind ``dlinfer.ops.fill_kv_cache``. This op returns nothing."""
     keys, values = canonical(k_cache), canonical(v_cache)
     block_size = keys.shape[1]
     check_slots(kv_start_indices, keys)
@@ -42,16 +42,16 @@ def _call_fill_kv_cache(
     k: [tokens, kv_heads, head_size], v: [tokens, kv_heads, head_size_v], any strides; both may have a leading
         dimension of 1.
     k_cache: [blocks, block_size, kv_heads, head_size], v_cache: likewise with head_size_v; in the vendor's layout,
-        dtype of k; both are mutated. v_cache may be a view of k_cache where v is the same view of k. Quantised ones
+        dtype of k; both are mutated. v_cache may be a view of k_cache if v is the same view of k. Quantised caches
         have the dtype and the last size of their format, see ``dlinfer.ops.attention.kv_quantisation``.
     kv_start_indices: [tokens], int32 or int64, slot = block * block_size + offset. Slots do not repeat. A negative
-        one marks a padding token, which is not written (vLLM's convention; LMDeploy passes none).
-    k_scales_zeros, v_scales_zeros: empty or None where the caches are not quantised. Of int8 and int4, [blocks,
-        block_size, kv_heads, 2], in the vendor's layout: scales and zeros, both mutated. Of fp8 a scale, float32 of
-        one element, which is read.
-    quant_bits: LMDeploy's quant_policy: 8, 4, 16 (float8_e4m3fn) or 17 (float8_e5m2); 0 or None for none.
+        slot marks a padding token, which is not written (vLLM's convention; LMDeploy passes no negative slot).
+    k_scales_zeros, v_scales_zeros: empty or None if the caches are not quantised. For int8 and int4: [blocks,
+        block_size, kv_heads, 2], in the vendor's layout: scales and zeros, both mutated. For fp8: the scale, float32
+        of one element, not mutated.
+    quant_bits: LMDeploy's quant_policy: 8, 4, 16 (float8_e4m3fn) or 17 (float8_e5m2); 0 or None for no quantisation.
 
-    Returns (k_cache, v_cache). Raises OpArgumentError, also for a slot behind the end of the cache, and
+    Returns (k_cache, v_cache). Raises OpArgumentError, also for a slot past the end of the cache. Raises
     UnsupportedFeatureError for a cache quantised in another way.
     """
     guard_layout(k_cache)

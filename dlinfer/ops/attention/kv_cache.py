@@ -1,8 +1,8 @@
-"""The paged KV cache: how ops see it.
+"""The paged KV cache in the vendor's layout, and views of a cache in the canonical order of dimensions.
 
 A cache holds blocks of ``block_size`` slots; slot ``block * block_size + offset`` keeps one token's keys (or
 values) of all KV heads. The order of the dimensions in memory is the active vendor's choice
-(``Vendor.kv_cache_layout``); ``canonical`` shows any of them as [blocks, block_size, kv_heads, head_size].
+(``Vendor.kv_cache_layout``). ``canonical`` views a cache of any layout as [blocks, block_size, kv_heads, head_size].
 """
 
 from torch import Tensor
@@ -12,24 +12,25 @@ from dlinfer.vendor import KVCacheLayout, discovery
 
 
 def canonical(cache: Tensor) -> Tensor:
-    """``cache`` seen as [blocks, block_size, kv_heads, head_size]; shares memory."""
+    """Return a view of ``cache``, in the vendor's layout, as [blocks, block_size, kv_heads, head_size]."""
     order = kv_order(cache.device.type)
     return cache if order == KVCacheLayout.order else KVCacheLayout(order).canonical(cache)
 
 
 def kv_order(device_type: str) -> str:
-    """How the device's active vendor orders the dimensions of a cache; makes the default vendor active if none is.
+    """Return the order of a cache's dimensions under the device's active vendor.
 
-    Traced code that asks is compiled again when the answer changes: Dynamo guards what it reads.
+    Makes the default vendor active if no vendor is. Dynamo guards the order, so traced code that calls this function
+    is recompiled when the order changes.
     """
     _activate(device_type)
     return discovery.kv_orders.get(device_type, KVCacheLayout.order)
 
 
 def guard_layout(cache: Tensor) -> None:
-    """Let a model that is compiled with this call be compiled again when another vendor lays caches out otherwise.
+    """Make Dynamo guard the layout of ``cache``, so that a change of the vendor's layout recompiles the model.
 
-    Dynamo guards only what a decision is made of, hence the comparison.
+    Dynamo guards only values that a branch depends on, hence the comparison.
     """
     if kv_order(cache.device.type) == "":
         raise AssertionError("a layout names its dimensions")
@@ -46,7 +47,7 @@ _activate._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMember
 
 
 def packed(x: Tensor) -> Tensor:
-    """[1, tokens, heads, size] as [tokens, heads, size], sharing memory; anything else unchanged."""
+    """Return a view of x [1, tokens, heads, size] as [tokens, heads, size], and any other tensor unchanged."""
     return x[0] if x.dim() == 4 and x.shape[0] == 1 else x
 
 
@@ -54,9 +55,9 @@ _RULES = Rules("fill_kv_cache")
 
 
 def check_slots(kv_start_indices: Tensor, keys: Tensor) -> None:
-    """No slot lies behind the end of the canonical cache ``keys``. Raises OpArgumentError.
+    """Raise OpArgumentError if a slot lies past the end of ``keys``, a cache in the canonical order.
 
-    It reads the slots, so it is for kernels and not for fakes.
+    The check reads the slots' values, so only kernels call it; fake tensors have no values.
     """
     slots = keys.shape[0] * keys.shape[1]
     if kv_start_indices.numel():

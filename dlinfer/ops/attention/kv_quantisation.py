@@ -1,14 +1,15 @@
-"""Quantised KV caches: how keys and values are kept in 8 or 4 bits, and read again. The formats are LMDeploy's.
+"""Quantised KV caches: how keys and values are stored in 8 or 4 bits and read again. The formats are LMDeploy's.
 
-``quant_bits`` is LMDeploy's ``quant_policy``. A cache of head size D is
+``quant_bits`` is LMDeploy's ``quant_policy``. Its values and the cache that each means, for head size D:
 
 - 8, int8: uint8 [blocks, block_size, kv_heads, D];
 - 4, int4: uint8 [blocks, block_size, kv_heads, D / 2]; byte i holds element i in its low four bits and element
-  i + D / 2 in its high ones;
+  i + D / 2 in its high four bits;
 - 16, fp8: float8_e4m3fn, and 17: float8_e5m2 [blocks, block_size, kv_heads, D].
 
-8 and 4 are asymmetric, for each token and head: beside each cache lies [blocks, block_size, kv_heads, 2], of the
-model's dtype, the scale and the zero of each vector. With ``levels`` = 255 or 15 and x the vector in float32::
+Formats 8 and 4 are asymmetric. The vector of each token and head has its own scale and zero. A second tensor for each
+cache stores them: [blocks, block_size, kv_heads, 2], of the model's dtype. With ``levels`` = 255 or 15 and x the vector
+in float32::
 
     scale = max((max x - min x) / levels, max |x| / 2^15), or 1 where that is 0
     zero = -min x / scale
@@ -20,7 +21,8 @@ computed from the scale and zero that are stored, in the model's dtype, and stay
 differs from x by at most scale / 2 + 1.5 eps max |x|, with the eps of the model's dtype. A vector with an infinity or
 NaN is read as NaN.
 
-16 and 17 have one scale for a whole cache, float32, which the caller gives and nobody writes (LMDeploy's is 1)::
+Formats 16 and 17 have one float32 scale for a whole cache. The caller gives this scale and no op writes it (LMDeploy
+gives 1)::
 
     code = x / scale, clamped to the format's largest finite numbers and rounded to nearest;  x is read as code * scale
 """
@@ -48,17 +50,17 @@ _LARGEST_ZERO = 1 << 15
 
 
 def is_scaled_by_token(quant_bits: int) -> bool:
-    """Whether each token and head has a scale and a zero of its own, which writing the cache sets."""
+    """Return whether the format has a scale and a zero for each token and head, set when the cache is written."""
     return quant_bits in (INT4, INT8)
 
 
 def stored_size(head_size: int, quant_bits: int) -> int:
-    """Elements of a cache's last dimension for a head size, which is even for int4."""
+    """Return the size of a cache's last dimension for ``head_size``. For int4, ``head_size`` must be even."""
     return head_size // 2 if quant_bits == INT4 else head_size
 
 
 def read_size(cache: Tensor, quant_bits: int) -> int:
-    """The head size of a quantised cache, [..., kv_heads, stored size]."""
+    """Return the head size of the vectors in a quantised cache [..., kv_heads, stored size]."""
     return cache.shape[-1] * 2 if quant_bits == INT4 else cache.shape[-1]
 
 
@@ -66,10 +68,10 @@ def read_size(cache: Tensor, quant_bits: int) -> int:
 
 
 def quantise(x: Tensor, quant_bits: int, scales_zeros: Tensor) -> tuple[Tensor, Tensor | None]:
-    """x [..., head_size] as a cache stores it: (codes [..., stored size], scales and zeros [..., 2] or None).
+    """Quantise x [..., head_size]: return (codes [..., stored size], scales and zeros [..., 2] or None for fp8).
 
-    scales_zeros: the cache's, for their dtype; the scale, one element, for fp8, which returns None. Computed in float32
-    (float64 for float64); both results are new.
+    scales_zeros: for int8 and int4 the cache's scales and zeros; only their dtype is used. For fp8 the scale, one
+    element. Computed in float32 (float64 for float64); both results are new tensors.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if not is_scaled_by_token(quant_bits):
@@ -91,13 +93,13 @@ def quantise(x: Tensor, quant_bits: int, scales_zeros: Tensor) -> tuple[Tensor, 
 
 
 def dequantise(codes: Tensor, quant_bits: int, scales_zeros: Tensor, dtype: torch.dtype) -> Tensor:
-    """Read codes [..., stored size]: a new tensor [..., head_size], computed in float32 and rounded once.
+    """Return the values of codes [..., stored size]: a new tensor [..., head_size] of ``dtype``.
 
-    scales_zeros: [..., 2], or of fp8 the scale, one element.
+    scales_zeros: [..., 2], or for fp8 the scale, one element. Computed in float32 and rounded once.
     """
     wide = torch.promote_types(dtype, torch.float32)
     if not is_scaled_by_token(quant_bits):
-        # A table of the 256 numbers: torch widens fp8 one element after another, which takes ten times as long.
+        # Looks the 256 numbers up in a table: torch widens fp8 element by element, which takes ten times as long.
         every = torch.arange(256, dtype=torch.uint8, device=codes.device).view(codes.dtype)
         table = every.to(wide).mul_(scales_zeros.to(wide).reshape(())).to(dtype)
         return table.index_select(0, codes.reshape(-1).view(torch.uint8).int()).view(codes.shape)
@@ -110,16 +112,16 @@ def dequantise(codes: Tensor, quant_bits: int, scales_zeros: Tensor, dtype: torc
 # --- the Python calls
 
 Scales = Tensor | Sequence[Tensor | None] | None
-"""As LMDeploy passes them: a tensor, or a list that is empty where nothing is quantised."""
+"""Scales as LMDeploy passes them: a tensor, or a list, which is empty if nothing is quantised."""
 
 
 def scales_of(
     op: str, quant_bits: int | None, k_scales_zeros: Scales, v_scales_zeros: Scales, *others: object
 ) -> tuple[Tensor, Tensor] | None:
-    """The scale tensors of a call, or None where its caches are not quantised.
+    """Return the scale tensors of a call as (of keys, of values), or None if its caches are not quantised.
 
-    others: arguments of formats that are not served; not None where they are asked for. Raises UnsupportedFeatureError
-    for these, for a ``quant_bits`` of another format, and where scales and ``quant_bits`` do not belong together.
+    others: arguments of formats that are not served; each must be None. Raises UnsupportedFeatureError if one of them
+    is given, for an unknown ``quant_bits``, and if scales and ``quant_bits`` do not fit together.
     """
     scales = [_tensors(argument) for argument in (k_scales_zeros, v_scales_zeros)]
     if not quant_bits and not any(scales) and all(other is None for other in others):
@@ -154,7 +156,7 @@ def _refuse(op: str, feature: str, advice: str) -> UnsupportedFeatureError:
 
 
 def check_format(rules: Rules, quant_bits: int) -> None:
-    """``quant_bits`` is one of the formats'; a traced number is guarded, for dtypes and sizes hang on it."""
+    """Raise unless ``quant_bits`` names a format. A traced number is guarded, since dtypes and sizes depend on it."""
     rules.require(int(quant_bits) in STORED, "quant_bits", "4, 8, 16 or 17", lambda: quant_bits)
 
 
@@ -167,7 +169,7 @@ def check_quantised_cache(
     model_name: str,
     model: Tensor,
 ) -> None:
-    """Rules of ``{name}_cache`` and ``{name}_scales_zeros`` for vectors as ``model`` [tokens, heads, head_size] has."""
+    """Check ``{name}_cache`` and ``{name}_scales_zeros`` against ``model`` [tokens, heads, head_size], the vectors."""
     head_size = model.shape[2]
     cache_name, scales_name = f"{name}_cache", f"{name}_scales_zeros"
     dtype = STORED[int(quant_bits)]
@@ -197,9 +199,9 @@ def check_quantised_cache(
 
 
 def check_apart(rules: Rules, k_cache: Tensor, v_cache: Tensor, quant_bits: int) -> None:
-    """Keys and values that are scaled apart do not share memory, as those of latent attention do.
+    """Raise if int8 or int4 caches of keys and values share memory, as the caches of latent attention do.
 
-    It looks at addresses, so it is for kernels and not for fakes.
+    The check compares addresses, so only kernels call it; fake tensors have no addresses.
     """
     if is_scaled_by_token(quant_bits) and k_cache.numel() and v_cache.numel():
         rules.require(

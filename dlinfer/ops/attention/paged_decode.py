@@ -43,7 +43,7 @@ def paged_decode_attention(
 ) -> None:
     """The torch op behind ``dlinfer.ops.paged_decode_attention``, which documents the arguments.
 
-    attn_output: mutated; row i may share memory with row i of q. window_left: -1 is no bound. Returns nothing.
+    attn_output: mutated; row i may share memory with row i of q. window_left: -1 for no bound. Returns nothing.
     """
     scoring = Scoring(
         softmax_scale,
@@ -86,33 +86,33 @@ def _call_paged_decode_attention(
 ) -> Tensor:
     """Attention of one new token of each sequence over the paged cache.
 
-    The formula stands in ``dlinfer.ops.attention.semantics``. q and attn_output may have a leading dimension of 1.
+    ``dlinfer.ops.attention.semantics`` has the formula. q and attn_output may have a leading dimension of 1.
 
-    q: [sequences, q_heads, head_size], any strides; its own keys and values stand in the cache already.
+    q: [sequences, q_heads, head_size], any strides. The keys and values of the new tokens are already in the cache.
     k_cache: [blocks, block_size, kv_heads, head_size], in the vendor's layout and q's dtype.
     v_cache: likewise with head_size_v.
-    block_offsets: [sequences, max_blocks], int32 or int64, the blocks of each sequence in order; what stands
-        behind a sequence's last block is not read.
+    block_offsets: [sequences, max_blocks], int32 or int64, the blocks of each sequence in order. Entries after a
+        sequence's last block are not read.
     block_size: slots in a block, as in the caches.
     actual_q_seqlens: not read, since each sequence has one query.
-    kv_seqlens: [sequences], int32 or int64, on any device: keys of each sequence, the new token included; 0 marks
-        a padding row, which becomes zeros.
-    max_kv_seq_len: an upper bound.
+    kv_seqlens: [sequences], int32 or int64, on any device: the number of keys of each sequence, the new token included.
+        0 marks a padding row, whose result is zeros.
+    max_kv_seq_len: an upper bound of kv_seqlens.
     num_q_heads, num_kv_heads: heads of q and of the cache; the first is a multiple of the second.
-    head_size_v: the size of a new attn_output; None takes v's.
+    head_size_v: the last size of a new attn_output; None takes v_cache's.
     softmax_scale: None is 1 / sqrt(head_size).
     attn_output: [sequences, q_heads, head_size_v], mutated; may be q itself or ``q[..., :head_size_v]``.
-    kv_scales, kv_zeros: static scales of quantised caches, which are not served: None.
-    quant_bits: LMDeploy's quant_policy: 8, 4, 16 (float8_e4m3fn) or 17 (float8_e5m2); 0 or None for none.
+    kv_scales, kv_zeros: must be None; static scales of quantised caches are not served.
+    quant_bits: LMDeploy's quant_policy: 8, 4, 16 (float8_e4m3fn) or 17 (float8_e5m2); 0 or None for no quantisation.
     attn_mask: empty.
     causal: without effect, since no key comes after the query.
     sliding_window: see ``dlinfer.ops.attention.semantics.window``.
-    logit_softcapping: 0 or None is none.
+    logit_softcapping: 0 or None for no cap.
     alibi_slopes, sinks: [q_heads] or None.
-    k_scales_zeros, v_scales_zeros: as ``fill_kv_cache`` takes them; None where the caches are not quantised. Quantised
+    k_scales_zeros, v_scales_zeros: as ``fill_kv_cache`` takes them; None if the caches are not quantised. Quantised
         caches have the dtype and the last size of their format, see ``dlinfer.ops.attention.kv_quantisation``.
 
-    Returns attn_output, or a new tensor where none was given. Raises OpArgumentError, and UnsupportedFeatureError
+    Returns attn_output, or a new tensor if attn_output is None. Raises OpArgumentError. Raises UnsupportedFeatureError
     for a mask or a cache quantised in another way.
     """
     refuse_mask("paged_decode_attention", attn_mask)

@@ -46,8 +46,8 @@ def paged_prefill_attention(
 ) -> None:
     """The torch op behind ``dlinfer.ops.paged_prefill_attention``, which documents the arguments.
 
-    q_ends: [sequences], ``actual_q_seqlens``. attn_output: mutated; row i may share memory with row i of q, and rows
-    behind the last end are left alone. window_left, window_right: -1 is no bound. Returns nothing.
+    q_ends: [sequences], ``actual_q_seqlens``. attn_output: mutated; row i may share memory with row i of q. Rows after
+    the last end are not written. window_left, window_right: -1 for no bound. Returns nothing.
     """
     scoring = Scoring(
         softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks
@@ -59,7 +59,7 @@ def paged_prefill_attention(
 def cached_sequences(
     k_cache: Tensor, v_cache: Tensor, block_offsets: Tensor, kv_seqlens: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Copies of each sequence's keys and values: [kv_len, kv_heads, size]."""
+    """Yield copies of each sequence's (keys, values), each [kv_len, kv_heads, size]."""
     keys, values = canonical(k_cache), canonical(v_cache)
     for blocks, kv_len in zip(block_offsets, ints(kv_seqlens), strict=True):
         chosen = blocks[: -(-kv_len // keys.shape[1])].long()
@@ -99,33 +99,33 @@ def _call_paged_prefill_attention(
 ) -> Tensor:
     """Attention of packed sequences over the paged cache.
 
-    The formula stands in ``dlinfer.ops.attention.semantics``. Tensors of tokens may have a leading dimension of 1.
+    ``dlinfer.ops.attention.semantics`` has the formula. q, k, v and attn_output may have a leading dimension of 1.
 
     q: [tokens, q_heads, head_size], any strides.
-    k, v: keys and values of q's tokens; not read, since they stand in the cache already.
+    k, v: keys and values of q's tokens; not read, since the cache already has them.
     k_cache: [blocks, block_size, kv_heads, head_size], in the vendor's layout and q's dtype.
     v_cache: likewise with head_size_v.
-    block_offsets: [sequences, max_blocks], int32 or int64, the blocks of each sequence in order; what stands
-        behind a sequence's last block is not read.
+    block_offsets: [sequences, max_blocks], int32 or int64, the blocks of each sequence in order. Entries after a
+        sequence's last block are not read.
     block_size: slots in a block, as in the caches.
     actual_q_seqlens: [sequences], int32 or int64, on any device: where each sequence's queries end in q.
-    kv_seqlens: [sequences], likewise: keys of each sequence, the new tokens included.
-    max_q_seq_len, max_kv_seq_len: upper bounds.
+    kv_seqlens: [sequences], likewise: the number of keys of each sequence, the new tokens included.
+    max_q_seq_len, max_kv_seq_len: upper bounds of the numbers of queries and keys of a sequence.
     num_q_heads, num_kv_heads: heads of q and of the cache; the first is a multiple of the second.
-    attn_mask: empty, or the template of causal attention that LMDeploy's backend for Ascend gives.
-    head_size_v: the size of a new attn_output; None takes v's.
+    attn_mask: empty, or the causal mask of 2048 x 2048 that LMDeploy's backend for Ascend passes.
+    head_size_v: the last size of a new attn_output; None takes v_cache's.
     softmax_scale: None is 1 / sqrt(head_size).
     attn_output: [tokens, q_heads, head_size_v], mutated; may be q itself or ``q[..., :head_size_v]``.
-    kv_scales, kv_zeros: static scales of quantised caches, which are not served: None.
-    quant_bits: LMDeploy's quant_policy: 8, 4, 16 (float8_e4m3fn) or 17 (float8_e5m2); 0 or None for none.
+    kv_scales, kv_zeros: must be None; static scales of quantised caches are not served.
+    quant_bits: LMDeploy's quant_policy: 8, 4, 16 (float8_e4m3fn) or 17 (float8_e5m2); 0 or None for no quantisation.
     causal: a query sees no later key.
     sliding_window: see ``dlinfer.ops.attention.semantics.window``.
-    logit_softcapping: 0 or None is none.
+    logit_softcapping: 0 or None for no cap.
     alibi_slopes, sinks: [q_heads] or None.
-    k_scales_zeros, v_scales_zeros: as ``fill_kv_cache`` takes them; None where the caches are not quantised. Quantised
+    k_scales_zeros, v_scales_zeros: as ``fill_kv_cache`` takes them; None if the caches are not quantised. Quantised
         caches have the dtype and the last size of their format, see ``dlinfer.ops.attention.kv_quantisation``.
 
-    Returns attn_output, or a new tensor where none was given. Raises OpArgumentError, and UnsupportedFeatureError
+    Returns attn_output, or a new tensor if attn_output is None. Raises OpArgumentError. Raises UnsupportedFeatureError
     for a mask or a cache quantised in another way.
     """
     refuse_mask("paged_prefill_attention", attn_mask, causal)

@@ -1,4 +1,4 @@
-"""Attention over new tokens that stand packed in q, k and v, without a cache."""
+"""Attention over new tokens that are packed in q, k and v, without a cache."""
 
 from collections.abc import Iterator, Sequence
 
@@ -42,8 +42,8 @@ def prefill_attention(
 ) -> None:
     """The torch op behind ``dlinfer.ops.prefill_attention``, which documents the arguments.
 
-    q_ends: [sequences], ``actual_seq_lengths_cpu``. attn_output: mutated; row i may share memory with row i of q, and
-    rows behind the last end are left alone. window_left, window_right: -1 is no bound. Returns nothing.
+    q_ends: [sequences], ``actual_seq_lengths_cpu``. attn_output: mutated; row i may share memory with row i of q. Rows
+    after the last end are not written. window_left, window_right: -1 for no bound. Returns nothing.
     """
     scoring = Scoring(
         softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks
@@ -79,26 +79,27 @@ def _call_prefill_attention(
 ) -> Tensor:
     """Attention of packed sequences, each over its own new tokens.
 
-    The formula stands in ``dlinfer.ops.attention.semantics``. Tensors of tokens may have a leading dimension of 1.
+    ``dlinfer.ops.attention.semantics`` has the formula. q, k, v and attn_output may have a leading dimension of 1.
 
     q: [tokens, q_heads, head_size], any strides.
     k: [kv_tokens, kv_heads, head_size], v: [kv_tokens, kv_heads, head_size_v], any strides.
     k_cache, v_cache: not read, may be None.
-    q_seqlens, kv_seqlens: [sequences], int32 or int64; they differ only for cross attention.
-    max_q_seq_len: an upper bound, or None.
+    q_seqlens, kv_seqlens: [sequences], int32 or int64: queries and keys of each sequence. They differ only for cross
+        attention.
+    max_q_seq_len: an upper bound of q_seqlens, or None.
     num_q_heads, num_kv_heads: heads of q and of k; the first is a multiple of the second.
-    attn_mask: empty, or the template of causal attention that LMDeploy's backend for Ascend gives.
-    head_size_v: the size of a new attn_output; None takes v's.
+    attn_mask: empty, or the causal mask of 2048 x 2048 that LMDeploy's backend for Ascend passes.
+    head_size_v: the last size of a new attn_output; None takes v's.
     softmax_scale: None is 1 / sqrt(head_size).
     attn_output: [tokens, q_heads, head_size_v], mutated; may be q itself or ``q[..., :head_size_v]``.
     actual_seq_lengths_cpu: [sequences], where each sequence's queries end in q, if the caller has it.
     causal: a query sees no later key.
     sliding_window: see ``dlinfer.ops.attention.semantics.window``.
-    logit_softcapping: 0 or None is none.
+    logit_softcapping: 0 or None for no cap.
     alibi_slopes, sinks: [q_heads] or None.
 
-    Returns attn_output, or a new tensor where none was given. Raises OpArgumentError, and UnsupportedFeatureError
-    for a mask.
+    Returns attn_output, or a new tensor if attn_output is None. Raises OpArgumentError. Raises UnsupportedFeatureError
+    for any other mask.
     """
     refuse_mask("prefill_attention", attn_mask, causal)
     left, right = window(sliding_window)

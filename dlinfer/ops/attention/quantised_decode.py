@@ -34,7 +34,7 @@ def quantised_paged_decode_attention(
     v_scales_zeros: Tensor,
     quant_bits: int,
 ) -> None:
-    """``paged_decode_attention`` over quantised caches, see ``kv_quantisation``; that op calls it.
+    """The torch op that ``dlinfer.ops.paged_decode_attention`` calls for quantised caches (``kv_quantisation``).
 
     Keys and values are read in q's dtype.
 

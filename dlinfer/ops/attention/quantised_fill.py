@@ -37,17 +37,17 @@ def fill_quantised_kv_cache(
     v_scales_zeros: Tensor,
     quant_bits: int,
 ) -> None:
-    """``fill_kv_cache`` for quantised caches, whose formats ``kv_quantisation`` explains; that op calls it.
+    """The torch op that ``dlinfer.ops.fill_kv_cache`` calls for quantised caches (``kv_quantisation``).
 
     k: [tokens, kv_heads, head_size], v: [tokens, kv_heads, head_size_v], any strides.
     k_cache, v_cache: [blocks, block_size, kv_heads, stored size], in the vendor's layout and the format's dtype; both
         are mutated.
     kv_start_indices: [tokens], int32 or int64, as in ``fill_kv_cache``.
     k_scales_zeros, v_scales_zeros: [blocks, block_size, kv_heads, 2] for int8 and int4, mutated. For fp8 the scales,
-        float32 of one element each; they are declared as mutated like the others and left as they are.
+        float32 of one element each; the schema declares them as mutated too, but the op does not write them.
     quant_bits: 8, 4, 16 or 17.
 
-    Returns nothing. Raises OpArgumentError, also for a slot behind the end of the cache, before anything is written.
+    Returns nothing. Raises OpArgumentError before anything is written, also for a slot past the end of the cache.
     """
     keys, values = canonical(k_cache), canonical(v_cache)
     check_slots(kv_start_indices, keys)

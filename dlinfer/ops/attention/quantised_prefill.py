@@ -45,10 +45,10 @@ def quantised_paged_prefill_attention(
     v_scales_zeros: Tensor,
     quant_bits: int,
 ) -> None:
-    """``paged_prefill_attention`` over quantised caches, see ``kv_quantisation``; that op calls it.
+    """The torch op that ``dlinfer.ops.paged_prefill_attention`` calls for quantised caches (``kv_quantisation``).
 
-    Keys and values are read in q's dtype, those of q's own tokens too, as LMDeploy reads them on CUDA. Arguments are
-    those of the torch op ``paged_prefill_attention``, but for the caches and their scales.
+    Keys and values are dequantised to q's dtype, also for q's own tokens, as in LMDeploy on CUDA. The arguments are
+    those of the torch op ``paged_prefill_attention``, except the caches and their scales.
 
     k_cache, v_cache: [blocks, block_size, kv_heads, stored size], in the vendor's layout and the format's dtype.
     ``q, block_offsets, block_size, q_ends, kv_seqlens, max_q_seq_len, max_kv_seq_len, num_q_heads, num_kv_heads``.
@@ -74,9 +74,9 @@ def quantised_sequences(
     kv_seqlens: Tensor,
     dtype: torch.dtype,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each sequence's keys and values, read in ``dtype``: [kv_len, kv_heads, size].
+    """Yield each sequence's (keys, values), dequantised to ``dtype``, each [kv_len, kv_heads, size].
 
-    caches: of keys and of values, each with its scales and zeros.
+    caches: (cache, scales and zeros) of the keys, then of the values.
     """
     for blocks, kv_len in zip(block_offsets, ints(kv_seqlens), strict=True):
         keys, values = (_read(*cache, quant_bits, blocks, kv_len, dtype) for cache in caches)
@@ -86,7 +86,7 @@ def quantised_sequences(
 def _read(
     cache: Tensor, scales_zeros: Tensor, quant_bits: int, blocks: Tensor, kv_len: int, dtype: torch.dtype
 ) -> Tensor:
-    """One sequence's keys or values: [kv_len, kv_heads, size]."""
+    """Return the dequantised keys or values of one sequence: [kv_len, kv_heads, size]."""
     slots = canonical(cache)
     chosen = blocks[: -(-kv_len // slots.shape[1])].long()
     scales = canonical(scales_zeros)[chosen] if is_scaled_by_token(quant_bits) else scales_zeros
@@ -118,7 +118,7 @@ def check_quantised_pages(
     v_scales_zeros: Tensor,
     quant_bits: int,
 ) -> None:
-    """Rules of quantised paged caches, and of their scales and zeros."""
+    """Check quantised paged caches and their scales and zeros. Raise OpArgumentError."""
     check_format(rules, quant_bits)
     check_quantised_cache(rules, "k", k_cache, k_scales_zeros, quant_bits, "q", q)
     check_quantised_cache(rules, "v", v_cache, v_scales_zeros, quant_bits, "attn_output", attn_output)

@@ -19,16 +19,16 @@ from dlinfer.ops.core.samples import Sample, SampleMaker
 
 FORMATS = {"int8": INT8, "int4": INT4, "fp8": FP8_E4M3, "fp8 e5m2": FP8_E5M2}
 
-# The other cases ask of attention what the ops without quantisation are asked.
+# The samples of the ops without quantisation cover the other cases.
 _CASES = ("block boundaries", "values smaller than keys", "a padding row", "all extras", "output in q")
 
 
 def quantised_attention_samples(
     make: SampleMaker, table: Sequence[Case], arguments: Callable[[SampleMaker, Case], tuple[Any, ...]]
 ) -> Iterator[Sample]:
-    """The first case in each format, and in int8 those where reading differs.
+    """Yield the first case in each format, and in int8 also the cases that read the cache differently.
 
-    arguments: makes those of the op without quantisation. NaN is read in slots that nobody has written.
+    arguments: makes the arguments of the op without quantisation. Unwritten slots dequantise to NaN.
     """
     named = [(f"{name}, {table[0].name}", table[0], quant_bits) for name, quant_bits in FORMATS.items()]
     named += [(f"int8, {case.name}", case, INT8) for case in table if case.name in _CASES]
@@ -43,7 +43,7 @@ def quantised_attention_samples(
 def quantised_cache(
     make: SampleMaker, blocks: int, block_size: int, kv_heads: int, head_size: int, quant_bits: int
 ) -> tuple[Tensor, Tensor]:
-    """(cache, scales and zeros) of a filled cache in the vendor's layout."""
+    """Return a filled cache as (cache, scales and zeros), both in the vendor's layout."""
     return _quantised(make, make.cache(blocks, block_size, kv_heads, head_size), quant_bits)
 
 
@@ -57,5 +57,5 @@ def _quantised(make: SampleMaker, cache: Tensor, quant_bits: int) -> tuple[Tenso
 
 
 def _laid_out(make: SampleMaker, values: Tensor) -> Tensor:
-    """[blocks, block_size, kv_heads, any] in the vendor's layout."""
+    """Return values [blocks, block_size, kv_heads, any] in the vendor's layout."""
     return values.permute(*("BSHD".index(dim) for dim in make.layout.order)).contiguous()

@@ -11,9 +11,9 @@ from dlinfer.ops.core.samples import SampleMaker
 
 @dataclass(frozen=True)
 class Case:
-    """One batch. q_lens, kv_lens: tokens of each sequence, where kv_lens=None means the same; strided: q, k
-    and v are views of one packed tensor; aliased: attn_output is q's memory; unused_rows: rows of q behind
-    the last sequence; other fields as the ops' arguments."""
+    """One batch. q_lens, kv_lens: queries and keys of each sequence; kv_lens=None means as many keys as queries.
+    strided: q, k and v are views of one packed tensor; aliased: attn_output is q's memory; unused_rows: rows of q
+    after the last sequence. The other fields are arguments of the ops."""
 
     name: str
     q_lens: tuple[int, ...]
@@ -34,12 +34,12 @@ class Case:
 
     @property
     def keys(self) -> tuple[int, ...]:
-        """Keys of each sequence."""
+        """The number of keys of each sequence."""
         return self.q_lens if self.kv_lens is None else self.kv_lens
 
     @property
     def softmax_scale(self) -> float:
-        """The scale to pass."""
+        """The softmax scale that the ops get."""
         return self.sizes[0] ** -0.5 if self.scale is None else self.scale
 
 
@@ -103,7 +103,7 @@ DECODE = (
 
 
 def queries(make: SampleMaker, case: Case) -> tuple[Tensor, Tensor]:
-    """(q, attn_output) of a case."""
+    """Return (q, attn_output) of a case."""
     rows, heads = sum(case.q_lens) + case.unused_rows, case.heads[0]
     if case.strided:
         q = make.tensor(rows, heads + 2 * case.heads[1], case.sizes[0])[:, :heads]
@@ -113,7 +113,7 @@ def queries(make: SampleMaker, case: Case) -> tuple[Tensor, Tensor]:
 
 
 def new_tokens(make: SampleMaker, case: Case) -> tuple[Tensor, Tensor]:
-    """(k, v) of a case, packed."""
+    """Return the packed (k, v) of a case."""
     tokens, heads = sum(case.keys), case.heads[1]
     if case.strided:
         both = make.tensor(tokens, 2 * heads, case.sizes[0])
@@ -122,8 +122,8 @@ def new_tokens(make: SampleMaker, case: Case) -> tuple[Tensor, Tensor]:
 
 
 def pages(make: SampleMaker, case: Case) -> tuple[Tensor, Tensor, Tensor]:
-    """(k_cache, v_cache, block_offsets) of a case: blocks in random order, NaN in slots that no sequence has
-    written, and one column of the block table more than is needed."""
+    """Return (k_cache, v_cache, block_offsets) of a case. Blocks are in random order, slots that no sequence has
+    written hold NaN, and the block table has one column too many."""
     needed = [-(-length // case.block_size) for length in case.keys]
     order = make.permutation(sum(needed) + 2)
     table = order[-1:].repeat(len(needed), max(needed) + 1)
@@ -146,24 +146,24 @@ def _slots(blocks: Tensor, block_size: int) -> Tensor:
 
 
 def lengths(case: Case) -> tuple[Tensor, Tensor]:
-    """(q_ends, kv_seqlens) of a case; on the host, as LMDeploy passes them."""
+    """Return (q_ends, kv_seqlens) of a case, on the host, as LMDeploy passes them."""
     ends = torch.tensor(case.q_lens).cumsum(0).to(case.index_dtype)
     return ends, torch.tensor(case.keys, dtype=case.index_dtype)
 
 
 def per_head(make: SampleMaker, case: Case) -> tuple[Tensor | None, Tensor | None]:
-    """(alibi_slopes, sinks) of a case."""
+    """Return (alibi_slopes, sinks) of a case."""
     slopes = 2.0 ** -torch.arange(1, case.heads[0] + 1, device=make.device)
     return slopes if case.alibi else None, make.tensor(case.heads[0]) if case.sinks else None
 
 
 def scoring(make: SampleMaker, case: Case) -> tuple[Any, ...]:
-    """The prefill ops' arguments from softmax_scale on."""
+    """Return the prefill ops' arguments from softmax_scale to the last."""
     return case.softmax_scale, case.causal, *case.window, case.softcap, *per_head(make, case)
 
 
 def paged_prefill_arguments(make: SampleMaker, case: Case) -> tuple[Any, ...]:
-    """The arguments of ``paged_prefill_attention``."""
+    """Return a case's arguments of the torch op ``paged_prefill_attention``."""
     q, out = queries(make, case)
     longest = max(case.q_lens), max(case.keys)
     tables = *pages(make, case), case.block_size, *lengths(case), *longest
@@ -171,7 +171,7 @@ def paged_prefill_arguments(make: SampleMaker, case: Case) -> tuple[Any, ...]:
 
 
 def decode_arguments(make: SampleMaker, case: Case) -> tuple[Any, ...]:
-    """The arguments of ``paged_decode_attention``."""
+    """Return a case's arguments of the torch op ``paged_decode_attention``."""
     q, out = queries(make, case)
     tables = *pages(make, case), case.block_size, lengths(case)[1], max(case.keys)
     extras = case.softmax_scale, case.window[0], case.softcap, *per_head(make, case)

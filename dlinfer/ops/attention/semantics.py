@@ -10,9 +10,10 @@ Scores of one query head against its group's key head:
 
 A sequence's queries are its last tokens: with q_len queries and kv_len keys, query i has position
 kv_len - q_len + i (flash-attention's alignment at the bottom right). A key is visible when
--window_left <= key position - query position <= window_right, and not after the query if causal; a negative
-bound is none. A query that sees no key gives zeros. Order and signs are those of LMDeploy 0.18's CUDA kernels
-(``pytorch/kernels/cuda/flashattention.py`` and ``pagedattention.py``), sinks those of GPT-OSS.
+-window_left <= key position - query position <= window_right and, if causal, it is not after the query. A negative
+window means no bound. The result of a query that sees no key is zeros. The order of these steps and their signs are as
+in LMDeploy 0.18's CUDA kernels (``pytorch/kernels/cuda/flashattention.py`` and ``pagedattention.py``); sinks are as in
+GPT-OSS.
 """
 
 import weakref
@@ -41,11 +42,11 @@ TOLERANCES = {
 
 
 def window(sliding_window: int | Sequence[int] | None) -> tuple[int, int]:
-    """(left, right) of LMDeploy's ``sliding_window``; -1 is no bound.
+    """Return LMDeploy's ``sliding_window`` as (left, right) in tokens; -1 means no bound.
 
-    A pair is flash-attention's. An int w means (w, w), as LMDeploy's CUDA backends read it: a causal query sees itself
-    and w tokens before. HF transformers' ``sliding_window`` of w is one token less. None, and an int below 1, mean no
-    window.
+    A pair is (left, right) as in flash-attention. An int w means (w, w), as in LMDeploy's CUDA backends: a causal
+    query sees itself and the w tokens before it. HF transformers' ``sliding_window`` of w sees one token less. None and
+    an int below 1 mean no window.
     """
     if sliding_window is None:
         return -1, -1
@@ -56,10 +57,10 @@ def window(sliding_window: int | Sequence[int] | None) -> tuple[int, int]:
 
 
 def refuse_mask(op: str, attn_mask: Sequence[Tensor | None] | None, causal: bool = True) -> None:
-    """Raise UnsupportedFeatureError when a mask tensor is given, but for one that says no more than ``causal``.
+    """Raise UnsupportedFeatureError for a mask tensor, unless the mask only repeats ``causal``.
 
-    LMDeploy's backend for Ascend gives the same one at every prefill, whatever the lengths: the template of causal
-    attention that the vendor's kernel reads.
+    LMDeploy's backend for Ascend passes such a mask at every prefill, of one size for all lengths: the causal template
+    that the vendor's kernel reads.
     """
     masks = [] if attn_mask is None else [mask for mask in attn_mask if mask is not None]
     if masks and not (causal and all(map(_is_template, masks))):
@@ -70,12 +71,12 @@ def refuse_mask(op: str, attn_mask: Sequence[Tensor | None] | None, causal: bool
         )
 
 
-_TEMPLATE = 2048  # the side of the template, whatever the lengths
+_TEMPLATE = 2048  # rows and columns of the template, for all sequence lengths
 _templates: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary()
 
 
 def _is_template(mask: Tensor) -> bool:
-    """Whether a mask hides what is above the diagonal, 2048 x 2048. Its values are read once."""
+    """Return whether a mask is the causal template of 2048 x 2048. The values of each template are read once."""
     if tuple(mask.shape) != (_TEMPLATE, _TEMPLATE) or mask.dtype not in (torch.int8, torch.uint8, torch.bool):
         return False
     if _templates.get(id(mask)) is not mask:
@@ -86,7 +87,7 @@ def _is_template(mask: Tensor) -> bool:
 
 
 def scale_of(q: Tensor, softmax_scale: float | None) -> float:
-    """The given scale, or 1 / sqrt(head_size)."""
+    """Return ``softmax_scale``, or 1 / sqrt(head_size) if it is None."""
     return float(q.shape[-1]) ** -0.5 if softmax_scale is None else softmax_scale
 
 
@@ -94,7 +95,7 @@ def scale_of(q: Tensor, softmax_scale: float | None) -> float:
 
 
 def check_heads(rules: Rules, num_q_heads: int, num_kv_heads: int) -> None:
-    """Each head of keys belongs to as many heads of q."""
+    """Raise unless the number of query heads is a multiple of the number of KV heads."""
     rules.require(
         num_kv_heads > 0 and num_q_heads % num_kv_heads == 0,
         "num_kv_heads",
@@ -106,7 +107,7 @@ def check_heads(rules: Rules, num_q_heads: int, num_kv_heads: int) -> None:
 def check_pages(
     rules: Rules, k_cache: Tensor, v_cache: Tensor, block_size: int, num_q_heads: int, num_kv_heads: int
 ) -> None:
-    """The blocks of both caches have the size that the call names."""
+    """Raise unless both caches have ``block_size`` slots in a block, and the heads fit together."""
     check_heads(rules, num_q_heads, num_kv_heads)
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         actual = canonical(cache).shape[1]
@@ -118,7 +119,7 @@ def check_pages(
 
 
 class Scoring(NamedTuple):
-    """The arguments that say how scores are computed, in the order of the prefill ops."""
+    """The op arguments that change the scores, in the order of the prefill ops."""
 
     softmax_scale: float
     causal: bool = True
@@ -132,18 +133,18 @@ class Scoring(NamedTuple):
 def attend_all(
     q: Tensor, q_ends: Tensor, sequences: Iterable[tuple[Tensor, Tensor]], out: Tensor, scoring: Scoring
 ) -> None:
-    """Write the attention of each sequence over its keys and values; rows behind the last end are left alone."""
+    """Write the attention of each sequence over its keys and values to ``out``. Rows after the last end are kept."""
     rows: list[Tensor] = []
     start = 0
     for end, (k, v) in zip(ints(q_ends), sequences, strict=True):
         rows.append(attend(q[start:end], k, v, scoring))
         start = end
-    if rows:  # written when all of q has been read
+    if rows:  # ``out`` may be q's memory: write after all of q has been read
         out[:start] = torch.cat(rows)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
-    """Attention of one sequence, in float32 (float64 for float64), rounded once.
+    """Return the attention of one sequence, computed in float32 (float64 for float64) and rounded once.
 
     q: [q_len, q_heads, head_size], k: [kv_len, kv_heads, head_size], v: [kv_len, kv_heads, head_size_v].
     Returns [q_len, q_heads, head_size_v] of q's dtype.

@@ -1,7 +1,7 @@
 """DeepSeek's sparse attention (DeepSeek-V3.2, 2025, arXiv:2512.02556): an indexer chooses what each token attends to.
 
-Both ops read paged caches. Sequence b has the queries before ``actual_seq_lengths_query[b]`` and behind those of the
-sequence before it; they are the last of its tokens in the cache.
+Both ops read paged caches. The queries of sequence b end before row ``actual_seq_lengths_query[b]`` and begin after the
+queries of sequence b - 1. They are the last tokens of the sequence in the cache.
 """
 
 from collections.abc import Iterator
@@ -36,13 +36,14 @@ def lightning_indexer(
     query: [tokens, heads, size], float32, float16 or bfloat16, any strides.
     key: the indexer's cache in the vendor's layout, of one head and ``size``; dtype of query.
     weights: [tokens, heads], dtype of query.
-    actual_seq_lengths_query: [sequences], int32 or int64, on any device: the first query behind each sequence's.
-    actual_seq_lengths_key: [sequences], likewise: the tokens of each sequence in the cache, its queries the last.
+    actual_seq_lengths_query: [sequences], int32 or int64, on any device: the index after each sequence's last query.
+    actual_seq_lengths_key: [sequences], likewise: the number of tokens of each sequence in the cache, queries included.
     block_table: [sequences, blocks], int32 or int64: the cache's blocks of each sequence.
-    sparse_count: how many positions are chosen at most, 1 or more.
+    sparse_count: the largest number of positions to choose, 1 or more.
 
-    Returns int32 [tokens, 1, sparse_count]: positions up to the query's own in rising order, then -1. Of equal scores
-    the earlier position is chosen. Nothing is mutated. Scores are computed in float32 at least. Raises OpArgumentError.
+    Returns int32 [tokens, 1, sparse_count]: chosen positions, none after the query's own, in rising order, then -1. Of
+    equal scores the earlier position is chosen. Nothing is mutated. Scores are computed in float32 at least. Raises
+    OpArgumentError.
     """
     return chosen_positions(
         query, key, weights, actual_seq_lengths_query, actual_seq_lengths_key, block_table, sparse_count
@@ -58,9 +59,9 @@ def chosen_positions(
     block_table: Tensor,
     sparse_count: int,
 ) -> Tensor:
-    """The positions that ``lightning_indexer`` chooses: one sequence after the other, a few queries at a time.
+    """Return the result of ``lightning_indexer``, computed for a few queries of one sequence at a time.
 
-    The products of a long prompt are heads * tokens^2 numbers, which no memory holds at once.
+    The products of a long prompt are heads * tokens^2 numbers, too many to hold in memory at once.
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
     slots = canonical(key)
@@ -88,7 +89,7 @@ def chosen_positions(
 def _sequences(
     rules: Rules, query: Tensor, q_ends: Tensor, kv_seqlens: Tensor, block_table: Tensor, slots: Tensor
 ) -> Iterator[tuple[int, int, int, Tensor]]:
-    """First query, the one behind the last, length and blocks of each sequence with queries. Reads the numbers."""
+    """Yield (first query, end of its queries, tokens, blocks) of each sequence with queries. Reads tensor values."""
     ends, lengths, start = ints(q_ends), ints(kv_seqlens), 0
     rules.require(
         (ends[-1] if ends else 0) == query.shape[0],
@@ -121,11 +122,11 @@ def sparse_flash_attention(
     query: [tokens, heads, size], float32, float16 or bfloat16, any strides. query_rope: [tokens, heads, rope size].
     key, value, key_rope: caches in the vendor's layout, of one head, and of ``size``, the result's size and the rope
         size; key and value may be one tensor. All of query's dtype.
-    sparse_indices: [tokens, 1, count], int32 or int64: positions in the token's sequence; a negative one is none, and
-        one behind the query's own is not seen.
-    scale: of the scores.
+    sparse_indices: [tokens, 1, count], int32 or int64: positions in the token's sequence. Negative positions, and
+        positions after the query's own, are ignored.
+    scale: the factor of the scores.
     block_table: [sequences, blocks], int32 or int64. actual_seq_lengths_query, kv_seqlens: [sequences], int32 or int64,
-        on any device: the first query behind each sequence's, and its tokens in the cache, its queries the last.
+        on any device: the index after each sequence's last query, and its number of tokens in the cache.
 
     Returns a new tensor [tokens, heads, size of value] of query's dtype; a token that sees nothing gets zeros. Nothing
     is mutated. Computed in float32 at least and rounded once. Raises OpArgumentError.
@@ -180,7 +181,7 @@ sparse_flash_attention.takes(
 def _tables(
     make: SampleMaker, q_lens: list[int], kv_lens: list[int], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Ends of queries, lengths, and block tables of 4 blocks of 8 tokens each, out of 3 * 4 blocks."""
+    """Return (ends of queries, kv lengths, block table): 4 blocks of 8 tokens for each sequence, 12 blocks in all."""
     table = make.permutation(12, dtype)[: 4 * len(q_lens)].view(len(q_lens), 4)
     return torch.tensor(q_lens, dtype=dtype).cumsum(0).to(dtype), torch.tensor(kv_lens, dtype=dtype), table
 

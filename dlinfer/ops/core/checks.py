@@ -1,7 +1,7 @@
-"""Argument rules shared by ops: each raises OpArgumentError naming op, argument, expected and given.
+"""Argument rules shared by ops: each raises an OpArgumentError that names op, argument, expected and given value.
 
-They run on real tensors in front of every kernel and on fake tensors under compilers, where a size may be
-symbolic; then the rule becomes a guard of the compiled graph.
+Rules run on real tensors before every kernel, and on fake tensors under compilers. If a size is symbolic, its rule
+becomes a guard of the compiled graph.
 """
 
 from collections.abc import Callable
@@ -15,17 +15,17 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def ints(tensor: Tensor) -> list[int]:
-    """The numbers of a one-dimensional integer or bool tensor. Waits for the device."""
+    """Return the values of a one-dimensional integer or bool tensor. Waits for the device."""
     return tensor.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def floats(tensor: Tensor) -> list[float]:
-    """The numbers of a one-dimensional floating tensor. Waits for the device."""
+    """Return the values of a one-dimensional floating tensor. Waits for the device."""
     return tensor.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 class Rules:
-    """The argument rules of one op, which its ``check`` function takes as ``rules``."""
+    """The argument rules of one op, passed to the op's ``check`` function as ``rules``. Rules raise OpArgumentError."""
 
     def __init__(self, op: str) -> None:
         self.op = op
@@ -37,9 +37,9 @@ class Rules:
         expected: str | Callable[[], str],
         actual: Callable[[], object],
     ) -> None:
-        """``condition`` must hold; ``expected`` and ``given`` are only called when it does not.
+        """Raise unless ``condition`` holds. ``expected`` and ``actual`` are called only for the error.
 
-        Rules run at every call of an op, so a text that is not constant is better given as a function.
+        Rules run at every call of an op, so pass a text that is not constant as a function.
         """
         if condition is True:
             return
@@ -53,43 +53,43 @@ class Rules:
         torch._check(condition, lambda: str(error()))  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
 
     def error(self, argument: str, expected: str, actual: object) -> OpArgumentError:
-        """The error to raise, for rules that do not fit ``require``."""
+        """Return the error to raise, for rules that do not fit ``require``."""
         return OpArgumentError(op=self.op, argument=argument, expected=expected, given=actual)
 
     def floating(self, argument: str, tensor: Tensor) -> None:
-        """One of the dtypes that models compute in (float64 serves as an oracle)."""
+        """Require float32, float16 or bfloat16, or the oracle's float64."""
         if tensor.dtype not in FLOATS and tensor.dtype is not torch.float64:
             raise self.error(argument, "a float32, float16 or bfloat16 tensor", tensor.dtype)
 
     def integer(self, argument: str, tensor: Tensor) -> None:
-        """int32 or int64."""
+        """Require int32 or int64."""
         if tensor.dtype not in (torch.int32, torch.int64):
             raise self.error(argument, "an int32 or int64 tensor", tensor.dtype)
 
     def dtype(self, argument: str, tensor: Tensor, *dtypes: torch.dtype) -> None:
-        """One of some dtypes; the first is the one to name."""
+        """Require one of ``dtypes``; the error names the first."""
         if tensor.dtype not in dtypes:
             raise self.error(argument, f"{dtypes[0]}", tensor.dtype)
 
     def like(self, argument: str, tensor: Tensor, model_name: str, model: Tensor) -> None:
-        """Same dtype and device as another argument."""
+        """Require the dtype and device of another argument, ``model``."""
         if tensor.dtype is not model.dtype:
             raise self.error(argument, f"{model.dtype} like {model_name}", tensor.dtype)
         self.same_device(argument, tensor, model_name, model)
 
     def same_device(self, argument: str, tensor: Tensor, model_name: str, model: Tensor) -> None:
-        """On the device of another argument."""
+        """Require the device of another argument, ``model``."""
         if tensor.device != model.device:
             raise self.error(argument, f"a tensor on {model.device} like {model_name}", tensor.device)
 
     def rank(self, argument: str, tensor: Tensor, *ranks: int) -> None:
-        """Number of dimensions."""
+        """Require as many dimensions as one of ``ranks``."""
         if tensor.dim() not in ranks:
             expected = " or ".join(str(rank) for rank in ranks)
             raise self.error(argument, f"{expected} dimensions", f"{tensor.dim()}: {tuple(tensor.shape)}")
 
     def least_rank(self, argument: str, tensor: Tensor, rank: int) -> None:
-        """At least so many dimensions."""
+        """Require at least ``rank`` dimensions."""
         if tensor.dim() < rank:
             raise self.error(
                 argument,
@@ -98,13 +98,13 @@ class Rules:
             )
 
     def same_sizes(self, argument: str, tensor: Tensor, model_name: str, model: Tensor) -> None:
-        """The sizes of another argument."""
+        """Require the shape of another argument, ``model``."""
         self.rank(argument, tensor, model.dim())
         for dim in range(model.dim()):
             self.size(argument, tensor, dim, model.shape[dim], f"the shape of {model_name}")
 
     def size(self, argument: str, tensor: Tensor, dim: int, size: int | torch.SymInt, why: str) -> None:
-        """Size of one dimension; ``why`` names what it must equal."""
+        """Require ``size`` in dimension ``dim``. ``why`` tells in the error where the size comes from."""
         same = tensor.shape[dim] == size
         if same is not True:
             self.require(

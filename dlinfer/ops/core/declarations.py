@@ -3,16 +3,16 @@
 ``op.takes(x="float [..., in_features]", weight="like x [out_features, in_features]")``. A declaration is
 ``DTYPE [on NAME] [SIZES]``:
 
-- DTYPE: ``float`` (a dtype that models compute in), ``int`` (int32 or int64), a dtype of torch, or ``any``.
-  ``like NAME`` is dtype and device of another argument. ``float32`` admits float64, which serves as an oracle.
-  ``cache like NAME`` also reads the sizes in the order [blocks, block_size, kv_heads, head_size].
+- DTYPE: ``float`` (float32, float16 or bfloat16), ``int`` (int32 or int64), a dtype of torch, or ``any``. ``float``
+  and ``float32`` also take the oracle's float64. ``like NAME`` is dtype and device of another argument. ``cache like
+  NAME`` also reads the sizes in the order [blocks, block_size, kv_heads, head_size].
 - ``on NAME``: the device of another argument.
-- SIZES: a name that is new takes the size of its dimension. A name that is known (of an int parameter too), a number
-  and an expression must be equal to it, and so must both sides of ``A = B``. A leading ``...`` is any number of
-  dimensions, ``*NAME`` the sizes of another argument. Expressions may call ``groups(size, group_size)``.
+- SIZES: a new name is set to the size of its dimension. For a known name (an int parameter's too), a number or an
+  expression, the dimension must have that size. For ``A = B`` it must equal both sides. A leading ``...`` is any number
+  of dimensions, ``*NAME`` the sizes of another argument. Expressions may call ``groups(size, group_size)``.
 
-An argument that is None is not checked. Results are declared alike, ``returns="like x [..., out_features]"``; their
-DTYPE may be a dtype parameter, and their ``...`` is that of the tensor that they name.
+An argument that is None is not checked. Results are declared likewise, ``returns="like x [..., out_features]"``. Their
+DTYPE may be a dtype parameter. Their ``...`` has the sizes of ``...`` in the argument that they name.
 """
 
 import re
@@ -31,7 +31,7 @@ _COMMA = re.compile(r",(?![^(]*\))")  # not inside of parentheses
 
 
 class _Declared(NamedTuple):
-    """One declaration. has_any: its sizes begin with ``...``, which ``sizes`` leaves out."""
+    """One parsed declaration. has_any: the declared sizes begin with ``...``, which ``sizes`` leaves out."""
 
     name: str
     is_cache: bool
@@ -42,16 +42,16 @@ class _Declared(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """The variable whose sizes are checked."""
+        """The name, in the generated source, of the tensor whose sizes are checked."""
         return f"canonical_{self.name}" if self.is_cache else self.name
 
     @property
     def dimensions(self) -> dict[int, str]:
-        """Dimension -> its size; dimensions behind ``...`` count from the end."""
+        """Dimension -> its declared size; dimensions after ``...`` are negative and count from the end."""
         return dict(enumerate(self.sizes, -len(self.sizes) if self.has_any else 0))
 
     def dtype_rules(self, parameters: Collection[str]) -> Iterator[str]:
-        """Source of the rules for dtype and device."""
+        """Yield source lines that check dtype and device."""
         argument = f"{self.name!r}, {self.name}"
         if self.dtype.startswith("like "):
             model = self.dtype.removeprefix("like ")
@@ -66,7 +66,7 @@ class _Declared(NamedTuple):
             yield f"rules.same_device({argument}, {self.device!r}, {self.device})"
 
     def rank_rules(self) -> Iterator[str]:
-        """Source of the rules for the rank."""
+        """Yield source lines that check the rank, and that define ``variable`` for a cache."""
         argument = f"{self.name!r}, {self.name}"
         if self.has_any and self.sizes:
             yield f"rules.least_rank({argument}, {len(self.sizes)})"
@@ -87,7 +87,7 @@ def _read(name: str, text: str) -> Iterator[_Declared]:
 
 
 class Declarations:
-    """The declared tensors of an op. parameters: all of the op; optional: those that may be None."""
+    """The declared tensors of an op. parameters: all the op's parameters; optional: those that may be None."""
 
     def __init__(
         self, parameters: Sequence[str], optional: Collection[str], declarations: Mapping[str, str]
@@ -96,8 +96,8 @@ class Declarations:
         self._optional = optional
         self._declared = [tensor for name, text in declarations.items() for tensor in _read(name, text)]
         self._owners = {name: name for name in parameters if name not in declarations}
-        self._first: list[str] = []  # source of the rules for dtypes and ranks, and of the named sizes
-        self._rest: list[str] = []  # of those for dtypes that a parameter names, and for sizes
+        self._first: list[str] = []  # source lines that check dtypes and ranks and set named sizes
+        self._rest: list[str] = []  # source lines for dtypes that a parameter names, and for sizes
         for tensor in self._declared:
             guard = f"if {tensor.name} is not None: " if tensor.name in optional else ""
             rules = self._rest if tensor.dtype in parameters else self._first
@@ -112,9 +112,9 @@ class Declarations:
     def check(
         self, rules: Rules, extra: Callable[..., None] | None, names: Sequence[str]
     ) -> Callable[..., None]:
-        """The argument check: a function of all the op's parameters. It is generated since it runs at every call.
+        """Return the argument check, a function of all the op's parameters. Generated for speed: it runs at each call.
 
-        extra: is called with ``names``, parameters and the op's ``rules``, behind the rules for ranks.
+        extra: called after the rules for ranks with the arguments ``names``: parameters and ``rules``.
         """
         between = [] if extra is None else [f"extra({', '.join(names)})"]
         lines = [*self._first, *between, *self._rest] or ["pass"]
@@ -136,7 +136,7 @@ class Declarations:
                 )
 
     def fake(self, returns: str) -> Callable[..., Any]:
-        """The fake function of declared results."""
+        """Return the fake function for the declared results."""
         lines = [line for line in self._first if not re.match(r"rules|if ", line)]
         results = [self._result(result) for result in _read("a result", returns)]
         return self._function([*lines, f"return {', '.join(results)}"])
@@ -160,6 +160,6 @@ class Declarations:
 
 
 def groups(size: int, group_size: int) -> int:
-    """How many groups cover ``size``; the last may be shorter, and a ``group_size`` of 0 is one group of all."""
+    """Return how many groups cover ``size``. The last may be shorter; a ``group_size`` of 0 means one group."""
     whole = group_size or max(size, 1)
     return (size + whole - 1) // whole

@@ -1,8 +1,8 @@
-"""The fallback policy: what happens where a vendor's kernel or graph engine does not run what it was asked to.
+"""The fallback policy: what happens if a vendor's kernel or graph engine does not take a call or a graph.
 
-allow runs the slower way, warn also says so once for each reason, error refuses. Every case is counted, so
-that no slow path is taken in silence; ``counts()`` is what reports and tests read. Calls of ops are counted as they
-run; what a compiled graph leaves outside its engine, once when it is compiled (``dlinfer/graph/report/policy.py``).
+``allow`` runs a slower way, ``warn`` also warns once for each reason, ``error`` raises. Every fallback is counted, so
+that no slow path goes unnoticed. Reports and tests read ``counts()``. Calls of ops are counted when they run. Parts of
+a compiled graph outside its engine are counted once, at compile time (``dlinfer/graph/report/policy.py``).
 """
 
 import inspect
@@ -19,7 +19,7 @@ from dlinfer.errors import DlinferError, FallbackError
 
 
 class FallbackWarning(UserWarning):
-    """Something runs a slower way than its vendor's kernel or graph engine; the policy is ``warn``."""
+    """A call or part of a graph runs outside its vendor's kernel or graph engine, and the policy is ``warn``."""
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,20 @@ _said: set[Fallback] = set()
 
 
 def counts() -> dict[Fallback, int]:
-    """How often each kind of fallback was taken in this process."""
+    """Return how often this process took each kind of fallback."""
     with _lock:
         return dict(_counts)
 
 
 def reset() -> None:
-    """Forget all counts; each reason is warned of once more."""
+    """Forget all counts and warnings, so that each reason warns once again."""
     with _lock:
         _counts.clear()
         _said.clear()
 
 
 def take(op: str, vendor: str, reason: str, args: tuple[object, ...]) -> None:
-    """Apply the policy to a call that is about to run on the reference. Raises FallbackError."""
+    """Apply the policy to a call that is about to run on the reference. Raise FallbackError under ``error``."""
 
     def refusal() -> DlinferError:
         return FallbackError(op=op, vendor=vendor, reason=reason, call=describe(args), caller=caller())
@@ -66,7 +66,7 @@ def take(op: str, vendor: str, reason: str, args: tuple[object, ...]) -> None:
 
 
 def settle(kind: Fallback, policy: str, refusal: Callable[[], DlinferError], text: Callable[[], str]) -> None:
-    """Count a fallback that the policy lets pass, and warn of the first of its kind; raise ``refusal()`` if not."""
+    """Raise ``refusal()`` under ``error``; else count the fallback, and under ``warn`` warn at the first of a kind."""
     if policy == "error":
         raise refusal()
     with _lock:
@@ -79,7 +79,7 @@ def settle(kind: Fallback, policy: str, refusal: Callable[[], DlinferError], tex
 
 
 def describe(args: tuple[object, ...]) -> str:
-    """Dtypes and shapes of a call's arguments, for messages."""
+    """Return the dtypes and shapes of a call's arguments as text for messages."""
     return ", ".join(_describe_one(arg) for arg in args)
 
 
@@ -90,7 +90,7 @@ def _describe_one(arg: object) -> str:
 
 
 def caller() -> str:
-    """The line outside dlinfer and torch that made the call: the model's line."""
+    """Return "FILE:LINE" of the innermost caller outside dlinfer and torch: the model's line."""
     frame = inspect.currentframe()
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

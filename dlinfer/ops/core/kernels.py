@@ -1,9 +1,9 @@
 """The kernel table: vendors' kernels, checked and bound to torch's dispatcher.
 
-torch's dispatcher knows device types. A device whose vendor has not been needed yet reaches the generic key,
-which activates the default vendor and dispatches again. From then on the device's own key leads to the table
-of its active vendor, which is replaced whole when that changes. The key itself is bound once: torch frees a
-kernel that is taken off the dispatcher while another thread may be calling it.
+torch's dispatcher selects kernels by device type. The first call on a device reaches the generic key, which activates
+the device's default vendor and dispatches again. From then on the device's own key calls the table of its active
+vendor. A change of vendor replaces the whole table. The key itself is bound once: torch frees a kernel that is taken
+off the dispatcher, even while another thread is calling it.
 """
 
 import inspect
@@ -23,13 +23,13 @@ from dlinfer.vendor.base import Kernel, Vendor, implementations, kernel_name, ru
 _AUTOCAST_KEYS = ("AutocastCPU", "AutocastCUDA", "AutocastPrivateUse1")
 _NO_KERNEL = "the vendor has no kernel for this op"
 
-_libraries: dict[str, Library] = {}  # a Library that dies takes its kernels along
+_libraries: dict[str, Library] = {}  # torch removes a Library's kernels when the Library is freed
 _tables: dict[str, dict[str, Callable[..., Any]]] = {}
 _authors: dict[str, dict[str, str]] = {}
 
 
 def install() -> None:
-    """Bind every defined op to the dispatcher. Called once, when all ops are defined."""
+    """Bind every defined op to the dispatcher. Call once, after all ops are defined."""
     generic = Library(NAMESPACE, "IMPL")
     for name, spec in registry().items():
         _implement(generic, name, _generic(spec), "CompositeExplicitAutograd")
@@ -41,9 +41,9 @@ def install() -> None:
 
 
 def kernel_authors(vendor: Vendor) -> Mapping[str, str]:
-    """Op -> name of the vendor whose kernel answers it while ``vendor`` is active: its own, or the host's.
+    """Return op -> name of the vendor whose kernel runs it while ``vendor`` is active: its own or the host's vendor.
 
-    Ops that the reference answers are left out. Loads the kernels; raises what loading raises.
+    Ops that run on the reference are left out. Loads the kernels, and raises what loading raises.
     """
     if vendor.name not in _authors:
         kernels = discovery.kernels_of(vendor)
@@ -53,15 +53,15 @@ def kernel_authors(vendor: Vendor) -> Mapping[str, str]:
 
 
 def several_implementations(vendor: Vendor) -> dict[str, list[str]]:
-    """Op -> names of its kernels, the preferred one first, for the ops that a vendor has several kernels for."""
+    """Return op -> names of its kernels, the preferred kernel first, for ops with several kernels of ``vendor``."""
     kernels = {op: implementations(kernel) for op, kernel in discovery.kernels_of(vendor).items()}
     return {op: list(map(kernel_name, several)) for op, several in kernels.items() if len(several) > 1}
 
 
 def bind(device_type: str, vendor: Vendor) -> None:
-    """Put a vendor's kernels behind a device type.
+    """Make a vendor's kernels the kernels of a device type.
 
-    Raises KernelSignatureError or UnknownOpError, changing nothing.
+    Raises KernelSignatureError or UnknownOpError before anything is changed.
     """
     kernels = discovery.kernels_of(vendor)
     _validate(vendor, kernels)
@@ -91,7 +91,7 @@ def _current(device_type: str, name: str) -> Callable[..., Any]:
 
 
 def _refuse_gradients(name: str, args: Sequence[Any]) -> None:
-    """Raise InferenceOnlyError where a call's gradients are recorded: no op here has a derivative."""
+    """Raise InferenceOnlyError if autograd records the call: no op here has a derivative."""
     for arg in args:
         leaves = cast("list[object]", arg) if isinstance(arg, list) else [arg]
         for leaf in leaves:
@@ -157,7 +157,7 @@ def _bound_kernel(spec: OpSpec, vendor: Vendor, kernel: Kernel | None) -> Callab
 
 
 def _counting(spec: OpSpec, run: Callable[..., Any]) -> Callable[..., Any]:
-    """The same kernel, but what it writes counts in ``tensor._version``, as torch's own writes do."""
+    """Wrap a kernel so that its writes raise ``tensor._version``, as writes of torch's own ops do."""
     if not spec.mutates:
         return run
     places = tuple(map(spec.parameters.index, spec.mutates))
@@ -170,10 +170,10 @@ def _counting(spec: OpSpec, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refusal(name: str, device_type: str, args: Sequence[Any]) -> str | None:
-    """Why a call of an op would not run on a kernel of the device's active vendor; None where it would.
+    """Return why no kernel of the device's active vendor would run a call of an op; None if a kernel would.
 
-    args: as the torch op takes them, real tensors or fakes. Nothing is run; a kernel that tells at the call, by
-    KernelDeclined, counts as one that takes it.
+    args: the torch op's arguments, real or fake tensors. No kernel is run, so a kernel that would raise KernelDeclined
+    during the call counts as taking it.
     """
     vendor = discovery.activate_default(device_type)
     if vendor is None:
@@ -186,7 +186,7 @@ def refusal(name: str, device_type: str, args: Sequence[Any]) -> str | None:
 
 
 def _without_autocast(spec: OpSpec) -> Callable[..., Any]:
-    """The op with autocast off. A kernel may call torch's ops, and autocast would change the dtypes that they give."""
+    """Wrap an op to run with autocast off, since autocast would change the dtypes of torch ops inside a kernel."""
 
     def run(*args: Any) -> Any:
         device = next(arg.device for arg in args if isinstance(arg, torch.Tensor)).type
@@ -212,10 +212,10 @@ def _generic(spec: OpSpec) -> Callable[..., Any]:
 
 
 def direct_kernel(name: str, device_type: str) -> Callable[..., Any]:
-    """The function that computes one op on a device, for compiled graphs.
+    """Return the function that computes one op on a device, for compiled graphs.
 
-    It skips the dispatcher and the argument rules, which the graph's fakes have passed. A call that the kernel
-    declines takes the reference under the fallback policy, as everywhere.
+    The function skips the dispatcher and the argument rules, which the graph's fake tensors have passed. A call that
+    the kernel declines runs on the reference under the fallback policy, as in eager mode.
     """
     vendor = discovery.activate_default(device_type)
     spec = registry()[name]

@@ -1,4 +1,4 @@
-"""The oracle of an op's results: its reference in float64, compared within the op's tolerances."""
+"""The oracle of an op: expected results from its reference in float64, compared within the op's tolerances."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -11,7 +11,7 @@ from dlinfer.utils import closeness
 
 
 def widened(value: Any) -> Any:
-    """Copies of arguments with floating tensors in float64; 8-bit numbers keep their dtype."""
+    """Return copies of arguments, with floating tensors in float64; 8-bit tensors keep their dtype."""
     if isinstance(value, list | tuple):
         return [widened(item) for item in cast("Sequence[object]", value)]
     if isinstance(value, Tensor):
@@ -21,13 +21,13 @@ def widened(value: Any) -> Any:
 
 
 def results(op: OpSpec, args: Sequence[Any], returned: Any) -> list[Tensor]:
-    """The results of a call: the tensors it returned, then the arguments it wrote."""
+    """Return the results of a call: the tensors that the op returned, then the arguments that it wrote."""
     fresh = [] if returned is None else [returned] if isinstance(returned, Tensor) else list(returned)
     return fresh + [args[op.parameters.index(name)] for name in op.mutates]
 
 
 def expected(op: OpSpec, args: Sequence[Any]) -> list[Tensor]:
-    """The expected results of a call, computed by the reference in float64."""
+    """Return the expected results of a call, computed by the reference in float64."""
     if op.makes_codes:
         call = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
         op.reference(*call)

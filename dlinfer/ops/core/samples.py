@@ -13,10 +13,10 @@ from dlinfer.vendor.base import KVCacheLayout
 class Sample:
     """One call of a torch op.
 
-    name: what is special about it, for test ids.
+    name: what is special about the sample, for test ids.
     args: positional arguments in the schema's order.
-    aliased: an output argument shares memory with an input; opcheck separates its arguments, so such samples
-        are tested apart from it.
+    aliased: an output argument shares memory with an input. opcheck copies arguments apart, so it can't test such
+        samples.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Sample:
 
 @dataclass
 class SampleMaker:
-    """Makes tensors of one dtype on one device, reproducibly; ``layout`` is the vendor's KV cache layout."""
+    """Makes reproducible random tensors of one dtype on one device. layout: the vendor's KV cache layout."""
 
     dtype: torch.dtype
     device: str = "cpu"
@@ -37,20 +37,20 @@ class SampleMaker:
         self.generator = torch.Generator().manual_seed(self.seed)
 
     def tensor(self, *shape: int, scale: float = 1.0) -> Tensor:
-        """Normal values times ``scale``."""
+        """Return normally distributed values times ``scale``."""
         values = torch.randn(shape, generator=self.generator, dtype=torch.float64) * scale
         return values.to(self.dtype).to(self.device)
 
     def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        """Uniform integers of [low, high)."""
+        """Return uniform integers in [low, high)."""
         return torch.randint(low, high, shape, generator=self.generator, dtype=dtype).to(self.device)
 
     def permutation(self, count: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        """A random order of 0..count-1."""
+        """Return 0..count-1 in random order."""
         return torch.randperm(count, generator=self.generator).to(dtype).to(self.device)
 
     def cache(self, blocks: int, block_size: int, kv_heads: int, head_size: int) -> Tensor:
-        """A filled KV cache in the vendor's layout; the numbers are the same in every layout."""
+        """Return a filled KV cache in the vendor's layout; its elements are the same in every layout."""
         values = self.tensor(blocks, block_size, kv_heads, head_size)
         if self.layout.order == "BSHD":
             return values

@@ -1,4 +1,4 @@
-"""Samples of ops by name, for what asks for one after the other: conformance, tests of kernels."""
+"""Samples of ops by name, for callers that ask for one after another: conformance and tests of kernels."""
 
 import threading
 from collections.abc import Iterator
@@ -9,21 +9,21 @@ from dlinfer.ops.core.spec import OpSpec
 
 
 class SamplesInTurn:
-    """Samples of an op by name, made anew at each call, for callers that ask for one after the other.
+    """Samples of an op by name, made anew at each call, for callers that ask for them in order.
 
-    A sample's numbers are drawn behind those of the samples before it, so that making one makes all of these. Here an
-    iteration goes on where it stands, if no sample that is asked for lies behind it. No two samples share memory that
-    the op writes.
+    An op's samples come from one random generator, so making a sample means making all samples before it. This class
+    keeps iterations, and continues one that has not passed the wanted sample. If there is none, it starts another. No
+    two samples share memory that the op writes.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._key: tuple[Any, ...] = ()
         self._places: dict[str, int] = {}
-        self._begun: dict[int, list[Iterator[Sample]]] = {}  # by the place of the sample that comes next
+        self._begun: dict[int, list[Iterator[Sample]]] = {}  # key: index of the next sample
 
     def arguments(self, op: OpSpec, make: SampleMaker, name: str) -> tuple[Any, ...]:
-        """The arguments of the op's sample of that name. make: a fresh one; another may have made them."""
+        """Return the arguments of the op's sample ``name``. make: a fresh maker; an earlier equal one may be used."""
         key = (op.name, make.dtype, make.device, make.layout, make.seed)
         with self._lock:
             if key != self._key:

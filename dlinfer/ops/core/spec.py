@@ -1,16 +1,16 @@
-"""OpSpec: the one definition of a fused op. Everything else follows from it.
+"""OpSpec: the one definition of a fused op. Schema, checks, documentation and tests are derived from this definition.
 
-A function becomes an op by ``@fused_op``: its annotations are the schema, its docstring the documentation and
-its body the reference implementation in plain torch. Beside it stand
+``@fused_op`` makes an op of a function: its annotations are the schema, its docstring the documentation and
+its body the reference implementation in plain torch. The op's file adds:
 
 - ``op.takes``: dtype, device and sizes of the tensors (``declarations.py``);
 - ``@op.check``: further argument rules. Both run before every kernel and before the fake function;
 - ``@op.fake``: shapes and dtypes of the results, for compilers; ops that return nothing need none;
-- ``@op.python_call``, where the framework's call is not the torch op's: unpacks objects, allocates outputs;
+- ``@op.python_call``, if frameworks call with other arguments than the torch op's: unpacks objects, allocates outputs;
 - ``@op.samples``: inputs with their edge cases, for opcheck, kernel tests and the conformance kit.
 
-The functions of ``check`` and ``fake`` take any of the op's parameters, by name; that of ``check`` may take ``rules``
-besides, the op's ``Rules``. So ops with the same parameters can share one function.
+The functions of ``check`` and ``fake`` take any of the op's parameters, by name. The function of ``check`` may also
+take ``rules``, the op's ``Rules``. So ops with the same parameters can share one function.
 
 Mutation is declared. A mutating op returns only fresh tensors, never an argument, and has no list defaults:
 torch's functionalisation and opcheck require both.
@@ -42,7 +42,7 @@ _registry: dict[str, "OpSpec"] = {}
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a kernel may be from the float64 result of the reference, and why."""
+    """How far a kernel's result may be from the reference's result in float64, and why."""
 
     rtol: float
     atol: float
@@ -84,10 +84,10 @@ class OpSpec:
         if self._signature.return_annotation is None:
             self.fake(lambda: None)
 
-    # --- what an op's file adds beside the body
+    # --- what an op's file adds to the body
 
     def takes(self, *, returns: str = "", **tensors: str) -> None:
-        """Declare the op's tensors and results, see ``declarations.py``. It stands before ``check``."""
+        """Declare the op's tensors and results, see ``declarations.py``. Call before ``check``."""
         self._declarations = self._declared(tensors)
         self.validate = self._declarations.check(self.rules, None, ())
         if returns:
@@ -99,12 +99,12 @@ class OpSpec:
         return Declarations(self.parameters, optional, tensors)
 
     def check(self, function: Callable[..., None]) -> Callable[..., None]:
-        """Register further argument rules, which run behind the declared ones; they raise OpArgumentError."""
+        """Register further argument rules, which raise OpArgumentError. They run after the declared rules for ranks."""
         self.validate = self._declarations.check(self.rules, function, self._names(function))
         return function
 
     def fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Register the shape function; the argument rules run before it."""
+        """Register the fake function, which gives shapes and dtypes of results. The argument rules run before it."""
         names = self._names(function)
 
         def checked(*args: Any, **kwargs: Any) -> Any:
@@ -116,7 +116,7 @@ class OpSpec:
         return function
 
     def python_call(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Register the call that users make, where it differs from the torch op; it calls ``op.overload``."""
+        """Register the function behind ``dlinfer.ops.<op>``, if not the torch op. It must call ``op.overload``."""
         self._call = function
         self.__doc__ = function.__doc__
         return function
@@ -124,7 +124,7 @@ class OpSpec:
     def samples(
         self, function: Callable[[SampleMaker], Iterator[Sample]]
     ) -> Callable[[SampleMaker], Iterator[Sample]]:
-        """Register the generator of sample inputs; they are the torch op's arguments."""
+        """Register the generator of samples, which hold the torch op's arguments."""
         self._samples = function
         return function
 
@@ -136,12 +136,12 @@ class OpSpec:
             )
         return names
 
-    # --- what follows from it
+    # --- what is derived from the definition
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return self._call(*args, **kwargs)
-        except (DlinferError, torch.OutOfMemoryError):  # schedulers catch the latter, free memory and go on
+        except (DlinferError, torch.OutOfMemoryError):  # schedulers catch this, free memory and go on
             raise
         except (RuntimeError, TypeError, AttributeError, IndexError, ValueError) as cause:
             raise self._explained(cause, args, kwargs) from cause
@@ -161,15 +161,15 @@ class OpSpec:
         return KernelFailureError(op=self.name, detail=f"{type(cause).__name__}: {detail}")
 
     def signature(self) -> inspect.Signature:
-        """The signature of the call that users make."""
+        """The signature of ``dlinfer.ops.<op>``."""
         return inspect.signature(self.reference if self._call is self.overload else self._call)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The arguments of a call of the torch op, all by position."""
+        """Return the arguments of a call of the torch op, all by position."""
         return tuple(self._signature.bind(*args, **kwargs).arguments.values())
 
     def sample_inputs(self, make: SampleMaker) -> Iterator[Sample]:
-        """The op's sample inputs for one device, dtype and cache layout."""
+        """Yield the op's samples for the maker's device, dtype and cache layout."""
         if self._samples is None:
             raise ValueError(f"op {self.name!r} has no samples")
         return self._samples(make)
@@ -185,12 +185,12 @@ def fused_op(
     version: int = 1,
     makes_codes: bool = False,
 ) -> Callable[[Callable[..., Any]], OpSpec]:
-    """Make an op of the decorated function: its body is the reference, its annotations the schema.
+    """Return a decorator that makes an op of a function: its body is the reference, its annotations the schema.
 
     mutates: names of the tensor parameters that the op writes.
-    tolerances: how far a kernel may be from the reference computed in float64, in each dtype or in all.
-    version: one more whenever the schema, or what the op means, changes; artifacts say which they were made for.
-    makes_codes: the op quantises; its codes are defined for its input's dtype, so the oracle computes in that.
+    tolerances: how far a kernel may be from the reference in float64: for each dtype, or one for all dtypes.
+    version: raise by one when the schema or the meaning of the op changes; artifacts store the version they need.
+    makes_codes: the op quantises; its codes are defined for its input's dtype, so the oracle computes in that dtype.
     """
 
     def decorate(reference: Callable[..., Any]) -> OpSpec:
@@ -204,5 +204,5 @@ def fused_op(
 
 
 def registry() -> Mapping[str, OpSpec]:
-    """All ops by name, in the order of their definition."""
+    """Return all ops by name, in the order of their definition."""
     return _registry

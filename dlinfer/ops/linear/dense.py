@@ -11,7 +11,7 @@ from dlinfer import settings
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
 
-settings.current()  # read from the environment now: Dynamo traces the call below, but not the reading
+settings.current()  # read the environment at import: Dynamo traces the call below and can't trace this read
 
 _ROUNDING = "products are summed in float32 and the sum is rounded once, or twice with a bias"
 TOLERANCES = {
@@ -23,7 +23,7 @@ TOLERANCES = {
 
 @fused_op(tolerances=TOLERANCES)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The torch op behind ``dlinfer.ops.linear``; weight: always [out_features, in_features]."""
+    """The torch op behind ``dlinfer.ops.linear``. weight: [out_features, in_features] under every setting."""
     return functional.linear(x, weight, bias)
 
 
@@ -31,10 +31,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _call_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, all_reduce: bool = False, group: Any = ""
 ) -> Tensor:
-    """x @ weight.T + bias, summed over a process group on demand.
+    """x @ weight.T + bias, and with ``all_reduce`` the sum of this over a process group.
 
     x: [..., in_features], weight: [out_features, in_features], bias: [out_features] or None; one floating dtype,
-        any strides. With DLINFER_LINEAR_USE_NN_LAYOUT=1 weight arrives as [in_features, out_features].
+        any strides. With DLINFER_LINEAR_USE_NN_LAYOUT=1 weight must be [in_features, out_features].
     all_reduce: sum the result over ``group``.
     group: a torch.distributed.ProcessGroup; "" or None is the default group.
 
@@ -45,7 +45,7 @@ def _call_linear(
 
 
 def reduced(out: Tensor, all_reduce: bool, group: Any) -> Tensor:
-    """A result, summed over a process group where that is asked for."""
+    """Return ``out``; if ``all_reduce``, sum it in place over ``group`` first."""
     if all_reduce:
         torch.distributed.all_reduce(out, group=group or None)  # pyright: ignore[reportUnknownMemberType]
     return out

@@ -15,20 +15,19 @@ from dlinfer.ops.linear.dense import TOLERANCES
 def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
     """x @ weight.T + bias for each weight and its bias.
 
-    The weights stay apart, so that no second copy of them is needed; a kernel may share the reading of x and one
-    parallel region among them.
+    The weights stay separate tensors, so they need not be copied into one. A kernel may still read x once for all
+    weights and compute them in one parallel region.
 
     x: [..., in_features], float32, float16 or bfloat16, any strides.
-    weights: at least one, each [out_features, in_features] of its own out_features, x's dtype, any strides.
+    weights: at least one, each [out_features, in_features], x's dtype, any strides. out_features may differ.
     biases: one for each weight, [out_features] or None, x's dtype.
 
     Returns one new tensor [..., out_features] of x's dtype for each weight, in their order. Nothing is mutated.
     Raises OpArgumentError.
 
-    A kernel may add up the products in another order than that of one weight alone, and then bits differ. Of normal
-    numbers either result is within (in_features + 2) * 2**-24 times the sum of the products' magnitudes of the exact
-    one, and the roundings to the dtype. Vendor cpu's C++ kernels give each weight the bits that ``linear`` gives it
-    there.
+    A kernel may sum the products in another order than ``linear``, and then bits differ. For normal numbers each result
+    differs from the exact one by at most (in_features + 2) * 2**-24 times the sum of the products' magnitudes, plus the
+    roundings to the dtype. Vendor cpu's C++ kernels return the same bits as their ``linear`` does for each weight.
     """
     return [functional.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 

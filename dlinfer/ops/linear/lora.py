@@ -1,4 +1,4 @@
-"""LoRA (Hu et al., 2021, arXiv:2106.09685) on top of a linear layer, each token with an adapter of its own or none."""
+"""LoRA (Hu et al., 2021, arXiv:2106.09685) on top of a linear layer. Each token has its own adapter or none."""
 
 from collections.abc import Iterator
 
@@ -30,18 +30,20 @@ def lora_linear(
 ) -> Tensor:
     """base + scaling * (x @ A.T) @ B.T, with A, B and the scaling of each token's adapter.
 
-    Adapters stand one behind the other in a and b, each with as many rows as its rank, as LMDeploy packs them.
+    a and b hold the rows of all adapters, one adapter after another, as LMDeploy packs them. An adapter has as many
+    rows as its rank.
 
-    base: [tokens, out_features], what the linear layer gives; float32, float16 or bfloat16, any strides.
+    base: [tokens, out_features], the linear layer's result; float32, float16 or bfloat16, any strides.
     x: [tokens, in_features], the layer's input. a: [rows, in_features], A of each adapter. b: [rows, out_features],
         B.T of each adapter. All of base's dtype, any strides.
-    starts, ranks: [adapters], int32 or int64: an adapter's first row, and how many it has; a rank of 0 changes nothing.
+    starts, ranks: [adapters], int32 or int64: each adapter's first row and its number of rows. An adapter of rank 0
+        changes nothing.
     scalings: [adapters], floating.
-    adapter_ids: [tokens], int32 or int64: the adapter of each token; negative for none, and then the token's row of
-        base is the result bit by bit.
+    adapter_ids: [tokens], int32 or int64: the adapter of each token, negative for none. Without an adapter the result
+        is the token's row of base, bit by bit.
 
     Returns a new tensor of base's shape and dtype. Nothing is mutated. Products, their scaling and the sum are rounded
-    to base's dtype. Raises OpArgumentError, also for an adapter that there is not, or whose rows there are not.
+    to base's dtype. Raises OpArgumentError, also for adapter ids or rows out of range.
     """
     check_adapters(a, starts, ranks, adapter_ids)
     out = base.clone(memory_format=torch.contiguous_format)
@@ -56,9 +58,9 @@ def lora_linear(
 
 
 def check_adapters(a: Tensor, starts: Tensor, ranks: Tensor, adapter_ids: Tensor) -> None:
-    """Each token's adapter exists, and each adapter's rows. Raises OpArgumentError.
+    """Raise OpArgumentError if a token's adapter id, or the rows of an adapter, are out of range.
 
-    It reads the numbers, so it is for kernels and not for fakes.
+    The check reads the values, so only kernels call it; fake tensors have no values.
     """
     if adapter_ids.numel():
         highest = int(adapter_ids.max())

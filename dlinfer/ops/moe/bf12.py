@@ -25,7 +25,7 @@ def fused_moe_bf12(
     num_experts: int,
     intermediate_size: int,
 ) -> Tensor:
-    """The numbers of ``dlinfer.ops.fused_moe`` with the stacks of weights that were packed.
+    """``dlinfer.ops.fused_moe`` with packed weights: the same result as with the weights before packing.
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [bytes], uint8, contiguous: the stack [experts, 2 * intermediate, hidden], gate above up, as a
@@ -35,11 +35,12 @@ def fused_moe_bf12(
     topk_weights: [tokens, topk], any floating dtype.
     topk_ids: [tokens, topk], int32 or int64, of 0..num_experts-1.
     renormalize: divide a token's weights by their sum.
-    num_experts, intermediate_size: of the stacks, whose bytes do not tell them. With tensor parallelism the
-        intermediate size is that of the rank's slice, and the result a partial sum, which the framework reduces.
+    num_experts, intermediate_size: sizes of the unpacked stacks, which the packed bytes do not store. With tensor
+        parallelism, intermediate_size is the size of the rank's slice. The result is then a partial sum, which the
+        framework reduces.
 
     Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError, also for ids
-    that name no expert.
+    out of range.
     """
     check_ids(topk_ids, num_experts, fused_moe_bf12.rules)
     hidden, dtype = hidden_states.shape[1], hidden_states.dtype

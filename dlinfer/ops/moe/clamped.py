@@ -1,4 +1,4 @@
-"""Mixture of experts whose products have biases and whose gated activation is clamped, as GPT-OSS's are."""
+"""Mixture of experts with biases and a clamped gated activation, as in GPT-OSS."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -28,17 +28,17 @@ def fused_moe_clamped(
 ) -> Tensor:
     """For each token, the weighted sum of its experts' down @ ((u + 1) * g * sigmoid(alpha * g)) + down_bias.
 
-    g is the smaller of gate @ x + its bias and ``limit``; u is up @ x + its bias, cut to -limit..limit (OpenAI, 2025,
-    gpt-oss model card, arXiv:2508.10925, and its reference implementation).
+    g = min(gate @ x + gate_bias, limit); u = clamp(up @ x + up_bias, -limit, limit) (OpenAI, 2025, gpt-oss model card,
+    arXiv:2508.10925, and its reference implementation).
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [experts, 2 * intermediate, hidden], gate above up. gate_up_bias: [experts, 2 * intermediate].
     down_weights: [experts, hidden, intermediate]. down_bias: [experts, hidden]. All of hidden_states' dtype.
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
-    alpha: of the sigmoid. limit: > 0.
+    alpha: the factor in the sigmoid. limit: > 0.
 
     Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Computed in float32 at least and
-    rounded once. Raises OpArgumentError, also for ids that name no expert.
+    rounded once. Raises OpArgumentError, also for ids out of range.
     """
     check_ids(topk_ids, gate_up_weights.shape[0], fused_moe_clamped.rules)
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
@@ -53,7 +53,7 @@ def fused_moe_clamped(
 
 
 def clamped(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
-    """GPT-OSS's gated activation, (u + 1) * g * sigmoid(alpha * g). A new tensor."""
+    """Return GPT-OSS's gated activation, (u + 1) * g * sigmoid(alpha * g), as a new tensor."""
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return torch.sigmoid(gate * alpha).mul_(gate).mul_(up.add_(1))
 
@@ -72,7 +72,7 @@ fused_moe_clamped.takes(
 
 @fused_moe_clamped.check
 def check_limit(rules: Rules, limit: float) -> None:
-    """The limit is positive."""
+    """Raise unless ``limit`` is positive."""
     rules.require(limit > 0, "limit", "a positive number", lambda: limit)
 
 

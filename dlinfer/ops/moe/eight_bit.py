@@ -1,4 +1,4 @@
-"""Mixture of experts of 8-bit weights and activations: scaled by token and row, by block, or by fixed numbers."""
+"""Mixture of experts with 8-bit weights and activations. Scales are per token and row, per block, or fixed."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -61,13 +61,13 @@ def _call_fused_moe_w8a8(
     renormalize: bool,
     moe_metadata: MoeMetadata | None = None,
 ) -> Tensor:
-    """fused_moe with 8-bit weights, whose products are those of ``linear_w8a8`` on quantised activations.
+    """fused_moe with 8-bit weights: ``linear_w8a8`` computes the products, from quantised activations.
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; int8 or float8_e4m3fn.
     gate_up_scales: [experts, 2 * intermediate, 1], float32 or bfloat16: the scale of each row.
-    down_weights: [experts, hidden, intermediate], and down_scales: [experts, hidden, 1], likewise. Both sizes are at
-        least 1.
+    down_weights: [experts, hidden, intermediate], and down_scales: [experts, hidden, 1], likewise. hidden and
+        intermediate are at least 1.
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
     renormalize: divide a token's weights by their sum.
     moe_metadata: read for its ``ep_size``.
@@ -153,19 +153,20 @@ def fused_moe_blocked_fp8(
     block_size: int,
     power_of_two_scales: bool,
 ) -> Tensor:
-    """fused_moe with float8 weights, whose products are those of ``linear_blocked_fp8``.
+    """fused_moe with float8 weights: ``linear_blocked_fp8`` computes the products.
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; float8_e4m3fn.
     gate_up_scales: [experts, 2 * intermediate / block_size, hidden / block_size], rounded up, float32.
-    down_weights: [experts, hidden, intermediate], and down_scales, likewise. Both sizes are at least 1.
+    down_weights: [experts, hidden, intermediate], and down_scales, likewise. hidden and intermediate are at least 1.
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
     renormalize: divide a token's weights by their sum.
-    block_size: 128 in the checkpoints that there are.
-    power_of_two_scales: scales of the activations are rounded up to powers of two (the format ue8m0).
+    block_size: rows and columns of a block; 128 in known checkpoints.
+    power_of_two_scales: round the scales of hidden_states up to powers of two (the format ue8m0).
 
     Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Scales of the activation between the two
-    products are no powers of two, as in LMDeploy (``pytorch/kernels/cuda/moe/blocked_fp8.py``). Raises OpArgumentError.
+    products are never rounded to powers of two, as in LMDeploy (``pytorch/kernels/cuda/moe/blocked_fp8.py``). Raises
+    OpArgumentError.
     """
     check_ids(topk_ids, gate_up_weights.shape[0], fused_moe_blocked_fp8.rules)
 
@@ -241,14 +242,14 @@ def fused_moe_static_fp8(
     topk: int,
     renormalize: bool,
 ) -> Tensor:
-    """fused_moe with float8 weights, whose products are those of ``linear_static_fp8``.
+    """fused_moe with float8 weights: ``linear_static_fp8`` computes the products.
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; float8_e4m3fn.
     gate_up_scales: [experts, 2 * intermediate, 1], float32: the scale of each row.
     gate_up_input_scale: [1] or [experts], float32: the scale of an expert's input.
-    down_weights: [experts, hidden, intermediate], and down_scales, down_input_scale, likewise. Both sizes are at least
-        1.
+    down_weights: [experts, hidden, intermediate], and down_scales, down_input_scale, likewise. hidden and intermediate
+        are at least 1.
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
     renormalize: divide a token's weights by their sum.
 

@@ -63,7 +63,7 @@ def _call_fused_moe(
     renormalize: divide a token's weights by their sum.
     moe_metadata: read for its ``ep_size``. With tensor parallelism each rank passes its slice of the intermediate
         size and gets a partial sum, which the framework reduces.
-    chunked_moe_layout: None.
+    chunked_moe_layout: must be None.
 
     Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError;
     UnsupportedFeatureError for expert parallelism or a chunked layout.

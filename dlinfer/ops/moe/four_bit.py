@@ -1,4 +1,4 @@
-"""Mixture of experts whose weights are of 4 bits, packed as those of ``weight_quant_matmul``."""
+"""Mixture of experts with 4-bit weights, packed as for ``weight_quant_matmul``."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -29,14 +29,14 @@ def fused_moe_w4a16(
     renormalize: bool,
     group_size: int,
 ) -> Tensor:
-    """fused_moe with weights of 4 bits, whose products are those of ``weight_quant_matmul``.
+    """fused_moe with 4-bit weights: ``weight_quant_matmul`` computes the products.
 
     For each token, the weighted sum of its experts' gated MLPs, ``(silu(x @ gate) * (x @ up)) @ down``. A weight is
     ``w[i, o] = (q[i, o] - zero[g, o]) * scales[g, o]`` for the group ``g = i // group_size``.
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
-    gate_up_weights: [experts, hidden, 2 * intermediate / 8], int32: q, 8 of 4 bits a word, as
-        ``ops.quantised.packing.AWQ`` packs them; the columns of gate before those of up.
+    gate_up_weights: [experts, hidden, 2 * intermediate / 8], int32: q, eight 4-bit numbers in a word, in the layout
+        ``ops.quantised.packing.AWQ``. The columns of gate come before the columns of up.
     gate_up_scales: [experts, groups, 2 * intermediate], any of the floating dtypes.
     gate_up_zeros: [experts, groups, 2 * intermediate / 8], int32: the zero points, packed likewise. None means that all
         of them are 8.
@@ -44,10 +44,10 @@ def fused_moe_w4a16(
         gate_up_scales, and down_zeros: [experts, groups, hidden / 8] or None, likewise.
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
     renormalize: divide a token's weights by their sum.
-    group_size: rows of a weight that share a scale and a zero point; the last group may be shorter. 0 is all of them.
+    group_size: rows of a weight that share a scale and a zero point; the last group may be shorter. 0 means all rows.
 
     Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Computed in float32 at least, one
-    expert's weights widened at a time, and rounded once. Raises OpArgumentError, also for ids that name no expert.
+    expert's weights widened at a time, and rounded once. Raises OpArgumentError, also for ids out of range.
     """
     check_ids(topk_ids, gate_up_weights.shape[0], fused_moe_w4a16.rules)
     packing, wide = AWQ.of_groups(group_size), torch.promote_types(hidden_states.dtype, torch.float32)

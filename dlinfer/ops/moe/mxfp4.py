@@ -1,4 +1,4 @@
-"""Mixture of experts as GPT-OSS's, with weights of 4-bit floats, packed as ``ops.quantised.packing.MXFP4`` says."""
+"""Mixture of experts as in GPT-OSS, with weights of 4-bit floats in the layout ``ops.quantised.packing.MXFP4``."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -32,18 +32,18 @@ def fused_moe_mxfp4(
     """fused_moe_clamped with weights of 4-bit floats (OCP Microscaling Formats specification 1.0).
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
-    gate_up_weights: [experts, hidden, 2 * intermediate / 8], int32: 8 numbers E2M1 a word, in the order of
-        ``ops.quantised.packing.MXFP4``; the columns of gate before those of up.
-    gate_up_scales: [experts, hidden / 32, 2 * intermediate], rounded up, any floating dtype: a weight is the number
-        times the scale of its 32 rows.
+    gate_up_weights: [experts, hidden, 2 * intermediate / 8], int32: eight E2M1 numbers in a word, in the layout
+        ``ops.quantised.packing.MXFP4``. The columns of gate come before the columns of up.
+    gate_up_scales: [experts, hidden / 32, 2 * intermediate], hidden / 32 rounded up, any floating dtype. Each weight is
+        its E2M1 number times the scale of its 32 rows.
     gate_up_bias: [experts, 2 * intermediate], of hidden_states' dtype.
     down_weights: [experts, intermediate, hidden / 8], down_scales: [experts, intermediate / 32, hidden], of the dtype
         of gate_up_scales, and down_bias: [experts, hidden], likewise.
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
-    alpha: of the sigmoid. limit: > 0.
+    alpha: the factor in the sigmoid. limit: > 0.
 
     Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Computed in float32 at least and rounded
-    once, one expert's weights widened at a time. Raises OpArgumentError, also for ids that name no expert.
+    once, one expert's weights widened at a time. Raises OpArgumentError, also for ids out of range.
     """
     check_ids(topk_ids, gate_up_weights.shape[0], fused_moe_mxfp4.rules)
     wide = torch.promote_types(hidden_states.dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""The router of a mixture of experts, and what the ops that run experts share."""
+"""The router of a mixture of experts, and code shared by the ops that run experts."""
 
 from collections.abc import Callable, Iterator
 
@@ -33,11 +33,11 @@ def _call_moe_gating_topk_softmax(
 
     router_logits: [..., experts], any strides.
     topk: 1..experts.
-    moe_metadata: read for its ``router_n_groups``: below 1 for none; else the experts form that many equal groups
-        in order, and each gives its best topk / n_groups experts.
+    moe_metadata: read for its ``router_n_groups``; below 1 means no groups. Else the experts form that many equal
+        groups in order, and the best topk / router_n_groups experts of each group are chosen.
 
-    Returns weights [..., topk], float32, not renormalised, and ids [..., topk], int64, both in falling order, with
-    groups falling within each group. Nothing is mutated. The softmax is taken in float32, as in LMDeploy
+    Returns weights [..., topk], float32, not renormalised, and ids [..., topk], int64. Both are in the order of falling
+    weights; with groups, group by group. Nothing is mutated. The softmax is taken in float32, as in LMDeploy
     (``pytorch/backends/default/moe.py``) and HF transformers. Raises OpArgumentError.
     """
     n_groups = -1 if moe_metadata is None else moe_metadata.router_n_groups
@@ -73,7 +73,7 @@ def _fake_moe_gating_topk_softmax(router_logits: Tensor, topk: int) -> tuple[Ten
 @moe_gating_topk_softmax.samples
 def _moe_gating_topk_softmax_samples(make: SampleMaker) -> Iterator[Sample]:
     def logits(*shape: int, dim: int = -1) -> Tensor:
-        """Each once along ``dim``, in 16 bits too: of equal ones any may be chosen."""
+        """Return logits that differ along ``dim``, in 16 bits too: of equal logits a kernel may choose any."""
         return make.tensor(*shape).argsort(dim=dim).sub(shape[dim] // 2).div(8).to(make.dtype)
 
     yield Sample("one token", (logits(1, 8), 2, -1))
@@ -89,11 +89,11 @@ def _moe_gating_topk_softmax_samples(make: SampleMaker) -> Iterator[Sample]:
 
 
 Product = Callable[[Tensor, int], Tensor]
-"""Rows of one expert, and its number -> the rows times its weight, in float32 at least."""
+"""(Rows routed to one expert, the expert's number) -> the rows times the expert's weight, in float32 at least."""
 
 
 def silu_gated(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up."""
+    """Return silu(gate) * up."""
     return functional.silu(gate) * up
 
 
@@ -107,7 +107,7 @@ def routed(
     down: Product,
     activated: Callable[[Tensor, Tensor], Tensor] = silu_gated,
 ) -> Tensor:
-    """For each token, the weighted sum of its experts' gated MLPs, added up in float32 at least and rounded once."""
+    """Return each token's weighted sum of its experts' gated MLPs, summed in float32 at least and rounded once."""
     weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
     if renormalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -121,7 +121,7 @@ def routed(
 
 
 def check_ids(topk_ids: Tensor, experts: int, rules: Rules) -> None:
-    """Every id names an expert. Raises OpArgumentError. It reads the ids, so kernels call it and fakes do not."""
+    """Raise OpArgumentError for an id out of range. Reads the ids' values, so only kernels call this check."""
     if topk_ids.numel():
         lowest, highest = (int(bound) for bound in topk_ids.aminmax())
         rules.require(
@@ -133,7 +133,7 @@ def check_ids(topk_ids: Tensor, experts: int, rules: Rules) -> None:
 
 
 def refuse_expert_parallel(op: OpSpec, moe_metadata: MoeMetadata | None, advice: str = "set ep=1") -> None:
-    """Raise UnsupportedFeatureError where the experts are spread over several ranks."""
+    """Raise UnsupportedFeatureError if the experts are distributed over several ranks."""
     if moe_metadata is not None and moe_metadata.ep_size > 1:
         raise UnsupportedFeatureError(
             feature=f"expert parallelism (ep_size={moe_metadata.ep_size})",
@@ -143,6 +143,6 @@ def refuse_expert_parallel(op: OpSpec, moe_metadata: MoeMetadata | None, advice:
 
 
 def choices(make: SampleMaker, tokens: int, experts: int, topk: int) -> tuple[Tensor, Tensor]:
-    """(topk_weights, topk_ids) of a sample."""
+    """Return (topk_weights, topk_ids) of a sample."""
     weights, ids = torch.randn(tokens, experts, generator=make.generator).softmax(-1).topk(topk)
     return weights.to(make.device), ids.to(make.device)

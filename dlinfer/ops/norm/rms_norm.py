@@ -51,7 +51,7 @@ def _rms_norm_samples(make: SampleMaker) -> Iterator[Sample]:
 
 @fused_op(tolerances=TOLERANCES)
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """rms_norm of x + residual, and that sum as the new residual.
+    """rms_norm of x + residual, and x + residual as the new residual.
 
     x, residual: [..., hidden], same shape and dtype, any strides. weight: [hidden], same dtype. eps: > 0.
     Returns (normalised, sum), two new tensors of x's shape and dtype. Nothing is mutated.
@@ -73,7 +73,7 @@ add_rms_norm.takes(
 @rms_norm.check
 @add_rms_norm.check
 def check_eps(rules: Rules, eps: float) -> None:
-    """eps is positive."""
+    """Raise unless ``eps`` is positive."""
     rules.require(eps > 0, "eps", "a positive number", lambda: eps)
 
 

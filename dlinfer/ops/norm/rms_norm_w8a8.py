@@ -1,4 +1,4 @@
-"""RMS normalisation whose result is quantised to 8 bits at once, alone and after the residual sum."""
+"""RMS normalisation fused with quantisation of the result to 8 bits, alone and after the residual sum."""
 
 from collections.abc import Iterator
 
@@ -28,8 +28,8 @@ def rms_norm_w8a8(x: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtyp
 
     Returns a new contiguous tensor of x's shape and quant_dtype, and the scales, float32 [..., 1]. Nothing is mutated.
     The norm is taken in float32 and rounded to x's dtype once, after the weight, as in LMDeploy
-    (``pytorch/kernels/cuda/w8a8_triton_kernels.py``, ``rms_norm_dynamic_quant``). Then it is quantised as by
-    ``dynamic_quant``, but a token of zeros has the scale 0. Raises OpArgumentError.
+    (``pytorch/kernels/cuda/w8a8_triton_kernels.py``, ``rms_norm_dynamic_quant``). The result is quantised as
+    by ``dynamic_quant``, except that a token of zeros gets the scale 0. Raises OpArgumentError.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -60,7 +60,7 @@ def _rms_norm_w8a8_samples(make: SampleMaker) -> Iterator[Sample]:
 def add_rms_norm_w8a8(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """rms_norm_w8a8 of x + residual, and that sum as the new residual.
+    """rms_norm_w8a8 of x + residual, and x + residual as the new residual.
 
     x, residual: [..., hidden], same shape and dtype, any strides. weight: [hidden], same dtype. eps: > 0.
     quant_dtype: torch.int8 or torch.float8_e4m3fn.

@@ -1,1 +1,1 @@
-"""Linear layers and embeddings of packed weights, and the formats they are packed in."""
+"""Linear layers and embeddings with quantised or packed weights, and the formats of these weights."""

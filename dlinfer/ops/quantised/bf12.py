@@ -1,22 +1,22 @@
 """BF12: a bfloat16 matrix in 12 bits a number, without loss.
 
-A bfloat16 number is a sign, an exponent of 8 bits and a mantissa of 7. The exponents of a weight are nearly all among
-15 neighbours, so a code of 4 bits names them: ``base + code`` for a code of 1..15. Code 0 is the exponent 0, which
-zeros and subnormals have. An exception is a number of another exponent: it is kept beside, whole, and stands as +0.0
-among the others. Every bit comes back, those of NaN too.
+A bfloat16 number is a sign, an exponent of 8 bits and a mantissa of 7. Nearly all exponents of a weight are among
+15 neighbours, so a code of 4 bits is enough: a code of 1..15 means the exponent ``base + code``. Code 0 means the
+exponent 0, of zeros and subnormals. A number with another exponent is an exception: it is stored whole in a list, and
+as +0.0 in the matrix. Unpacking restores every bit, also of NaN.
 
-A matrix [rows, columns] becomes one tensor uint8 [bytes]. Words and integers are little-endian, as the machine is.
+A matrix [rows, columns] becomes one tensor uint8 [bytes]. Words and integers are little-endian, as on the machine.
 
-1. Words, uint16 [strips, groups, 4, 96]: a strip is 4 rows, a group 128 columns, and what the last of them lack are
-   zeros. The 96 words of a row in a group hold its 128 numbers as four quarters of 32. Of the first two quarters, the
-   fields (sign and mantissa: bits 15 and 6..0) of number j share word j: that of the second has its bytes swapped, so
-   that the two interlock. Words 32..63 hold the other two quarters likewise. Word 64 + j holds the codes of the j-th
-   number of each quarter, the first in its lowest bits.
-2. Behind them, int64: the base; ``strips + 1`` starts (the last start counts the exceptions); the exceptions. Those
-   of strip s are numbers starts[s]..starts[s + 1] - 1, the smallest first. Each is ``column << 18 | row in strip << 16
-   | bits``, so that they stand by column.
+1. Words, uint16 [strips, groups, 4, 96]: a strip is 4 rows, a group 128 columns; the last strip and the last group are
+   filled up with zeros. The 96 words of a row in a group hold 128 numbers as four quarters of 32. Word j, 0..31, holds
+   the fields (sign and mantissa: bits 15 and 6..0) of number j of quarters 1 and 2; the field of quarter 2 has its
+   bytes swapped, so that the bits do not overlap. Words 32..63 hold quarters 3 and 4 likewise. Word 64 + j holds the
+   codes of number j of each quarter, quarter 1 in the lowest bits.
+2. After the words, int64: the base; ``strips + 1`` starts (the last start is the number of exceptions); the exceptions.
+   Exceptions starts[s]..starts[s + 1] - 1 belong to strip s, sorted. Each is ``column << 18 | row in strip << 16 |
+   bits``, so they are in the order of columns.
 
-The base, 0..240, leaves the fewest exceptions. The smallest such base is used.
+The base, 0..240, is the smallest base that leaves the fewest exceptions.
 """
 
 from collections.abc import Iterator
@@ -28,31 +28,31 @@ from torch import Tensor
 from dlinfer.ops.core.checks import Rules, ints
 
 STRIP = 4
-"""Rows that lie together."""
+"""Rows of a strip."""
 GROUP = 128
-"""Columns that lie together."""
+"""Columns of a group."""
 
 _WORDS = 96  # of one row in one group
 _QUARTER = GROUP // 4
-_CODES = 15  # exponents that have a code, beside 0
+_CODES = 15  # exponents that have a code, without exponent 0
 _BASES = 256 - _CODES
 _FIELD = 0x807F
 _AT_A_TIME = 2**20
-"""Numbers that are wide at a time: some megabytes, whatever the matrix."""
+"""Numbers that are unpacked at a time: some megabytes, for any size of the matrix."""
 
 _RULES = Rules("bf12")
 
 
 def packed_bytes(rows: int, columns: int, exceptions: int = 0) -> int:
-    """The size of a packed matrix [rows, columns] with so many exceptions."""
+    """Return the size in bytes of a packed matrix [rows, columns] with this many exceptions."""
     strips, groups = _pieces(rows, STRIP), _pieces(columns, GROUP)
     return strips * groups * STRIP * _WORDS * 2 + 8 * (strips + 2 + exceptions)
 
 
 def check_packed(rules: Rules, argument: str, packed: Tensor, rows: int, columns: int) -> None:
-    """The rules of an op's packed matrix [rows, columns], on fakes too: all that its size tells.
+    """Raise OpArgumentError if ``packed`` can't be a packed matrix [rows, columns], by its dtype, shape and size.
 
-    Raises OpArgumentError.
+    The values are not read, so fake tensors are checked too.
     """
     if packed.dtype is not torch.uint8:
         raise rules.error(argument, "a uint8 tensor, as dlinfer.ops.quantised.bf12 packs it", packed.dtype)
@@ -71,7 +71,7 @@ def check_packed(rules: Rules, argument: str, packed: Tensor, rows: int, columns
 
 
 def pack(weight: Tensor) -> Tensor:
-    """The packed bytes of a matrix: a new tensor uint8 [bytes] on its device.
+    """Return the packed bytes of a matrix: a new tensor uint8 [bytes] on the weight's device.
 
     weight: [rows, columns], bfloat16, any strides. It is read twice, some rows at a time. Raises OpArgumentError.
     """
@@ -109,7 +109,7 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def _base(weight: Tensor) -> tuple[int, int]:
-    """(the base, how many exceptions it leaves)."""
+    """Return (the base of a weight, its number of exceptions)."""
     of_exponent = torch.zeros(256, dtype=torch.int64, device=weight.device)
     for _, bits in _wide_rows(weight):
         of_exponent += torch.bincount((bits >> 7 & 0xFF).flatten(), minlength=256)
@@ -120,13 +120,13 @@ def _base(weight: Tensor) -> tuple[int, int]:
 
 
 def _wide_rows(weight: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """(first row, bits as int32 [some rows, columns]), from the top down; whole strips but for the last."""
+    """Yield (first row, bits as int32 [some rows, columns]) from the top down: whole strips, except at the end."""
     for row, count in _steps(*weight.shape):
         yield row, weight[row : row + count].contiguous().view(torch.int16).int() & 0xFFFF
 
 
 def _words(fields: Tensor, codes: Tensor) -> Tensor:
-    """int16 [strips, groups, 4, 96] of fields and codes, int32 [rows, columns]."""
+    """Return the words int16 [strips, groups, 4, 96] for fields and codes, both int32 [rows, columns]."""
     rows, columns = fields.shape
     lacking = (0, -columns % GROUP, 0, -rows % STRIP)
     shape = (_pieces(rows, STRIP), STRIP, _pieces(columns, GROUP), 4, _QUARTER)
@@ -149,9 +149,9 @@ class _Parts(NamedTuple):
 
 
 def unpack(packed: Tensor, rows: int, columns: int) -> Tensor:
-    """The matrix that was packed: a new tensor bfloat16 [rows, columns] on its device.
+    """Return the unpacked matrix: a new tensor bfloat16 [rows, columns] on the device of ``packed``.
 
-    packed: uint8 [bytes], as ``pack`` gives it. Raises OpArgumentError where its size is another.
+    packed: uint8 [bytes], the result of ``pack``. Raises OpArgumentError if its size does not fit rows and columns.
     """
     parts = _parts(packed, rows, columns)
     out = torch.empty(rows, columns, dtype=torch.bfloat16, device=packed.device)
@@ -162,10 +162,10 @@ def unpack(packed: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def rows_of(packed: Tensor, indices: Tensor, rows: int, columns: int) -> Tensor:
-    """Some rows of the matrix that was packed: a new tensor bfloat16 [*indices.shape, columns].
+    """Return the unpacked rows ``indices`` of a packed matrix: a new tensor bfloat16 [*indices.shape, columns].
 
-    packed: see ``unpack``. indices: int32 or int64, each in 0..rows - 1, which is not looked at. Raises OpArgumentError
-    for a packed tensor of another size.
+    packed: see ``unpack``. indices: int32 or int64, each in 0..rows - 1; the range is not checked. Raises
+    OpArgumentError if the size of ``packed`` does not fit rows and columns.
     """
     parts = _parts(packed, rows, columns)
     which = indices.flatten().long()
@@ -191,12 +191,12 @@ def _parts(packed: Tensor, rows: int, columns: int) -> _Parts:
 
 
 def _viewed(some: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes as integers; torch views none that begin between two, so those are copied."""
+    """Return bytes as integers of ``dtype``: a view, or a copy if the bytes are not aligned for a view."""
     return (some.clone() if some.storage_offset() % dtype.itemsize else some).view(dtype)
 
 
 def _rows(parts: _Parts, which: Tensor, columns: int) -> Tensor:
-    """bfloat16 [count, columns] of rows ``which``, int64 [count]."""
+    """Return the rows ``which``, int64 [count], unpacked as bfloat16 [count, columns]."""
     strip, in_strip = which // STRIP, which % STRIP
     words = parts.words[strip, :, in_strip].int() & 0xFFFF
     first, second, codes = torch.split(words, _QUARTER, -1)
@@ -210,7 +210,7 @@ def _rows(parts: _Parts, which: Tensor, columns: int) -> Tensor:
 
 
 def _exceptions(parts: _Parts, strip: Tensor, in_strip: Tensor) -> tuple[Tensor, Tensor]:
-    """(which of the rows, entry) of each exception in rows that are given by strip and place in it."""
+    """Return (index of the row, entry) of each exception in rows, which are given by strip and row in the strip."""
     begin, end = parts.starts[strip], parts.starts[strip + 1]
     count = end - begin
     at_row = torch.arange(strip.numel(), device=strip.device).repeat_interleave(count)
@@ -222,12 +222,12 @@ def _exceptions(parts: _Parts, strip: Tensor, in_strip: Tensor) -> tuple[Tensor,
 
 
 def _swapped(words: Tensor) -> Tensor:
-    """Words of 16 bits, in int32, with their two bytes exchanged."""
+    """Return 16-bit words, held in int32, with their two bytes swapped."""
     return (words << 8 | words >> 8) & 0xFFFF
 
 
 def _steps(rows: int, columns: int) -> Iterator[tuple[int, int]]:
-    """(first row, count) of pieces of about ``_AT_A_TIME`` numbers: whole strips, the last one what is left."""
+    """Yield (first row, count) of pieces of about ``_AT_A_TIME`` numbers: whole strips, except in the last piece."""
     step = max(_AT_A_TIME // max(columns, 1) // STRIP, 1) * STRIP
     for row in range(0, rows, step):
         yield row, min(step, rows - row)

@@ -1,4 +1,4 @@
-"""Quantising activations as they come: 8-bit numbers, with a scale for each token."""
+"""Dynamic quantisation of activations: 8-bit numbers with a scale for each token."""
 
 from collections.abc import Iterator
 
@@ -24,17 +24,17 @@ def dynamic_quant(x: Tensor, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def _call_dynamic_quant(
     x: Tensor, quant_dtype: torch.dtype, quant_granularity: str = "PER_TOKEN"
 ) -> tuple[Tensor, Tensor]:
-    """x in 8 bits, with one scale for each token: its largest absolute value becomes 127, or 448 in float8.
+    """x in 8 bits with one scale for each token: a token's largest absolute value becomes 127, or 448 in float8.
 
     x: [..., hidden], float32, float16 or bfloat16, any strides, hidden at least 1.
     quant_dtype: torch.int8 or torch.float8_e4m3fn.
     quant_granularity: "PER_TOKEN".
 
-    Returns a new contiguous tensor of x's shape and quant_dtype, and the scales, float32 [..., 1]; their product is x
-    again, but for the rounding. Nothing is mutated. Halves go away from zero in int8 and to even in float8, and a
-    largest value below 1e-7 counts as that, as in LMDeploy (``pytorch/kernels/cuda/w8a8_triton_kernels.py``,
-    ``per_token_quant_int8``). A token with a NaN has a NaN for scale. Raises OpArgumentError;
-    UnsupportedFeatureError for another granularity.
+    Returns a new contiguous tensor of x's shape and quant_dtype, and the scales, float32 [..., 1]. The product of both
+    is x, except for rounding. Nothing is mutated. Halves are rounded away from zero in int8 and to even in float8. A
+    largest value below 1e-7 counts as 1e-7. Both are as in LMDeploy (``pytorch/kernels/cuda/w8a8_triton_kernels.py``,
+    ``per_token_quant_int8``). The scale of a token with a NaN is NaN. Raises OpArgumentError; UnsupportedFeatureError
+    for another granularity.
     """
     if quant_granularity != "PER_TOKEN":
         raise UnsupportedFeatureError(

@@ -1,4 +1,4 @@
-"""Rows of a bfloat16 matrix that is packed in 12 bits a number, without loss: an embedding."""
+"""Embedding: rows of a bfloat16 matrix that is packed in 12 bits a number, without loss."""
 
 from collections.abc import Iterator
 
@@ -13,23 +13,23 @@ from dlinfer.ops.quantised import bf12
 
 @fused_op(tolerances=Tolerance(0.0, 0.0, "numbers are copied"))
 def embedding_bf12(indices: Tensor, weight: Tensor, rows: int, columns: int) -> Tensor:
-    """The rows w[indices] of the matrix w [rows, columns] that was packed, every bit of them.
+    """The rows w[indices] of a packed matrix w [rows, columns], bit by bit as before packing.
 
     indices: [...], int32 or int64, any strides, each in 0..rows - 1.
     weight: [bytes], uint8, contiguous: w, as ``ops.quantised.bf12.pack`` packs it.
-    rows, columns: the sizes of w, which its bytes do not tell.
+    rows, columns: the sizes of w, which the packed bytes do not store.
 
-    Returns a new tensor [..., columns], bfloat16. Nothing is mutated. Raises OpArgumentError, also for an index that is
-    outside.
+    Returns a new tensor [..., columns], bfloat16. Nothing is mutated. Raises OpArgumentError, also for an index
+    out of range.
     """
     check_indices(indices, rows)
     return bf12.rows_of(weight, indices, rows, columns)
 
 
 def check_indices(indices: Tensor, rows: int) -> None:
-    """Every index is in 0..rows - 1. Raises OpArgumentError.
+    """Raise OpArgumentError unless every index is in 0..rows - 1.
 
-    It reads the indices, so it is for kernels and not for fakes.
+    The check reads the indices' values, so only kernels call it; fake tensors have no values.
     """
     if indices.numel():
         for index in (int(indices.min()), int(indices.max())):

@@ -1,4 +1,4 @@
-"""Linear layers of float8 weights: with a scale for each block, as DeepSeek's, or fixed scales for whole tensors."""
+"""Linear layers with float8 weights: with a scale for each block, as in DeepSeek, or with fixed scales."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -33,14 +33,14 @@ def linear_blocked_fp8(
 ) -> Tensor:
     """x @ weight.T + bias, where each square block of the weight has a scale, and x is rounded to float8 as well.
 
-    x: [..., in_features], float32, float16 or bfloat16, any strides. Each block_size neighbours of a token get a scale
-        of their own, which makes the largest of them 448.
+    x: [..., in_features], float32, float16 or bfloat16, any strides. Each block_size neighbours of a token share a
+        scale, which makes the largest of them 448.
     weight: [out_features, in_features], float8_e4m3fn.
     weight_scale: [out_features / block_size, in_features / block_size], rounded up, float32: what each block of the
         weight is multiplied by (``weight_scale_inv`` of DeepSeek's checkpoints).
     bias: [out_features], x's dtype, or None.
-    block_size: 128 in the checkpoints that there are.
-    power_of_two_scales: x's scales are rounded up to powers of two (the format ue8m0).
+    block_size: rows and columns of a block; 128 in known checkpoints.
+    power_of_two_scales: round x's scales up to powers of two (the format ue8m0).
 
     Returns a new tensor [..., out_features] of x's dtype. Nothing is mutated. x is rounded as in LMDeploy
     (``pytorch/kernels/cuda/blocked_gemm_fp8.py``, ``quant_fp8``), but the last block of a token may be smaller. Raises
@@ -68,13 +68,13 @@ def _check_linear_blocked_fp8(rules: Rules, x: Tensor, weight: Tensor, block_siz
 
 
 def check_in_features(rules: Rules, x: Tensor, weight: Tensor) -> None:
-    """There are some in_features, and not too many to sum."""
+    """Raise unless in_features is at least 1 and small enough to sum the products exactly."""
     rules.require(x.shape[-1] >= 1, "x", "a last dimension of at least 1", lambda: tuple(x.shape))
     check_summed(rules, "weight", weight)
 
 
 def blocked_weight(make: SampleMaker, block_size: int, *shape: int) -> tuple[Tensor, Tensor]:
-    """A sample float8 weight [..., out, in], and a scale for each of its blocks."""
+    """Return a sample float8 weight [..., out, in] and the scale of each of its blocks."""
     numbers = (torch.randn(shape, generator=make.generator) * 100).clamp(-448, 448).to(FP8)
     counts = [groups(size, block_size) for size in shape[-2:]]
     scale = (torch.rand(*shape[:-2], *counts, generator=make.generator) + 0.5) / 100 / shape[-1] ** 0.5
@@ -113,8 +113,8 @@ def linear_static_fp8(
     input_scale: [1], float32: x / input_scale is rounded to float8, and cut off at -448 and 448.
     bias: [out_features], x's dtype, or None.
 
-    Returns a new tensor [..., out_features] of x's dtype. Nothing is mutated. As LMDeploy's static FP8
-    (``matmul_kernel_static_quant``). Raises OpArgumentError.
+    Returns a new tensor [..., out_features] of x's dtype. Nothing is mutated. The arithmetic is
+    LMDeploy's for static FP8 (``matmul_kernel_static_quant``). Raises OpArgumentError.
     """
     kept = eight_bit.rounded_by(x, input_scale)
     out = (eight_bit.product(kept, weight) * weight_scale.flatten()).to(x.dtype)

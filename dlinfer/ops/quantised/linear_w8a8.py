@@ -1,4 +1,4 @@
-"""Linear layers of 8-bit weights and 8-bit activations: scaled token by token as they come, or by fixed numbers."""
+"""Linear layers with 8-bit weights and 8-bit activations, whose scales are dynamic for each token, or fixed."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -48,7 +48,7 @@ def linear_w8a8(
     return out if bias is None else out + bias
 
 
-_MOST_SUMMED = 131071  # times -128 * -128 this is the last that an int32 holds
+_MOST_SUMMED = 131071  # the most products -128 * -128 whose sum an int32 holds
 
 
 linear_w8a8.takes(
@@ -81,13 +81,13 @@ def _check_linear_w8a8(
 
 
 def check_summed(rules: Rules, argument: str, weight: Tensor) -> None:
-    """No row of a weight [out_features, in_features] has too many products to sum."""
+    """Raise if the rows of a weight [out_features, in_features] have too many products to sum exactly."""
     expected = f"at most {_MOST_SUMMED} in_features"
     rules.require(weight.shape[1] <= _MOST_SUMMED, argument, expected, lambda: weight.shape[1])
 
 
 def check_row_scale(rules: Rules, argument: str, scale: Tensor, weight: Tensor) -> None:
-    """One scale for each row of a weight, as a column or as a vector."""
+    """Raise unless ``scale`` has one scale for each row of the weight: [rows, 1] or [rows]."""
     rules.rank(argument, scale, 1, 2)
     rules.size(argument, scale, 0, weight.shape[0], "the rows of the weight")
     if scale.dim() == 2:
@@ -95,13 +95,13 @@ def check_row_scale(rules: Rules, argument: str, scale: Tensor, weight: Tensor) 
 
 
 def check_out_dtype(rules: Rules, out_dtype: torch.dtype) -> None:
-    """A dtype that models compute in."""
+    """Raise unless ``out_dtype`` is a dtype that models compute in."""
     if out_dtype not in FLOATS and out_dtype is not torch.float64:
         raise rules.error("out_dtype", "torch.float32, torch.float16 or torch.bfloat16", out_dtype)
 
 
 def quantised_weight(make: SampleMaker, dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor]:
-    """A sample weight [..., out, in] of 8 bits, and the scale of each row: float32 [..., out, 1]."""
+    """Return a sample 8-bit weight [..., out, in] and the scale of each row: float32 [..., out, 1]."""
     values = torch.randn(shape, generator=make.generator) * shape[-1] ** -0.5
     numbers, scale = eight_bit.per_token(values, dtype)
     return numbers.to(make.device), scale.to(make.device)
@@ -147,7 +147,7 @@ def linear_w8a8_static(
 ) -> Tensor:
     """(q @ weight.T + quant_bias) * deq_scale, where q = x / input_scale + input_offset in int8.
 
-    The layer of ModelSlim's static W8A8 checkpoints, whose quant_bias holds the bias and what the offset adds.
+    The layer of ModelSlim's static W8A8 checkpoints. Their quant_bias holds the bias and undoes the offset.
 
     x: [..., in_features], float32, float16 or bfloat16, any strides.
     weight: [out_features, in_features], int8.
@@ -156,8 +156,8 @@ def linear_w8a8_static(
     out_dtype: float32, float16 or bfloat16. quant_dtype: torch.int8.
     quant_bias: [out_features], int32, or None.
 
-    Returns a new tensor [..., out_features] of out_dtype. Nothing is mutated. q is rounded to the nearest number,
-    halves to even, and cut off at -128 and 127; sums are exact. Raises OpArgumentError.
+    Returns a new tensor [..., out_features] of out_dtype. Nothing is mutated. q is rounded to the nearest integer,
+    halves to even, and clamped to -128..127; sums are exact. Raises OpArgumentError.
     """
     shifted = x.to(torch.float32) / input_scale.to(torch.float32) + input_offset.to(torch.float32)
     total = eight_bit.product(shifted.round().clamp(-128, 127), weight)

@@ -1,4 +1,4 @@
-"""How weights of a few bits lie in integers: AWQ's and GPTQ's layouts, as records with one way to read them.
+"""Layouts of weights of a few bits packed into integers, such as AWQ's and GPTQ's. All are read by one class.
 
 AWQ: Lin et al., 2023, arXiv:2306.00978, as AutoAWQ and LMDeploy store it. GPTQ: Frantar et al., 2022, arXiv:2210.17323,
 as AutoGPTQ stores it. A weight is w[i, o] = (q[i, o] - zero[g, o]) * scale[g, o] with q and zero of ``bits`` bits and
@@ -14,11 +14,11 @@ from torch import Tensor
 from dlinfer.errors import OpArgumentError
 
 _ROWS = 128
-"""Of words that are taken to another layout at a time: some megabytes, which caches hold."""
+"""Rows of words that are repacked at a time: some megabytes, which fit in a CPU cache."""
 
 
 class Quantised(NamedTuple):
-    """A weight in the parts that a checkpoint has: qweight, scales [groups, out], and zeros or None if symmetric."""
+    """A weight in a checkpoint's parts: qweight, scales [groups, out], and packed zeros, or None if symmetric."""
 
     qweight: Tensor
     scales: Tensor
@@ -27,16 +27,16 @@ class Quantised(NamedTuple):
 
 @dataclass(frozen=True)
 class Packing:
-    """One layout of a weight [in_features, out_features].
+    """One packed layout of a weight [in_features, out_features].
 
-    bits: of one number; ``per_word`` of them share a word of ``storage``.
+    bits: bits of one number; a word of dtype ``storage`` holds ``per_word`` numbers.
     along: the features whose neighbours share a word, "in" or "out". Words of zero points hold neighbours of "out".
-    order: order[i] is which of the neighbours the bits from i * bits upwards of a word hold.
+    order: the bits of a word from i * bits upwards hold the neighbour with the index order[i].
     group_size: how many in_features share a scale and a zero point; 0 for all of them. The last group may be shorter.
-    symmetric: there are no zero points: the zero of all is the middle, 2 ** (bits - 1).
-    zero_bias: what a stored zero point lacks; 1 in GPTQ's first format.
+    symmetric: no zero points are stored; every zero point is the middle, 2 ** (bits - 1).
+    zero_bias: the number to add to a stored zero point; 1 in GPTQ's first format.
     storage: the integer dtype of a word.
-    numbers: what each q stands for, where it is no whole number less a zero; then there are no zero points.
+    numbers: the value of each q if q stands for a float; such layouts have no zero points.
     """
 
     bits: int
@@ -55,7 +55,7 @@ class Packing:
 
     @property
     def per_word(self) -> int:
-        """How many numbers share a word."""
+        """How many numbers a word holds."""
         return self.storage.itemsize * 8 // self.bits
 
     @property
@@ -64,28 +64,29 @@ class Packing:
         return 2 ** (self.bits - 1)
 
     def groups(self, in_features: int) -> int:
-        """How many groups so many in_features make."""
+        """Return how many groups ``in_features`` input features form."""
         size = self.group_size or max(in_features, 1)
         return (in_features + size - 1) // size
 
     # --- whole numbers
 
     def pack(self, numbers: Tensor) -> Tensor:
-        """Words of numbers [in_features, out_features] of any integer dtype: a new tensor of ``storage``.
+        """Pack numbers [in_features, out_features] of any integer dtype: return a new tensor of words.
 
-        The packed size is divided by ``per_word``. Raises OpArgumentError where it cannot be.
+        The packed size is divided by ``per_word``. Raises OpArgumentError if it is no multiple of ``per_word``.
         """
         return self._pack(numbers, dim=0 if self.along == "in" else 1)
 
     def unpack(self, words: Tensor) -> Tensor:
-        """The numbers [in_features, out_features], int32, of words: the inverse of ``pack``."""
+        """Return the numbers [in_features, out_features], int32, in ``words``: the inverse of ``pack``."""
         return self._unpack(words, dim=0 if self.along == "in" else 1)
 
     def repack(self, words: Tensor, target: "Packing") -> Tensor:
-        """The words of another layout that hold the numbers of these words: a new tensor of ``target.storage``.
+        """Return the numbers of ``words`` packed in the layout ``target``: a new tensor of ``target.storage``.
 
-        words: see ``pack``, any strides. A few rows are wide at a time, and from "in" to "out" none. Raises
-        OpArgumentError where ``target`` has other bits, or a packed size that does not divide.
+        words: see ``pack``, any strides. To save memory, only a few rows are unpacked at a time, and none from "in" to
+        "out". Raises OpArgumentError if ``target`` has other bits, or a packed size that is no multiple of its
+        ``per_word``.
         """
         if self.bits != target.bits:
             expected = f"a layout of {self.bits} bits"
@@ -100,10 +101,10 @@ class Packing:
         return torch.cat([target.pack(self.unpack(part)) for part in torch.split(words, step)])
 
     def _turn(self, words: Tensor, target: "Packing", out: Tensor) -> None:
-        """Write words of neighbours of "out" into ``out`` [rows, per_word, columns / per_word].
+        """Repack words along "in" as words along "out", written to ``out`` [rows, per_word, columns / per_word].
 
-        words: [rows, columns] of neighbours of "in". So many words of one row are a square of numbers, which is
-        transposed: blocks of half its size change places, then those inside them (Warren, Hacker's Delight, 7-3).
+        words: [rows, columns] along "in". ``per_word`` neighbouring words of a row are a square of numbers, which is
+        transposed: swap blocks of half its size, then the blocks inside them (Warren, Hacker's Delight, 7-3).
         """
         neighbours = torch.unflatten(words, 1, (-1, self.per_word))
         square = [neighbours[:, :, which].clone() for which in target.order]
@@ -121,11 +122,11 @@ class Packing:
             out[:, which] = square[place]
 
     def pack_zeros(self, zeros: Tensor) -> Tensor:
-        """Words of zero points [groups, out_features], any integer dtype. Raises OpArgumentError."""
+        """Pack zero points [groups, out_features] of any integer dtype: return words. Raises OpArgumentError."""
         return self._pack(zeros - self.zero_bias, dim=1)
 
     def unpack_zeros(self, words: Tensor) -> Tensor:
-        """Zero points [groups, out_features], int32, of words."""
+        """Return the zero points [groups, out_features], int32, in ``words``."""
         return self._unpack(words, dim=1) + self.zero_bias
 
     def _pack(self, numbers: Tensor, dim: int) -> Tensor:
@@ -155,11 +156,11 @@ class Packing:
         dtype: torch.dtype | None = None,
         group_of: Tensor | None = None,
     ) -> Tensor:
-        """The weight [in_features, out_features] that the parts stand for, in ``dtype`` or else the scales'.
+        """Return the weight [in_features, out_features], in ``dtype`` or, if None, in the scales' dtype.
 
         qweight: words, see ``pack``. scales: [groups, out_features], floating. qzeros: words, see ``pack_zeros``, or
-        None for the middle. group_of: [in_features], the group of each in_feature, where they do not stand in order
-        (GPTQ's g_idx). The one definition of what a packed weight means: slow, and a new tensor of full size.
+        None for the middle. group_of: [in_features], the group of each in_feature, if groups are not in order (GPTQ's
+        g_idx). This method defines what a packed weight means. It is slow and makes a new tensor of full size.
         """
         numbers, scales = self.unpack(qweight), scales.to(dtype or scales.dtype)
         if group_of is None:
@@ -172,10 +173,10 @@ class Packing:
         return (numbers - zeros).to(scales.dtype) * scales[group_of]
 
     def quantise(self, weight: Tensor, dtype: torch.dtype = torch.float16) -> Quantised:
-        """The nearest weight of this layout, rounding each number alone: for tests and tools.
+        """Quantise a weight to this layout, rounding each number to nearest: for tests and tools.
 
-        weight: [in_features, out_features], floating; ``weight.t()`` of a torch.nn.Linear. dtype: the scales'. Each
-        group spans its least and greatest number, and zero. Raises OpArgumentError for a layout of floats.
+        weight: [in_features, out_features], floating; ``weight.t()`` of a torch.nn.Linear. dtype: of the scales. The
+        range of each group covers its least and greatest number, and zero. Raises OpArgumentError for a float layout.
         """
         if self.numbers is not None:
             raise OpArgumentError(op="packing", argument="numbers", expected="None", given=self.numbers)
@@ -192,7 +193,7 @@ class Packing:
             zero = (
                 middle if self.symmetric else (-group.amin(0).clamp(max=0) / scale).round().clamp(0, levels)
             )
-            if self.zero_bias:  # stored less it, in as many bits
+            if self.zero_bias:  # stored minus zero_bias, in as many bits
                 zero = zero.clamp(min=self.zero_bias)
             scales.append(scale)
             zeros.append(zero)
@@ -201,7 +202,7 @@ class Packing:
         return Quantised(self.pack(torch.cat(numbers).long()), torch.stack(scales).to(dtype), qzeros)
 
     def of_groups(self, group_size: int) -> "Packing":
-        """The same layout with groups of another size."""
+        """Return this layout with another group_size."""
         return replace(self, group_size=group_size)
 
 
@@ -209,8 +210,8 @@ AWQ = Packing(bits=4, along="out", order=(0, 2, 4, 6, 1, 3, 5, 7))
 """qweight [in_features, out_features / 8], scales [groups, out_features], qzeros [groups, out_features / 8]."""
 
 GPTQ = Packing(bits=4, along="in", order=(0, 1, 2, 3, 4, 5, 6, 7), zero_bias=1)
-"""qweight [in_features / 8, out_features], scales [groups, out_features], qzeros [groups, out_features / 8], one less
-than they mean; ``replace(GPTQ, zero_bias=0)`` is its second format."""
+"""qweight [in_features / 8, out_features], scales [groups, out_features], qzeros [groups, out_features / 8].
+A stored zero point is one less than its meaning; in GPTQ's second format, ``replace(GPTQ, zero_bias=0)``, it is not."""
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 MXFP4 = Packing(
@@ -221,4 +222,4 @@ MXFP4 = Packing(
     symmetric=True,
     numbers=(*_E2M1, *(-number for number in _E2M1)),
 )
-"""qweight [in_features, out_features / 8], as AWQ has it, and scales [groups, out_features], powers of two."""
+"""qweight [in_features, out_features / 8] as in AWQ, and scales [groups, out_features], which are powers of two."""

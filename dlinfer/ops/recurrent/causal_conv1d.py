@@ -63,20 +63,21 @@ def _call_causal_conv1d(
 ) -> Tensor:
     """For token t of a sequence, activation(bias + sum over j of weight[:, j] * x[t - width + 1 + j]).
 
-    The inputs before a sequence's tokens are those of its slot of conv_state, its last ``width``; at the beginning of a
-    sequence they are zeros. The slot then gets the last ``width`` inputs with these tokens.
+    The inputs before a sequence's first token are the last ``width`` inputs, read from its slot of conv_state. A fresh
+    sequence reads zeros in their place. Afterwards the slot holds the last ``width`` inputs, these tokens included.
 
-    x: [tokens, channels], the tokens of one sequence behind those of another; float32, float16 or bfloat16, any
-        strides. weight: [channels, width]. bias: [channels] or None. Both of x's dtype.
+    x: [tokens, channels], with the sequences packed one after another; float32, float16 or bfloat16, any
+        strides. weight: [channels, width]. bias: [channels] or None. weight and bias have x's dtype.
     conv_state: [slots, channels, width], of x's dtype, the newest input last; any strides.
-    state_ids: [sequences], int32 or int64: slots, distinct where not negative; a negative one keeps no state.
-    q_ends: [sequences], int32 or int64, on any device: the first token behind each sequence's.
-    fresh: [sequences], bool: the sequence begins here, and what its slot holds is another's.
-    silu: the activation is x / (1 + exp(-x)); None otherwise.
+    state_ids: [sequences], int32 or int64: the slot of each sequence, no slot twice. A negative id means no slot: the
+        state starts at zero and is not stored.
+    q_ends: [sequences], int32 or int64, on any device: the index after each sequence's last token.
+    fresh: [sequences], bool: the sequence begins here, so the old contents of its slot are not read.
+    silu: the activation is x / (1 + exp(-x)); False means no activation.
 
     Returns a new tensor of x's shape and dtype; conv_state is mutated. Computed in float32 at least (as the causal
-    convolution of Mamba, Gu and Dao, 2023, arXiv:2312.00752). Raises OpArgumentError, also for ends that fall or are
-    not those of x, and for slots that there are not.
+    convolution of Mamba, Gu and Dao, 2023, arXiv:2312.00752). Raises OpArgumentError, also for ends that
+    decrease or do not end at the number of tokens, and for slots out of range.
     """
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     causal_conv1d.overload(x, weight, bias, conv_state, state_ids, q_ends, fresh, silu, out)

@@ -21,7 +21,7 @@ TOLERANCES = {
 }
 
 NORM_EPSILON = 1e-6
-"""Added to a squared length before its root divides a query or key, as flash-linear-attention does."""
+"""Added to the squared length of a query or key when it is normalised, as in flash-linear-attention."""
 
 
 @fused_op(tolerances=TOLERANCES, mutates=("recurrent_state", "out"))
@@ -76,23 +76,24 @@ def _call_gated_delta_rule(
 ) -> Tensor:
     """For each token and head, S <- exp(decay) S, S <- S + beta (v - S k) k^T, and the result scale * S q.
 
-    S is the state of the token's sequence, [value size, key size] for each value head: that of its slot before its
-    first token here, zero at the beginning of a sequence. The slot gets S behind the last token.
+    S is the state of the token's sequence, [value size, key size] for each value head. It starts as the state in the
+    sequence's slot, or as zeros if the sequence is fresh. After the sequence's last token, S is stored in the slot.
 
-    query, key: [tokens, key heads, key size], the tokens of one sequence behind those of another. value: [tokens,
-        value heads, value size], whose heads are a multiple of the key heads: value head j reads key head
-        j // (value heads / key heads). All of one dtype, float32, float16 or bfloat16, any strides.
-    decay: [tokens, value heads], floating, at most 0: the logarithm of what is kept of the state.
-    beta: [tokens, value heads], floating, of 0..1: how far the state is put right.
+    query, key: [tokens, key heads, key size], with the sequences packed one after another. value: [tokens,
+        value heads, value size]. The number of value heads is a multiple of the number of key heads: value head j reads
+        key head j // (value heads / key heads). All of one dtype, float32, float16 or bfloat16, any strides.
+    decay: [tokens, value heads], floating, at most 0: the logarithm of the factor that the state is multiplied by.
+    beta: [tokens, value heads], floating, of 0..1: the share of the error v - S k that is corrected.
     recurrent_state: [slots, value heads, value size, key size], floating, float32 for exactness; any strides.
-    state_ids: [sequences], int32 or int64: slots, distinct where not negative; a negative one keeps no state.
-    q_ends: [sequences], int32 or int64, on any device: the first token behind each sequence's.
-    fresh: [sequences], bool: the sequence begins here, and what its slot holds is another's.
-    scale: of the result; 1 / sqrt(key size) where it is None.
+    state_ids: [sequences], int32 or int64: the slot of each sequence, no slot twice. A negative id means no slot: the
+        state starts at zero and is not stored.
+    q_ends: [sequences], int32 or int64, on any device: the index after each sequence's last token.
+    fresh: [sequences], bool: the sequence begins here, so the old contents of its slot are not read.
+    scale: the factor of the result; None means 1 / sqrt(key size).
     normalise: divide each query and key by its length, sqrt(|x|^2 + 1e-6).
 
     Returns a new tensor of value's shape and dtype; recurrent_state is mutated. Computed in float32 at least. Raises
-    OpArgumentError, also for ends that fall or are not those of the tokens, and for slots that there are not.
+    OpArgumentError, also for ends that decrease or do not end at the number of tokens, and for slots out of range.
     """
     out = torch.empty_like(value, memory_format=torch.contiguous_format)
     factor = float(query.shape[-1]) ** -0.5 if scale is None else scale
@@ -104,7 +105,11 @@ def _call_gated_delta_rule(
 
 
 def prepared(x: Tensor, value_heads: int, dtype: torch.dtype, normalise: bool) -> Tensor:
-    """Queries or keys [tokens, key heads, key size] of each value head, in ``dtype`` and of length 1 if asked for."""
+    """Return queries or keys repeated for each value head, in ``dtype``.
+
+    x: [tokens, key heads, key size]; the result: [tokens, value heads, key size]. normalise: scale each vector to L2
+    norm 1.
+    """
     wide = x.to(dtype)
     if normalise:
         wide = wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + NORM_EPSILON)

@@ -1,9 +1,9 @@
-"""Sequences of the ops that have a state for each sequence: their tokens, their slots, and rules for both.
+"""The sequences of ops that keep a state for each sequence: their tokens, their slots, and checks of both.
 
-Tokens of B sequences lie one sequence behind the other; ``q_ends[b]`` is the first token behind those of sequence b.
+The tokens of B sequences are packed one sequence after another. ``q_ends[b]`` is the index after b's last token.
 A cache holds states in slots; ``state_ids[b]`` is the slot of sequence b. A sequence that is ``fresh`` begins here:
-its state is zero, whatever the slot holds of an earlier sequence. A sequence with a negative id has no slot: its state
-starts at zero and is not stored. A sequence without tokens leaves its slot as it is.
+its state starts at zero, whatever an earlier sequence left in the slot. A sequence with a negative id has no slot: its
+state starts at zero and is not stored. A sequence without tokens leaves its slot as it is.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from dlinfer.ops.core.checks import Rules, ints
 
 
 class Sequence(NamedTuple):
-    """One sequence that has tokens: first one and the one behind its last, its slot or None, and whether it begins."""
+    """One sequence with tokens. end: the index after its last token; slot: None for no slot; fresh: it begins here."""
 
     start: int
     end: int
@@ -24,9 +24,10 @@ class Sequence(NamedTuple):
 
 
 def check_numbers(rules: Rules, slots: int, state_ids: Tensor, q_ends: Tensor, tokens: int) -> list[int]:
-    """Ends do not fall and the last is the number of tokens; ids are below ``slots``. Raises OpArgumentError.
+    """Return ``q_ends`` as a list. Raise OpArgumentError for wrong ends or for ids that are not below ``slots``.
 
-    It reads the numbers, so it is for kernels and not for fakes. Returns the ends, those of no sequences being none.
+    Ends must not decrease, and the last must be the number of tokens. The check reads the values, so only kernels call
+    it; fake tensors have no values.
     """
     ends = ints(q_ends)
     rising = all(end <= next_end for end, next_end in zip([0, *ends], ends, strict=False))
@@ -44,7 +45,7 @@ def check_numbers(rules: Rules, slots: int, state_ids: Tensor, q_ends: Tensor, t
 def sequences(
     rules: Rules, slots: int, state_ids: Tensor, q_ends: Tensor, fresh: Tensor, tokens: int
 ) -> Iterator[Sequence]:
-    """The sequences that have tokens, in order, for references. Raises OpArgumentError as ``check_numbers`` does."""
+    """Yield the sequences that have tokens, in order. Raise OpArgumentError as ``check_numbers`` does."""
     ends = check_numbers(rules, slots, state_ids, q_ends, tokens)
     start = 0
     for end, slot, begins in zip(ends, ints(state_ids), map(bool, ints(fresh)), strict=True):

@@ -19,9 +19,9 @@ def apply_rotary_pos_emb_interleaved(
 
     native_input: 3 or 4 dimensions, [..., size] with an even size, any strides; LMDeploy's is
     [tokens, q_heads + kv_heads, 1, size].
-    cos, sin: of its dtype, [..., size] or [..., size / 2], with leading dimensions that broadcast to native_input's
-    (LMDeploy's [tokens, 1, 1, size]). The first size / 2 columns are read; where there are more, the second half
-    repeats the first, as cat((freqs, freqs)) makes it.
+    cos, sin: of native_input's dtype, [..., size] or [..., size / 2], with leading dimensions that broadcast to
+    native_input's (LMDeploy's [tokens, 1, 1, size]). Only the first size / 2 columns are read; in [..., size] the
+    second half repeats the first, as in cat((freqs, freqs)).
     return_native_layout: True gives all a's, then all b's, the layout that vendors' kernels leave
     (torch_npu.npu_interleave_rope); False gives pairs again.
 

@@ -45,7 +45,7 @@ def _call_apply_rotary_pos_emb(
 
     q: [tokens, q_heads, head_size] or [batch, tokens, q_heads, head_size], k: likewise with kv_heads; any strides.
     cos, sin: [..., head_size], one row for each token of q; dtype of q and k.
-    q_embed, k_embed: None, since the results are always new.
+    q_embed, k_embed: must be None, since the results are always new tensors.
 
     Returns two contiguous tensors of q's and k's shape. Nothing is mutated. Computed in the tensors' own dtype:
     both products and their sum are rounded, so that 16-bit results equal HF transformers'
