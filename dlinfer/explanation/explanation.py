@@ -189,7 +189,7 @@ def _breaks(dynamos: Sequence[tuple[str, str]]) -> list[GraphBreak]:
 
 
 def _joined(breaks: Sequence[GraphBreak]) -> list[GraphBreak]:
-    """Return the breaks with equal ones merged into one that counts them."""
+    """Merge equal breaks into one break with their total count."""
     counts: dict[tuple[str, str, str], int] = {}
     for item in breaks:
         key = (item.reason, item.advice, item.line)

@@ -43,7 +43,7 @@ class SessionOptions:
     allow_ops: tuple[str, ...] = ()
 
     AFTER_SETUP = ("io", "enable_metrics", "enable_profiling")
-    """Options that may be changed while a session is set up; the others take ``reset`` first."""
+    """Options that may be changed while a session is set up; other options need ``reset`` first."""
 
     def __post_init__(self) -> None:
         for name, (expected, is_valid) in _EXPECTED.items():
@@ -99,7 +99,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[object], bool]]] = {
     "cache_dir": ("a path", lambda value: value is None or isinstance(value, (str, Path))),
     "allow_ops": ("a list of names", _is_names),
 }
-"""The check of each option's value, behind the words of errors for what it must be."""
+"""Option -> (the allowed values as errors describe them, a function that checks a value)."""
 
 
 def _from_yaml(path: str | Path) -> dict[str, object]:

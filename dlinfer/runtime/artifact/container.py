@@ -39,7 +39,7 @@ _OLD_END = re.compile(
 )  # the last bytes of formats 1 and 2, which were zip archives
 _LARGEST_JSON = 1 << 28
 _COARSEST_STEP = 2_000_000_000
-"""Nanoseconds between two times that a file system can tell apart, at most: FAT counts in two seconds."""
+"""The coarsest step of a file system's times, in nanoseconds: FAT counts in steps of two seconds."""
 
 
 # --- writing

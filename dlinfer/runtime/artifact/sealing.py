@@ -30,12 +30,12 @@ _MAGIC = b"dlinfer-sealed-1"
 _HEADER = struct.Struct(">16s7s9x")  # magic bytes, the nonces' prefix, padding: 32 bytes
 _TAG = 16
 _KEY_CHECK = 0xFFFFFFFF
-"""The number of the empty frame behind the header, which tells a wrong key from damage."""
+"""The number of the empty frame after the header. Its tag shows whether the key is wrong or the file damaged."""
 
 Buffer = bytes | bytearray | memoryview | mmap
 
 Decrypt = Callable[[bytes, bytes | None], object]
-"""From a file's bytes and the registered key to the bytes of an artifact."""
+"""A function that takes a file's bytes and the registered key, and returns the bytes of an artifact."""
 
 _registered: dict[str, tuple[Decrypt | None, bytes | None]] = {}
 

@@ -23,7 +23,7 @@ PLAIN_DTYPES = frozenset(
         *"float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu".split(),
     )
 )
-"""Dtypes that a tensor in a file may have: an element is a number of whole bytes."""
+"""Dtypes that a tensor in a file may have: those with whole bytes for each element."""
 
 _CHUNK = 1 << 24
 

@@ -15,7 +15,7 @@ from dlinfer.graph.ir.program import Function, Program
 from dlinfer.runtime.artifact.loading import LoadedStage
 
 PROFILED_RUNS = 10
-"""How many runs are profiled from the first on; a profile makes them several times slower."""
+"""How many first runs are profiled. A profile makes a run several times slower."""
 
 
 # --- op by op
@@ -88,7 +88,7 @@ def _timed(
 
 
 PROFILER = threading.Lock()
-"""Held by whoever profiles Python: since CPython 3.12 a process has one profiler, whatever thread it is for."""
+"""Held while Python is profiled: since CPython 3.12, all threads of a process share one profiler."""
 
 _HEAD = f"{'file-line-function':<72}{'num calls':>12}{'func time':>14}{'tot time':>14}"
 

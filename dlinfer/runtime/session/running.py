@@ -13,7 +13,7 @@ from dlinfer.runtime.artifact.loading import LoadedStage
 from dlinfer.runtime.session.arrays import Array, array_of, tensor_of, torch_may_use
 
 Results: TypeAlias = dict[str, Any]
-"""Results by name: tensors or arrays of numpy, numbers and text. The caller knows which."""
+"""Result name -> tensor, numpy array, number or text."""
 
 
 class Values:
@@ -122,7 +122,7 @@ def check_outputs(interface: Interface, outputs: Mapping[str, object], symbols: 
 
 
 def _write_into(port: Port, target: object, result: torch.Tensor) -> None:
-    """Copy a result into a caller's tensor or array. Raises ArtifactInputError where it does not fit."""
+    """Copy a result into a caller's tensor or array. Raises ArtifactInputError if the result does not fit."""
     tensor = _target(port, target)
     if tensor.shape != result.shape or tensor.dtype != result.dtype:
         raise ArtifactInputError(name=port.name, expected=shown(result), given=shown(tensor))
