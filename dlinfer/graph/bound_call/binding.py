@@ -175,9 +175,7 @@ class _Writer:
         # An object that cannot be read or compared is not the bound one. The next binding reports what is wrong.
         errors = "(LookupError, AttributeError, TypeError, ValueError, RuntimeError)"
         text = f"def read(L):\n    try:\n{body}    except {errors}:\n        return None\n"
-        exec(
-            compile(text, "<dlinfer inputs>", "exec"), self._scope
-        )  # Dynamo's guards execute such expressions too
+        exec(compile(text, "<dlinfer inputs>", "exec"), self._scope)  # Dynamo's guards do so too
         return self._scope["read"]
 
 

@@ -165,9 +165,7 @@ class _Binder:
         body.append(f"return [{', '.join(taken)}], ({symbols})")
         lines = "".join(f"        {line}\n" for line in body)
         text = f"def bind(values):\n    try:\n{lines}    except ZeroDivisionError: self.divided()\n"
-        exec(
-            compile(text, "<dlinfer interface>", "exec"), self._scope
-        )  # text of this module and its printer only
+        exec(compile(text, "<dlinfer interface>", "exec"), self._scope)  # text of this module and its printer
         return self._scope["bind"]
 
     def name(self, value: object) -> str:
