@@ -37,7 +37,7 @@ def refuse_malformed() -> Generator[None]:
 
 
 def first_line(cause: Exception) -> str:
-    """Return the first line of an error's text. Unless it is a ValueError with text, the class stands before."""
+    """Return the first line of an error's text, after the error's class unless it is a ValueError with text."""
     text = (str(cause).strip().splitlines() or [""])[0][:300]
     return text if text and isinstance(cause, ValueError) else f"{type(cause).__name__}: {text}"
 

@@ -21,7 +21,7 @@ _PLACED = frozenset(
 def reads_in_place(graph: fx.Graph, index: int, content: object) -> bool:
     """Return whether the new content of an input may be computed in the input's own memory.
 
-    At most one op may read the old content, and its result's elements must depend on the same element alone.
+    At most one op may read the old content, and each element of the op's result may depend on the same element only.
     index: the input's place. content: the node that computes the new content.
     """
     old = graph.find_nodes(op="placeholder")[index]
@@ -59,7 +59,7 @@ def overlapping(inputs: Sequence[object], written: Collection[int]) -> str | Non
         if isinstance(value, Tensor) and value.numel()
     )
     reach, owner = 0, -1
-    # The furthest end so far, of any input and of a written one: an overlap matters where either side is written.
+    # The furthest end of any earlier input, and of any earlier written input. An overlap matters if either is written.
     written_reach, written_owner = 0, -1
     for start, end, index in ranges:
         if start < written_reach or (index in written and start < reach):

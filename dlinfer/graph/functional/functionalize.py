@@ -108,7 +108,7 @@ def refusal(node: fx.Node) -> str | None:
 
 
 def function_of(region: Subgraph) -> Function:
-    """Return the functionalized region. Raises NotAFunctionError, naming the node, if one cannot be functionalized."""
+    """Return the functionalized region. Raises NotAFunctionError with the node that cannot be functionalized."""
     return _Builder(region.graph_module).build()
 
 
@@ -301,7 +301,7 @@ class _Builder:
         self.writes[memory] += 1
 
     def _view(self, node: fx.Node, parent: fx.Node) -> tuple[fx.Node, int | None, fx.Node]:
-        """Return (the view op, which of its results the node is or None, the base tensor's node)."""
+        """Return (the view op, the node's index among several results or None, the base tensor's node)."""
         if node.target is not operator.getitem:
             return node, None, parent
         whole, index = viewed(parent), node.args[1]

@@ -53,7 +53,7 @@ class ViewWrite:
         return self.new_node(op, args, fake(self.view.all_input_nodes[0]))
 
     def scattered(self, op: Op, *bounds: Argument) -> fx.Node:
-        """Insert and return a call of a scatter op: it puts the part where ``bounds`` select it in the base tensor."""
+        """Insert and return a call of a scatter op: the base tensor, with the part where ``bounds`` select it."""
         return self.result(op, self.base, self.part, *bounds)
 
     @property

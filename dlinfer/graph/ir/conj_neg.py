@@ -39,7 +39,10 @@ def with_resolved(inputs: Sequence[object], indices: Sequence[int]) -> tuple[Any
 
 
 def refuse_shared(graph: fx.Graph, indices: Sequence[int]) -> None:
-    """Raise CaptureError if the graph writes any input or returns one at ``indices``: copies would be seen there."""
+    """Raise CaptureError if the graph writes an input, or returns an input at ``indices``.
+
+    The inputs at ``indices`` are passed as copies, and the caller would then see the difference.
+    """
     placeholders = graph.find_nodes(op="placeholder")
     names = ", ".join(placeholders[index].name for index in indices)
     effects = effects_of(graph)

@@ -1,7 +1,7 @@
 """Memory effects of a graph: what is written when, what may alias, and how results are laid out.
 
 ``effects_of(graph)`` is the only place that computes the effects. Memory is identified by the storage of a fake, which
-views share. So memory that the graph allocates is told apart exactly. Memory that existed before the graph (inputs,
+views share. These ids are exact for memory that the graph allocates. Memory that existed before the graph (inputs,
 parameters, buffers, constants) may alias at a later call even if nothing aliased at capture. A caller may pass one
 tensor twice, or a view of a buffer. So a write to a part of this outside memory counts as a write to all of it. Only
 ``is_written`` is narrower: it asks for memory that a node names as the target of a write.

@@ -1,4 +1,4 @@
-"""Count floating-point operations, so that a report can give the engine's share of the work, not only of the nodes.
+"""Count floating-point operations. A report can then give the engine's share of the work, and not only of the nodes.
 
 Matrix products, convolutions and attention count 2 operations for each multiplication with its addition; other ops
 count 0. Symbolic sizes take their values from the captured call. A size that had no value there counts as 1.

@@ -96,9 +96,9 @@ def _counted(size: int | torch.SymInt) -> Any:
 
 
 def laid_out(tensor: torch.Tensor, order: Order | None) -> torch.Tensor:
-    """Return the tensor if its memory is dense with its dimensions in ``order``, else a copy that is.
+    """Return the tensor if it lies densely in memory with its dimensions in ``order``, else a copy with this layout.
 
-    order: outermost first; None for a contiguous tensor.
+    order: the dimensions, outermost first; None for a contiguous layout.
     """
     if order is None:
         return tensor.contiguous()

@@ -238,7 +238,7 @@ class Program(RegionRun):
             if refusal is None:
                 raise error from cause
             error.__cause__ = cause
-            raise refusal from error  # the class that the op raises wherever it runs, and where in the model it was
+            raise refusal from error  # the op's own class of error, caused by an error with the model's line
 
     def counts(self) -> Counter[str]:
         """Return step kind -> number of steps."""
@@ -269,7 +269,7 @@ class Program(RegionRun):
         )
         if named is not None:
             return error
-        if not getattr(cause, "__notes__", None):  # a nested region has told
+        if not getattr(cause, "__notes__", None):  # a nested region has added its note
             cause.add_note(error.explanation)
         return None
 

@@ -60,9 +60,9 @@ def _size(graph: fx.Graph, size: object) -> Size:
 def check_result(
     result: torch.Tensor, dtype: torch.dtype, sizes: Sequence[int | tuple[torch.Tensor, int] | None]
 ) -> None:
-    """Raise ValueError if ``result`` does not have this dtype, or as many dimensions as ``sizes``, with these sizes.
+    """Raise ValueError if the result's dtype, number of dimensions or a size differs from the expected.
 
-    sizes: each is a number, (a tensor, its dimension), or None for any size.
+    sizes: one for each expected dimension: a number, (a tensor, its dimension) to read the size from, or None for any.
     """
     shape = result.shape
     if result.dtype is dtype and shape == sizes:

@@ -62,7 +62,7 @@ def _move_up(rewriter: Rewriter, choice: fx.Node) -> None:
 def _spared(choice: fx.Node, source: fx.Node, dim: int, effects: Effects) -> Rows:
     """Return the nodes that need only the selected rows, with the dimension of their results that counts rows.
 
-    They lie between the op that mixes rows and the selection. Nothing but the selection and each other reads them.
+    The nodes lie between an op that mixes rows and the selection. Only the selection and these nodes read them.
     source: the selection's argument. dim: the dimension of ``source`` that counts rows.
     """
     chosen_by = [node for node in choice.all_input_nodes if node is not source]

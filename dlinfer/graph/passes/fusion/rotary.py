@@ -50,7 +50,10 @@ class _Table(NamedTuple):
 
 @dataclass(frozen=True)
 class _Rotation:
-    """A match of x * cos + rotate_half(x) * sin. heads: as in _Table. interior, shared: as in ``Match``."""
+    """A match of x * cos + rotate_half(x) * sin, computed by ``node``.
+
+    heads: the dimension of x that both tables are broadcast over. interior, shared: as in ``Match``.
+    """
 
     node: fx.Node
     x: fx.Node
