@@ -60,7 +60,10 @@ def _serve(queue: _Queue) -> None:
 
 
 class _Answer:
-    """The result of a job. It is no Future, as an interrupt may leave a Future locked, and the thread would hang."""
+    """The result of a job.
+
+    It is no Future: an interrupt in the caller may leave a Future locked, and the starter thread would hang at it.
+    """
 
     def __init__(self) -> None:
         self.process: _Started | None = None

@@ -84,7 +84,7 @@ class Function:
             self._checks(*inputs)
 
     def conflict(self, inputs: Sequence[object]) -> str | None:
-        """Return the reason why the function must not run on these inputs: a written input shares memory. Else None."""
+        """Return why the function must not run on these inputs (a written one overlaps others or itself), or None."""
         return overlapping(inputs, {index for index in self.writes if index is not None})
 
     def finish(self, inputs: Sequence[object], values: Sequence[Tensor]) -> tuple[Any, ...]:

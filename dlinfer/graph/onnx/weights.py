@@ -18,9 +18,9 @@ INLINE_BYTES = 1 << 20
 
 
 def fill(graph: OnnxGraph, weights: Mapping[str, Tensor]) -> list["onnx_ir.Value"]:
-    """Turn inputs of a graph into initializers on the tensors' memory, and return the inputs' ``onnx_ir`` values.
+    """Turn the inputs that ``weights`` names into initializers, and return their ``onnx_ir`` values.
 
-    weights: name of an input -> its tensor.
+    weights: name of an input -> its tensor. An initializer shares its memory, or a copy's if it is not contiguous.
     """
     import onnx_ir
 

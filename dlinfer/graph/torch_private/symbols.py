@@ -156,9 +156,10 @@ def size_range(size: int | torch.SymInt) -> tuple[int, int | None]:
 def declared_range(
     symbol: Expression, mode: FakeTensorMode, declared: Mapping[Expression, ValueRanges[Any]]
 ) -> tuple[int, int | None, int | None]:
-    """Return (lowest, highest or None, hint or None) of a symbol. A declared range comes before the inferred range.
+    """Return (lowest, highest or None, hint or None) of a symbol, by its declared range if there is one.
 
-    torch.export traces with every size at 2 or more, and widens the range to the declared range afterwards.
+    Without one the range is inferred. torch.export traces with every size at 2 or more,
+    and widens the range to the declared range afterwards.
     """
     env = environment_of(mode)
     limits = declared.get(symbol, env.var_to_range[symbol])

@@ -73,7 +73,7 @@ def _of_token(x: Tensor, table: Tensor) -> int:
 
 
 def _pairs(table: Tensor, x: Tensor, heads: int) -> Tensor:
-    """The first half of a table, each number for both of a pair: [rows, 1, size]."""
+    """Return the first half of each row of ``table``, each number twice, once for each of a pair: [rows, 1, size]."""
     size = x.shape[-1]
     half = table[..., : size // 2]
     if heads == 1:

@@ -144,7 +144,7 @@ class Session:
         return self._metrics.summary()
 
     def print_metrics(self) -> None:
-        """Print them in eleven lines. Raises QaicMetricsError as ``get_metrics`` does."""
+        """Print the metrics of ``get_metrics`` in eleven lines. Raises QaicMetricsError as ``get_metrics`` does."""
         print(metrics_text.text(self.get_metrics()))
 
     def print_profile_data(self, n: int) -> None:

@@ -120,7 +120,7 @@ def sizes(value: Value, first: int = 0, end: int | None = None) -> list[tuple[Va
 
 
 def number(value: float | int | bool, like: Value, *, wide: bool = False) -> Value:
-    """Return a scalar constant in the dtype of ``like``. wide: in the dtype that the function ``wide`` casts it to."""
+    """Return a scalar constant in the dtype of ``like``. wide: float32 for a dtype of 16 bits."""
     import onnx_ir
 
     narrow = wide and is_type(like, "FLOAT16", "BFLOAT16")

@@ -111,7 +111,7 @@ def _nan_where_all_is_hidden(rewriter: Rewriter, place: fx.Node, mask: fx.Node) 
     """Return the mask, with NaN in each row that has only -inf.
 
     For the query of such a row, attention written out returns NaN, and torch's op returns zeros. For a row of lowest
-    finite numbers, as transformers writes it, both return the mean of the values. Layers with the same mask share the
+    finite numbers, as in transformers' masks, both return the mean of the values. Layers with the same mask share the
     new mask.
     """
     hidden = rewriter.call(place, aten.eq.Scalar, mask, -math.inf)

@@ -150,7 +150,7 @@ class InductorEngine(Engine):
         return Step(total.name, "kernel", CALLEE, refer(operands), {}, model_line(total))
 
     def identity(self, cache_dir: Path) -> Mapping[str, object]:
-        """Whether stored programs may call the C++ kernels, and what compiles their clusters."""
+        """Return this engine's part of a key: whether the C++ kernels can be used, and clusters' code generator."""
         return {"native_kernels": native.why_not(cache_dir / "native") is None} | code_generator()
 
     def join(

@@ -59,7 +59,7 @@ def schedule(graph: fx.Graph, *, smallest: int) -> list[Item]:
 
 
 def _kinds(calls: Sequence[fx.Node]) -> dict[fx.Node, str]:
-    """The kind of each node. Loops trust the strides of their inputs: a kernel reads those of uncertain strides."""
+    """Return each node's kind. Loops rely on known strides: with an input of uncertain strides it is a kernel."""
     kinds: dict[fx.Node, str] = {}
     uncertain: set[int] = set()
     for node in calls:

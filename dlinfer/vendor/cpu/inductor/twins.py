@@ -1,4 +1,4 @@
-"""Twins: fakes of a cut-out graph's inputs in a symbolic world of their own.
+"""Twins: fake copies of a subgraph's inputs, with fresh size symbols that the model does not know.
 
 A group of nodes that is compiled by itself must not depend on the symbols of its model. The same group in another
 layer, graph or process has other symbols. Its twins have fresh symbols with the same ranges and example values. The

@@ -1,4 +1,4 @@
-"""Elementary functions of one operand."""
+"""Elementary functions: of one operand, and ``logaddexp``."""
 
 import math
 from typing import Any

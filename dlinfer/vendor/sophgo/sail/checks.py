@@ -24,7 +24,7 @@ def refuse(call: str, detail: str) -> SophgoCallError:
 def made_by(
     form: Callable[..., _Made], args: Sequence[Any], kwargs: Mapping[str, Any], call: str, forms: str
 ) -> _Made:
-    """Return ``form(*args, **kwargs)``. Raises SophgoCallError, starting with ``forms``, for other parameters."""
+    """Return ``form(*args, **kwargs)``. Raises SophgoCallError, with ``forms``, if they do not fit."""
     try:
         inspect.signature(form).bind(*args, **kwargs)
     except TypeError as error:

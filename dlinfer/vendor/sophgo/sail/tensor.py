@@ -191,7 +191,7 @@ class Tensor:
         source._device_of(call).read(data, start)
 
     def sync_d2d(self, src: "Tensor", offset_src: int, offset_dst: int, len: int) -> None:
-        """Copy ``len`` elements of another tensor's device memory, which may be on another device."""
+        """Copy ``len`` elements from ``src``'s device memory to this tensor's. The devices may differ."""
         call = "Tensor.sync_d2d"
         source, (start, at, count) = self._range(call, (src, offset_src, offset_dst, len), {})
         self._device_of(call).copy_from(source._device_of(call), at, start, count)

@@ -29,7 +29,7 @@ class ForbiddenText:
     text: the forbidden text, UTF-8.
     pieces: token id -> text of the token, for tokens that may hold a part of the forbidden text or have no text.
     vocabulary: number of tokens of the tokenizer. A model's further tokens have no text.
-    completing: entry n has the tokens that complete the forbidden text, if the answer ends in its first n bytes.
+    completing: entry n lists the tokens that complete the text after an answer that ends in the text's first n bytes.
     """
 
     text: bytes

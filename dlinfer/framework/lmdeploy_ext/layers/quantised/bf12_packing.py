@@ -70,7 +70,7 @@ class Weight:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that packing saves at best, without unusual exponents; 0 if packing does not pay."""
+        """The bytes that packing saves if no exponent is outside the packed range; 0 if packing does not pay."""
         least = bf12.packed_bytes(self.rows, self.columns)
         return self.plain_bytes - least if least <= WORTHWHILE * self.plain_bytes else 0
 
