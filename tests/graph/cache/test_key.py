@@ -105,5 +105,5 @@ def test_each_setting_is_keyed_or_named_as_one_that_is_not(name):
 def test_options_that_are_not_given_are_those_of_the_settings():
     with settings.override(fallback="error", small_regions="engine"):
         said = CompileOptions().identity()
-    assert said == {"fallback": "error", "small_regions": True}
+    assert said == {"fallback": "error", "small_regions": True, "eager_ops": ()}
     assert said == CompileOptions(fallback="error", small_regions="engine", cache_dir=Path("/x")).identity()
