@@ -24,9 +24,9 @@ class CompileOptions:
         DLINFER_FALLBACK.
     passes: name of a pass or fusion rule -> False to turn it off; True is the default. A pass that only one engine has
         is named ``engine.pass``.
-    eager_ops: names of ops that run with the vendor's eager kernels, outside the engine. Names are those of
-        ``dlinfer.explain``: ``dlinfer.rms_norm``, ``aten.add.Tensor``, or ``aten.add`` for all overloads. These ops do
-        not count as fallbacks.
+    eager_ops: names of ops that run with the vendor's eager kernels, outside the engine. Write names as
+        ``dlinfer.explain`` shows them: ``dlinfer.rms_norm``, ``aten.add.Tensor``, or ``aten.add`` for all overloads.
+        These ops do not count as fallbacks.
     small_regions: what happens to regions that cost more to enter than they save. ``eager`` runs them with eager
         kernels, ``engine`` compiles them nevertheless. None takes DLINFER_SMALL_REGIONS.
     cache_dir: folder of compiled artifacts; None takes DLINFER_CACHE_DIR.

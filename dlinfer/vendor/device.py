@@ -101,7 +101,7 @@ class Device(ABC):
 
     @abstractmethod
     def memory(self) -> DeviceMemory:
-        """Return free and total memory. Called while an engine starts and before each captured step."""
+        """Return free and total memory. Called while an engine starts and before each capture."""
 
     def take(self, index: int) -> None:  # noqa: B027 - there is nothing to do where there is one
         """Choose the device of this process; called before it allocates. Does nothing if there is only one."""

@@ -113,7 +113,7 @@ bits a tie of the two best may fall either way. Where frequencies depend on the 
 the prefix cache are shared only by texts below the original length. When a Phi-3 text outgrows it, its cache is
 computed anew, as transformers does, in one prefill: `max_prefill_token_num` is raised to that length plus one where it
 is lower, with a warning. So is Phi-3.5-MoE's. Beyond that length it has longrope's long factors, as its authors' code
-and transformers 4 give them; transformers 5 passes over those that it chose, which is put right in the oracle
+and transformers 4 give them. transformers 5 ignores the factors that it chose, so the oracle corrects that
 (`examples/hf_reference.py`).
 
 | family | class | what it exercises | graph | eager | graph (openvino) |

@@ -66,7 +66,7 @@ def capture_call(
         condition = dynamo.broken_at_once(cause)
         if not condition:
             raise
-        reason = f"it would hold only while {condition}, which is not so in this call"
+        reason = f"it would hold only while {condition}, but this call breaks that"
         raise CaptureError(reason=reason, line=line) from cause
     finally:
         dynamo.forget_compiled(

@@ -47,7 +47,7 @@ def partition(
     keep_small: let the engine also run small regions. eager_ops: names of ops that stay out of the engine.
     """
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    by_choice = {node for node in calls if _is_named(node, eager_ops)}
+    by_choice = {node for node in calls if eager_ops and _is_named(node, eager_ops)}
     refusals = dict.fromkeys(by_choice, "excluded by eager_ops")
     refusals |= {
         node: reason

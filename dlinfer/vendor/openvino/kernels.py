@@ -18,7 +18,7 @@ def kernels() -> Mapping[str, Kernel]:
 
 
 def _on_views(kernel: Kernel) -> Kernel:
-    """Wrap a kernel of the cpu vendor for caches of LAYOUT: it gets views of them in its own layout, without copies."""
+    """Wrap a kernel of the cpu vendor for caches of LAYOUT: it gets views of them in its layout."""
     names = list(inspect.signature(kernel).parameters)
     places = [names.index(name) for name in _CACHES if name in names]
     if not places:

@@ -1,7 +1,7 @@
 """``Session``: Qualcomm's documented inference API, on a card or, without one, on ONNX Runtime.
 
-The calls, keywords and results are those of "class Session" in Qualcomm's Cloud AI SDK user guide. Where the guide
-contradicts itself, docs/vendors/qaic.md says how we decided. docs/vendors/vendor_documents.md lists the tests of each
+It follows "class Session" in Qualcomm's Cloud AI SDK user guide. docs/vendors/qaic.md lists our decisions where the
+guide contradicts itself. docs/vendors/vendor_documents.md lists the tests of each
 call.
 """
 

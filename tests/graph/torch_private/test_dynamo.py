@@ -1,31 +1,14 @@
 """What Dynamo says of a graph and of its compilations."""
 
-from typing import Any
-
 import pytest
 import torch
 
 from dlinfer.graph.torch_private import dynamo, fake_mode
-from dlinfer.graph.torch_private.fake_mode import strict_mode
-from dlinfer.graph.torch_private.symbols import new_symbol
 from tests.graph.torch_private.asking import asked_in_backend
 
 
 def small(x: torch.Tensor, k: int) -> torch.Tensor:
     return x.reshape(x.shape[0] * 2, -1) * k
-
-
-def fakes(*shapes, **ranges):
-    mode = strict_mode()
-    made: dict[Any, Any] = {
-        name: new_symbol(mode, number, *limits) for number, (name, limits) in enumerate(ranges.items())
-    }
-    with mode:
-        return (
-            mode,
-            made,
-            [torch.empty([made.get(one, one) for one in shape]) for shape in shapes],
-        )
 
 
 def test_inputs_given_twice_are_named():

@@ -1,26 +1,10 @@
 """Fake modes, and tracing on fake tensors."""
 
-from typing import Any
-
 import pytest
 import torch
 
 from dlinfer.graph.torch_private import fake_mode, inductor
-from dlinfer.graph.torch_private.fake_mode import strict_mode
-from dlinfer.graph.torch_private.symbols import new_symbol
-
-
-def fakes(*shapes, **ranges):
-    mode = strict_mode()
-    made: dict[Any, Any] = {
-        name: new_symbol(mode, number, *limits) for number, (name, limits) in enumerate(ranges.items())
-    }
-    with mode:
-        return (
-            mode,
-            made,
-            [torch.empty([made.get(one, one) for one in shape]) for shape in shapes],
-        )
+from tests.graph.torch_private.fakes import fakes
 
 
 def test_tracing_before_dispatch_and_below():

@@ -1,29 +1,13 @@
 """Guards of a compilation, and what holds of its sizes."""
 
-from typing import Any
-
 import pytest
 import torch
 
 from dlinfer.graph.torch_private import dynamo, symbol_guards, symbols
 from dlinfer.graph.torch_private.expressions import SizeTextError, parse_size, to_size
-from dlinfer.graph.torch_private.fake_mode import strict_mode
 from dlinfer.graph.torch_private.symbol_guards import conditions_of
-from dlinfer.graph.torch_private.symbols import new_symbol
 from tests.graph.torch_private.asking import asked_in_backend, dynamo_mode, tall
-
-
-def fakes(*shapes, **ranges):
-    mode = strict_mode()
-    made: dict[Any, Any] = {
-        name: new_symbol(mode, number, *limits) for number, (name, limits) in enumerate(ranges.items())
-    }
-    with mode:
-        return (
-            mode,
-            made,
-            [torch.empty([made.get(one, one) for one in shape]) for shape in shapes],
-        )
+from tests.graph.torch_private.fakes import fakes
 
 
 def test_shape_guards_give_condition_and_line():

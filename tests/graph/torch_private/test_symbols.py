@@ -13,24 +13,11 @@ from dlinfer.graph.torch_private.fake_mode import environment_of, mode_of, stric
 from dlinfer.graph.torch_private.symbol_guards import conditions_of
 from dlinfer.graph.torch_private.symbols import (
     declared_range,
-    new_symbol,
     same_expression,
     symbols_of,
 )
 from tests.graph.torch_private.asking import asked_in_backend, dynamo_mode, tall
-
-
-def fakes(*shapes, **ranges):
-    mode = strict_mode()
-    made: dict[Any, Any] = {
-        name: new_symbol(mode, number, *limits) for number, (name, limits) in enumerate(ranges.items())
-    }
-    with mode:
-        return (
-            mode,
-            made,
-            [torch.empty([made.get(one, one) for one in shape]) for shape in shapes],
-        )
+from tests.graph.torch_private.fakes import fakes
 
 
 def test_sized_symbols_give_values_and_source():

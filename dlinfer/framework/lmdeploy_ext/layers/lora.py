@@ -79,7 +79,7 @@ class ForwardWithAdapters(nn.Module):
         inputs_embeds: Tensor | None = None,
         mrope_position_ids: Tensor | None = None,
     ) -> Any:
-        """Call the wrapped forward. Arguments and result are those of LMDeploy's models that serve adapters."""
+        """Call the wrapped forward of an LMDeploy model, with the adapters of ``attn_metadata``. Returns its result."""
         self.ctx_mgr.dlinfer_adapter_ids = attn_metadata.adapter_ids
         further = {} if mrope_position_ids is None else {"mrope_position_ids": mrope_position_ids}
         tokens = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "position_ids": position_ids}

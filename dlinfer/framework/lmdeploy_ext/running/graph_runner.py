@@ -4,7 +4,7 @@ Engines that decode as fast with the prefill graph get one graph for both phases
 
 LMDeploy calls the runner with the same keywords at each step. The steps differ in sizes, and in flags that tell the
 phases apart. Sizes are marked as unknown before the capture, so that the compiler does not specialise on 1.
-LMDeploy's own warm-up runs each phase once, so that nothing is compiled while requests run.
+LMDeploy's warm-up runs each phase once. Requests then find every phase compiled.
 """
 
 import sys

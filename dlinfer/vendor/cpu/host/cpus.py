@@ -39,11 +39,14 @@ class UsableCpus:
 
 
 def usable_cpus(root: Path = Path("/")) -> UsableCpus:
-    """Read the CPUs that this process may use now. Takes a millisecond.
+    """Read the CPUs that this process may use now: one small file for each, and those of its cgroups.
 
     root: the folder with ``proc`` and ``sys``, for tests.
     """
-    logical = frozenset(os.sched_getaffinity(0))
+    if hasattr(os, "sched_getaffinity"):
+        logical = frozenset(os.sched_getaffinity(0))
+    else:  # not Linux
+        logical = frozenset(range(os.cpu_count() or 1))
     topology = root / "sys/devices/system/cpu"
     cores = {_text(topology / f"cpu{number}/topology/core_cpus_list") or str(number) for number in logical}
     nodes = sum(

@@ -53,7 +53,7 @@ def cached_attention(
 ) -> None:
     """Run ``dlinfer.fill_kv_cache`` of k and v, then causal paged attention of q over the caches.
 
-    The arguments are those of the two ops. q_ends: the end of each sequence's queries in q; None for one new token per
+    Takes the arguments of both ops. q_ends: the end of each sequence's queries in q; None for one new token per
     sequence. Mutates k_cache, v_cache and attn_output; attn_output may be q's memory.
     """
     ops.fill_kv_cache.overload(k, v, k_cache, v_cache, kv_start_indices)

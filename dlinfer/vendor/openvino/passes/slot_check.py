@@ -20,7 +20,7 @@ def check_slots(
 ) -> None:
     """Check that the slots are each sequence's last positions, in its blocks, as attention assumes.
 
-    The arguments are those of ``cached_attention``; caches: some of the caches, for their sizes.
+    Takes arguments of ``cached_attention``. caches: some of the caches, for their sizes.
     Raises OpArgumentError, also for a block or a length outside the caches or the table.
     """
     # On the host, which needs the answer; slots and blocks are on the device, lengths often on the host.

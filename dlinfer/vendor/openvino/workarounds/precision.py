@@ -158,11 +158,16 @@ def _layers(node: Node) -> list[str]:
 
 
 def _added(node: Node, known: Set[str]) -> Iterator[Node]:
-    """Yield nodes that the plugin itself inserted in front of a node."""
-    for source in _sources(node):
-        if known.isdisjoint(_layers(source)):
-            yield source
-            yield from _added(source, known)
+    """Yield each node that the plugin itself put in front of a node, up to the model's own nodes."""
+    seen: set[str] = set()
+    waiting = [node]
+    while waiting:
+        for source in _sources(waiting.pop()):
+            name = source.get_friendly_name()
+            if known.isdisjoint(_layers(source)) and name not in seen:
+                seen.add(name)
+                waiting.append(source)
+                yield source
 
 
 def _rounds(node: Node) -> bool:

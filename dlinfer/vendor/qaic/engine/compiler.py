@@ -41,8 +41,8 @@ def command(compiler: Path, model: Path, folder: Path, options: Mapping[str, Any
 def compile_model(compiler: Path, model: Path, output_dir: Path, options: Mapping[str, Any]) -> Path:
     """Compile into ``output_dir``; gives the path of the QPC. Raises QaicCompileError.
 
-    The compiler wants a folder that does not exist. It gets one beside ``output_dir``, so that nothing of the
-    user's is deleted, and files of the same names are replaced only by a compilation that succeeded.
+    The compiler writes to a new folder beside ``output_dir``. Files of the user's stay; a compilation that succeeds
+    replaces files of the same names.
     """
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
