@@ -18,14 +18,7 @@ SEAM_TORCH ?= 2.12.1 2.13.0
 export PYTHON TORCH_INDEX MODEL
 
 # The folders whose prose and names the check reads.
-PROSE := README.md CONTRIBUTING.md docs/index.md $(addprefix docs/,start guides internals vendors results)
-PROSE += $(addprefix dlinfer/,cli conformance ops toolchain utils explanation framework/mindie_ext framework/transformers_ext \
-	graph/bound_call graph/cache graph/capture graph/functional graph/ir graph/passes graph/codec graph/engine_kit graph/lowering graph/onnx graph/report graph/torch_private runtime \
-	vendor/ascend vendor/camb vendor/cpu vendor/maca vendor/megengine vendor/onnxruntime vendor/openvino vendor/qaic vendor/sophgo $(addprefix framework/lmdeploy_ext/,checks conversion preflight quantise vision))
-PROSE += $(addprefix dlinfer/framework/lmdeploy_ext/,faults layers running stepping) \
-	$(wildcard dlinfer/vendor/*.py dlinfer/framework/*.py dlinfer/framework/lmdeploy_ext/*.py)
-PROSE += $(addprefix dlinfer/graph/,backend.py debug.py engine.py observe.py options.py interface selftest)
-PROSE += $(addprefix dlinfer/framework/lmdeploy_ext/,contract device)
+PROSE := README.md CONTRIBUTING.md docs/index.md $(addprefix docs/,start guides internals vendors results) dlinfer
 
 .PHONY: help
 help: ## print this list

@@ -216,7 +216,7 @@ class ModelMemoryError(DlinferError, RuntimeError):
     message = "the model does not fit: it needs {needed}, {free} are free for this process ({source})."
     next_step = (
         "give the process more memory, or lower max_prefill_token_num and max_batch_size, num_gpu_blocks or "
-        "cache_max_entry_count; on a CPU, DLINFER_CPU_WEIGHTS=int8, int4 or bf12 packs weights as they load."
+        "cache_max_entry_count. On a CPU, DLINFER_CPU_WEIGHTS=int8, int4 or bf12 packs weights as they load."
     )
 
 

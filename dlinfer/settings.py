@@ -107,32 +107,31 @@ class Settings:
         "",
         "DLINFER_CPU_ISA",
         _choice(*CPU_ISAS),
-        "instructions that the cpu vendor's C++ kernels may use at most: one of sse42, avx2, avx512, avx512_bf16, "
-        "avx512_fp16, amx, each with all before it; empty is everything that this CPU has; for tests on any CPU with "
-        "AVX2: avx512_model, avx512_bf16_model and amx_model, in which software computes what the instructions do, "
-        "many times slower",
+        "the highest instructions that the cpu vendor's C++ kernels may use: sse42, avx2, avx512, avx512_bf16, "
+        "avx512_fp16 or amx, each with all before it; empty is everything that this CPU has. For tests on any CPU with "
+        "AVX2: avx512_model, avx512_bf16_model and amx_model compute these instructions in software, many times slower",
     )
     cpu_weights: str = _setting(
         "",
         "DLINFER_CPU_WEIGHTS",
         _choice(*CPU_WEIGHTS),
-        "int8 or int4: LMDeploy's device cpu packs the weights of a checkpoint in floats while it loads, as dlinfer "
-        "quantise does to w8a8 and awq-int4; bf12 packs those of a model in bfloat16 in 12 bits and changes no number; "
-        "empty leaves floats, and a quantised checkpoint stays as it is",
+        "how LMDeploy's device cpu packs floating-point weights while they load. int8 and int4 pack as dlinfer "
+        "quantise does for w8a8 and awq-int4. bf12 packs bfloat16 weights in 12 bits and changes no number. "
+        "Empty leaves them as they are. A quantised checkpoint is never packed again",
     )
     cpu_head: str = _setting(
         "",
         "DLINFER_CPU_HEAD",
         _choice("int8", "kept"),
-        "int8 packs the output projection of LMDeploy's device cpu while it loads, with a tied embedding; kept leaves "
-        "it as it is stored; empty is as DLINFER_CPU_WEIGHTS packs the other weights (int8 for int4), else kept",
+        "how LMDeploy's device cpu packs the output projection, with a tied embedding, while it loads. int8 packs it "
+        "in 8 bits. kept leaves it as it is stored. Empty follows DLINFER_CPU_WEIGHTS (int8 for int4), else kept",
     )
     cpu_activations: str = _setting(
         "",
         "DLINFER_CPU_ACTIVATIONS",
         _choice("int8"),
         "int8: 33 rows or more that meet a weight of 4 bits are rounded to 8 bits, by row and group of at most 128, on "
-        "CPUs with AVX-512 VNNI: prompts are read faster, rounded as OpenVINO rounds them; empty keeps them",
+        "CPUs with AVX-512 VNNI. Prompts are read faster, rounded as OpenVINO rounds them. Empty keeps the rows",
     )
     engine: str = _setting(
         "",

@@ -33,7 +33,7 @@ def philox_uniform(seeds: Tensor, counters: Tensor) -> Tensor:
             [_first_word(seed & _LOW, seed >> 32 & _LOW, counter & _LOW) for seed, counter in pairs]
         )
     else:
-        seed, counter = (one.cpu().numpy().astype(np.int64).view(np.uint64) for one in (seeds, counters))
+        seed, counter = (part.cpu().numpy().astype(np.int64).view(np.uint64) for part in (seeds, counters))
         words = _first_word(seed & _LOW, seed >> 32, counter & _LOW)
     signed = words.astype(np.uint32).view(np.int32)
     return torch.from_numpy(np.where(signed < 0, ~signed, signed).astype(np.float32) * _TO_UNIT)
