@@ -35,10 +35,9 @@ def dlinfer_backend(
 ) -> Compiled:
     """Compile a Dynamo graph and return the compiled function.
 
-    options: see ``dlinfer.graph.options.CompileOptions``. mode: ``default`` or ``reduce-overhead``, without effect;
-    transformers always passes ``reduce-overhead``.
+    options: see ``CompileOptions``. mode: ignored; transformers always passes ``reduce-overhead``.
 
-    Dynamo would wrap an error that its backend raises. So the compiled function raises all refusals:
+    Dynamo would wrap an error that its backend raises. So the returned function raises every refusal:
     CompileOptionError, InferenceOnlyError, EngineUnavailableError and, under the fallback policy ``error``,
     CaptureError and GraphFallbackError.
     """
@@ -58,10 +57,7 @@ def dlinfer_backend(
 
 
 def _or_eager(compiled: CompiledGraph, graph_module: fx.GraphModule, policy: str) -> Compiled:
-    """Return a function that runs the compiled graph, or ``graph_module`` at a call whose inputs share memory.
-
-    Such a call is a fallback: ``policy`` counts, warns or raises.
-    """
+    """Return a function that runs ``compiled``, or ``graph_module`` as a fallback if a call's inputs share memory."""
 
     def run(*inputs: Any) -> Any:
         try:
@@ -80,7 +76,7 @@ def compile_graph(
     *,
     keep_floats: bool = True,
 ) -> tuple[CompiledGraph, fx.Graph, GraphReport]:
-    """Compile a graph while Dynamo calls its backend; return (compiled graph, the graph after the passes, report).
+    """Compile a graph for Dynamo; return (compiled graph, the graph after the passes, report).
 
     keep_floats: see ``capture``. Raises CaptureError, InferenceOnlyError, EngineUnavailableError and, under the
     fallback policy ``error``, GraphFallbackError.
@@ -110,7 +106,7 @@ def compile_graph(
 
 
 def _refuse_gradients(graph_module: fx.GraphModule, example_inputs: Sequence[object]) -> None:
-    """Raise InferenceOnlyError if an op would record gradients. Ops under ``no_grad`` or inference mode do not."""
+    """Raise InferenceOnlyError if an op would record gradients; none does under ``no_grad`` or inference mode."""
     records, before = torch.is_grad_enabled(), dict[fx.Node, bool]()
     for node in graph_module.graph.nodes:
         if node.target is dynamo.SET_GRAD_ENABLED:
@@ -130,7 +126,7 @@ def _requires_grad(value: object) -> bool:
 
 
 def _values(graph_module: fx.GraphModule, example_inputs: Sequence[object]) -> Iterator[object]:
-    """Yield the inputs, then each node's result. The results show the device of a graph that has no inputs."""
+    """Yield the inputs and each node's result. A graph without inputs shows its device only in results."""
     yield from example_inputs
     yield from (node.meta.get("example_value") for node in graph_module.graph.nodes)
 

@@ -1,4 +1,4 @@
-"""What ``DLINFER_DEBUG`` prints."""
+"""The output of ``DLINFER_DEBUG``."""
 
 import sys
 

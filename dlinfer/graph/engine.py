@@ -1,7 +1,7 @@
 """The base class of graph engines, and the search for an engine by name.
 
-An engine accepts or refuses each node, and compiles regions of accepted nodes. The class of an engine lies in its
-vendor's folder. The vendor lists the engine's name in ``Vendor.engines``.
+An engine accepts or refuses each node, and compiles regions of accepted nodes. Its class lies in its vendor's folder,
+and ``Vendor.engines`` lists its name.
 """
 
 import threading
@@ -34,10 +34,10 @@ from dlinfer.vendor.base import Vendor
 class CompiledRegion:
     """A compiled region, with facts for reports.
 
-    run: runs the region: a Program if the engine runs steps, else another RegionRun.
+    run: a Program if the engine runs steps, else another RegionRun.
     placement: node name -> how the node runs: ``kernel ...`` or ``cluster ...``.
     refused: node name -> why the node runs eagerly although the engine accepted it.
-    notes: other facts, a sentence each; the engine may append notes while the region runs.
+    notes: other facts, a sentence each. The engine may append notes while the region runs.
     """
 
     run: RegionRun
@@ -48,7 +48,7 @@ class CompiledRegion:
 
 
 class SelfTest(Protocol):
-    """Cases that an engine must compute correctly on this CPU (``dlinfer.graph.selftest``)."""
+    """Cases that the engine must compute correctly on this CPU before dlinfer uses it (``dlinfer.graph.selftest``)."""
 
     def failure(self, op: str, precision: str) -> str | None:
         """Return why an op must not be used in a precision; None if it may be used."""
@@ -88,11 +88,11 @@ class Engine(ABC):
         """Compile a region of nodes that were not refused."""
 
     def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
-        """Return why a region of these nodes is too small to run in this engine; None if it is large enough."""
+        """Return why a region of these nodes is too small for this engine; None if it is large enough."""
         return None
 
     def check_options(self, options: Mapping[str, object]) -> None:
-        """Raise CompileOptionError for an unknown option or an invalid value. The error lists what is allowed."""
+        """Raise CompileOptionError for an unknown option or an invalid value. The error lists the allowed ones."""
         for name, value in options.items():
             expected = f"none: engine {self.name!r} has no options"
             raise CompileOptionError(option=f"engine_options[{name!r}]", given=value, expected=expected)
@@ -100,7 +100,7 @@ class Engine(ABC):
     # --- programs of steps, in memory and in the disk cache
 
     def resolve(self, callee: str) -> Function:
-        """Return the function that a callee's text names: by default a function of torch or dlinfer."""
+        """Return the function that a step's ``callee`` names; by default a function of torch or dlinfer."""
         return resolve(callee)
 
     def join(
@@ -119,10 +119,7 @@ class Engine(ABC):
         return True
 
     def identity(self, cache_dir: Path) -> str | Mapping[str, object]:
-        """Return what stored programs depend on besides the environment (cache/fingerprint.py).
-
-        The value is one text, or a mapping of names to values.
-        """
+        """Return the facts that stored programs depend on, besides the environment (cache/fingerprint)."""
         return ""
 
 
@@ -139,8 +136,7 @@ def check_options(engine: Engine, options: CompileOptions) -> None:
 def find_engine(name: str | None, device_type: str) -> Engine:
     """Return the engine called ``name``; for None, the default engine of the device's vendor.
 
-    Raises EngineUnavailableError, VendorClashError if two vendors provide the engine, and VendorLoadError if loading
-    fails.
+    Raises EngineUnavailableError, VendorLoadError if loading fails, and VendorClashError if two vendors provide it.
     """
     if name is None:
         active = discovery.activate_default(device_type)
@@ -160,7 +156,7 @@ def find_engine(name: str | None, device_type: str) -> Engine:
 
 
 def provider_of(engine: str) -> str | None:
-    """Return the name of the vendor that ``find_engine`` loads this engine from; None if no vendor provides it."""
+    """Return the name of the vendor that provides this engine; None if no vendor does."""
     return next((vendor.name for vendor in discovery.loadable() if engine in vendor.engines), None)
 
 

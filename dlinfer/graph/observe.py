@@ -35,7 +35,7 @@ def finished(report: GraphReport, captured: Captured, compiled: CompiledGraph) -
         InputReport(
             node.name,
             describe(fake(node)),
-            # A static KV cache is also the same tensor at each call, but the graph writes it: it is no weight.
+            # The graph writes a static KV cache, so it is no weight, although it is the same tensor at each call.
             bool(node.meta.get(STATIC)) and not written(node),
             tuple(map(str, fake(node).shape)) if isinstance(fake(node), torch.Tensor) else (),
             written(node),
@@ -62,7 +62,7 @@ def finished(report: GraphReport, captured: Captured, compiled: CompiledGraph) -
 
 
 def peak_memory() -> int:
-    """Return the peak resident memory of this process in bytes. Compilers that it starts are not counted."""
+    """Return the peak resident memory of this process in bytes, without the compilers that it starts."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -74,7 +74,7 @@ def module_of(node: fx.Node) -> str:
 
 
 def held_bytes(compiled: CompiledGraph) -> int:
-    """Return the bytes of tensors that a compiled graph keeps: lifted constants and copies of weights, no inputs."""
+    """Return the bytes that a compiled graph keeps in lifted constants and copies of weights."""
     programs = [run for run in (compiled.program, *compiled.regions.values()) if isinstance(run, Program)]
     constants: list[object] = [value for program in programs for value in program.constants.values()]
     tensors = [

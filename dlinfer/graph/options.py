@@ -15,7 +15,7 @@ SMALL_REGIONS = ("eager", "engine")
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """Options of one compilation. Making an object checks the options, and raises CompileOptionError.
+    """Options of one compilation. The constructor checks them and raises CompileOptionError.
 
     engine: name of the graph engine. None takes DLINFER_ENGINE; if that is empty too, the default engine of the vendor
         for the model's device.
@@ -75,7 +75,7 @@ class CompileOptions:
 
     @property
     def wanted_engine_options(self) -> dict[str, Any]:
-        """The engine's options by name. Options given here replace those of the setting DLINFER_ENGINE_OPTIONS."""
+        """The engine's options by name. An option set here replaces the one in DLINFER_ENGINE_OPTIONS."""
         chosen = settings.current()
         named_here = self.engine is not None and self.engine != chosen.engine
         text = "" if named_here else chosen.engine_options
@@ -84,18 +84,16 @@ class CompileOptions:
 
     @property
     def keeps_small_regions(self) -> bool:
-        """Whether the engine also compiles small regions."""
         return (self.small_regions or settings.current().small_regions) == "engine"
 
     @property
     def disabled_passes(self) -> frozenset[str]:
-        """Names of the passes and fusion rules that are turned off."""
         return frozenset(name for name, keeps in self.passes.items() if not keeps)
 
     def identity(self) -> dict[str, str | bool]:
         """Return the options for the field ``options`` of a cache key.
 
-        Left out are the options with a field of their own in the key, and ``cache_dir``, because it changes no graph.
+        The dict omits options that have a field of their own in the key, and ``cache_dir``, which changes no graph.
         """
         apart = ("engine", "engine_options", "passes", "cache_dir")
         others = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in apart}
@@ -103,10 +101,7 @@ class CompileOptions:
 
     @classmethod
     def of(cls, options: "Mapping[str, Any] | CompileOptions | None") -> "CompileOptions":
-        """Return the options of a dict as torch.compile passes it; None gives the defaults.
-
-        Raises CompileOptionError; for an unknown option the error lists the known ones.
-        """
+        """Return the options that torch.compile passes as a dict; for None, the defaults. Raises CompileOptionError."""
         if isinstance(options, CompileOptions):
             return options
         known = [item.name for item in fields(cls)]

@@ -1,6 +1,4 @@
-"""Base classes of graph engines, and their parts.
+"""Base classes of graph engines, and their parts. docs/guides/write_an_engine.md builds an engine with them.
 
-``value_engine`` is for runtimes without pointers. The vendor says which nodes it accepts, lowers functions and compiles
-them. ``onnx_engine`` is a value engine for runtimes that read ONNX; the vendor implements two methods.
-docs/guides/write_an_engine.md builds an engine.
+``value_engine`` serves runtimes without pointers. ``onnx_engine`` serves runtimes that read ONNX.
 """

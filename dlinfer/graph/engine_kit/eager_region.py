@@ -20,8 +20,8 @@ def eager_region(
 ) -> CompiledRegion:
     """Compile the region to eager steps, and report each node that computes as refused.
 
-    name: name of the node that caused the refusal; empty if no single node did. Under the policy ``error`` this
-    function raises GraphFallbackError, for the named node if there is one.
+    name: the node that caused the refusal; empty if no single node did.
+    Raises GraphFallbackError under the policy ``error``.
     """
     refused: dict[str, str] = {}
     for node in sorted(computing(region), key=lambda node: node.name != name):

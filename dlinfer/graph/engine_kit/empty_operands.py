@@ -14,7 +14,7 @@ from dlinfer.graph.ir.program import Inputs
 from dlinfer.graph.torch_private.symbols import size_range
 
 Shapes = Callable[[fx.Node], Iterable[Sequence[int | torch.SymInt]]]
-"""Returns the shapes of those operands of a node that must have elements."""
+"""A function from a node to the shapes of the operands that must have elements."""
 
 
 _aten = torch.ops.aten
@@ -26,20 +26,17 @@ _FACTORS = ("mat1", "mat", "batch1", "input", "x", "self")
 
 
 def first_factor(packet: object, names: Collection[str]) -> str | None:
-    """Return the name of a matrix product's first factor, whose last dimension is summed over; None for other ops.
-
-    names: the argument names of the op.
-    """
+    """Return the name of a matrix product's first factor; None for other ops. names: the op's argument names."""
     if packet not in _PRODUCTS:
         return None
     return next(name for name in _FACTORS if name in names)  # in addmm and the like, ``self`` is an addend
 
 
 class EmptyOperands:
-    """A check of a call's inputs. Calling it raises RefusedError if an operand that must have elements has none."""
+    """A check of a call's inputs. It raises RefusedError if an operand that must have elements has none."""
 
     def __init__(self, graph: fx.Graph, shapes: Shapes) -> None:
-        """Find the sizes to check. Raises UnknownSizeError if the inputs do not determine one of them."""
+        """Find the sizes to check. Raises UnknownSizeError if the inputs do not determine one of these sizes."""
         self._names: list[str] = []
         sizes: list[Sequence[int | torch.SymInt]] = []
         for node in graph.nodes:

@@ -1,8 +1,8 @@
 """Weights that a compiled region has built in, and the check that they have not changed.
 
-Many compilers repack a weight once, as a constant of their graph. But a PyTorch parameter can be trained, reloaded or
-replaced between two calls. So each call compares its weights with the built-in ones, and recompiles if they differ. The
-comparison takes less than a microsecond per weight.
+Many compilers repack a weight once, as a constant. But a PyTorch parameter can be trained, reloaded or replaced between
+two calls. So each call compares its weights with the built-in ones, and recompiles if they differ. The comparison takes
+less than a microsecond per weight.
 """
 
 import threading
@@ -21,7 +21,7 @@ from dlinfer.graph.ir.program import Function, Inputs
 class _Built:
     """One compilation with its weights.
 
-    weights: the built-in tensors; holding them here keeps other tensors from getting their addresses.
+    weights: the built-in tensors. Holding them keeps other tensors from getting their addresses.
     marks: (index of the input, address, version) of each weight. samples: some elements of each weight.
     """
 
@@ -31,7 +31,6 @@ class _Built:
     samples: WeightSamples
 
     def fits(self, inputs: Inputs) -> bool:
-        """Return whether the weights among ``inputs`` still equal the built-in ones."""
         for index, address, version in self.marks:
             weight = inputs[index]
             if weight.data_ptr() != address or _version(weight) != version:
@@ -39,7 +38,7 @@ class _Built:
         return self.samples.same()  # no weight has moved
 
     def changed(self, marks: tuple[tuple[int, int, int], ...]) -> list[int]:
-        """Return the indices of inputs whose memory or contents have changed. marks: the new weights' ``marks``."""
+        """Return the indices of weights whose memory or contents have changed. marks: of the call's weights."""
         moved = {
             number for number, (new, old) in enumerate(zip(marks, self.marks, strict=True)) if new != old
         }
@@ -55,8 +54,8 @@ class HeldWeights:
     notes: a list that gets a sentence for each recompilation.
 
     A weight has changed if its address, its version or one of its sampled elements differs. Torch does not count writes
-    through ``.data`` or to tensors made under ``inference_mode``. If such a write touches less than an eighth of a
-    weight, it may go unnoticed; see ``dlinfer.refresh``. Several threads may call the object at the same time.
+    through ``.data`` or to tensors made under ``inference_mode``. Such a write may go unnoticed if it touches less than
+    an eighth of a weight; see ``dlinfer.refresh``. Several threads may call the object at the same time.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class HeldWeights:
 
     @property
     def nbytes(self) -> int:
-        """Size of the built-in weights in bytes."""
+        """The size of the built-in weights in bytes."""
         built = self._built  # read once: another thread may release it
         return sum(weight.nbytes for weight in built.weights) if built is not None else 0
 

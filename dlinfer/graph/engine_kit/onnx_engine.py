@@ -17,7 +17,7 @@ from dlinfer.graph.onnx.translations.writing import Table
 from dlinfer.graph.onnx.weights import OnnxModel
 
 Session = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]
-"""Takes input name -> contiguous tensor; returns the outputs in the model's order."""
+"""A function from {input name: contiguous tensor} to the outputs, in the model's order."""
 
 
 class OnnxEngine(ValueEngine[Options]):
@@ -53,15 +53,12 @@ class OnnxEngine(ValueEngine[Options]):
     # --- the engine
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
-        """Return why a dtype is refused: ONNX does not have it. None if ONNX has it."""
         return no_type_of_onnx(dtype)
 
     def refuses_op(self, node: fx.Node) -> str | None:
-        """Return why a node is refused: it has no translation to ONNX, or the vendor refuses its model. Else None."""
         return self._refusals.of(node)
 
     def lower(self, function: Function, options: Options, policy: str) -> Lowered:
-        """Return the function as an ONNX graph."""
         return OnnxLowered(self, function, options)
 
 
@@ -81,7 +78,7 @@ class OnnxLowered(Lowered):
         self._options = options
 
     def compile(self, weights: tuple[Tensor, ...]) -> Executable:
-        """Return a function that runs a session of the model with these weights."""
+        """Compile the model with these weights."""
         names = self.graph.inputs
         held = {names[index]: weight for index, weight in zip(self.held, weights, strict=True)}
         session = self._engine.session(OnnxModel(self.graph, held), self._options)

@@ -17,15 +17,15 @@ from typing import Any, NoReturn, TypeVar
 from dlinfer.errors import CompileOptionError
 
 Reader = Callable[[Any], object]
-"""Checks a user's value and returns the field's value. Given the field's value, it returns that value again.
+"""A function that checks a user's value and returns the field's value.
 
-Raises ExpectedError for a value that is not allowed."""
+It also accepts its own results. It raises ExpectedError for a value that is not allowed."""
 
 _Self = TypeVar("_Self", bound="EngineOptions")
 
 
 class ExpectedError(Exception):
-    """A field does not allow the given value. The text of the error describes the allowed values."""
+    """The value is not allowed. The error's text describes the allowed values."""
 
 
 def option(default: Any, read: Reader) -> Any:
@@ -37,7 +37,7 @@ def option(default: Any, read: Reader) -> Any:
 class EngineOptions:
     """The base class of an engine's options; it has no options itself.
 
-    Making an object checks every field, and raises CompileOptionError for the first wrong value.
+    Creating an object checks every field, and raises CompileOptionError for the first wrong value.
     """
 
     def __post_init__(self) -> None:
@@ -50,11 +50,7 @@ class EngineOptions:
 
     @classmethod
     def of(cls: type[_Self], options: Mapping[str, object]) -> _Self:
-        """Make the options from names and values.
-
-        Raises CompileOptionError for a wrong value or an unknown name. For an unknown name the error lists the known
-        names.
-        """
+        """Return the options for names and values. Raises CompileOptionError for a wrong value or an unknown name."""
         known = [item.name for item in fields(cls)]
         for name, value in options.items():
             if name not in known:
@@ -71,7 +67,7 @@ def refuse(name: str, value: object, expected: str) -> NoReturn:
 
 
 def one_of(*allowed: str) -> Reader:
-    """Return a reader that takes only the ``allowed`` words. Its errors list them without the empty word."""
+    """Return a reader that accepts only the ``allowed`` words. Its errors list all of them but the empty word."""
 
     def read(value: object) -> str:
         if not isinstance(value, str) or value not in allowed:
@@ -82,9 +78,9 @@ def one_of(*allowed: str) -> Reader:
 
 
 def whole(least: int, expected: str = "", fits: Callable[[int], bool] = lambda value: True) -> Reader:
-    """Return a reader that takes integers, ``least`` or more.
+    """Return a reader that accepts integers from ``least`` on, if ``fits`` is true for them.
 
-    expected: how errors describe the allowed values. fits: a further condition on the integer.
+    expected: the description of the allowed values in errors.
     """
 
     def read(value: object) -> int:
@@ -96,7 +92,7 @@ def whole(least: int, expected: str = "", fits: Callable[[int], bool] = lambda v
 
 
 def text(expected: str) -> Reader:
-    """Return a reader that takes strings, except the empty one. expected: how errors describe the allowed values."""
+    """Return a reader that accepts strings, except the empty one. expected: as for ``whole``."""
 
     def read(value: object) -> str:
         if not isinstance(value, str) or not value:

@@ -1,7 +1,7 @@
 """The sizes of results as functions of a call's inputs, for engines whose results torch allocates.
 
 A size is an integer or the text of an expression, so it can be stored. In an expression, ``i0d1`` is the size of input
-0 in dimension 1, and ``n2`` is the value of input 2, a number.
+0 in dimension 1, and ``n2`` is the number that is input 2.
 """
 
 import re
@@ -28,7 +28,7 @@ def input_size(index: int, dim: int) -> SizeText:
 
 
 def sizes_of(results: Sequence[Sequence[int | SymInt]], inputs: Sequence[Any]) -> list[list[SizeText]]:
-    """Return the sizes of each result as integers or expressions of the inputs. Raises UnknownSizeError.
+    """Return each result's sizes as integers or expressions. Raises UnknownSizeError.
 
     results: the shape of each result's fake. inputs: the fakes of the inputs.
     """
@@ -56,7 +56,7 @@ def _size(size: int | SymInt, places: dict[Any, str]) -> SizeText:
 def reader(sizes: Sequence[Sequence[SizeText]]) -> Callable[[Sequence[Any]], tuple[tuple[int, ...], ...]]:
     """Return a function that computes the sizes of a call's results from its inputs.
 
-    sizes: the sizes of each result, as ``sizes_of`` returns them. Raises ValueError for text that is no size.
+    sizes: what ``sizes_of`` returned. Raises ValueError for malformed text.
     """
     rows = ["".join(f"{_text(size)}, " for size in row) for row in sizes]
     return eval(
@@ -66,7 +66,7 @@ def reader(sizes: Sequence[Sequence[SizeText]]) -> Callable[[Sequence[Any]], tup
 
 
 def _text(size: SizeText) -> str:
-    """Return Python code that computes a size from the variable ``inputs``. Raises ValueError for text that is no size.
+    """Return Python code that computes a size from the variable ``inputs``. Raises ValueError for malformed text.
 
     The code comes from the parsed expression, never from the text itself.
     """

@@ -4,7 +4,7 @@
 class RefusedError(Exception):
     """A vendor refuses a region, or one call of a region. Torch runs it instead, under the fallback policy.
 
-    reason: why, for the report. node: name of the node that caused the refusal; empty if no single node did.
+    reason: for the report. node: the node that caused the refusal; empty if no single node did.
     """
 
     def __init__(self, reason: str, node: str = "") -> None:
@@ -13,7 +13,7 @@ class RefusedError(Exception):
 
 
 class WrongInputError(Exception):
-    """The inputs of a call are wrong. Torch runs the region, so that the user gets torch's own error.
+    """A call's inputs are wrong. Torch runs the region and raises its own error.
 
     This is no fallback: dlinfer does not count it, and the policy ``error`` does not refuse it.
     """

@@ -1,15 +1,15 @@
 """A graph engine for runtimes that work on values only: without pointers, in-place writes or aliases.
 
-A vendor's engine is a subclass. The vendor implements
+The vendor's subclass implements
 
-- ``refuses_op``: says which nodes it refuses, and why;
-- ``lower``: lowers a function of values to the vendor's own form, ``Lowered``;
-- ``Lowered.compile``: compiles that form when the weights are known;
-- a dataclass of its options, and some class attributes.
+- ``refuses_op``: which nodes the vendor refuses, and why;
+- ``lower``: a function of values in the vendor's own form, ``Lowered``;
+- ``Lowered.compile``: that form compiled, when the weights are known;
+- a dataclass of the engine's options, and some class attributes.
 
-The rest is shared (here and in ``value_region``). Regions become functions of values. The new content of a written
-input is copied back into torch's tensor. Changed weights cause a recompilation. If the vendor refuses a region or a
-call, torch runs it under the fallback policy, and the report shows the vendor's reason.
+This module and ``value_region`` do the rest. They turn regions into functions of values, copy the new content of a
+written input back into torch's tensor, and recompile when weights change. If the vendor refuses a region or a call,
+torch runs it under the fallback policy, and the report shows the vendor's reason.
 """
 
 import operator
@@ -61,7 +61,7 @@ class ValueEngine(Engine, Generic[Options]):
     def refuses_op(self, node: fx.Node) -> str | None:
         """Return why the vendor refuses a node; None if it accepts the node.
 
-        Called only for nodes whose tensors fit the engine and that can be a function of values.
+        dlinfer calls this only for nodes that can be a function of values and whose tensors the engine accepts.
         """
 
     @abstractmethod
@@ -72,28 +72,26 @@ class ValueEngine(Engine, Generic[Options]):
         """
 
     def is_heavy(self, node: fx.Node) -> bool:
-        """Return whether a region with this node is worth entering, however small the region is."""
+        """Return whether any region with this node is worth entering."""
         return False
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
-        """Return why tensors of a dtype are refused; None if they are accepted."""
         return None
 
     def read_options(self, options: Mapping[str, object]) -> Options:
-        """Make the engine's options from names and values. Raises CompileOptionError."""
+        """Return the engine's options for a dict of names and values. Raises CompileOptionError."""
         return self.options_type.of(options)
 
     # --- the engine
 
     def check_options(self, options: Mapping[str, object]) -> None:
-        """Raise CompileOptionError for an unknown option or a wrong value."""
         self.read_options(options)
 
     def refuses(self, node: fx.Node) -> str | None:
         """Return why a node is refused; None if it is accepted.
 
-        The reasons: its tensors do not fit, its effect cannot be returned as a value, the vendor refuses it, or the
-        vendor computes it wrongly on this CPU.
+        The reasons: an unfit tensor, an effect that cannot be returned as a value, the vendor's refusal, or a failed
+        self-test on this CPU.
         """
         if node.op != "call_function":
             return None
@@ -110,7 +108,7 @@ class ValueEngine(Engine, Generic[Options]):
         return self.refuses_op(node) or self._selftest_failure(node)
 
     def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
-        """Return why a region is refused as too small: its nodes cost less one by one than entering the engine."""
+        """Return why a region is refused: its nodes cost less one by one than entering the engine. Else None."""
         count = sum(map(is_compute, nodes))
         if count >= self.smallest or any(map(self.is_heavy, nodes)):
             return None
@@ -140,7 +138,7 @@ class ValueEngine(Engine, Generic[Options]):
     def _selftest_failure(self, node: fx.Node) -> str | None:
         """Return why the vendor's self-test on this CPU forbids a node; None if it does not.
 
-        A node that writes in place is tested as the op that returns the new content.
+        The self-test tests a node that writes in place as the op that returns the new content.
         """
         if self.selftest is None:
             return None
@@ -159,7 +157,6 @@ class ValueEngine(Engine, Generic[Options]):
         return None
 
     def refuses_tensor(self, tensor: Tensor) -> str | None:
-        """Return why a tensor is refused; None if it is accepted."""
         if tensor.device.type != self.device_type:
             return f"a tensor on device {tensor.device.type!r}"
         if tensor.layout != torch.strided:

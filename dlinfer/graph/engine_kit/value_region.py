@@ -22,16 +22,16 @@ from dlinfer.graph.ir.program import Inputs, Outputs, Program, RegionRun
 from dlinfer.ops.core.fallback import Fallback, settle
 
 Executable = Callable[..., Sequence[Tensor]]
-"""Takes a function's inputs and returns its outputs.
+"""A function from a region's inputs to its outputs.
 
-If an output is the new content of an input, the executable may write that input and return it. It may raise
-RefusedError, but only before it writes."""
+If an output is the new content of an input, the executable may write into the input and return it. The executable
+may raise RefusedError, but only before it writes."""
 
 
 class OutputSpecs:
     """The dtypes and sizes of one function's outputs.
 
-    Making an object raises UnknownSizeError if an output's size does not follow from the inputs.
+    The constructor raises UnknownSizeError if the inputs do not determine an output's size.
     """
 
     def __init__(self, function: Function) -> None:
@@ -45,7 +45,7 @@ class OutputSpecs:
     def empty(self, inputs: Inputs, in_place: Collection[int] = ()) -> list[Tensor]:
         """Return a contiguous tensor for each output of a call: new memory, or a written input itself.
 
-        in_place: indices of written inputs. Such an input serves as the output if it is contiguous.
+        in_place: indices of inputs that may serve as the output with their new content. They do if they are contiguous.
         """
         return [
             inputs[index]
@@ -80,7 +80,7 @@ class Lowered(ABC):
     outputs: dtypes and sizes of the outputs; ``outputs.empty(inputs)`` allocates the outputs of a call.
     notes: other facts for the report, a sentence each; the list may grow while the region runs.
 
-    Making an object raises UnknownSizeError if an output's size does not follow from the inputs.
+    The constructor raises UnknownSizeError if the inputs do not determine an output's size.
     """
 
     placement = "engine"
@@ -105,7 +105,7 @@ class Lowered(ABC):
 
 
 class Views(Lowered):
-    """A function without computation: torch makes the region's outputs as views of its inputs."""
+    """A function that computes nothing: torch returns views of the region's inputs."""
 
     placement = "view"
 
@@ -114,7 +114,7 @@ class Views(Lowered):
 
 
 class InputOverlap:
-    """A check of a call's inputs. It returns why their memory overlaps in a way that the function forbids, or None.
+    """A check for inputs whose memory overlaps. Calling it returns the reason why the call must not run, or None.
 
     It remembers the addresses and sizes of the last call. So it compares the many weights again only when a weight or a
     written input has moved. Several threads may call it at the same time.
@@ -154,7 +154,7 @@ class ValueRegion(RegionRun):
     """A compiled region. Several threads may call it at the same time if the vendor's executable allows that.
 
     engine, policy: the engine's name and the fallback policy, for calls that torch runs.
-    If the region holds no weights, it is compiled at once, and RefusedError is raised if the vendor refuses.
+    A region without built-in weights compiles in the constructor, which then raises RefusedError if the vendor refuses.
     """
 
     def __init__(self, region: Subgraph, lowered: Lowered, engine: str, policy: str) -> None:
@@ -199,7 +199,7 @@ class ValueRegion(RegionRun):
 
     @property
     def nbytes(self) -> int:
-        """Size of the built-in weights in bytes."""
+        """The size of the built-in weights in bytes."""
         return self._held.nbytes if self._held is not None else 0
 
     def unbind(self) -> None:

@@ -1,6 +1,6 @@
 """Sampled elements of each weight, to notice writes through ``.data``, which torch does not count.
 
-numpy reads the elements through a view of the process's own memory, in one call for all weights of one element size.
+numpy reads the elements through a view of the process's memory, in one call for all weights of one element size.
 Reading an element takes a few nanoseconds if it is in a CPU cache, and some tens of nanoseconds if not.
 """
 
@@ -15,10 +15,10 @@ from torch import Tensor
 from dlinfer.graph.ir.device import HOST
 
 SAMPLES = 16
-"""Sampled elements per weight, one from each sixteenth. So a contiguous write to an eighth or more is noticed."""
+"""Sampled elements per weight, one from each sixteenth. So they show any contiguous write to an eighth or more."""
 
 _ADDRESSES = 1 << 62
-"""More bytes than a processor can address. With a smaller array, numpy would clip indices to its end."""
+"""A number of words that no processor can address. numpy would clip indices to the end of a smaller array."""
 
 
 _Places = npt.NDArray[np.int64]
@@ -49,14 +49,13 @@ class WeightSamples:
         self._before = [window.take(places, mode="clip") for window, places, _ in self._groups]
 
     def same(self) -> bool:
-        """Return whether all sampled elements are unchanged."""
         for (window, places, _), before in zip(self._groups, self._before, strict=True):
             if not np.array_equal(window.take(places, mode="clip"), before):
                 return False
         return True
 
     def changed(self, owners: Collection[int]) -> set[int]:
-        """Return the numbers of the weights among ``owners`` that have a changed element."""
+        """Return those of ``owners``, numbers of weights, whose weight has a changed element."""
         different: set[int] = set()
         for (window, places, owner), before in zip(self._groups, self._before, strict=True):
             chosen = np.isin(owner, list(owners))
@@ -78,9 +77,9 @@ def _offsets(weight: Tensor) -> _Places:
 
 
 class _Memory:
-    """The process's memory as an array of ``size``-byte words. Word 0 lies at address ``size``, because 0 is null.
+    """The process's memory as an array of ``size``-byte words; numpy reads only the words that are indexed.
 
-    numpy reads only the words that are indexed.
+    Word 0 lies at address ``size``, because address 0 is null.
     """
 
     def __init__(self, size: int) -> None:

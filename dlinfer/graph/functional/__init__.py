@@ -1,5 +1,4 @@
-"""Functionalize regions: make graphs of values, without writes and aliases.
+"""Functionalize regions: ``function_of`` returns a graph of values, without writes and aliases.
 
-``function_of`` returns the functionalized graph. For each output that is the new content of an input, the result names
-the input. Engines that have no in-place ops, and the ONNX export, use ``function_of``.
+The ONNX export and engines without in-place ops use it.
 """

@@ -15,7 +15,7 @@ _PLACED = frozenset(
         " masked_fill masked_scatter copy"
     ).split()
 )
-"""Ops that read each element of their first argument only for the same element of the result."""
+"""Ops whose result at an index depends on their first argument only at the same index."""
 
 
 def reads_in_place(graph: fx.Graph, index: int, content: object) -> bool:
@@ -73,7 +73,6 @@ def overlapping(inputs: Sequence[object], written: Collection[int]) -> str | Non
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:
-    """Return whether two elements of a tensor may share memory."""
     if tensor.is_contiguous() or not tensor.numel():
         return False
     reach = 0

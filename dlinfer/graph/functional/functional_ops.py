@@ -1,9 +1,9 @@
 """Find the functional form of an op that writes: an op that returns the new contents instead.
 
 For ``aten.add_.Tensor`` this is ``aten.add.Tensor``. An op outside ATen that declares its writes, such as
-``dlinfer::fill_kv_cache``, gets a functional op in the namespace ``dlinfer_values``. The functional op returns the
-op's results, then the new content of each written argument. Engines lower the functional op. Under torch it copies the
-written arguments and calls the op.
+``dlinfer::fill_kv_cache``, gets a functional op in the namespace ``dlinfer_values``. That op returns the original's
+results, then the new content of each written argument. Engines lower it; under torch it copies the written arguments
+and calls the original.
 """
 
 import re
@@ -99,7 +99,7 @@ def _without_out(op: Op) -> Op | None:
 
 
 def functional_op(op: Op) -> Op:
-    """Return the functional op in ``dlinfer_values`` for an op that writes. The op is defined at its first use."""
+    """Return the functional op in ``dlinfer_values`` for an op that writes; define it at its first use."""
     with _lock:  # torch takes a definition once
         if op not in _defined:
             _defined[op] = _define(op)

@@ -3,7 +3,7 @@
 Engines that have no in-place ops need it (OpenVINO, ONNX). Each in-place op becomes its functional form
 (``functional_ops``). A write through a view becomes a new value of the base tensor (``view_inverses``), and later reads
 use that value. The new contents of inputs are outputs. An engine binds each to the input's own memory, so a KV cache is
-never copied. Outputs that are views are computed by torch afterwards (``outputs``).
+never copied. torch computes outputs that are views afterwards (``outputs``).
 """
 
 import operator
@@ -66,7 +66,6 @@ class Function:
 
     @property
     def outputs(self) -> list[fx.Node]:
-        """The nodes that ``graph_module`` returns, in the order of ``writes``."""
         return output_nodes(self.graph_module.graph)
 
     @property
@@ -79,12 +78,12 @@ class Function:
         )
 
     def check(self, inputs: Sequence[object]) -> None:
-        """Run the region's assertions on its inputs. Call this before the engine runs."""
+        """Run the region's assertions on its inputs, before the engine runs."""
         if self._checks is not None:
             self._checks(*inputs)
 
     def conflict(self, inputs: Sequence[object]) -> str | None:
-        """Return why the function must not run on these inputs (a written one overlaps others or itself), or None."""
+        """Return why the function must not run on these inputs: a written one overlaps another or itself. Else None."""
         return overlapping(inputs, {index for index in self.writes if index is not None})
 
     def finish(self, inputs: Sequence[object], values: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -94,7 +93,7 @@ class Function:
 
 
 def refusal(node: fx.Node) -> str | None:
-    """Return the reason why a node cannot be functionalized; None if it can. ``Engine.refuses`` uses it."""
+    """Return why a node cannot be functionalized; None if it can. For ``Engine.refuses``."""
     if is_random(node):
         return "it draws from torch's random generator"
     if brings_symbol(node):
@@ -113,7 +112,7 @@ def function_of(region: Subgraph) -> Function:
 
 
 _METADATA = torch.ops.aten._assert_tensor_metadata.default
-"""The op that asserts a tensor's dtype, device and layout. Capture has checked these on fakes already."""
+"""The op that asserts a tensor's dtype, device and layout. Capture has already checked these on fakes."""
 
 
 def is_check(node: fx.Node) -> bool:
@@ -122,7 +121,6 @@ def is_check(node: fx.Node) -> bool:
 
 
 def output_nodes(graph: fx.Graph) -> list[fx.Node]:
-    """Return the nodes that a functional graph returns."""
     outputs: Any = graph.output_node().args[0]
     return list(outputs)
 
@@ -133,7 +131,7 @@ class _Builder:
     memory: old node -> the ids of its memory. root: memory id -> the first node in this memory.
     content: written memory id -> the new graph's node for its root's present value.
     writes: memory id -> how many writes so far. value: old node -> (writes to its memory when its value was computed,
-    the new graph's node for this value). source: meta of the node being walked.
+    the new graph's node for this value). source: meta of the current node.
     """
 
     def __init__(self, owner: fx.GraphModule) -> None:
@@ -161,10 +159,10 @@ class _Builder:
         return self._finished()
 
     def _located(self, node: fx.Node, shared: set[int], number: int) -> set[int]:
-        """Return the ids of a node's memory.
+        """Return the ids of a node's memory. number: the node's position.
 
-        Inputs that are views of one memory, such as the KV caches of layers, get an id each: they are assumed not to
-        overlap. Each call checks this (``Function.conflict``). shared: ids of such memory. number: the node's position.
+        Each input that is a view of ``shared`` memory, such as the KV cache of a layer, gets an id of its own: these
+        views are assumed not to overlap. Each call checks this (``Function.conflict``).
         """
         memory = storages(node)
         if not memory & shared:
@@ -188,7 +186,7 @@ class _Builder:
     def emit(
         self, op: Any, args: tuple[Argument, ...], value: object, kwargs: Mapping[str, Argument] | None = None
     ) -> fx.Node:
-        """Insert and return a call in the new graph, with the model's line of the node being walked.
+        """Insert and return a call in the new graph, with the current node's line of the model.
 
         args, kwargs: nodes of the old graph stand for their present values. value: the call's fake result.
         """
@@ -206,7 +204,7 @@ class _Builder:
         return sum(self.writes[memory] for memory in self.memory[node])
 
     def current(self, node: fx.Node) -> Any:
-        """Return the new graph's node for the value that an old node's memory has at this point of the walk."""
+        """Return the new graph's node for the present value of an old node's memory."""
         writes, value = self.value[node]
         if writes == self._writes_to(node):
             return value
@@ -219,7 +217,6 @@ class _Builder:
         return value
 
     def _repeat_view(self, node: fx.Node) -> Any:
-        """Repeat a view op on the new content of its base, and return the new node."""
         parent = viewed(node)
         if parent is None:
             reason = "one of its results is written, and another read after it"
@@ -242,7 +239,7 @@ class _Builder:
         self.value[node] = (self._writes_to(node), result)
 
     def _contents(self, node: fx.Node, functional: FunctionalCall) -> list[fx.Node]:
-        """Insert the functional op, and return its results: first the op's own, then the new content of each target."""
+        """Insert the functional op; return the op's own results, then the new content of each target."""
         targets, count = functional.targets, functional.results
         if functional.op is None:
             source = functional.args[0]
@@ -259,10 +256,7 @@ class _Builder:
         return [*parts[:count], *(self._fitted(part, value, target) for part, value, target in new)]
 
     def _raw(self, functional: FunctionalCall, target: fx.Node) -> Tensor:
-        """Return the fake of a new content in the dtype that the functional op returns.
-
-        The in-place op would cast the content to the target's dtype.
-        """
+        """Return the fake of a new content before the cast to the target's dtype that the in-place op includes."""
         assert functional.op is not None
         value = fake(target)
         if torch.Tag.pointwise not in functional.op.tags:
@@ -310,7 +304,6 @@ class _Builder:
         return parent, index, whole
 
     def _sizes(self, node: fx.Node) -> list[Any]:
-        """Return an old node's sizes as arguments in the new graph."""
         return [
             size if isinstance(size, int) else self.emit(aten.sym_size.int, (node, dim), size)
             for dim, size in enumerate(fake(node).shape)
@@ -369,7 +362,7 @@ class _Builder:
 
 
 def _unit(value: object) -> Any:
-    """Return a tensor of one element, or a number, in place of a fake. An op returns the same dtype for it."""
+    """Return a one-element tensor or a number in place of a fake, to learn an op's result dtype."""
     if isinstance(value, Tensor):
         return torch.empty((1,) * value.dim(), dtype=value.dtype, device="meta")
     if isinstance(value, (torch.SymBool, bool)):

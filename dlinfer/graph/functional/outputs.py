@@ -40,9 +40,9 @@ def viewed(node: fx.Node) -> fx.Node | None:
 
 
 def is_same(node: fx.Node, other: fx.Node) -> bool:
-    """Return whether a node has another's offset, sizes, strides and dtype. The caller knows that they share memory.
+    """Return whether two nodes that share memory have equal offset, sizes, strides and dtype.
 
-    Such a node is an alias, or the result of an in-place op.
+    This holds for an alias, and for the result of an in-place op.
     """
     value, base = tensor_or_none(node), tensor_or_none(other)
     return value is not None and base is not None and same_place(value, base)
@@ -63,7 +63,7 @@ def _base(node: object) -> fx.Node | None:
 
 
 def _order(base: fx.Node) -> Order | None:
-    """Return the order of a result's dimensions in memory; None if the result is contiguous.
+    """Return the order of a result's dimensions in memory; None if it is contiguous.
 
     Raises NotAFunctionError if the result has gaps or overlaps.
     """
@@ -74,7 +74,7 @@ def _order(base: fx.Node) -> Order | None:
 
 
 class _Replay:
-    """Repeats the views of a region on its inputs and the fresh values that an engine computed."""
+    """Repeats a region's views on its inputs and on the values that an engine computed."""
 
     def __init__(self, owner: fx.GraphModule, fresh: Sequence[Fresh]) -> None:
         self.graph = fx.Graph()

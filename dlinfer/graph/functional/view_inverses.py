@@ -49,16 +49,15 @@ class ViewWrite:
         return inverse(self)
 
     def result(self, op: Op, *args: Argument) -> fx.Node:
-        """Insert and return the call that computes the base tensor's new value."""
         return self.new_node(op, args, fake(self.view.all_input_nodes[0]))
 
     def scattered(self, op: Op, *bounds: Argument) -> fx.Node:
-        """Insert and return a call of a scatter op: the base tensor, with the part where ``bounds`` select it."""
+        """Insert and return a call of a scatter op, which writes ``part`` into the base where ``bounds`` select."""
         return self.result(op, self.base, self.part, *bounds)
 
     @property
     def operands(self) -> list[Any]:
-        """The arguments of the view op after its tensor."""
+        """The view op's arguments after its tensor."""
         return [*arguments(self.view).values()][1:]
 
 
@@ -86,7 +85,7 @@ def _narrow(write: ViewWrite) -> fx.Node:
 
 
 def _split(write: ViewWrite) -> fx.Node:
-    """Return the new base after a write to one result of split or chunk, which begins where earlier results end."""
+    """Return the new base after a write to one result of split or chunk."""
     dim = arguments(write.view)["dim"]
     *before, size = [fixed_size(part.shape[dim]) for part in fake(write.view)[: (write.index or 0) + 1]]
     starts = [number for number in before if number is not None]

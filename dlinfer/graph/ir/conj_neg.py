@@ -1,6 +1,6 @@
 """Tensors with the conj or neg bit, such as ``z.conj()`` and ``z.conj().imag``: their memory has the other sign.
 
-ATen's kernels respect the bits. Loops and kernels that read memory do not, so a graph takes such inputs as resolved
+ATen's kernels respect the bits; loops and kernels that read memory do not. So a graph takes such inputs as resolved
 copies, without the bits.
 """
 
@@ -16,17 +16,15 @@ from dlinfer.graph.ir.effects import effects_of
 
 
 def may_be_lazy(dtype: torch.dtype) -> bool:
-    """Return whether tensors of this dtype may have a conj or neg bit."""
     return dtype is not torch.bool  # torch sets the neg bit for every other dtype
 
 
 def is_lazy(value: object) -> bool:
-    """Return whether a value is a tensor with the conj or neg bit."""
     return isinstance(value, torch.Tensor) and (value.is_neg() or value.is_conj())
 
 
 def resolved(value: Any) -> Any:
-    """Return a value, or a copy without the bits if the value has one of them."""
+    """Return a value; if it has the conj or neg bit, a copy without the bit."""
     return value.resolve_conj().resolve_neg() if is_lazy(value) else value
 
 
@@ -41,7 +39,7 @@ def with_resolved(inputs: Sequence[object], indices: Sequence[int]) -> tuple[Any
 def refuse_shared(graph: fx.Graph, indices: Sequence[int]) -> None:
     """Raise CaptureError if the graph writes an input, or returns an input at ``indices``.
 
-    The inputs at ``indices`` are passed as copies, and the caller would then see the difference.
+    A call passes copies of these inputs, and the caller would see the difference.
     """
     placeholders = graph.find_nodes(op="placeholder")
     names = ", ".join(placeholders[index].name for index in indices)
@@ -58,7 +56,6 @@ def refuse_shared(graph: fx.Graph, indices: Sequence[int]) -> None:
 
 
 def lazy_inputs(values: Sequence[object]) -> tuple[int, ...]:
-    """Return the indices of the values with the conj or neg bit."""
     return tuple(index for index, value in enumerate(values) if is_lazy(value))
 
 

@@ -11,7 +11,7 @@ _LAST = {HOST: 1, "meta": 2}  # tensors on meta only carry sizes
 
 
 def graph_device(values: Iterable[object]) -> torch.device:
-    """Return the device of a graph: the device of the first value on an accelerator, else the host, else meta.
+    """Return a graph's device: that of the first value on an accelerator, else the host, else meta.
 
     values: the graph's values; values without a ``device`` are ignored. A model on an accelerator often takes lengths
     and positions from the host, so the first tensor alone does not decide.
@@ -22,7 +22,7 @@ def graph_device(values: Iterable[object]) -> torch.device:
 
 
 def autocast() -> dict[str, str]:
-    """Return device type -> autocast dtype. Only the host and the accelerator count, and only if autocast is on."""
+    """Return device type -> dtype for the host and the accelerator, where autocast is on."""
     accelerator = torch.accelerator.current_accelerator()
     kinds = (HOST,) if accelerator is None else (HOST, accelerator.type)
     return {kind: str(torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)}

@@ -1,4 +1,4 @@
-"""The dialect of captured graphs, and the questions that passes ask of its nodes.
+"""The dialect of captured graphs, and queries about its nodes.
 
 A graph in the dialect is an ``fx.GraphModule`` of ATen ops before dispatch (``OpOverload``), dlinfer's ops and
 arithmetic on symbolic sizes, for inference. Writes stay in place, so order matters: a node must not move across a write
@@ -30,7 +30,7 @@ from dlinfer.graph.torch_private.fake_mode import storage_id
 from dlinfer.graph.torch_private.symbols import plain_symbol, symbols_of
 
 STATIC = "static_input"
-"""Key in a placeholder's meta: the input is a module's parameter or buffer, the same tensor at each call."""
+"""The key in a placeholder's meta for a module's parameter or buffer: the same tensor at each call."""
 
 # Op -> its flag: if the flag is true, the op updates running statistics, which torch's schema does not declare.
 _UPDATES_STATISTICS = {
@@ -54,8 +54,7 @@ _RANDOM_IN_TRAINING = {
 _SCHEMA_TELLS_ALL = frozenset({"aten", "prims", "dlinfer", "dlinfer_graph", "dlinfer_values"})
 """Namespaces of ops whose schemas and tags declare all effects."""
 _WITHOUT_STATE = frozenset({"torchvision", "quantized", "quantized_decomposed", "transformers"})
-"""Other libraries whose ops have no undeclared effects, as their sources show. Ops registered as effectful are not
-meant."""
+"""Other libraries whose ops have no undeclared effects, as their sources show, except ops registered as effectful."""
 
 _REPLACES_MEMORY = frozenset({"set_", "resize_", "resize_as_", "as_strided_"})
 
@@ -70,25 +69,24 @@ _PURE_PYTHON: frozenset[object] = frozenset(
 
 
 def fake(node: fx.Node) -> Any:
-    """Return the fake result of a node: a tensor, a symbolic or plain number, or a sequence of these."""
+    """Return a node's fake result: a tensor, a symbolic or plain number, or a sequence of these."""
     return node.meta.get("val")
 
 
 def tensor_or_none(value: object) -> torch.Tensor | None:
-    """Return the fake of an argument that is a node with one tensor as its result; None for anything else."""
+    """Return the fake tensor of an argument that is a node; None for other arguments and results."""
     result = fake(value) if isinstance(value, fx.Node) else None
     return result if isinstance(result, torch.Tensor) else None
 
 
 def tensor_of(node: fx.Node) -> torch.Tensor:
-    """Return the fake of a node whose result must be one tensor."""
+    """Return a node's fake result, which must be one tensor."""
     value = tensor_or_none(node)
     assert value is not None, node.format_node()
     return value
 
 
 def tensors_of(node: fx.Node) -> list[torch.Tensor]:
-    """Return the fake tensors in a node's result."""
     return [leaf for leaf in pytree.tree_leaves(fake(node)) if isinstance(leaf, torch.Tensor)]
 
 
@@ -98,12 +96,11 @@ def storages(node: fx.Node) -> set[int]:
 
 
 def memory_read(node: fx.Node) -> frozenset[int]:
-    """Return the storage ids of a node's arguments."""
     return frozenset(memory for parent in node.all_input_nodes for memory in storages(parent))
 
 
 def overload(node: fx.Node) -> Op | None:
-    """Return the op that a node calls; None for arithmetic on sizes, placeholders and the like."""
+    """Return the op that a node calls; None for other nodes, such as arithmetic on sizes and placeholders."""
     return node.target if is_op(node.target) else None
 
 
@@ -150,7 +147,7 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 @functools.cache
 def written_parameters(op: Op) -> tuple[str, ...]:
-    """Return the names of the parameters that the op writes, as its schema declares."""
+    """Return the names of the parameters that the op's schema declares as written."""
     return tuple(p.name for p in parameters_of(op) if p.alias_info is not None and p.alias_info.is_write)
 
 
@@ -189,7 +186,6 @@ def _writes(graph_module: fx.GraphModule) -> bool:
 
 
 def attribute(graph_module: fx.GraphModule, target: str) -> Any:
-    """Return the module's attribute that the dotted target of a ``get_attr`` node names."""
     return operator.attrgetter(target)(graph_module)
 
 
@@ -208,19 +204,18 @@ def out_of_place(op: Op) -> Op | None:
 
 
 def signature(op: Op, without: Collection[str] = ()) -> list[tuple[str, str]]:
-    """Return (name, type) of each parameter of an op, except the parameters named in ``without``."""
+    """Return (name, type) of each parameter of an op, except those in ``without``."""
     return [(p.name, str(p.type)) for p in parameters_of(op) if p.name not in without]
 
 
 def nodes_in(argument: Argument) -> list[fx.Node]:
-    """Return every node in an argument, at any depth of lists, dicts and slices."""
     nodes: list[fx.Node] = []
     map_arg(argument, nodes.append)
     return nodes
 
 
 def is_random(node: fx.Node) -> bool:
-    """Return whether a node draws random numbers. The order of such nodes matters."""
+    """Return whether a node draws random numbers, so that it must keep its order."""
     flag = _RANDOM_IN_TRAINING.get(schema_name(node))
     if flag is not None:
         return bool(arguments(node).get(flag))
@@ -268,19 +263,18 @@ def is_size(node: fx.Node) -> bool:
 
 
 def reads_number(node: fx.Node) -> bool:
-    """Return whether a node reads a number from a tensor's memory (``item``). Sizes are not read from memory."""
+    """Return whether a node reads a number from a tensor's memory, as ``item`` does."""
     return overload(node) is not None and is_size(node) and not schema_name(node).startswith("aten::sym_")
 
 
 def brings_symbol(node: fx.Node) -> bool:
-    """Return whether a node creates an unbacked symbol: a number or a size that depends on data (item, nonzero)."""
+    """Return whether a node creates an unbacked symbol: a number or size that depends on data (item, nonzero)."""
     if has_tag(node, torch.Tag.dynamic_output_shape):  # only some calls: index by a mask, but not by integers
         return not symbols_in(node) <= {symbol for p in node.all_input_nodes for symbol in symbols_in(p)}
     return reads_number(node) or has_tag(node, torch.Tag.data_dependent_output)
 
 
 def symbols_in(node: fx.Node) -> set[object]:
-    """Return the symbols in the sizes and numbers of a node's result."""
     return {symbol for leaf in pytree.tree_leaves(fake(node)) for symbol in symbols_of(leaf)}
 
 
@@ -303,15 +297,13 @@ def reshapes_argument(node: fx.Node) -> bool:
 
 
 def is_as_strided(node: fx.Node) -> bool:
-    """Return whether a node calls one of the ``as_strided`` ops."""
     return schema_name(node).startswith("aten::as_strided")
 
 
 def placed_memory(node: fx.Node) -> set[int]:
-    """Return the memory that a node reads at an absolute storage offset, as ``as_strided`` does.
+    """Return the memory that a node reads at an absolute storage offset, as ``as_strided`` with an offset does.
 
     If an input owns this memory, the node is right only for inputs with the storage offset of the captured call.
-    Without an offset argument ``as_strided`` begins where its argument begins, and is always right.
     """
     if not is_as_strided(node):
         return set()
@@ -351,7 +343,7 @@ def stack_frames(node: fx.Node) -> list[tuple[str, str, str]]:
 
 
 def describe(value: object) -> str:
-    """Return a fake result as text for people: ``float16[4, s0]``, its dtype and sizes."""
+    """Return a fake result's dtype and sizes as text for people: ``float16[4, s0]``."""
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
     if is_list(value):
@@ -360,7 +352,6 @@ def describe(value: object) -> str:
 
 
 def is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    """Return whether an argument is a list or a tuple."""
     return isinstance(value, (list, tuple))
 
 

@@ -1,10 +1,10 @@
 """Memory effects of a graph: what is written when, what may alias, and how results are laid out.
 
-``effects_of(graph)`` is the only place that computes the effects. Memory is identified by the storage of a fake, which
-views share. These ids are exact for memory that the graph allocates. Memory that existed before the graph (inputs,
-parameters, buffers, constants) may alias at a later call even if nothing aliased at capture. A caller may pass one
-tensor twice, or a view of a buffer. So a write to a part of this outside memory counts as a write to all of it. Only
-``is_written`` is narrower: it asks for memory that a node names as the target of a write.
+Only ``effects_of(graph)`` computes the effects. The storage of a fake, which views share, identifies memory. These ids
+are exact for memory that the graph allocates. Memory that existed before the graph (inputs, parameters, buffers,
+constants) may alias at a later call even if nothing aliased at capture. For example, a caller may pass one tensor
+twice. So a write to a part of this outside memory counts as a write to all of it. Only ``is_written`` is narrower: it
+asks for memory that a node names as the target of a write.
 """
 
 import operator
@@ -26,11 +26,11 @@ from dlinfer.graph.ir.layout import Order, dense_order
 from dlinfer.graph.torch_private.fake_mode import storage_id
 
 Memory = frozenset[int]
-"""Identities of memory, see ``storages``."""
+"""Storage ids, see ``storages``."""
 
 
 class Effects:
-    """The effects of a graph as it is now; ``effects_of`` computes them again after a change.
+    """The effects of a graph when ``effects_of`` was called.
 
     position: node -> its index in the graph. outside: memory that existed before the graph runs.
     by_width: the outside memory, split into bools, other numbers of one byte, and wider numbers.
@@ -61,7 +61,6 @@ class Effects:
         return memory.union(*more)
 
     def writes(self, node: fx.Node) -> Memory:
-        """Return the memory that a node may write."""
         return self._writes.get(node, frozenset())
 
     def is_written(self, node: fx.Node) -> bool:
@@ -128,7 +127,7 @@ def reshaped_memory(nodes: Iterable[fx.Node]) -> Memory:
 
 
 def made_memory(node: fx.Node) -> bool:
-    """Return whether a node allocated its tensor. For an item of a sequence: whether the sequence's op did."""
+    """Return whether a node, or the op whose result it takes an item of, allocated its tensor."""
     maker = node
     if node.target is operator.getitem:
         maker = node.all_input_nodes[0]
@@ -156,7 +155,7 @@ def layout_to_keep(node: fx.Node) -> Order | None:
 
 
 def has_layout(node: fx.Node) -> bool:
-    """Return whether a kernel's result has the strides of its fake after ``layout_to_keep`` is enforced."""
+    """Return whether a kernel's result has its fake's strides after ``layout_to_keep`` is enforced."""
     value = fake(node)
     return not isinstance(value, torch.Tensor) or not made_memory(node) or dense_order(value) is not None
 
@@ -165,9 +164,9 @@ _NAME = "_dlinfer_effects"
 
 
 def effects_of(graph: fx.Graph) -> Effects:
-    """Return the effects of a graph. They are cached until a node, its arguments or its fake changes.
+    """Return the effects of a graph, cached until a node, its arguments or its fake changes.
 
-    A pass that keeps the result while it edits the graph must make sure that the result stays true.
+    A pass that edits the graph and keeps using the result must keep the result true.
     """
     state: list[object] = [x for node in graph.nodes for x in (node, node.args, node.kwargs, fake(node))]
     known: tuple[list[object], Effects] | None = getattr(graph, _NAME, None)

@@ -1,4 +1,4 @@
-"""Extracts nodes of a graph into a subgraph."""
+"""Extract nodes of a graph into a subgraph."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from dlinfer.graph.ir.dialect import STATIC, fake, input_with, symbols_in
 from dlinfer.graph.torch_private.symbols import plain_symbol
 
 _READ_FIRST = "read_first"
-"""Key in the meta of a ``sym_size`` that was inserted for a Subgraph."""
+"""The key in the meta of a ``sym_size`` that was inserted for a Subgraph."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Subgraph:
 def extract(
     owner: fx.GraphModule, nodes: Sequence[fx.Node], name: str, outputs: Sequence[fx.Node] | None = None
 ) -> Subgraph:
-    """Copy nodes, which are in their order of execution, into a subgraph.
+    """Copy nodes, given in their order of execution, into a subgraph.
 
     outputs: the nodes whose values the subgraph returns; by default the nodes that the rest of the graph reads.
     """
@@ -83,15 +83,14 @@ def _symbol_inputs(
 
 
 def _origin(owner: fx.GraphModule, symbol: object) -> fx.Node:
-    """Return the first node whose result has this symbol."""
     return next(node for node in owner.graph.nodes if symbol in symbols_in(node))
 
 
 def _node_of(owner: fx.GraphModule, symbol: object) -> fx.Node:
     """Return a node whose value is this symbol. The node comes before all nodes that need the symbol.
 
-    The node is an input, a new ``sym_size`` of an input, or the op that creates the symbol. A ``sym_size`` that was
-    captured may come too late. Raises CaptureError if there is no such node.
+    The node is an input, a new ``sym_size`` of an input, or the op that creates the symbol. A captured ``sym_size``
+    may come too late. Raises CaptureError if there is no such node.
     """
     placeholders = owner.graph.find_nodes(op="placeholder")
     source = input_with(symbol, placeholders)

@@ -1,4 +1,4 @@
-"""Count floating-point operations. A report can then give the engine's share of the work, and not only of the nodes.
+"""Count floating-point operations, so that a report can give the engine's share of the work.
 
 Matrix products, convolutions and attention count 2 operations for each multiplication with its addition; other ops
 count 0. Symbolic sizes take their values from the captured call. A size that had no value there counts as 1.
@@ -26,7 +26,7 @@ def flops_of(node: fx.Node) -> int:
 
 
 def is_product(node: fx.Node) -> bool:
-    """Return whether a node is a product of matrices, a convolution or an attention."""
+    """Return whether a node is a matrix product, a convolution or an attention."""
     return schema_name(node) in _COUNTS
 
 
@@ -44,7 +44,7 @@ def _product(left: str) -> Callable[[Call, object], int]:
 
 
 def _einsum(call: Call, result: object) -> int:
-    """Count an einsum as one loop over all its letters. An ellipsis adds no loop."""
+    """Count one loop over all letters of an einsum. An ellipsis adds no loop."""
     letters: dict[str, int] = {}
     for term, tensor in zip(call["equation"].split("->")[0].split(","), call["tensors"], strict=True):
         letters |= dict(zip(term.strip().replace(".", ""), _sizes(tensor), strict=False))
@@ -64,13 +64,13 @@ def _any_convolution(call: Call, result: object) -> int:
 
 
 def _attention(call: Call, result: object) -> int:
-    """Count the products of every query with every key, also if the mask is causal."""
+    """Count the products of every query with every key, even with a causal mask."""
     q, keys = _sizes(call["query"]), _sizes(call["key"])[-2]
     return 2 * math.prod(q[:-1]) * keys * (q[-1] + _sizes(call["value"])[-1])
 
 
 def _packed_attention(call: Call, result: object) -> int:
-    """Count an attention op of dlinfer: each token's queries with as many keys as the longest sequence has."""
+    """Count an attention op of dlinfer as if each token's query met as many keys as the longest sequence has."""
     tokens, heads, size = _sizes(call["q"])
     keys = example_number(call.get("max_kv_seq_len", call.get("max_q_seq_len")))
     if "k" in call and "k_cache" not in call:  # packed keys cannot be more than there are
@@ -153,5 +153,5 @@ _COUNTS: dict[str, Callable[[Call, object], int]] = {
 
 
 def share(inside: int, outside: int) -> float:
-    """Return ``inside`` as a part of the total, from 0 to 1; 1 if both counts are 0."""
+    """Return ``inside / (inside + outside)``; 1 if both counts are 0."""
     return inside / (inside + outside) if inside + outside else 1.0

@@ -1,8 +1,8 @@
-"""The global state of torch that a compiled graph depends on: recorded at compile time, compared at each call.
+"""Torch's global state that a compiled graph depends on: recorded at compile time, compared at each call.
 
 Autocast and the recording of gradients are settings of the calling thread. A graph always runs without both; its casts
-are nodes. The default dtype and deterministic algorithms are settings of the process, which a call must not change. If
-such a setting would change the graph's results, the call is refused.
+are nodes. The default dtype and deterministic algorithms are settings of the process. A call is refused if a change of
+such a setting would change the graph's results.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -60,13 +60,12 @@ class Requirement:
 
     @classmethod
     def of(cls, graph: fx.Graph) -> "Requirement":
-        """Return the requirement of a graph that is compiled with the current settings."""
         return cls(GlobalState.now(), reads_default_dtype(graph))
 
     def run(self, program: Callable[..., object], inputs: Sequence[object]) -> Any:
-        """Call a graph's program with autocast off and without recording gradients, and return its results.
+        """Run a graph's program with autocast off and without recording gradients.
 
-        Raises TorchStateChangedError if torch's settings for the process would change the graph's results.
+        Raises TorchStateChangedError if a process-wide setting of torch would change the graph's results.
         """
         if self._dtype is not None and torch.get_default_dtype() is not self._dtype:
             self.check_default_dtype()
@@ -89,12 +88,11 @@ class Requirement:
             raise TorchStateChangedError(what="fill_uninitialized_memory", compiled_for="off", given="on")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the requirement as data for JSON."""
         return {**asdict(self.state), "reads_default_dtype": self.reads_default_dtype}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Requirement":
-        """Return the requirement that ``to_dict`` described. Raises KeyError, TypeError or ValueError on other data."""
+        """Return the requirement that ``to_dict`` wrote. Raises KeyError, TypeError or ValueError for other data."""
         fields = dict(data)
         reads = bool(fields.pop("reads_default_dtype"))
         dtype_named(fields["default_dtype"])

@@ -1,7 +1,7 @@
 """Sizes, strides and contiguity of fake tensors, and the step that enforces a layout.
 
-The questions add no guard. An answer is yes only if it is certain for every value of the symbols. ``laid_out`` runs
-after a kernel, on the kernel's real result.
+The queries add no guard. They return True only if this holds for every value of the symbols. ``laid_out`` runs after a
+kernel, on the kernel's real result.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,6 @@ def same_size(left: object, right: object) -> bool:
 
 
 def same_sizes(left: Sequence[object], right: Sequence[object]) -> bool:
-    """Return whether two shapes, or two lists of strides, are certainly equal."""
     return len(left) == len(right) and all(map(same_size, left, right))
 
 
@@ -39,20 +38,17 @@ def same_place(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def is_static(*sizes: object) -> bool:
-    """Return whether sizes are plain numbers, not symbols."""
+    """Return whether all sizes are plain numbers, not symbols."""
     return all(isinstance(size, int) for size in sizes)
 
 
 def is_contiguous(value: torch.Tensor) -> bool:
-    """Return whether a fake tensor is certainly contiguous.
-
-    ``Tensor.is_contiguous`` takes milliseconds on symbolic sizes.
-    """
+    """Return whether a fake is certainly contiguous; ``Tensor.is_contiguous`` takes milliseconds on symbolic sizes."""
     return is_dense(value, range(value.dim()))
 
 
 def is_dense(value: torch.Tensor, order: Sequence[int]) -> bool:
-    """Return whether a fake tensor certainly has no gaps and no overlaps, with its dimensions in this order."""
+    """Return whether a fake certainly has no gaps and no overlaps, with its dimensions in this order."""
     expected: Any = 1
     for dim in reversed(order):
         size, stride = value.shape[dim], value.stride(dim)
@@ -65,7 +61,7 @@ def is_dense(value: torch.Tensor, order: Sequence[int]) -> bool:
 
 
 def dense_order(value: torch.Tensor) -> Order | None:
-    """Return the order of a fake tensor's dimensions in memory; None if the tensor may have gaps or overlaps."""
+    """Return the order of a fake's dimensions in memory; None if it may have gaps or overlaps."""
     own = tuple(range(value.dim()))
     if is_contiguous(value) or any(same_size(size, 0) for size in value.shape):
         return own

@@ -1,4 +1,4 @@
-"""Define ops that only dlinfer puts into graphs. Engines look for these ops."""
+"""Define dlinfer's graph ops: only dlinfer puts them into graphs, and engines look for them."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,9 +1,9 @@
 """Program: a compiled graph as a list of calls.
 
-A program is plain data that can be stored. Each step names its function by a reference that the engine resolves. A
-step's arguments are constants or results of earlier steps. To run, the steps become one Python function with a line for
-each step, and the function drops each value after its last use. When a step raises, the line number identifies the
-step's node and the model's line.
+A program is plain data that can be stored. Each step names its function, which the engine resolves. A step's arguments
+are constants or results of earlier steps. To run, the steps become one Python function with a line for each step, and
+the function drops each value after its last use. When a step raises, the line number identifies the step's node and the
+model's line.
 """
 
 import itertools
@@ -56,7 +56,7 @@ class Step:
 
     results: the name of the call's value; a tuple of names if the call returns a sequence.
     kind: ``kernel``, ``cluster``, ``region``, ``view``, ``size``, ``eager`` or ``check``; for reports.
-    callee: the name of the called function, as the engine's ``resolve`` understands it.
+    callee: the name of the called function, for the engine's ``resolve``.
     args, kwargs: the arguments, with a Value or a Constant in place of each node.
     line: the model's line that the call comes from.
     """
@@ -70,7 +70,6 @@ class Step:
 
     @classmethod
     def of(cls, node: fx.Node, kind: str, callee: str) -> "Step":
-        """Return the step for a node of a graph."""
         args, kwargs = refer((node.args, dict(node.kwargs)))
         return cls(node.name, kind, callee, args, kwargs, model_line(node))
 
@@ -132,11 +131,12 @@ Inputs = Sequence[Any]
 """The arguments of one call: tensors, and numbers for symbolic sizes."""
 
 Outputs = tuple[Any, ...]
-"""The results of one call, as ``Inputs``."""
+"""The results of one call: tensors and numbers."""
 
 Join = Callable[[Sequence[Step], Iterable[str]], tuple[Sequence[Step], Mapping[str, Function]]]
-"""Takes the steps and the names of values that are read later. Returns (the steps with some joined, callee -> function
-for the joined steps)."""
+"""A function of (the steps, the names of values that are read later).
+
+It returns (the steps with some joined, callee -> function for the joined steps)."""
 
 
 def refer(argument: Any) -> Any:
@@ -149,7 +149,6 @@ def _reference(node: fx.Node) -> Any:
 
 
 def values_in(argument: Any) -> list[str]:
-    """Return the names of all Values in an argument."""
     names: list[str] = []
 
     def read(leaf: Any) -> None:
@@ -161,11 +160,9 @@ def values_in(argument: Any) -> list[str]:
 
 
 class RegionRun(ABC):
-    """A region that an engine compiled.
+    """A region that an engine compiled. source: the compiled code as text, for reports.
 
     A call takes the region's inputs in order, writes into them in place, and returns the tuple of the region's outputs.
-
-    source: the compiled code as text, for reports.
     """
 
     source: str = ""
@@ -182,7 +179,7 @@ class RegionRun(ABC):
 class Program(RegionRun):
     """A callable that takes a graph's inputs and returns the tuple of the graph's outputs. Threads may share it.
 
-    resolve: returns the function that a step's callee names. It is called when the program is made, not at each call.
+    resolve: returns the function that a step's callee names. It is called when the program is created.
     join: replaces several steps by one call, if the engine can. ``steps`` stay as they are, for reports and the disk.
     """
 
@@ -215,7 +212,7 @@ class Program(RegionRun):
         join: Join | None = None,
         name: str = "",
     ) -> "Program":
-        """Return the program of a graph: these steps, with the graph's inputs, outputs and constants.
+        """Return the program that runs ``steps``, with the graph's inputs, outputs and constants.
 
         owner: the graph's module. name: the program's name; by default the module's.
         """
@@ -247,8 +244,7 @@ class Program(RegionRun):
     def _explained(self, cause: Exception) -> GraphRunError | None:
         """Return a GraphRunError that names the failed step and is also of the cause's class.
 
-        None if no step raised. None too if ``run_error`` has no class for the cause: the cause then gets the text as a
-        note.
+        None if no step raised, or if ``run_error`` has no class for the cause: then the cause gets the text as a note.
         """
         frames = traceback.walk_tb(cause.__traceback__)
         lines = [line for frame, line in frames if frame.f_code.co_filename == self.filename]
@@ -297,7 +293,7 @@ class Program(RegionRun):
         return "\n".join(lines) + "\n", writer.scope
 
     def _last_uses(self) -> dict[int, list[str]]:
-        """Return step index -> names of the values whose last use is this step. Outputs are not among them."""
+        """Return step index -> names of the values, except outputs, whose last use is this step."""
         last: dict[str, int] = {}
         for index, step in enumerate(self._lines):
             for name in (*step.names, *values_in([step.args, dict(step.kwargs)])):
@@ -323,7 +319,6 @@ class _Writer:
         self._objects: dict[int, str] = {}
 
     def text(self, value: Any) -> str:
-        """Return Python code that evaluates to ``value``."""
         return repr(map_aggregate(value, self._leaf))
 
     def _leaf(self, value: object) -> Any:

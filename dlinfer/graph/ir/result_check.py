@@ -1,6 +1,6 @@
 """Assert, after a kernel that is not ours, that the result has the dtype and sizes of the op's fake function.
 
-Compiled loops read memory by the fake function's sizes. If that function were wrong, they would read past the end.
+Compiled loops read memory by the fake's sizes. If those were wrong, the loops would read past the end.
 """
 
 from collections.abc import Sequence
@@ -60,9 +60,9 @@ def _size(graph: fx.Graph, size: object) -> Size:
 def check_result(
     result: torch.Tensor, dtype: torch.dtype, sizes: Sequence[int | tuple[torch.Tensor, int] | None]
 ) -> None:
-    """Raise ValueError if the result's dtype, number of dimensions or a size differs from the expected.
+    """Raise ValueError if the result's dtype, number of dimensions or a size differs from the expected one.
 
-    sizes: one for each expected dimension: a number, (a tensor, its dimension) to read the size from, or None for any.
+    sizes: for each dimension a number, (a tensor, its dimension) to read the size from, or None for any size.
     """
     shape = result.shape
     if result.dtype is dtype and shape == sizes:
