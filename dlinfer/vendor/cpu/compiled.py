@@ -1,4 +1,4 @@
-"""The C++ kernels as eager calls use them: those that can be had here and are right on this CPU."""
+"""The C++ kernels for eager calls: those that can be built here and pass their self-test on this CPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,13 +17,13 @@ _kernels: dict[str, Callable[..., Any]] = {}
 def compiled(
     name: str, *tensors: torch.Tensor, dtype: torch.dtype | None = None
 ) -> Callable[..., Any] | None:
-    """The C++ kernel of a name for tensors of one dtype, or None where torch's own has to do.
+    """Return the C++ kernel of a name for tensors of one dtype, or None if torch's kernel has to serve the call.
 
-    tensors: the first of the call's, for messages. dtype: the dtype of the kernel's self-test where it is not the first
-    tensor's, which may hold 8-bit numbers.
+    tensors: tensors of the call, for messages; the first one's dtype selects the self-test.
+    dtype: selects the self-test instead, for a first tensor of 8-bit numbers.
 
-    The first call of a dtype builds the library, if it is not there yet, and runs the kernel's self-test. A call that
-    the kernel cannot serve is counted as a fallback. Raises FallbackError where the policy is ``error``.
+    The first call of a dtype builds the library, if it is not there yet, and runs the kernel's self-test. None counts
+    as a fallback. Raises FallbackError if the policy is ``error``.
     """
     key = (name, dtype or tensors[0].dtype)
     reason = _reasons.get(key)
@@ -36,11 +36,11 @@ def compiled(
 
 
 def _reason(name: str, dtype: torch.dtype) -> str:
-    """Why a kernel is not used; empty where it is. Remembered, except inside a self-test, which may use any kernel."""
+    """Return why a kernel is not used, or "". Cached, except inside a self-test, which may use any kernel."""
     missing = native.why_not()
     if missing is not None:
         return _reasons.setdefault((name, dtype), f"the C++ kernels cannot be built: {missing}")
-    # Imported late: it takes a third of a second, which callers without a compiler need not spend.
+    # This import takes a third of a second, which callers without a compiler need not spend.
     from dlinfer.graph.selftest.case import dtype_name
     from dlinfer.graph.selftest.suite import is_running
     from dlinfer.vendor.cpu.selftest.kernels import KERNEL_SELFTEST
@@ -54,7 +54,7 @@ def _reason(name: str, dtype: torch.dtype) -> str:
 
 
 def fall_back(name: str, reason: str, tensors: tuple[torch.Tensor, ...]) -> None:
-    """Count a call that torch's kernels are about to serve, under the fallback policy. Raises FallbackError."""
+    """Count a call that torch's kernels are about to serve. Raises FallbackError if the policy forbids fallbacks."""
     call = fallback.describe(tensors)
 
     def refusal() -> FallbackError:

@@ -1,4 +1,4 @@
-"""The host as a device of serving frameworks: memory that is shared with all that runs there, and no queues."""
+"""The host as a device for serving frameworks: its memory is shared with other programs, and it has no queues."""
 
 import os
 
@@ -11,14 +11,13 @@ from dlinfer.vendor.streams import HostStreams
 
 
 class CpuDevice(Device):
-    """The CPU."""
-
     communicator = "gloo"
-    # Decode on a CPU is bound by memory bandwidth; past some tens of sequences a larger batch only adds latency.
+    # Memory bandwidth bounds decode on a CPU: past some tens of sequences a larger batch only adds latency.
     max_batch_size = 64
-    # Products of 512 rows run at the CPU's peak already, and who decodes waits seconds for each thousand tokens.
+    # Products of 512 rows already run at the CPU's peak, and each thousand tokens delay decoding sequences by seconds.
     max_prefill_tokens = 1024
-    # A stream's tokens come half a second apart meanwhile (0.5B, two cores), and products of 256 rows lose a tenth.
+    # The tokens of a decoding stream then come half a second apart (0.5B, two cores). Products of 256 rows lose a
+    # tenth.
     prefill_tokens_beside_decoding = 256
 
     def __init__(self) -> None:
@@ -27,31 +26,29 @@ class CpuDevice(Device):
         _keep_few_primitives()
 
     def memory(self) -> DeviceMemory:
-        """Memory that the host and this process's cgroup still allow."""
+        """Return the memory that the host and this process's cgroup still allow."""
         usable = usable_memory()
         return DeviceMemory(usable.available, usable.limit, usable.source, shared=True)
 
     def sampler(self) -> Sampler:
-        """The C++ kernels'."""
         from dlinfer.vendor.cpu.sampling import CpuSampler
 
         return CpuSampler()
 
     def pack_bf12(self, weight: Tensor) -> Tensor:
-        """By the C++ kernel, where there is one."""
         from dlinfer.vendor.cpu.bf12.matrices import pack
 
         return pack(weight)
 
 
-# oneDNN and torch's layer upon it keep what they have made for a product of each size: 0.75 MB for each number of rows
-# in 16 bits, a thousand of them. Prompts have all lengths, and experts all numbers of rows, so a server would come to
-# hold several hundred megabytes; making one anew takes no time that can be measured.
+# oneDNN and torch's layer above it cache what they prepare for a product of each size: 0.75 MB for each number of rows
+# in 16 bits, up to a thousand of them. Prompts have all lengths, and experts all numbers of rows, so a server would
+# come to hold several hundred megabytes. Preparing it again takes no measurable time.
 _KEPT = "32"
 _CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
 def _keep_few_primitives() -> None:
-    """The libraries read these variables at the first product of the process. A user's own settings stay."""
+    """Set the cache sizes, which the libraries read at the process's first product. A user's own settings stay."""
     for name in _CACHES:
         os.environ.setdefault(name, _KEPT)

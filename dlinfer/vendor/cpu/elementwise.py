@@ -1,9 +1,9 @@
 """Norms, rotation, activation and linear on CPU, rounded where HF transformers rounds.
 
-That is why ``torch.nn.functional.rms_norm`` is not used: it rounds once, after the weight. Linear layers, norms,
-rotation, and silu are in C++ (csrc/), which takes a half to a quarter of torch's time for the few rows of a decoding
-step. Without it torch's kernels compute the same, under the fallback policy. A graph's loops contain rotation and
-activation, and do not come here.
+``torch.nn.functional.rms_norm`` is not used, because it rounds only once, after the weight. Linear layers, norms,
+rotation and silu are in C++ (csrc/), in a half to a quarter of torch's time for the few rows of a decode step. Without
+C++ torch's kernels compute the same, under the fallback policy. Compiled graphs compute rotation and activation in
+their own loops.
 """
 
 import torch
@@ -22,7 +22,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    # vecdot keeps the squares out of memory, which costs square().mean() most of its time on a prefill
+    # vecdot keeps the squares out of memory; writing them is most of the time of square().mean() in a prefill
     scale = torch.linalg.vecdot(wide, wide).div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze_(-1)
     normalised = wide * scale if wide is x else wide.mul_(scale)
     return normalised.to(x.dtype).contiguous().mul_(weight)

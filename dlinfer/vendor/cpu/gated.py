@@ -1,6 +1,6 @@
 """Gated activations of two tensors on CPU, rounded where HF transformers rounds.
 
-In C++ (csrc/pointwise/gated.cpp) but for the exact gelu, whose error function is torch's.
+They are in C++ (csrc/pointwise/gated.cpp), except the exact gelu, which uses torch's error function.
 """
 
 import torch
@@ -12,7 +12,7 @@ from dlinfer.vendor.cpu.compiled import compiled
 
 
 def gated(activated: Tensor, up: Tensor) -> Tensor:
-    """The product, packed whatever the strides of its factors. ``activated`` may be overwritten."""
+    """Return activated * up, contiguous whatever their strides. ``activated`` may be overwritten."""
     if activated.is_contiguous():
         return activated.mul_(up)
     return torch.mul(activated, up, out=up.new_empty(up.shape))

@@ -1,7 +1,7 @@
-"""Which instructions the C++ kernels are compiled for, where DLINFER_CPU_ISA names them.
+"""The instructions that the C++ kernels are compiled for, if DLINFER_CPU_ISA names them.
 
-A level whose name ends in "_model" is for tests. It compiles the kernels of a level above AVX2 on any CPU with AVX2:
-a header (csrc/model) computes that level's instructions in software. It is used only on request.
+A level with a name that ends in "_model" is for tests, and used only on request. It compiles the kernels of a level
+above AVX2 on any CPU with AVX2: a header (csrc/model) computes that level's instructions in software.
 """
 
 from pathlib import Path
@@ -37,29 +37,29 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "avx512_bf16_model": _AVX2,
     "amx_model": _AVX2,
 }
-"""Flags, as Linux lists them, of the CPU that runs each level."""
+"""Level -> the CPU flags that it needs, with Linux's names."""
 
 
 def missing(level: str) -> list[str]:
-    """Flags that a level needs and this CPU has not."""
+    """Return the flags that a level needs and this CPU lacks."""
     here = cpu_flags().split()
     return [flag for flag in NEEDS[level] if flag not in here]
 
 
 def is_model(level: str) -> bool:
-    """Whether software computes what a level's instructions do."""
+    """Return whether software computes the level's instructions."""
     return level.endswith(_MODEL)
 
 
 def modelled(level: str) -> str:
-    """The level that a model stands for. Any other level is returned as it is."""
+    """Return the level that a model imitates. Any other level is returned unchanged."""
     return level.removesuffix(_MODEL)
 
 
 def flags() -> tuple[str, ...]:
-    """Compiler flags of the chosen level; none where nothing is chosen.
+    """Return the compiler flags of the chosen level; none if no level is chosen.
 
-    Raises SettingError where this CPU cannot run it: the kernels would end the process.
+    Raises SettingError if this CPU cannot run the level: the kernels would end the process.
     """
     chosen = settings.current().cpu_isa
     if not chosen:
@@ -72,9 +72,9 @@ def flags() -> tuple[str, ...]:
 
 
 def flags_of(level: str) -> tuple[str, ...]:
-    """Compiler flags of a level, whatever this CPU has."""
+    """Return the compiler flags of a level, whatever this CPU has."""
     if is_model(level):
-        # Optimized little: with -O3 the compiler takes twice as long over software for each instruction.
+        # Optimise little: with -O3 the compiler takes twice as long over instructions in software.
         return (
             f"-march={_MARCH['avx2']}",
             "-O1",

@@ -1,7 +1,7 @@
-"""Kernels of the cpu vendor: what a decoder's layer is made of in C++, the rest vectorised torch, without a Python loop
-over sequences or experts in decode.
+"""The kernels of the cpu vendor: C++ for a decoder's layers, vectorised torch for the rest.
 
-The KV cache is [blocks, block_size, kv_heads, head_size], the vendor's (default) layout, with any strides.
+Decode has no Python loop over sequences or experts. The KV cache has the default layout,
+[blocks, block_size, kv_heads, head_size], with any strides.
 """
 
 from dlinfer.vendor.base import Kernel

@@ -1,4 +1,4 @@
-"""Linear layers of one input on CPU: one kernel for all, or torch's one after the other."""
+"""Several linear layers of one input on CPU: one C++ kernel for all, or torch's kernel for one after the other."""
 
 from collections.abc import Sequence
 

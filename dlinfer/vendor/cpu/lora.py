@@ -1,4 +1,4 @@
-"""LoRA on CPU: two matrix products for each adapter that a batch has."""
+"""LoRA on CPU: two matrix products for each adapter in a batch."""
 
 import torch
 from torch import Tensor

@@ -1,9 +1,8 @@
-"""Mixture of experts on CPU: in C++ (csrc/moe), or by torch, with one grouped product a projection.
+"""Mixture of experts on CPU: in C++ (csrc/moe), or by torch, with one grouped product for each projection.
 
-Both read each chosen expert's weights in place, so neither decode nor prefill copies weights or loops in Python. In
-C++ the experts of a decoding step are computed together, at the speed of memory; torch's ``grouped_mm`` takes two to
-four times as long. It wants rows of whole 16-byte words; for other sizes (toys) a loop over the experts that were
-chosen does the same.
+Both read the chosen experts' weights in place, so neither decode nor prefill copies weights or loops in Python. The C++
+kernel computes the experts of a decode step together, at the speed of memory; torch's ``grouped_mm`` takes two to four
+times as long. It needs rows of whole 16-byte words. For other sizes (toy models) a loop runs over the chosen experts.
 """
 
 import torch
@@ -57,7 +56,7 @@ def grouped_moe(
     topk_ids: Tensor,
     renormalize: bool,
 ) -> Tensor:
-    """``fused_moe`` by torch, of ids that name experts."""
+    """Compute ``fused_moe`` by torch. The ids must be valid."""
     experts, topk = gate_up_weights.shape[0], topk_ids.shape[1]
     weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
     if renormalize:
@@ -107,7 +106,7 @@ def fused_moe_clamped(
 
 
 def _by_expert(topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Choices sorted by expert: their places in topk_ids, their experts, and where each expert's end."""
+    """Sort choices by expert: return their places in topk_ids, their experts, and the end of each expert's rows."""
     expert, order = topk_ids.flatten().sort(stable=True)
     every = torch.arange(experts, dtype=expert.dtype)
     return order, expert, torch.searchsorted(expert, every, right=True, out_int32=True)
@@ -121,7 +120,7 @@ def _groupable(hidden_states: Tensor, *weights: Tensor) -> bool:
 
 
 def _grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """Rows of expert e, which end at ``ends[e]``, times its weight [out, in]."""
+    """Multiply the rows of expert e, which end at ``ends[e]``, by its weight [out, in]."""
     return functional.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
 
 

@@ -1,8 +1,8 @@
-"""The cpu vendor's C++ kernels (csrc/): those of the wheel, else compiled at first use and kept in the cache folder.
+"""The cpu vendor's C++ kernels (csrc/): the wheel's library, or one that is compiled at first use and cached.
 
-Compiling where the kernels run lets the compiler use every instruction of this CPU; a wheel has them for a few levels
-of instructions (``prebuilt.py``). The library talks to torch through its stable ABI and links no Python and no OpenMP,
-so one compiler call makes it, in one or two minutes.
+A compiler on the user's machine can use every instruction of the CPU; a wheel has kernels for a few levels of
+instructions (``prebuilt.py``). The library uses torch's stable ABI and links no Python and no OpenMP, so one compiler
+call builds it, in one or two minutes.
 """
 
 import errno
@@ -41,22 +41,22 @@ _outcome: str | None = None  # "" once loaded, else why not; None before the fir
 
 
 class BuildError(Exception):
-    """The library cannot be made here; the text says why. ``load`` keeps it for ``why_not``."""
+    """The library cannot be built here; the text says why. ``load`` keeps it for ``why_not``."""
 
 
 def why_not(folder: Path | None = None) -> str | None:
-    """None if the kernels are loaded or can be; else the reason, the same for the life of the process.
+    """Load the kernels; return None, or the reason why they cannot be loaded.
 
-    The first call loads them, see ``load``.
+    Only the first call of a process loads them (see ``load``); later calls return the same result.
     """
     load(folder)
     return _outcome or None
 
 
 def library_name() -> str:
-    """The name of the library for this machine, which tells its sources, compiler and instructions; built or not.
+    """Return the library's name, built or not. It depends on the sources, compiler and instructions.
 
-    Empty where there is no compiler. Raises SettingError where DLINFER_CPU_ISA asks for what this CPU lacks.
+    Empty if there is no compiler. Raises SettingError if DLINFER_CPU_ISA names instructions that this CPU lacks.
     """
     ready = _ready()
     if ready is not None:
@@ -79,14 +79,13 @@ def _name(command: Sequence[str]) -> str:
 
 
 def load(folder: Path | None = None) -> None:
-    """Make ``torch.ops.dlinfer_cpu`` available; where that fails, ``why_not`` says why.
+    """Make ``torch.ops.dlinfer_cpu`` available. If that fails, ``why_not`` says why.
 
-    folder: where compiled libraries are kept; by default ``native`` in dlinfer's cache folder.
+    folder: the folder of compiled libraries; by default ``native`` in dlinfer's cache folder.
 
-    Only the first call does anything: it also lowers torch's number of threads to those that can run at once
-    (``host/threads.py``). It raises only where a setting of dlinfer is wrong. It may compile for a
-    minute or two, and says so on stderr. Safe to call from several threads, and from several processes that share the
-    folder.
+    Only the first call does anything. It may compile for a minute or two, and says so on stderr. It also lowers torch's
+    number of threads to those that can run at once (``host/threads.py``). It raises only for a wrong setting of
+    dlinfer. Several threads may call it at once, and so may processes that share the folder.
     """
     global _outcome
     if _outcome is not None:
@@ -119,10 +118,10 @@ def _default_folder() -> Path:
 
 @contextmanager
 def memory_for_results() -> Iterator[None]:
-    """Loops that are compiled or loaded meanwhile take large results from the library's memory, if there is one.
+    """Make loops that are compiled or loaded in this context take large results from the library's memory.
 
-    See csrc/common/result_memory.h: the C library gives large memory back to the system, and gets it again page by
-    page. That costs a prefill up to a fifth of its time.
+    Does nothing without the library. The C library returns large memory to the system and gets it again page by page,
+    which takes up to a fifth of a prefill's time (csrc/common/result_memory.h).
     """
     if why_not() is not None:
         yield
@@ -135,10 +134,10 @@ def memory_for_results() -> Iterator[None]:
 
 
 def build(folder: Path, flags: Sequence[str] = ()) -> Path:
-    """The path of a sound library for this machine: the wheel's, the one in ``folder``, or else compiled into it now.
+    """Return the path of a sound library: the wheel's, the one in ``folder``, or one compiled into it now.
 
-    flags: more compiler flags, behind FLAGS and those of DLINFER_CPU_ISA. Raises BuildError, and SettingError where
-    that asks for instructions which this CPU lacks.
+    flags: more compiler flags, behind FLAGS and those of DLINFER_CPU_ISA. Raises BuildError; SettingError if
+    DLINFER_CPU_ISA names instructions that this CPU lacks.
     """
     ready = None if flags else _ready()
     if ready is not None and _is_sound(ready):
@@ -147,7 +146,7 @@ def build(folder: Path, flags: Sequence[str] = ()) -> Path:
 
 
 def _ready() -> Path | None:
-    """The wheel's library for this machine; None in an install from source, whose sources then are not read for it."""
+    """Return the wheel's library for this machine; None in an install from source."""
     return prebuilt.library(_digest()) if prebuilt.FOLDER.is_dir() else None
 
 
@@ -181,7 +180,7 @@ def _compiler() -> list[str]:
 
 
 def _fingerprint(command: Sequence[str]) -> str:
-    """Names what the library depends on. The compiler's own macros tell its version and, by -march=native, the CPU."""
+    """Hash all that the library depends on. The compiler's macros tell its version and, with -march=native, the CPU."""
     macros = _run([*command, "-dM", "-E", "-x", "c++", os.devnull])
     digest = hashlib.sha256("\0".join([torch.__version__, *command, macros]).encode())
     digest.update(_digest())
@@ -189,7 +188,6 @@ def _fingerprint(command: Sequence[str]) -> str:
 
 
 def _digest() -> bytes:
-    """Names the sources."""
     digest = hashlib.sha256()
     for source in _sources("*.[ch]*"):
         digest.update(source.relative_to(SOURCES).as_posix().encode() + b"\0" + source.read_bytes())
@@ -202,7 +200,7 @@ def _sources(pattern: str) -> list[Path]:
 
 @contextmanager
 def _one_process_at_a_time(path: Path) -> Iterator[None]:
-    """Saves the second process the compiling. A lock of the kernel's, which dies with its owner."""
+    """Let other processes wait for the one that compiles. The kernel frees the lock when its owner dies."""
     with path.open("w") as file:
         with suppress(OSError):  # a file system without locks: both compile, and the later rename wins
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -213,7 +211,7 @@ def _compile(command: Sequence[str], path: Path) -> None:
     print(
         f"dlinfer: compiling the CPU kernels for this machine, once, into {path}", file=sys.stderr, flush=True
     )
-    # One translation unit for all: the headers are read once, and that is most of the time.
+    # One translation unit for all sources: reading the headers is most of the time.
     unit = "".join(f'#include "{source}"\n' for source in _sources("*.cpp"))
     with tempfile.TemporaryDirectory(prefix=".new-", dir=path.parent) as scratch:
         library = Path(scratch) / "library.so"
@@ -247,7 +245,7 @@ def _run(command: Sequence[str], text: str = "") -> str:
 
 
 def _first_error(output: str) -> str:
-    """The first line that names an error; a compiler's last lines are often only a summary, as a linker's is."""
+    """Return the first line that names an error. A compiler's or linker's last lines are often only a summary."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     full = next((line for line in lines if os.strerror(errno.ENOSPC) in line), None)
     if full is not None:
@@ -256,9 +254,9 @@ def _first_error(output: str) -> str:
 
 
 def _is_sound(path: Path) -> bool:
-    """Whether the file is what was compiled: the loader would map a damaged one, and it would crash or compute wrong.
+    """Return whether the file is as it was compiled. A damaged one would load, and then crash or compute wrong results.
 
-    The checksum stands behind the library's last section, where loaders do not look.
+    The checksum stands behind the library's last section, which loaders do not read.
     """
     try:
         content = path.read_bytes()
@@ -268,7 +266,7 @@ def _is_sound(path: Path) -> bool:
 
 
 def make_prebuilt(folder: Path) -> list[Path]:
-    """The libraries of every level that a wheel carries, compiled into a folder. Raises BuildError."""
+    """Compile the library of every level in a wheel into a folder. Raises BuildError."""
     portable = [flag for flag in FLAGS if not flag.startswith("-march=")]
 
     def make(flags: tuple[str, ...], path: Path) -> None:
@@ -299,7 +297,7 @@ def _load_library(path: Path) -> None:
 
 
 def _register_fakes() -> None:
-    """Shapes for tracing with fake tensors. Each fake serves the kernels that its key names."""
+    """Register shape functions for fake tensors. Each serves the kernels in its key."""
 
     def like_first(x: Tensor, *rest: object) -> Tensor:
         return x.new_empty(x.shape)

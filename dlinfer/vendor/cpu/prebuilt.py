@@ -1,7 +1,7 @@
-"""The C++ kernels in a wheel: compiled for a few levels of instructions. This CPU runs one of them.
+"""The C++ kernels in a wheel, compiled for a few levels of instructions.
 
-They are made with the wheel (hatch_build.py), against one torch. Where another torch is installed they are compiled on
-the user's machine, as those of an install from source are.
+hatch_build.py builds them with the wheel, for one version of torch. With another torch they are compiled on the user's
+machine, as in an install from source.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ LEVELS = ("avx2", "avx512", "avx512_bf16", "amx")
 
 
 def library(sources: bytes) -> Path | None:
-    """The library of the best level that this CPU runs, or of DLINFER_CPU_ISA; None where there is none for this torch.
+    """Return the library of the best level that this CPU runs, or of DLINFER_CPU_ISA; None if none fits this torch.
 
-    sources: digest of the C++ sources, so that none made from others is used. Raises SettingError as ``isa.flags``.
+    sources: the digest of the C++ sources, which the library must have. Raises SettingError as ``isa.flags``.
     """
     isa.flags()  # refuses a level that this CPU has not
     chosen = settings.current().cpu_isa
@@ -34,14 +34,13 @@ def library(sources: bytes) -> Path | None:
 
 
 def name(level: str, sources: bytes) -> str:
-    """The file of one level."""
     series = ".".join(torch.__version__.split(".")[:2])
     digest = hashlib.sha256("\0".join([series, level, *isa.flags_of(level)]).encode() + sources)
     return f"dlinfer_cpu-{level}-{digest.hexdigest()[:16]}.so"
 
 
 def make(folder: Path, sources: bytes, compiled: Callable[[tuple[str, ...], Path], None]) -> list[Path]:
-    """Compile every level into a folder, and return the files. compiled: takes compiler flags and the file to make."""
+    """Compile every level into a folder and return the files. compiled: takes compiler flags and the file to make."""
     paths = [folder / name(level, sources) for level in LEVELS]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         list(threads.map(compiled, map(isa.flags_of, LEVELS), paths))

@@ -1,4 +1,4 @@
-"""The next tokens of logits on CPU, in C++ (csrc/sampling): no vocabulary is sorted."""
+"""Choose the next tokens from logits on CPU, in C++ (csrc/sampling), without sorting a vocabulary."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from dlinfer.vendor.device import Sampler
 
 
 class CpuSampler(Sampler):
-    """Of equal logits the lower token comes first. Draws are worked out in float32, whatever the logits' dtype."""
+    """Orders equal logits by token. Computes draws in float32, whatever the logits' dtype."""
 
     def largest(self, logits: Tensor) -> Tensor | None:
         kernel = compiled("largest_tokens", logits) if _taken("largest_tokens", logits) else None
@@ -36,7 +36,7 @@ def _as(dtype: torch.dtype, limits: Tensor | None) -> Tensor | None:
 
 
 def _taken(name: str, logits: Tensor) -> bool:
-    """Whether there are kernels for such logits; where not, it is counted. Raises FallbackError."""
+    """Return whether the kernels take such logits; count a fallback if not. Raises FallbackError."""
     if logits.dtype not in FLOATS:
         reason = f"logits are {str(logits.dtype).removeprefix('torch.')}"
     elif logits.dim() != 2 or logits.shape[1] == 0:

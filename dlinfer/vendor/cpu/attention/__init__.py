@@ -1,1 +1,1 @@
-"""Attention on CPU and its cache: kernels of the ops ``*_attention`` and ``fill_*kv_cache``, for ``kernels.py``."""
+"""Attention on CPU and its KV cache: kernels of the ops ``*_attention`` and ``fill_*kv_cache``."""

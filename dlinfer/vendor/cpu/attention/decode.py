@@ -1,4 +1,4 @@
-"""Decode attention: in C++ (csrc/attention/decode.cpp) over the pages where they lie, or by torch over copies."""
+"""Decode attention: in C++ (csrc/attention/decode.cpp), which reads pages in place, or by torch over copies."""
 
 import torch
 from torch import Tensor

@@ -1,8 +1,8 @@
-"""Decode attention by torch, for quantised caches and where the kernel in C++ cannot be had: the whole batch gathered
-from its pages and attended in one call.
+"""Decode attention by torch, for quantised caches and for calls that the C++ kernel does not serve.
 
-Sequences are padded to the longest. If that would read more than twice the keys of the batch, the batch is split into
-groups of similar length, at most one for each power of two.
+It copies the batch's keys and values out of their pages, padded to the longest sequence, and attends in one call. If
+that would read more than twice the keys of the batch, the batch is split into groups of similar length, at most one for
+each power of two.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def gathered_decode(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    """As the op ``paged_decode_attention``; caches: keys and values, as pages that widen what they hold."""
+    """Compute the op ``paged_decode_attention``. caches: the pages of the keys and of the values."""
     if not q.shape[0]:
         return
     block_size = caches[0].block_size
@@ -56,7 +56,7 @@ def gathered_decode(
 
 
 class _Batch(NamedTuple):
-    """Some sequences: the heads of a group are the queries of its key head; ``first`` is the block to begin with."""
+    """Some sequences. q: [sequences, kv_heads, group, size]. first: the block that each reading begins with."""
 
     queries: Tensor  # [batch, kv_heads, group, size]
     block_offsets: Tensor  # [batch, max_blocks]
@@ -65,7 +65,7 @@ class _Batch(NamedTuple):
 
 
 def _groups(count: Tensor) -> Iterator[tuple[Tensor | None, int]]:
-    """(rows, blocks to read for each of them); None is all rows."""
+    """Yield (rows, number of blocks to read for each row); rows None means all rows."""
     longest = int(count.max())
     if count.shape[0] == 1 or count.shape[0] * longest <= 2 * int(count.sum()):
         yield None, longest
@@ -81,7 +81,7 @@ def _groups(count: Tensor) -> Iterator[tuple[Tensor | None, int]]:
 def _attend(
     batch: _Batch, columns: int, caches: tuple[Pages, Pages], window_left: int, extras: Extras
 ) -> Tensor:
-    """Attention over ``columns`` blocks of each sequence: a new tensor [batch, kv_heads, group, size of v]."""
+    """Return the attention over ``columns`` blocks of each sequence, as [batch, kv_heads, group, size of v]."""
     queries, block_offsets, lengths, first = batch
     if not columns:
         return queries.new_zeros(*queries.shape[:3], caches[1].size)
@@ -100,9 +100,9 @@ def _attend(
 
 
 def _gather(cache: Pages, blocks: Tensor, queries: Tensor, unwritten: Tensor) -> Tensor:
-    """A copy of the blocks as [batch, kv_heads, keys, size], finite in unwritten slots.
+    """Copy the blocks as [batch, kv_heads, keys, size], with zeros in unwritten slots.
 
-    Those may hold anything, and even a weight of zero does not stop a NaN.
+    Unwritten slots may hold NaN, which even a weight of zero would pass on.
     """
     copy = cache.read(blocks, queries.dtype)
     heads, size = copy.shape[2:]

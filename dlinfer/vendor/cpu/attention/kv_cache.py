@@ -1,4 +1,4 @@
-"""The paged KV cache on CPU: written (in C++ where it is not quantised), and read block by block."""
+"""The paged KV cache on CPU. Writes run in C++ unless the cache is quantised. Reads are by blocks."""
 
 from typing import NamedTuple
 
@@ -61,7 +61,7 @@ def fill_quantised_kv_cache(
 
 
 def _written(slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Slots, keys and values without padding tokens."""
+    """Return slots, keys and values without padding tokens."""
     slots = slots.long()
     if int(slots.min()) >= 0:
         return slots, k, v
@@ -75,9 +75,9 @@ def _place(slots: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Pages(NamedTuple):
-    """A paged cache of keys or values as attention reads it: [blocks, block_size, kv_heads, size].
+    """A paged cache of keys or of values: [blocks, block_size, kv_heads, size].
 
-    Where it is quantised, what is read is widened, and never more.
+    A quantised cache is dequantised as it is read: only the blocks that are read, never all.
     """
 
     cache: Tensor
@@ -86,16 +86,14 @@ class Pages(NamedTuple):
 
     @property
     def block_size(self) -> int:
-        """Slots in a block."""
         return self.cache.shape[1]
 
     @property
     def size(self) -> int:
-        """Elements of a key or value."""
         return read_size(self.cache, self.quant_bits)
 
     def read(self, blocks: Tensor, dtype: torch.dtype) -> Tensor:
-        """A copy of some blocks, in ``dtype`` where the cache is quantised."""
+        """Copy some blocks, dequantised to ``dtype`` if the cache is quantised."""
         copy = self.cache.index_select(0, blocks)
         if self.scales_zeros is None:
             return copy

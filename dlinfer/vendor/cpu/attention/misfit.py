@@ -1,4 +1,4 @@
-"""The tensors that attention in C++ does not read."""
+"""The reasons why the C++ attention kernels do not read some tensors."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,9 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def misfit(q: Tensor, caches: dict[str, Tensor]) -> str | None:
-    """Why the kernels in C++ do not read these; None where they do.
+    """Return why the C++ kernels do not read these tensors, or None if they do.
 
-    Pages may lie in any order, but not the elements of a head.
+    Pages may lie in any order, but the elements of a head must be dense.
     """
     if q.dtype not in _DTYPES:
         return f"the C++ kernel computes {', '.join(_name(dtype) for dtype in _DTYPES)}, not {_name(q.dtype)}"
@@ -24,5 +24,5 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def is_dense(x: Tensor) -> bool:
-    """Whether neighbours along the last dimension are neighbours in memory."""
+    """Return whether neighbours along the last dimension are neighbours in memory."""
     return x.shape[-1] <= 1 or x.stride(-1) == 1

@@ -1,6 +1,6 @@
-"""Prefill attention by torch: a sequence at a time, and of a long one a piece of its queries at a time.
+"""Prefill attention by torch: one sequence at a time, and a long sequence's queries piece by piece.
 
-For quantised caches, and where the kernel in C++ is not used (see ``prefill.py``).
+It serves quantised caches and other calls that the C++ kernel does not serve (``prefill.py``).
 """
 
 import torch
@@ -15,7 +15,7 @@ _ROWS_AT_LEAST = 128  # of a window's pieces, which read their rows' windows onl
 
 
 def _extras(scoring: Scoring) -> Extras:
-    """The extras in the shapes of one sequence's heads and queries."""
+    """Return the extras, shaped for the heads and queries of one sequence."""
     return Extras(
         scoring.softmax_scale,
         scoring.logit_softcapping,
@@ -25,7 +25,7 @@ def _extras(scoring: Scoring) -> Extras:
 
 
 def _bounds(scoring: Scoring) -> tuple[int | None, int | None]:
-    """(lowest, highest) visible key position - query position; None is no bound."""
+    """Return (lowest, highest) visible value of key position - query position; None is no bound."""
     highest = 0 if scoring.causal else scoring.window_right if scoring.window_right >= 0 else None
     return -scoring.window_left if scoring.window_left >= 0 else None, highest
 
@@ -33,7 +33,7 @@ def _bounds(scoring: Scoring) -> tuple[int | None, int | None]:
 def piecewise_prefill(
     q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, kv_seqlens: Tensor, attn_output: Tensor, scoring: Scoring
 ) -> None:
-    """As the op ``prefill_attention``."""
+    """Compute the op ``prefill_attention``."""
     bounds, extras = _bounds(scoring), _extras(scoring)
     start = kv_start = 0
     for end, kv_len in zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True):
@@ -52,7 +52,7 @@ def piecewise_paged_prefill(
     attn_output: Tensor,
     scoring: Scoring,
 ) -> None:
-    """As the op ``paged_prefill_attention``; caches: keys and values, as pages that widen what they hold."""
+    """Compute the op ``paged_prefill_attention``. caches: the pages of the keys and of the values."""
     bounds, extras = _bounds(scoring), _extras(scoring)
     block_size = caches[0].block_size
     start = 0
@@ -72,8 +72,7 @@ def _attend_sequence(
 ) -> None:
     """Write the attention of one sequence into out, a piece of its queries at a time.
 
-    q: [q_len, q_heads, size], k, v: the sequence's last tokens, [kv_len, kv_heads, size]. Rows of out may be
-    the same rows of q.
+    q: [q_len, q_heads, size]. k, v: the sequence's last tokens, [kv_len, kv_heads, size]. out may be q itself.
     """
     q_len, kv_len = q.shape[0], k.shape[0]
     if not kv_len:

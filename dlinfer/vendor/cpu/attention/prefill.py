@@ -1,7 +1,7 @@
-"""Prefill attention: in C++ (csrc/attention/prefill.cpp), over pages where they lie, or by torch.
+"""Prefill attention: in C++ (csrc/attention/prefill.cpp), which reads pages in place, or by torch.
 
-torch's kernel takes one sequence a call and copies of its pages. It serves quantised caches, which the kernel in C++
-does not read: that is by design and not counted. Other calls that the C++ kernel cannot serve are counted.
+torch's kernel takes one sequence a call and copies its pages. It serves quantised caches by design, so these calls do
+not count as fallbacks. Other calls that the C++ kernel cannot serve do.
 """
 
 from collections.abc import Callable
@@ -110,7 +110,7 @@ def quantised_paged_prefill_attention(
 
 
 def _kernel(op: str, q: Tensor, caches: dict[str, Tensor] | None = None) -> Callable[..., Any] | None:
-    """The kernel in C++, or None where torch has the call."""
+    """Return the C++ kernel, or None if torch has to serve the call."""
     reason = misfit(q, caches or {})
     if reason is not None:
         fall_back(op, reason, (q, *(caches or {}).values()))

@@ -1,10 +1,10 @@
-"""Scaled dot-product attention over torch's fused CPU kernel, with the extras it lacks.
+"""Scaled dot-product attention: torch's fused CPU kernel, with the options that it lacks.
 
-The formula and its arguments are explained in ``dlinfer.ops.attention.semantics``. torch's CPU flash kernel (the one
-that ``torch.nn.functional.scaled_dot_product_attention`` picks) sums in float32. It serves grouped query heads without
+``dlinfer.ops.attention.semantics`` explains the formula and its arguments. torch's CPU flash kernel (the one that
+``torch.nn.functional.scaled_dot_product_attention`` picks) sums in float32, serves grouped query heads without
 repeating keys, and gives zeros for rows that see nothing. Sinks follow from its log-sum-exp:
-out * exp(lse) / (exp(lse) + exp(sink)) = out * sigmoid(lse - sink). It needs one head size for q, k and v, and it has
-no soft-cap; then the scores are computed here, in float32.
+out * exp(lse) / (exp(lse) + exp(sink)) = out * sigmoid(lse - sink).
+It needs one head size for q, k and v, and has no soft-cap. This module computes the scores of other calls in float32.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 class Extras:
     """The options of a call beyond softmax(q k) v.
 
-    slopes: broadcasts with [batch, heads, queries, keys], sinks: with [batch, heads, queries]; either may be
-    None.
+    slopes: broadcasts with [batch, heads, queries, keys]; or None.
+    sinks: broadcasts with [batch, heads, queries]; or None.
     """
 
     scale: float
@@ -33,11 +33,11 @@ class Extras:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, distance: Tensor, hidden: Tensor | None, extras: Extras
 ) -> Tensor:
-    """Attention of q over the keys that are not hidden.
+    """Return the attention of q over the keys that are not hidden: a new tensor [batch, heads, queries, size of v].
 
-    q: [batch, heads, queries, size], k: [batch, kv_heads, keys, size], v: likewise with its own size.
-    distance: key position - query position, and hidden: bool, or None for nothing; both broadcast with
-    [batch, heads, queries, keys] and have its rank. Returns a new tensor [batch, heads, queries, size of v].
+    q: [batch, heads, queries, size]. k: [batch, kv_heads, keys, size]. v: [batch, kv_heads, keys, size of v].
+    distance: key position - query position. hidden: bool, or None if no key is hidden. Both have the rank of [batch,
+        heads, queries, keys] and broadcast with it.
     """
     bias = None
     if extras.slopes is not None:
@@ -51,7 +51,7 @@ def attend(
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, extras: Extras) -> Tensor:
-    """torch's flash kernel, with sinks; shapes as in ``attend``.
+    """Run torch's flash kernel, and apply sinks; shapes as in ``attend``.
 
     bias: added to the scores, or None. causal: query i sees keys 0..i.
     """

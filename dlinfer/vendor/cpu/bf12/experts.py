@@ -1,4 +1,4 @@
-"""Mixture of experts whose weights are packed in 12 bits, on CPU (csrc/bf12/moe.cpp)."""
+"""Mixture of experts with weights packed in 12 bits, on CPU (csrc/bf12/moe.cpp)."""
 
 import torch
 from torch import Tensor
@@ -23,7 +23,8 @@ def fused_moe_bf12(
 ) -> Tensor:
     hidden = hidden_states.shape[1]
     routing = (topk_weights, topk_ids)
-    # The kernel takes experts that begin with a strip. Others, and x of another dtype, are rare: they get copies.
+    # The kernel takes experts that begin with a strip, and x in bfloat16. Other calls are rare; they unpack the
+    # weights.
     fits = hidden_states.dtype is torch.bfloat16 and hidden % STRIP == 0 and intermediate_size % STRIP == 0
     kernel = compiled("fused_moe_bf12", hidden_states) if fits else None
     if kernel is not None:

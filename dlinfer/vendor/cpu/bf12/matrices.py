@@ -1,4 +1,4 @@
-"""bfloat16 matrices that are packed in 12 bits a number, on CPU: products and rows of them, in C++ (csrc/bf12)."""
+"""bfloat16 matrices packed in 12 bits a number, on CPU: their products and rows, in C++ (csrc/bf12)."""
 
 import torch
 from torch import Tensor
@@ -10,20 +10,20 @@ from dlinfer.vendor.cpu.compiled import compiled
 
 
 def pack(weight: Tensor) -> Tensor:
-    """As ``ops.quantised.bf12.pack``, the same bytes, by all threads; in memory of its own, in large pages."""
+    """Pack like ``ops.quantised.bf12.pack``, with the same bytes, but on all threads and into large pages."""
     fits = weight.dtype is torch.bfloat16 and weight.ndim == 2
     kernel = compiled("pack_bf12", weight) if fits else None
     return (kernel or bf12.pack)(weight)
 
 
 def unpack(packed: Tensor, rows: int, columns: int) -> Tensor:
-    """As ``ops.quantised.bf12.unpack``."""
+    """Unpack like ``ops.quantised.bf12.unpack``."""
     kernel = compiled("unpack_bf12", packed, dtype=torch.bfloat16)
     return (kernel or bf12.unpack)(packed, rows, columns)
 
 
 def linear_bf12(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
-    # Of another dtype than the weight's x is a rare guest, and gets a copy of it.
+    # x of another dtype than the weight's is rare; it gets a copy of the weight.
     kernel = compiled("linear_bf12", x) if x.dtype is torch.bfloat16 else None
     if kernel is not None:
         return kernel(x, weight, bias, out_features)

@@ -1,6 +1,6 @@
-"""Mixture of experts of 8-bit weights on CPU: tokens sorted by expert, then two products for each that was chosen.
+"""Mixture of experts with 8-bit weights on CPU: tokens sorted by expert, then two products for each chosen expert.
 
-An expert's weights are read in place; those of the others are not touched.
+The products read the chosen experts' weights in place, and no others.
 """
 
 import torch

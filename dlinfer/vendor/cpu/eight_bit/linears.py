@@ -14,7 +14,7 @@ from dlinfer.vendor.cpu.eight_bit.products import (
 
 
 def _rows(x: Tensor) -> Tensor:
-    """[rows, in_features] of [..., in_features], which may be none."""
+    """Reshape [..., in_features] to [rows, in_features]; there may be 0 rows."""
     return x.reshape(x.shape[:-1].numel(), x.shape[-1])
 
 

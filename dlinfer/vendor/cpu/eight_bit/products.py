@@ -1,7 +1,7 @@
-"""Products of 8-bit numbers, exact for int8, and of float rows with float8 weights, widened a piece at a time.
+"""Products of 8-bit numbers: exact for int8; float rows with float8 weights, dequantised piece by piece.
 
-The kernels in C++ read the weight as it lies; that of float8 is for few rows, as a decode step has. Without them, and
-for float64, everything is a loop over pieces of the weight in torch.
+The C++ kernels read the weight in place; the float8 kernel is for few rows, such as a decode step's. Without them, and
+for float64, torch multiplies one piece of the weight after the other.
 """
 
 import functools
@@ -16,29 +16,29 @@ from dlinfer.ops.core.checks import FLOATS
 from dlinfer.vendor.cpu.compiled import compiled
 
 PIECE = 2 << 20
-"""Elements of a weight that are widened at a time, at most, or one row: 8 MiB in float32."""
+"""The most elements of a weight that are dequantised at a time, unless one row has more: 8 MiB in float32."""
 
 FEWEST_COLUMNS = 64
-"""Of a result of int8, that one product gives at least, however many rows it has."""
+"""The fewest columns of an int8 result that one product computes, however many rows it has."""
 
 FEW_FP8_ROWS = 16
-"""The most rows of activations that the kernel in C++ is for: float8 is widened anew for each four of them."""
+"""The most rows of activations for the C++ kernel, which dequantises the weight again for every four rows."""
 
 
 def scaled_int8_product(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch.dtype, bias: Tensor | None
 ) -> Tensor:
-    """(a @ b.T) * a_scale * b_scale, rounded to dtype, + bias.
+    """Return (a @ b.T) * a_scale * b_scale, rounded to dtype, + bias.
 
-    a: int8 [rows, in]. a_scale: [rows], float32 or float64. b: int8 [out, in]. b_scale: [out], of a_scale's dtype;
-    sums are scaled in that dtype. bias: [out] of dtype.
+    a: int8 [rows, in]. a_scale: [rows], float32 or float64. b: int8 [out, in]. b_scale: [out], of a_scale's dtype,
+    which sums are scaled in. bias: [out] of dtype.
     """
     fits = dtype in FLOATS and a_scale.dtype is b_scale.dtype is torch.float32
     kernel = compiled("linear_w8a8", a, b, dtype=dtype) if fits else None
     if kernel is not None:
         return kernel(a, b, a_scale, b_scale, dtype, torch.int8, bias)
-    # In pieces: sums of 32 bits, as integers and as floats, and oneDNN's copy of a weight would take many times the
-    # memory of the result. Scaling each piece at once is also faster.
+    # In pieces: the int32 sums, their floats, and oneDNN's copy of a weight would take many times the memory of the
+    # result. Scaling each piece at once is also faster.
     out = torch.empty(a.shape[0], b.shape[0], dtype=dtype)
     most = max(PIECE // max(a.shape[0], 1), FEWEST_COLUMNS)
     for start, end in _pieces(b, most=most):
@@ -48,7 +48,7 @@ def scaled_int8_product(
 
 
 def int8_product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b.T of int8 [rows, in] and int8 [out, in], as int32."""
+    """Return a @ b.T of int8 [rows, in] and int8 [out, in], as int32."""
     if _torch_is_exact() and a.shape[1] > 1:  # of a single column torch 2.13 gives whatever its memory held
         return int_mm(a, b.t())
     wide = a.to(torch.float64)
@@ -61,7 +61,7 @@ def int8_product(a: Tensor, b: Tensor) -> Tensor:
 def scaled_fp8_product(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch.dtype, bias: Tensor | None
 ) -> Tensor:
-    """The same for float8 numbers: (a @ b.T) * a_scale * b_scale, rounded to dtype, + bias."""
+    """Return (a @ b.T) * a_scale * b_scale of float8 a and b, rounded to dtype, + bias."""
     return fp8_product(
         a.to(torch.float32) * a_scale[:, None], b, b_scale[:, None], (1, b.shape[1]), dtype, bias
     )
@@ -70,10 +70,10 @@ def scaled_fp8_product(
 def fp8_product(
     x: Tensor, weight: Tensor, scale: Tensor, block: tuple[int, int], dtype: torch.dtype, bias: Tensor | None
 ) -> Tensor:
-    """x @ (weight * scale).T, rounded to dtype, + bias.
+    """Return x @ (weight * scale).T, rounded to dtype, + bias.
 
     x: [rows, in], float32. weight: float8_e4m3fn [out, in]. scale: float32, one for each block[0] rows and block[1]
-    columns of the weight. bias: [out] of dtype. Where x, scale or dtype is float64, the product is one of float64.
+    columns of the weight. bias: [out] of dtype. The product is computed in float64 if x, scale or dtype is float64.
     """
     fits = dtype in FLOATS and x.dtype is scale.dtype is torch.float32 and weight.shape[1] > 0
     few = fits and x.shape[0] <= FEW_FP8_ROWS
@@ -101,7 +101,7 @@ def _widened(
 
 
 def _pieces(weight: Tensor, multiple: int = 1, most: int = PIECE) -> list[tuple[int, int]]:
-    """First row and end of each piece of a weight, of ``most`` rows at most, which begin at multiples."""
+    """Return (first row, end) of pieces that begin at a multiple and have at most ``most`` rows."""
     rows, columns = weight.shape
     step = max(min(PIECE // max(columns, 1), most) // multiple, 1) * multiple
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
@@ -109,5 +109,5 @@ def _pieces(weight: Tensor, multiple: int = 1, most: int = PIECE) -> list[tuple[
 
 @functools.cache
 def _torch_is_exact() -> bool:
-    """Whether torch's product of int8 is: without these instructions oneDNN adds pairs up in 16 bits, and cuts them."""
+    """Return whether torch's int8 product is exact. Without VNNI or AMX oneDNN saturates sums of pairs to 16 bits."""
     return any("vnni" in flag or flag == "amx_int8" for flag in cpu_flags().split())

@@ -1,4 +1,4 @@
-"""Rows of activations as 8-bit numbers, after a norm or as they come."""
+"""Quantise rows of activations to 8 bits, after a norm or as they are."""
 
 import torch
 from torch import Tensor
@@ -31,6 +31,6 @@ def add_rms_norm_w8a8(
 
 
 def rounded_in_blocks(x: Tensor, block_size: int, power_of_two: bool) -> Tensor:
-    """x as float8 keeps it with a scale for each block of a row, in float32, as the ops' reference rounds it."""
+    """Round x to float8 with a scale for each block of a row, as the ops' reference does; return it in float32."""
     kernel = compiled("rounded_in_blocks", x) if x.dtype in FLOATS else None
     return (kernel or eight_bit.rounded_in_blocks)(x, block_size, power_of_two)

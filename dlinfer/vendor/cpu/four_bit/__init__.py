@@ -1,1 +1,1 @@
-"""Layers whose weights are of 4 bits: products on packed words, and experts upon them."""
+"""Layers with 4-bit weights: products that read packed words, and mixtures of experts that use them."""

@@ -1,6 +1,6 @@
-"""Mixtures of experts on CPU whose weights stay packed: two products for each expert that was chosen.
+"""Mixtures of experts with packed 4-bit weights, on CPU: tokens sorted by expert, two products for each chosen expert.
 
-Tokens are sorted by expert. An expert's weights are read where they lie, and those of the others are not touched.
+The products read the chosen experts' weights in place, and no others.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from dlinfer.ops.moe.routing import Product, check_ids
 from dlinfer.vendor.cpu.four_bit.linears import mxfp4_matmul, weight_quant_matmul
 
 _ROWS = 4096
-"""Of all experts together, whose activations are in memory at a time. An expert's rows are rarely cut in two by it."""
+"""The most rows of all experts together with activations in memory. This rarely splits an expert's rows."""
 
 
 def fused_moe_w4a16(
@@ -87,9 +87,9 @@ def routed(
     down: Product,
     activated: Callable[[Tensor, Tensor], Tensor] = _silu,
 ) -> Tensor:
-    """For each token, the weighted sum of its experts' gated MLPs, added up in float32 and rounded once.
+    """Return each token's weighted sum of its experts' gated MLPs, summed in float32 and rounded once.
 
-    gate_up, down: the products, of any dtype, with rows of hidden_states, and with the activation between them. All
+    gate_up, down: the products, of any dtype, before and after the activation. They take rows of hidden_states. All
     other work is done for all experts at once: for one token it takes as long as a product.
     """
     weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
@@ -110,7 +110,7 @@ def routed(
 
 
 def _spans(chosen: list[int], counts: list[int], first: int, behind: int) -> Iterator[tuple[int, int, int]]:
-    """(expert, begin, end) of the rows [first, behind) of experts one behind the other, begin and end less first."""
+    """Yield (expert, begin, end) for the rows [first, behind), relative to ``first``. Rows are sorted by expert."""
     end = 0
     for expert, count in zip(chosen, counts, strict=True):
         begin, end = max(end, first), end + count

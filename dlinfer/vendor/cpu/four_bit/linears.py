@@ -1,4 +1,4 @@
-"""Linear layers with a weight of 4 bits on CPU, without a float copy of the weight."""
+"""Linear layers with a 4-bit weight on CPU, without a float copy of the weight."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ _WIDENED_WORDS = 64  # of a row of a packed weight: so many columns of 8 are in 
 
 
 def native_matmul() -> str:
-    """Which of the kernels in C++ multiplies, by what the user allows."""
+    """Return the name of the C++ kernel for the precision that the user allows."""
     rounds = settings.current().cpu_activations == "int8"
     return "weight_quant_matmul_int8" if rounds else "weight_quant_matmul"
 
@@ -28,7 +28,7 @@ def weight_quant_matmul(
 
 
 def mxfp4_matmul(x: Tensor, qweight: Tensor, scales: Tensor) -> Tensor:
-    """x [rows, in_features] times a weight as ``ops.quantised.packing.MXFP4`` has it: a new tensor of x's dtype."""
+    """Return x [rows, in_features] times a weight in the format ``ops.quantised.packing.MXFP4``, in x's dtype."""
     fits = x.dtype is not torch.float64 and scales.dtype is not torch.float64
     kernel = compiled("mxfp4_matmul", x, qweight) if fits else None
     if kernel is not None:
@@ -39,7 +39,7 @@ def mxfp4_matmul(x: Tensor, qweight: Tensor, scales: Tensor) -> Tensor:
 def _widened(
     x: Tensor, packing: Packing, qweight: Tensor, scales: Tensor, offset: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """Without a C++ compiler, and for float64: some columns after the other, so that no float copy of all is made."""
+    """Multiply without C++, or in float64. It dequantises a few columns at a time, never the whole weight."""
     wide = torch.promote_types(x.dtype, torch.float32)
     parts, wide_x = [], x.to(wide)
     for first in range(0, qweight.shape[1], _WIDENED_WORDS):

@@ -1,1 +1,1 @@
-"""The CPUs and memory that this process may use, by the kernel and its cgroups. Standard library only."""
+"""The CPUs and memory that the kernel and cgroups allow this process. Standard library only."""

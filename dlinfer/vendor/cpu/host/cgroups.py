@@ -1,6 +1,6 @@
-"""The cgroups that this process is in, of both interfaces, for one controller.
+"""The cgroups of this process for one controller, in both interfaces (v1 and v2).
 
-A limit of any ancestor binds as well, so a hierarchy lists all of them. Contracts: the kernel's
+A limit of any ancestor binds too, so a hierarchy lists all ancestors. Contracts: the kernel's
 Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst.
 """
 
@@ -11,17 +11,14 @@ from typing import Literal, NamedTuple
 
 
 class Hierarchy(NamedTuple):
-    """The folders of this process's cgroup and its ancestors, the nearest first."""
+    """The folders of this process's cgroup and its ancestors, nearest first."""
 
     version: Literal["v1", "v2"]
     folders: tuple[Path, ...]
 
 
 def hierarchies(controller: str, root: Path = Path("/")) -> Iterator[Hierarchy]:
-    """The hierarchies that may limit this process by a controller, such as ``memory`` or ``cpu``.
-
-    root: the folder with ``proc`` and ``sys``, for tests.
-    """
+    """Yield the hierarchies that may limit this process by a controller, such as ``memory``. root: for tests."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
         mounts = list(_mounts(root))
@@ -39,7 +36,7 @@ def hierarchies(controller: str, root: Path = Path("/")) -> Iterator[Hierarchy]:
             if mount.filesystem != filesystem or (version == "v1" and controller not in mount.options):
                 continue
             # A container may see the host's path in /proc/self/cgroup, while only a part of the hierarchy is mounted.
-            # For a path outside of that part the mount point is the nearest folder.
+            # The mount point is the nearest folder of a path outside that part.
             inside = os.path.relpath(path, mount.mounted)
             visible = not inside.startswith("..") and not path.startswith("/..")
             folder = mount.point / inside if visible else mount.point
@@ -49,7 +46,7 @@ def hierarchies(controller: str, root: Path = Path("/")) -> Iterator[Hierarchy]:
 
 
 class _Mount(NamedTuple):
-    """A line of mountinfo. mounted: the folder of the filesystem that is mounted. point: where."""
+    """A line of mountinfo. mounted: the folder of the filesystem that is mounted. point: the mount point."""
 
     filesystem: str
     options: list[str]

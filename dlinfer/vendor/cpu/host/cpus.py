@@ -1,4 +1,4 @@
-"""How many CPUs this process may use: its affinity, the physical cores behind it, and the quota of its cgroups."""
+"""The number of CPUs that this process may use, by its affinity, physical cores and cgroup quotas."""
 
 import os
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ from dlinfer.vendor.cpu.host.cgroups import hierarchies
 class UsableCpus:
     """The CPUs of this process.
 
-    logical: numbers of the logical CPUs that it may run on. cores: physical cores among them. nodes: how many NUMA
-    nodes these belong to. machine: logical CPUs of the machine. quota: CPUs' worth of time, None without a limit.
+    logical: numbers of the logical CPUs in its affinity. cores: the number of their physical cores. nodes: the number
+    of their NUMA nodes. machine: the number of logical CPUs of the machine. quota: in CPUs, None without a limit.
     """
 
     logical: frozenset[int]
@@ -25,7 +25,7 @@ class UsableCpus:
 
     @property
     def threads(self) -> int:
-        """How many threads can run at once."""
+        """The number of threads that can run at once."""
         return self.cores if self.quota is None else max(1, min(self.cores, ceil(self.quota)))
 
     def __str__(self) -> str:
@@ -39,10 +39,7 @@ class UsableCpus:
 
 
 def usable_cpus(root: Path = Path("/")) -> UsableCpus:
-    """Read the CPUs that this process may use now: one small file for each, and those of its cgroups.
-
-    root: the folder with ``proc`` and ``sys``, for tests.
-    """
+    """Read the CPUs that this process may use now. root: the folder with ``proc`` and ``sys``, for tests."""
     if hasattr(os, "sched_getaffinity"):
         logical = frozenset(os.sched_getaffinity(0))
     else:  # not Linux
@@ -58,7 +55,7 @@ def usable_cpus(root: Path = Path("/")) -> UsableCpus:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """CPUs' worth of time that each cgroup allows."""
+    """Yield the quota of each cgroup, in CPUs."""
     for version, folders in hierarchies("cpu", root):
         for folder in folders:
             if version == "v2":
@@ -70,7 +67,7 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _numbers(ranges: str) -> set[int]:
-    """The numbers of a list such as ``0-3,8``."""
+    """Parse a list such as ``0-3,8``."""
     numbers: set[int] = set()
     for part in filter(None, ranges.split(",")):
         first, _, last = part.partition("-")
@@ -79,7 +76,6 @@ def _numbers(ranges: str) -> set[int]:
 
 
 def _text(path: Path) -> str:
-    """A file's text; empty without the file."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -1,12 +1,10 @@
-"""How much memory this process may still use: the host's free memory, or a cgroup's room if that is less.
+"""The memory that this process may still use: the host's free memory, or a cgroup's room if that is less.
 
-In a container the host's numbers are a trap: a process that trusts them is killed when its cgroup is full.
-Standard library only.
+A process in a container that trusts the host's numbers is killed when its cgroup is full. Standard library only.
 
 Contracts: cgroup v1 (kernel Documentation/admin-guide/cgroup-v1/memory.rst), cgroup v2
-(Documentation/admin-guide/cgroup-v2.rst), MemAvailable (Documentation/filesystems/proc.rst). As the kubelet
-does for its working set, page cache that nobody used lately (inactive_file) counts as free: the kernel drops
-it before it kills.
+(Documentation/admin-guide/cgroup-v2.rst), MemAvailable (Documentation/filesystems/proc.rst). Inactive page cache
+(inactive_file) counts as free, as in the kubelet's working set: the kernel drops it before it kills.
 """
 
 import os
@@ -20,8 +18,8 @@ from dlinfer.vendor.cpu.host.cgroups import hierarchies
 class UsableMemory(NamedTuple):
     """One bound on this process's memory, in bytes.
 
-    available: what may still be allocated under it, never negative. limit: the bound itself.
-    source: where the numbers come from, for people.
+    available: the bytes still free under the bound, never negative. limit: the bound itself.
+    source: the origin of the numbers, for people.
     """
 
     available: int
@@ -30,8 +28,6 @@ class UsableMemory(NamedTuple):
 
 
 class _Names(NamedTuple):
-    """Names that differ between the two cgroup interfaces."""
-
     label: str
     limits: tuple[str, ...]
     usage: str
@@ -39,24 +35,24 @@ class _Names(NamedTuple):
 
 
 _NAMES = {
-    # A process over memory.high is not killed, but slowed down until it is of no use; so that is a bound too.
+    # memory.high is a bound too: the kernel slows a process above it until it is useless, though it does not kill it.
     "v2": _Names("cgroup v2", ("memory.max", "memory.high"), "memory.current", "inactive_file"),
     "v1": _Names("cgroup v1", ("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
 }
 
 
 def usable_memory(root: Path = Path("/")) -> UsableMemory:
-    """The tightest bound on what this process may allocate now: ``bounds()`` with the least available.
+    """Return the bound of ``bounds()`` with the least available memory now.
 
-    root: where ``proc`` and ``sys`` are found, for tests. Reads files only; takes under a millisecond.
+    root: the folder with ``proc`` and ``sys``, for tests. Reads files only; takes under a millisecond.
     """
     return min(bounds(root), key=lambda bound: bound.available)
 
 
 def bounds(root: Path = Path("/")) -> list[UsableMemory]:
-    """Every bound in force: the host's first, then those of this process's cgroup and its ancestors.
+    """Return every bound in force: the host's first, then those of this process's cgroup and its ancestors.
 
-    A cgroup limit that is not below the host's memory is none. Resource limits (``ulimit -v``) are not read.
+    Cgroup limits that are not below the host's memory are left out. Resource limits (``ulimit -v``) are not read.
     """
     host = _host(root)
     return [host, *(bound for bound in _cgroups(root) if bound.limit < host.limit)]
@@ -92,6 +88,6 @@ def _limits(names: _Names, folder: Path, root: Path) -> Iterator[UsableMemory]:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """A kernel file with a name and a number in each line."""
+    """Parse a kernel file with a name and a number in each line."""
     rows = (line.replace(":", " ").split() for line in path.read_text().splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) >= 2 and row[1].isdigit()}

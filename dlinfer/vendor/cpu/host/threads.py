@@ -1,7 +1,7 @@
-"""As many threads as can run at once.
+"""Fit torch's number of threads to the CPUs that this process may use.
 
 torch starts a thread for each physical core. More threads than a quota (``docker run --cpus=4``, a Kubernetes limit)
-use it up early in each period. Then all of them, the server's event loop too, stand still for the rest of it.
+use it up early in each period. Then all threads, even the server's event loop, stand still for the rest of it.
 """
 
 import os
@@ -15,7 +15,7 @@ def fit_threads() -> None:
     """Lower torch's number of threads to those that can run at once, unless the user has chosen a number.
 
     ``OMP_NUM_THREADS``, ``MKL_NUM_THREADS`` and ``torch.set_num_threads`` are the user's choice. A number that equals
-    torch's default counts as none.
+    torch's default does not count as chosen.
     """
     if "OMP_NUM_THREADS" in os.environ or "MKL_NUM_THREADS" in os.environ:
         return

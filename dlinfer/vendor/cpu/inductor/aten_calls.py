@@ -1,6 +1,6 @@
-"""Which calls of torch's own ops the kernels in C++ take over: those that are what the field means by them.
+"""Calls of torch's own ops that the C++ kernels take over.
 
-torch takes more: vectors as weights, other dtypes, tensors of other devices and layouts. Those stay with its kernels.
+torch's ops serve more than the kernels: vectors as weights, other dtypes, devices and layouts. torch keeps such calls.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _WHOLE = (torch.int64, torch.int32)
 
 
 def _is_plain_table(node: fx.Node) -> bool:
-    """Whether rows are taken out of a table of floats in this machine's memory, whose rows lie in one piece."""
+    """Return whether rows are taken from a float table in host memory with dense rows."""
     values = map_arg(arguments(node), fake)
     table, places = values["weight"], values["indices"]
     return (
@@ -33,8 +33,7 @@ def _is_plain_table(node: fx.Node) -> bool:
 
 
 def _is_plain_linear(node: fx.Node) -> bool:
-    """Whether an ``aten.linear`` is what the field means by it; torch takes a vector as weight, and any bias that
-    broadcasts, of any dtype where there is nothing to multiply."""
+    """Return whether an ``aten.linear`` has a 2-D weight, a 1-D bias or none, and one dtype, all in host memory."""
     values = arguments(node)
     weight, bias = fake(values["weight"]), values.get("bias")
     tensors = [fake(values["input"]), weight, *([] if bias is None else [fake(bias)])]
@@ -47,7 +46,7 @@ def _is_plain_linear(node: fx.Node) -> bool:
 
 
 def _is_plain_attention(node: fx.Node) -> bool:
-    """Whether queries, keys and values are a batch of heads; which masks the kernel reads it sees when it is called."""
+    """Return whether q, k and v are 4-D, of one float dtype and in host memory. The kernel checks masks itself."""
     values = map_arg(arguments(node), fake)
     read = [values[name] for name in ("query", "key", "value")]
     return (
@@ -59,7 +58,7 @@ def _is_plain_attention(node: fx.Node) -> bool:
 
 
 def _is_plain_copy(node: fx.Node) -> bool:
-    """Whether rows of one tensor are copied to places of another of its dtype and rank."""
+    """Return whether rows are copied into a tensor of their dtype and rank."""
     values = map_arg(arguments(node), fake)
     to, places, rows = values["self"], values["index"], values["source"]
     return (
@@ -72,7 +71,7 @@ def _is_plain_copy(node: fx.Node) -> bool:
 
 
 def _is_sum_of_whole(node: fx.Node) -> bool:
-    """Whether two whole numbers are added, or one to many of them."""
+    """Return whether two integer tensors are added, of the same sizes or the second with one element."""
     values = map_arg(arguments(node), fake)
     x, y = values["self"], values["other"]
     return (
@@ -87,7 +86,7 @@ def _is_sum_of_whole(node: fx.Node) -> bool:
 
 
 def _adds_whole(node: fx.Node) -> bool:
-    """Whether a whole number is added to a tensor of them, in place."""
+    """Return whether an integer is added in place to a contiguous integer tensor."""
     values = map_arg(arguments(node), fake)
     x, y = values["self"], values["other"]
     return (
@@ -105,7 +104,7 @@ def _is_one(alpha: Any) -> bool:
 
 
 def _is_here(tensor: Tensor) -> bool:
-    """Whether a tensor has elements in this machine's memory, with strides."""
+    """Return whether a tensor is strided and in host memory."""
     return tensor.device.type == "cpu" and tensor.layout is torch.strided
 
 
@@ -117,4 +116,4 @@ ATEN_CALLS: dict[Any, Callable[[fx.Node], bool]] = {
     _aten.linear.default: _is_plain_linear,
     _aten.scaled_dot_product_attention.default: _is_plain_attention,
 }
-"""Ops that there are kernels for, and whether they take a call."""
+"""Op -> whether its C++ kernel serves a call."""

@@ -1,11 +1,11 @@
-"""Steps that follow each other and need no Python are run in one call, by csrc/chain.
+"""Chains: runs of steps that need no Python, executed by one call of csrc/chain.
 
-A step joins a chain where it calls a kernel in C++ or is a view, and all that it is given are tensors and numbers.
-The same kernels run in the same order. A chain only saves the time of Python and the dispatcher in each call, some
-milliseconds for a decode step of a model of 24 layers, and lets other Python threads run meanwhile.
+A step can join a chain if it calls a C++ kernel or is a view, and all its arguments are tensors and numbers. The same
+kernels run in the same order. A chain only saves the time of Python and the dispatcher in each call, some milliseconds
+for a decode step of a model of 24 layers, and lets other Python threads run meanwhile.
 
-A chain is written as whole numbers, as ``csrc/chain/chain.cpp`` reads them: how many tensors and registers and sizes,
-then the steps, then the registers of its results, each list behind its length.
+A chain is encoded as integers, which ``csrc/chain/chain.cpp`` reads: the numbers of tensors, registers and sizes, then
+the steps, then the registers of its results. Each list follows its length.
 """
 
 import functools
@@ -26,36 +26,36 @@ from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor.kernels import places_of
 
 SHORTEST = 3
-"""Steps; fewer are called one by one."""
+"""The fewest steps of a chain. Shorter runs are called step by step."""
 LONG = 64
-"""A chain of so many steps, those of some layers, takes long enough to tell others that it computes."""
+"""The fewest steps of a chain that tells others that it computes: those of some layers."""
 
-# Views, and reshape, which copies where it must: they cost the dispatcher more than what they do.
+# Views, and reshape, which copies only if it must. The dispatcher takes longer than their work.
 _VIEWS = frozenset(
     "op aten." + name
     for name in "expand.default flatten.using_ints permute.default reshape.default select.int"
     " split_with_sizes.default squeeze.dim transpose.int unflatten.int unsqueeze.default view.default".split()
 )
 _ITEM = "py operator.getitem"
-# Ops that give a list, and which of their arguments has as many items.
+# Ops that return a list -> the index of the argument with as many items.
 _LISTS = {"native linears": 1, "op aten.split_with_sizes.default": 1}
 
 _NONE, _TENSOR, _MAYBE_TENSOR, _INT, _SIZE, _FLOAT, _MAYBE_FLOAT, _BOOL, _DTYPE = range(9)
 _TENSORS, _MAYBE_TENSORS, _INTS = range(9, 12)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
-"""Those that a step may be given, each as its place here."""
+"""The dtypes that a step may take as arguments, encoded as their index here."""
 _KERNEL, _DISPATCHED, _CONTIGUOUS = range(3)
 
 _dropped: deque[int] = deque()
-"""Handles of chains that nothing calls any more, until the next chain is made."""
+"""Handles of chains without users, until the next chain is made."""
 
 
 class _NotChainableError(Exception):
-    """A step that a chain does not take."""
+    """This step cannot join a chain."""
 
 
 def join(steps: Sequence[Step], kept: Iterable[str]) -> tuple[list[Step], Mapping[str, Callable[..., Any]]]:
-    """The same steps with chains in the place of those that can join one, and what the chains' steps call.
+    """Replace runs of steps by chains; return the new steps, and callee -> chain.
 
     kept: the names of values that are read after the last step.
     """
@@ -82,12 +82,12 @@ def join(steps: Sequence[Step], kept: Iterable[str]) -> tuple[list[Step], Mappin
 
 
 def _longest(steps: Sequence[Step], begin: int) -> "tuple[int, _Writer]":
-    """Where the chain ends that begins here, and what has written it."""
+    """Return the end of the longest chain from ``begin``, and its writer."""
     writer = _Writer()
     end = begin
     while end < len(steps) and writer.take(steps[end]):
         end += 1
-    # A sequence is no tensor, so all its items have to be taken out within the chain.
+    # A sequence is no tensor, so its items must all be taken out within the chain.
     while end > begin and writer.leaves_sequence(steps[end:]):
         end -= 1
         writer = _Writer()
@@ -97,7 +97,7 @@ def _longest(steps: Sequence[Step], begin: int) -> "tuple[int, _Writer]":
 
 
 def _items_first(steps: Sequence[Step]) -> list[Step]:
-    """The same steps, but items are taken out of a sequence right behind the step that gives it."""
+    """Move each step that takes an item of a sequence right behind the step that makes the sequence."""
     items: dict[str, list[Step]] = {}
     sequences = {name for step in steps if isinstance(step.results, str) for name in step.names}
     for step in steps:
@@ -122,7 +122,7 @@ def _is_item(step: Step) -> bool:
 
 
 def _last_reads(steps: Sequence[Step], kept: Iterable[str]) -> dict[str, int]:
-    """For each name the index of the last step that reads it; of a name that is kept, behind all."""
+    """Return name -> the index of the last step that reads it; len(steps) for names in ``kept``."""
     last = {
         name: index for index, step in enumerate(steps) for name in values_in([step.args, dict(step.kwargs)])
     }
@@ -131,7 +131,7 @@ def _last_reads(steps: Sequence[Step], kept: Iterable[str]) -> dict[str, int]:
 
 @dataclass
 class _Written:
-    """A step that has been written: what it calls, its arguments, and the registers of its results."""
+    """A step that has been encoded. head: its callee. arguments: encoded. results, reads: registers."""
 
     head: list[int]
     arguments: list[int]
@@ -143,10 +143,10 @@ class _Written:
 
 @dataclass
 class _Writer:
-    """Takes steps one after another for as long as they can be in a chain."""
+    """Encodes steps one after another for as long as they can be in a chain."""
 
     written: list[_Written] = field(default_factory=list)
-    # Of tensors: those that are made numbered from 0, those that are given from -1 downwards.
+    # Results are numbered from 0 upwards, inputs from -1 downwards.
     _registers: dict[str, int] = field(default_factory=dict)
     _inputs: list[Value | Constant] = field(default_factory=list)
     _sizes: list[Value] = field(default_factory=list)
@@ -155,7 +155,7 @@ class _Writer:
     _reads: set[int] = field(default_factory=set)
 
     def take(self, step: Step) -> bool:
-        """Write a step, and say whether that could be done."""
+        """Encode a step; return False, and change nothing, if it cannot join the chain."""
         before = len(self._inputs), len(self._sizes)
         self._reads = set()
         try:
@@ -168,7 +168,7 @@ class _Writer:
         return True
 
     def leaves_sequence(self, following: Sequence[Step]) -> bool:
-        """Whether a sequence is read by steps that follow."""
+        """Return whether following steps read a sequence of this chain."""
         return any(
             name in self._sequences
             for step in following
@@ -200,7 +200,7 @@ class _Writer:
             raise _NotChainableError
 
     def _take_layout(self, step: Step) -> None:
-        """``graph.ir.layout.laid_out``: a dense copy, where it is needed, of the dimensions in the order of memory."""
+        """Encode ``graph.ir.layout.laid_out``: a copy, if needed, that is dense in the given order of dimensions."""
         source, order = step.args
         argument = self._argument("Tensor", source)
         if order is not None:
@@ -213,7 +213,6 @@ class _Writer:
             self._registers[name] = self._permute(step, [_TENSOR, self._registers[name]], inverse)
 
     def _permute(self, step: Step, argument: list[int], order: Sequence[int]) -> int:
-        """The register of a view."""
         sizes = [number for dim in order for number in (_INT, dim)]
         head = [_DISPATCHED, *_text("aten::permute"), *_text("")]
         register = self._write_unnamed(step, head, [2, *argument, _INTS, len(order), *sizes], False, 1)[0]
@@ -230,7 +229,6 @@ class _Writer:
     def _write_unnamed(
         self, step: Step, head: list[int], arguments: list[int], gives_list: bool, count: int
     ) -> list[int]:
-        """Write what is called for a step; gives the registers of its results."""
         results = list(range(self._next, self._next + count))
         self._next += count
         self.written.append(_Written(head, arguments, gives_list, results, self._reads, step))
@@ -274,7 +272,7 @@ class _Writer:
                 raise _NotChainableError
 
     def _tensor(self, value: Value | Constant) -> int:
-        """A register, to be numbered in the end if it is an input's."""
+        """Return a tensor's register. Inputs have negative ones until the chain is complete."""
         key = _key(value)
         if key in self._sequences:
             raise _NotChainableError
@@ -292,7 +290,7 @@ class _Writer:
     # --- the whole chain
 
     def joined(self, read_later: Iterable[str], callee: str) -> tuple[Step, Callable[..., Any]]:
-        """The step that stands for all that were taken, and what it calls. read_later: names that they make."""
+        """Return the step that replaces all encoded ones, and its chain. read_later: the results that others read."""
         names = tuple(name for name in read_later if name in self._registers)
         results = [self._registers[name] for name in names]
         code = self._code(results)
@@ -326,7 +324,7 @@ class _Writer:
 
 
 def _placed(arguments: list[int], place: Callable[[int], int]) -> list[int]:
-    """Written arguments with the registers' final numbers."""
+    """Replace registers in encoded arguments by their final numbers."""
     placed, at = [arguments[0]], 1
     while at < len(arguments):
         kind, value = arguments[at], arguments[at + 1]
@@ -345,12 +343,12 @@ def _text(text: str) -> list[int]:
 
 
 def _key(value: Value | Constant) -> str:
-    """A name that a value and a constant do not share."""
+    """Return a name that differs between a value and a constant of the same name."""
     return value.name if isinstance(value, Value) else f"constant {value.name}"
 
 
 def _kind(formal: Any) -> str:
-    """The kind of an argument in its signature; torch counts a dtype among the whole numbers."""
+    """Return the type of an argument in its signature. torch's ``type`` gives "int" for a dtype."""
     return "ScalarType" if str(formal.real_type) == "ScalarType" else str(formal.type)
 
 
@@ -373,7 +371,7 @@ def _op(callee: str) -> torch._ops.OpOverload:
 
 
 def _bound(op: torch._ops.OpOverload, step: Step) -> Iterable[tuple[Any, Any]]:
-    """Each argument of an op's signature with what a step gives for it."""
+    """Yield (argument of the op's signature, its value in the step)."""
     kind, _, name = step.callee.partition(" ")
     places = places_of(name) if kind == "native" else None
     args = step.args if places is None else [step.args[place] for place in places]
@@ -397,10 +395,10 @@ def _free_dropped() -> None:
 class Chain:
     """A chain in the library's memory, for as long as something may call it.
 
-    The garbage collector may drop one in the middle of anything, also while somebody traces: a call of torch there
-    would be recorded in their graph. So the memory of dropped chains is freed when the next one is made.
+    The garbage collector may drop a chain at any time, also while a thread traces: a call of torch there would be
+    recorded in the graph. So the next chain to be made frees the memory of dropped ones.
 
-    is_long: it tells those who wait for a step to compute (``utils.computing``).
+    is_long: the chain tells threads that wait for a step to compute (``utils.computing``).
     """
 
     def __init__(self, code: list[int], is_long: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Compiling clusters: each distinct one once, shared by the layers and graphs that repeat it."""
+"""Compile each distinct cluster once, for all layers and graphs that repeat it."""
 
 import hashlib
 import itertools
@@ -30,7 +30,7 @@ from dlinfer.vendor.cpu.inductor.twins import Twins, twins_of
 
 @dataclass
 class _Compiled:
-    """A compiled cluster, what compiling it assumed about its symbols, and what tells how much a call has to do."""
+    """A compiled cluster. assumptions: about the symbols of its sizes. measure: of the work of a call."""
 
     run: Callable[..., Any]
     assumptions: list[str]
@@ -46,7 +46,7 @@ class _Compiled:
 
 
 class ClusterCompiler:
-    """Compiles subgraphs of loops and keeps what it compiled, in this process and on disk."""
+    """Compiles subgraphs of loops and keeps the results, in this process and on disk."""
 
     def __init__(self) -> None:
         self._compiled: dict[str, _Compiled] = {}
@@ -55,13 +55,13 @@ class ClusterCompiler:
         self._lock = threading.Lock()
 
     def run(self, name: str) -> Callable[..., Any]:
-        """The callable of a name that ``compile`` gave: from a cluster's inputs to the sequence of its outputs."""
+        """Return the function for a name from ``compile``. It takes the cluster's inputs and returns its outputs."""
         return self._runs[name]
 
     def load(self, name: str, cache: ArtifactCache) -> bool:
-        """Make ``run(name)`` possible from the disk cache alone; False where that holds no sound artifact.
+        """Load a cluster from the disk cache for ``run(name)``; return False if the cache holds no sound artifact.
 
-        One that assumes something of its sizes is not for callers without guards, and counts as not there.
+        Artifacts with assumptions about sizes count as missing: callers of ``load`` have no guards.
         """
         with self._lock:
             known = self._compiled.get(name) or cache.load_named(name, _read)
@@ -71,16 +71,16 @@ class ClusterCompiler:
             return True
 
     def keeps(self, name: str) -> bool:
-        """Whether ``load`` will find this cluster in another process."""
+        """Return whether ``load`` will find this cluster in another process."""
         known = self._compiled[name]
         return known.stored and not known.assumptions
 
     def compile(
         self, subgraph: Subgraph, cache: ArtifactCache, refused: str | None = None
     ) -> tuple[str, ClusterReport]:
-        """Compile a subgraph, or find one like it: (name for ``run``, report).
+        """Compile a subgraph, or find an equal one: (name for ``run``, report).
 
-        refused: why compiled loops are not to be trusted on this CPU; then it runs node by node.
+        refused: the reason not to trust compiled loops on this CPU. The subgraph then runs node by node.
         """
         start = time.perf_counter()
         surroundings = _Surroundings(environment(), code_generator())
@@ -114,7 +114,7 @@ class ClusterCompiler:
     def _fitting(
         self, first: Key, graph: fx.GraphModule, twins: Twins, cache: ArtifactCache, refused: str | None
     ) -> tuple[str, str]:
-        """(name, origin) of what runs this graph: what a compilation assumed must be true of its sizes too."""
+        """Return (name, origin) of a compilation of this graph with assumptions that the graph's sizes satisfy."""
         for variant in itertools.count():
             key = replace(first, variant=variant)
             name = key.name
@@ -134,8 +134,7 @@ class ClusterCompiler:
 
 
 def _as_laid_out(subgraph: Subgraph) -> Callable[..., Any]:
-    """The subgraph's function, whose results lie as the graph around it says: decompositions may lay them out in
-    another way than the op."""
+    """Lay out the subgraph's results like the fakes: decompositions may choose other layouts."""
     orders = [dense_order(fake(node)) for node in subgraph.outputs]
 
     def run(*inputs: Any) -> tuple[Any, ...]:
@@ -149,8 +148,7 @@ def _as_laid_out(subgraph: Subgraph) -> Callable[..., Any]:
 
 
 def node_by_node(graph: fx.GraphModule) -> Callable[..., Any]:
-    """The graph's ops one after the other. Its results have the strides of the fakes, since other steps rely on
-    them: torch's kernels may choose other strides than their fakes."""
+    """Run the graph's ops one by one, with results laid out like the fakes. Other steps rely on these strides."""
     (outputs,) = graph.graph.output_node().args
     assert isinstance(outputs, (list, tuple))
     values = [fake(node) if isinstance(node, fx.Node) else node for node in outputs]
@@ -167,8 +165,6 @@ def node_by_node(graph: fx.GraphModule) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class _Surroundings:
-    """Everything that compiled code depends on besides its graph, and the same as text."""
-
     environment: Environment
     code_generator: Mapping[str, Any]
 
@@ -178,7 +174,7 @@ class _Surroundings:
 
 
 def code_generator() -> dict[str, Any]:
-    """The identity of the code generator: the compiler and inductor's configuration."""
+    """Return the identity of the code generator: the compiler and inductor's configuration."""
     everything, unlike = inductor.configuration()
     return {
         "compiler": inductor.compiler(),
@@ -188,9 +184,9 @@ def code_generator() -> dict[str, Any]:
 
 
 def spelled(graph_module: fx.GraphModule) -> list[str]:
-    """A graph as lines that are equal for graphs that differ in names of nodes and symbols only.
+    """Return a graph as lines that are equal for graphs that differ only in names of nodes and symbols.
 
-    It is a cheap first look: a layer like one before need not be traced again to be recognised.
+    Comparing them is cheap: a layer that repeats an earlier one need not be traced again.
     """
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     ranges = symbols.symbol_ranges([fake(node) for node in placeholders])
@@ -207,7 +203,7 @@ def spelled(graph_module: fx.GraphModule) -> list[str]:
 
 
 def cluster_key(graph: fx.GraphModule, twins: Twins, surroundings: "_Surroundings") -> Key:
-    """The key of what a cluster computes: its ops, and its inputs' dtypes, sizes, strides and ranges of symbols."""
+    """Return a cluster's key: its ops, and its inputs' dtypes, sizes, strides and ranges of symbols."""
     ranges = sorted(symbols.symbol_ranges(twins.values).items())
     content = (*map(_shown, twins.values), *(f"{name}: {limits}" for name, limits in ranges), *_calls(graph))
     return Key(
@@ -222,7 +218,7 @@ def cluster_key(graph: fx.GraphModule, twins: Twins, surroundings: "_Surrounding
 
 
 def _calls(graph_module: fx.GraphModule) -> Iterator[str]:
-    """A line for each node that is no input, with the numbers of those that it reads."""
+    """Yield a line for each node that is no input, with the numbers of the nodes that it reads."""
     names: dict[fx.Node, str] = {}
     for index, node in enumerate(graph_module.graph.nodes):
         names[node] = f"%{index}"
@@ -238,21 +234,21 @@ def _compile(graph: fx.GraphModule, twins: Twins, key: Key, cache: ArtifactCache
     try:
         with native.memory_for_results():
             artifact = inductor.compile_loops(graph, twins.values, twins.mode)
-    # After any error of inductor the nodes still run one by one, and the error is reported.
+    # After any error of inductor the nodes run one by one, and the error is reported.
     except Exception as cause:  # noqa: BLE001
         reason = (
             f"inductor: {type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause) else ''}"
         )
         return _Compiled(node_by_node(graph), twins.assumptions(), "eager", reason)
     compiled = _Compiled(artifact, twins.assumptions(), "compiled", measure=measure_of(graph))
-    # torch saves a graph without the graph's own tensors, and a loaded graph takes them as inputs.
+    # torch saves a graph without the graph's own tensors. A loaded graph takes them as inputs.
     if not graph.graph.find_nodes(op="get_attr"):
         compiled.stored = cache.store(key, lambda: _written(compiled))
     return compiled
 
 
 def _written(compiled: _Compiled) -> bytes:
-    """The assumptions and the measure as a line of JSON, then torch's own bytes."""
+    """Serialise the assumptions and the measure as a line of JSON, followed by torch's own bytes."""
     known = [compiled.assumptions, compiled.measure and astuple(compiled.measure)]
     return json.dumps(known).encode() + b"\n" + inductor.save_loops(compiled.run)
 

@@ -1,8 +1,8 @@
-"""The graph engine ``inductor``: kernels called directly, everything between them in loops that inductor compiles.
+"""The graph engine ``inductor``: it calls kernels directly, and inductor compiles loops for everything between them.
 
-A region becomes a program of steps. Library calls, dlinfer's attention and cache ops, writes and random draws are
-steps of their own and stay in place, so no cache is cloned. The pointwise work and reductions between two steps are one
-cluster. Weights are inputs: they are neither copied nor frozen, and an artifact on disk holds none.
+A region becomes a program of steps. Library calls, dlinfer's attention and cache ops, writes and random draws are steps
+of their own, in the model's order, so no cache is cloned. The pointwise work and reductions between two such steps are
+one cluster. Weights are inputs: they are neither copied nor frozen, and an artifact on disk holds none.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ from dlinfer.vendor.cpu.inductor.selftest import CLUSTERS, EVERY_DTYPE, selftest
 
 @dataclass
 class _Notes:
-    """Notes on a region while it is compiled, in the form of CompiledRegion."""
+    """Notes about a region during compilation, with the fields of CompiledRegion."""
 
     placement: dict[str, str] = field(default_factory=dict[str, str])
     refused: dict[str, str] = field(default_factory=dict[str, str])
@@ -53,7 +53,7 @@ class _Notes:
 
 
 class InductorEngine(Engine):
-    """Graphs on CPU through torch's own code generator."""
+    """Runs graphs on CPU with torch's own code generator."""
 
     name = "inductor"
     passes: Sequence[Pass] = (SHARED_MASKS,)
@@ -64,7 +64,7 @@ class InductorEngine(Engine):
         self.selftest = self._selftest = selftest()
 
     def refuses(self, node: fx.Node) -> str | None:
-        """Higher-order ops and other devices are not taken; every other op has a kernel."""
+        """Refuse higher-order ops and other devices. Every other op has a kernel."""
         if node.op == "call_function" and isinstance(node.target, dispatcher.HigherOrderOperator):
             return f"{node.target} is a higher-order op"
         for reader in (node, *node.all_input_nodes):
@@ -74,13 +74,12 @@ class InductorEngine(Engine):
         return None
 
     def compile(self, region: Subgraph, options: CompileOptions) -> CompiledRegion:
-        """The region as a program."""
         owner = region.graph_module
         result = _Notes()
         folder = options.cache_dir or cache_folder()
         cache = ArtifactCache(folder, "inductor")
         native.load(folder / "native")  # before the clusters, which use its memory
-        # One elementary loop gains nothing from being compiled: ATen's kernel for it is as good.
+        # Compiling one elementary loop gains nothing: ATen's kernel for it is as good.
         smallest = 1 if options.keeps_small_regions else 2
         first: list[Step] = []
         steps: list[Step] = []
@@ -119,8 +118,9 @@ class InductorEngine(Engine):
         return CompiledRegion(program, result.placement, result.refused, result.clusters)
 
     def _kernel(self, node: fx.Node, folder: Path, result: _Notes, options: CompileOptions) -> str:
-        """The reference to what runs a node. Under the policy it is torch's kernel if there is no C++ compiler or the
-        C++ kernel is wrong on this CPU. It is the op's reference if the vendor's kernel does not take the call."""
+        """Return the kernel for a node: C++; torch's, if the C++ kernel cannot be built or fails its self-test; or the
+        op's reference, if the vendor's kernel refuses the call. All under the fallback policy.
+        """
         reference = kernels.callee_of(node)
         reason = None
         if reference.startswith("native "):
@@ -135,14 +135,14 @@ class InductorEngine(Engine):
         return reference
 
     def _fault_of_native(self, node: fx.Node, reference: str, folder: Path) -> str | None:
-        """Why a C++ kernel is not to be used here; None where it is."""
+        """Return why a C++ kernel must not be used here, or None."""
         missing = native.why_not(folder / "native")
         if missing is not None:
             return f"the C++ kernels cannot be built: {missing}"
         return self._selftest.failure(reference, kernels.precision_of_call(node))
 
     def _known_cluster(self, cluster: Cluster, folder: Path) -> Step | None:
-        """The kernel in C++ that computes a cluster; None where there is none, or it is not to be used here."""
+        """Return a step that computes a cluster with a C++ kernel, or None if no usable kernel computes it."""
         operands = gated_sum_of(cluster)
         (total,) = cluster.outputs if operands is not None else (None,)
         if operands is None or total is None or self._fault_of_native(total, CALLEE, folder) is not None:
@@ -156,16 +156,16 @@ class InductorEngine(Engine):
     def join(
         self, steps: Sequence[Step], outputs: Iterable[str]
     ) -> tuple[Sequence[Step], Mapping[str, Function]]:
-        """Join runs of steps into chains, which one call of C++ runs."""
+        """Join runs of steps into chains. One C++ call runs a chain."""
         return join(steps, outputs)
 
     def resolve(self, callee: str) -> Function:
-        """The function that a step of this engine's programs names."""
+        """Return the function for a callee of this engine's programs."""
         kind, _, name = callee.partition(" ")
         return self._clusters.run(name) if kind == "cluster" else kernels.resolve(callee)
 
     def restore(self, callees: Collection[str], cache_dir: Path) -> None:
-        """Load the clusters among ``callees`` from the disk cache. Raises MissingEntryError where one is not there."""
+        """Load the clusters among ``callees`` from the disk cache. Raises MissingEntryError if one is missing."""
         cache = ArtifactCache(cache_dir, "inductor")
         native.load(cache_dir / "native")
         for callee in callees:
@@ -174,7 +174,7 @@ class InductorEngine(Engine):
                 raise MissingEntryError(callee)
 
     def keeps(self, callees: Collection[str]) -> bool:
-        """Whether ``restore`` can do without a compiler what these callees need."""
+        """Return whether ``restore`` can load these callees without a compiler."""
         kinds = (callee.partition(" ") for callee in callees)
         return all(self._clusters.keeps(name) for kind, _, name in kinds if kind == "cluster")
 
@@ -200,15 +200,16 @@ class InductorEngine(Engine):
 
 
 def _call(node: fx.Node, kind: str, reference: str) -> list[Step]:
-    """The steps of a kernel. Results of our own kernels are contiguous, except attention's, whose heads are
-    side by side; other results are laid out as the graph says."""
+    """Return the steps of a kernel. Results that are not contiguous are laid out like the graph's: torch's may differ,
+    and attention returns heads side by side.
+    """
     packed = reference.startswith("native ") and reference != "native scaled_dot_product_attention"
     own = packed and all(map(is_contiguous, tensors_of(node)))
     return [Step.of(node, kind, reference)] if own else Step.laid_out(node, kind, reference)
 
 
 def _merge(reports: list[ClusterReport], new: ClusterReport) -> int:
-    """Count one more use of a cluster; gives the number of this use, from 1."""
+    """Count one more use of a cluster; return its number, from 1."""
     for report in reports:
         if report.key == new.key:
             report.uses += 1

@@ -1,4 +1,4 @@
-"""Results that leave a region lie in memory of torch's own, which their owner may resize.
+"""Put results that leave a region into torch's own memory, which their owner may resize.
 
 Large results between two steps come from a pool (csrc/common/result_memory.h). torch cannot resize the pool's memory,
 and FSDP and memory savers free a tensor by ``untyped_storage().resize_(0)``.
@@ -15,14 +15,14 @@ from dlinfer.graph.ir.program import Step
 from dlinfer.vendor.cpu import native
 
 LOOPS_ESCAPE = "loops_escape"
-"""The callee of the switch for loops; kernels have one of their own, which chains can call."""
+"""The callee of the switch for loops. Kernels have their own switch, which chains can call."""
 
 
 def in_own_memory(graph: fx.Graph, steps: Sequence[Step]) -> list[Step]:
-    """The steps, with a switch before and after each step whose large results the region returns.
+    """Add a switch before and after each step with large results that the region returns.
 
-    A step that raises outside of a chain leaves the switch on, until its thread runs the next such step. Results that
-    stay inside are then in torch's memory too, which only takes longer.
+    A step that raises outside a chain leaves the switch on until its thread runs the next such step. Until then all
+    results come from torch's memory, which only takes longer.
     """
     if native.why_not() is not None:
         return list(steps)

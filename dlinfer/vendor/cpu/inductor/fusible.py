@@ -1,7 +1,7 @@
-"""Which nodes inductor turns into loops of its own, so that neighbours of them fuse.
+"""Decide which nodes inductor compiles into loops, so that neighbours fuse.
 
-A node is decomposed as inductor would decompose it. Each remaining op is a loop, if inductor has a lowering for it, or
-a call into a library (matmul, attention, sort), which gains nothing from fusion.
+Each node is decomposed as inductor would do it. Each remaining op is a loop if inductor has a lowering for it, or else
+a library call (matmul, attention, sort), which gains nothing from fusion.
 """
 
 from typing import Any
@@ -25,27 +25,27 @@ _LIBRARY_CALLS = (
     "_embedding_bag", "_fft_c2c", "_fft_r2c", "_fft_c2r", "mkldnn_rnn_layer",
 )  # fmt: skip
 
-# A compiled loop checks indices too, but in a thread of its own, where a wrong one ends the process; ATen raises.
+# A compiled loop checks indices too, but in a thread of its own, where a wrong index ends the process. ATen raises.
 _INDEXED_BY_DATA = (
     "index", "embedding", "gather", "index_put", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy",
     "index_fill", "index_select", "take", "put",
 )  # fmt: skip
 
-# Their scale comes out of a sum. Loops take it in another order than torch, which changes its last digit, and where a
-# scaled value lies halfway between two 16-bit numbers, the result by a whole step. So in 16 bits they are calls of
-# kernels that take it in torch's order. In float32 they are, where there is one in C++: loops would break a chain.
+# Their scale depends on a sum. Loops sum in another order than torch, which changes the last digit; a scaled value
+# halfway between two 16-bit numbers then moves by a whole step. So in 16 bits they are calls of kernels with torch's
+# order. In float32 they are calls if there is a C++ kernel, because loops would end a chain.
 NORMS = (ops.rms_norm.overload, ops.add_rms_norm.overload)
 
-# Rotation and gated activation stand between two products, or a product and a cache, so there is nothing to fuse them
-# with but views. Inductor's loops are called through Python, which takes longer than the work of a decode step.
+# Rotation and gated activation stand between two products, or between a product and a cache: only views can fuse with
+# them. Python calls inductor's loops, which takes longer than the work of a decode step.
 CALLS = tuple(op.overload for op in (ops.apply_rotary_pos_emb, ops.silu_and_mul, ops.silu_mul, ops.gelu_mul))
 
-# They give 8-bit numbers: loops might take a norm's sum in another order, and a value halfway between two numbers
-# becomes another one then. The kernels do it in one pass, too.
+# They return 8-bit numbers. Loops might sum a norm in another order, and a value halfway between two numbers would then
+# round to the other one. The kernels also do it in one pass.
 QUANTISING = (ops.dynamic_quant.overload, ops.rms_norm_w8a8.overload, ops.add_rms_norm_w8a8.overload)
 
-# Loops compute these of floats with fewer digits than torch's kernels (exp(x) - 1 for expm1, a polynomial for erf), or
-# take infinities otherwise, or overflow where the result does not. The loops of gelu and the norms are right.
+# For floats, loops compute these less precisely than torch's kernels (exp(x) - 1 for expm1, a polynomial for erf),
+# treat infinities differently, or overflow where the result does not. The loops of gelu and the norms are right.
 _OTHER_NUMBERS = frozenset(
     "acosh arccosh atanh arctanh erf special_erf expm1 special_expm1 elu celu selu remainder floor_divide nextafter"
     " lerp addcdiv var std var_mean std_mean".split()
@@ -53,14 +53,14 @@ _OTHER_NUMBERS = frozenset(
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 NATIVE_FLOATS = frozenset((torch.bfloat16, torch.float16, torch.float32))
-"""The dtypes of the kernels in C++."""
+"""The float dtypes of the C++ kernels."""
 _DTYPES = frozenset((*_FLOATS, torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 
 _answers: dict[str, int] = {}
 
 
 def loops_of(node: fx.Node) -> int:
-    """How many elementary loops inductor makes of this pure node; 0 where it calls a library for it."""
+    """Return the number of elementary loops that inductor makes of a pure node; 0 if it calls a library."""
     op = overload(node)
     if op is None or op in QUANTISING or is_norm_call(node) or is_call(node):
         return 0
@@ -85,7 +85,7 @@ def loops_of(node: fx.Node) -> int:
 
 
 def is_norm_call(node: fx.Node) -> bool:
-    """Whether a node is a norm that no loop computes."""
+    """Return whether a node is a norm that stays a kernel call."""
     if overload(node) not in NORMS:
         return False
     dtype = tensors_of(node)[0].dtype
@@ -93,7 +93,7 @@ def is_norm_call(node: fx.Node) -> bool:
 
 
 def is_call(node: fx.Node) -> bool:
-    """Whether a node is a rotation or gated activation that a kernel in C++ computes."""
+    """Return whether a node is a rotation or gated activation with a C++ kernel."""
     if overload(node) not in CALLS or native.why_not() is not None:
         return False
     if overload(node) is ops.gelu_mul.overload and arguments(node)["tanh"] is not True:
@@ -108,14 +108,13 @@ def _gives_other_numbers(op: torch._ops.OpOverload, node: fx.Node) -> bool:
 
 
 def _counts_all_elements(op: torch._ops.OpOverload, node: fx.Node) -> bool:
-    """Whether a node is an argmax over several dimensions. Loops count elements in the order of memory, not
-    in that of the tensor."""
+    """Return whether a node is an argmax over several dimensions. Loops number elements in memory order."""
     name = op._schema.name.removeprefix("aten::")
     return name in ("argmax", "argmin") and arguments(node)["dim"] is None
 
 
 def _is_data(value: Any) -> bool:
-    """Whether a number that is no integer comes from a tensor's values: loops take sizes only."""
+    """Return whether a non-integer number comes from a tensor's values. Loops take sizes only."""
     return isinstance(value, (torch.SymFloat, torch.SymBool)) and bool(symbols.free_unbacked_symbols(value))
 
 
@@ -132,7 +131,7 @@ def _key(node: fx.Node) -> str:
 
 
 def decompositions() -> dict[Any, Any]:
-    """Inductor's decompositions and, for dlinfer's ops, their own bodies."""
+    """Return inductor's decompositions and, for dlinfer's ops, their own bodies."""
     ours = {spec.overload: spec.reference for spec in registry().values() if not spec.mutates}
     return inductor.decompositions() | ours
 
@@ -150,8 +149,8 @@ def _count_loops(node: fx.Node) -> int:
         args, kwargs = _filled(places, results)
         return node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
 
-    # It is traced with symbols of its own, so that decomposing adds no guards to the model's sizes. Those would depend
-    # on the models that were compiled before.
+    # It is traced with symbols of its own, so that decomposing adds no guards to the model's sizes. Such guards would
+    # depend on the models that were compiled before.
     fresh = twins_of(values)
     try:
         graph = fake_mode.trace_decomposed(call, fresh.values, fresh.mode, decompositions())
@@ -164,12 +163,12 @@ def _count_loops(node: fx.Node) -> int:
 
 
 def _example(value: Any) -> Any:
-    """A value to trace with: of a float or truth that follows from sizes, the one that it has in the captured call."""
+    """Return a value to trace with: for a float or bool that depends on sizes, the captured call's value."""
     return value.node.hint if isinstance(value, (torch.SymFloat, torch.SymBool)) else value
 
 
 class _Hole:
-    """Where an argument goes that is another node's result."""
+    """The place of an argument that is another node's result."""
 
     def __init__(self, index: int) -> None:
         self.index = index

@@ -1,4 +1,4 @@
-"""A linear layer and silu_and_mul right behind it, as one kernel in C++ that gives the bits of the two."""
+"""Fuse a linear layer and the silu_and_mul right behind it into one C++ kernel, with the same bits."""
 
 from collections.abc import Sequence
 
@@ -10,13 +10,13 @@ CALLEES = {
     "native linear": "native linear_silu_and_mul",
     "native linear_bf12": "native linear_bf12_silu_and_mul",
 }
-"""Of a linear layer: what computes it and silu_and_mul."""
+"""Callee of a linear layer -> callee that computes it and silu_and_mul."""
 
 
 def linear_of(node: fx.Node, reference: str, steps: Sequence[Step]) -> Step | None:
-    """The step of a linear layer that a node, which ``reference`` runs, is the only reader of and comes right behind.
+    """Return the last step if it is a linear layer that only ``node`` reads; else None.
 
-    steps: those before the node's. None where there is no such layer.
+    reference: the node's callee, which must be silu_and_mul. steps: the steps before the node.
     """
     if reference != "native silu_and_mul" or not steps or node.kwargs:
         return None

@@ -1,7 +1,7 @@
-"""Clusters that a kernel in C++ computes: x + sigmoid(gate) * y, as a shared expert's result is added.
+"""Recognise clusters that a C++ kernel computes: x + sigmoid(gate) * y, the sum with a shared expert's result.
 
-It stands between products, so there is nothing to fuse it with. A loop that inductor compiles is called through Python,
-which takes longer than the work of a decode step and ends a chain.
+The sum stands between products, so it has nothing to fuse with. Python calls inductor's loops, which takes longer than
+the work of a decode step and ends a chain.
 """
 
 import torch
@@ -20,7 +20,7 @@ _SIGMOID = torch.ops.aten.sigmoid.default
 
 
 def gated_sum_of(cluster: Cluster) -> tuple[fx.Node, fx.Node, fx.Node] | None:
-    """(x, gate, y), where a cluster is that sum of them and nothing else, and a kernel can be had."""
+    """Return (x, gate, y) if a cluster is exactly x + sigmoid(gate) * y and the C++ kernel takes it; else None."""
     if len(cluster.body) != 3 or len(cluster.outputs) != 1 or native.why_not() is not None:
         return None
     (total,) = cluster.outputs
@@ -34,7 +34,7 @@ def gated_sum_of(cluster: Cluster) -> tuple[fx.Node, fx.Node, fx.Node] | None:
 
 
 def _factors(node: fx.Node, op: object, of: object) -> tuple[fx.Node, fx.Node] | None:
-    """The arguments of a node of one op, the one that is another op's result behind the other one."""
+    """Return the two arguments of a node that calls ``op``, with a result of ``of`` last; None for any other node."""
     if overload(node) is not op or node.kwargs or len(node.args) != 2:
         return None
     for plain, other in (node.args, node.args[::-1]):

@@ -1,4 +1,4 @@
-"""Whether a vendor's kernel takes a node, asked of its fakes: for engines whose regions call kernels."""
+"""Ask a vendor's kernel whether it takes a node, by the node's fakes."""
 
 from torch import fx
 from torch.fx.node import map_arg
@@ -10,9 +10,9 @@ from dlinfer.ops.core.spec import NAMESPACE
 
 
 def kernel_refusal(node: fx.Node) -> str | None:
-    """Why a call of one of dlinfer's ops would run on the reference; None where a kernel takes it, and for other nodes.
+    """Return why a call of a dlinfer op would run on the reference; None if a kernel takes it, and for other nodes.
 
-    The kernel is one of the active vendor of the node's device.
+    The kernel is that of the vendor that is active on the node's device.
     """
     op = overload(node)
     if op is None or op.namespace != NAMESPACE:

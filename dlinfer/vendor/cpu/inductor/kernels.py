@@ -1,4 +1,4 @@
-"""The callee of a node that is no loop: the vendor's kernel, without the detour through the dispatcher."""
+"""Callees of nodes that are not loops. They call the vendor's kernel without the dispatcher."""
 
 import functools
 from collections.abc import Callable
@@ -32,8 +32,7 @@ from dlinfer.vendor.cpu.inductor.fusible import (
     is_norm_call,
 )
 
-# The kernels in C++ take these over where ``_is_native`` says so. They read weights as they lie in memory, so nothing
-# is packed or copied.
+# The C++ kernels take these over if ``_is_native`` allows it. They read weights in place, without packing or copies.
 _NATIVE = {
     "aten::add": "add_whole",
     "aten::add_": "add_whole_",
@@ -68,7 +67,7 @@ _NATIVE = {
 
 
 def callee_of(node: fx.Node, *, native: bool = True) -> str:
-    """The reference to what runs a node; without ``native``, where the kernels in C++ are not to be had."""
+    """Return the reference to the kernel of a node. native=False: the C++ kernels cannot be used."""
     op = overload(node)
     if op is None:
         return callee.reference(node.target)
@@ -102,26 +101,25 @@ def _is_native(node: fx.Node) -> bool:
     return op is None or op.namespace != "aten" or (op in ATEN_CALLS and ATEN_CALLS[op](node))
 
 
-# Ops that compute in the dtype of what comes first, whatever that of scales or of the router's weights.
+# Ops that compute in the dtype of their first argument, whatever the dtype of scales or of the router's weights.
 _OF_THE_FIRST = (ops.weight_quant_matmul.overload, ops.fused_moe.overload, ops.fused_moe_clamped.overload)
 
 
 def precision_of_call(node: fx.Node) -> str:
-    """The precision that a node's C++ kernel computes in: the one whose self-test counts."""
+    """Return the precision that a node's C++ kernel computes in. It selects the self-test."""
     if overload(node) in _OF_THE_FIRST:
         return precision_of([fake(next(iter(arguments(node).values())))])
     return precision_of([tensor for near in (node, *node.all_input_nodes) for tensor in tensors_of(near)])
 
 
 def _is_ours(name: str) -> bool:
-    """Whether this vendor's kernel answers an op: another one may lay caches out otherwise."""
+    """Return whether this vendor's kernel serves an op. Another vendor's may expect another cache layout."""
     vendor = discovery.activate_default("cpu")
     return vendor is not None and kernel_authors(vendor).get(name) == "cpu"
 
 
 def _has_own_layout() -> bool:
-    """Whether caches lie as the kernels in C++ read them. A vendor with another layout may share this vendor's
-    functions, which turn caches around."""
+    """Return whether caches have this vendor's layout. Another vendor may share its functions, which convert caches."""
     return kv_order("cpu") == KVCacheLayout.order
 
 
@@ -130,7 +128,7 @@ def _is_plain_fill(node: fx.Node) -> bool:
 
 
 def _is_plain_mixture(node: fx.Node) -> bool:
-    """Whether logits or hidden states are of a dtype that there are kernels for; they take the rest as the ops do."""
+    """Return whether the C++ kernels have the dtype of the logits or hidden states. They check nothing else."""
     return not node.kwargs and fake(node.args[0]).dtype in NATIVE_FLOATS  # pyright: ignore[reportArgumentType]
 
 
@@ -148,9 +146,9 @@ def _is_plain_paged(node: fx.Node) -> bool:
 
 
 def _is_plain_attention(node: fx.Node, keys: str, values: str) -> bool:
-    """Whether the kernel in C++ reads a call's tensors as they are. The vendor's function for the op copies others.
+    """Return whether the C++ kernel reads a call's tensors as they are. The vendor's function for the op copies others.
 
-    Its arguments are taken from those of the op by their places, so none may be given by name.
+    The kernel takes the op's arguments by position, so none may be given by name.
     """
     if node.kwargs:
         return False
@@ -167,7 +165,7 @@ def _is_plain_attention(node: fx.Node, keys: str, values: str) -> bool:
 
 _PLACES = (torch.int64, torch.int32)
 
-# Ops that only this vendor's function leads to the kernel in C++, and whether it does so for a call.
+# Ops that reach the C++ kernel only through this vendor's function -> whether a call does.
 _IF_PLAIN: dict[Any, Callable[[fx.Node], bool]] = {
     ops.fill_kv_cache.overload: _is_plain_fill,
     ops.paged_decode_attention.overload: _is_plain_paged,
@@ -183,7 +181,7 @@ _IF_PLAIN: dict[Any, Callable[[fx.Node], bool]] = {
 
 
 def resolve(reference: str) -> Callable[..., Any]:
-    """The function behind a reference of ``callee_of``."""
+    """Return the function for a reference from ``callee_of``."""
     kind, _, name = reference.partition(" ")
     if kind == "native":
         return _native(name)
@@ -211,9 +209,9 @@ def _native(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def places_of(name: str) -> tuple[int, ...] | None:
-    """Which of an op's arguments its kernel in C++ takes, in the kernel's order; None where it takes all as they are.
+    """Return the arguments of an op that its C++ kernel takes, as indices; None if it takes all in their order.
 
-    A cache tells its block size itself, for one, so that the kernel is not given it.
+    For example, the kernel reads the block size from the cache's shape.
     """
     spec = registry().get(name)
     if spec is None:

@@ -1,8 +1,8 @@
-"""Bool masks of attention, made additive once for all layers.
+"""Make the bool masks of attention additive once for all layers.
 
-``scaled_dot_product_attention`` makes a tensor of zeros and minus infinities from a bool mask at each call, in a model
-of 24 layers the same one 24 times. For a prompt of 512 tokens and a cache of 1024 that takes 2 to 3 % of the time. Here
-it is made before the first layer, in the loops that compute the mask, with the same values.
+``scaled_dot_product_attention`` makes a tensor of zeros and minus infinities from a bool mask at each call: the same
+tensor 24 times in a model of 24 layers. For a prompt of 512 tokens and a cache of 1024 that takes 2 to 3 % of the time.
+This pass makes it before the first layer, in the loops that compute the mask, with the same values.
 """
 
 import torch
@@ -18,7 +18,7 @@ _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 
 def share_additive_masks(graph_module: fx.GraphModule) -> list[Edit]:
-    """Give the attention nodes that share a bool mask, and the queries' dtype, one additive mask; an edit for each."""
+    """Give attention nodes with the same bool mask and query dtype one additive mask; return an edit for each mask."""
     sharing: dict[tuple[fx.Node, torch.dtype], list[fx.Node]] = {}
     for node in graph_module.graph.nodes:
         if overload(node) is _ATTENTION:
@@ -46,7 +46,7 @@ def share_additive_masks(graph_module: fx.GraphModule) -> list[Edit]:
 
 
 def _is_expanded(mask: torch.Tensor) -> bool:
-    """Whether an additive mask, which is dense, would be larger than the mask: it stays until the last layer."""
+    """Return whether a dense mask would be larger than this one. The additive mask lives until the last layer."""
     places = zip(mask.shape, mask.stride(), strict=True)
     return any(fixed_size(stride) == 0 and fixed_size(size) != 1 for size, stride in places)
 

@@ -1,8 +1,8 @@
-"""The running order of a region: kernels in the model's order, and between them clusters of loops.
+"""The running order of a region: kernels in the model's order, and clusters of loops between them.
 
-Kernels (library calls, dlinfer's heavy ops, writes, random draws) keep their order. A node that fuses is moved as late
-as its users, and the writes to its inputs, allow. So the nodes before one kernel come together in one cluster. The
-layers of a model repeat: they give equal clusters, which are compiled once.
+Kernels (library calls, dlinfer's heavy ops, writes, random draws) keep their order. A node that fuses moves as late as
+its users, and writes to its inputs, allow. So the nodes before one kernel form one cluster. The repeated layers of a
+model give equal clusters, which are compiled once.
 """
 
 import operator
@@ -26,9 +26,9 @@ from dlinfer.vendor.cpu.inductor.fusible import loops_of
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes that are compiled as one.
+    """Nodes that are compiled together.
 
-    members: those whose values it computes. body: with the views and sizes that come along, in running order.
+    members: the nodes that it computes. body: the members with their views and sizes, in running order.
     outputs: members that are read outside.
     """
 
@@ -41,7 +41,7 @@ Item = fx.Node | Cluster
 
 
 def schedule(graph: fx.Graph, *, smallest: int) -> list[Item]:
-    """Nodes and clusters in running order. Fewer than ``smallest`` elementary loops stay single nodes."""
+    """Return nodes and clusters in running order. Fewer than ``smallest`` elementary loops stay single nodes."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
     kinds = _kinds(calls)
     for node in calls:  # the items of a node's tuple go where it goes
@@ -59,7 +59,7 @@ def schedule(graph: fx.Graph, *, smallest: int) -> list[Item]:
 
 
 def _kinds(calls: Sequence[fx.Node]) -> dict[fx.Node, str]:
-    """Return each node's kind. Loops rely on known strides: with an input of uncertain strides it is a kernel."""
+    """Return each node's kind. Loops need known strides: a node with an input of uncertain strides is a kernel."""
     kinds: dict[fx.Node, str] = {}
     uncertain: set[int] = set()
     for node in calls:
@@ -76,7 +76,7 @@ def _kind(node: fx.Node) -> str:
     if is_size(node) and is_pure(node) and not reads_number(node):
         return "size"
     if node.target is operator.getitem or is_view(node):
-        # Inductor takes the offset of ``as_strided`` from where the cluster's input begins, not from its storage.
+        # Inductor counts the offset of ``as_strided`` from the beginning of the cluster's input, not from its storage.
         return "kernel" if is_as_strided(node) else "view"
     if is_pure(node) and loops_of(node):
         return "loop"
@@ -84,7 +84,7 @@ def _kind(node: fx.Node) -> str:
 
 
 def _keep_in_place(calls: Sequence[fx.Node], kinds: dict[fx.Node, str]) -> None:
-    """Views and sizes of a tensor that is given another shape in place keep their order like kernels."""
+    """Make views and sizes of a tensor that is reshaped in place keep their order, like kernels."""
     reshaped = reshaped_memory(calls)
     for node in calls:
         if kinds[node] in ("view", "size") and not reshaped.isdisjoint(memory_read(node)):
@@ -94,7 +94,7 @@ def _keep_in_place(calls: Sequence[fx.Node], kinds: dict[fx.Node, str]) -> None:
 def _latest_slots(
     graph: fx.Graph, calls: Sequence[fx.Node], kinds: dict[fx.Node, str]
 ) -> dict[fx.Node, float]:
-    """Kernel number k stands in slot k + 0.5, what is computed before it in slot k."""
+    """Return node -> the latest slot it can run in. Kernel number k has slot k + 0.5; slot k comes before it."""
     effects = effects_of(graph)
     kernels = [node for node in calls if kinds[node] == "kernel"]
     number = {node: index for index, node in enumerate(kernels)}
@@ -122,7 +122,7 @@ def _latest_slots(
 
 
 def _after(writer: fx.Node, effects: Effects) -> fx.Node:
-    """The node right after a writer, so that an open interval up to it includes the write."""
+    """Return the node right after a writer, so that an open interval up to it includes the write."""
     follower = writer.next
     return follower if follower in effects.position else writer
 
@@ -131,7 +131,7 @@ def _slot_items(nodes: list[fx.Node], kinds: dict[fx.Node, str], smallest: int) 
     loops = [node for node in nodes if kinds[node] == "loop"]
     if sum(loops_of(node) for node in loops) < smallest:
         return list(nodes)
-    # Views of the cluster's results come after it, views and sizes of earlier results before or after alike.
+    # Views of the cluster's results come after it. Views and sizes of earlier results may come before or after.
     inside = set(loops)
     late: list[fx.Node] = []
     early: list[fx.Node] = []
@@ -148,9 +148,9 @@ def _slot_items(nodes: list[fx.Node], kinds: dict[fx.Node, str], smallest: int) 
 
 
 def _with_liveness(graph: fx.Graph, items: Sequence[Item], kinds: dict[fx.Node, str]) -> list[Item]:
-    """The items that something needs, and for each cluster its body and outputs.
+    """Return the items that are needed, with each cluster's body and outputs.
 
-    A cluster computes the views and sizes that it reads itself, so most of them are needed by nobody else.
+    A cluster computes the views and sizes that it reads itself, so most of them are not needed elsewhere.
     """
     needed = set(graph.output_node().all_input_nodes)
     order = {node: index for index, node in enumerate(graph.nodes)}
@@ -174,7 +174,7 @@ def _with_liveness(graph: fx.Graph, items: Sequence[Item], kinds: dict[fx.Node, 
 def _body(
     members: Sequence[fx.Node], order: dict[fx.Node, int], kinds: dict[fx.Node, str]
 ) -> tuple[fx.Node, ...]:
-    """The members with the views and sizes that they read, in the graph's order."""
+    """Return the members with the views and sizes that they read, in the graph's order."""
     body = set(members)
     waiting = list(members)
     while waiting:
@@ -186,7 +186,7 @@ def _body(
 
 
 def _comes_along(node: fx.Node) -> bool:
-    """Views and sizes cost nothing inside a cluster, and let it index into what they view."""
+    """Return whether a node is a view or size. In a cluster they are free, and loops can index the viewed tensor."""
     if node.target is operator.getitem and not is_size(node):
         source = node.all_input_nodes[0]
         return source.op == "call_function" and is_view(source)

@@ -1,6 +1,6 @@
 """The self-test of this vendor's C++ kernels and compiled loops.
 
-A compiler builds both for the CPU at hand, so another CPU runs other instructions.
+A compiler builds both for this CPU; another CPU runs other instructions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,16 +22,14 @@ from dlinfer.vendor.cpu.inductor.twins import twins_of
 from dlinfer.vendor.cpu.selftest import kernels as kernel_selftest
 
 CLUSTERS, EVERY_DTYPE = "clusters", "every dtype"
-"""The name and precision of the one case of compiled loops. It has all dtypes, since one compilation takes seconds."""
+"""The name and precision of the only case of compiled loops. It has all dtypes, since one compilation takes seconds."""
 
 
 def selftest() -> SelfTest:
-    """The self-test of the vendor's kernels and compiled loops."""
     return SelfTest(kernel_selftest.owner, cases, native.library_name)
 
 
 def cases() -> Iterator[Case]:
-    """Every case."""
     yield from kernel_selftest.cases()
     yield Case("compiled loops with NaN and infinities", {CLUSTERS}, EVERY_DTYPE, _loops, _expected)
 
@@ -60,7 +58,7 @@ def _of_two(x: Tensor, y: Tensor) -> Sequence[Tensor]:
 
 
 def _expected() -> list[Tensor]:
-    """The same by Python's floats, whose comparisons, products and sums are IEEE 754's."""
+    """Compute the results with Python's floats, which follow IEEE 754."""
     by_pairs = by_python(
         lambda a, b: a > b,
         lambda a, b: a <= b,

@@ -1,9 +1,8 @@
-"""Clusters with so little to do that one thread is done before others have begun.
+"""Run clusters with little work on one thread: it finishes before others would have begun.
 
-Inductor writes a cluster for any number of rows as loops that all threads share, each with a barrier behind it. In a
-decode step a cluster has a few microseconds of work, and starting and joining threads takes several times that. So a
-cluster's work is measured once, by the size of one of its inputs, and a call of little work is run by the calling
-thread: OpenMP then starts no other.
+Inductor's loops for any number of rows run on all threads, each with a barrier behind it. In a decode step a cluster
+has a few microseconds of work, and starting and joining threads takes several times that. So a cluster's work is
+measured once, as a function of one input's size, and the calling thread runs small calls alone.
 """
 
 import ctypes
@@ -19,19 +18,19 @@ from dlinfer.graph.ir.dialect import fake, is_view
 from dlinfer.graph.torch_private.symbols import fixed_size, multiple_of
 
 MOST = 1 << 18
-"""Results of elementary loops that one thread computes: about 15 microseconds' work."""
+"""The most results of elementary loops for one thread: about 15 microseconds of work."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A cluster has little to do where its input ``index`` has at most ``most`` elements."""
+    """A cluster's work is little if input ``index`` has at most ``most`` elements."""
 
     index: int
     most: int
 
 
 def measure_of(graph: fx.GraphModule) -> Measure | None:
-    """The measure of a decomposed graph's work; None if it is always much, or grows with more than one input."""
+    """Return the measure of a decomposed graph; None if its work is always much, or grows with more than one input."""
     counts = [
         value.numel()
         for node in graph.graph.nodes
@@ -51,7 +50,7 @@ def measure_of(graph: fx.GraphModule) -> Measure | None:
 
 
 def by_one_thread(run: Callable[..., Any], measure: Measure | None) -> Callable[..., Any]:
-    """The same cluster, whose calls of little work start no threads."""
+    """Wrap a cluster so that calls with little work start no threads."""
     set_threads = _set_threads()
     if measure is None or set_threads is None:
         return run
@@ -72,9 +71,9 @@ def by_one_thread(run: Callable[..., Any], measure: Measure | None) -> Callable[
 
 @functools.cache
 def _set_threads() -> Callable[[int], None] | None:
-    """OpenMP's setting of the calling thread; None where torch's threads are not OpenMP's, or it is not to be found.
+    """Return OpenMP's setter for the calling thread; None if it cannot be found or does not control torch's threads.
 
-    torch.set_num_threads is no substitute: it changes what threads get that have not yet asked.
+    torch.set_num_threads is no substitute: it changes the number of threads that have not yet asked for theirs.
     """
     try:
         setter = ctypes.CDLL(None).omp_set_num_threads

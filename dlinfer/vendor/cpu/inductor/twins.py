@@ -1,8 +1,8 @@
 """Twins: fake copies of a subgraph's inputs, with fresh size symbols that the model does not know.
 
-A group of nodes that is compiled by itself must not depend on the symbols of its model. The same group in another
-layer, graph or process has other symbols. Its twins have fresh symbols with the same ranges and example values. The
-compiler's assumptions about them are checked against the model's symbols afterwards.
+Compiled code of a subgraph must not depend on the model's symbols, since other layers, graphs and processes have other
+ones. The twins' fresh symbols have the same ranges and example values. The compiler's assumptions about them are
+checked against the model's symbols afterwards.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from dlinfer.graph.torch_private import fake_mode, symbol_guards, symbols
 
 @dataclass
 class Twins:
-    """values: one for each fake, in order. mode: theirs. original: fresh symbol -> the model's symbol."""
+    """values: one for each fake, in order. mode: the twins' fake mode. original: fresh symbol -> the model's symbol."""
 
     values: list[Any]
     mode: fake_mode.FakeTensorMode
@@ -24,16 +24,16 @@ class Twins:
     environment: Any = None
 
     def assumptions(self) -> list[str]:
-        """The assumptions of compilation about the twins' symbols, as expressions that are true."""
+        """Return the compiler's assumptions about the twins' symbols, as expressions that are true."""
         return symbol_guards.guards_of(self.mode)
 
     def holds(self, assumptions: Sequence[str]) -> bool:
-        """Whether the model's symbols satisfy these, now and by guards from now on."""
+        """Return whether the model's symbols satisfy these assumptions; if so, add guards for them."""
         return symbol_guards.guard_all(assumptions, self.original, self.environment)
 
 
 def twins_of(fakes: Sequence[Any]) -> Twins:
-    """Twins of tensors and symbolic numbers; plain numbers are their own."""
+    """Make twins of tensors and symbolic numbers. Plain numbers are kept."""
     mode = fake_mode.fresh_mode()
     twins = Twins([], mode)
     fresh: dict[Any, Any] = {}

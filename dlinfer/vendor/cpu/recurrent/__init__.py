@@ -1,1 +1,1 @@
-"""Ops with a state for each sequence on CPU: no Python loop over tokens, in prefill none over sequences either."""
+"""Ops with a state for each sequence on CPU. No Python loop runs over tokens, nor in prefill over sequences."""

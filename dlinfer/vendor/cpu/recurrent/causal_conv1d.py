@@ -1,4 +1,4 @@
-"""A causal convolution over packed sequences: each one's state before its tokens, and shifted rows summed."""
+"""A causal convolution over packed sequences: put each sequence's state before its tokens, then sum shifted rows."""
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ def causal_conv1d(
         result = (inputs.to(dtype) * taps).sum(1)
         keep(conv_state, state_ids, inputs.transpose(1, 2))
     else:
-        # Each sequence's tokens behind its last `width` inputs: token t of sequence b is row t + (b + 1) * width.
+        # Each sequence's tokens follow its last `width` inputs: token t of sequence b is row t + (b + 1) * width.
         behind = torch.tensor(ends)
         lengths = behind.diff(prepend=behind.new_zeros(1))
         last = behind + torch.arange(1, batch + 1) * width

@@ -1,8 +1,8 @@
-"""The gated delta rule: decoding takes one step of the rule itself, prefill cuts sequences into chunks.
+"""The gated delta rule: decoding takes one step of the rule, prefill cuts sequences into chunks.
 
-Within a chunk, what its tokens change is the solution of a unit triangular system (the WY form of Yang et al., 2024,
-arXiv:2406.06484). So all chunks of a batch are a few batched products, and only states are handed from chunk to chunk,
-in as many steps as the longest sequence has chunks.
+The changes by a chunk's tokens solve a unit triangular system (the WY form of Yang et al., 2024, arXiv:2406.06484), so
+a few batched products compute all chunks of a batch. Only states pass from chunk to chunk, one step for each chunk of
+the longest sequence.
 """
 
 import torch
@@ -51,14 +51,14 @@ def gated_delta_rule(
 
 
 def _read(state: Tensor, x: Tensor) -> Tensor:
-    """state [..., value size, key size] times x [..., key size]."""
+    """Return state [..., value size, key size] times x [..., key size]."""
     return (state @ x[..., None])[..., 0]
 
 
 def _chunked(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor, state: Tensor, lengths: Tensor
 ) -> Tensor:
-    """The rule over packed sequences. state [sequences, heads, value size, key size] is written."""
+    """Apply the rule to packed sequences. state [sequences, heads, value size, key size] is written."""
     longest = int(lengths.max())
     size = min(_CHUNK, 1 << (longest - 1).bit_length())
     counts = (lengths + (size - 1)) // size
@@ -68,7 +68,7 @@ def _chunked(
     rows = torch.arange(tokens) + torch.repeat_interleave(offset, lengths, output_size=tokens)
 
     def cut(x: Tensor) -> Tensor:
-        """[tokens, heads, ...] -> [chunks, heads, size, ...], with zeros behind a sequence's last token."""
+        """Cut [tokens, heads, ...] into [chunks, heads, size, ...], with zeros behind a sequence's last token."""
         padded = x.new_zeros(chunks * size, *x.shape[1:]).index_copy_(0, rows, x)
         return padded.unflatten(0, (chunks, size)).transpose(1, 2).contiguous()
 

@@ -1,17 +1,17 @@
-"""States of sequences, read from their slots and written back."""
+"""Read the states of sequences from their slots, and write them back."""
 
 from torch import Tensor
 
 
 def states_of(cache: Tensor, state_ids: Tensor, fresh: Tensor) -> Tensor:
-    """A copy of each sequence's state: zero where it begins or has no slot, whatever lies there."""
+    """Copy each sequence's state; zeros for a sequence that begins or has no slot, whatever its slot holds."""
     states = cache.index_select(0, state_ids.clamp(min=0))
     empty = fresh | (state_ids < 0)
     return states.masked_fill_(empty.view(-1, *(1,) * (cache.dim() - 1)), 0)
 
 
 def keep(cache: Tensor, state_ids: Tensor, states: Tensor, chosen: Tensor | None = None) -> None:
-    """Write states [sequences, ...] into their slots, of sequences that have one and are ``chosen``."""
+    """Write states [sequences, ...] into the slots of the sequences that have one and are ``chosen``."""
     kept = state_ids >= 0 if chosen is None else (state_ids >= 0) & chosen
     if bool(kept.all()):
         cache.index_copy_(0, state_ids.long(), states.to(cache.dtype))

@@ -1,1 +1,1 @@
-"""The self-test of the C++ kernels: cases with known results, which run before a kernel is used on this CPU."""
+"""The self-test of the C++ kernels: cases with known results, run on this CPU before a kernel is used."""

@@ -15,14 +15,14 @@ _NARROW = torch.bfloat16
 
 
 def cases(native: Callable[[str], Callable[..., Tensor]]) -> Iterator[Case]:
-    """native: returns a kernel by name."""
+    """Yield the cases. native: returns a kernel by name."""
     for columns in (256, 200):  # whole groups, and not
         yield _gated(native, columns)
     yield _packing(native)
 
 
 def _gated(native: Callable[[str], Callable[..., Tensor]], columns: int) -> Case:
-    """Sums of products of -1, 0 and 1: exact in any order."""
+    """Sum products of -1, 0 and 1, which are exact in any order."""
     gates, inputs = small_whole(72, columns, 2) / 16, [small_whole(rows, columns, rows) for rows in ROWS]
 
     def run() -> Sequence[Tensor]:
@@ -39,7 +39,7 @@ def _gated(native: Callable[[str], Callable[..., Tensor]], columns: int) -> Case
 
 
 def _packing(native: Callable[[str], Callable[..., Tensor]]) -> Case:
-    """Every bfloat16 but those that differ in the sign alone, each as likely, so that most are exceptions."""
+    """Pack all bfloat16 numbers of one sign once each, so that most are exceptions."""
     weight = torch.arange(2**15).short().view(_NARROW)[: 127 * 258].view(127, 258)
 
     def run() -> Sequence[Tensor]:

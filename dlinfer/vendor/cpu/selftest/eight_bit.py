@@ -14,20 +14,20 @@ Native = Callable[[str], Callable[..., Tensor]]
 
 
 def cases(native: Native) -> Iterator[Case]:
-    """native: returns a kernel by name."""
+    """Yield the cases. native: returns a kernel by name."""
     for dtype in FLOATS:
         yield _rows(native, dtype)
     yield _widened(native)
 
 
 def _over_blocks(scale: Tensor, rows: int, columns: int) -> Tensor:
-    """A number for each block, as one for each place."""
+    """Expand a number for each block to one for each place."""
     whole = scale.repeat_interleave(_BLOCK[0], 0).repeat_interleave(_BLOCK[1], 1)
     return whole[:rows, :columns]
 
 
 def _widened(native: Native) -> Case:
-    """Every float8, in rows that registers do not divide, by powers of two."""
+    """Dequantise every float8 by powers of two, in rows that are no multiple of a register."""
     bits = torch.arange(67 * 137).view(67, 137).remainder(256).to(torch.uint8)
     scale = 2.0 ** small_whole(5, 3, 2)
 
@@ -44,7 +44,7 @@ def _widened(native: Native) -> Case:
 
 
 def _rows(native: Native, dtype: torch.dtype) -> Case:
-    """Numbers whose largest is that of the 8-bit ones, so that each becomes itself; norms by about one in a hundred."""
+    """Quantise numbers with scale 1, so that each stays itself, and norms with a scale of about 1/100."""
     x = small_whole(5, 203, 1) * 40
     x[:, 7] = 127
     large = x.clone()

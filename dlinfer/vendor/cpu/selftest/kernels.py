@@ -1,6 +1,6 @@
 """The self-test of this vendor's C++ kernels.
 
-The compiler builds them for the CPU at hand, so another CPU runs other instructions.
+The compiler builds them for this CPU; another CPU runs other instructions.
 """
 
 import math
@@ -36,19 +36,17 @@ _OPS: dict[str, Collection[str]] = {
     },
     "linear_blocked_fp8": ("linear_fp8", "rounded_in_blocks"),
 }  # fmt: skip
-"""Ops of any dtype, and their kernels in C++."""
+"""Ops of any dtype -> their C++ kernels."""
 
 _BF12_OPS = ("linear_bf12", "embedding_bf12", "fused_moe_bf12")
-"""Ops whose kernels in C++ are for bfloat16 alone."""
+"""Ops with C++ kernels for bfloat16 alone."""
 
 
 def owner() -> str:
-    """Name and version of what is tested."""
     return f"torch {torch.__version__.partition('+')[0]} with dlinfer's C++ kernels"
 
 
 def cases() -> Iterator[Case]:
-    """Every case."""
     yield from bf12.cases(_native)
     yield from eight_bit.cases(_native)
     for dtype in FLOATS:
@@ -74,7 +72,7 @@ def _native(name: str) -> Callable[..., Tensor]:
 
 
 def _op(op: str, kernels: Collection[str], dtype: torch.dtype) -> Case:
-    """An op with its samples and larger ones, by its kernel, against its reference in float64."""
+    """Compare an op's kernel with its reference in float64, on the op's samples and larger ones."""
     spec = registry()[op]
 
     def calls(layout: KVCacheLayout) -> Iterator[list[Any]]:
@@ -83,7 +81,7 @@ def _op(op: str, kernels: Collection[str], dtype: torch.dtype) -> Case:
         yield from map(list, LARGER[op](make) if op in LARGER else ())
 
     def run() -> Sequence[Tensor]:
-        # Found by name: the kernels import what imports this file.
+        # Found by name, because the kernels import what imports this file.
         kernel = discovery.kernels_of(discovery.get("cpu"))[op]
         for name in kernels:
             _native(name)
@@ -93,7 +91,7 @@ def _op(op: str, kernels: Collection[str], dtype: torch.dtype) -> Case:
         return [oracle.widened(result) for result in results]
 
     def expected() -> Sequence[Tensor]:
-        # The reference reads caches in the layout of the active vendor, which may be another one.
+        # The reference reads caches in the layout of the active vendor, which may not be this one.
         layout = KVCacheLayout(kv_order("cpu"))
         results = [result for args in calls(layout) for result in oracle.expected(spec, args)]
         writes_caches = "k_cache" in spec.mutates
@@ -105,9 +103,9 @@ def _op(op: str, kernels: Collection[str], dtype: torch.dtype) -> Case:
 
 
 def _packed_linear(dtype: torch.dtype, rounds: bool) -> Case:
-    """Sums of at most 200 products of -1, 0 and 1 with numbers of -15 to 15: exact in float32, in any order.
+    """Sum at most 200 products of -1, 0 and 1 with integers from -15 to 15: exact in float32, in any order.
 
-    rounds: a 127 in each group, so that each input is rounded to itself.
+    rounds: each group has a 127, so that quantising to int8 keeps each input.
     """
     packing = AWQ.of_groups(48)
     numbers, zeros = small_whole(200, 136, 1) * 7 + 8, small_whole(5, 136, 2) * 7 + 8
@@ -133,7 +131,7 @@ def _packed_linear(dtype: torch.dtype, rounds: bool) -> Case:
 
 
 def _mxfp4_linear(dtype: torch.dtype) -> Case:
-    """Sums of at most 192 products of -1, 0 and 1 with halves of -6 to 6, by powers of two: exact in any order."""
+    """Sum at most 192 products of -1, 0 and 1 with halves from -6 to 6, scaled by powers of two: exact in any order."""
     generator = torch.Generator().manual_seed(0)
     qweight = torch.randint(-(2**31), 2**31, (192, 17), generator=generator).to(MXFP4.storage)
     scales, inputs = 2.0 ** small_whole(6, 136, 3), [small_whole(rows, 192, rows) for rows in ROWS]
@@ -191,7 +189,7 @@ def _rows_of_table(dtype: torch.dtype) -> Case:
 
 
 def _masked(dtype: torch.dtype) -> Case:
-    """Two sequences of 300 keys, three heads to a key head: 70 queries on ranges of them, and one."""
+    """Attend from 70 queries to ranges of 300 keys, and from one: two sequences, three query heads to a key head."""
     q, k, v = (
         small_whole(2 * heads * rows, 40, rows).view(2, heads, rows, 40)
         for heads, rows in ((6, 70), (2, 300), (2, 301))
@@ -242,7 +240,7 @@ def _copied(dtype: torch.dtype) -> Case:
 
 
 def _tokens(dtype: torch.dtype) -> Case:
-    """Of equal logits, whose order is that of the tokens, and of logits that halve the probability each time."""
+    """Sample equal logits, which must be ordered by token, and logits that halve the probability each time."""
     equal = torch.zeros(4, 5000)
     equal[:, 1::2] = -torch.inf
     halving = -torch.arange(1000).flip(0).repeat(4, 1) * math.log(2)
@@ -257,7 +255,7 @@ def _tokens(dtype: torch.dtype) -> Case:
                           for i in range(3)]  # fmt: skip
 
     def expected() -> Sequence[Tensor]:
-        # Of 2500 equal ones; of 1/2, 1/4, 1/8 ...; of 4/7, 2/7, 1/7; of 2/3, 1/3; and again of the former three.
+        # 2500 equal logits; 1/2, 1/4, 1/8 ...; 4/7, 2/7, 1/7; 2/3, 1/3; and again 4/7, 2/7, 1/7.
         tokens = [[0] * 4, [999] * 4, [500, 2000, 3000, 4500], [999, 999, 998, 996], [999, 999, 998, 997],
                   [999, 999, 999, 998], [999, 999, 998, 997]]  # fmt: skip
         return [torch.tensor(tensor) for tensor in tokens]

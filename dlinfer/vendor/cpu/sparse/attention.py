@@ -1,4 +1,4 @@
-"""Sparse attention on CPU: the chosen keys of many tokens gathered from their pages and attended in one product."""
+"""Sparse attention on CPU: gather the chosen keys of many tokens from their pages, then attend in one product."""
 
 import torch
 from torch import Tensor
