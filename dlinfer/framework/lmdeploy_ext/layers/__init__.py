@@ -1,1 +1,1 @@
-"""The layers that LMDeploy builds its models from: takes its BuildSpecs, returns implementations on ``dlinfer.ops``."""
+"""The layers that LMDeploy builds its models from. Each takes LMDeploy's BuildSpec and computes by ``dlinfer.ops``."""

@@ -21,7 +21,7 @@ from dlinfer.framework.lmdeploy_ext.layers.positions import windows
 
 @dataclass
 class StepMetadata(DlinferAttentionMetadata):
-    """LMDeploy's attention metadata of a step, with fields for other layers too: models pass this object on to them.
+    """LMDeploy's attention metadata of a step, with fields for other layers too, since models pass this object to them.
 
     The first four fields are LMDeploy's own; cu_seqlens_q_cpu [B + 1], kv_seqlens_cpu [B].
     adapter_ids: int64 [N], the LoRA adapter of each token, 0 for none; None if the engine has no adapters.
@@ -85,8 +85,8 @@ def cache_slots(
 ) -> Tensor:
     """Return the slot of each new token in the paged cache, block * block_size + offset: int64 [tokens].
 
-    q_seqlens: [B], number of new tokens of each sequence. kv_seqlens: [B], its length including the new tokens.
-    cu_seqlens: [B + 1]. block_offsets: [B, blocks]. The last q_seqlens[b] positions of sequence b are the new ones.
+    q_seqlens: [B], each sequence's number of new tokens. kv_seqlens: [B], its length with them, the last ones.
+    cu_seqlens: [B + 1]. block_offsets: [B, blocks].
     """
     sequence = torch.repeat_interleave(q_seqlens.long(), output_size=tokens)
     first = (kv_seqlens - q_seqlens).long() - cu_seqlens[:-1].long()
@@ -96,7 +96,7 @@ def cache_slots(
 
 
 def last_slots(kv_seqlens: Tensor, block_offsets: Tensor, block_size: int) -> Tensor:
-    """Return ``cache_slots`` of sequences with one new token each, int64 [B], with a third of the torch calls."""
+    """Return ``cache_slots`` of sequences with one new token each, int64 [B], with fewer torch calls."""
     position = kv_seqlens.long() - 1
     block = position // block_size
     first = block_offsets.gather(1, block.unsqueeze(1)).squeeze(1).long() * block_size
@@ -104,11 +104,11 @@ def last_slots(kv_seqlens: Tensor, block_offsets: Tensor, block_size: int) -> Te
 
 
 class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
-    """Attention over the paged KV cache: fills the cache, then prefill or decode."""
+    """Attention over the paged KV cache: fills the cache, then attends by the op for prefill or for decoding."""
 
     @classmethod
     def from_spec(cls, spec: Any) -> "PagedAttention | SparseAttention":
-        """Build the layer of LMDeploy's PagedAttentionBuildSpec: a SparseAttention if an indexer precedes it.
+        """Build the layer of a PagedAttentionBuildSpec; a SparseAttention if an indexer precedes it.
 
         Raises UnsupportedFeatureError for features that no op serves.
         """
@@ -151,7 +151,7 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
         contiguous. GLM-4's query is a part of a projection's result, and a graph cannot flatten heads there.
 
         k_scales_zeros, v_scales_zeros: for quantised caches, [blocks, block_size, Hkv, 2], which are written; for fp8
-        one scale each. With them a prompt attends to the rounded numbers in its cache, as in LMDeploy's CUDA layers.
+        one scale each. A prompt then attends to the rounded numbers in its cache, as in LMDeploy's CUDA layers.
         """
         if nsa_indices is not None:
             raise refuse("sparse attention by token indices", "use another model")
@@ -189,10 +189,10 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
 
 
 class SparseAttention(AttentionImpl[DlinferAttentionMetadata]):
-    """Latent attention to the positions that an indexer chose: fills the cache, then one op for prefill and decode."""
+    """Latent attention to the positions that an indexer chose: fills the cache, then calls one op for both phases."""
 
     def __init__(self, **fields: Any) -> None:
-        """fields: those of LMDeploy's AttentionImpl. Raises UnsupportedFeatureError for features that the op lacks."""
+        """Take the fields of LMDeploy's AttentionImpl. Raises UnsupportedFeatureError for those that the op lacks."""
         super().__init__(**fields)
         lacking = {
             "sliding_window": self.sliding_window,
@@ -220,7 +220,7 @@ class SparseAttention(AttentionImpl[DlinferAttentionMetadata]):
     ) -> Tensor:
         """Return a new tensor [N, Hq, C]. query: [N, Hq, C + R]. key: [N, 1, C + R]. value: [N, 1, C].
 
-        C: size of a latent. R: size of the rotated part. nsa_indices: int32 [N, count], the positions of its sequence
+        C: size of a latent. R: size of the rotated part. nsa_indices: int32 [N, count], the positions in its sequence
         that each token attends to; negative entries are unused. k_cache: in the vendor's layout, C + R numbers for
         each token; key is written into it. v_cache: a view of the first C of these numbers.
         """
@@ -249,7 +249,7 @@ def _quantised(
 
 
 class VarlenAttention(FromSpec, FlashAttentionImpl):
-    """Attention over packed sequences without a cache, as vision encoders use it."""
+    """Attention over packed sequences without a cache, for vision encoders."""
 
     def forward(
         self,

@@ -4,7 +4,7 @@ from typing import Any
 
 
 class FromSpec:
-    """Base of a layer that LMDeploy builds from a BuildSpec. The layer keeps it as ``spec``."""
+    """Base of a layer that LMDeploy builds from a BuildSpec, kept as ``spec``."""
 
     def __init__(self, spec: Any) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """LoRA adapters on LMDeploy's linear layers: several adapters and the base model in one batch.
 
-LMDeploy packs the adapters of a layer one behind the other and numbers them by their sorted names. Number 0 is the base
-model, with a rank of 0. The attention metadata has the number of each token's adapter: of all that changes from step to
-step, a compiled graph reads only arguments such as this metadata.
+LMDeploy packs a layer's adapters one behind the other and numbers them by their sorted names. Number 0 is the base
+model, with rank 0. The attention metadata holds each token's adapter number, since a compiled graph sees changes from
+step to step only in its arguments.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ class Lora(LoRAImpl):
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether an LMDeploy model has LoRA layers."""
+    """Return whether an LMDeploy model has LoRA layers."""
     return any(isinstance(module, LoRA) for module in model.modules())
 
 
@@ -65,7 +65,7 @@ class ForwardWithAdapters(nn.Module):
     """
 
     def __init__(self, ctx_mgr: Any, owner: nn.Module, forward: Callable[..., Any]) -> None:
-        """ctx_mgr: LMDeploy's, of the model. forward: a method of ``owner``, which is the model or a part of it."""
+        """Wrap ``forward``, a method of ``owner``: the model or a part of it. ctx_mgr: the model's, of LMDeploy."""
         super().__init__()
         self.owner, self._forward, self.ctx_mgr = owner, forward, ctx_mgr
         setattr(self.ctx_mgr, _OF_CALL, None)
@@ -79,7 +79,7 @@ class ForwardWithAdapters(nn.Module):
         inputs_embeds: Tensor | None = None,
         mrope_position_ids: Tensor | None = None,
     ) -> Any:
-        """Call the wrapped forward of an LMDeploy model, with the adapters of ``attn_metadata``. Returns its result."""
+        """Return the wrapped forward's result, with the adapters of ``attn_metadata``."""
         self.ctx_mgr.dlinfer_adapter_ids = attn_metadata.adapter_ids
         further = {} if mrope_position_ids is None else {"mrope_position_ids": mrope_position_ids}
         tokens = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "position_ids": position_ids}

@@ -1,5 +1,1 @@
-"""Draw each sequence's next token by its own text and rules alone, whatever other sequences are in the batch.
-
-Input: LMDeploy's logits and sampling inputs. Output: the same tokens whether a sequence runs alone, with others, in
-chunks or after a preemption.
-"""
+"""Draw each sequence's next token by its own text and rules, so that it is the same alone, in a batch, or in chunks."""

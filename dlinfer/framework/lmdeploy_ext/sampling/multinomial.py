@@ -1,9 +1,9 @@
 """Multinomial sampling that draws the same tokens for the same seed.
 
 LMDeploy's default draws with bare ``torch.multinomial`` and ignores ``random_seed``. LMDeploy's CUDA kernel draws one
-uniform number from Philox4x32-10 (Salmon et al., SC 2011, doi:10.1145/2063384.2063405). The request's seed is the key,
-and the number of its tokens is the counter. The kernel then sums the sorted probabilities up to the number. The code
-here does the same with the same number: with equal probabilities, a seed gives the same tokens on both.
+uniform number from Philox4x32-10 (Salmon et al., SC 2011, doi:10.1145/2063384.2063405). Its key is the request's seed,
+its counter the number of the request's tokens. The kernel then sums the sorted probabilities up to that number. The
+code here does the same, so equal probabilities and seeds give equal tokens.
 """
 
 from typing import Any
@@ -22,10 +22,9 @@ _FEW = 8  # up to so many rows Python is quicker: numpy takes a microsecond for 
 
 
 def philox_uniform(seeds: Tensor, counters: Tensor) -> Tensor:
-    """Return a number of [0, 1) for each (seed, counter), float32 [B], as ``triton.language.rand`` does.
+    """Return a number in [0, 1) for each (seed, counter), float32 [B], as ``triton.language.rand`` does.
 
-    The number is the first word of Philox4x32-10. seeds: int64 [B], read as 64 bits. counters: integer [B], read as 32
-    bits.
+    seeds: int64 [B], read as 64 bits. counters: integer [B], read as 32 bits.
     """
     if len(seeds) <= _FEW:
         pairs = zip(seeds.tolist(), counters.tolist(), strict=True)
@@ -51,11 +50,10 @@ def _first_word(key0: Any, key1: Any, c0: Any) -> Any:
 
 
 class SeededMultinomialSampling(MultinomialSamplingImpl):
-    """Draws one token for each row: the cumulative distribution is inverted at a number that the seed gives."""
+    """Draws one token for each row: inverts the cumulative distribution at a number derived from the row's seed."""
 
     @classmethod
     def from_spec(cls, spec: Any) -> "SeededMultinomialSampling":
-        """Build the layer of LMDeploy's MultinomialSamplingBuildSpec."""
         return cls()
 
     # The abstract method of LMDeploy lacks its self.

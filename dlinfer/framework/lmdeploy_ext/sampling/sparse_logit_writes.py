@@ -1,9 +1,9 @@
 """Write only the few logits of forbidden tokens.
 
-LMDeploy scatters these logits. torch's scatter of 16-bit numbers on a CPU goes through the whole vocabulary, on all
-threads. This takes a twentieth of a millisecond for each step, and far longer if other processes keep the threads
-waiting. LMDeploy also writes the old logit of token 0 for each place that pads a row. So a forbidden token 0 may be
-drawn if another request of the batch forbids more tokens.
+LMDeploy scatters these logits. torch's scatter of 16-bit numbers on a CPU goes through the whole vocabulary with all
+threads: a twentieth of a millisecond per step, and far longer if other processes keep the threads waiting. LMDeploy
+also writes the old logit of token 0 wherever it pads a row. So a forbidden token 0 may be drawn if another request of
+the batch forbids more tokens.
 
 This file loads before LMDeploy's modules do, since it patches them.
 """

@@ -1,8 +1,8 @@
 """Draw the next tokens by the device's own sampler, if its vendor has one.
 
-LMDeploy sorts the vocabulary for a draw, and finds the largest logit by torch on one thread of a CPU. The sampler uses
-the same random numbers (``multinomial.py``) and draws the same tokens, except if rounding decides: LMDeploy rounds
-probabilities and their sums to the logits' dtype.
+LMDeploy sorts the vocabulary for a draw, and on a CPU finds the largest logit on one thread. The sampler uses the same
+random numbers (``multinomial.py``) and draws the same tokens, unless rounding decides: LMDeploy rounds probabilities
+and their sums to the logits' dtype.
 
 This file loads before LMDeploy's modules do, since it patches them.
 """
@@ -17,7 +17,7 @@ from dlinfer.framework.patching import Original, replaces
 
 
 def _by_sampler(inputs: Any, logits: Tensor) -> Tensor | None:
-    """Return the device's draw, int64 [B], from logits [B, V]; None if LMDeploy has to draw. inputs: SamplingInputs."""
+    """Return the tokens that the device's sampler draws from logits, int64 [B]; None if LMDeploy has to draw."""
     if logits.device.type != activation.torch_device():
         return None
     sampler = activation.device().sampler()
@@ -32,10 +32,7 @@ def _by_sampler(inputs: Any, logits: Tensor) -> Tensor | None:
 
 
 def _top_k(inputs: Any, logits: Tensor) -> Tensor | None:
-    """Return the top_k of each row, [B], with 0 for no limit; None for no limit in any row.
-
-    LMDeploy's ``inputs.top_k`` is None if all rows have the same top_k.
-    """
+    """Return each row's top_k, [B], 0 for no limit; None if no row has a limit."""
     if inputs.top_k is None and inputs.max_top_k > 0:
         return torch.full(logits.shape[:1], inputs.max_top_k, device=logits.device)
     return inputs.top_k

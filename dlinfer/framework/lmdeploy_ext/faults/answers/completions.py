@@ -1,7 +1,7 @@
 """Serve ``POST /v1/completions`` with all the choices, prompts and log-probabilities that its protocol defines.
 
-LMDeploy 0.18 serves one choice for each prompt. It streams a list of prompts one after another, all as choice 0. It
-returns no log-probabilities and ignores ``echo``.
+LMDeploy 0.18 serves one choice for each prompt, and ignores ``echo`` and log-probabilities. It streams a list of
+prompts one after another, all as choice 0.
 """
 
 import asyncio
@@ -133,7 +133,7 @@ class _Completion:
         return self.engine.tokenizer.encode(prompt, add_bos=True) if isinstance(prompt, str) else list(prompt)
 
     async def _score(self, prompt: Any, length: int) -> Sequence[Any]:
-        """Return the log-probabilities of all tokens of a prompt except the first. length: number of its tokens."""
+        """Return the log-probabilities of a prompt's ``length`` tokens, without the first token's."""
         if length < 2:
             return []
         config = self._config(logprobs=max(self.request.logprobs, 1), logprob_start_len=0, stop_words=None)
@@ -147,7 +147,7 @@ class _Completion:
     async def parts(self) -> AsyncIterator[tuple[Any, list[int]]]:
         """Yield (CompletionResponseStreamChoice, generated token ids) of all choices as the engine returns them.
 
-        The first error of a choice is raised here.
+        Raises the first error of a choice.
         """
         from lmdeploy.serve.openai.protocol import CompletionResponseStreamChoice
 
@@ -227,7 +227,7 @@ class _Completion:
         return said
 
     def usage(self) -> Any:
-        """Return the protocol's token counts. Each prompt counts once, even with several choices."""
+        """Return the protocol's token counts. A prompt counts once, whatever its number of choices."""
         from lmdeploy.serve.openai.protocol import UsageInfo
 
         firsts = [choice for choice in self.choices if choice.index % (self.request.n or 1) == 0]
@@ -280,7 +280,6 @@ def _head(request: Any) -> dict[str, Any]:
 
 
 async def _events(completion: _Completion) -> AsyncIterator[str]:
-    """Yield the server-sent events of a streamed reply."""
     from lmdeploy.serve.core.exceptions import RequestError
     from lmdeploy.serve.openai.errors import request_error_payload
     from lmdeploy.serve.openai.protocol import CompletionStreamResponse
@@ -309,7 +308,6 @@ async def _events(completion: _Completion) -> AsyncIterator[str]:
 
 
 async def _whole(completion: _Completion, raw_request: Any) -> Any:
-    """Return the complete reply, once all choices have ended."""
     from lmdeploy.serve.core.exceptions import ErrorCode, RequestError
     from lmdeploy.serve.openai.protocol import CompletionResponse, CompletionResponseChoice, LogProbs
 

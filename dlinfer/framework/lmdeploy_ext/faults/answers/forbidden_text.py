@@ -1,8 +1,8 @@
 """Keep ``bad_words``, texts of one or more tokens, out of an answer.
 
 Before each draw, tokens that would complete a forbidden text get the logit -inf. The forbidden text may begin in
-earlier tokens or in the prompt. Texts are compared as bytes, so the check is exact. It needs a tokenizer whose tokens'
-texts join to the answer's text. Any other tokenizer is refused by name.
+earlier tokens or in the prompt. The check is exact: it compares bytes. It refuses a tokenizer whose tokens' texts do
+not join to the answer's text.
 """
 
 import bisect
@@ -38,9 +38,8 @@ class ForbiddenText:
     completing: tuple[torch.Tensor, ...] = field(repr=False)
 
     def __call__(self, token_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Set the logits of completing tokens to -inf, in place.
-
-        token_ids [tokens]: prompt and answer so far; logits [vocabulary of the model].
+        """Set the logits [vocabulary] of completing tokens to -inf, in place. token_ids: of prompt and answer so
+        far.
         """
         tail = self._tail(token_ids)
         for length, tokens in enumerate(self.completing):
@@ -49,7 +48,7 @@ class ForbiddenText:
         return logits
 
     def within(self, vocab_size: int) -> "ForbiddenText":
-        """Return a processor without tokens from ``vocab_size`` on, which the tokenizer has and the model lacks."""
+        """Return a processor without tokens >= ``vocab_size``: the tokenizer may have them, the model does not."""
         if vocab_size >= self.vocabulary:
             return self
         return replace(self, completing=tuple(tokens[tokens < vocab_size] for tokens in self.completing))
@@ -69,9 +68,9 @@ class ForbiddenText:
 
 
 def forbid(text: str, tokenizer: Any, skip_special_tokens: bool) -> ForbiddenText:
-    """Return the logits processor that forbids one text.
+    """Return the logits processor that forbids ``text``. tokenizer: LMDeploy's.
 
-    tokenizer: LMDeploy's. skip_special_tokens: whether special tokens add no text to the answer.
+    skip_special_tokens: whether special tokens add no text to the answer.
     Raises UnsupportedFeatureError for a tokenizer whose tokens' texts do not join to the answer's text.
     """
     plain = tokenizer.model.model

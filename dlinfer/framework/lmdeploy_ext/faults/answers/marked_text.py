@@ -1,9 +1,8 @@
 """Find the same tool calls and reasoning in a stream as in the whole text.
 
-LMDeploy's parsers expect each marker (``</tool_call>``, ``<parameter=``) as a piece of text of its own. That needs a
-tokenizer with the marker as one token, and no text held back for a stop string. Otherwise a piece may end inside a
-marker, and LMDeploy takes the marker for arguments or content. Here the text is cut anew: each marker reaches the
-parser as a piece of its own, in streams and whole texts alike.
+LMDeploy's parsers expect each marker (``</tool_call>``, ``<parameter=``) as a piece of text of its own. If the marker
+is several tokens, or a stop string holds text back, a piece may end inside it. LMDeploy then takes the marker for
+arguments or content. Here the text is cut anew, in streams and whole texts, so that each marker is a piece.
 """
 
 import re
@@ -26,7 +25,7 @@ class Pieces:
         self._text = ""
 
     def feed(self, text: str, final: bool) -> Iterator[str]:
-        """Add a piece of text. Yield complete markers and the text between them, with ``final`` all that is left."""
+        """Add a piece of text. Yield complete markers and the text between them; all that is left if ``final``."""
         self._text += text
         done = at = 0
         while match := self._begins.search(self._text, at):

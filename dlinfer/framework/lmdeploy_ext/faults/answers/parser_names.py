@@ -1,7 +1,6 @@
 """Accept parser names with a dot, such as ``--reasoning-parser deepseek-v3.2``.
 
-LMDeploy 0.18 keeps its parsers in mmengine's registries. A registry reads the part before a dot as the name of another
-registry, and returns None.
+LMDeploy 0.18 looks parsers up in mmengine's registries, which read the part before a dot as another registry's name.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
 """Answer a request that requires a tool call by a call of the right function, without endless whitespace.
 
-LMDeploy obeys ``tool_choice="required"``, but treats a named function or required ``allowed_tools`` as "auto". For a
-function without parameters its grammar allows any JSON value as arguments. The grammar also lets a model write
-whitespace between the parts of JSON until the answer is cut off.
+LMDeploy obeys ``tool_choice="required"``, but treats a named function or required ``allowed_tools`` as "auto". Its
+grammar allows any JSON value as arguments of a function without parameters, and lets a model write whitespace between
+the parts of JSON until the answer is cut off.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additional
 
 
 def callable_tools(request: Any) -> tuple[Sequence[Any], bool] | None:
-    """Return the tools that a request requires a call of, and whether just one call is allowed; None for "auto".
+    """Return the tools that a request must call, and whether it may call just one; None for "auto".
 
     request: a ChatCompletionRequest. Raises ValueError if it names a function that is not among its tools.
     """
@@ -61,7 +61,7 @@ def bounded(style: Any, *, only_one: bool) -> Any:
 
 
 def _with_parameters(tool: Any) -> Any:
-    """Return a tool. If it has no parameters it gets the schema of no arguments, as OpenAI's protocol says."""
+    """Return the tool; if it has no parameters, with the schema of no arguments, as OpenAI's protocol says."""
     if tool.function.parameters is not None:
         return tool
     function = tool.function.model_copy(update={"parameters": _NO_ARGUMENTS})

@@ -1,6 +1,6 @@
 """Score every text that a reward model can read, in ``/pooling`` and ``Pipeline.get_reward_score``.
 
-LMDeploy 0.18 answers with a 500 to a text of one token. It also does so, after a failure in the engine, to an empty
+LMDeploy 0.18 answers with a 500 to a text of one token. It does the same, after a failure in the engine, to an empty
 text, to ids outside the vocabulary and to a text that is too long.
 """
 

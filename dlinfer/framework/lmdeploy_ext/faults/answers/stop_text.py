@@ -74,7 +74,7 @@ class StopText:
         return self._release(self._offset + len(self._text) - self._held_back())
 
     def finish(self) -> Release:
-        """Return all that was held back. To be called once no token follows."""
+        """Return all text and tokens that were held back. Call it once no token follows."""
         released = self._release(self._offset + len(self._text), *self._without_text)
         self._without_text.clear()
         return released

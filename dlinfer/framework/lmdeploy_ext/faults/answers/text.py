@@ -1,8 +1,8 @@
 """Make the text of an answer depend on its tokens alone, and cut it before the first stop string.
 
 LMDeploy 0.18 detokenises together all tokens that arrived since its event loop last looked. If they end inside a
-character, the text of all of them is lost. LMDeploy supports stop strings of one token, and drops longer ones with a
-warning. Here tokens are detokenised one by one, and stop strings are searched for in the text.
+character, it loses the text of all of them. LMDeploy drops stop strings of several tokens with a warning. Here tokens
+are detokenised one by one, and stop strings are searched for in the text.
 """
 
 import dataclasses
@@ -174,7 +174,7 @@ def _ending(answer: Any, text: StopText, waiting: list[Any]) -> Any:
 
 
 def _holding(answer: Any, text: StopText, released: list[Any]) -> Any:
-    """Return an answer with the released text, tokens and log-probabilities in place of its own."""
+    """Return ``answer`` with the released text, tokens and log-probabilities."""
     return dataclasses.replace(
         answer,
         response="".join(part.text for part in released),
@@ -203,9 +203,9 @@ def _convert(original: Original, self: Any, tokenizer: Any) -> None:
 
 
 def _special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Return text -> id of special and added tokens. A stop or bad word that equals such a text means the token.
+    """Return text -> id of special and added tokens of transformers' tokenizer, inside LMDeploy's two wrappers.
 
-    tokenizer: transformers' own, which lies inside LMDeploy's two wrappers.
+    A stop or bad word that equals such a text means the token.
     """
     special = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
     return dict(tokenizer.get_added_vocab()) | dict(special)

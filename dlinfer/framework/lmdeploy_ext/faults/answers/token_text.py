@@ -9,10 +9,7 @@ _known: "weakref.WeakKeyDictionary[Any, Sequence[bytes] | None]" = weakref.WeakK
 
 
 def token_bytes(tokenizer: Any) -> Sequence[bytes] | None:
-    """Return the bytes of each token's text, indexed by token id, for a tokenizer of transformers.
-
-    None if the tokens' texts do not join to the text that the tokenizer itself decodes several tokens to.
-    """
+    """Return the bytes of each token's text, by token id; None if they do not join to what the tokenizer decodes."""
     if tokenizer not in _known:
         _known[tokenizer] = _read(tokenizer)
     return _known[tokenizer]

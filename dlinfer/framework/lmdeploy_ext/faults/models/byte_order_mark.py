@@ -1,4 +1,4 @@
-"""Reads a config.json that begins with a byte-order mark, as some editors write it."""
+"""Read a config.json that begins with a byte-order mark, as some editors write it."""
 
 import codecs
 import json
@@ -21,4 +21,4 @@ def dict_from_json_file(original: Original, cls: Any, json_file: Any) -> dict[st
 
 
 OF_TRANSFORMERS = PatchSet("transformers", [dict_from_json_file])
-"""The patch on the method of transformers that reads every config.json. The import of LMDeploy applies the patch."""
+"""The patch on transformers' reader of every config.json. The import of LMDeploy applies the patch."""

@@ -1,7 +1,7 @@
 """Compute CogVLM and CogVLM2 as their authors' code does, where LMDeploy differs.
 
-The opening token and the patch tokens of an image use the vision expert's weights. The closing token uses the text
-expert's. An image's place in the prompt tells which tokens these are. Their ids do not: a text may hold them too.
+An image's opening token and patch tokens use the vision expert's weights, its closing token the text expert's. The
+image's place in the prompt tells which tokens these are. Their ids do not: a text may hold them too.
 """
 
 from typing import Any

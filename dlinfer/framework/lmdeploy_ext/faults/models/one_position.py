@@ -1,8 +1,7 @@
 """Compute the positions of CogVLM and GLM-4V, where all patch tokens of an image share one position.
 
-Tokens after an image therefore have a position below their index in the sequence. Between steps each sequence keeps
-where its images end, and how far each image lowers later positions. An evicted sequence is computed again from its
-beginning or from shared blocks, and no image counts twice.
+Tokens after an image therefore have a position below their index. Each sequence remembers where its images end, and
+how far each lowers later positions. A sequence that is computed again after an eviction counts no image twice.
 """
 
 from collections.abc import Iterator
@@ -16,20 +15,14 @@ from dlinfer.framework.patching import Original
 
 
 def pixels(context: Any) -> Tensor | None:
-    """Return the pixels of a step's images, [images, 3, side, side]; None without images.
-
-    context: LMDeploy's StepContext.
-    """
+    """Return the pixels of the images in a StepContext, [images, 3, side, side]; None without images."""
     inputs = filter(None, context.input_multimodals or ())
     images = [image.data for of_sequence in inputs for image in of_sequence.get("image", [])]
     return torch.stack(images) if images else None
 
 
 def of_images(context: Any, closing: bool) -> Tensor:
-    """Return whether each token of the step belongs to an image: bool [tokens].
-
-    closing: whether the last token of an image counts.
-    """
+    """Return whether each token of the step is an image's: bool [tokens]. closing: whether its last token counts."""
     seen = torch.zeros(context.input_ids.shape[1], dtype=torch.bool)
     for _, _, spans in _spans(context):
         for begin, end in spans:

@@ -10,7 +10,7 @@ from dlinfer.framework.patching import Original, Patch
 
 
 class _Unscaled:
-    """A view of a configuration without rope parameters, for LMDeploy's classes, which fail on transformers 5's."""
+    """A view of a configuration that hides its rope parameters. LMDeploy's classes fail on transformers 5's."""
 
     def __init__(self, config: Any) -> None:
         self._config = config
@@ -22,10 +22,7 @@ class _Unscaled:
 
 
 def _tables(config: Any, dim: int) -> nn.Module:
-    """Return the module that computes cos and sin for the first ``dim`` features of a head.
-
-    It is built as LMDeploy builds the tables of its other classes.
-    """
+    """Return LMDeploy's module that computes cos and sin for the first ``dim`` features of a head."""
     from lmdeploy.pytorch.nn import rotary_embedding
 
     built: dict[str, Any] = rotary_embedding.build_rotary_params(config)

@@ -1,11 +1,11 @@
 """Keep characters that text, or JSON under a schema, cannot hold out of the grammar of a guided answer.
 
 xgrammar counts half of a surrogate pair as a character. A decoder writes three replacement characters for it, so that a
-string exceeds its ``maxLength``. In strings of bounded length xgrammar allows all characters except quotes, backslashes
-and line ends. JSON also forbids tabs and the other control characters there.
+string exceeds its ``maxLength``. In strings of bounded length xgrammar allows tabs and other control characters, which
+JSON forbids.
 
-Both faults are corrected in the text of the grammar. A schema's ``pattern`` is not part of this text, and is not
-changed. A grammar is not changed either if xgrammar cannot read its text back.
+Both faults are corrected in the grammar's text, unless xgrammar cannot read its text back. A schema's ``pattern`` is
+not part of this text, and stays as it is.
 """
 
 import functools
@@ -32,7 +32,7 @@ def _mended_literal(match: re.Match[str], is_json: bool) -> str:
 
 
 def mended(grammar: str, is_json: bool) -> str:
-    """Return a grammar's text without surrogates. If ``is_json``, strings also allow no control characters."""
+    """Return a grammar's text without surrogates; if ``is_json``, without control characters in strings too."""
     return _LITERALS.sub(functools.partial(_mended_literal, is_json=is_json), grammar)
 
 

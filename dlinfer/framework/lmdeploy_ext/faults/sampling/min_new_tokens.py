@@ -1,7 +1,7 @@
 """Let a text stop after ``min_new_tokens=N`` tokens, not only after N + 1.
 
-LMDeploy forbids stop words by two counts of the tokens. One count is right. The other lags one token behind, and adds
-the stop words to the forbidden words while it is below N.
+LMDeploy forbids stop words by two counts of the tokens. One is right. The other lags one token behind, and forbids stop
+words while it is below N.
 """
 
 from typing import Any

@@ -24,5 +24,5 @@ def _schedule(
 
 
 def _scores(seq: Any) -> bool:
-    """Whether a sequence asks for the logprobs of its input. Such a sequence asks for no tokens."""
+    """Return whether a sequence asks for the logprobs of its input. Such a sequence asks for no tokens."""
     return seq.logprob_start_pos >= 0

@@ -5,8 +5,8 @@ positive logits and multiplies negative ones. Then ``frequency_penalty`` times a
 subtracted, and ``presence_penalty`` once if the answer has the token.
 
 LMDeploy penalises no token of the prompt, and ignores the two penalties of OpenAI's protocol. Other requests decide
-whether it penalises the newest token. Its logits processors (such as ``bad_words``) read a text with padding inside
-once a request of another length joins the batch. This text also lacks tokens of accepted drafts.
+whether it penalises the newest token. Once a request of another length joins the batch, its logits processors (such as
+``bad_words``) read a text with padding inside. This text also lacks tokens of accepted drafts.
 """
 
 from collections.abc import Sequence
@@ -30,8 +30,7 @@ Row = tuple[int, Text, Sequence[int]]
 def apply(scores: Tensor, rows: Sequence[Row], temperature: Tensor | None) -> Tensor:
     """Penalise the tokens in each row's text, in place, and return scores.
 
-    scores: [B, V], already divided by the temperature. rows: the result of ``texts.of_rows``.
-    temperature: [B], None for 1.
+    scores: [B, V], already divided by the temperature [B], None for 1. rows: the result of ``texts.of_rows``.
     """
     penalised = [row for row in rows if row[1].rules.penalises]
     if not penalised:
@@ -70,7 +69,7 @@ def end_repeating(scores: Tensor, rows: Sequence[Row], inputs: Any, window: int)
     """Forbid all tokens except the first stop word in rows that repeat themselves, in place, and return scores.
 
     scores: [B, V]. inputs: SamplingInputs of the B rows. window: how many last tokens to search for repetitions.
-    A row is not changed if it has no stop word or may not stop yet.
+    A row without a stop word, or that may not stop yet, is not changed.
     """
     checked = [row for row in rows if row[1].rules.ngram_size > 0]
     if not checked or inputs.stop_words is None or inputs.stop_words.numel() == 0:

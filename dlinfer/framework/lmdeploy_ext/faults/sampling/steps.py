@@ -1,8 +1,8 @@
 """Advance each sequence's text and grammar by the tokens that reach the client, and by no others.
 
-LMDeploy draws a token after every chunk of a prompt and gives the token to the request's grammar. Only the last chunk's
-token belongs to the answer. LMDeploy also leaves a preempted sequence's grammar one token ahead: a preemption drops the
-newest token, and the prefill that re-reads the text draws it again.
+LMDeploy draws a token after every chunk of a prompt and gives it to the request's grammar, though only the last chunk's
+token belongs to the answer. A preemption drops the newest token, and the next prefill draws it again, but LMDeploy
+leaves it in the grammar.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ def texts_of(agent: Any) -> Texts:
 
 
 def _is_unfinished(inputs: Any) -> bool:
-    """Whether ModelInputs are of a chunk that does not end its prompt."""
+    """Return whether ModelInputs are of a chunk that does not end its prompt."""
     return inputs.is_chunk and not inputs.is_last_chunk
 
 
@@ -41,7 +41,7 @@ def _build_payload(original: Original, self: Any) -> dict[str, Any]:
 
 
 def _restart_grammar(manager: Any, inputs: Any, row: int, start: Start) -> None:
-    """Reset a row's grammar matcher and feed it the tokens generated so far. Ignore a row without a grammar."""
+    """Reset a row's grammar matcher, if it has one, and feed it the tokens generated so far."""
     style = inputs.response_formats[row]
     if not isinstance(style, dict) or style.get("type", "text") == "text":
         return

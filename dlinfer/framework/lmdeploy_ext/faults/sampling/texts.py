@@ -1,7 +1,7 @@
 """Keep the tokens of each sequence in the model agent, where the next token is drawn.
 
-LMDeploy makes the inputs of a step while the previous step computes. A list of generated tokens in these inputs lacks
-the newest token, unless another request's prefill came between. Here a prefill brings the tokens so far, and each draw
+LMDeploy makes the inputs of a step while the previous step computes, so generated tokens in these inputs lack the
+newest one, unless another request's prefill came between. Here a prefill brings the tokens so far, and each draw
 appends to them. A preempted sequence starts anew with the prefill that re-reads its tokens.
 """
 
@@ -69,7 +69,7 @@ class Start:
 
     @classmethod
     def of(cls, seq: Any, *, has_drafts: bool) -> "Start":
-        """Return the Start of a sequence. seq: LMDeploy's SchedulerSequence."""
+        """Return the Start of a SchedulerSequence."""
         rules = Rules.of(seq.sampling_param, has_drafts=has_drafts)
         generated = np.array(seq.generated_ids)
         length = seq.num_valid_ids - seq.num_new_tokens
@@ -95,7 +95,6 @@ class Text:
         self.add(start.generated.tolist())
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Append generated tokens."""
         self.length += len(tokens)
         if self.rules.has_processors:
             self._all.extend(tokens)
@@ -106,10 +105,7 @@ class Text:
                 self._counts[self._place_of(token)] += 1
 
     def all_tokens(self, drafted: Sequence[int] = ()) -> np.ndarray:
-        """Return the tokens of prompt and answer, int64 [N], for logits processors.
-
-        drafted: draft tokens to append for this call only.
-        """
+        """Return the tokens of prompt, answer and ``drafted``, int64 [N], for logits processors."""
         return np.array(self._all + array("q", drafted))
 
     def counts(self, drafted: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
@@ -128,7 +124,7 @@ class Text:
         return tokens, counts
 
     def repeats(self, window: int, drafted: Sequence[int] = ()) -> bool:
-        """Whether the last ``ngram_size`` tokens occur ``ngram_count`` times in the last ``window`` tokens.
+        """Return whether the last ``ngram_size`` tokens occur ``ngram_count`` times in the last ``window`` tokens.
 
         drafted: draft tokens to append for this call only.
         """
@@ -156,7 +152,7 @@ class Texts:
     def begin(self, inputs: Any, drafted: Sequence[Sequence[int]] | None = None) -> list[tuple[int, Start]]:
         """Attach to each row of a step's SamplingInputs its Text. Return (row, Start) of the rows that start anew.
 
-        inputs: the SamplingInputs. drafted: for each row the draft tokens that this step verifies.
+        drafted: for each row the draft tokens that this step verifies.
         """
         ended = set(inputs.session_to_cleanup or ())
         if ended:
@@ -176,9 +172,9 @@ class Texts:
         return starts
 
     def add(self, inputs: Any, tokens: Any) -> None:
-        """Append a step's drawn tokens to its rows' texts.
+        """Append a step's drawn tokens to the texts of its SamplingInputs' rows.
 
-        inputs: the step's SamplingInputs. tokens: int64 [B], or [B, N] with -1 behind a row's last token.
+        tokens: int64 [B], or [B, N] with -1 behind a row's last token.
         """
         if not self._texts:
             return
@@ -188,15 +184,13 @@ class Texts:
                 context[_ROW][0].add([token for token in drawn if token >= 0])
 
     def clear(self) -> None:
-        """Forget all sequences."""
         self._texts.clear()
 
 
 def of_rows(contexts: Iterable[dict[str, Any]] | None) -> Iterator[tuple[int, Text, Sequence[int]]]:
     """Yield (row, Text, draft tokens before the row's position) for each row that has a text.
 
-    contexts: a ``SamplingInputs.session_ctx``. Speculative decoding repeats a sequence's entry for each position that
-    it verifies.
+    contexts: a ``SamplingInputs.session_ctx``. Speculative decoding repeats a sequence's entry for each position.
     """
     before, place = None, 0
     for row, context in enumerate(contexts or ()):

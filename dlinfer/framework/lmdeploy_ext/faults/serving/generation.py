@@ -1,6 +1,6 @@
 """Correct the arguments of ``pipe(prompts, ...)``: an older keyword, and lists of the wrong length.
 
-LMDeploy 0.18 ignores ``request_output_len=256`` in silence. Here it becomes ``max_new_tokens``, with a log message.
+LMDeploy 0.18 silently ignores ``request_output_len=256``. Here it becomes ``max_new_tokens``, with a log message.
 """
 
 import copy

@@ -1,10 +1,10 @@
 """Start and end the process that ``lmdeploy serve api_server`` runs its engine in, and report its failures.
 
-LMDeploy 0.18 publishes the engine's port through a ``multiprocessing.Manager``, a third process. The parent shuts
-that manager down as soon as it sees the port. The child may still wait for the manager's answer, and then the start
-fails. A parent that ends before it serves (SIGTERM, SIGKILL) leaves manager and engine running for ever, and an
-interrupted one (SIGINT) waits for the engine for ever. Here a pipe carries the port, and a closed pipe tells the parent
-that the child is gone. A thread of the child waits for the parent's death.
+LMDeploy 0.18 publishes the engine's port through a ``multiprocessing.Manager``, a third process. The parent shuts it
+down as soon as it sees the port. If the child still waits for the manager's answer, the start fails. A parent that
+ends before it serves (SIGTERM, SIGKILL) leaves manager and engine running for ever, and an interrupted one (SIGINT)
+waits for the engine for ever. Here a pipe carries the port, and a closed pipe tells the parent that the child is gone.
+A thread of the child waits for the parent's death.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ _SHUTDOWN_SECONDS = 10
 
 
 def run_engine_process(report: Connection, **kwargs: Any) -> None:
-    """Run LMDeploy's own ``_mp_proc`` in the engine's process, and report to the parent through a pipe.
+    """Run ``ZMQMPEngine._mp_proc(**kwargs)`` in the engine's process, and report to the parent through a pipe.
 
     Sends ``("port", number)`` when the RPC socket is bound, and ``("failed", error or text)`` when an
-    exception ends the process. The exception is raised again. ``kwargs`` go to ``ZMQMPEngine._mp_proc``.
+    exception ends the process. The exception is raised again.
     """
     from lmdeploy.pytorch.engine.mp_engine.zmq_engine import ZMQMPEngine
 

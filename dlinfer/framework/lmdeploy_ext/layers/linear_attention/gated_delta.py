@@ -1,7 +1,7 @@
 """Layers of gated linear attention (Qwen3-Next): a short convolution and the gated delta rule, with their states.
 
 LMDeploy keeps two states for each sequence in slots of a cache: the last inputs of the convolution and the state of
-the rule. LMDeploy's own classes call CUDA kernels of other packages, one for prefill and one for decoding. Here the
+the rule. LMDeploy's classes call CUDA kernels of other packages, different ones for prefill and decoding. Here the
 convolution and the rule are one op each, for both phases. Slots are not cleared between requests: for a sequence
 without cached tokens the ops begin with a state of zero.
 """
@@ -23,12 +23,12 @@ from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 
 def _refuse_part(name: str) -> NoReturn:
-    """Refuse a method of LMDeploy's CUDA implementation. The abstract class demands it, and nothing calls it here."""
+    """Raise UnsupportedFeatureError for a method that LMDeploy's abstract class demands and nothing calls here."""
     raise refuse(f"{name} apart from its layer", "call the layer's forward, which does all of it")
 
 
 class StepStates(GatedDeltaMetaImpl):
-    """Makes the metadata that all layers of a step share. LMDeploy's Qwen3-Next makes its GatedDeltaMeta itself."""
+    """Makes the metadata that all layers of a step share, for models that do not make GatedDeltaMeta themselves."""
 
     def forward(
         self, num_tokens: int, conv_kernel_size: int, state_ids: Tensor, attn_metadata: Any
@@ -38,7 +38,7 @@ class StepStates(GatedDeltaMetaImpl):
 
 
 class Convolution(CausalConv1dImpl):
-    """The causal convolution of prefill and decoding."""
+    """The causal convolution, for prefill and decoding."""
 
     def forward(
         self,
@@ -61,16 +61,16 @@ class Convolution(CausalConv1dImpl):
         return ops.causal_conv1d(x[0], taps, bias, conv_state, *sequence, activation != "none")[None]
 
     def conv1d_fn(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise UnsupportedFeatureError: see ``_refuse_part``."""
+        """Raise UnsupportedFeatureError."""
         _refuse_part("conv1d_fn")
 
     def update_fn(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise UnsupportedFeatureError: see ``_refuse_part``."""
+        """Raise UnsupportedFeatureError."""
         _refuse_part("update_fn")
 
 
 class DeltaRule(GatedDeltaRuleImpl):
-    """The gated delta rule of prefill and decoding."""
+    """The gated delta rule, for prefill and decoding."""
 
     def forward(
         self,
@@ -86,10 +86,10 @@ class DeltaRule(GatedDeltaRuleImpl):
         kv_ratio: int,
         use_qk_l2norm_in_kernel: bool,
     ) -> Tensor:
-        """Return a tensor of value's shape, and write recurrent_state.
+        """Return a tensor of value's shape, and write recurrent_state. ``kv_ratio`` is not read, since shapes tell it.
 
         query, key: [1, tokens, key heads, size]. value: [1, tokens, value heads, size]. a, b: [1, tokens, value
-        heads], or grouped by key heads. kv_ratio: value heads for each key head; not read, since shapes tell it.
+        heads], or grouped by key heads.
         """
         rate, step = (x.reshape(value.shape[1:3]) for x in (b, a))
         rate, decay = rate.sigmoid(), a_log_exp * functional.softplus(step.float() + dt_bias)
@@ -100,11 +100,11 @@ class DeltaRule(GatedDeltaRuleImpl):
         )[None]
 
     def chunk_gated_delta_rule(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise UnsupportedFeatureError: see ``_refuse_part``."""
+        """Raise UnsupportedFeatureError."""
         _refuse_part("chunk_gated_delta_rule")
 
     def fused_recurrent_gated_delta_rule(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise UnsupportedFeatureError: see ``_refuse_part``."""
+        """Raise UnsupportedFeatureError."""
         _refuse_part("fused_recurrent_gated_delta_rule")
 
 
@@ -112,7 +112,6 @@ class GatedRMSNorm(nn.Module):
     """rms_norm(x) * weight * silu(gate), rounded as in transformers: the product with the gate is in float32."""
 
     def __init__(self, hidden_size: int, eps: float, activation: str = "silu", **place: Any) -> None:
-        """place: dtype and device of the weight."""
         super().__init__()
         if activation not in ("silu", "swish"):
             raise refuse(f"a gated norm with the activation {activation!r}", "use a model of silu")

@@ -1,6 +1,6 @@
-"""Patches on LMDeploy's classes of gated linear attention (Qwen3-Next), for our devices.
+"""Patches on LMDeploy's classes of gated linear attention (Qwen3-Next), for layers of ``gated_delta.py``.
 
-The layers are in ``gated_delta.py``. This file loads before LMDeploy's modules do.
+This file loads before LMDeploy's modules do.
 """
 
 import functools
@@ -19,9 +19,9 @@ _replaces = functools.partial(replaces, when=activation.is_on, for_models=("qwen
 
 
 def check(model_config: Any) -> None:
-    """Keep the rule's state in float32 and the convolution's in the model's dtype; LMDeploy takes bfloat16 for both.
+    """Set the dtypes of LMDeploy's ``model_config``: float32 for the rule's state, the model's for the convolution's.
 
-    model_config: LMDeploy's, adjusted in place.
+    LMDeploy takes bfloat16 for both.
     """
     if not getattr(model_config, "is_gated_delta", False) or not model_config.states_shapes:
         return

@@ -17,7 +17,6 @@ class Experts(DlinferFusedMoEImpl):
 
     @classmethod
     def from_spec(cls, spec: Any) -> "Experts":
-        """Build the layer of LMDeploy's FusedMoEBuildSpec."""
         return cls(spec.top_k, spec.num_experts, spec.renormalize, spec.ep_size, spec.ep_group)
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride] - the base's result is not annotated

@@ -1,6 +1,6 @@
-"""Patches on LMDeploy's classes of models with experts, for our devices.
+"""Patches on LMDeploy's classes of models with experts, for the layer of ``experts.py``.
 
-This file loads before LMDeploy's modules do. The layer is in ``experts.py``.
+This file loads before LMDeploy's modules do.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ def _load_gpt_oss_experts(
 ) -> None:
     """Load a checkpoint's tensor of all experts: weights [experts, in, out] or biases [experts, out].
 
-    In gate_up, the columns of gate and up alternate. Our layer takes blocks and scales of MXFP4 whole.
+    In gate_up, the columns of gate and up alternate. MXFP4's blocks and scales go to our layer as they are.
     """
     from lmdeploy.pytorch.weight_loader.model_weight_loader import load_weight
 
@@ -59,14 +59,14 @@ class SigmoidRouter:
     """Chooses the topk experts of each token by sigmoid scores plus a correction, in the best groups of experts.
 
     Source: DeepSeek-V3 (2024, arXiv:2412.19437), section 2.1.2, as transformers' Glm4MoeTopkRouter computes it. The
-    correction affects the choice, not the weights. The caller renormalises and scales the weights.
+    correction affects the choice only. The caller renormalises and scales the weights.
     """
 
     def __init__(self, gate: Any, topk: int, groups: int, topk_groups: int) -> None:
         self.gate, self.topk, self.groups, self.topk_groups = gate, topk, groups, topk_groups
 
     def __call__(self, router_logits: Tensor) -> tuple[Tensor, Tensor]:
-        """router_logits: float32 [N, experts]. Returns weights [N, topk], float32, and ids [N, topk], int64."""
+        """Return float32 weights [N, topk] and int64 ids [N, topk] for router_logits, float32 [N, experts]."""
         scores = router_logits.sigmoid()
         choice = scores + self.gate.e_score_correction_bias
         if self.topk_groups < self.groups:

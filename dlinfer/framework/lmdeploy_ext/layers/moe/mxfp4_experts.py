@@ -1,7 +1,7 @@
 """GPT-OSS's experts with weights that stay in MXFP4. LMDeploy has no layer for them.
 
-While a checkpoint loads, its tensors are repacked into the layout of ``ops.quantised.packing.MXFP4``, one expert after
-the other. Scales are powers of two, and become bfloat16, which has all of these powers.
+While a checkpoint loads, its tensors are repacked expert by expert into the layout of ``ops.quantised.packing.MXFP4``.
+Scales become bfloat16, which represents all their powers of two.
 """
 
 from dataclasses import replace
@@ -32,8 +32,8 @@ class Mxfp4Weights(ExpertWeights):
     """The weights of one projection of all experts.
 
     blocks: int32 [experts, in_features, out_features / 8]. scales: bfloat16 [experts, in_features / 32, out_features].
-    bias: [experts, out_features], of the model's dtype. In a checkpoint's gate_up, gate and up alternate along
-    out_features. Here all of gate comes first.
+    bias: [experts, out_features], of the model's dtype. In gate_up, all of gate's out_features precede up's; in a
+    checkpoint they alternate.
     """
 
     parts = ("blocks", "scales", "bias")
@@ -52,7 +52,7 @@ class Mxfp4Weights(ExpertWeights):
         self.register("bias", (experts, out), dtype, device, self.load_bias)
 
     def load_blocks(self, param: nn.Parameter, loaded_weight: Tensor) -> None:
-        """Repack a checkpoint's blocks into ``param``. loaded_weight: uint8 [experts, out, in / 32, 16].
+        """Repack a checkpoint's blocks, uint8 [experts, out, in / 32, 16], into ``param``.
 
         Raises UnsupportedFeatureError for other sizes.
         """
@@ -64,7 +64,7 @@ class Mxfp4Weights(ExpertWeights):
             own.copy_(_STORED.repack(self._gate_first(rows).t(), MXFP4))
 
     def load_scales(self, param: nn.Parameter, loaded_weight: Tensor) -> None:
-        """Convert a checkpoint's scales into ``param``. loaded_weight: uint8 [experts, out, in / 32].
+        """Convert a checkpoint's scales, uint8 [experts, out, in / 32], into ``param``.
 
         Raises UnsupportedFeatureError for other sizes.
         """
@@ -75,7 +75,7 @@ class Mxfp4Weights(ExpertWeights):
             own.copy_(values[self._gate_first(scales).int()].t())
 
     def load_bias(self, param: nn.Parameter, loaded_weight: Tensor, expert_id: int, shard_id: str) -> None:
-        """Copy one expert's bias into ``param``. loaded_weight: [out], of the part ``shard_id``: gate, up or down."""
+        """Copy one expert's bias [out] into ``param``. shard_id: its part of the projection, gate, up or down."""
         mine, half = param.data[expert_id], param.shape[1] // 2
         {"gate": mine[:half], "up": mine[half:], "down": mine}[shard_id].copy_(loaded_weight)
 
@@ -96,10 +96,7 @@ class FusedMoEMxfp4:
         self.alpha, self.limit = alpha, limit
 
     def forward(self, hidden_states: Tensor, weights: Tensor, ids: Tensor, *parts: Tensor) -> Tensor:
-        """Return a tensor of hidden_states' shape [tokens, hidden].
-
-        parts: blocks, scales and bias of gate_up, then of down.
-        """
+        """Return [tokens, hidden], as hidden_states. parts: blocks, scales and bias of gate_up, then of down."""
         return ops.fused_moe_mxfp4(hidden_states, *parts, weights, ids, self.alpha, self.limit)
 
 

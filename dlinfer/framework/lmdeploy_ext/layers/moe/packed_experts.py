@@ -1,7 +1,7 @@
-"""Layers of experts with packed weights on one device. The one here is AWQ's: LMDeploy has only AWQ's linear layers.
+"""Layers of experts with packed weights on one device. AWQ's is here: LMDeploy has only AWQ's linear layers.
 
-The parameters have the names that LMDeploy's model classes look for while they load: ``gate_up`` and ``down``, each
-with the parts that a checkpoint has. Gate and up stand side by side along out_features.
+LMDeploy's model classes find the parameters by name while they load: ``gate_up`` and ``down``, each with the parts
+that a checkpoint has. Gate and up stand side by side along out_features.
 """
 
 from collections.abc import Callable
@@ -58,7 +58,7 @@ class ExpertsOfOneDevice(FusedMoEBase):
 
 
 class PackedWeights(ExpertWeights):
-    """The weights of one projection of all experts, in AWQ's layout.
+    """One projection's weights of all experts, in AWQ's layout.
 
     qweight: int32 [experts, in_features, out_features / 8]. scales: float16 [experts, groups, out_features]. qzeros:
     int32 [experts, groups, out_features / 8].
@@ -90,7 +90,7 @@ class PackedWeights(ExpertWeights):
     ) -> None:
         """Copy one expert's part into ``param``; LMDeploy's loaders call it.
 
-        shard_id: gate or up, each one half of the columns, or down. Raises UnsupportedFeatureError for other sizes.
+        shard_id: gate or up, each half of the columns, or down. Raises UnsupportedFeatureError for other sizes.
         """
         mine, half = param.data[expert_id], param.shape[2] // 2
         columns = {"gate": mine[:, :half], "up": mine[:, half:], "down": mine}[shard_id]
@@ -103,10 +103,9 @@ class PackedWeights(ExpertWeights):
 def packed_experts(
     hidden: int, inner: int, experts: int, top_k: int, renormalize: bool, group_size: int, device: Any
 ) -> ExpertsOfOneDevice:
-    """Return the layer of gated experts with silu in AWQ's layout.
+    """Return the layer of gated experts with silu in AWQ's layout. hidden, inner: an expert's input and inner sizes.
 
-    hidden, inner: sizes of an expert's input and of its inner layer. Raises UnsupportedFeatureError for other sizes
-    than multiples of the group and of a packed word.
+    Raises UnsupportedFeatureError unless sizes are multiples of the group and of a packed word.
     """
     own = SimpleNamespace(
         top_k=top_k, renormalize=renormalize, group_size=group_size, num_bits=AWQ.bits, ep_size=1

@@ -1,6 +1,6 @@
-"""Patches that let LMDeploy make layers of 4-bit experts. Its own are compressed-tensors' on CUDA alone.
+"""Patches that let LMDeploy make layers of 4-bit experts. LMDeploy has only compressed-tensors' layers, for CUDA.
 
-This file loads before LMDeploy's modules do. Our layers are in ``packed_experts.py`` and ``mxfp4_experts.py``.
+This file loads before LMDeploy's modules do. The layers are in ``packed_experts.py`` and ``mxfp4_experts.py``.
 """
 
 import inspect
@@ -103,9 +103,9 @@ def _to_awq(original: Original, self: Any) -> None:
 
 
 def _repack(part: Any) -> None:
-    """Turn compressed-tensors' words [experts, out, in / 8] and scales [experts, out, groups] into AWQ's, in place.
+    """Repack compressed-tensors' words [experts, out, in / 8] and scales [experts, out, groups] as AWQ's, in place.
 
-    Both layouts take the same memory, so that only one expert at a time is copied. Later calls do nothing.
+    Both layouts take the same memory, so only one expert at a time is copied. Later calls do nothing.
     """
     from dlinfer.ops.quantised.packing import AWQ, GPTQ
 

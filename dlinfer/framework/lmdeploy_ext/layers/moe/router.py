@@ -1,6 +1,6 @@
 """Choose experts with a correction bias, as DeepSeek-V3 does (arXiv:2412.19437, section 2.1.2).
 
-LMDeploy's default lets torch infer a tensor's size. With one group a graph for any number of tokens cannot infer it.
+LMDeploy's router lets torch infer a size. With one group, a graph for any number of tokens cannot infer it.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from dlinfer.framework.lmdeploy_ext.layers.from_spec import FromSpec
 
 
 class BiasedRouter(FromSpec, RouterNoauxTCImpl):
-    """Chooses experts by score plus bias. Weights are scores alone, except with ``router_n_groups``.
+    """Chooses experts by score plus bias. Weights are the scores alone; with ``router_n_groups`` they include the bias.
 
     Raises UnsupportedFeatureError for other scores than sigmoid and softmax.
     """

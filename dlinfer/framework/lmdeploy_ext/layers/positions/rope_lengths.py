@@ -7,9 +7,9 @@ travels with the position: ``position_ids`` become [2, N], positions in the firs
 
 Phi-3 and Phi-3.5-MoE differ: when a text outgrows the original length, transformers computes its whole cache anew with
 the long factors. Here the sequence is then preempted, and prefilled again with all its tokens. LMDeploy would decode
-such a sequence between the chunks of its prefill, so the limit of a prefill is at least the original length + 1.
+such a sequence between the chunks of its prefill, so a prefill may hold at least the original length + 1.
 
-Blocks of the prefix cache are shared only up to the original length, where all sequences have the same frequencies.
+The prefix cache shares blocks only up to the original length, where all sequences have the same frequencies.
 """
 
 import functools
@@ -51,10 +51,7 @@ class RopeLengths:
     computed_anew: bool
 
     def govern(self, inputs: Any, sequences: list[Any]) -> None:
-        """Set ``target_position_ids`` of a prefill's ModelInputs: positions, and the governing lengths below them.
-
-        sequences: those of the prefill, in order.
-        """
+        """Set ``target_position_ids`` of a prefill's ModelInputs: positions, and the governing lengths below them."""
         rows = []
         for sequence, new in zip(sequences, inputs.seq_length.tolist(), strict=True):
             first = sequence.num_history_ids
@@ -64,7 +61,7 @@ class RopeLengths:
         inputs.target_position_ids = torch.cat(rows, dim=1)
 
     def outgrown_by(self, sequence: Any) -> bool:
-        """Whether a sequence's next token may exceed the original length, while its cache has the short frequencies.
+        """Return whether the next token may exceed the original length while the cache has the short frequencies.
 
         LMDeploy may plan one step ahead of the tokens that it knows. If it does not, the answer is True one token
         early, and a prefill computes this one token.
@@ -72,7 +69,7 @@ class RopeLengths:
         return self._is_short(sequence) and sequence.num_all_ids >= self.original
 
     def invalidates(self, sequence: Any) -> bool:
-        """Whether a waiting sequence still has a cache from before it outgrew the original length."""
+        """Return whether a waiting sequence still has a cache from before it outgrew the original length."""
         outgrown = sequence.num_history_ids > 0 and sequence.num_all_ids > self.original
         return outgrown and self._is_short(sequence)
 
@@ -90,7 +87,7 @@ def of_model(config: Any) -> RopeLengths | None:
 
 
 def of_positions(positions: Tensor, prompt_length: int) -> Tensor:
-    """Return positions and the lengths that govern them, int64 [2, N]. positions: int64 [N] of one sequence."""
+    """Return positions and the lengths that govern them, int64 [2, N]. positions: int64 [N], of one sequence."""
     return torch.stack((positions, (positions + 1).clamp(min=prompt_length)))
 
 
@@ -114,7 +111,7 @@ def _lengths(owner: Any) -> RopeLengths | None:
 
 
 def governs(maker: Any) -> bool:
-    """Whether the rotary frequencies of an inputs maker's model depend on its sequences' lengths."""
+    """Return whether the rotary frequencies of an inputs maker's model depend on its sequences' lengths."""
     return _lengths(maker) is not None
 
 

@@ -1,8 +1,8 @@
 """Read the rotary embedding of a checkpoint's configuration as transformers does.
 
-A rope type that the tables (``rotary.py``) do not have is refused while the configuration is read. LMDeploy's own
-reading ignores longrope's ``attention_factor`` and ``factor``, and has other defaults for yarn's. Both are corrected in
-the parameters that LMDeploy passes to the tables.
+A rope type that the tables (``rotary.py``) lack is refused while the configuration is read. LMDeploy ignores
+longrope's ``attention_factor`` and ``factor``, and has other defaults for yarn's. Both are corrected in the parameters
+that LMDeploy passes to the tables.
 """
 
 import math
@@ -32,27 +32,24 @@ WHOLE_HEADS = (
     ),
     *("llama", "mistral", "mixtral", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
 )
-"""Model types whose class in transformers rotates whole heads under rope type "default".
-
-These classes ignore partial_rotary_factor.
-"""
+"""Model types that rotate whole heads under rope type "default": transformers ignores their partial_rotary_factor."""
 
 _LAYER_TYPES = {"full_attention": ("default", "linear"), "sliding_attention": ("default",)}
-"""Layer type -> rope types that LMDeploy's Gemma 3 has. The configuration has a set of parameters for each."""
+"""Layer type -> rope types that LMDeploy's Gemma 3 serves. The configuration has parameters for each layer type."""
 
 
 def parameters(config: Any) -> Mapping[str, Any]:
-    """The rope parameters of a text model's configuration; empty where it has none."""
+    """Return the rope parameters of a text model's configuration; empty if it has none."""
     return getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
 
 
 def rope_type(stored: Mapping[str, Any]) -> str:
-    """The type that one set of rope parameters names, by its new key or its old one."""
+    """Return the type of a set of rope parameters, under its new key or its old one."""
     return stored.get("rope_type") or stored.get("type") or "default"
 
 
 def original_length(config: Any) -> int | None:
-    """The length beyond which frequencies depend on the sequence's own length; None where they never do."""
+    """Return the length beyond which frequencies depend on the sequence's own length; None if they never do."""
     stored = parameters(config)
     if rope_type(stored) not in _BY_LENGTH:
         return None
@@ -61,7 +58,7 @@ def original_length(config: Any) -> int | None:
 
 
 def _original(config: Any, stored: Mapping[str, Any]) -> int:
-    """Return the original length. As in transformers, the configuration's field precedes that of rope parameters."""
+    """Return the original length: the configuration's own field, else rope parameters', as in transformers."""
     own = getattr(config, "original_max_position_embeddings", None)
     return own or stored.get("original_max_position_embeddings") or config.max_position_embeddings
 
@@ -69,8 +66,8 @@ def _original(config: Any, stored: Mapping[str, Any]) -> int:
 def check(config: Any) -> None:
     """Raise UnsupportedFeatureError for rope parameters that would give other tokens than transformers.
 
-    config: the text model's. Gemma 3's has one set of parameters for each layer type. If an unscaled checkpoint leaves
-    out the factor of "full_attention", it is set to 1 here, since LMDeploy's model reads it.
+    config: the text model's. Gemma 3's has one set of parameters for each layer type. If an unscaled checkpoint lacks
+    the factor of "full_attention", this sets it to 1, since LMDeploy's model reads it.
     """
     stored = parameters(config)
     nested = {name: stored[name] for name in _LAYER_TYPES if isinstance(stored.get(name), Mapping)}
@@ -109,7 +106,7 @@ def yarn_scale(spec: Any) -> float:
 
 
 def longrope_scale(factor: float, original_length: int) -> float:
-    """Return sqrt(1 + ln(factor) / ln(original length)), longrope's factor of cos and sin if a checkpoint has none."""
+    """Return longrope's factor of cos and sin if a checkpoint has none: sqrt(1 + ln(factor) / ln(original length))."""
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_length))
 
 

@@ -4,7 +4,7 @@ LMDeploy's own dlinfer builder takes ``max_position_embeddings`` for Llama 3's o
 chooses the frequencies of a whole batch by its longest sequence. Here each token has its own frequencies. Dynamic and
 longrope tables read its governing length from the second row of ``position_ids`` (``rope_lengths.py``).
 
-The formulas are those of ``transformers.modeling_rope_utils``. Frequencies and angles are float32, as there.
+Formulas are those of ``transformers.modeling_rope_utils``, in float32 as there.
 """
 
 import math
@@ -42,13 +42,13 @@ def llama3_frequencies(spec: Any) -> Tensor:
 def yarn_frequencies(spec: Any) -> Tensor:
     """Return YaRN's frequencies [dim / 2]: kept below a range of dimensions, interpolated above, ramped inside.
 
-    Source: YaRN (Peng et al., 2023, arXiv:2309.00071), section 3.2. ``spec.max_position_embeddings`` is the original
-    length: LMDeploy stores it there.
+    Source: YaRN (Peng et al., 2023, arXiv:2309.00071), section 3.2. LMDeploy stores the original length as
+    ``spec.max_position_embeddings``.
     """
     params, dim, length = spec.yarn_params, spec.dim, spec.max_position_embeddings
 
     def dimension_of(rotations: float) -> float:
-        """Return the dimension that makes so many rotations within the original length."""
+        """Return the dimension that makes ``rotations`` rotations within the original length."""
         return dim * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(spec.base))
 
     low, high = dimension_of(params.beta_fast or 32), dimension_of(params.beta_slow or 1)
@@ -71,7 +71,7 @@ class RotaryTables(nn.Module):
     """cos and sin of fixed frequencies.
 
     inv_freq: float32 [dim / 2], radians per position. scale: factor of cos and sin. LMDeploy's mrope wrapper reads
-    ``inv_freq``, ``scaling_factor`` and ``attention_scaling`` by these names.
+    the attributes by their names.
     """
 
     inv_freq: Tensor
@@ -83,7 +83,7 @@ class RotaryTables(nn.Module):
         self.attention_scaling = scale
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, [B, N, dim]. x: any tensor of the dtype and device to return. position_ids: [B, N]."""
+        """Return cos and sin, [B, N, dim], of x's dtype and device. position_ids: [B, N]."""
         angles = position_ids.unsqueeze(-1).float() * self.inv_freq.to(x.device)
         return _tables(angles, self.attention_scaling, x.dtype)
 
@@ -96,7 +96,7 @@ class TablesByLength(nn.Module):
         raise NotImplementedError
 
     def scale(self, lengths: Tensor) -> float | Tensor:
-        """Return the factor of cos and sin: one number, or [N, 1]. lengths: as for ``frequencies``."""
+        """Return the factor of cos and sin: one number, or [N, 1]. lengths: int64 [N]."""
         return 1.0
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,8 +111,7 @@ class TablesByLength(nn.Module):
 class DynamicTables(TablesByLength):
     """Dynamic NTK scaling: beyond the trained length the base grows with the length that governs a token.
 
-    spec: LMDeploy's RotaryEmbeddingBuildSpec. LMDeploy's mrope wrapper reads these attributes: an object with
-    ``_ntk_inv_freq`` has frequencies that are not fixed.
+    LMDeploy's mrope wrapper reads the attributes: ``_ntk_inv_freq`` means frequencies that are not fixed.
     """
 
     inv_freq: Tensor
@@ -138,8 +137,8 @@ class DynamicTables(TablesByLength):
 class LongRopeTables(TablesByLength):
     """LongRoPE: one set of factors up to the original length, another one beyond it (arXiv:2402.13753).
 
-    spec: LMDeploy's RotaryEmbeddingBuildSpec. short_factor, long_factor: the frequencies that result from these
-    factors, float32 [dim / 2]. scales: (short, long) factors of cos and sin.
+    short_factor, long_factor: the frequencies that result from these factors, float32 [dim / 2]. scales: (short,
+    long) factors of cos and sin.
     """
 
     short_factor: Tensor
@@ -191,7 +190,7 @@ _BUILDERS = {
 
 
 def from_spec(spec: Any) -> nn.Module:
-    """Build the tables of LMDeploy's RotaryEmbeddingBuildSpec. Raises UnsupportedFeatureError for other types."""
+    """Build the tables of a RotaryEmbeddingBuildSpec. Raises UnsupportedFeatureError for unknown rope types."""
     if spec.emb_type not in _BUILDERS:
         raise refuse(f"rope type {spec.emb_type.name}", "use another model")
     return _BUILDERS[spec.emb_type](spec)

@@ -1,7 +1,7 @@
 """Sliding windows as in transformers: with a window of w a query sees w keys, including its own.
 
 LMDeploy's models pass one int for every layer, which its CUDA kernels read as w keys before the query. Some models pass
-it to all layers, though transformers has windows in certain layers only (``layer_types``). Mixtral's passes none.
+it to all layers, though in transformers only certain layers have windows (``layer_types``). Mixtral's passes none.
 """
 
 from typing import Any
@@ -17,8 +17,7 @@ _ALL_LAYERS = ("mistral", "mixtral", "phi3", "qwen3_moe")
 def as_pair(sliding_window: Any) -> tuple[int, int] | None:
     """Return a window as flash-attention's (keys before, keys after) the query's own; None for no window.
 
-    sliding_window: LMDeploy's, here transformers' count of keys. A pair is returned as it is. None, and an int below 1,
-    mean no window.
+    sliding_window: a count of keys as in transformers, or such a pair. None and ints below 1 mean no window.
     """
     if sliding_window is None or (isinstance(sliding_window, int) and sliding_window < 1):
         return None
@@ -45,10 +44,7 @@ def of_layers(config: Any) -> list[int | None] | None:
 
 
 def check(model_config: Any) -> None:
-    """Keep LMDeploy from dropping cached tokens outside the window if some layers see the whole text.
-
-    model_config: LMDeploy's, changed in place. Its ``sliding_window`` is the KV cache's.
-    """
+    """Unset the KV cache's ``sliding_window`` if some layers see the whole text, or LMDeploy drops cached tokens."""
     layers = of_layers(model_config.llm_config or model_config.hf_config)
     if layers is not None and None in layers:
         model_config.sliding_window = -1
@@ -57,8 +53,8 @@ def check(model_config: Any) -> None:
 def apply(model: nn.Module, config: Any) -> None:
     """Give each attention layer of an LMDeploy model the window that transformers gives it.
 
-    config: the text model's. The number in a layer's name tells its place. The module around a layer may have a
-    ``sliding_window`` too, -1 for none. It is also set: Gemma 3's module chooses its frequencies by it.
+    config: the text model's. A layer's index is the number in its name. A ``sliding_window`` of the module around the
+    layer (-1 for none) is also set: Gemma 3's module chooses its frequencies by it.
     """
     layers = of_layers(config)
     if layers is None:

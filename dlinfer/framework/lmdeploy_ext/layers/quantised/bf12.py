@@ -1,6 +1,6 @@
 """Layers whose bfloat16 weights are packed without loss as BF12, 12 bits for each number.
 
-A packed weight is one flat tensor of bytes, in the layout of ``ops.quantised.bf12``. Its sizes are passed separately.
+A packed weight is a flat tensor of bytes (``ops.quantised.bf12``), so its sizes are passed separately.
 ``bf12_packing`` packs weights while a model loads.
 """
 
@@ -17,7 +17,7 @@ from dlinfer.ops.quantised import bf12
 
 
 class LinearBF12(LinearImpl):
-    """x @ weight.T + bias, bit for bit as with the plain weight."""
+    """x @ weight.T + bias, with the same bits as the plain weight gives."""
 
     def __init__(self, out_features: int, in_features: int) -> None:
         self.out_features, self.in_features = out_features, in_features
@@ -41,7 +41,7 @@ class LinearBF12(LinearImpl):
 
 
 class ExpertsBF12(FusedMoEImpl):
-    """Gated experts with silu, bit for bit as with plain weights. settings: keyword arguments of the op."""
+    """Gated experts with silu, with the same bits as plain weights give. settings: keyword arguments of the op."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
@@ -51,7 +51,7 @@ class ExpertsBF12(FusedMoEImpl):
     ) -> Tensor:
         """Return a new tensor [N, hidden]. hidden_states: bfloat16 [N, hidden].
 
-        weights: gate_up and down, uint8 [bytes] each, of all experts; their biases, always None; the list of experts.
+        weights: gate_up and down of all experts, uint8 [bytes] each; their biases, always None; the list of experts.
         """
         gate_up, down, gate_up_bias, down_bias, _ = weights
         others = (gate_up_bias, down_bias, more.get("act_func"))

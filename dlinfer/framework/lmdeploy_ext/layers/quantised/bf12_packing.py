@@ -1,8 +1,8 @@
 """Pack a bfloat16 model as BF12 while LMDeploy loads it, for DLINFER_CPU_WEIGHTS=bf12.
 
 LMDeploy's layers stay in place during the load, so that any model class loads as usual. Each weight counts the numbers
-that LMDeploy copies into it, and is packed once it is complete. Parameters take no memory pages until they are written,
-so that few weights are in memory in 16 bits at any time. Weights that are never complete stay as they are.
+that LMDeploy copies into it, and is packed once it is complete. A weight that is never complete stays as it is.
+Parameters take no memory pages until they are written, so few weights are in memory in 16 bits at any time.
 """
 
 import logging
@@ -33,8 +33,7 @@ from dlinfer.ops.quantised import bf12
 logger = logging.getLogger("dlinfer")
 
 WORTHWHILE = 0.8
-"""The largest share of its plain bytes that a packed weight may take. Packing may not pay: short rows are padded to 128
-numbers, and unusual exponents take 64 bits each."""
+"""The largest share of its plain bytes that a packed weight may take. Padding and unusual exponents cost memory."""
 
 _LINEAR = (BaseLinear, MergedBaseLinear, QKVBaseLinear)
 
@@ -42,8 +41,8 @@ _LINEAR = (BaseLinear, MergedBaseLinear, QKVBaseLinear)
 class Weight:
     """One weight of a model. It counts the numbers copied into it, and packs itself once it is complete.
 
-    module: the layer that has the weight. The parameter stays the same object, since LMDeploy looks parameters up once
-    for each file. Packing replaces the parameter's data, and frees the plain data.
+    module: the layer that has the weight. Packing replaces the parameter's data and keeps the parameter, since
+    LMDeploy looks parameters up once for each file.
     """
 
     module: Any
@@ -107,7 +106,9 @@ class Packing:
     """
 
     def __init__(self, model: nn.Module, tied: bool) -> None:
-        """model: LMDeploy's, no weight loaded. tied: whether its output projection shares the embedding's weight."""
+        """Take an LMDeploy model before its weights load. tied: whether the output projection has the embedding's
+        weight.
+        """
         self._model, self._tied = model, tied
         self.gives_back = type(model).__name__ in table.CLASSES
         self._layers = [Weight(layer, _pack) for layer in _layers(model)]
@@ -119,7 +120,7 @@ class Packing:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that packing saves in the whole model at best, without unusual exponents."""
+        """Bytes that packing saves in the whole model if no exponent is unusual."""
         return sum(weight.saved_bytes for weight in self._weights)
 
     @property
@@ -143,7 +144,7 @@ class Packing:
         return [*self._layers, *(weight for _, *both in self._experts for weight in both), *projection]
 
     def finish(self) -> None:
-        """Replace LMDeploy's layers by layers that read packed weights. To be called once all weights are loaded."""
+        """Replace LMDeploy's layers by layers that read packed weights. Call this once all weights are loaded."""
         del self._model.bf12_packing
         for weight in self._weights:
             weight.end()
@@ -175,10 +176,10 @@ class Packing:
 
 
 def prepare(model: Any, tied: bool, dtype: torch.dtype) -> None:
-    """Let a model pack its weights as they load. It gets a ``bf12_packing``, and the loader calls its ``finish``.
+    """Let a model pack its weights as they load: set its ``bf12_packing``. The loader then calls its ``finish``.
 
-    model: LMDeploy's, its layers made and no weight loaded. On torch's device ``meta``, ``bf12_packing`` only tells
-    what would be packed. dtype: the model's. Any other than bfloat16 leaves the model as it is, with a warning.
+    model: LMDeploy's, before weights load. On torch's device ``meta``, ``bf12_packing`` only tells what would be
+    packed. dtype: the model's. Any other than bfloat16 leaves the model as it is, with a warning.
     """
     if dtype is not torch.bfloat16:
         logger.warning(
@@ -198,7 +199,7 @@ def _pack(weight: Tensor) -> Tensor:
 def _layers(model: nn.Module) -> list[nn.Module]:
     """Return the linear layers to pack: LMDeploy's plain ones, which keep no other data made from the weight.
 
-    Not packed are the output projection, whose weight's dtype is read, and weights that several layers share.
+    The output projection is left out, since its weight's dtype is read, and so are weights that layers share.
     """
     users = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
     heads = {

@@ -1,7 +1,7 @@
 """Layers of 8-bit weights and activations for LMDeploy: W8A8 (smooth_quant), blocked FP8 and static FP8.
 
-LMDeploy's own dlinfer implementations of W8A8 round the experts' scales to bfloat16, have experts in int8 alone and may
-transpose weights. LMDeploy has no dlinfer implementation of FP8. Here weights stay as they were loaded.
+LMDeploy's dlinfer layers of W8A8 round the experts' scales to bfloat16, have experts in int8 only and may transpose
+weights. LMDeploy has no dlinfer layers of FP8. Here weights stay as they were loaded.
 """
 
 from typing import Any, ClassVar
@@ -23,10 +23,7 @@ _W8A8 = (torch.int8, torch.float8_e4m3fn)
 
 
 class _EightBit(FromSpec):
-    """A layer of 8 bits. Raises UnsupportedFeatureError for features that no op serves.
-
-    served: the supported dtypes of weights.
-    """
+    """A layer of 8 bits. Raises UnsupportedFeatureError for features that no op serves. served: weights' dtypes."""
 
     served: ClassVar[tuple[torch.dtype, ...]] = (torch.float8_e4m3fn,)
 
@@ -122,25 +119,21 @@ class LinearStaticF8(_EightBit, LinearStaticF8Impl):
 
 
 class FusedMoEW8A8(_EightBit, FusedMoEW8A8Impl):
-    """Experts of 8-bit weights with a scale for each row."""
-
     served = _W8A8
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor, *weights: Any, **unused: Any
     ) -> Tensor:
-        """weights: gate_up and its scales, down and its scales, and the list of experts, which is not read."""
+        """Read weights: gate_up and its scales, down and its scales, and the list of experts, which is ignored."""
         router = (topk_weights, topk_ids, self.spec.top_k, self.spec.renormalize)
         return ops.fused_moe_w8a8(hidden_states, *weights[:4], *router)
 
 
 class FusedMoEBlockedF8(_EightBit, FusedMoEBlockedF8Impl):
-    """Experts of float8 weights with a scale for each block."""
-
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor, *weights: Tensor, **more: Any
     ) -> Tensor:
-        """weights: gate_up and its scales, down and its scales. Raises UnsupportedFeatureError for biases."""
+        """Read weights: gate_up and its scales, down and its scales. Raises UnsupportedFeatureError for biases."""
         if any(more.get(name) is not None for name in ("gate_up_bias", "down_bias")):
             raise refuse("quantised experts with biases", _UNQUANTISED)
         spec = self.spec
@@ -150,11 +143,9 @@ class FusedMoEBlockedF8(_EightBit, FusedMoEBlockedF8Impl):
 
 
 class FusedMoEStaticF8(_EightBit, FusedMoEStaticF8Impl):
-    """Experts of float8 weights with fixed scales for their inputs."""
-
     def forward(
         self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor, *weights: Any, **unused: Any
     ) -> Tensor:
-        """weights: gate_up, the scales of its rows and of its input, then the same three of down."""
+        """Read weights: gate_up, the scales of its rows and of its input, then the same three of down."""
         router = (topk_weights, topk_ids, self.spec.top_k, self.spec.renormalize)
         return ops.fused_moe_static_fp8(hidden_states, *weights, *router)

@@ -1,8 +1,8 @@
 """Linear layers and experts with weights of 4 bits, in the layout ``ops.quantised.packing.AWQ``.
 
-LMDeploy's own linear layer for dlinfer ignores the process group of an all-reduce, and reads any number of bits as 4.
-LMDeploy has 4-bit experts for CUDA alone. A weight stays as it was loaded: the parts that LMDeploy fuses (q, k and v,
-or gate and up) stand side by side along out_features.
+LMDeploy's linear layer for dlinfer ignores the process group of an all-reduce, and reads any number of bits as 4.
+LMDeploy has 4-bit experts for CUDA only. Weights stay as loaded: the parts that LMDeploy fuses (q, k and v, or gate and
+up) stand side by side along out_features.
 """
 
 from typing import Any
@@ -35,8 +35,9 @@ class LinearW4A16(FromSpec, LinearW4A16Impl):
         all_reduce: bool = False,
         group: Any = None,
     ) -> Tensor:
-        """x [..., in]; qweight int32 [in, out / 8]; scales [groups, out] and bias [out], float16 in any model; qzeros
-        int32 [groups, out / 8]. Returns a new tensor [..., out] of x's dtype."""
+        """Return a new tensor [..., out] of x's dtype. x: [..., in]. qweight: int32 [in, out / 8]. qzeros: int32
+        [groups, out / 8]. scales [groups, out] and bias [out]: float16 in any model.
+        """
         parallel: dict[str, Any] = {"all_reduce": all_reduce, "group": group}
         size = self.spec.group_size
         return ops.weight_quant_matmul(

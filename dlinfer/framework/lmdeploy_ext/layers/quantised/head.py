@@ -1,7 +1,7 @@
 """The output projection in int8. An embedding that is tied to it reads the same table.
 
 A decode step reads the whole projection. In small models with large vocabularies it is larger than all packed layers.
-The table has the layout of W8A8's weights: for each token a row of int8 numbers and a float32 scale.
+The table has W8A8's layout: for each token a row of int8 numbers and a float32 scale.
 """
 
 import logging
@@ -27,7 +27,7 @@ class _Int8(Table):
 
 
 class PackedHead(_Int8):
-    """``lm_head`` in int8, its input rounded to int8 by token."""
+    """``lm_head`` in int8. Its input is rounded to int8 by token."""
 
     def __init__(self, numbers: nn.Parameter, scales: nn.Parameter, dtype: torch.dtype) -> None:
         super().__init__(numbers, scales, dtype)
@@ -51,8 +51,8 @@ def pack(model: nn.Module, tied: bool) -> None:
     """Replace a model's output projection, and if ``tied`` its embedding, by packed ones, before weights load.
 
     model: LMDeploy's, its parameters on one device and without memory pages yet. If ``why_kept`` has a reason, the
-    model stays as it is, with a warning if DLINFER_CPU_HEAD asks for int8. This is no error: the setting is for a whole
-    process, which may also load a draft model of another class.
+    model stays as it is, with a warning if DLINFER_CPU_HEAD asks for int8. It raises no error: the setting is for a
+    whole process, which may also load a draft model of another class.
     """
     reason = why_kept(model)
     if reason is not None:

@@ -1,6 +1,6 @@
-"""Check that our devices serve a quant_policy of LMDeploy. Others are refused before weights are loaded.
+"""Refuse a quant_policy of LMDeploy that our devices do not serve, before weights load.
 
-The ops are imported inside the functions, so that an import of LMDeploy alone does not load them.
+Functions import the ops themselves, so that an import of LMDeploy alone does not load them.
 """
 
 from typing import Any
@@ -14,17 +14,14 @@ _ADVICE = "use quant_policy=0; the KV cache keeps the model's dtype"
 
 
 def is_served(quant_policy: int) -> bool:
-    """Whether a quant_policy quantises the KV cache in a format that our ops have."""
+    """Return whether our ops have the KV cache's format of a quant_policy."""
     from dlinfer.ops.attention.kv_quantisation import STORED
 
     return quant_policy in STORED
 
 
 def check_engine_config(config: Any) -> None:
-    """Raise UnsupportedFeatureError for a quant_policy without ops, or without kernels on the device.
-
-    LMDeploy itself refuses a number that is no quant_policy at all.
-    """
+    """Raise UnsupportedFeatureError for a quant_policy without ops, or without kernels on the device."""
     from lmdeploy.messages import QuantPolicy
 
     policy, device = config.quant_policy, config.device_type

@@ -8,13 +8,13 @@ from torch import nn
 CLASSES = frozenset(
     f"{name}ForCausalLM" for name in ("Llama", "Qwen2", "Qwen3", "Mistral", "Mixtral", "Qwen2Moe", "Qwen3Moe")
 )
-"""LMDeploy's classes that use ``lm_head`` for logits and nothing else. Checked with a packed table."""
+"""LMDeploy's classes that use ``lm_head`` for logits and nothing else. Each was tested with a packed table."""
 
 
 class Table(nn.Module):
     """Base of a packed table that replaces LMDeploy's layer.
 
-    ``weight`` is an empty tensor. LMDeploy reads its dtype, and hands it from the embedding to a tied projection.
+    ``weight`` is an empty tensor: LMDeploy reads its dtype, and passes it from the embedding to a tied projection.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:

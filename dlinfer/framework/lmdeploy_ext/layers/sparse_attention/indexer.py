@@ -33,8 +33,7 @@ class Indexer(NSAIndexFP8Impl):
     def from_spec(cls, spec: Any) -> "Indexer":
         """Build the layer of LMDeploy's NSAIndexFP8BuildSpec. Raises UnsupportedFeatureError for what the op lacks.
 
-        The spec's ``block_size`` is for FP8 rounding, and is not read. A short prefill is scored like any other: all
-        its tokens are chosen.
+        The spec's ``block_size`` is for FP8 rounding, and is not read.
         """
         if spec.fill != -1:
             raise refuse(f"sparse attention whose places without a token hold {spec.fill}", "use fill=-1")
@@ -51,7 +50,7 @@ class Indexer(NSAIndexFP8Impl):
         return (BlockCacheRequest(**own, per_row_contiguous=True),)
 
     def get_step_metadata(self, attn_metadata: Any) -> Any:
-        """Return attn_metadata itself, made by ``attention.step_metadata``: it has all that an indexer reads."""
+        """Return attn_metadata itself: ``attention.step_metadata`` has put in all that an indexer reads."""
         return attn_metadata
 
     def forward(
@@ -100,8 +99,8 @@ class Indexer(NSAIndexFP8Impl):
         numbers of a head are rotated, as two halves, or in pairs if ``rope_interleaved``. head_gate_scale: factor of
         weights, above zero. Norm and rotation are computed in float32 and rounded once to q's dtype.
 
-        DeepSeek's own code and LMDeploy's then multiply q and k by a Hadamard matrix. The matrix is orthogonal, so the
-        products of q and k stay the same. It spreads large numbers out before FP8 rounding, which is not done here.
+        DeepSeek's and LMDeploy's code then multiplies q and k by an orthogonal Hadamard matrix, which keeps their
+        products. It spreads large numbers out before FP8 rounding, which is not done here.
         """
         affine = (norm_weight.float(), norm_bias.float())
         normed = functional.layer_norm(k.float(), k.shape[-1:], *affine, norm_eps)

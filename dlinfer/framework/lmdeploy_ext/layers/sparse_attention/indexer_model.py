@@ -1,6 +1,6 @@
-"""Patches on LMDeploy's classes of models with an indexer (DeepSeek-V3.2, GLM-5), for our devices.
+"""Patches on LMDeploy's models with an indexer (DeepSeek-V3.2, GLM-5), for ``indexer.py`` and ``layers/attention.py``.
 
-The layers are in ``indexer.py`` and ``layers/attention.py``. This file loads before LMDeploy's modules do.
+This file loads before LMDeploy's modules do.
 """
 
 import functools
@@ -116,10 +116,7 @@ def _rotate_activation(original: Original, x: Tensor) -> Tensor:
 def _rotate_glm(
     original: Original, self: Any, q_pe: Tensor, k_pe: Tensor, freqs_cis: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return rotated q [1, N, heads, R] and k [1, N, 1, R].
-
-    q_pe: [1, N, heads, R]. k_pe: [1, N, R]. freqs_cis: cos and sin, [N, R].
-    """
+    """Return rotated q [1, N, heads, R] and k [1, N, 1, R] of k_pe [1, N, R]. freqs_cis: cos and sin, [N, R]."""
     from dlinfer.framework.lmdeploy_ext.layers.sparse_attention.indexer import rotated
 
     heads = (q_pe[0], k_pe[0, :, None])
