@@ -1,7 +1,7 @@
-"""Ascend NPUs: LMDeploy's ops on the ops of the vendor's torch_npu, eagerly, and graphs of these by its torchair.
+"""Ascend NPUs: LMDeploy's ops call the ops of the vendor's torch_npu, eagerly or in graphs by its torchair.
 
-Tested against the vendor's real schemas and documents, not on a card: docs/vendors/ascend.md states how far for each
-op. torch_npu is loaded with the first kernel. torch calls the device "npu", LMDeploy calls it "ascend".
+The kernels were tested against the vendor's real schemas and documents, not on a card; docs/vendors/ascend.md has the
+details for each op. torch_npu is loaded with the first kernel. torch calls the device "npu", LMDeploy "ascend".
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from dlinfer.vendor.claims import Proofs
 from dlinfer.vendor.device import Device
 
 BLOCK_SIZE = 128
-"""Slots in a block of the KV cache: the least that npu_fused_infer_attention_score reads for prompts."""
+"""Slots in a block of the KV cache: the fewest that npu_fused_infer_attention_score reads for prompts."""
 
 
 def _probe() -> Probe:

@@ -1,9 +1,9 @@
-"""Host numbers of kernels that are captured into an NPUGraph, updated for each replay.
+"""Host numbers of kernels in an NPUGraph, updated for each replay.
 
-A captured task keeps the numbers of its capture. So a call with lengths is a task group of its own behind an external
-event. A replay waits at the event until another stream has given the task the lengths of the step. The order of calls
-follows torch_npu's own graphs (torch_npu 2.13.0, ``npu/graphs.py``, and torchair's CapturedGraphUpdateAndReplay).
-torch_npu's ``auto_dispatch_capture`` does the same, but it does not see ops inside dlinfer's ops.
+A captured call keeps the numbers of its capture. So each call with lengths is a task group behind an external event. A
+replay waits at the event until another stream has updated the task with the step's lengths. The order of calls follows
+torch_npu's own graphs (torch_npu 2.13.0, ``npu/graphs.py``, and torchair's CapturedGraphUpdateAndReplay). torch_npu's
+``auto_dispatch_capture`` does the same, but does not see ops inside dlinfer's ops.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,19 +18,19 @@ from torch import Tensor
 from dlinfer.vendor.ascend import sdk
 
 Numbers = Callable[[list[int]], dict[str, Any]]
-"""From lengths, the keywords that a task is told."""
+"""Lengths -> the keywords of a task."""
 
 _recording: ContextVar["CapturedLengths | None"] = ContextVar("_recording", default=None)
 
 
 def current() -> "CapturedLengths | None":
-    """The recorder of the current capture; None outside a capture."""
+    """Return the recorder of the current capture; None outside a capture."""
     return _recording.get()
 
 
 @dataclass(frozen=True)
 class _Task:
-    """A call in the graph. Its tensors are known by where they lie: the graph's pool may give their memory on."""
+    """A call in the graph. It holds its tensors' addresses only: the graph's pool may reuse their memory."""
 
     event: Any
     handle: Any
@@ -52,7 +52,7 @@ class CapturedLengths:
 
     @contextmanager
     def recording(self, kv_seqlens: Sequence[int]) -> Iterator[None]:
-        """Calls of kernels become tasks of the graph that is captured on the current stream."""
+        """Record kernels' calls as tasks of the graph that is captured on the current stream."""
         self._lengths = _served(kv_seqlens)
         token = _recording.set(self)
         try:
@@ -61,7 +61,7 @@ class CapturedLengths:
             _recording.reset(token)
 
     def update(self, kv_seqlens: Sequence[int]) -> None:
-        """Tell the tasks of the replay that was just put on the current stream its lengths."""
+        """Update the tasks of the replay that was just put on the current stream."""
         if not self._tasks:
             return
         npu, lengths, replaying = self._npu, _served(kv_seqlens), self._npu.current_stream()
@@ -78,7 +78,7 @@ class CapturedLengths:
         self._replayed.record(replaying)
 
     def run(self, op: Callable[..., Any], numbers: Numbers, **arguments: Any) -> None:
-        """Capture a call of the vendor's that writes into arguments, and whose numbers each replay is told."""
+        """Capture a call that writes into its arguments. Each replay gets new ``numbers``."""
         npu, stream = self._npu, self._npu.current_stream()
         event = npu.ExternalEvent()
         event.wait(stream)
@@ -90,21 +90,21 @@ class CapturedLengths:
         self._tasks.append(_Task(event, handle, op, places, numbers))
 
     def numbers_of(self, numbers: Numbers) -> dict[str, Any]:
-        """Those of the capture."""
+        """Return the keywords for the lengths of the capture."""
         return numbers(self._lengths)
 
     def once(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
-        """A tensor of the graph that the layers of a step share."""
+        """Return a tensor of the graph that the layers of a step share."""
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]
 
     def padding(self, kv_seqlens: Tensor) -> Tensor:
-        """Which rows have no sequence: bool [rows] of the device, anew in each replay."""
+        """Return which rows have no sequence: bool [rows] on the device, computed anew in each replay."""
         return self.once(("padding", kv_seqlens.data_ptr()), lambda: kv_seqlens < 1)
 
     def slots(self, slots: Tensor) -> Tensor:
-        """Slots without negative ones: a padding row gets a slot that no other row writes.
+        """Replace negative slots: a padding row gets a slot that no other row writes.
 
         The vendor has no slot number for "none", so a padding row (``unwritten``) writes back the current contents. A
         cache needs two slots for each row.
@@ -112,17 +112,16 @@ class CapturedLengths:
         return self.once(("slots", slots.data_ptr()), lambda: _distinct(slots))
 
     def unwritten(self, slots: Tensor) -> Tensor:
-        """Which rows write nothing: bool [rows]."""
         return self.once(("unwritten", slots.data_ptr()), lambda: slots < 0)
 
 
 def _served(kv_seqlens: Sequence[int]) -> list[int]:
-    """As the vendor's attention is told them: a padding row reads a key of block 0, and its result is dropped."""
+    """Return the lengths for the vendor's attention. A padding row reads one key of block 0; its result is dropped."""
     return [max(length, 1) for length in kv_seqlens]
 
 
 def _distinct(slots: Tensor) -> Tensor:
-    """Of the first slots, twice as many as rows, no more are taken than there are rows: one for each is free."""
+    """Replace negative slots by free ones. At least half of the first 2 * rows slots are free."""
     rows = slots.shape[0]
     first = torch.arange(2 * rows, device=slots.device)
     taken = (first.unsqueeze(0) == slots.unsqueeze(1)).any(0)

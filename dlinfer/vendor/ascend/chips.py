@@ -1,7 +1,4 @@
-"""Differences between the generations of cards, from the documents in torch_npu 2.13.0 (``_op_plugin_docs.py``).
-
-A field says what a kernel may ask of a card; kernels never ask for a card's name.
-"""
+"""Differences between generations of cards, by the documents in torch_npu 2.13.0 (``_op_plugin_docs.py``)."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,15 +12,15 @@ from dlinfer.vendor.ascend import sdk
 class Chip:
     """One generation.
 
-    name: as people call it. prefixes: how its name in ``torch.npu.get_device_name()`` begins.
-    versions: the first and the last number of it in ``torch.npu.get_soc_version()``; None where any.
+    name: for people. prefixes: the beginnings of its names in ``torch.npu.get_device_name()``.
+    versions: its first and last number in ``torch.npu.get_soc_version()``; None for any.
     floats: dtypes that models may compute in.
-    fused_attention: npu_fused_infer_attention_score and npu_scatter_pa_kv_cache are there.
-    routing: npu_moe_init_routing_v2, npu_moe_token_unpermute and quantised npu_grouped_matmul are.
-    token_scales: npu_quant_matmul takes a scale for each token, npu_dynamic_quant and the fused norm give one.
+    fused_attention: has npu_fused_infer_attention_score and npu_scatter_pa_kv_cache.
+    routing: has npu_moe_init_routing_v2, npu_moe_token_unpermute and quantised npu_grouped_matmul.
+    token_scales: npu_quant_matmul takes a scale for each token; npu_dynamic_quant and the fused norm return one.
     packed_weights: npu_weight_quant_batchmatmul takes groups and 4 bits.
-    sparse_attention: npu_lightning_indexer and npu_sparse_flash_attention are there.
-    swiglu: npu_swiglu is.
+    sparse_attention: has npu_lightning_indexer and npu_sparse_flash_attention.
+    swiglu: has npu_swiglu.
     rope_sizes: head sizes of npu_apply_rotary_pos_emb, which writes in place; others go to npu_rotary_mul.
     """
 
@@ -59,7 +56,7 @@ CHIPS = (A2, A3, DUO)
 
 
 def named(device_name: str, soc_version: int | None = None) -> Chip:
-    """The generation of a card: by its number where that is known, else by the beginning of its name."""
+    """Return a card's generation by its number, or by the beginning of its name if the number is unknown."""
     for chip in CHIPS:
         if soc_version is not None and chip.versions and chip.versions[0] <= soc_version <= chip.versions[1]:
             return chip
@@ -71,7 +68,7 @@ def named(device_name: str, soc_version: int | None = None) -> Chip:
 
 @cache
 def current() -> Chip:
-    """The generation of this machine's cards; all of one process are of one."""
+    """Return the generation of this machine's cards. A process has cards of one generation only."""
     npu = sdk.cards()
     version = getattr(npu, "get_soc_version", None)
     return named(npu.get_device_name(), version() if version is not None else None)

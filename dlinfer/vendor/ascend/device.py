@@ -6,8 +6,6 @@ from dlinfer.vendor.device import Device, DeviceMemory
 
 
 class AscendDevice(Device):
-    """One NPU."""
-
     communicator = "hccl"
     graph_class = "NPUGraph"
     tensor_parallel = True
@@ -18,14 +16,12 @@ class AscendDevice(Device):
         self.streams = self._npu
 
     def take(self, index: int) -> None:
-        """Make a card the current one of this process, which "npu" then means."""
+        """Make a card this process's current one, the meaning of "npu"."""
         self._npu.set_device(index)
 
     def memory(self) -> DeviceMemory:
-        """The driver's figures for the current card."""
         free, total = self._npu.mem_get_info()
         return DeviceMemory(free, total, "torch.npu.mem_get_info", shared=False)
 
     def host_numbers(self) -> CapturedLengths:
-        """The lengths of sequences, which the vendor's attention takes from the host."""
         return CapturedLengths()

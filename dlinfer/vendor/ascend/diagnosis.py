@@ -1,6 +1,6 @@
-"""Why torch_npu cannot be used here, and what to do next: from what its loading says and from what lies where.
+"""Diagnose why torch_npu cannot be used here, from its load error and the files on this machine.
 
-Places and variables are those that CANN's own ``set_env.sh`` and the driver's installer leave.
+Paths and variables are those of CANN's own ``set_env.sh`` and of the driver's installer.
 """
 
 import importlib.metadata
@@ -14,7 +14,7 @@ import torch
 from dlinfer.vendor.base import Probe
 
 TESTED = "2.13.0"
-"""The torch_npu whose schemas and documents the kernels are written for."""
+"""The version of torch_npu with the schemas and documents that the kernels follow."""
 
 INSTALLED = Path("/usr/local/Ascend")
 HOME_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
@@ -27,7 +27,7 @@ _MISSING = re.compile(r"(lib[\w.+-]+?)\.so[\w.]*: cannot open shared object file
 
 
 def torch_npu_version() -> str:
-    """Of the installed package; empty where there is none."""
+    """Return the installed version, or ""."""
     try:
         return importlib.metadata.version("torch_npu")
     except importlib.metadata.PackageNotFoundError:
@@ -35,7 +35,6 @@ def torch_npu_version() -> str:
 
 
 def not_installed() -> Probe:
-    """torch_npu is not here."""
     return Probe(
         False,
         "torch_npu is not installed",
@@ -44,7 +43,7 @@ def not_installed() -> Probe:
 
 
 def other_version() -> Probe | None:
-    """torch_npu was built for another torch: its binaries follow torch's own, to the release."""
+    """Diagnose a torch_npu for another torch. Its binaries fit one release of torch only."""
     there, here = torch_npu_version(), torch.__version__.split("+")[0]
     if not there or there.split("+")[0].split(".post")[0] == here:
         return None
@@ -53,7 +52,6 @@ def other_version() -> Probe | None:
 
 
 def not_loaded(cause: Exception, environment: Mapping[str, str] = os.environ) -> Probe:
-    """Loading torch_npu failed."""
     first = str(cause).strip().partition("\n")[0]
     said = f"{type(cause).__name__}: {first}"
     library = _MISSING.search(str(cause))
@@ -77,7 +75,7 @@ def not_loaded(cause: Exception, environment: Mapping[str, str] = os.environ) ->
 
 
 def no_cards() -> Probe:
-    """torch_npu loads and counts none."""
+    """Diagnose that torch_npu loads but finds no card."""
     if MANAGER.exists():
         return Probe(
             False,
@@ -88,7 +86,7 @@ def no_cards() -> Probe:
 
 
 def _source(folder: str, package: str) -> str:
-    """The step that sets the environment of a package of CANN's."""
+    """Return the step that sets the environment of one of CANN's packages."""
     script = INSTALLED / folder / "set_env.sh"
     if script.is_file():
         return f"source {script}"

@@ -1,4 +1,4 @@
-"""Which op of the interface each kernel answers. An op that is not here runs as its reference, under the policy."""
+"""The table of ops and their kernels. An op that is not in it runs as its reference, under the fallback policy."""
 
 from dlinfer.vendor.ascend.attention.decode import paged_decode_attention
 from dlinfer.vendor.ascend.attention.prefill import paged_prefill_attention, prefill_attention

@@ -7,7 +7,7 @@ from dlinfer.vendor.ascend import chips, layouts, refusing
 from dlinfer.vendor.base import refuses
 
 _MOST_HEADS = 999
-"""Of npu_rotary_mul: batch (1 here) and heads below 1000, the head size below 896."""
+"""The most heads of npu_rotary_mul, which takes batch (1 here) and heads below 1000, and head sizes below 896."""
 _LARGEST_HEAD = 894
 
 
@@ -25,10 +25,10 @@ def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tupl
     if q.numel() == 0:
         return q.new_empty(q.shape), k.new_empty(k.shape)
     tables = [table.reshape(-1, 1, size).contiguous() for table in (cos, sin)]
-    # [tokens, heads, size]: packed q and k of LMDeploy are views, so contiguous copies them anyway
+    # [tokens, heads, size]: LMDeploy's packed q and k are views, so contiguous copies them anyway
     turned = [x.reshape(-1, x.shape[-2], size).contiguous() for x in (q, k)]
     if size in chips.current().rope_sizes:
-        # It writes into its arguments, whatever its schema says: they must be copies.
+        # The op writes into its arguments, whatever its schema says: pass copies.
         inputs = [_apart(tensor, x) for tensor, x in zip(turned, (q, k), strict=True)]
         out = torch.ops.npu.npu_apply_rotary_pos_emb(*inputs, *tables, "TND", "half")
     else:
@@ -41,7 +41,7 @@ def _apart(tensor: Tensor, x: Tensor) -> Tensor:
 
 
 def _turned(x: Tensor, tables: list[Tensor], mode: str) -> Tensor:
-    """x [rows, heads, size] turned by cos and sin [rows, 1, size], as one batch: BSND with tables 1S1D."""
+    """Rotate x [rows, heads, size] by cos and sin [rows, 1, size], as one batch: BSND with tables 1S1D."""
     batched = (tensor.unsqueeze(0) for tensor in (x, *tables))
     return torch.ops.npu.npu_rotary_mul(*batched, mode).squeeze(0)
 
@@ -66,14 +66,14 @@ def apply_rotary_pos_emb_interleaved(
 
 
 def _of_token(x: Tensor, table: Tensor) -> int:
-    """How many neighbouring rows of x a row of a table turns: all heads of a token, in LMDeploy's shapes."""
+    """Return how many neighbouring rows of x a row of a table rotates: all heads of a token, in LMDeploy's shapes."""
     if table.dim() == x.dim() and table.shape[0] == x.shape[0] and all(n == 1 for n in table.shape[1:-1]):
         return x[0].numel() // x.shape[-1] if x.numel() else 1
     return 1
 
 
 def _pairs(table: Tensor, x: Tensor, heads: int) -> Tensor:
-    """Return the first half of each row of ``table``, each number twice, once for each of a pair: [rows, 1, size]."""
+    """Repeat each number of the first half of each row of ``table``, for both numbers of a pair: [rows, 1, size]."""
     size = x.shape[-1]
     half = table[..., : size // 2]
     if heads == 1:

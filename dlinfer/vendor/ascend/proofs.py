@@ -1,4 +1,4 @@
-"""How far each kernel was proven, as data; docs/vendors/ascend.md says of each what was leant upon."""
+"""How far each kernel was tested; docs/vendors/ascend.md names the evidence for each."""
 
 from dlinfer.vendor.ascend.kernels import KERNELS
 from dlinfer.vendor.claims import Proof, Proofs
@@ -8,4 +8,4 @@ _OTHERS = {
 }  # torch_npu's own kernel of aten::linear, which the simulation has no part in
 
 PROOFS: Proofs = {op: _OTHERS.get(op, Proof.DOCUMENTS) for op in KERNELS}
-"""Of paged_decode_attention all but DeepSeek's latent cache, which is called by its true schema alone."""
+"""paged_decode_attention is proven except over DeepSeek's latent cache, where only the schema is known."""

@@ -1,4 +1,4 @@
-"""Reasons why a kernel does not take a call, each said once; a rule strings some of them together."""
+"""Reasons to refuse a call that several kernels share."""
 
 import torch
 from torch import Tensor
@@ -10,21 +10,21 @@ __all__ = ["HALVES", "LONGEST", "eight_bits", "first", "floating", "lacking", "s
 
 HALVES = (torch.float16, torch.bfloat16)
 LONGEST = 65535
-"""Of a product's inner and outer size (npu_quant_matmul, npu_weight_quant_batchmatmul, npu_grouped_matmul)."""
+"""The most rows or columns of a weight (npu_quant_matmul, npu_weight_quant_batchmatmul, npu_grouped_matmul)."""
 
 
 def floating(x: Tensor, of: tuple[torch.dtype, ...] | None = None) -> str | None:
-    """A dtype that this card computes in, and of those that an op takes."""
+    """Return the reason to refuse x's dtype, or None. of: the dtypes that the op takes. The card may take fewer."""
     fitting = [dtype for dtype in chips.current().floats if of is None or dtype in of]
     return dtype(x.dtype, fitting)
 
 
 def lacking(has: bool, ops: str) -> str | None:
-    """This card has the vendor's ops."""
+    """Return the reason to refuse if this card has not the vendor's ops, or None."""
     return None if has else f"{chips.current().name} has no {ops}"
 
 
 def sizes(*numbers: int) -> str | None:
-    """Sizes of a product."""
+    """Return the reason to refuse the sizes of a product, or None."""
     longest = max(numbers)
     return None if longest <= LONGEST else f"sizes up to {LONGEST} are served, not {longest}"

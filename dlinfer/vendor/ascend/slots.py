@@ -1,4 +1,4 @@
-"""Writing new tokens into the paged KV cache."""
+"""Write new tokens into the paged KV cache."""
 
 import weakref
 
@@ -23,7 +23,7 @@ class _Looked:
         self._padded = False
 
     def padded(self, slots: Tensor, keys: Tensor) -> bool:
-        """Whether some are negative. Raises OpArgumentError for one behind the end of the canonical cache."""
+        """Return whether some slots are negative. Raises OpArgumentError for a slot behind the cache's end."""
         key = layouts.version(slots), keys.shape[0] * keys.shape[1]
         if self._slots is None or self._slots() is not slots or self._key != key:
             check_slots(slots, keys)
@@ -71,7 +71,7 @@ def _captured(
     v_cache: Tensor,
     kv_start_indices: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(k, v, slots) of a step in a graph. Padding rows write back the contents of slots that no other row uses.
+    """Return (k, v, slots) for a graph. Padding rows write back the contents of slots that no other row uses.
 
     Raises KernelDeclined for a cache of less than two slots a row.
     """

@@ -1,12 +1,11 @@
-"""LMDeploy's first question in its Ascend workers: can the runtime be used?"""
+"""The check of the runtime that LMDeploy's Ascend workers call first."""
 
 from dlinfer.errors import VendorUnavailableError
 from dlinfer.vendor.ascend import sdk
 
 
 def ensure_ascend_runtime() -> None:
-    """Load torch_npu, and look for a card. Raises VendorUnavailableError where it does not fit torch, or one of them is
-    missing."""
+    """Load torch_npu and look for a card. Raises VendorUnavailableError if that fails."""
     probed = sdk.probe()
     if not probed.available:
         raise VendorUnavailableError(vendor="ascend", reason=probed.reason, advice=probed.next_step)

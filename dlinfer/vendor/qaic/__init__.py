@@ -1,4 +1,4 @@
-"""Qualcomm Cloud AI: the SDK's Session API, and the graph engine ``qaic`` on it.
+"""Qualcomm Cloud AI: the SDK's Session API, and the graph engine ``qaic``.
 
 ``from dlinfer.vendor.qaic import Session``. Without the SDK it runs .onnx models on ONNX Runtime.
 """
@@ -27,7 +27,7 @@ def _probe() -> Probe:
     reason = "no Qualcomm Cloud AI SDK: " + "; ".join(lacking)
     if importlib.util.find_spec("onnxruntime") is None:
         return Probe(False, f"{reason}; and no onnxruntime to stand in", "pip install 'dlinfer[qaic]'")
-    # Available all the same: its Session and its engine run on ONNX Runtime, where they are asked to.
+    # Available without the SDK: its Session and its engine can run on ONNX Runtime.
     return Probe(True, f"{reason}; backend 'onnxruntime' only", sdk.ADVICE)
 
 

@@ -1,24 +1,24 @@
-"""The errors of Qualcomm's Session API and of the engine qaic, written as those of ``dlinfer.errors`` are."""
+"""The errors of Qualcomm's Session API and of the engine qaic, in the form of ``dlinfer.errors``."""
 
 from dlinfer.errors import DlinferError
 
 
 class QaicOptionError(DlinferError, ValueError):
-    """An option or argument of a qaic Session that does not exist or has no such value."""
+    """An option or argument of a qaic Session does not exist or does not take the value."""
 
     message = "qaic Session: {option}={given!r} is not valid. Expected {expected}."
     next_step = "docs/vendors/qaic.md lists the options."
 
 
 class QaicModelError(DlinferError, ValueError):
-    """A model file that a qaic Session cannot open on this backend."""
+    """A qaic Session cannot open a model file on this backend."""
 
     message = "qaic Session cannot open {path!r}: {detail}."
     next_step = "{advice}"
 
 
 class QaicUnavailableError(DlinferError, RuntimeError):
-    """Something that a qaic Session needs is not on this machine."""
+    """This machine lacks something that a qaic Session needs."""
 
     message = "qaic Session cannot {what}: {missing}."
     next_step = "{advice}"
@@ -32,21 +32,21 @@ class QaicCompileError(DlinferError, RuntimeError):
 
 
 class QaicInputError(DlinferError, ValueError):
-    """A run was given inputs that the model does not take."""
+    """The model does not take the inputs of a run."""
 
     message = "qaic Session: input {name!r}: expected {expected}, given {given}."
     next_step = "session.model_input_shape_dict() says what the model takes; nothing is converted silently."
 
 
 class QaicRunError(DlinferError, RuntimeError):
-    """A backend failed while it ran or was set up."""
+    """A backend failed during a run or its setup."""
 
     message = "qaic Session on backend {backend!r} failed: {detail}."
     next_step = "if memory ran out, use a smaller batch; else check the model and its inputs."
 
 
 class QaicMetricsError(DlinferError, RuntimeError):
-    """Measurements were asked of a Session that takes none."""
+    """A Session that takes no measurements was asked for them."""
 
     message = "{call} has nothing to show: the Session was made without {needed}."
     next_step = "make the Session with that option."

@@ -14,7 +14,7 @@ QPC_NAME = "programqpc.bin"  # what the compiler writes into its folder
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A file that exists. onnx: a model to compile. qpc: a compiled program container."""
+    """An existing file. onnx: a model to compile. qpc: a compiled program container."""
 
     path: Path
     kind: Literal["onnx", "qpc"]
@@ -23,7 +23,7 @@ class ModelFile:
 def locate(model_path: Any) -> ModelFile:
     """Return the file behind ``model_path``: an .onnx, a .bin, a pattern (``model_qpc/*.bin``) or a folder with a QPC.
 
-    Its path is absolute. Raises QaicModelError where there is none, or more than one.
+    Its path is absolute. Raises QaicModelError if there is no file, or more than one.
     """
     if not isinstance(model_path, (str, Path)) or not str(model_path):
         raise QaicModelError(
@@ -43,16 +43,16 @@ def locate(model_path: Any) -> ModelFile:
             detail=f"its ending {path.suffix!r} is neither .onnx (a model) nor .bin (a compiled QPC)",
             advice="export the model to ONNX, or pass the QPC that the compiler wrote",
         )
-    # Absolute, as a later call may find another working directory; links stay, since weights lie beside them.
+    # Absolute, as the working directory may change. Links stay, since external weights are beside them.
     return ModelFile(path.absolute(), "onnx" if kind == "onnx" else "qpc")
 
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """Facts that an .onnx states, read without its weights.
+    """Facts of an .onnx, read without its weights.
 
     symbols: names of sizes of its inputs. of_any_rank: inputs and outputs without a shape.
-    weights_beside: whether weights lie in files of their own.
+    weights_beside: whether weights are in external files.
     """
 
     symbols: frozenset[str]
@@ -61,7 +61,7 @@ class GraphFacts:
 
 
 def facts_of(model: ModelFile) -> GraphFacts | None:
-    """Facts of a model. None where onnx is not installed, and for a file that is no model, which a compiler refuses."""
+    """Return facts of a model; None without onnx, and for a file that is no model, which a compiler refuses later."""
     try:
         import onnx
     except ImportError:
@@ -81,7 +81,7 @@ def facts_of(model: ModelFile) -> GraphFacts | None:
 
 
 def check_symbols(model: ModelFile, options: Mapping[str, Any]) -> None:
-    """Raise QaicOptionError where ``onnx_define_symbol`` names a symbol that no input of the model has."""
+    """Raise QaicOptionError if ``onnx_define_symbol`` names a symbol that no input of the model has."""
     defined = options.get("onnx_define_symbol")
     facts = facts_of(model) if defined else None
     if facts is None:

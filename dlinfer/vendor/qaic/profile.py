@@ -1,4 +1,4 @@
-"""The time of each call in a run, as ``print_profile_data`` shows it."""
+"""The time of each call in a run, for ``print_profile_data``."""
 
 import cProfile
 from collections.abc import Callable, Sequence
@@ -8,14 +8,14 @@ from typing import Any
 from dlinfer.runtime.session.profiles import PROFILER
 
 KEPT_RUNS = 1000
-"""Runs that are profiled; later ones are only timed, so that a long-lived session does not grow."""
+"""The most profiled runs. Later runs are only timed, so that a long-lived session does not grow."""
 
 HEADER = "|  File-Line-Function  | |  num calls  | |  func time  | |  tot time  |"
 
 
 @dataclass(frozen=True)
 class CallRow:
-    """One function in one run: where, calls, seconds in itself, seconds with what it calls."""
+    """One function in one run: its place, calls, seconds in itself, seconds with its callees."""
 
     where: tuple[str, int, str]
     calls: int
@@ -24,13 +24,13 @@ class CallRow:
 
 
 class Profiler:
-    """Profiles runs one at a time: threads wait for each other, of whatever session."""
+    """Profiles one run at a time; threads of all sessions wait for each other."""
 
     def __init__(self) -> None:
         self.runs: list[list[CallRow]] = []
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the function's result; its calls become the next of ``runs``."""
+        """Return the function's result. Its profile is appended to ``runs``."""
         with PROFILER:
             if len(self.runs) < KEPT_RUNS:
                 profile = cProfile.Profile()

@@ -28,7 +28,7 @@ def compiler() -> Path | None:
 
 
 def missing(*, compiling: bool) -> list[str]:
-    """Return what a card's Session lacks here, in words; cheap, imports nothing."""
+    """Return what a card's Session lacks here, in words. Cheap: imports nothing."""
     lacking = []
     if platform.machine() not in ("x86_64", "AMD64"):
         lacking.append(f"the SDK runs on x86-64 only, and this machine is {platform.machine()}")
@@ -47,7 +47,7 @@ def require(what: str, *, compiling: bool) -> None:
 
 
 def package() -> Any:
-    """Return the package ``qaic``. Raises QaicUnavailableError where it cannot be imported or is another one."""
+    """Return the package ``qaic``. Raises QaicUnavailableError if it cannot be imported or is another package."""
     try:
         module = importlib.import_module("qaic")
     except (

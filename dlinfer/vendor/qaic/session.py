@@ -1,8 +1,7 @@
 """``Session``: Qualcomm's documented inference API, on a card or, without one, on ONNX Runtime.
 
 It follows "class Session" in Qualcomm's Cloud AI SDK user guide. docs/vendors/qaic.md lists our decisions where the
-guide contradicts itself. docs/vendors/vendor_documents.md lists the tests of each
-call.
+guide contradicts itself. docs/vendors/vendor_documents.md lists the tests of each call.
 """
 
 import time
@@ -29,14 +28,14 @@ NUM_INFERENCES = 40
 class Session:
     """A compiled model, ready to run; threads may call ``run`` at once.
 
-    model_path: an .onnx, which is compiled now, or a compiled QPC (.bin); a pattern that fits one file, or a folder
-        with a programqpc.bin, will do.
+    model_path: an .onnx, which is compiled now; a compiled QPC (.bin); a pattern that matches one file; or a folder
+    with
+        a programqpc.bin.
     backend: ``aic`` (the default), a card with Qualcomm's SDK, or ``onnxruntime``, this CPU.
-    options_path: a YAML file of options; keywords go before its keys.
-    options: see ``option_table.py``.
+    options_path: a YAML file of options; keywords override its keys.
+    options: see ``options/table.py``. The fallback policy decides about options without effect on a backend.
 
-    Raises QaicModelError, QaicOptionError, QaicCompileError, and QaicUnavailableError, which says what of the SDK
-    is missing. An option without effect on a backend is treated by the fallback policy.
+    Raises QaicModelError, QaicOptionError, QaicCompileError; QaicUnavailableError, which lists what the SDK lacks.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Session:
 
     @property
     def model_input_shape_dict(self) -> ShapeDict:
-        """name -> (shape, numpy dtype) of the inputs; a size that no option defines is its symbol's name."""
+        """name -> (shape, numpy dtype) of the inputs. A size that no option defines is its symbol's name."""
         return ShapeDict.of(self._backend.inputs)
 
     @property
@@ -71,7 +70,7 @@ class Session:
         return self._backend.settable()
 
     def update_backend_options(self, **options: Any) -> None:
-        """Change some of those. Raises QaicOptionError, and then changes none."""
+        """Change some ``backend_options``. Raises QaicOptionError, and then changes none."""
         changed = self._options.changes(options)
         self._backend.update(changed)
         self._options.update(changed)
@@ -83,11 +82,11 @@ class Session:
         self._backend.load()
 
     def reset(self) -> None:
-        """Release all device resources; a later ``setup`` or ``run`` takes them again."""
+        """Release all device resources. The next ``setup`` or ``run`` takes them again."""
         self._backend.release()
 
     def run(self, input_dict: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Output name -> array, for an input name -> numpy array. Raises QaicInputError, QaicRunError."""
+        """Run the model: input name -> array, to output name -> array. Raises QaicInputError, QaicRunError."""
         check_inputs(input_dict, self._inputs, self._backend.defaults)
         if self._metrics is None:
             return self._backend.run(input_dict)
@@ -105,12 +104,12 @@ class Session:
         inf_time: float | None = None,
         input_dict: Mapping[str, np.ndarray] | None = None,
     ) -> tuple[int, float, float, int]:
-        """Return (inferences completed, inferences a second, seconds, batch size), of the inferences alone.
+        """Return (inferences completed, inferences a second, seconds, batch size), timing the inferences alone.
 
-        num_inferences: how many to run, 40 where nothing is said. inf_time: or for how many seconds.
-        input_dict: as for ``run``; random where it is left out, each size without a number being 1.
-            Nothing of it enters the metrics.
-        Raises QaicOptionError where both are given, QaicInputError, QaicRunError.
+        num_inferences: the number of inferences, by default 40. inf_time: alternatively, the number of seconds.
+        input_dict: as for ``run``; random by default, with 1 for each size without a number.
+            The metrics do not include these runs.
+        Raises QaicOptionError if both limits are given, QaicInputError, QaicRunError.
         """
         if num_inferences is not None and inf_time is not None:
             both = {"num_inferences": num_inferences, "inf_time": inf_time}
@@ -135,7 +134,7 @@ class Session:
     # --- what it took
 
     def get_metrics(self) -> dict[str, Any]:
-        """Count, percentiles, sum and mean of the latencies of ``run`` in seconds, as ``Metrics.summary`` gives them.
+        """Return count, percentiles, sum and mean of the latencies of ``run`` in seconds, as ``Metrics.summary`` does.
 
         Raises QaicMetricsError unless enable_metrics or enable_profiling is True.
         """

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a model: what they are, whether given arrays fit, and random ones."""
+"""Inputs and outputs of a model: their shapes and types, checks of arrays, and random arrays."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from dlinfer.vendor.qaic.errors import QaicInputError
 class TensorInfo:
     """Shape and type of an input or output. A size without a number is the name of its symbol, or None.
 
-    shape: None where the model does not say how many dimensions there are.
+    shape: None if the model does not say how many dimensions there are.
     """
 
     shape: tuple[int | str | None, ...] | None
@@ -26,7 +26,7 @@ class TensorInfo:
 
 
 def sizes_of(shape: Sequence[Any]) -> tuple[int | str | None, ...]:
-    """A shape as a model or a package states it. Text without a letter ("?") and -1 name no symbol: each is None."""
+    """Parse the shape in a model or a package. Text without a letter ("?") and -1 name no symbol: each becomes None."""
     return tuple(_size(size) for size in shape)
 
 
@@ -40,7 +40,7 @@ class ShapeDict(dict[str, tuple[tuple[int | str | None, ...] | None, np.dtype[An
     """name -> (shape, type).
 
     Qualcomm's user guide calls ``session.model_input_shape_dict()``, its samples read
-    ``session.model_input_shape_dict["data"]``; this is both.
+    ``session.model_input_shape_dict["data"]``; this class serves both.
     """
 
     def __call__(self) -> "ShapeDict":
@@ -48,7 +48,7 @@ class ShapeDict(dict[str, tuple[tuple[int | str | None, ...] | None, np.dtype[An
 
     @classmethod
     def of(cls, infos: Mapping[str, TensorInfo]) -> "ShapeDict":
-        """The shapes of all inputs, or of all outputs."""
+        """Return the shapes of all inputs, or of all outputs."""
         return cls({name: (info.shape, info.dtype) for name, info in infos.items()})
 
 
@@ -57,7 +57,7 @@ def check_inputs(
 ) -> None:
     """Raise QaicInputError unless ``inputs`` has a numpy array of the right shape and type for every input.
 
-    defaults: inputs that may be left out, because the model has a value of its own for them.
+    defaults: inputs that may be left out, because the model has values for them.
     Nothing is converted: a wrong type is the caller's mistake, not a reason for a silent copy.
     """
     if not isinstance(inputs, Mapping):
@@ -96,7 +96,7 @@ def _text(info: TensorInfo, sizes: Mapping[str, int] | None = None) -> str:
 
 
 def random_inputs(infos: Mapping[str, TensorInfo]) -> dict[str, np.ndarray]:
-    """Random arrays for every input, a size without a number being 1. Raises QaicInputError for one of any shape.
+    """Return random arrays for all inputs; a size without a number is 1. Raises QaicInputError for an unknown rank.
 
     Floats are normal. Integers are 0 or 1, which is a row of any embedding and a value of any mask.
     """
@@ -115,6 +115,6 @@ def random_inputs(infos: Mapping[str, TensorInfo]) -> dict[str, np.ndarray]:
 
 
 def batch_size(inputs: Mapping[str, np.ndarray]) -> int:
-    """Return the first size of the first input; 1 where that is a scalar or there is none."""
+    """Return the first size of the first input; 1 if it is a scalar or missing."""
     first = next(iter(inputs.values()), None)
     return int(first.shape[0]) if first is not None and first.ndim else 1

@@ -1,1 +1,1 @@
-"""Attention: prompts, prompts behind cached beginnings, decoding, and to chosen positions."""
+"""Attention: prompts, prompts with a cached beginning, decoding, and attention to chosen positions."""

@@ -1,7 +1,7 @@
-"""The vendor's fused attention within its documented limits: one sequence a call for prompts, one call for decoding.
+"""The vendor's fused attention within its documented limits: one call a sequence for prompts, one call for decoding.
 
-Layout TND takes several sequences at once. It is documented only for bfloat16 without pages and head size 192 (128 in
-the second version). So a prompt is one call of layout BSND for each sequence; decoding is one call for all.
+The documents allow layout TND, several sequences at once, only for bfloat16 without pages and head size 192 (128 in the
+second version). So a prompt is one call of layout BSND for each sequence; decoding is one call for all.
 """
 
 from functools import cache
@@ -22,7 +22,7 @@ WIDEST = 65535  # heads times head size stay below
 
 
 def refuses(call: Any, size: int) -> str | None:
-    """Why a call is none for the fused attention; ``size`` is the larger of its head sizes."""
+    """Return why the fused attention does not take a call, or None. size: the larger of its head sizes."""
     extras = {
         "logit_softcapping": call.logit_softcapping > 0,
         "alibi_slopes": call.alibi_slopes is not None,
@@ -47,7 +47,7 @@ def refuses(call: Any, size: int) -> str | None:
 
 
 def refuses_pages(call: Any, multiple: int, most: int) -> str | None:
-    """Why caches are none for it: keys and values of one shape, without gaps, in blocks of some sizes."""
+    """Return why the fused attention does not read a call's caches, or None. multiple, most: of the block size."""
     k_cache, v_cache, block_size = call.k_cache, call.v_cache, call.block_size
     if block_size % multiple or block_size > most:
         return f"blocks of a multiple of {multiple} up to {most} are read, not of {block_size}"
@@ -63,23 +63,23 @@ def refuses_pages(call: Any, multiple: int, most: int) -> str | None:
 
 
 def aligned(size: int) -> int:
-    """A head size as the vendor wants it."""
+    """Round a head size up to the vendor's alignment."""
     return -(-size // _ALIGNED) * _ALIGNED
 
 
 def widened(x: Tensor, size: int) -> Tensor:
-    """x [..., smaller] with zeros up to ``size``, contiguous: they add nothing to scores, and are cut off values."""
+    """Pad the last dimension of x with zeros up to ``size``; contiguous. The zeros add nothing to scores."""
     return functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x.contiguous()
 
 
 @cache
 def template(device: torch.device) -> Tensor:
-    """The mask that sparse modes 3 and 4 read: True above the diagonal, whatever the lengths."""
+    """Return the mask that sparse modes 3 and 4 read: True above the diagonal, whatever the lengths."""
     return torch.ones(_TEMPLATE, _TEMPLATE, dtype=torch.bool, device=device).triu_(1)
 
 
 def sight(device: torch.device, causal: bool, left: int, right: int) -> dict[str, Any]:
-    """Keywords for a sequence with several queries; the last query sees the last key."""
+    """Return the mask keywords for a sequence with several queries. The last query sees the last key."""
     if causal and left < 0:
         return {"sparse_mode": 3, "atten_mask": template(device)}
     ahead = 0 if causal else right
@@ -94,17 +94,14 @@ def sight(device: torch.device, causal: bool, left: int, right: int) -> dict[str
 
 
 def outside(kv_seqlens: Tensor, left: int, slots: int) -> Tensor:
-    """The mask of one query a sequence with a window: [sequences, 1, 1, slots], True where it does not look.
-
-    kv_seqlens: [sequences], on the device.
-    """
+    """Return the window mask for one query a sequence: [sequences, 1, 1, slots], True for hidden slots."""
     position = torch.arange(slots, device=kv_seqlens.device)
     last = kv_seqlens.view(-1, 1) - 1
     return ((position < last - left) | (position > last)).view(-1, 1, 1, slots)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, num_kv_heads: int, scale: float, **seen: Any) -> Tensor:
-    """One call of layout BSND: q [sequences, tokens, heads, size], keys and values likewise or in pages."""
+    """Call layout BSND once: q [sequences, tokens, heads, size]; keys and values likewise, or in pages."""
     out, _ = torch.ops.npu.npu_fused_infer_attention_score(
         q,
         k,
@@ -119,7 +116,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, num_kv_heads: int, scale: float, **s
 
 
 def told(lengths: list[int]) -> dict[str, Any]:
-    """Lengths in pages, as the fused attention is told them."""
+    """Return the keywords for the lengths of keys in pages."""
     return {"actual_seq_lengths_kv": lengths}
 
 
@@ -133,7 +130,7 @@ def attend_captured(
     scale: float,
     **seen: Any,
 ) -> Tensor:
-    """The same over pages as a task of a graph, with the lengths of each replay; into memory that the graph keeps."""
+    """Like ``attend`` over pages, but as a task of a graph, which gets each replay's lengths and owns the result."""
     shared: dict[str, Any] = {
         "num_heads": q.shape[2],
         "num_key_value_heads": num_kv_heads,
@@ -142,7 +139,7 @@ def attend_captured(
     out, ignored = torch.ops.npu._npu_fused_infer_attention_score_infer_output(
         q, v, block_table=seen["block_table"], **shared
     )
-    # by lengths of the capture, but of the largest size that any need
+    # the lengths are the capture's, but the size is the largest that any lengths need
     workspace = torch.ops.npu._npu_fused_infer_attention_score_get_max_workspace(
         q, k, v, scale=scale, **shared, **seen, **tasks.numbers_of(numbers)
     )
@@ -162,10 +159,10 @@ def attend_captured(
 
 
 def pages(cache_: Tensor) -> Tensor:
-    """A cache [blocks, block_size, heads, size] as layout BSND wants it: [blocks, block_size, heads * size]."""
+    """View a cache [blocks, block_size, heads, size] as layout BSND's [blocks, block_size, heads * size]."""
     return cache_.view(*cache_.shape[:2], -1)
 
 
 def table(block_offsets: Tensor) -> Tensor:
-    """A block table: int32, without gaps."""
+    """Return a block table as int32, contiguous."""
     return block_offsets.to(torch.int32).contiguous()

@@ -1,8 +1,8 @@
-"""Prompts over DeepSeek's latent cache: heads of 512 numbers and 64 rotated ones, all over one head of keys.
+"""Prompts over DeepSeek's latent cache: one key head of 512 numbers and 64 rotated ones, for all query heads.
 
 npu_fused_infer_attention_score_v2 takes the two parts separately (query_rope, key_rope), over pages, with up to 16
-queries a row. So a prompt becomes rows of 16 queries and a row of the rest; a row sees keys up to its last token. The
-op's arguments may have no gaps, so the pages of a step are gathered and their two parts copied apart.
+queries a row. So a prompt becomes rows of 16 queries and one of the rest; a row sees keys up to its last token. The op
+needs contiguous arguments, so the pages of a step are gathered and their two parts copied apart.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,19 +16,19 @@ from dlinfer.vendor.ascend import chips, refusing
 from dlinfer.vendor.ascend.attention import fused
 
 SIZE, ROPE = 512, 64
-"""Of values, and what keys have besides."""
+"""The size of values, and the number of rotated numbers that keys have besides."""
 QUERIES, PAGES, HEADS = 16, (16, 128), (1, 2, 4, 8, 16, 32, 64, 128)
-"""Most queries of a row; slots in a page; numbers of heads."""
+"""The most queries of a row, the slots in a page, and the numbers of heads that the op takes."""
 _PAGE = 128  # of tokens that lie in none yet
 
 
 def fits(kv_heads: int, size: int, size_v: int) -> bool:
-    """Whether keys and values have the sizes of a latent cache."""
+    """Return whether keys and values have the sizes of a latent cache."""
     return (kv_heads, size, size_v) == (1, SIZE + ROPE, SIZE)
 
 
 def refuses(call: Any, block_size: int = _PAGE) -> str | None:
-    """Why a call over such keys and values is not served."""
+    """Return why a call over a latent cache is not served, or None."""
     if not call.causal or call.window_left >= 0 or call.logit_softcapping > 0:
         return "latent prompts are served causal, without window and logit_softcapping"
     if (call.alibi_slopes, call.sinks) != (None, None):
@@ -53,7 +53,7 @@ def attend_to_tokens(
     scale: float,
     out: Tensor,
 ) -> None:
-    """Prompts over their own tokens. spans: (end of its queries, its keys) of each sequence; out is written."""
+    """Write the attention of prompts to their own tokens into out. spans: each one's (end of queries, key count)."""
     counts = [-(-length // _PAGE) for _, length in spans]
     pages = [x.new_zeros(sum(counts), _PAGE, x.shape[-1]) for x in (k, v)]
     table = torch.zeros(len(spans), max([*counts, 1]), dtype=torch.int32)
@@ -75,7 +75,7 @@ def attend_to_pages(
     scale: float,
     out: Tensor,
 ) -> None:
-    """The same over caches [blocks, block_size, 1, size]."""
+    """Like ``attend_to_tokens``, over caches [blocks, block_size, 1, size]."""
     block_size = k_cache.shape[1]
     counts = [-(-length // block_size) for _, length in spans]
     chosen = torch.cat([block_offsets[row, :count] for row, count in enumerate(counts)]).long()
@@ -95,7 +95,7 @@ def _attend(
     scale: float,
     out: Tensor,
 ) -> None:
-    """keys, values: [pages, slots, size], without gaps. Rows of one number of queries are one call."""
+    """Make one call for all rows with as many queries. keys, values: [pages, slots, size], contiguous."""
     latent, rotated = keys[..., :SIZE].contiguous(), keys[..., SIZE:].contiguous()
     rows: dict[int, list[tuple[int, int, int]]] = {}
     for row in _rows(spans):
@@ -128,9 +128,9 @@ def _attend(
 
 
 def _rows(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
-    """(first query, end, keys that its last query sees, sequence) of each row.
+    """Yield (first query, end, number of keys that its last query sees, sequence) of each row.
 
-    Raises KernelDeclined for more queries than keys.
+    Raises KernelDeclined for a sequence with more queries than keys.
     """
     start = 0
     for sequence, (end, length) in enumerate(spans):

@@ -1,4 +1,4 @@
-"""Attention of prompts: over their own new tokens, and over pages."""
+"""Attention of prompts to their own new tokens, and to pages."""
 
 from typing import Any
 
@@ -63,9 +63,9 @@ def prefill_attention(
 
 
 def _blind(q_len: int, length: int, causal: bool, left: int, right: int) -> int:
-    """How many of a sequence's first queries see no key: with more queries than keys, those before the first key.
+    """Return how many of a sequence's first queries see no key, because it has more queries than keys.
 
-    Raises KernelDeclined where some of these see keys behind them.
+    Raises KernelDeclined if such queries would see keys behind them.
     """
     blind = max(0, q_len - length) if causal or left >= 0 or right >= 0 else 0
     if blind and length and not causal:
@@ -134,7 +134,7 @@ def paged_prefill_attention(
 
 
 def _seen(q: Tensor, q_len: int, length: int, slots: int, sight: tuple[bool, int, int]) -> dict[str, Any]:
-    """Keywords for what the queries of one sequence see in its pages of ``slots`` slots."""
+    """Return the mask keywords for the queries of one sequence, whose pages have ``slots`` slots."""
     left = sight[1]
     if q_len > 1:
         return fused.sight(q.device, *sight)

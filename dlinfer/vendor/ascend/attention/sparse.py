@@ -1,4 +1,4 @@
-"""DeepSeek's sparse attention: the vendor's indexer and its attention to chosen positions, over pages."""
+"""DeepSeek's sparse attention over pages: the vendor's indexer, and its attention to the chosen positions."""
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ def lightning_indexer(
 
 
 def _rising(positions: Tensor, valid: Tensor) -> Tensor:
-    """Valid positions in rising order, then -1."""
+    """Return the valid positions in rising order, then -1."""
     order = positions.masked_fill(~valid, _NONE).sort(dim=-1).values
     return order.masked_fill(order == _NONE, -1)
 

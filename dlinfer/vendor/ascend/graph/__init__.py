@@ -1,5 +1,5 @@
-"""The graph engine ``ascend``: regions as graphs of GE, Ascend's graph engine, written by the vendor's own torchair.
+"""The graph engine ``ascend``: regions run as graphs of GE, Ascend's graph engine, built by the vendor's torchair.
 
-torchair is part of torch_npu and is imported when the engine is chosen. ``lowerings`` holds the lowering of each op of
-dlinfer. torchair's converters take ATen ops; an op that they do not take is refused by name.
+torchair is part of torch_npu and is imported when the engine is chosen. ``lowerings`` lowers dlinfer's ops. torchair's
+converters take ATen ops; ops without a converter are refused by name.
 """

@@ -1,7 +1,4 @@
-"""Checks of a call's values before its graph runs: a graph cannot check them, and the card reports nothing.
-
-Slots: the card's scatter takes no padding slots. Prompts: each query has to see a key.
-"""
+"""Checks of a call's values before its graph runs: a graph cannot check them, and the card reports nothing."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +11,7 @@ from dlinfer.graph.functional.functional_ops import functional_op
 from dlinfer.ops.attention.kv_cache import check_slots
 
 Check = Callable[[Sequence[Any]], None]
-"""Takes a function's inputs. Raises RefusedError, and OpArgumentError for a slot behind the cache's end."""
+"""Takes a function's inputs. Raises RefusedError; OpArgumentError for a slot behind the cache's end."""
 
 _aten = torch.ops.aten
 _SAME_NUMBERS = {
@@ -29,11 +26,11 @@ _SAME_NUMBERS = {
     _aten._to_copy.default,
     _aten.to.dtype,
 }
-"""Ops whose result has the numbers of their first argument."""
+"""Ops with the numbers of their first argument as result."""
 
 
 def checks_of(graph_module: fx.GraphModule) -> list[Check]:
-    """The checks of a function's inputs, each once, since the layers of a step share their tensors.
+    """Return the checks of a function's inputs, without duplicates: the layers of a step share their tensors.
 
     Raises RefusedError if a value to check is computed inside the region.
     """
@@ -85,7 +82,7 @@ def _origin(node: object) -> object:
 
 
 def _first(node: object, fill: object) -> object:
-    """The cache as it came in, before other writes to it."""
+    """Return the cache as it was before other writes to it."""
     node = _origin(node)
     while isinstance(node, fx.Node) and node.op == "call_function":
         call, position = node.args[0], node.args[1] if len(node.args) > 1 else None

@@ -1,4 +1,4 @@
-"""The graph engine ``ascend``: what it takes of a captured graph, and why it leaves the rest."""
+"""The graph engine ``ascend``: which calls of a captured graph it takes, and why it refuses the others."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,11 +27,11 @@ from dlinfer.vendor.ascend.graph.lowered import AscendLowered, first_line
 
 @dataclass(frozen=True)
 class AscendOptions(EngineOptions):
-    """None yet: which of torchair's settings gain is a question for silicon."""
+    """No options yet: only a card can show which of torchair's settings gain."""
 
 
 class AscendEngine(ValueEngine[AscendOptions]):
-    """Regions as graphs of GE. torchair is imported when the engine is made. Raises ImportError without it."""
+    """Runs regions as graphs of GE. Raises ImportError without torchair."""
 
     name = "ascend"
     options_type = AscendOptions
@@ -42,7 +42,7 @@ class AscendEngine(ValueEngine[AscendOptions]):
         self._asked: dict[str, str | None] = {}
 
     def refuses_op(self, node: fx.Node) -> str | None:
-        """Calls that a lowering does not take, and ops that torchair does not convert."""
+        """Refuse calls that a lowering does not take, and ops that torchair does not convert."""
         op = overload(node)
         if op is not None and op.namespace == NAMESPACE:
             return lowerings.refusal(op, map_arg(arguments(node), fake))
@@ -54,11 +54,11 @@ class AscendEngine(ValueEngine[AscendOptions]):
         return self._asked[kind]
 
     def lower(self, function: Function, options: AscendOptions, policy: str) -> Lowered:
-        """The function as a graph of GE. Raises RefusedError with torchair's words."""
+        """Convert the function to a graph of GE. Raises RefusedError with torchair's message."""
         return AscendLowered(function)
 
     def _fault(self, node: fx.Node) -> str | None:
-        """torchair's answer to a graph of this node alone."""
+        """Return torchair's error for a graph of this node alone, or None."""
         op, args, kwargs = node.target, node.args, dict(node.kwargs)
         if written_arguments(node):
             twin = functional_call(node)

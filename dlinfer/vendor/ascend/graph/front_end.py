@@ -1,4 +1,4 @@
-"""torchair, the vendor's front end: a graph of fake tensors in, a graph of GE out, and what runs it."""
+"""torchair, the vendor's front end: it converts a graph of fake tensors into a graph of GE and runs it."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -22,8 +22,8 @@ from dlinfer.vendor.ascend.graph.lowerings import table
 class Converted:
     """A graph compiled by torchair.
 
-    run: takes the graph's inputs and gives the tuple of its outputs; loads the graph into the card's engine at the
-        first call. model: the graph as torchair's protobuf message.
+    run: takes the graph's inputs and returns the tuple of its outputs. The first call loads the graph onto the card.
+    model: the graph as torchair's protobuf message.
     """
 
     run: Callable[..., tuple[Any, ...]]
@@ -31,7 +31,7 @@ class Converted:
 
 
 def load() -> Any:
-    """``torchair``. Raises ImportError with the vendor's own words."""
+    """Import ``torchair``. Raises ImportError with the vendor's own message."""
     sdk.load()
     torchair = importlib.import_module("torchair")
     for version in ("", "_v2"):  # they define it, with lengths as tensors
@@ -40,9 +40,9 @@ def load() -> Any:
 
 
 def convert(function: Callable[..., Any], inputs: Sequence[Any]) -> Converted:
-    """A function of fake tensors and symbolic numbers as a graph of GE.
+    """Convert a function of fake tensors and symbolic numbers to a graph of GE.
 
-    Raises what torchair raises for an op that it does not convert: there is no common class.
+    Raises torchair's errors for ops that it does not convert: they have no common class.
     """
     compiler = load().get_compiler()
     mode = _mode_of(inputs)
@@ -62,7 +62,7 @@ def _mode_of(inputs: Sequence[Any]) -> FakeTensorMode:
 
 
 def _drop_own_parts(graph_module: fx.GraphModule) -> None:
-    """Forget writes of what is already there: values that are a part of the keys, written with them."""
+    """Remove writes of a part of a tensor to its own place: values that are a part of the keys, already written."""
     aten = torch.ops.aten
     for node in graph_module.graph.find_nodes(op="call_function", target=aten.slice_scatter.default):
         whole, part, *where = node.args
@@ -72,11 +72,11 @@ def _drop_own_parts(graph_module: fx.GraphModule) -> None:
 
 
 def _slice(dim: Any = 0, start: Any = None, end: Any = None, step: Any = 1) -> tuple[Any, ...]:
-    """A slice's numbers, with the default where one is not told."""
+    """Return a slice's numbers, with defaults for the missing ones."""
     return dim, start or 0, end, step
 
 
 def _drop_unread(graph_module: fx.GraphModule) -> None:
-    """Forget what nothing reads, such as memory that attention was to write into."""
+    """Remove unread nodes, such as the memory that attention would write into."""
     graph_module.graph.eliminate_dead_code()
     graph_module.recompile()

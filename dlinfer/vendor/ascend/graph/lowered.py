@@ -1,4 +1,4 @@
-"""A region, as a function without writes, becomes a graph of GE, Ascend's graph engine; calls run that graph."""
+"""Convert a region, as a function without writes, to a graph of GE, Ascend's graph engine, and run it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from dlinfer.vendor.ascend.graph.text import text_of
 
 
 class AscendLowered(Lowered):
-    """A graph of GE. It writes into its inputs' memory: torchair assigns new contents to them."""
+    """A graph of GE. torchair writes new contents into the memory of its inputs."""
 
     def __init__(self, function: Function) -> None:
         super().__init__(function)
@@ -27,12 +27,12 @@ class AscendLowered(Lowered):
         self.placement = f"GE graph of {len(self._converted.model.op)} ops"
 
     def check(self, inputs: Sequence[Any]) -> None:
-        """Raise RefusedError or OpArgumentError for a call that the graph is not right for."""
+        """Raise RefusedError or OpArgumentError for a call that the graph would compute wrongly."""
         for check in self._checks:
             check(inputs)
 
     def compile(self, weights: tuple[Tensor, ...]) -> Executable:
-        """The executable that runs the graph on the card. Weights are inputs and stay in place."""
+        """Return the executable for the card. Weights are inputs and stay in place."""
         run, writes = self._converted.run, self.function.writes
 
         def execute(*inputs: Any) -> Sequence[Tensor]:
@@ -43,7 +43,7 @@ class AscendLowered(Lowered):
 
 
 def _writing(function: Function) -> Callable[..., Any]:
-    """The function with its writes done, which gives its fresh results."""
+    """Return the function with its writes done in place; it returns the other results."""
 
     def run(*inputs: Any) -> tuple[Tensor, ...]:
         values = fx.Interpreter(function.graph_module).run(*inputs)
@@ -56,5 +56,5 @@ def _writing(function: Function) -> Callable[..., Any]:
 
 
 def first_line(error: Exception) -> str:
-    """An error's text, short enough for a report."""
+    """Return an error's first line, cut for a report."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:300]

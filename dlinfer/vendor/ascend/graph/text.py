@@ -1,9 +1,9 @@
-"""A graph of GE as text that is the same for the same graph: for reports and golden files.
+"""Write a graph of GE as text that is equal for equal graphs, for reports and golden files.
 
 An op is ``%4 = RmsNorm(x=%0, gamma=%1, epsilon=1e-05) -> y: FLOAT16[n0, 64], rstd: FLOAT[n0, 1]``. ``%4:1`` is its
-second result, ``n0`` the first size that changes between calls. Short constants are written inline. torchair's
-private attributes, which begin with an underscore, are left out. A result without a note of torchair's has no dtype.
-The note on a result that is only viewed describes the view.
+second result, ``n0`` the first size that changes between calls. Short constants are inline. torchair's private
+attributes, which begin with an underscore, are left out. A result without torchair's note has no dtype. The note of a
+result that is only viewed describes the view.
 """
 
 import re
@@ -17,12 +17,12 @@ from dlinfer.graph.torch_private.symbols import SYMBOL
 
 _WIDTH = 116
 _SHOWN_NUMBERS = 8
-"""Constants of up to so many numbers are written out."""
+"""The most numbers of a constant that is written inline."""
 _CODES = {"FLOAT": "f", "FLOAT16": "e", "DOUBLE": "d", "INT32": "i", "INT64": "q", "BOOL": "?", "INT8": "b"}
 
 
 def text_of(graph: Any) -> str:
-    """A graph as torchair has it (``GeGraph``), in the order of its ops."""
+    """Return the text of torchair's ``GeGraph``, with its ops in order."""
     lines = _Writer().lines(graph)
     return "\n".join(textwrap.fill(line, _WIDTH, subsequent_indent="    ") for line in lines)
 
@@ -92,7 +92,7 @@ def _value(attribute: Any) -> str:
 
 
 def short_constant(op: Any) -> str | None:
-    """A constant of a few numbers as it stands where it is read: ``[1, 0]:INT64``."""
+    """Return a short constant as inline text: ``[1, 0]:INT64``. None for longer ones."""
     if op.type != "Const":
         return None
     tensor = op.attr["value"].t
@@ -105,11 +105,10 @@ def short_constant(op: Any) -> str | None:
 
 
 def meta_of(desc: Any) -> str:
-    """torchair's note on the tensor of a description, as text; empty if there is none."""
+    """Return torchair's note on a description's tensor as text, or ""."""
     return desc.attr["_meta"].s.decode() if "_meta" in desc.attr else ""
 
 
 def dtype_of(desc: Any) -> str:
-    """``FLOAT16`` of a description's ``DT_FLOAT16``."""
     names = desc.DESCRIPTOR.fields_by_name["dtype"].enum_type.values_by_number
     return names[desc.dtype].name.removeprefix("DT_")

@@ -1,4 +1,4 @@
-"""Mixture of experts on the vendor's routing and grouped products.
+"""Mixture of experts with the vendor's routing and grouped products.
 
 LMDeploy imports the names of ``storage`` from here while it builds a model's experts.
 """

@@ -1,4 +1,4 @@
-"""Choosing experts, and running them: rows in the experts' order, one grouped product for all, and back."""
+"""Choose experts and run them: sort rows by expert, make one grouped product for all, and restore the order."""
 
 from typing import Any
 
@@ -69,9 +69,9 @@ def fused_moe(
 
 
 def _routed(x: Tensor, topk_ids: Tensor, experts: int, scale: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Rows of x [tokens, hidden] by expert, where each choice's row is, how many each expert has, and rows' scales.
+    """Return the rows of x [tokens, hidden] by expert, the row of each choice, each expert's count, and rows' scales.
 
-    scale: [tokens], of each token, where x is quantised.
+    scale: [tokens], for a quantised x.
     """
     rows, places, counts, scales = torch.ops.npu.npu_moe_init_routing_v2(
         x,
@@ -89,7 +89,7 @@ def _routed(x: Tensor, topk_ids: Tensor, experts: int, scale: Tensor | None = No
 
 
 def _grouped(rows: Tensor, weights: Tensor, groups: Tensor, **quantised: Any) -> Tensor:
-    """Each expert's rows times its weight [out, in]."""
+    """Multiply each expert's rows by its weight [out, in]."""
     (out,) = torch.ops.npu.npu_grouped_matmul(
         [rows],
         [layouts.weight(weights.contiguous()).transpose(1, 2)],
@@ -105,7 +105,7 @@ def _grouped(rows: Tensor, weights: Tensor, groups: Tensor, **quantised: Any) ->
 
 
 def _together(rows: Tensor, places: Tensor, topk_weights: Tensor, renormalize: bool) -> Tensor:
-    """The weighted sum of each token's rows."""
+    """Return the weighted sum of each token's rows."""
     weights = topk_weights.float()
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)

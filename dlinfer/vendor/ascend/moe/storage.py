@@ -1,8 +1,8 @@
-"""The storage of experts' weights, which LMDeploy asks for before it allocates them.
+"""The storage of experts' weights. LMDeploy calls these functions before it allocates them.
 
-These functions return None: LMDeploy then stores the experts one after the other. Storage in chunks would make each
-chunk one grouped product. A grouped product takes 1024 groups and a routing 10240 experts, so no model that LMDeploy
-serves needs chunks. The layout class exists because LMDeploy names it; ``dlinfer.ops.fused_moe`` refuses it by name.
+They return None: LMDeploy then stores the experts one after the other. Storage in chunks would make each chunk one
+grouped product. A grouped product takes 1024 groups and a routing 10240 experts, so no model that LMDeploy serves needs
+chunks. The layout class exists because LMDeploy names it; ``dlinfer.ops.fused_moe`` refuses it by name.
 """
 
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 MOST_GROUPS = 1024
-"""Of one npu_grouped_matmul."""
+"""The most groups of one npu_grouped_matmul."""
 
 
 @dataclass(frozen=True)
 class ChunkedLayout:
-    """experts: how many there are. chunk: how many of them a chunk has. stride: its room, the rest is padding."""
+    """experts: their number. chunk: the number of experts in a chunk. stride: a chunk's places, with padding."""
 
     experts: int
     chunk: int
@@ -23,12 +23,11 @@ class ChunkedLayout:
 
     @property
     def packed(self) -> bool:
-        """Whether chunks lie in one tensor with padding between them."""
         return self.stride != self.chunk
 
 
 def build_chunked_moe_storage_layout(num_experts: int) -> tuple[int, ChunkedLayout | None]:
-    """How many experts' room to make for ``num_experts``, and the layout where they do not lie one after the other.
+    """Return the number of experts to allocate, and their layout, or None for experts one after the other.
 
     Raises ValueError for more experts than one grouped product takes.
     """
@@ -38,14 +37,13 @@ def build_chunked_moe_storage_layout(num_experts: int) -> tuple[int, ChunkedLayo
 
 
 def chunked_moe_storage_expert_id(expert_id: int, layout: ChunkedLayout | None) -> int:
-    """Where an expert lies in the storage."""
     if layout is None:
         return expert_id
     return expert_id // layout.chunk * layout.stride + expert_id % layout.chunk
 
 
 def zero_chunked_moe_weight_padding(gate_up: Tensor, down: Tensor, layout: ChunkedLayout | None) -> None:
-    """Zero what no expert's weights fill: gate_up and down [room, out, in] are written."""
+    """Zero the padding between chunks in gate_up and down [places, out, in]."""
     if layout is None or not layout.packed:
         return
     used = {chunked_moe_storage_expert_id(expert, layout) for expert in range(layout.experts)}

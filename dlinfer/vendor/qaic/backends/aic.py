@@ -25,7 +25,7 @@ class AicBackend:
         package = sdk.package()
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         qpc = model.path if model.kind == "qpc" else self._compiled(model, options)
-        # Metrics and profiles are taken by dlinfer, so that they mean the same on every backend.
+        # dlinfer takes metrics and profiles itself, so that they mean the same on every backend.
         keywords = {
             name: value
             for name, value in {**options.of_stage("run"), **options.of_stage("session")}.items()
@@ -49,29 +49,24 @@ class AicBackend:
         return compile_model(compiler, model.path, folder, compiling)
 
     def settable(self) -> dict[str, Any]:
-        """Return what the package says."""
         return dict(_value(self._session.backend_options))
 
     def update(self, changed: Mapping[str, Any]) -> None:
-        """Hand changes to the package."""
         _asked(self._session.update_backend_options, **changed)
 
     def load(self) -> None:
-        """Load the network to the card."""
         _asked(self._session.setup)
 
     def release(self) -> None:
-        """Release what the card holds."""
         _asked(self._session.reset)
 
     def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
-        """One inference on the card."""
         contiguous = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
         values = _asked(self._session.run, contiguous)
         return {name: _shaped(values[name], info) for name, info in self.outputs.items()}
 
     def benchmark(self, count: int | None, seconds: float | None, inputs: Arrays | None) -> Benchmark:
-        """Return the package's own benchmark, which runs in C++ and makes random inputs where none are given."""
+        """Run the package's own benchmark, which is in C++ and makes random inputs if there are none."""
         asked: dict[str, Any] = {"num_inferences": count} if seconds is None else {"inf_time": seconds}
         if inputs is not None:
             asked["input_dict"] = dict(inputs)
@@ -80,7 +75,7 @@ class AicBackend:
 
 
 def _asked(call: Any, *arguments: Any, **keywords: Any) -> Any:
-    """The package's answer. Raises QaicRunError for whatever it raises."""
+    """Return the package's answer. Raises QaicRunError for any error."""
     try:
         return call(*arguments, **keywords)
     except Exception as cause:  # the package's classes are not published
@@ -90,7 +85,7 @@ def _asked(call: Any, *arguments: Any, **keywords: Any) -> Any:
 
 
 def _value(member: Any) -> Any:
-    """A member that is a method in Qualcomm's user guide and a property in its samples."""
+    """Return a member that is a method in Qualcomm's user guide and a property in its samples."""
     return _asked(member) if callable(member) else member
 
 
@@ -101,8 +96,8 @@ def _infos(member: Any) -> dict[str, TensorInfo]:
 
 
 def _shaped(value: Any, info: TensorInfo) -> np.ndarray:
-    """An output as an array of its shape; samples read the package's outputs by ``numpy.frombuffer`` too."""
-    # A copy of a buffer is the caller's to write to, as an array is.
+    """Return an output as an array of its shape. Samples read the package's outputs by ``numpy.frombuffer`` too."""
+    # Copy a buffer, so that the caller may write to it as to an array.
     array = value if isinstance(value, np.ndarray) else np.frombuffer(value, info.dtype).copy()
     if info.is_open or info.shape is None:
         return array

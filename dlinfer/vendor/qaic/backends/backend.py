@@ -9,14 +9,14 @@ from dlinfer.vendor.qaic.tensors import TensorInfo
 
 Arrays = Mapping[str, np.ndarray]
 Benchmark = tuple[int, float, float, int]
-"""Inferences completed, inferences a second, seconds, batch size."""
+"""(inferences completed, inferences a second, seconds, batch size)"""
 
 
 class Backend(Protocol):
     """A compiled model. Made with its path and Options; threads may call ``run`` at once.
 
     inputs, outputs: known from creation on, whether the network is loaded or not.
-    defaults: further inputs. The model has their values itself.
+    defaults: inputs that may be left out, because the model has their values.
     """
 
     inputs: Mapping[str, TensorInfo]
@@ -28,21 +28,21 @@ class Backend(Protocol):
         ...
 
     def update(self, changed: Mapping[str, Any]) -> None:
-        """Take changes of those."""
+        """Apply changes of ``settable`` options."""
         ...
 
     def load(self) -> None:
-        """Load the network where it is not loaded."""
+        """Load the network unless it is loaded."""
         ...
 
     def release(self) -> None:
-        """Give back everything that loading took; the next ``run`` loads again."""
+        """Release the loaded network's resources. The next ``run`` loads it again."""
         ...
 
     def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
-        """One inference on checked inputs."""
+        """Run one inference on checked inputs."""
         ...
 
     def benchmark(self, count: int | None, seconds: float | None, inputs: Arrays | None) -> Benchmark:
-        """Run for a count or for a time, on checked inputs or random ones, timing the inferences alone."""
+        """Run for a count or for a time, on checked inputs or random ones, and time the inferences alone."""
         ...

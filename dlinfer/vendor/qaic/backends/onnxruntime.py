@@ -1,7 +1,7 @@
-"""The backend ``onnxruntime``: the same .onnx on this machine's CPU, for real, where there is no card.
+"""The backend ``onnxruntime``: it runs the same .onnx on this machine's CPU if there is no card.
 
-A card's terms have these meanings here. An instance is one inference at a time, and all instances share the weights.
-An AI core is a thread of an inference. Compiling is ONNX Runtime's optimisation for this CPU.
+A card's terms have these meanings here. An instance is one inference at a time; all instances share the weights. An AI
+core is a thread of an inference. Compiling is ONNX Runtime's optimisation for this CPU.
 """
 
 import functools
@@ -39,7 +39,7 @@ HONOURED = ("aic_num_cores", "convert_to_fp16", "onnx_define_symbol", "output_di
 class OnnxruntimeBackend:
     """A model in ONNX Runtime's CPU provider.
 
-    Raises QaicUnavailableError, QaicModelError, QaicCompileError, and QaicOptionError under fallback ``error``.
+    Raises QaicUnavailableError, QaicModelError, QaicCompileError; QaicOptionError under fallback ``error``.
     """
 
     def __init__(self, model: ModelFile, options: Options) -> None:
@@ -71,11 +71,11 @@ class OnnxruntimeBackend:
         return infos
 
     def settable(self) -> dict[str, Any]:
-        """num_activations, set_size and dev_id."""
+        """Return num_activations, set_size and dev_id."""
         return {**DEFAULTS, **self._options.of_stage("run")}
 
     def update(self, changed: Mapping[str, Any]) -> None:
-        """Instances are threads of a benchmark, so that nothing needs to be loaded anew."""
+        """Apply changes. Nothing is loaded again, because instances are threads of a benchmark."""
         without_effect(changed, _ignored_run(changed))
 
     def load(self) -> None:
@@ -83,12 +83,11 @@ class OnnxruntimeBackend:
         self._session()
 
     def release(self) -> None:
-        """Drop the compiled network with its weights and memory."""
         with self._lock:
             self._loaded = None
 
     def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
-        """One inference. Raises QaicRunError."""
+        """Run one inference. Raises QaicRunError."""
         session = self._session()
         try:
             values = session.run(list(self.outputs), inputs)
@@ -97,7 +96,7 @@ class OnnxruntimeBackend:
         return dict(zip(self.outputs, values, strict=True))
 
     def benchmark(self, count: int | None, seconds: float | None, inputs: Arrays | None) -> Benchmark:
-        """One thread for each instance; inputs and outputs stay bound to memory of their own."""
+        """Run one thread for each instance. Inputs and outputs stay bound to memory of their own."""
         arrays = random_inputs(self.inputs) if inputs is None else inputs
         session = self._session()
         try:
@@ -114,7 +113,7 @@ class OnnxruntimeBackend:
         return completed, completed / taken, taken, batch_size(arrays)
 
     def _bound(self, session: Any, arrays: Arrays) -> functools.partial[Any]:
-        """A call that runs once on these inputs, into outputs that are allocated now."""
+        """Return a function that runs these inputs once, into outputs that are allocated now."""
         import onnxruntime
 
         first = session.io_binding()
@@ -174,14 +173,14 @@ class OnnxruntimeBackend:
             options.optimized_model_filepath = str(target)
             facts = facts_of(self._model)
             if facts is not None and facts.weights_beside:
-                # Else the compiled model would name the file beside the model that it was compiled from.
+                # Else the compiled model would name the external file of the model that it was compiled from.
                 name = "session.optimized_model_external_initializers_file_name"
                 options.add_session_config_entry(name, f"{target.name}.weights")
         return options
 
     @contextmanager
     def _prepared(self) -> Iterator[str]:
-        """The path of the model to compile: the given one, or a copy in fp16 that lives as long as the block."""
+        """Yield the path of the model to compile: the user's, or a copy in fp16 that exists during this context."""
         if not self._options.get("convert_to_fp16"):
             yield str(self._model.path)
             return
@@ -192,7 +191,7 @@ class OnnxruntimeBackend:
 
 
 def _convert_to_fp16(source: str, target: str) -> None:
-    """Write a copy of a model that computes in fp16; its inputs and outputs keep their types, as on a card."""
+    """Write a copy of a model that computes in fp16. Its inputs and outputs keep their types, as on a card."""
     try:
         import onnx
         from onnxruntime.transformers.float16 import convert_float_to_float16
@@ -206,7 +205,7 @@ def _convert_to_fp16(source: str, target: str) -> None:
     _read_weights(model, Path(source).parent)
     onnx.load_external_data_for_model(model, str(Path(source).parent))  # those of a node's own tensors
     converted = convert_float_to_float16(model, keep_io_types=True)
-    # The converter also gives fp16 to inner values that stay float32 (a LayerNormalization's mean); ONNX Runtime finds
+    # The converter also gives fp16 to inner values that stay float32 (a LayerNormalization's mean). ONNX Runtime finds
     # the types of all inner values itself.
     del converted.graph.value_info[:]
     # Weights beside the graph: a graph of over 2 GiB cannot be one file.
@@ -214,9 +213,9 @@ def _convert_to_fp16(source: str, target: str) -> None:
 
 
 def _read_weights(model: Any, folder: Path) -> None:
-    """Read the weights that lie beside a model into it. Raises ValueError and OSError.
+    """Read a model's external weights into it. Raises ValueError and OSError.
 
-    onnx refuses files behind symbolic links, as a model hub's cache has them; ONNX Runtime takes them.
+    onnx refuses files behind symbolic links, such as those in a model hub's cache; ONNX Runtime takes them.
     """
     for tensor in model.graph.initializer:
         said = {entry.key: entry.value for entry in tensor.external_data}
@@ -262,7 +261,7 @@ def _info(tensor: Any, model: ModelFile) -> TensorInfo:
 
 
 def _open_sizes(infos: Mapping[str, TensorInfo]) -> str:
-    """The open sizes of the inputs, for people."""
+    """Return the open sizes of the inputs as text for people."""
     sizes = {
         f"{name}[{dim}]" if size is None else size: None
         for name, info in infos.items()

@@ -1,4 +1,4 @@
-"""Timing loops: inferences one after the other in one thread for each instance, and nothing else in between."""
+"""Timing loops: one thread for each instance, which does nothing but run inferences."""
 
 import itertools
 import threading
@@ -12,9 +12,9 @@ Run = Callable[[], object]
 def run_loops(runs: Sequence[Run], count: int | None, seconds: float | None) -> tuple[int, float]:
     """Return (inferences completed, seconds from the first start to the last end).
 
-    runs: one call for each instance; it must release the GIL for them to overlap. Each is called once before the
-    clock starts. count: inferences of all instances together. seconds: or the time after which none is started.
-    Raises what a run raises.
+    runs: one function for each instance. To overlap they must release the GIL. Each runs once before the clock starts.
+    count: the inferences of all instances together. seconds: alternatively, the time after which none is started.
+        Raises the errors of ``runs``.
     """
     if count is not None:
         runs = runs[:count]

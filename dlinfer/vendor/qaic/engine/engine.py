@@ -1,4 +1,4 @@
-"""The graph engine ``qaic``: a region becomes an .onnx file, and the file a Session."""
+"""The graph engine ``qaic``: it exports a region to an .onnx file and runs it in a Session."""
 
 import tempfile
 from collections.abc import Collection, Mapping
@@ -22,7 +22,7 @@ from dlinfer.vendor.qaic.options.table import OPTIONS
 from dlinfer.vendor.qaic.session import BACKENDS, Session
 
 OWN = ("onnx_define_symbol", "output_dir", "enable_metrics", "enable_profiling")
-"""Options that speak of one model's symbols, files and runs; an engine has many models, and its users no Session."""
+"""Session options that an engine does not take: they concern one model's symbols, files and runs."""
 
 CHANGING_SIZES = (
     "its sizes change between calls, and a QPC is compiled for fixed ones (dynamic=False fixes them)"
@@ -36,7 +36,7 @@ TYPES = frozenset(
 
 @dataclass(frozen=True)
 class QaicEngineOptions(EngineOptions):
-    """The Session's options, but for ``OWN``. backend: aic (a card) or onnxruntime (this CPU)."""
+    """The Session's options except ``OWN``. backend: aic (a card) or onnxruntime (this CPU)."""
 
     backend: str = "aic"
     session: Mapping[str, Any] = field(default_factory=dict)
@@ -55,13 +55,13 @@ class QaicEngineOptions(EngineOptions):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "QaicEngineOptions":
-        """Options by name. Raises CompileOptionError."""
+        """Parse options. Raises CompileOptionError."""
         session = {name: value for name, value in options.items() if name != "backend"}
         return cls(options.get("backend", "aic"), session)
 
 
 class QaicEngine(OnnxEngine[QaicEngineOptions]):
-    """Regions through Qualcomm's Session."""
+    """Runs regions in Qualcomm's Session."""
 
     name = "qaic"
     options_type = QaicEngineOptions
@@ -70,11 +70,11 @@ class QaicEngine(OnnxEngine[QaicEngineOptions]):
     refuses_writes = "it writes, and a Session gives new arrays: a KV cache would be copied at every call"
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
-        """Refuse what numpy does not have."""
+        """Refuse dtypes that numpy does not have."""
         return None if dtype in TYPES else f"a tensor of {dtype}, which a Session's numpy arrays cannot be"
 
     def lower(self, function: Function, options: QaicEngineOptions, policy: str) -> OnnxLowered:
-        """The function as ONNX. Raises QaicUnavailableError where a card is asked for and the SDK is not there."""
+        """Convert the function to ONNX. Raises QaicUnavailableError if a card is asked for and the SDK is missing."""
         if options.backend == "aic":
             _require_sdk()
             if not all(map(_is_fixed, map(fake, function.inputs))):
@@ -85,7 +85,7 @@ class QaicEngine(OnnxEngine[QaicEngineOptions]):
         return lowered
 
     def session(self, model: OnnxModel, options: QaicEngineOptions) -> KitSession:
-        """Return a Session of the model; its backend keeps a copy of the weights, the file goes again."""
+        """Return a Session of the model. Its backend copies the weights; the file is deleted."""
         with tempfile.TemporaryDirectory(prefix="dlinfer-qaic-") as folder:
             try:
                 session = Session(model.save(Path(folder)), backend=options.backend, **options.session)
@@ -101,7 +101,7 @@ class QaicEngine(OnnxEngine[QaicEngineOptions]):
 
 
 def _is_fixed(value: Any) -> bool:
-    """Whether a value is the same, or of the same sizes, at each call."""
+    """Return whether a value, or its sizes, are the same at each call."""
     return isinstance(value, Tensor) and all(isinstance(size, int) for size in value.shape)
 
 

@@ -1,1 +1,1 @@
-"""The options of a Session: one option, the table of all, those of one Session, and a file of them."""
+"""The options of a Session: one option, the table of all, a Session's options, and a file of them."""

@@ -7,9 +7,9 @@ from dlinfer.vendor.qaic.errors import QaicOptionError, QaicUnavailableError
 
 
 def read_options(path: Any) -> dict[str, Any]:
-    """Return the mapping in a YAML file. Only plain data is read; tags that make objects are refused.
+    """Return the mapping in a YAML file. Tags that make objects are refused.
 
-    Raises QaicOptionError for a file that is missing, no YAML or no mapping, QaicUnavailableError without pyyaml.
+    Raises QaicOptionError for a missing file and for other contents; QaicUnavailableError without pyyaml.
     """
     try:
         import yaml
@@ -22,7 +22,7 @@ def read_options(path: Any) -> dict[str, Any]:
     if not isinstance(path, (str, Path)) or not str(path):
         raise _refused(path, "a path to a YAML file")
     try:
-        # Only the bytes are read in this block, so that OSError is the file's fault.
+        # Only the bytes are read in this block, so that an OSError is the file's fault.
         text = Path(path).read_bytes()
     except OSError as cause:
         raise _refused(path, f"a readable YAML file ({cause.strerror})") from cause

@@ -1,4 +1,4 @@
-"""One option of a Session: its name, what values it takes, and when it acts."""
+"""One option of a Session: its name, its values, and the stage that it acts at."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Stage = Literal["run", "session", "compile"]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of value: what it is in words, and a reader that gives the value in our form or None."""
+    """A kind of value: its name for people, and a reader that returns the value in our form, or None."""
 
     words: str
     read: Callable[[Any], Any]
@@ -21,7 +21,7 @@ class Kind:
 
 def _number(types: tuple[type, ...], low: float | None, high: float | None) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
-        # bool is an int in Python; `num_activations: true` is a mistake all the same.
+        # bool is an int in Python, but `num_activations: true` is a mistake.
         if isinstance(value, bool) or not isinstance(value, types):
             return None
         fits = (low is None or value >= low) and (high is None or value <= high)
@@ -37,23 +37,23 @@ def _span(low: float | None, high: float | None) -> str:
 
 
 def integer(low: int | None = None, high: int | None = None) -> Kind:
-    """Return an int within bounds."""
+    """Return the kind of an int within bounds."""
     return Kind(f"an int{_span(low, high)}", _number((int,), low, high))
 
 
 def number(low: float | None = None, high: float | None = None) -> Kind:
-    """Return a float or int within bounds."""
+    """Return the kind of a float or int within bounds."""
     return Kind(f"a number{_span(low, high)}", _number((int, float), low, high))
 
 
 def choice(*allowed: str) -> Kind:
-    """One of some words."""
+    """Return the kind of one of some words."""
     words = "one of " + ", ".join(repr(item) for item in allowed)
     return Kind(words, lambda value: value if isinstance(value, str) and value in allowed else None)
 
 
 def list_of(kind: type) -> Kind:
-    """Return a list or tuple of one type; in our form a tuple."""
+    """Return the kind of a list or tuple of one type; in our form a tuple."""
 
     def read(value: Any) -> tuple[Any, ...] | None:
         right = isinstance(value, (list, tuple)) and all(type(item) is kind for item in value)
@@ -86,9 +86,9 @@ SYMBOLS = Kind("a dict, or a list of pairs, of each symbol's name and its size o
 class Option:
     """One option.
 
-    flag: how the compiler's command line spells it; by default the name with dashes, which is the rule of Qualcomm's
-        own tools (``generate_bin`` of cloud-ai-sdk, QEfficient's ``compile``).
-    spelled: what stands behind the flag for True and False; None leaves the flag out.
+    flag: its flag on the compiler's command line; by default the name with dashes, the rule of Qualcomm's own tools
+        (``generate_bin`` of cloud-ai-sdk, QEfficient's ``compile``).
+    spelled: the words behind the flag for True and False; None leaves the flag out.
     """
 
     name: str

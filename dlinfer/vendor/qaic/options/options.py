@@ -1,4 +1,4 @@
-"""The options of one Session: from keywords and a YAML file, checked, with the hints that a mistake deserves."""
+"""The options of one Session, from keywords and a YAML file, checked, with hints for mistakes."""
 
 import difflib
 import sys
@@ -11,16 +11,16 @@ from dlinfer.vendor.qaic.errors import QaicOptionError
 from dlinfer.vendor.qaic.options.option import Stage
 from dlinfer.vendor.qaic.options.table import ALIASES, OPTIONS
 
-# The defaults of a card's runtime, after the "Runtime parameters" of Qualcomm's model settings.
+# The defaults of a card's runtime, from the "Runtime parameters" of Qualcomm's model settings.
 DEFAULTS = {"num_activations": 1, "set_size": 10, "dev_id": 0}
 
 
 class QaicOptionWarning(UserWarning):
-    """An option has no effect here, or is spelled as only some texts spell it."""
+    """An option has no effect here, or has a spelling that only some of Qualcomm's texts use."""
 
 
 class Options(Mapping[str, Any]):
-    """A user's options, by their right names and in our form; ``run`` ones may change."""
+    """A user's options, by their right names and in our form. Those of stage ``run`` may change."""
 
     def __init__(self, options: Mapping[str, Any], source: str = "Session") -> None:
         self._values = _checked(options, source)
@@ -33,7 +33,7 @@ class Options(Mapping[str, Any]):
 
     @classmethod
     def of(cls, in_file: Mapping[str, Any], keywords: Mapping[str, Any]) -> "Options":
-        """Options of a file and of keywords; a keyword goes before the file's key. Raises QaicOptionError."""
+        """Parse the options of a file and of keywords. A keyword overrides the file's key. Raises QaicOptionError."""
         return cls({**_checked(in_file, "options_path"), **_checked(keywords, "Session")})
 
     def __getitem__(self, name: str) -> Any:
@@ -46,11 +46,10 @@ class Options(Mapping[str, Any]):
         return len(self._values)
 
     def of_stage(self, stage: Stage) -> dict[str, Any]:
-        """Return the options of one stage."""
         return {name: value for name, value in self._values.items() if OPTIONS[name].stage == stage}
 
     def changes(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Changes of ``run`` options by their right names, checked and not yet applied. Raises QaicOptionError."""
+        """Return checked changes of ``run`` options by their right names; apply none. Raises QaicOptionError."""
         changed = _checked(options, "update_backend_options")
         for name, value in changed.items():
             if OPTIONS[name].stage != "run":
@@ -77,7 +76,7 @@ def _checked(options: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def _right_name(key: Any, value: Any, source: str) -> str:
-    # Published YAML files write some keys as the compiler's flags: multicast-weights.
+    # Published YAML files write some keys like the compiler's flags: multicast-weights.
     name = key.replace("-", "_") if isinstance(key, str) else key
     if name in OPTIONS:
         return name
@@ -93,7 +92,7 @@ def _right_name(key: Any, value: Any, source: str) -> str:
 
 
 def without_effect(values: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
-    """Treat options of ``values`` that a backend cannot honour (name -> why) by the fallback policy.
+    """Apply the fallback policy to options of ``values`` that a backend cannot honour. reasons: name -> why.
 
     ``allow`` says nothing, ``warn`` warns, ``error`` raises QaicOptionError.
     """
@@ -111,7 +110,7 @@ def without_effect(values: Mapping[str, Any], reasons: Mapping[str, str]) -> Non
 
 
 def _outside() -> int:
-    """The stack level of the first caller outside this package, for warnings that point at the user's line."""
+    """Return the stack level of the first caller outside this package: warnings then point at the user's line."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("dlinfer."):
         level, frame = level + 1, frame.f_back

@@ -1,8 +1,8 @@
 """Every option of a Session, as rows.
 
-Names, types and meanings are those that Qualcomm publishes: the keyword table of docs/Python-API/qaic/qaic.md in
-quic/cloud-ai-sdk-pages and, where marked, the samples of quic/cloud-ai-sdk. Left out are the two rows that serve
-TensorFlow and PyTorch models only (``output_node_names``, ``model_inputs``), since a Session takes .onnx.
+Names, types and meanings are Qualcomm's: the keyword table of docs/Python-API/qaic/qaic.md in quic/cloud-ai-sdk-pages
+and, where marked, the samples of quic/cloud-ai-sdk. Two rows for TensorFlow and PyTorch models are left out
+(``output_node_names``, ``model_inputs``), since a Session takes .onnx.
 """
 
 from dlinfer.vendor.qaic.options.option import (

@@ -1,4 +1,4 @@
-"""Lowerings of dlinfer's ops to the torch_npu ops that the eager kernels call, and to ATen.
+"""Lowerings of dlinfer's ops to ATen and to the torch_npu ops that the eager kernels call.
 
 A lowering takes the op's arguments and returns its results; for an op that writes, the new contents. It is traced on
 fake tensors, so it sees no values, and sizes may be symbols.
@@ -49,7 +49,7 @@ LOWERINGS: dict[str, Callable[..., Any]] = {
 
 @cache
 def table() -> dict[Any, Callable[..., Any]]:
-    """Op, or the functional twin of one that writes -> its lowering."""
+    """Return op, or the functional twin of an op that writes -> its lowering."""
     lowerings: dict[Any, Callable[..., Any]] = {}
     for name, lowering in LOWERINGS.items():
         op = getattr(getattr(torch.ops, NAMESPACE), name).default
@@ -58,10 +58,7 @@ def table() -> dict[Any, Callable[..., Any]]:
 
 
 def refusal(op: OpOverload, arguments: Mapping[str, Any]) -> str | None:
-    """Why a call of an op of dlinfer is not lowered; None where it is.
-
-    given: its arguments by name, tensors as fakes.
-    """
+    """Return why a call of a dlinfer op is not lowered, or None. arguments: by name, tensors as fakes."""
     name = op._schema.name.partition("::")[2]
     if name not in LOWERINGS:
         return "the engine has no lowering of it"

@@ -1,4 +1,4 @@
-"""Writing into the paged KV cache."""
+"""Writes to the paged KV cache."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ def _refuses(k_cache: Tensor, v_cache: Tensor) -> str | None:
 
 
 def _are_of_the_keys(k_cache: Tensor, v_cache: Tensor) -> bool:
-    """Whether values are the first numbers of the keys, in the same memory (a latent cache)."""
+    """Return whether values are the first numbers of the keys, in the same memory (a latent cache)."""
     places = [(cache.shape[:3], cache.stride(), cache.storage_offset()) for cache in (k_cache, v_cache)]
     return places[0] == places[1] and k_cache.untyped_storage()._cdata == v_cache.untyped_storage()._cdata
 
@@ -23,9 +23,9 @@ def _are_of_the_keys(k_cache: Tensor, v_cache: Tensor) -> bool:
 def fill_kv_cache(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """``ScatterPaKvCache``, of a latent cache ``ScatterNdUpdate``.
+    """Lower to ``ScatterPaKvCache``; for a latent cache, ``ScatterNdUpdate``.
 
-    torchair writes into the caches' own memory where nothing else reads what was there.
+    torchair writes into the caches' own memory unless other nodes read the old contents.
     """
     if v_cache.is_contiguous():
         return torch.ops.npu.npu_scatter_pa_kv_cache_functional(

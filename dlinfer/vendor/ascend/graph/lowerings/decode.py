@@ -1,4 +1,4 @@
-"""Attention of one new token of each sequence over pages."""
+"""Decode attention over pages: one new token of each sequence."""
 
 from typing import Any
 
@@ -28,9 +28,9 @@ def paged_decode_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """``FusedInferAttentionScore`` of layout BSND, one call for all; lengths are a tensor of the graph.
+    """Lower to one ``FusedInferAttentionScore`` of layout BSND for all; lengths are a tensor of the graph.
 
-    A padding row has no key and no block that may be read: it reads one key of block 0, and its result is zeros.
+    A padding row has no key, and none of its table's blocks may be read: it reads one key of block 0 and returns zeros.
     """
     lengths = kv_seqlens.to(torch.int64)
     padding = lengths < 1
@@ -58,8 +58,8 @@ def paged_decode_attention(
 
 
 def pages(cache: Tensor) -> Tensor:
-    """A cache [blocks, block_size, heads, size] as layout BSND wants it.
+    """View a cache [blocks, block_size, heads, size] in layout BSND.
 
-    The number of blocks is left to GE: where a graph reads it, torchair copies the cache before it writes into it.
+    The number of blocks stays -1 for GE: if a graph read it, torchair would copy the cache before each write.
     """
     return cache.reshape(-1, cache.shape[1], cache.shape[2] * cache.shape[3])

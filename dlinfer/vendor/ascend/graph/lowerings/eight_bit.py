@@ -1,4 +1,4 @@
-"""Quantising to 8 bits, and products of 8 bits."""
+"""Quantisation to 8 bits, and 8-bit products."""
 
 import torch
 from torch import Tensor
@@ -8,13 +8,13 @@ _LEAST = 1e-7 / 127
 
 
 def dynamic_quant(x: Tensor, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """``DynamicQuant``, a scale for each token."""
+    """Lower to ``DynamicQuant``, with a scale for each token."""
     numbers, scale = _quantised(x)
     return numbers, scale.clamp(min=_LEAST).unsqueeze(-1)
 
 
 def rms_norm_w8a8(x: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """``RmsNorm``, ``DynamicQuant``."""
+    """Lower to ``RmsNorm``, ``DynamicQuant``."""
     normalised, _ = torch.ops.npu.npu_rms_norm(x, weight, eps)
     numbers, scale = _quantised(normalised)
     return numbers, scale.unsqueeze(-1)
@@ -29,7 +29,7 @@ def linear_w8a8(
     quant_dtype: torch.dtype,
     bias: Tensor | None,
 ) -> Tensor:
-    """``QuantBatchMatmulV3``."""
+    """Lower to ``QuantBatchMatmulV3``."""
     rows = a if a.dim() == 2 else a.reshape(-1, a.shape[-1])
     out = torch.ops.npu.npu_quant_matmul(
         rows,
@@ -43,6 +43,6 @@ def linear_w8a8(
 
 
 def _quantised(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Numbers and scales of tokens; the vendor divides by the scale 0 of zeros, which have to stay zeros."""
+    """Return tokens' numbers and scales. A token of zeros stays zeros: the vendor would divide by its scale 0."""
     numbers, scale = torch.ops.npu.npu_dynamic_quant(x, dst_type=torch.int8)
     return numbers.masked_fill((scale == 0).unsqueeze(-1), 0), scale

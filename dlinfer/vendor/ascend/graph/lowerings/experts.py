@@ -1,11 +1,11 @@
-"""Choosing experts and running them."""
+"""Expert routing and mixtures of experts."""
 
 import torch
 from torch import Tensor
 
 
 def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> tuple[Tensor, Tensor]:
-    """``MoeGatingTopKSoftmax``; the best of each group by torch's softmax and topk."""
+    """Lower to ``MoeGatingTopKSoftmax``. torch's softmax and topk choose the best of each group."""
     logits = router_logits.float()
     if n_groups < 1:
         weights, ids, _ = torch.ops.npu.npu_moe_gating_top_k_softmax(logits, None, topk)
@@ -25,9 +25,9 @@ def fused_moe(
     topk: int,
     renormalize: bool,
 ) -> Tensor:
-    """``MoeInitRoutingV3``, ``GroupedMatmul``, ``SwiGlu``, ``GroupedMatmul``, and each token's rows gathered.
+    """Lower to ``MoeInitRoutingV3``, ``GroupedMatmul``, ``SwiGlu``, ``GroupedMatmul`` and a gather of tokens' rows.
 
-    torchair has no converter of npu_moe_token_unpermute, which sums them for the kernel.
+    The kernel sums rows with npu_moe_token_unpermute, but torchair has no converter for it.
     """
     experts = gate_up_weights.shape[0]
     rows, places, counts, _ = torch.ops.npu.npu_moe_init_routing_v2(
@@ -51,7 +51,7 @@ def fused_moe(
 
 
 def _grouped(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """Each expert's rows times its weight [out, in]."""
+    """Multiply each expert's rows by its weight [out, in]."""
     (out,) = torch.ops.npu.npu_grouped_matmul(
         [rows],
         [weights.transpose(1, 2)],

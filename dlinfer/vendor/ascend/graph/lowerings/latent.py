@@ -1,8 +1,8 @@
-"""Attention of one new token of each sequence over DeepSeek's latent cache.
+"""Decode attention over DeepSeek's latent cache: one new token of each sequence.
 
-torchair has no converter of _npu_paged_attention_mla, which the kernel calls. The second version of the fused attention
-takes keys in two parts (query_rope, key_rope) without gaps: the pages of the tables are gathered, as for the kernel's
-prompts.
+The kernel calls _npu_paged_attention_mla, but torchair has no converter for it. The second version of the fused
+attention takes keys in two contiguous parts (query_rope, key_rope). So the pages of the tables are gathered, as in the
+kernel for prompts.
 """
 
 from typing import Any
@@ -14,12 +14,12 @@ from dlinfer.vendor.ascend.attention import latent
 
 
 def is_latent(k_cache: Tensor, v_cache: Tensor) -> bool:
-    """Whether caches [blocks, block_size, heads, size] have the sizes of a latent one."""
+    """Return whether caches [blocks, block_size, heads, size] have the sizes of a latent cache."""
     return latent.fits(k_cache.shape[2], k_cache.shape[3], v_cache.shape[3])
 
 
 def refuses(call: Any) -> str | None:
-    """Why a call over a latent cache is left to the kernel."""
+    """Return why a call over a latent cache is left to the kernel, or None."""
     if call.num_q_heads not in latent.HEADS:
         return f"latent graphs have {', '.join(map(str, latent.HEADS))} heads, not {call.num_q_heads}"
     if call.block_size not in latent.PAGES:
@@ -28,9 +28,9 @@ def refuses(call: Any) -> str | None:
 
 
 def attend(q: Tensor, k_cache: Tensor, table: Tensor, lengths: Tensor, heads: int, scale: float) -> Tensor:
-    """[sequences, 1, heads, 512]. q: [sequences, heads, 576]; table: int32; lengths: int64, from 1 on.
+    """Return [sequences, 1, heads, 512]. q: [sequences, heads, 576]. table: int32. lengths: int64, at least 1.
 
-    Entries of the table behind a sequence's end are never read: block 0 stands for them.
+    Table entries behind a sequence's end may be invalid: block 0 replaces them.
     """
     rows, width = table.shape
     block_size = k_cache.shape[1]

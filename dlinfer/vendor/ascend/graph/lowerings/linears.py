@@ -5,5 +5,5 @@ from torch.nn import functional
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """torch's own, which torchair converts (``MatMul``)."""
+    """Lower to torch's linear, which torchair converts (``MatMul``)."""
     return functional.linear(x, weight, bias)

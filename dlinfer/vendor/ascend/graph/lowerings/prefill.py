@@ -1,7 +1,6 @@
-"""Attention of a prompt: one sequence a graph, since the documents admit several at once for few head sizes only.
+"""Attention of a prompt: one sequence a graph, since the documents allow several only for few head sizes.
 
-That sequence's queries are its last tokens, as many as keys at most; a call of another kind is left to the kernels
-(``calls``).
+The sequence's queries are its last tokens, at most as many as keys. Other calls are left to the kernels (``calls``).
 """
 
 from typing import Any
@@ -45,7 +44,7 @@ def prefill_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """``FusedInferAttentionScore`` over the prompt's own keys."""
+    """Lower to ``FusedInferAttentionScore`` over the prompt's own keys."""
     size, size_v = fused.aligned(max(k.shape[-1], v.shape[-1])), v.shape[-1]
     keys, values = (fused.widened(part, size).unsqueeze(0) for part in (k, v))
     out = _attend(
@@ -83,7 +82,7 @@ def paged_prefill_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """``FusedInferAttentionScore`` over pages."""
+    """Lower to ``FusedInferAttentionScore`` over pages."""
     out = _attend(
         q,
         pages(k_cache),
@@ -128,12 +127,11 @@ def _attend(
 
 
 def _triangle(device: torch.device) -> Tensor:
-    """True above the diagonal, whatever the lengths."""
     place = torch.arange(_TEMPLATE, device=device)
     return place > place.unsqueeze(-1)
 
 
 def _written(out: Tensor, q_ends: Tensor, before: Tensor) -> Tensor:
-    """The new contents of attn_output: rows after the last query stay unchanged."""
+    """Return the new contents of attn_output: rows after the last query stay unchanged."""
     row = torch.arange(out.shape[0], device=out.device)
     return torch.where((row < q_ends).view(-1, 1, 1), out, before)
