@@ -1,5 +1,4 @@
 """Compiled calls that hold their weights and need no Dynamo guards, for adaptors that know what changes between calls.
 
-``capture`` takes a function and an example call, and returns a ``BoundCall`` (``call``). ``store`` keeps bound calls on
-disk.
+``capture`` compiles a function for an example call, and returns a ``BoundCall`` (``call``). ``store`` keeps it on disk.
 """

@@ -3,10 +3,10 @@
 The reader compares weights and steady arguments with the objects that it has bound, and reads all other inputs from the
 call's arguments. It notices a replaced object, such as a KV cache in a list, a parameter or a module (assignment,
 ``load_state_dict(assign=True)``), and another number in an attribute. Writes into bound tensors need no comparison. The
-reader does not notice a tensor that changes its own dtype or layout. ``resize_`` and ``parameter.data = ...`` do that,
-and so does ``Module.to(dtype)``. Call ``BoundCall.unbind`` after them.
+reader does not notice a tensor that changes its own dtype or layout, by ``resize_``, ``parameter.data = ...`` or
+``Module.to(dtype)``. Call ``BoundCall.unbind`` after these.
 
-The reader compares a bound list or dict with a copy. Python does this fast, because identical elements count as equal.
+The reader compares a bound list or dict with a copy. This is fast, because Python counts identical elements as equal.
 For two different tensors Python calls ``==``. A result of several elements has no truth value, so Python raises an
 error, and the reader returns None. Tensors of one element raise no error, so they are also compared with ``is``.
 """
@@ -23,7 +23,7 @@ from dlinfer.graph.bound_call.sources import Scope, evaluate, is_argument, is_st
 from dlinfer.graph.interface.interface import Interface, as_taken, mismatches
 
 Reader = Callable[[Mapping[str, Any]], list[Any] | None]
-"""Takes a call's arguments. Returns the program's inputs, or None if the call has other objects than the bound ones."""
+"""A function from a call's arguments to the program's inputs; None if a bound object was replaced."""
 
 _STEP = re.compile(r"\.\w+\(\)|\.\w+|\['\w+'\]|\[\d+\]")
 _OWN = "L['self']"
@@ -41,8 +41,8 @@ def bind(
 ) -> Reader:
     """Bind a call's steady objects, and return the reader of later calls.
 
-    sources: the expression of each value of the interface. count: how many of these values are inputs of the program,
-    from the first on; the others are only compared. scope: the values in a call that fits the interface.
+    sources: the expression of each value of the interface. count: how many of these values, from the first on, are
+    inputs of the program; the others are only compared. scope: the values in a call that fits the interface.
     defaults: the default values of arguments that a call may leave out.
     hooks: the value of ``RemovableHandle.next_id`` before the interface was checked; another value shows a new hook.
     """
@@ -83,14 +83,14 @@ class _Writer:
         self._holders: dict[str, Any] = {}
 
     def name(self, value: object) -> str:
-        """Return the name of an object in the scope; add the object if it has none."""
+        """Return the object's name in the scope; add the object if it has none."""
         if id(value) not in self._names:
             self._names[id(value)] = f"c{len(self._names)}"
             self._scope[self._names[id(value)]] = value
         return self._names[id(value)]
 
     def bound(self, source: str, value: object) -> None:
-        """Add checks that an expression still gives the same object: one check for each step of the expression."""
+        """Add checks that an expression still evaluates to the same object: one check for each step."""
         argument = root(source)
         if argument not in self._steady:  # a steady number in an argument that changes
             self._compare(_text(source), value)
@@ -106,7 +106,7 @@ class _Writer:
     def constant(self, source: str, value: object) -> None:
         """Add a check that an expression still has an equal value.
 
-        If possible, the object that holds the value is bound, so that the reader takes one step only.
+        If possible, this binds the object that holds the value, so that the reader takes one step only.
         """
         if is_argument(source) or root(source) not in ("", *self._steady):
             self._compare(source, value)
@@ -189,7 +189,7 @@ def _steps(source: str) -> list[str]:
 
 
 def _taken(value: Any, step: str) -> Any:
-    """Return the result of one step of an expression on ``value``: a method call, an attribute or an index."""
+    """Take one step of an expression from ``value``: a method call, an attribute or an index."""
     if step.endswith("()"):
         return getattr(value, step[1:-2])()
     if step.startswith("."):

@@ -1,7 +1,7 @@
 """Compiled calls without Dynamo's guards, for adaptors that know what can change between two calls.
 
 A call evaluates Dynamo's source expressions to read its inputs, and runs the program. So no call recompiles, and no
-guards cost time. If a constant differs from its value at the capture, the call is refused. Constants inside an argument
+guards cost time. A call is refused if a constant differs from its value at the capture. Constants inside an argument
 are not compared.
 """
 
@@ -28,8 +28,8 @@ from dlinfer.graph.torch_private.thread_state import is_autocast_enabled
 class BoundCall:
     """A compiled function.
 
-    sources: an expression for each value of the interface: first the program's inputs, then numbers that only
-        conditions read, and constants.
+    sources: an expression for each value of the interface: first the program's inputs, then constants and the numbers
+        that only conditions read.
     hooks: expressions of modules' hook dicts, which must be empty. steady: see ``capture_call``.
     """
 
@@ -56,8 +56,8 @@ class BoundCall:
     def __call__(self, **kwargs: Any) -> torch.Tensor:
         """Run the graph and return its result.
 
-        A changing argument that is not contiguous is copied first. So the result's strides are those for contiguous
-        arguments. Raises ArtifactInputError if an argument, or a value in one, is not what the graph was compiled for.
+        The call copies a changing argument that is not contiguous, so the result's strides are those for contiguous
+        arguments. Raises ArtifactInputError if the graph was not compiled for an argument or a value in it.
         """
         if self._autocast or is_autocast_enabled():
             self._check_autocast()
@@ -99,14 +99,14 @@ class BoundCall:
         return inputs[: len(self.program.program.inputs)]
 
     def _check_autocast(self) -> None:
-        """Raise ArtifactInputError if autocast differs from the capture's. The graph has the casts as nodes."""
+        """Raise ArtifactInputError if autocast differs from the capture's; the graph has its casts as nodes."""
         if (current := autocast()) != self._autocast:
             raise ArtifactInputError(
                 name="autocast", expected=self._autocast or "autocast off", given=current or "autocast off"
             )
 
     def _bind(self, kwargs: Mapping[str, Any]) -> list[Any]:
-        """Bind the steady objects of a call, and return the program's inputs for its arguments."""
+        """Bind the steady objects of a call, and return the program's inputs for the call."""
         hooks = (
             RemovableHandle.next_id
         )  # read before the hooks are checked: another thread may register a hook meanwhile

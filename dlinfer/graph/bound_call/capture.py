@@ -1,7 +1,7 @@
 """Capture a function as a bound call.
 
 Dynamo captures the function once. The adaptor compiles one call for each combination of flags that it passes. It marks
-sizes that change (``mark_unbacked``). A capture with a guard on a size that may change is refused.
+sizes that change (``mark_unbacked``). A capture with a guard on such a size is refused.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ def capture_call(
 
     function: a module, or a method of a module. It must return one new tensor and store no tensor. Its other effects on
     Python objects happen in this first run only.
-    steady: names of arguments that are the same object at each call. If another object comes, the call binds anew. For
+    steady: names of arguments that are the same object at each call. The call binds anew if another object comes. For
     a number that never changes in a changing argument, give ``argument.field`` or ``argument.size()[2]``.
     Raises CaptureError if the function is not one graph, or if the graph depends on a value that is not steady.
     """
@@ -218,10 +218,9 @@ class _Backend:
         return [source for source, value in self._values(scope) if source.endswith(_HOOKS) and not value]
 
     def _values(self, scope: Scope) -> Iterator[tuple[str, Any]]:
-        """Yield (source, value) of the constants that a bound call can compare.
+        """Yield (source, value) of the constants to compare: arguments, and values in the owner or in globals.
 
-        They are arguments, and values in the owner or in globals. Values inside other arguments are the adaptor's
-        responsibility.
+        The adaptor must keep values inside other arguments constant.
         """
         for source in self._specialized:
             if is_argument(source) or source.startswith(("L['self'].", "G[")):
@@ -230,7 +229,7 @@ class _Backend:
 
 
 def _port(source: str, fake: object, value: Any, held: bool) -> Port:
-    """Return the port of an input. Calls check the sizes that are fixed.
+    """Return the port of an input, which checks the input's fixed sizes.
 
     value: the input in the captured call. held: whether the graph keeps the input between calls.
     """

@@ -1,4 +1,4 @@
-"""Dynamo's source expressions, which read from the arguments ``L`` and the globals ``G`` of a traced function."""
+"""Dynamo's source expressions: they read from the arguments ``L`` and the globals ``G`` of a traced function."""
 
 import inspect
 import re
@@ -21,7 +21,7 @@ _EXPRESSION = re.compile(
 
 
 class Traced:
-    """A function as Dynamo traces it. For a module, Dynamo traces its forward.
+    """A function as Dynamo traces it; for a module, its forward.
 
     owner: the module, or the object of a bound method. receiver: the owner's name in the signature, such as ``self``.
     """
@@ -49,7 +49,7 @@ def root(source: str) -> str:
 
 
 def is_argument(source: str) -> bool:
-    """Return whether an expression is just an argument, and not the owner or a value in an argument."""
+    """Return whether an expression is an argument itself, not the owner or a value in an argument."""
     return source == f"L[{root(source)!r}]" != "L['self']"
 
 
@@ -62,7 +62,7 @@ def is_steady(source: str, steady: Collection[str]) -> bool:
 
 
 def evaluate(source: str, scope: Scope) -> Any:
-    """Return the value of an expression. Raises one of ABSENT if it has none, KeyError for an unknown form."""
+    """Return the value of an expression. Raises one of ABSENT if it has none, and KeyError for an unknown form."""
     if not _EXPRESSION.fullmatch(source):
         raise KeyError(source)
     return eval(source, {"__builtins__": {}}, dict(scope))

@@ -1,8 +1,8 @@
 """Compiled calls on disk, so that a second process starts without capturing or compiling.
 
-Dynamo alone needs seconds for a large model. The adaptor passes an identity, a text with everything that the graph
-depends on: the model's code and configuration, the phase, dtypes. If the disk cache has a call of this identity, it
-runs after a check of its inputs.
+Dynamo alone needs seconds for a large model. The adaptor passes an identity: a text with everything that the graph
+depends on, such as the model's code, its configuration and dtypes. A call of this identity from the disk cache runs
+after a check of its inputs.
 """
 
 import json
@@ -74,7 +74,7 @@ def _misfit(call: BoundCall, kwargs: Mapping[str, Any]) -> str:
 
 
 class CallStore:
-    """The place of one compiled call in the disk cache."""
+    """One compiled call's place in the disk cache."""
 
     def __init__(
         self,

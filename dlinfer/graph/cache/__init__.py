@@ -1,4 +1,4 @@
-"""The disk cache of compiled code. Each entry is stored under a key, and checked when it is read.
+"""The disk cache of compiled code, for engines, bound calls and self-tests.
 
-Engines, bound calls and self-tests store bytes here. A read returns the stored bytes, or nothing.
+Each entry is bytes under a key, and checked on reading. A read returns the stored bytes, or nothing.
 """

@@ -1,9 +1,9 @@
 """The disk cache of compiled artifacts: entries by key, checked on reading, safe for several processes.
 
 An entry is one file: a header line with a SHA-256 of the rest, the text of its key, then the engine's bytes. The file
-is written elsewhere and renamed, so readers see it whole or not at all. An entry with a wrong checksum is removed, and
-its artifact is compiled again. Another entry may be unusable because the reader refuses it or the folder cannot be
-read. It is reported and stays in place until the next compilation replaces it.
+is written elsewhere and renamed, so readers see it whole or not at all. A reader removes an entry with a wrong
+checksum, and its artifact is compiled again. If a reader refuses an entry, or cannot read the folder, it reports the
+entry, which stays until the next compilation replaces it.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from dlinfer.graph.debug import show, wanted
 T = TypeVar("T")
 _MAGIC = b"dlinfer-artifact-2"
 _COMPARED = 20
-"""After a miss, so many of the subject's stored keys are compared with the missing key, the newest first."""
+"""How many stored keys of the same subject, newest first, are compared with a key that was not found."""
 
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()
@@ -54,7 +54,7 @@ def uncounted() -> Generator[None]:
 
 
 class CacheWarning(UserWarning):
-    """The disk cache cannot be used, so each start of a process compiles again."""
+    """The disk cache cannot be used, so each process compiles again."""
 
 
 class MissingEntryError(LookupError):
@@ -81,7 +81,7 @@ class ArtifactCache:
         return value
 
     def load_named(self, name: str, read: Callable[[bytes], T]) -> T | None:
-        """Load an entry as ``load`` does, by the key's name. A miss shows no nearest entry."""
+        """Load an entry by its key's name, as ``load`` does. A miss shows no nearest entry."""
         path = self.folder / name
         try:
             with path.open("rb") as file:
@@ -180,7 +180,7 @@ def _unusable(key: Key) -> bool:
 
 
 def _note(outcome: str, path: Path, error: Exception | None = None) -> None:
-    """Count an outcome and show it. Warn of an OSError, once for each text."""
+    """Count and show an outcome. Warn of an OSError, once for each text."""
     if not getattr(_thread, "uncounted", False):
         with _lock:
             _counts[outcome] += 1

@@ -29,9 +29,9 @@ ISA_VARIABLES = (
     "MKL_CBWR",
     "OPENBLAS_CORETYPE",
 )
-"""Environment variables that force a library's instruction set, or let it round more.
+"""Environment variables that force a library's instruction set, or allow it to round more.
 
-Libraries read them once in a process, and so do we."""
+A library reads each once in a process, and so does this module."""
 
 UNKEYED_SETTINGS = frozenset({"cache_dir", "cpu_kv_cache_gib", "debug", "sophgo_timeout"})
 """Settings that no compiled code depends on. Every other setting is part of every key."""
@@ -66,7 +66,7 @@ class Environment:
     torch_state: Mapping[str, object]
     settings: Mapping[str, object]
     changed: str
-    """Names the loaded modules whose files changed on disk; no cache may then be used. Empty if none changed."""
+    """Names of loaded modules whose files changed on disk; empty if none did. If not empty, no cache may be used."""
 
 
 def environment(vendors: Iterable[str] = ()) -> Environment:
@@ -147,7 +147,7 @@ def _vendor(name: str, changed: list[str]) -> str:
     if origin.module.partition(".")[0] == "dlinfer":
         return "dlinfer"
     module = sys.modules[origin.module]
-    # The package of a plug-in's entry point, or the module's one file if it has no package.
+    # A plug-in's code is the package of its entry point, or the module's one file if it has no package.
     path, package = Path(module.__file__ or ""), module.__package__
     root = path.parent if package else path
     digest = _digest(root, package or module.__name__, origin.loaded_at, changed)

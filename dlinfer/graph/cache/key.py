@@ -1,7 +1,7 @@
 """The key of compiled code: named fields for everything that the code depends on.
 
 Clusters, bound calls and an engine's own models have keys of the same form. An entry is stored under a digest of the
-key's canonical text. The text is stored too, so a miss can name the field that differs.
+key's canonical text, together with this text. So a miss can name the field that differs.
 """
 
 import functools
@@ -15,7 +15,7 @@ from typing import cast
 from dlinfer.graph.cache.fingerprint import Environment
 
 _SUBJECT, _DIGEST = 12, 40
-"""Lengths, in hexadecimal digits, of the two parts of a key's name."""
+"""The numbers of hexadecimal digits in the two parts of a key's name."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,15 @@ class Key:
 
 
 def belongs(name: str, text: str) -> bool:
-    """Return whether ``name`` is the name of the key with this text."""
     return name.rpartition("-")[2] == digest(text)[:_DIGEST]
 
 
 def digest(text: str) -> str:
-    """Return the SHA-256 of a text, in hexadecimal."""
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def canonical_text(value: object) -> str:
-    """Return plain data as text. The text differs if a value or its type differs."""
+    """Return plain data as text. If a value or its type differs, the text differs."""
     return json.dumps(_canonical(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -77,9 +75,9 @@ def _fields(value: Key | Environment) -> dict[str, object]:
 
 
 def _canonical(value: object) -> object:
-    """Return a value as data for JSON. A dict with text keys stays a dict.
+    """Return a value as data for JSON.
 
-    Other containers and objects become lists that begin with their kind.
+    A dict with text keys stays a dict. Other containers and objects become lists that begin with their kind.
     """
     if isinstance(value, Environment):
         return _fields(value)
@@ -104,10 +102,7 @@ def _canonical(value: object) -> object:
 
 
 def differences(stored: str, needed: str) -> list[str]:
-    """Return the fields that differ between two keys: ``environment.threads: 4 is stored, 2 is wanted``.
-
-    stored, needed: the keys' canonical texts.
-    """
+    """Return the fields that differ between two canonical texts: ``environment.threads: 4 is stored, 2 is wanted``."""
     return [
         f"{name}: {_shown(old, new)} is stored, {_shown(new, old)} is wanted"
         for name, old, new in _differing("", json.loads(stored), json.loads(needed))

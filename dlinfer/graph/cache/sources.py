@@ -1,9 +1,9 @@
 """Compute a digest of a package's code as this process loaded it.
 
 Python does not keep the text of the modules that it loads, so the files are hashed later, when a key needs a digest. A
-file still has the loaded text if it has not changed since. Its ``ctime`` shows this: the kernel sets ``ctime`` at each
-write, rename and copy, and no tool sets it back. If a file changed, nobody knows which of the two texts runs. So there
-is no digest, and the process neither reads nor writes a cache.
+file that has not changed since it was loaded still has the loaded text. Its ``ctime`` shows this: the kernel sets
+``ctime`` at each write, rename and copy, and no tool sets it back. If a file changed, nobody knows which of the two
+texts runs. Then there is no digest, and the process neither reads nor writes a cache.
 
 A version number would be less code. But an editable install changes without a new version, and must never run a stale
 graph. Hashing dlinfer takes 50 ms, once in a process.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 _LIBRARIES = {".so", ".pyd", ".dylib"}
 _COARSE = 50_000_000
-"""A file system's clock may be behind the process's clock by this many nanoseconds."""
+"""The number of nanoseconds that a file system's clock may be behind the process's clock."""
 
 
 class CodeChangedError(Exception):
@@ -27,8 +27,8 @@ class CodeChangedError(Exception):
 class LoadedCode:
     """The code of a package, or of a module with one file, as this process loaded it.
 
-    root: the package's folder, or the module's file. module: the name that the names of all its modules begin with.
-    loaded_at: a time in nanoseconds; all the modules were loaded after it.
+    root: the package's folder, or the module's file. module: the prefix of the names of all its modules.
+    loaded_at: a time in nanoseconds before the first of the modules was loaded.
     """
 
     def __init__(self, root: Path, module: str, loaded_at: int) -> None:
@@ -43,7 +43,7 @@ class LoadedCode:
     def digest(self) -> str:
         """Return the digest, which does not depend on the folder. Raises CodeChangedError if a loaded file changed.
 
-        It is computed once, from all files. Modules that are loaded later must have the text that was hashed.
+        The first call computes it from all files. Modules that are loaded later must have the text that was hashed.
         """
         now = time.time_ns()
         if not self._change and len(sys.modules) != self._modules:
@@ -56,10 +56,7 @@ class LoadedCode:
         return self._digest
 
     def _changed_module(self) -> str:
-        """Return the reason why a newly loaded module may differ from its file; empty if none may.
-
-        Only modules that an earlier call did not see are checked.
-        """
+        """Return why a module that no earlier call checked may differ from its file; empty if none may."""
         self._modules = len(sys.modules)
         for name, module in list(sys.modules.items()):
             path: str | None = getattr(module, "__file__", None)

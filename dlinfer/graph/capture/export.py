@@ -19,7 +19,7 @@ from dlinfer.graph.ir.global_state import explicit_dtypes
 from dlinfer.graph.torch_private.fake_mode import mode_of
 
 Reference = Callable[[Sequence[torch.Tensor], Sequence[object]], Sequence[object]]
-"""Runs the module on the given weights and inputs, and returns its outputs. It may write into both."""
+"""A function that runs the module on (weights, inputs), and returns its outputs. It may write into both."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Exported:
 
     @property
     def device(self) -> torch.device:
-        """The device that the graph runs on, found from its inputs and weights."""
+        """The device of the graph's inputs and weights, on which it runs."""
         return graph_device(self.captured.fakes)
 
 
@@ -51,7 +51,7 @@ def read_export(
     args: tuple[object, ...],
     kwargs: Mapping[str, object] | None,
 ) -> Exported:
-    """Return the graph of an exported program as a captured graph. Raises CaptureError.
+    """Return an exported program's graph as a captured graph. Raises CaptureError.
 
     The program already is in the dialect: ATen ops before dispatch, in-place writes, and weights as inputs.
     module: what was exported, or ``program``. args, kwargs: the example inputs of the module.
@@ -117,10 +117,7 @@ def _with_resolved(captured: Captured, weights: list[torch.Tensor]) -> Captured:
 
 
 def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """Return a copy of a graph, so that passes do not change the caller's ExportedProgram.
-
-    The copy lacks ``_assert_tensor_metadata`` nodes, which only repeat what the fakes show.
-    """
+    """Return a copy that passes may change. It lacks ``_assert_tensor_metadata``: fakes show the same facts."""
     copy = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in graph.nodes:
@@ -132,7 +129,7 @@ def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
 def input_names(placeholders: Iterable[torch.fx.Node], program: ExportedProgram) -> dict[torch.fx.Node, str]:
     """Return node -> the module's name for this input.
 
-    The names can differ: for an input called like a Python builtin, such as ``input``, fx names the node ``input_1``.
+    The two names may differ: fx calls an input ``input_1`` if its own name is a Python builtin, such as ``input``.
     """
     signature = program.module_call_graph[0].signature
     parameters = set((signature.forward_arg_names if signature is not None else None) or ())
@@ -144,10 +141,7 @@ def input_names(placeholders: Iterable[torch.fx.Node], program: ExportedProgram)
 
 
 def _output_names(program: ExportedProgram) -> list[str]:
-    """Return a name for each output.
-
-    Names are like ``logits`` for a key or field, ``output_0`` for an element of a tuple, ``output`` for the only one.
-    """
+    """Return a name for each output: ``logits`` for a key or field, ``output_0`` in a tuple, else ``output``."""
     spec = program.call_spec.out_spec
     assert spec is not None
     leaves, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(spec.num_leaves)), spec))

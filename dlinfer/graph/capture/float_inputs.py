@@ -1,7 +1,8 @@
 """Float arguments, such as a temperature, as dynamic inputs of the graph.
 
-Dynamo passes a float as a 0-d tensor and reads it with ``item``. Arithmetic and comparisons are captured on the 0-d
-tensor. Casts make the results round as with a Python number. Any other use specializes on the value and adds a guard.
+Dynamo passes a float as a 0-d tensor and reads it with ``item``. The capture records arithmetic and comparisons on the
+0-d tensor, with casts that round results as for a Python number. Any other use specializes on the value and adds a
+guard.
 """
 
 import itertools
@@ -21,7 +22,7 @@ _Binary = Callable[[Any, Any], Any]
 
 
 def _spelled(names: str, function: _Binary) -> dict[Any, _Binary]:
-    """Return a mapping to ``function`` from all callees with these names: Python operator, torch function, method."""
+    """Return callee -> ``function`` for the Python operators, torch functions and methods with these names."""
     spellings = ((getattr(operator, name, None), getattr(torch, name, None), name) for name in names.split())
     return dict.fromkeys(itertools.chain(*spellings), function)
 
@@ -63,7 +64,7 @@ def changing_floats(graph: fx.Graph) -> set[fx.Node]:
     """Return the inputs whose floats may change between calls.
 
     They are the function's arguments, and inputs that caused a recompilation. Floats of modules, such as the eps of
-    LayerNorm, stay constants, because fusion rules read their values. On other devices than the CPU, all floats do.
+    LayerNorm, stay constants, because fusion rules read their values. On devices other than the CPU, all floats do.
     """
     placeholders = graph.find_nodes(op="placeholder")
     if any(_device(node) not in (HOST, None) for node in placeholders):
@@ -85,7 +86,7 @@ def _device(node: fx.Node) -> str | None:
 
 
 def on_floats(node: fx.Node, args: Any, kwargs: Any, floats: tuple[bool, ...]) -> Any:
-    """Run a node on float inputs as 0-d float64 tensors; return its result, or None if it needs the floats' values.
+    """Run a node with float inputs as 0-d float64 tensors; return its result, or None if it needs the floats' values.
 
     floats: for each positional argument, whether it is a float input.
     """
@@ -111,7 +112,7 @@ def on_floats(node: fx.Node, args: Any, kwargs: Any, floats: tuple[bool, ...]) -
 
 
 def _of_numbers(function: _Binary, args: Any) -> Any:
-    """Compute a float, as a 0-d tensor, from two numbers. At least one of them is a float input."""
+    """Compute a float, as a 0-d tensor, from two numbers, at least one of them a float input."""
     left, right = args
     if not isinstance(left, torch.Tensor):
         left = right.new_full((), left)
@@ -121,7 +122,7 @@ def _of_numbers(function: _Binary, args: Any) -> Any:
 def _rounded(function: _Binary, args: Any, floats: tuple[bool, ...], dtype: torch.dtype) -> torch.Tensor:
     """Compute a tensor from a tensor and a float input, rounded as torch's kernels round.
 
-    dtype: of the result; the float is cast to it. Products and quotients of 16-bit floats are computed in float32.
+    dtype: the result's dtype, to which the float is cast. Products and quotients of 16-bit floats use float32.
     """
     left, right = args
     if floats[0] and function is torch.div:  # as in Tensor.__rtruediv__

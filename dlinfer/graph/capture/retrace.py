@@ -48,7 +48,7 @@ def fake_result(
 ) -> Any:
     """Run a node's call on the fakes of its arguments, and return the result.
 
-    check: a function that is called first, with the node's target, args and kwargs.
+    check: a function that is called before it, with the node's target, args and kwargs.
     """
     assert callable(node.target)
     args, kwargs = map_arg((node.args, node.kwargs), fake)

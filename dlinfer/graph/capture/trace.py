@@ -30,7 +30,7 @@ from dlinfer.graph.torch_private.fake_mode import (
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph in the dialect, the fakes of its inputs in call order, and the mode of these fakes."""
+    """A graph in the dialect, the fakes of its inputs in call order, and the fake mode."""
 
     graph_module: fx.GraphModule
     fakes: tuple[Any, ...]
@@ -119,7 +119,7 @@ def trace(
 def _refuse_read_indices(graph_module: fx.GraphModule) -> None:
     """Raise CaptureError for an index that is a 0-d tensor.
 
-    Torch reads the number in such an index, and the graph would keep the first call's number.
+    torch reads the number in it, and the graph would keep the first call's number.
     """
     for node in graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.item.default):
         if "val" not in node.meta:
@@ -127,7 +127,7 @@ def _refuse_read_indices(graph_module: fx.GraphModule) -> None:
 
 
 def _drop_without_result(graph: fx.Graph) -> None:
-    """Drop calls whose result is no tensor or number, such as ``promote_types``. Tracing has used the results already.
+    """Drop calls whose result is no tensor or number, such as ``promote_types``; tracing has used their results.
 
     Raises CaptureError if a node reads such a result.
     """
@@ -140,7 +140,7 @@ def _drop_without_result(graph: fx.Graph) -> None:
 
 
 def _refuse_fake_constants(graph_module: fx.GraphModule) -> None:
-    """Raise CaptureError for a constant that is a fake tensor. It comes from untraced code and has no values."""
+    """Raise CaptureError for a constant that is a fake tensor: it comes from untraced code and has no values."""
     for node in graph_module.graph.find_nodes(op="get_attr"):
         if isinstance(attribute(graph_module, str(node.target)), FakeTensor):
             user = next(iter(node.users), node)

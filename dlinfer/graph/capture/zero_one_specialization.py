@@ -32,9 +32,9 @@ from dlinfer.utils.closeness import difference
 def from_one_on(exported: Exported) -> Exported:
     """Re-trace the graph with unbacked symbols if a size may be 0 or 1, so that torch specializes on neither value.
 
-    With the module and examples at hand, a range keeps 0 and 1 only if test runs at these sizes succeed. A graph that
-    cannot be re-traced is returned unchanged. Raises CaptureError if a declared minimum is 1 and the module behaves
-    differently at size 1.
+    If the module and examples are known, a range keeps 0 and 1 only after successful test runs at these sizes. A graph
+    that cannot be re-traced is returned unchanged. Raises CaptureError if a declared minimum is 1 and the module
+    behaves differently at size 1.
     """
     captured = exported.captured
     symbols = dict.fromkeys(symbol for value in captured.fakes for symbol in symbols_of(value))
@@ -125,7 +125,7 @@ class _Trial:
             self._conditions = []  # without them, a forbidden size just fails in its test run
 
     def lowest(self, lows: Mapping[Any, int]) -> dict[Any, int]:
-        """Return the minimum of each symbol: ``lows``, raised to 1 or 2 if a test run at a smaller size failed."""
+        """Return each symbol's minimum: the one in ``lows``, or 1 or 2 if a test run at a smaller size failed."""
         served = dict(lows)
         usual = self._usual()
         for size in (1, 0):
@@ -139,7 +139,7 @@ class _Trial:
         return served
 
     def _usual(self) -> dict[str, int]:
-        """Return symbol's name -> the symbol's value in the example inputs."""
+        """Return each symbol's value in the example inputs, by the symbol's name."""
         values: dict[str, int] = {}
         for pair in zip(self._fakes, self._examples, strict=True):
             for fake_size, size in zip(*map(_numbers, pair), strict=True):
@@ -205,7 +205,7 @@ def _numbers(value: object) -> Sequence[Any]:
 def _same(result: object, expected: object) -> bool:
     if not isinstance(expected, torch.Tensor) or not isinstance(result, torch.Tensor):
         return type(result) is type(expected) and bool(result == expected)
-    # Both run torch's kernels on the same numbers: a difference above rounding means another computation.
+    # Both run torch's kernels on the same numbers, so a difference above rounding means another computation.
     bound = 1e-3 if result.dtype.itemsize >= 4 else 5e-2
     return difference([result], [expected], rtol=bound, atol=bound) is None
 

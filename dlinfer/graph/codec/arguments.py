@@ -13,7 +13,7 @@ from dlinfer.errors import DlinferError
 from dlinfer.graph.ir.program import Constant, Value
 
 Json = Any
-"""Parsed JSON of any form. Its structure is not checked yet."""
+"""Parsed JSON of unchecked structure."""
 
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}", re.ASCII)
@@ -22,12 +22,12 @@ _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, Overf
 
 
 class CodecError(ValueError):
-    """A graph or program has no written form, or data does not describe one. The text says what is wrong."""
+    """A graph or program has no written form, or data does not describe one. The error's text says what is wrong."""
 
 
 @contextmanager
 def refuse_malformed() -> Generator[None]:
-    """Raise CodecError if the block meets data of another form. Errors of dlinfer's pass through."""
+    """Raise CodecError for errors in the block that malformed data causes. dlinfer's own errors pass through."""
     try:
         yield
     except (CodecError, DlinferError):
@@ -94,7 +94,6 @@ def decode(data: Json, references: Mapping[str, Callable[[str], object]]) -> Any
 
 
 def is_list(data: Json) -> TypeGuard[list[Json]]:
-    """Return whether JSON is a list."""
     return isinstance(data, list)
 
 

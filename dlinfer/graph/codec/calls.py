@@ -1,6 +1,6 @@
 """Write and read the names of the functions that a graph calls. Only functions of a closed list are accepted.
 
-A file can name ops of torch's dispatcher in three namespaces, and arithmetic on sizes. It has no way to name another
+A file can name ops of torch's dispatcher in three namespaces, and arithmetic on sizes. It cannot name any other
 function, an attribute or a piece of Python.
 """
 
@@ -71,7 +71,7 @@ def resolve_call(text: Json, allowed: Collection[str] = ()) -> Function:
 
 
 def check_call(function: Function, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-    """Raise CodecError if arithmetic gets anything but sizes, or an op gets a keyword that its schema lacks."""
+    """Raise CodecError if arithmetic has operands that are not sizes, or an op has a keyword that its schema lacks."""
     if isinstance(function, OpOverload):
         unknown = set(kwargs) - {argument.name for argument in function._schema.arguments}  # pyright: ignore[reportPrivateUsage]
         if unknown:

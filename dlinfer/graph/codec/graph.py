@@ -1,7 +1,7 @@
-"""Write a graph in the dialect as JSON, and read it: its interface, its nodes and its results.
+"""Write a graph in the dialect as JSON, and read it.
 
-The file stores the inputs' dtypes and sizes, and every call. On reading, results are recomputed on fake tensors. So
-sizes, dtypes and strides inside the graph come from torch and not from the file. Compiled loops read memory by them.
+The file stores input dtypes, input sizes and every call. The reader recomputes results on fake tensors. So sizes,
+dtypes and strides inside the graph, by which compiled loops read memory, come from torch and not from the file.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ _FUSED = f"{NAMESPACE}::"
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of a weight in memory. The graph is right only for weights with this layout."""
+    """A weight's layout in memory. The graph is right only for weights with this layout."""
 
     dtype: torch.dtype
     sizes: tuple[int, ...]
@@ -62,7 +62,7 @@ class Layout:
 
     @property
     def span(self) -> int:
-        """Bytes from the first element to the end of the last element."""
+        """The number of bytes from the first element to the end of the last element."""
         if 0 in self.sizes:
             return 0
         steps = sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True))
@@ -101,7 +101,7 @@ def write_graph(graph_module: fx.GraphModule, interface: Interface) -> tuple[Jso
 
 
 def other_op_versions(data: Json) -> Iterator[tuple[str, int, int]]:
-    """Yield (op, version in the file, version here) of each op of dlinfer's with another version here.
+    """Yield (op, version in the file, version here) of each dlinfer op whose two versions differ.
 
     Version 0 means that this dlinfer has no such op. An op without a version in the file has version 1.
     """
@@ -113,7 +113,6 @@ def other_op_versions(data: Json) -> Iterator[tuple[str, int, int]]:
 
 
 def _fused_ops(nodes: Json) -> set[str]:
-    """Return the names of dlinfer's fused ops that a written graph calls."""
     calls = (item.get("call") for item in nodes)
     return {call.removeprefix(_FUSED) for call in calls if isinstance(call, str) and call.startswith(_FUSED)}
 
@@ -174,10 +173,10 @@ def read_graph(
     constants: Mapping[int, torch.Tensor],
     allowed: Collection[str] = (),
 ) -> ReadGraph:
-    """Return the graph that ``write_graph`` wrote. Every op runs on fake tensors.
+    """Return the graph that ``write_graph`` wrote, after every op ran on fake tensors.
 
     weights: the layouts of weights and constants, by number. constants: number -> the constant's tensor.
-    allowed: names of trusted ops outside of torch's and dlinfer's own namespaces.
+    allowed: names of trusted ops outside torch's and dlinfer's own namespaces.
     Raises CodecError if the data is not such a graph, or does not fit the weights.
     """
     with refuse_malformed():
@@ -232,7 +231,7 @@ class _Reader:
         )
 
     def add_inputs(self, interface: Interface) -> list[fx.Node]:
-        """Add a placeholder for each weight and then for each other input. Return the placeholders of the ports."""
+        """Add placeholders for the weights, then for the other inputs. Return the placeholders of the ports."""
         weights, constants = self.data["weights"], interface.constants
         nodes = [self.add(name_of(name), "placeholder", name) for name in _list(self.data["inputs"])]
         if type(weights) is not int or len(nodes) != weights + len(interface.inputs) + len(constants):

@@ -1,7 +1,7 @@
 """The interface of a compiled graph, and the check of a call's values as generated Python.
 
 Artifacts and sessions call ``Interface.bind``. Bound calls generate a function of their own, which also reads the
-values; they write the code from ``mismatches`` and ``as_taken`` into it.
+values, from the code of ``mismatches`` and ``as_taken``.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,17 +17,16 @@ from dlinfer.graph.ir.conj_neg import may_be_lazy
 from dlinfer.graph.torch_private.expressions import FUNCTIONS, Size
 
 Bind = Callable[[Sequence[Any]], tuple[list[Any], tuple[int, ...]]]
-"""Takes a value for each input. Returns the graph's arguments, with its constants, and the values of its symbols."""
+"""A function from the values of a call to (the graph's arguments with its constants, the values of its symbols)."""
 
 Name = Callable[[object], str]
-"""Returns a name for an object in the scope of the generated code."""
+"""A function from an object to its name in the scope of the generated code."""
 
 
 def mismatches(port: Port, value: str, name: Name) -> Iterator[str]:
-    """Yield Python expressions that test a value. If the value does not fit ``port``, one of them is true or raises.
+    """Yield Python expressions that test a value: if it does not fit ``port``, one of them is true or raises.
 
-    value: the name of the variable with the value. These expressions do not check sizes that depend on symbols;
-    ``Interface.bind`` does.
+    value: the variable that holds the value. ``Interface.bind`` checks sizes that depend on symbols.
     """
     if port.number:
         yield f"type({value}) is not int"
@@ -53,7 +52,7 @@ def mismatches(port: Port, value: str, name: Name) -> Iterator[str]:
 def as_taken(port: Port, value: str) -> str:
     """Return Python code that converts a fitting value for the graph: without conj and neg bits, and contiguous.
 
-    value: the name of the variable with the value.
+    value: the variable that holds the value.
     """
     if not port.may_be_copied:
         return value
@@ -108,7 +107,7 @@ class Interface:
 
     @cached_property
     def places(self) -> dict[str, tuple[int, int]]:
-        """Symbol -> where a call reads it: (input, dimension) of the first size that is just this symbol."""
+        """Symbol -> the place where a call reads it: (input, dimension) of the first size that is just this symbol."""
         places: dict[str, tuple[int, int]] = {}
         for index, port in enumerate(self.inputs):
             for dim, size in enumerate(port.sizes):
@@ -117,12 +116,12 @@ class Interface:
         return places
 
     def place_name(self, index: int, dim: int) -> str:
-        """Return the name in errors for an input's size in dimension ``dim``, or for an input that is a number."""
+        """Return the name, for errors, of an input's size in dimension ``dim``, or of an input that is a number."""
         port = self.inputs[index]
         return port.name if port.number else f"{port.name}.size()[{dim}]"
 
     def usual(self, symbol: str) -> int:
-        """Return an arbitrary value of a symbol: that of the example, else the lowest above 0."""
+        """Return a possible value of a symbol: its example, else the lowest one above 0."""
         return self.examples.get(symbol, max(1, self.symbols[symbol][0]))
 
     @property
@@ -169,14 +168,14 @@ class _Binder:
         return self._scope["bind"]
 
     def name(self, value: object) -> str:
-        """Return the name of an object in the scope of the generated code; add the object if it has none."""
+        """Return the object's name in the scope of the generated code; add the object if it has none."""
         if id(value) not in self._objects:
             self._objects[id(value)] = f"k{len(self._objects)}"
             self._scope[self._objects[id(value)]] = value
         return self._objects[id(value)]
 
     def _port(self, index: int, port: Port, value: str) -> Iterator[str]:
-        """Yield lines that check what one value shows alone, such as its dtype, and read symbols from its sizes."""
+        """Yield lines that check a value by itself, such as its dtype, and lines that read symbols from its sizes."""
         refuse = f"self.refuse({index}, {value})"
         yield f"if {' or '.join(mismatches(port, value, self.name))}: {refuse}"
         if port.offset is not None:

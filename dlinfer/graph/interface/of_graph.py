@@ -1,4 +1,4 @@
-"""Derives the interface of a captured graph from the fakes of its inputs, its effects and its guards."""
+"""Derive the interface of a captured graph from the fakes of its inputs, its effects and its guards."""
 
 from collections.abc import Mapping, Sequence, Set
 from typing import Any

@@ -18,7 +18,6 @@ ANY_NUMBER: Range = (-(1 << 63), None)
 
 
 def is_plain(value: torch.Tensor) -> bool:
-    """Return whether a tensor is strided: not sparse, nested or quantized."""
     return value.layout is torch.strided and not value.is_quantized and not value.is_nested
 
 
@@ -34,8 +33,8 @@ class Port:
         keeps weights.
     resolved: whether the graph itself resolves conj and neg bits.
 
-    If a tensor should be contiguous and is not, or has a conj or neg bit, the call passes a copy. If the graph writes
-    or holds the tensor, the call is refused instead. A call with other strides than the required ones is refused.
+    If a tensor has a conj or neg bit, or should be contiguous and is not, the call passes a copy. The call is refused
+    if the graph writes or holds such a tensor, or if a tensor has other strides than the required ones.
     """
 
     name: str
@@ -71,7 +70,7 @@ class Port:
 
     @property
     def max_shape(self) -> tuple[int, ...]:
-        """The highest value of each size; -1 for a size without one."""
+        """The highest value of each size; -1 for a size without a limit."""
         return () if self.number else tuple(-1 if high is None else high for _, high in self.bounds)
 
     @property
@@ -80,7 +79,7 @@ class Port:
         return any(low != high for low, high in self.bounds)
 
     def misfit(self, value: object) -> str:
-        """Return the text of an error for a value that does not fit. The text shows the first thing that is wrong."""
+        """Return the text of an error for a value that does not fit. The text shows the first misfit."""
         if not isinstance(value, torch.Tensor) or self.number or not is_plain(value):
             return shown(value)
         if value.dtype != self.dtype or value.device != self.device:
@@ -113,7 +112,6 @@ def bounds_of(sizes: Iterable[Size | None], symbols: Mapping[str, Range]) -> tup
 
 
 def shown(value: Any) -> str:
-    """Return a short description of a value for errors."""
     if not isinstance(value, torch.Tensor):
         is_short = isinstance(value, (int, float, str, type(None)))
         return repr(value) if is_short else f"a {type(value).__name__}"

@@ -1,6 +1,6 @@
 """The inputs that a compiled graph assumes to share no memory, and the check of this assumption at each call.
 
-Bools and wider numbers seldom share memory. So effects treat a mask of bools and a KV cache as independent
+Bools and wider numbers seldom share memory, so effects treat a mask of bools and a KV cache as independent
 (``ir/effects``). But an allocator may cut a mask from an arena of int32 words.
 """
 
@@ -18,7 +18,7 @@ Apart = list[tuple[list[int], list[int]]]
 
 
 class SharedMemoryError(DlinferError, ValueError):
-    """Bools and wider numbers share memory in a call of a compiled graph, and the graph writes into one of them."""
+    """A call's inputs of bools and wider numbers share memory, and the graph writes one of the two kinds."""
 
     message = (
         "input {bools} of the graph, of bools, shares memory with input {wider}, of wider numbers, and the graph "

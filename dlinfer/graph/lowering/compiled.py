@@ -18,7 +18,7 @@ from dlinfer.graph.lowering.kv_layouts import check_kv_layouts
 
 @dataclass
 class CompiledGraph:
-    """A compiled graph. Call it with the graph's inputs; it returns the tuple of outputs.
+    """A compiled graph, called with the graph's inputs. It returns the tuple of outputs.
 
     It always runs with autocast off and records no gradients.
 
@@ -40,7 +40,7 @@ class CompiledGraph:
     apart: Apart = field(default_factory=list[tuple[list[int], list[int]]])
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        """Run the graph. Raises TorchStateChangedError, KVLayoutChangedError, SharedMemoryError and what ops raise."""
+        """Run the graph. Raises TorchStateChangedError, KVLayoutChangedError, SharedMemoryError and ops' own errors."""
         if self.kv_layouts:
             check_kv_layouts(self.kv_layouts)
         if self.resolved:
@@ -74,7 +74,7 @@ class CompiledGraph:
     def from_dict(cls, data: dict[str, Any], engine: Engine, cache_dir: Path) -> "CompiledGraph":
         """Restore a graph from what ``to_dict`` returned.
 
-        Raises an error if the data is damaged, the engine lacks a part of the graph, or the layout of KV caches has
+        Raises an error if the data is damaged, the engine lacks a part of the graph, or the KV caches' layout has
         changed.
         """
         check_kv_layouts(data["kv_layouts"])

@@ -1,4 +1,4 @@
-"""The layout of KV caches that a graph was compiled for, which is the active vendor's.
+"""The KV caches' layout for which a graph was compiled: that of the active vendor.
 
 A compiled graph keeps its kernels, and each kernel reads caches in its vendor's layout. If a model reads the layout
 through dlinfer's Python calls, Dynamo guards it. In addition, every compiled graph checks the layout at each call.

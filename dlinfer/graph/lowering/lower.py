@@ -49,7 +49,7 @@ def improve(graph_module: fx.GraphModule, options: CompileOptions) -> None:
 def place(graph_module: fx.GraphModule, engine: Engine, options: CompileOptions) -> CompiledGraph:
     """Compile a graph after the common passes.
 
-    First the engine's own passes run. Then the engine compiles its regions; other nodes become single steps.
+    This runs the engine's own passes, and lets the engine compile its regions. Other nodes become single steps.
     """
     _run(graph_module, engine.passes, options)
     emit(lambda report: debug.show_lowered(report, graph_module))

@@ -2,8 +2,8 @@
 
 Each node gets a level. An accepted node is at least one level above the refused nodes that it depends on. A refused
 node is on the highest level of its operands. On each level, the accepted nodes form one region, and the refused nodes
-run after the region. So no region depends on itself, and there are as few regions as the refused nodes allow. Reads and
-writes of the same memory count as dependencies (``ir/effects``).
+run after it. So no region depends on itself, and there are as few regions as the refused nodes allow. Reads and writes
+of the same memory count as dependencies (``ir/effects``).
 """
 
 import operator
@@ -30,8 +30,8 @@ class Partition:
     """The parts of a graph, in running order.
 
     refusals: node -> why the node runs outside the engine.
-    by_choice: nodes that run eagerly but do not count as fallbacks: those that the option ``eager_ops`` names, and
-        those of regions too small for the engine.
+    by_choice: nodes that run eagerly but are no fallbacks: the ops in the option ``eager_ops``, and regions too small
+        for the engine.
     """
 
     parts: list[Part]
