@@ -41,7 +41,7 @@ class Exported:
 
     @property
     def device(self) -> torch.device:
-        """The device of the graph's inputs and weights, on which it runs."""
+        """The device of the graph's inputs and weights. The graph runs there."""
         return graph_device(self.captured.fakes)
 
 

@@ -122,7 +122,7 @@ def _of_numbers(function: _Binary, args: Any) -> Any:
 def _rounded(function: _Binary, args: Any, floats: tuple[bool, ...], dtype: torch.dtype) -> torch.Tensor:
     """Compute a tensor from a tensor and a float input, rounded as torch's kernels round.
 
-    dtype: the result's dtype, to which the float is cast. Products and quotients of 16-bit floats use float32.
+    dtype: the result's dtype; the float is cast to it. Products and quotients of 16-bit floats use float32.
     """
     left, right = args
     if floats[0] and function is torch.div:  # as in Tensor.__rtruediv__

@@ -1,7 +1,7 @@
 """Write a graph in the dialect as JSON, and read it.
 
-The file stores input dtypes, input sizes and every call. The reader recomputes results on fake tensors. So sizes,
-dtypes and strides inside the graph, by which compiled loops read memory, come from torch and not from the file.
+The file stores input dtypes, input sizes and every call. The reader recomputes results on fake tensors. Compiled loops
+read memory by these sizes, dtypes and strides, so these must come from torch and not from the file.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

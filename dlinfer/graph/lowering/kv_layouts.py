@@ -1,4 +1,4 @@
-"""The KV caches' layout for which a graph was compiled: that of the active vendor.
+"""The layout of KV caches at compile time, which is the active vendor's.
 
 A compiled graph keeps its kernels, and each kernel reads caches in its vendor's layout. If a model reads the layout
 through dlinfer's Python calls, Dynamo guards it. In addition, every compiled graph checks the layout at each call.
