@@ -1,8 +1,8 @@
 """Replace an in-place op by its out-of-place form if nothing else can see the write.
 
 ``weights /= weights.sum(-1, keepdim=True)`` and ``scores += mask`` write into a temporary. Fusion rules match only pure
-nodes, and the out-of-place op is pure. The pass must leave a write to memory that existed before the graph. It must
-also leave a write to memory that is read later, other than through the op's result.
+nodes, and the out-of-place op is pure. The pass must keep a write to memory that existed before the graph, or that is
+read later other than through the op's result.
 """
 
 from torch import fx
@@ -62,7 +62,7 @@ class _Seen:
     """The walk's record of earlier nodes: the last use of each memory, and the memory that existed before the graph.
 
     position: node -> its place in the graph. last_use: memory -> the position of its last reader.
-    Each node is added once, so a pass over n writes takes O(n).
+    The walk adds each node once, so a pass over n writes takes O(n).
     """
 
     def __init__(self, position: dict[fx.Node, int]) -> None:

@@ -35,8 +35,8 @@ def choose_rows_early(graph_module: fx.GraphModule) -> list[Edit]:
 def _is_hoistable(choice: fx.Node) -> bool:
     """Return whether a selection is a graph output, or a slice that only matrix products read.
 
-    ``index_select`` may repeat rows (expert routing does), and its hoist would then add work. So it is hoisted only if
-    it is a graph output. The readers of a slice must not depend on its strides.
+    ``index_select`` may repeat rows, as expert routing does, and its hoist would then add work. So it is hoisted only
+    if it is a graph output. The readers of a slice must not depend on its strides.
     """
     if choice.target is _SELECT:
         return choice.graph.output_node() in choice.users
@@ -100,7 +100,7 @@ def _of_chosen_rows(
 ) -> fx.Node:
     """Insert, before ``node``, a node that computes only the selected rows of its result. Return the new node.
 
-    computed: the nodes that compute selected rows already, by the node that they stand for.
+    computed: node -> the new node that computes its selected rows already.
     """
     read = rows_of_arguments(node, dim)
     assert read is not None, node.format_node()

@@ -11,7 +11,7 @@ from dlinfer.graph.ir.dialect import gives_something, has_hidden_effects, op_nam
 from dlinfer.graph.passes.rewriter import Edit, RefusedMatch
 
 StandsFor = Callable[[fx.Node], Sequence[object] | None]
-"""Returns the mutating ops that a node replaced, in their order; None if it replaced none."""
+"""A function from a node to the mutating ops that it replaced, in order; to None if it replaced none."""
 
 
 @dataclass(frozen=True)

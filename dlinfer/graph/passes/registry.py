@@ -20,5 +20,4 @@ def passes() -> tuple[Pass, ...]:
 
 
 def pass_names() -> tuple[str, ...]:
-    """Return the names that the option ``passes`` takes."""
     return tuple(dict.fromkeys(item.name for item in passes() if not item.always))

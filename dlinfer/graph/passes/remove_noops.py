@@ -1,7 +1,7 @@
 """Drop calls that return their input: casts to the same dtype, views of the same shape, dropout outside training.
 
-The pass must keep a call if its result differs from the input in dtype, sizes, strides or memory. It must also keep a
-call that is a graph output, because the caller may tell the two tensor objects apart.
+The pass must keep a call whose result differs from the input in dtype, sizes, strides or memory. It must also keep a
+graph output, because the caller may tell the two tensor objects apart.
 """
 
 import torch

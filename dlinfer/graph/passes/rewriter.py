@@ -1,4 +1,4 @@
-"""Edit a graph for a pass: new nodes get a fake result and a line of the model, and each edit is recorded."""
+"""Edit a graph for a pass. New nodes get a fake result and a line of the model, and each edit is recorded."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class RefusedMatch:
 
 
 def erase(what: str, node: fx.Node, by: fx.Node | None = None) -> Edit:
-    """Erase a node, and return the edit. The node's users read ``by`` instead. what: the edit's name."""
+    """Erase a node and let its users read ``by`` instead. Return the edit. what: the edit's name."""
     if by is not None:
         node.replace_all_uses_with(by)
     node.graph.erase_node(node)
@@ -40,7 +40,7 @@ def erase(what: str, node: fx.Node, by: fx.Node | None = None) -> Edit:
 
 
 class Rewriter:
-    """Inserts and replaces nodes of one graph."""
+    """Inserts and replaces nodes of one graph, and records each edit."""
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
         self.graph_module = graph_module
@@ -72,7 +72,7 @@ class Rewriter:
         return node
 
     def fake_call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run ``op`` on the fakes of nodes, and return the fake result. Raises what the op's fake function raises."""
+        """Run ``op`` on the fakes of nodes, and return the fake result. Raises the errors of the op's fake function."""
         values, named = map_arg((args, kwargs), fake)
         with torch.no_grad() if self.mode is None else symbolic(self.mode):
             return call_on_fakes(op, values, named)
@@ -80,7 +80,7 @@ class Rewriter:
     def replace(
         self, what: str, old: Sequence[fx.Node], new: Sequence[fx.Node], interior: Iterable[fx.Node] = ()
     ) -> None:
-        """Replace each old node by the new node at the same place of ``new``, and record the edit under ``what``.
+        """Replace each old node by the new node at the same index, and record the edit under ``what``.
 
         Erases every old or ``interior`` node that nothing uses any more.
         """

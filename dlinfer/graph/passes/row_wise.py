@@ -1,4 +1,4 @@
-"""Know which ops work row by row: a row of their result depends only on the same row of their arguments.
+"""List the ops that work row by row: a row of their result depends only on the same row of their arguments.
 
 A row is a slice at one index of a dimension, such as a token of the hidden states [1, N, H] or [N, H]. The lists have
 the ops that occur between attention and the end of a model. All other ops are assumed to mix rows.

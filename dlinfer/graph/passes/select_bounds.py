@@ -1,7 +1,7 @@
 """Insert an assertion before each ``select`` whose index comes from data (``item()``): the index is in bounds.
 
-torch's kernel raises for an index out of bounds. An engine only computes the offset of the view, and would read
-whatever lies there.
+torch's kernel raises for an index out of bounds. An engine only computes the view's offset, and would read beyond the
+tensor.
 """
 
 import operator

@@ -1,5 +1,4 @@
 """Reports of compiled graphs, as plain data, and the fallback policy of graphs.
 
-A compilation emits facts; a report collects them, and ``DLINFER_DEBUG`` prints them. Subpackages above ``passes`` use
-this one.
+A compilation emits facts; a report collects them, and ``DLINFER_DEBUG`` prints them.
 """

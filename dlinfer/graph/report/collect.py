@@ -14,7 +14,7 @@ _current: ContextVar[GraphReport | None] = ContextVar("_current", default=None)
 
 @contextmanager
 def collecting(report: GraphReport) -> Generator[None]:
-    """Make ``report`` the current report inside the block: it collects what this thread emits."""
+    """Make ``report`` the current report of this thread inside the block: ``emit`` writes into it."""
     token = _current.set(report)
     try:
         yield

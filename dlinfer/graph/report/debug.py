@@ -48,7 +48,7 @@ def show_placement(report: GraphReport) -> None:
 
 
 def text_of(graph_module: fx.GraphModule) -> str:
-    """Return a graph as text. Each line shows a node: its name, its result, and its op with the arguments."""
+    """Return a graph as text, with a line for each node: its name, its result, its op and the arguments."""
     lines: list[str] = []
     for node in graph_module.graph.nodes:
         if node.op == "output":

@@ -17,7 +17,7 @@ FIRST_CALL = "first call"
 """The cause of a function's first compilation."""
 
 LOADED = "loaded from the disk cache"
-"""The cause in the report of a graph that was loaded, not compiled, in this process."""
+"""The cause in the report of a graph that this process loaded and did not compile."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class NodeReport:
 
     @property
     def where(self) -> str:
-        """Where the node runs, as text: its kernel or cluster, ``eager: REASON``, or its place."""
+        """The node's place as text: its kernel or cluster, ``eager: REASON``, or its place."""
         return f"eager: {self.reason}" if self.place == "eager" else self.how or self.place
 
 
@@ -148,11 +148,9 @@ class GraphReport:
         return self.model.rpartition(":")[0]
 
     def placed(self, place: str) -> list[NodeReport]:
-        """Return the nodes that run at ``place``."""
         return [node for node in self.nodes if node.place == place]
 
     def flops(self, place: str) -> int:
-        """Return the floating-point operations of the products that run at ``place``."""
         return sum(node.flops for node in self.placed(place))
 
     def rules(self) -> dict[str, int]:
@@ -217,7 +215,6 @@ def reports() -> list[GraphReport]:
 
 
 def reset() -> None:
-    """Remove all reports, and number from 0 again."""
     global _numbers
     with _lock:
         _numbers = itertools.count()

@@ -11,7 +11,7 @@ State = Literal["passed", "failed", "error", "not run"]
 
 
 class NotSupportedError(Exception):
-    """The engine or this machine does not support a case, so there is nothing to compare. The text says why."""
+    """The engine or this machine does not support a case, so there is nothing to compare. The error's text says why."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Result:
 
     state: ``passed``; ``failed``: a wrong result; ``error``: an error that may go away, such as a full disk;
         ``not run``.
-    reason: what differs, which error came or why the case did not run; empty if the case passed.
+    reason: the difference, the error, or why the case did not run; empty if the case passed.
     """
 
     name: str
@@ -61,10 +61,7 @@ def packet_name(target: object) -> str:
 
 
 def precision_of(values: Sequence[object]) -> str:
-    """Return the precision of a computation on these values.
-
-    It is "bfloat16" if a tensor has that dtype, else "float16" if a tensor has that dtype, else "float32".
-    """
+    """Return the precision of a computation: "bfloat16" or "float16" if a value has this dtype, else "float32"."""
     dtypes = {value.dtype for value in values if isinstance(value, Tensor)}
     for dtype in (torch.bfloat16, torch.float16):
         if dtype in dtypes:
@@ -73,5 +70,4 @@ def precision_of(values: Sequence[object]) -> str:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype: ``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")

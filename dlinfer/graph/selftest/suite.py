@@ -21,7 +21,7 @@ _local = threading.local()
 
 
 class WrongResult(str):
-    """The reason for refusing an op because its self-test computed a wrong result."""
+    """The reason for refusing an op: its self-test computed a wrong result."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ class SelfTest:
     """The cases of an engine or library, and their results on this CPU. Thread-safe; each case runs once.
 
     owner: returns the name and version of the engine or library, such as "OpenVINO 2026.4.1".
-    cases: returns the cases. depends_on: returns what results depend on, except the owner, the CPU and dlinfer.
+    cases: returns the cases. depends_on: returns what results depend on besides the owner, the CPU and dlinfer.
     """
 
     owner: Callable[[], str]
@@ -149,10 +149,7 @@ def _run(case: Case) -> Result:
 
 
 def _isolated(work: Callable[[], T]) -> T:
-    """Run ``work`` in a new thread and return its result.
-
-    The caller's modes do not apply in the thread: tracing, autocast, gradients, default device.
-    """
+    """Run ``work`` in a new thread, without the caller's modes: tracing, autocast, gradients, default device."""
 
     def run() -> T:
         _local.running = True

@@ -80,14 +80,14 @@ class TorchCase:
 def engine_cases(
     engine: Engine, options: Mapping[str, object], cases: Sequence[TorchCase], dtypes: Collection[torch.dtype]
 ) -> Iterator[Case]:
-    """Return each case for an engine in each dtype. options: the engine's own options."""
+    """Yield each case for an engine in each dtype. options: the engine's own options."""
     return (case.for_engine(engine, options, dtype) for case in cases for dtype in dtypes)
 
 
 def _run_in_engine(
     engine: Engine, function: Function, inputs: Sequence[Tensor], options: Mapping[str, object]
 ) -> list[Tensor]:
-    """Run a function in a graph engine as a user's graph runs, and return its results. It runs on copies of ``inputs``.
+    """Run a function in a graph engine as a user's graph runs, on copies of ``inputs``, and return its results.
 
     The first size of each tensor is symbolic, as the number of tokens is. options: all of the engine's own options.
     Raises NotSupportedError if the engine refuses the function or the call.
@@ -118,7 +118,7 @@ _SPECIAL = [0.0, -0.0, 1.0, -1.0, 2.5, inf, -inf, nan, 0.5, -7.0, 300.0, -0.125]
 
 
 def special(dtype: torch.dtype) -> list[Tensor]:
-    """Return two tensors [12, 37] of special numbers. Each pair of special numbers occurs at some place."""
+    """Return two tensors [12, 37] of special numbers, with each pair of special numbers at some index."""
     values = torch.tensor(_SPECIAL, dtype=dtype)
     columns = torch.arange(37) % len(values)
     shifted = (columns + torch.arange(len(values))[:, None]) % len(values)
@@ -208,7 +208,7 @@ def _nan_or(choose: Callable[..., float], *numbers: float) -> float:
 
 def _row_extremes_by_python(x: Tensor) -> list[Tensor]:
     def extreme(row: list[float], sign: int) -> tuple[int, float]:
-        """Return (place, value) of the first NaN; without NaN, of the first maximum (sign 1) or minimum (sign -1)."""
+        """Return (index, value) of the first NaN; without NaN, of the first maximum (sign 1) or minimum (sign -1)."""
         return max(enumerate(row), key=lambda v: (v[1] != v[1], 0.0 if v[1] != v[1] else sign * v[1], -v[0]))
 
     extremes = [[extreme(row, sign) for row in _rows(x)] for sign in (1, -1)]
@@ -222,10 +222,7 @@ def _row_extremes(x: Tensor) -> Sequence[Tensor]:
 
 
 def _softmax_in_float64(x: Tensor) -> list[Tensor]:
-    """Return softmax and log_softmax of each row, from their formulas.
-
-    They are NaN in a row that has NaN or inf, and in a row of -inf only.
-    """
+    """Return softmax and log_softmax of each row. They are NaN in a row with NaN or inf, and in a row of -inf only."""
     exps = (x - x.max(1, keepdim=True)[0]).exp()
     shares = exps / exps.sum(1, keepdim=True)
     logs = x - x.max(1, keepdim=True)[0] - exps.sum(1, keepdim=True).log()

@@ -1,8 +1,7 @@
 """Keep memory layouts in fusion rules: a fused op returns contiguous tensors, but elementwise ops keep strides.
 
-HF's q is [batch, heads, tokens, size] with the strides of [batch, tokens, heads, size], and elementwise ops keep these.
-So a rule transposes the input into its order in memory, and transposes the result back. Both transpositions are views,
-and later ``view`` calls still work.
+HF's q is [batch, heads, tokens, size] with the strides of [batch, tokens, heads, size]. A rule transposes it into its
+order in memory, and transposes the fused result back. Both are views, and later ``view`` calls still work.
 """
 
 from itertools import combinations
@@ -21,7 +20,7 @@ Swap = tuple[int, int] | None
 def contiguous_after(value: torch.Tensor) -> tuple[bool, Swap]:
     """Return (True, the transposition that makes a fake tensor contiguous); (False, None) if none certainly does.
 
-    The last dimension stays last.
+    The transposition leaves the last dimension in place.
     """
     swaps: list[Swap] = [None, *combinations(range(value.dim() - 1), 2)]
     return next(((True, swap) for swap in swaps if fits(value, swap)), (False, None))
@@ -47,11 +46,10 @@ def swapped(rewriter: Rewriter, at: fx.Node, node: fx.Node, swap: Swap) -> fx.No
 
 
 def in_dtype(dtype: torch.dtype, *nodes: fx.Node) -> fx.Node:
-    """Return a cast to ``dtype`` between some nodes and their source, to save another cast; else the last node."""
+    """Return a cast to ``dtype`` that one of the nodes already reads through, to save another; else the last node."""
     casts = (cast for node in nodes for cast in widened_from(node)[1])
     return next((cast for cast in casts if dtype_of(cast) is dtype), nodes[-1])
 
 
 def cast(rewriter: Rewriter, at: fx.Node, node: fx.Node, dtype: object) -> fx.Node:
-    """Return a node cast to ``dtype``, or the node itself if it has this dtype."""
     return node if dtype_of(node) is dtype else rewriter.call(at, aten.to.dtype, node, dtype)

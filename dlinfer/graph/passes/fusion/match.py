@@ -1,7 +1,7 @@
 """Predicates about the nodes of a pattern: the called function, the dtype, the shape.
 
-If an answer depends on the values of symbols, the answer is no. A rule that does not fire costs only speed, but a rule
-that fires wrongly gives wrong results.
+A predicate is False if the answer depends on the values of symbols. A rule that does not fire costs only speed, but a
+rule that fires wrongly gives wrong results.
 """
 
 from typing import TypeGuard
@@ -29,7 +29,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 """The dtypes that fused ops take."""
 
 LAST = torch.iinfo(torch.int64).max
-"""The end of a slice that goes to the end of its dimension."""
+"""The ``end`` of a slice up to the end of its dimension."""
 
 
 def calls(value: Argument, *ops: object) -> TypeGuard[fx.Node]:
@@ -43,22 +43,18 @@ def is_tensor(value: Argument) -> TypeGuard[fx.Node]:
 
 
 def is_number(value: Argument) -> TypeGuard[int | float]:
-    """Return whether an argument is a plain Python number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def dtype_of(node: fx.Node) -> torch.dtype:
-    """Return the dtype of a node's tensor."""
     return tensor_of(node).dtype
 
 
 def rank_of(node: fx.Node) -> int:
-    """Return the number of dimensions of a node's tensor."""
     return tensor_of(node).dim()
 
 
 def same_kind(first: fx.Node, second: fx.Node) -> bool:
-    """Return whether two nodes' tensors have the same dtype and device."""
     left, right = tensor_of(first), tensor_of(second)
     return left.dtype is right.dtype and left.device == right.device
 
@@ -69,7 +65,7 @@ def same_shape(first: fx.Node, second: fx.Node) -> bool:
 
 
 def only_user(node: fx.Node) -> fx.Node | None:
-    """Return the only user of a node; None if the node has no user or several."""
+    """Return the node's only user; None if it has no user or several."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
@@ -86,7 +82,7 @@ def cast_source(node: Argument) -> fx.Node | None:
 def widened_from(node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...]]:
     """Look up through exact casts: return (the tensor above the casts, the casts, nearest first).
 
-    Only casts of floats to the same or a wider dtype are exact.
+    A cast is exact if it goes from a float to the same or a wider float.
     """
     casts: list[fx.Node] = []
     while (source := cast_source(node)) is not None and _is_exact(dtype_of(source), dtype_of(node)):

@@ -1,7 +1,7 @@
 """Merge linear layers that read the same input (q, k and v; gate and up) into one ``dlinfer.linears`` node.
 
-This is a pass of its own, because the merged node takes the place of the first layer: all weights exist there already.
-A fusion rule would insert it before the last output. The pass must not merge across a write to the input or a weight.
+This is a pass and not a fusion rule: a rule would insert the node before the last output, but the pass inserts it at
+the first layer, because all weights exist there already. It must not merge across a write to the input or a weight.
 """
 
 from dataclasses import dataclass, field
@@ -25,11 +25,10 @@ _LINEAR = (torch.ops.aten.linear.default, ops.linear.overload)
 REACH = 2
 """How many other products may stand between the first and the last of merged layers.
 
-A result that is computed early stays in memory longer. Layers of one block are close together. No other product stands
-between q, k and v or gate and up, and one stands between the two down-projections of multi-head latent attention. But
-all cross-attentions of an encoder-decoder read the encoder's output. To merge them would keep the keys and values of
-all layers in memory.
-"""
+A result that is computed early stays in memory longer. Layers of one block are close together: no other product
+stands between q, k and v or gate and up, and one stands between the two down-projections of multi-head latent
+attention. But all cross-attentions of an encoder-decoder read the encoder's output. If they were merged, the keys
+and values of all layers would stay in memory."""
 
 
 @dataclass
@@ -41,7 +40,7 @@ class _Group:
 
 
 def merge_linears(graph_module: fx.GraphModule) -> list[Edit]:
-    """Merge the linear layers that read the same contents of an input. Return one edit for each merged group."""
+    """Merge linear layers that read the same contents of an input. Return one edit for each merged group."""
     effects = effects_of(graph_module.graph)
     rewriter = Rewriter(graph_module)
     open_groups: dict[tuple[fx.Node, int], _Group] = {}
@@ -81,7 +80,7 @@ def _operands(node: fx.Node) -> list[Any]:
 
 
 def _is_mergeable(node: fx.Node) -> bool:
-    """Return whether ``dlinfer.linears`` takes this layer. Its parameters must exist before the graph runs."""
+    """Return whether ``dlinfer.linears`` takes this layer, whose parameters must exist before the graph runs."""
     if node.target not in _LINEAR:
         return False
     x, weight, *bias = _operands(node)

@@ -1,8 +1,8 @@
 """Fuse a mixture of experts, as HF transformers 5 writes it, into ``fused_moe``.
 
 The rule knows ``grouped_mm`` (sort the tokens by expert, one product over the groups) and ``batched_mm`` (gather the
-chosen experts' weights, one batched product). The third form is a Python loop over the experts that were hit. It breaks
-the graph, because its length depends on values.
+chosen experts' weights, one batched product). HF's third form is a Python loop over the chosen experts, which breaks
+the graph.
 """
 
 import torch
@@ -81,7 +81,7 @@ _RESHAPES = (aten.reshape.default, aten.view.default)
 
 
 def _flattened(name: str) -> Pattern:
-    """Return a pattern of a tensor [tokens, topk] reshaped to [tokens * topk]. name: of the tensor."""
+    """Return a pattern of the tensor ``name`` [tokens, topk] reshaped to [tokens * topk]."""
     return both(f"flat_{name}", loose_call(_RESHAPES, name))
 
 
@@ -162,7 +162,6 @@ def _output(hidden_states: fx.Node, total: fx.Node) -> fx.Node | None:
 
 
 def _fits(bound: Bindings) -> bool:
-    """Return whether ``fused_moe`` takes these shapes and dtypes."""
     names = ("hidden_states", "gate_up", "down", "weights", "ids", "flat_weights", "flat_ids")
     x, gate_up, down, weights, ids, flat_weights, flat_ids = (tensor_of(bound[name]) for name in names)
     experts = bound.numbers.get("experts", gate_up.shape[0])

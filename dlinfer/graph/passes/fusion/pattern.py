@@ -49,18 +49,16 @@ class Bindings:
         return self.nodes[name]
 
     def inside(self, node: fx.Node) -> "Bindings":
-        """Return a copy with one more interior node."""
         return replace(self, interior=(*self.interior, node))
 
     def through(self, nodes: Sequence[fx.Node]) -> "Bindings":
-        """Return a copy with more shared nodes."""
         return replace(self, shared=(*self.shared, *nodes)) if nodes else self
 
 
 P = ParamSpec("P")
 Pattern = Callable[[Argument, Bindings], Iterator[Bindings]]
 Part = Pattern | str | float | None | EllipsisType | list["Part"]
-"""A pattern, or a value that stands for a pattern: a name, a constant, ``...`` for anything, a list of parts."""
+"""A pattern, or a value that stands for one: a name, a constant, ``...`` for anything, a list of parts."""
 
 
 def matches(part: Part, anchor: fx.Node) -> Iterator[Bindings]:
@@ -70,7 +68,7 @@ def matches(part: Part, anchor: fx.Node) -> Iterator[Bindings]:
 
 
 def _match(part: Part, value: Argument, bound: Bindings) -> Iterator[Bindings]:
-    """Return an iterator of all matches of an argument."""
+    """Yield all matches of an argument."""
     if callable(part):
         return part(value, bound)
     if isinstance(part, list):
@@ -95,7 +93,7 @@ def _all(pairs: Sequence[tuple[Part, Argument]], bound: Bindings) -> Iterator[Bi
 
 
 def _kind(match: Callable[Concatenate[Argument, Bindings, P], Iterator[Bindings]]) -> Callable[P, Pattern]:
-    """Return a maker of patterns. match: takes an argument, earlier bindings, and then the maker's own arguments."""
+    """Return a function that makes patterns. match: takes an argument, earlier bindings and its arguments."""
 
     def pattern(*args: P.args, **kwargs: P.kwargs) -> Pattern:
         return lambda value, bound: match(value, bound, *args, **kwargs)
@@ -104,16 +102,16 @@ def _kind(match: Callable[Concatenate[Argument, Bindings, P], Iterator[Bindings]
 
 
 Ops = Op | Sequence[Op] | Sequence[str]
-"""One overload or several. A string names an overload, as ``op_name`` returns it."""
+"""One or several overloads. A string names an overload, as ``op_name`` returns it."""
 
 
 def call(ops: Ops, *positional: Part, **named: Part) -> Pattern:
-    """Return a pattern of a call of one of these ops. Arguments that are not mentioned must have their defaults."""
+    """Return a pattern of a call of one of these ops. Arguments that the pattern omits must have their defaults."""
     return _call(ops if isinstance(ops, Sequence) else (ops,), positional, named, is_exact=True)
 
 
 def loose_call(ops: Ops, *positional: Part, **named: Part) -> Pattern:
-    """Return a pattern like ``call``, but arguments that are not mentioned may have any value."""
+    """Return a pattern like ``call``, except that omitted arguments may have any value."""
     return _call(ops if isinstance(ops, Sequence) else (ops,), positional, named, is_exact=False)
 
 
@@ -155,7 +153,6 @@ def _rest_is_default(node: fx.Node, operands: Mapping[str, Argument], parts: Map
 
 
 def _from_the_end(dim: Argument, rank: int) -> Argument:
-    """Return a dimension, or a list of dimensions, counted from the end."""
     if is_list(dim):
         return [_from_the_end(each, rank) for each in dim]
     return dim - rank if isinstance(dim, int) and dim >= 0 else dim
@@ -170,14 +167,12 @@ def item(value: Argument, bound: Bindings, sequence: Part, index: int) -> Iterat
 
 @_kind
 def any_of(value: Argument, bound: Bindings, *parts: Part) -> Iterator[Bindings]:
-    """Match one of several patterns, tried in this order."""
     for part in parts:
         yield from _match(part, value, bound)
 
 
 @_kind
 def both(value: Argument, bound: Bindings, *parts: Part) -> Iterator[Bindings]:
-    """Match an argument that matches all of these patterns."""
     return _all([(part, value) for part in parts], bound)
 
 
@@ -190,7 +185,7 @@ def number(value: Argument, bound: Bindings, name: str) -> Iterator[Bindings]:
 
 @_kind
 def widened(value: Argument, bound: Bindings, part: Part) -> Iterator[Bindings]:
-    """Match a tensor behind casts that lose nothing. Nodes outside the match may use the casts too."""
+    """Match a tensor behind exact casts. Nodes outside the match may use the casts too."""
     if is_tensor(value):
         source, casts = widened_from(value)
         yield from _match(part, source, bound.through(casts))
@@ -228,9 +223,9 @@ def cut_from(
     cut: Callable[[fx.Node, fx.Node], fx.Node | None],
     parts: Part,
 ) -> Iterator[Bindings]:
-    """Match ``parts``, which bind "first" and "second", and then ``whole`` on the tensor that both are views of.
+    """Match ``parts``, which bind "first" and "second"; then match ``whole`` with the tensor that both are views of.
 
-    cut: returns this tensor for two parts, or None.
+    cut: returns this tensor for the two views, or None.
     """
     for partial in _match(parts, value, bound):
         first, second = partial["first"], partial["second"]

@@ -125,7 +125,7 @@ def _weighted(core: _Core) -> Match | None:
 
 
 def _weighted_by(value: fx.Node) -> tuple[fx.Node, fx.Node | None]:
-    """Return (product, weight) if the only user of a node multiplies it by a vector over the last dimension.
+    """Return (product, weight) if the node's only user multiplies it by a vector over the last dimension.
 
     Else return (``value``, None).
     """

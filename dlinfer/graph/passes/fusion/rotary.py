@@ -71,7 +71,7 @@ class _Rotation:
 
     @property
     def sizes(self) -> list[int]:
-        """The sizes of x without the heads."""
+        """The sizes of x without the dimension of heads."""
         sizes = list(tensor_of(self.x).shape)
         return [*sizes[: self.heads], *sizes[self.heads + 1 :]]
 
@@ -137,7 +137,7 @@ def _table(ready: fx.Node, x: fx.Node) -> _Table | None:
 
 
 def _rotation_before(key: _Rotation) -> _Rotation | None:
-    """Return the last rotation before ``key`` by the same tables, or None."""
+    """Return the last rotation before ``key`` by the same tables; None if there is none."""
     nearest = max((node for node in _sums_with(key.cos) if node < key.node), default=None)
     query = _rotation(nearest) if nearest is not None else None
     if query is None or query.node in key.interior or widened_from(key.x)[0] is query.node:
@@ -150,7 +150,7 @@ def _rotation_before(key: _Rotation) -> _Rotation | None:
 
 
 def _sums_with(rows: fx.Node) -> Iterator[fx.Node]:
-    """Yield the sums that have a product with this table as an operand."""
+    """Yield the sums with a product as an operand that has this table as a factor."""
     ready = [rows]
     while ready:
         node = ready.pop()

@@ -1,6 +1,6 @@
 """Fuse the rotary embedding of adjacent pairs into ``dlinfer.apply_rotary_pos_emb_interleaved``.
 
-Models spell it in two ways. GPT-J, GLM and Cohere write x * cos + r * sin. Here r has the pairs (-x[2i + 1], x[2i]).
+Models spell it in two ways. GPT-J, GLM and Cohere write x * cos + r * sin, where r has the pairs (-x[2i + 1], x[2i]).
 Their tables repeat each value, and the op reads a table of half the size. DeepSeek-V3 computes both halves of the
 result from tables of half the size.
 
@@ -46,9 +46,9 @@ from dlinfer.graph.passes.rewriter import Rewriter
 
 
 class _Table(NamedTuple):
-    """A table of cosines or sines. doubled: whether the table repeats each value, side by side.
+    """A table of cosines or sines.
 
-    passed: the nodes between the table and the product with x.
+    doubled: whether the table repeats each value, side by side. passed: the nodes between the table and its product.
     """
 
     node: fx.Node
@@ -147,7 +147,6 @@ def _half_table(table: fx.Node) -> _Table | None:
 
 
 def _broadcasts(table: _Table, x: fx.Node, swap: Swap) -> bool:
-    """Return whether the op can read a table for x. swap: the transposition of both."""
     rows = tensor_of(table.node)
     shape, sizes = rows.shape, tensor_of(x).shape
     if len(shape) != len(sizes) and (swap is not None or len(shape) > len(sizes)):

@@ -1,8 +1,8 @@
 """Fuse attention written in plain torch, and grouped-query attention, into ``scaled_dot_product_attention``.
 
-There are three rules, in this order. Attention written out becomes torch's op. Keys and values that were repeated for
-each query head of their group are passed without the repetition. For one token, the query heads of a group become rows
-of one matrix.
+There are three rules, in this order. Attention written out becomes torch's op. If keys and values are repeated for each
+query head of their group, the op gets them without the repetition. For one token, the query heads of a group become
+rows of one matrix.
 """
 
 import math
@@ -110,9 +110,8 @@ def _build_written_out(
 def _nan_where_all_is_hidden(rewriter: Rewriter, place: fx.Node, mask: fx.Node) -> fx.Node:
     """Return the mask, with NaN in each row that has only -inf.
 
-    For the query of such a row, attention written out returns NaN, and torch's op returns zeros. For a row of lowest
-    finite numbers, as in transformers' masks, both return the mean of the values. Layers with the same mask share the
-    new mask.
+    For such a row, attention written out returns NaN, and torch's op returns zeros. For a row of lowest finite numbers,
+    as in transformers' masks, both return the mean of the values. Layers with the same mask share the new mask.
     """
     hidden = rewriter.call(place, aten.eq.Scalar, mask, -math.inf)
     nothing = rewriter.call(place, aten.all.dim, hidden, -1, True)
@@ -137,7 +136,7 @@ def _is_expanded(few: fx.Node, wide: fx.Node) -> bool:
 
 
 def _repeated(name: str) -> Pattern:
-    """Return a pattern of a tensor whose heads are repeated, each next to its copies. name: of the tensor before."""
+    """Return a pattern of the tensor ``name`` with each head repeated, next to its copies."""
     expanded = both(f"expanded_{name}", view_of(name, _is_expanded))
     interleaved = call(aten.repeat_interleave.self_int, name, ..., -3, output_size=...)
     return shared(any_of(interleaved, loose_call(aten.reshape.default, expanded)))

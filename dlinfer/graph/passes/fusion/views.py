@@ -1,7 +1,7 @@
 """Recognise views by their strides and offsets, whichever ops the model uses.
 
-A fake tensor knows its place in memory. Offsets, sizes and strides show that two tensors are the halves of a third, or
-that a tensor is the transpose of another. So chunk, split, slice, narrow, unflatten and unbind need no patterns.
+Offsets, sizes and strides of fakes show that two tensors are the halves of a third, or that one is the transpose of
+another. So chunk, split, slice, narrow, unflatten and unbind need no patterns.
 """
 
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def evens_and_odds(even: fx.Node, odd: fx.Node) -> fx.Node | None:
 
 
 def _cut_from(first: fx.Node, second: fx.Node, start: int | None, step: int) -> fx.Node | None:
-    """Return the node that both parts are cut from, or None.
+    """Return the node that both parts are cut from; None if there is none.
 
     start: the index in the last dimension where the second part begins; None for the end of the first part.
     step: the step of both parts.
