@@ -34,7 +34,7 @@ _ASSERTIONS = frozenset(
 
 
 class Decomposed:
-    """A copy of a graph whose ops all have a translation. Assertions that were checked on fakes are left out.
+    """A copy of a graph whose ops all have a translation, without assertions that were checked on fakes.
 
     Constants become placeholders after the graph's own. constants: name of the placeholder -> its constant.
     Raises NotExportableError, naming the node of ``owner``.

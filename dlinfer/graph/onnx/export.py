@@ -1,8 +1,8 @@
 """Export a functionalized graph as an ONNX model.
 
 ``export`` takes a graph from ``dlinfer.graph.functional``: ATen ops before dispatch and dlinfer's own ops, symbolic
-sizes, no writes. Every placeholder, also of a weight, becomes an input of the model, in the graph's order. Symbolic
-sizes become named dimensions. The caller makes weights initializers of a file, or binds their memory to a session.
+sizes, no writes. Every placeholder, even of a weight, becomes an input of the model, in the graph's order. Symbolic
+sizes become named dimensions. The caller stores weights in a file, or binds their memory to a session.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,7 +48,6 @@ class OnnxGraph:
         return "\n".join(str(node) for node in self.model.graph)
 
     def to_bytes(self) -> bytes:
-        """Return the model as ONNX's protobuf."""
         import onnx_ir
 
         return onnx_ir.serde.serialize_model(self.model).SerializeToString()
@@ -60,8 +59,7 @@ def export(
     """Return a graph as ONNX.
 
     graph_module: every node has its fake in ``meta["val"]``. opset: at least ``OPSET``.
-    translations: returns op of torch -> its translation. These come before the standard translations. The result is
-        cached.
+    translations: returns op of torch -> its translation, to be used before the standard one. The result is cached.
 
     Raises NotExportableError, naming the node, if an op has no translation, or the translation refuses the call.
     """
@@ -110,7 +108,7 @@ def _named(model: "onnx_ir.Model", graph: fx.Graph, constants: Mapping[str, Tens
 
 
 def _separate(body: "onnx_ir.Graph") -> None:
-    """Insert Identity before an output that is also an input or another output: ONNX does not allow this."""
+    """Insert Identity before an output that is also an input or another output, because ONNX does not allow this."""
     import onnx_ir
 
     taken = set(body.inputs)

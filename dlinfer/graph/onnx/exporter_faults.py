@@ -1,8 +1,8 @@
 """Refuse calls that torch.onnx translates wrongly, and calls with arguments that its translations never read.
 
-Tests with torch's op database found the wrong translations. An example of an argument that is never read is
-``label_smoothing`` of ``cross_entropy_loss``. A call that passes such an argument is refused, unless the argument does
-not change the values of a result.
+Tests with torch's op database found the wrong translations. ``label_smoothing`` of ``cross_entropy_loss`` is an
+argument that is never read. A call that passes such an argument is refused if the argument may change the values of a
+result.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ HARMLESS_OF: Mapping[str, frozenset[str]] = {
     # ONNX has no complex tensors: such a call is refused by its dtype.
     "aten::stft": frozenset({"return_complex"}),
 }
-"""Op -> its parameters that do not change the values of its result."""
+"""Op -> the parameters that do not change the values of its result."""
 
 _Call = Mapping[str, Any]
 """The arguments of a call by name."""
@@ -41,10 +41,7 @@ def _pooling(call: _Call) -> str | None:
 
 
 def _padding(call: _Call) -> str | None:
-    """Return why a padding is refused, or None. ONNX pads before it cuts, and torch pads after.
-
-    The results differ if nothing is left to repeat.
-    """
+    """Return why a padding is refused, or None. If torch cuts first, nothing may be left to repeat; ONNX pads first."""
     if call["mode"] != "constant" and any(isinstance(size, int) and size < 0 for size in call["pad"]):
         return f"padding by {call['mode']} that cuts at another side"
     return None

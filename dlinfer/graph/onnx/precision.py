@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     import onnx_ir
 
 _SHORT_BITS = 12
-"""A number with at most this many binary digits is exact in float32."""
+"""The most binary digits of a number that counts as exact in float32."""
 
 
 def python_float(node: fx.Node) -> str | None:
-    """Return the reason to refuse a node that computes a Python float; None for other nodes."""
+    """Return why a node is refused: it computes a Python float. None for other nodes."""
     if node.op == "call_function" and isinstance(fake(node), (float, torch.SymFloat)):
         return "it computes a Python float, which has 64 bits, and 32 in a model"
     return None
 
 
 def short_numbers(node: fx.Node, model: "onnx_ir.Model") -> str | None:
-    """Return the reason to refuse a float64 call: its translation computes in float32. None if it keeps float64.
+    """Return why a float64 call is refused: its translation computes in float32. None if it keeps float64.
 
     model: an ``onnx_ir.Model`` of this call alone.
     """
@@ -80,7 +80,7 @@ def _constants(model: "onnx_ir.Model") -> Iterator[float]:
 
 
 _MOVING = frozenset("Cast CastLike Concat Expand Identity Pow Reshape Squeeze Tile Unsqueeze".split())
-"""Ops of ONNX that only move a constant. Pow uses its exponent exactly."""
+"""ONNX ops that only move a constant. Pow uses its exponent exactly."""
 
 
 def _computes(model: "onnx_ir.Model") -> bool:

@@ -35,14 +35,14 @@ from dlinfer.ops.attention.kv_cache import kv_order
 
 
 def no_type_of_onnx(dtype: torch.dtype) -> str | None:
-    """Return the reason why ONNX does not support a dtype; None if it does."""
+    """Return why ONNX does not support a dtype; None if it does."""
     if dtype.is_complex or onnx_type(dtype) is None:
         return f"{_name(dtype)} is no type of ONNX's tensors"
     return None
 
 
 def fault_by_onnx(model: bytes) -> str | None:
-    """Return the reason why ONNX's checker refuses a model, given as bytes; None if it accepts the model."""
+    """Return why ONNX's checker refuses a model, given as bytes; None if it accepts the model."""
     import onnx
 
     try:
@@ -56,7 +56,7 @@ class Refusals:
     """Cached answers of the exporter and a runtime about kinds of nodes. Threads may share one object.
 
     opset, translations: as for ``export``.
-    fault: takes a model as bytes. It returns the reason why the runtime refuses the model, or None.
+    fault: takes a model as bytes. It returns why the runtime refuses the model, or None.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Refusals:
         self._lock = threading.Lock()
 
     def of(self, node: fx.Node) -> str | None:
-        """Return the reason why a call is not supported; None if it is. The call must have a functional form."""
+        """Return why a call is not supported; None if it is. The call must have a functional form."""
         key = f"{kind(node)} {_cache_order(node)}"
         with self._lock:
             if key not in self._answers:
@@ -93,14 +93,14 @@ class Refusals:
 
 
 def _cache_order(node: fx.Node) -> str:
-    """Return the layout of the KV caches that a node takes; empty without a cache. Translations may need one layout."""
+    """Return the layout of a node's KV caches; empty without a cache. Translations may need one layout."""
     op = overload(node)
     cache = arguments(node).get("k_cache") if op is not None else None
     return kv_order(fake(cache).device.type) if isinstance(cache, fx.Node) else ""
 
 
 def kind(node: fx.Node) -> str:
-    """Return a node's kind as text. It does not depend on the names of nodes and symbols."""
+    """Return a node's kind as text, which does not depend on the names of nodes and symbols."""
     names: dict[fx.Node, str] = {}
 
     def shown(parent: fx.Node) -> str:
@@ -121,7 +121,6 @@ def _shown(value: object) -> str:
 
 
 def _alone(node: fx.Node) -> Subgraph:
-    """Return a region that computes one node and returns its results."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for parent in node.all_input_nodes:

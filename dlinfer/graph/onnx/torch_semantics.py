@@ -1,8 +1,8 @@
 """Edit a graph so that ONNX's ops compute the same as torch's ops.
 
 ONNX's elementwise ops take operands of the same type: ``promote`` inserts the casts of torch's type promotion. ONNX
-counts negative indices from the end in every op. Some ops of torch refuse negative indices, and ``refuse_negative``
-makes ONNX raise in these ops too.
+counts negative indices from the end in every op. Some ops of torch refuse negative indices: ``refuse_negative`` makes
+ONNX raise in these ops too.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ BEHIND = 2**31 - 1
 """An index beyond the end of every dimension that fits int32. ONNX Runtime's kernels raise for it before they write."""
 
 _CHOOSERS = {"aten::where": "condition", "aten::masked_fill": "mask"}
-"""Op -> its operand that selects among the others, and takes no part in type promotion."""
+"""Op -> the operand that selects among the others, and takes no part in type promotion."""
 
 _OWN_DTYPE = frozenset(
     {"aten::_to_copy", "aten::to", "aten::copy", "aten::bitwise_left_shift", "aten::bitwise_right_shift"}
@@ -45,7 +45,7 @@ _FROM_THE_FRONT: Mapping[str, str] = {
     **{f"aten::{name}": "target" for name in _LOSSES},
     "dlinfer::fused_moe": "topk_ids",
 }
-"""Ops of torch that raise for a negative index -> the index's parameter. They still take the value ``ignore_index``."""
+"""Ops of torch that raise for a negative index, except ``ignore_index`` -> the index's parameter."""
 
 
 def promote(graph: fx.Graph) -> None:

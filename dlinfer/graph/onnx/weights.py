@@ -1,4 +1,4 @@
-"""Give a model initializers for some inputs, and write it as bytes, or as a file with the tensors in another file."""
+"""Turn some inputs of a model into initializers, and write the model: as bytes, or as a file with a file of weights."""
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
 INLINE_BYTES = 1 << 20
-"""Weights up to this total size are stored in the model's file by default."""
+"""The largest total size of weights, in bytes, that the model's file itself stores by default."""
 
 
 def fill(graph: OnnxGraph, weights: Mapping[str, Tensor]) -> list["onnx_ir.Value"]:
@@ -37,7 +37,7 @@ def fill(graph: OnnxGraph, weights: Mapping[str, Tensor]) -> list["onnx_ir.Value
 class OnnxModel:
     """A graph with tensors for some of its inputs. These inputs become initializers in the written model.
 
-    weights: name of an input -> its tensor. Nothing is copied or written in advance. After a write the graph keeps no
+    weights: name of an input -> its tensor. Nothing is copied before a write. After a write the graph keeps no
     reference to the tensors.
     """
 
@@ -69,10 +69,7 @@ class OnnxModel:
 
     @contextmanager
     def filled(self) -> Generator["onnx_ir.Model"]:
-        """Yield the ``onnx_ir.Model`` with the weights in it; they are taken out after the block.
-
-        Only one thread may do this with a graph at a time.
-        """
+        """Yield the ``onnx_ir.Model``, with its weights until the block ends. Not for two threads at a time."""
         body = self.graph.model.graph
         inputs = list(body.inputs)
         held = fill(self.graph, self.weights)

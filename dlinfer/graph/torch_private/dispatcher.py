@@ -23,21 +23,17 @@ def is_op(target: object) -> TypeGuard[Op]:
 
 
 def schema_of(op: Op) -> torch.FunctionSchema:
-    """Return the op's schema."""
     return op._schema
 
 
 @functools.cache
 def parameters_of(op: Op) -> tuple[torch.Argument, ...]:
-    """Return the parameters of the op's schema. They are cached, because torch builds a new list at each access."""
+    """Return the parameters of the op's schema, cached because torch builds a new list at each access."""
     return tuple(op._schema.arguments)
 
 
 def is_dispatched(name: str) -> bool:
-    """Return whether torch's dispatcher has an op of this name, such as ``aten::add.Tensor``.
-
-    Ops such as ``aten::save`` exist in TorchScript only.
-    """
+    """Return whether torch's dispatcher has the op: ``aten::add.Tensor``. ``aten::save`` is in TorchScript only."""
     return torch._C._dispatch_has_kernel(name)
 
 

@@ -1,6 +1,6 @@
 """Dynamo: facts about the graph that it passes to a backend, why it recompiles, and marks on its inputs."""
 
-# Parts of torch that have no types, and names that it keeps private.
+# Parts of torch have no types, and some names are private.
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
@@ -15,11 +15,11 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
-"""The target of nodes in a Dynamo graph that switch gradients on or off."""
+"""The target of the nodes in a Dynamo graph that switch gradients on or off."""
 
 
 def dynamo_fake_mode() -> FakeTensorMode | None:
-    """Return the fake mode of Dynamo's present call of a backend; None outside of such a call."""
+    """Return the fake mode of Dynamo's present call of a backend; None outside such a call."""
     context = TracingContext.try_get()
     return context.fake_mode if context is not None else None
 
@@ -89,7 +89,7 @@ def inputs_given_twice() -> list[tuple[str, str]]:
 
 
 def recompilation_cause() -> str:
-    """Return the reason why Dynamo recompiles; empty at the first compilation by this backend."""
+    """Return why Dynamo recompiles; empty at the first compilation by this backend."""
     from torch._dynamo.utils import get_metrics_context
 
     reason = get_metrics_context()._metrics.get("recompile_reason") or ""
@@ -122,10 +122,7 @@ def broken_at_once(cause: AssertionError) -> str:
 
 
 def graph_breaks() -> list[tuple[str, str]]:
-    """Return (reason, ``file:line, in function``) of each graph break in this process so far, in order.
-
-    ``torch._dynamo.reset`` empties the list.
-    """
+    """Return (reason, ``file:line, in function``) of each graph break since ``torch._dynamo.reset``, in order."""
     from torch._dynamo.utils import graph_break_reasons
 
     frames = [(broken.reason, broken.user_stack[-1:]) for broken in graph_break_reasons]
@@ -150,7 +147,6 @@ def mark_unbacked(tensor: torch.Tensor, dim: int, counted: str) -> None:
 
 
 def mark_fixed(tensor: torch.Tensor, dim: int) -> None:
-    """Mark the size of ``dim`` as static."""
     from torch._dynamo.decorators import mark_static
 
     mark_static(tensor, dim)

@@ -1,8 +1,8 @@
 """Sizes and conditions on sizes: sympy's expressions over named symbols, with one parser and one printer.
 
 The printer writes Python. The parser reads a closed grammar (integers, symbols, arithmetic, comparisons), because a
-file may come from anywhere. A text is first split into tokens of that grammar. Only these tokens reach Python's parser,
-and no text is evaluated.
+file may come from anywhere. It first splits a text into tokens of that grammar. Only these tokens reach Python's
+parser, and no text is evaluated.
 """
 
 # sympy has no types.
@@ -30,14 +30,14 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 Expression: TypeAlias = Any
-"""An expression or a symbol of sympy's."""
+"""An expression or a symbol of sympy."""
 
 Bounds = tuple[int | None, int | None]
 """The lowest and the highest value of a size; None for an end without a limit."""
 
 
 class SizeTextError(ValueError):
-    """A text is no size and no condition, or an expression cannot be written as such a text."""
+    """A text is neither a size nor a condition, or an expression cannot be written as such a text."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,7 @@ class Size:
         return self._function(*(values[name] for name in self.symbols))
 
     def bounds(self, ranges: Mapping[str, Bounds]) -> Bounds:
-        """Return the lowest and highest value while each symbol stays in its range.
-
-        Raises KeyError for an unknown symbol.
-        """
+        """Return the lowest and highest value for symbols in these ranges. Raises KeyError for an unknown symbol."""
         if (name := self.symbol) is not None:
             return ranges[name]
         limits = {_symbol(name): value_range(*ranges[name]) for name in self.symbols}
@@ -105,7 +102,6 @@ class Size:
 
 
 def _symbol(name: str) -> Expression:
-    """Return the integer symbol with this name."""
     return sympy.Symbol(name, integer=True)
 
 
@@ -115,7 +111,7 @@ def value_range(low: int | None, high: int | None) -> ValueRanges[Any]:
 
 
 def bounds_of(limits: ValueRanges[Any]) -> Bounds:
-    """Return both ends of a range of torch's; None for an end that is not an integer."""
+    """Return both ends of torch's range; None for an end that is not an integer."""
     low, high = (int(end) if end.is_Integer else None for end in (limits.lower, limits.upper))
     return low, high
 
@@ -127,7 +123,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "pow": pow,
     "sqrt": torch.sym_sqrt,
 }
-"""Functions that a printed expression calls, besides min and max. Code with such an expression needs them in scope."""
+"""The functions, besides min and max, that code with a printed expression needs in scope."""
 _EXTREMES: dict[str, Any] = {
     "min": lambda *values: reduce(torch.sym_min, values),  # pyright: ignore[reportUnknownLambdaType]
     "max": lambda *values: reduce(torch.sym_max, values),  # pyright: ignore[reportUnknownLambdaType]
@@ -139,15 +135,15 @@ _SCOPE: dict[str, Any] = {"__builtins__": {}, **_EXTREMES, **FUNCTIONS}
 
 
 def to_size(number: int | torch.SymInt, names: Mapping[Expression, str]) -> Size:
-    """Return a size as an expression over ``names``. Raises SizeTextError if a symbol is missing or has no such form.
+    """Return a size as an expression over ``names``, which maps torch's symbols to names.
 
-    names: torch's symbol -> its name.
+    Raises SizeTextError if a symbol is missing, or the size has no written form.
     """
     return Size(sympy.Integer(number)) if isinstance(number, int) else named(number.node.expr, names)
 
 
 def named(expression: Expression, names: Mapping[Expression, str]) -> Size:
-    """Return an expression of torch's over ``names``: symbol -> its name.
+    """Return torch's expression over ``names``, which maps torch's symbols to names.
 
     Raises SizeTextError if a symbol is missing, or the expression has no written form.
     """
@@ -328,7 +324,7 @@ def number_node(
     number: torch.SymInt | torch.SymFloat | torch.SymBool,
     symbols: Mapping[Expression, fx.Node],
 ) -> fx.Node | int:
-    """Write a symbolic number as nodes of a graph, and return the last node, or an int if the number is constant.
+    """Write a symbolic number as nodes of a graph; return the last node, or an int if the number is constant.
 
     symbols: symbol -> the node that has its value.
     """

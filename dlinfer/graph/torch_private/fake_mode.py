@@ -1,4 +1,4 @@
-"""Fake tensors and the modes that make them; tracing a function on fakes."""
+"""Fake tensors and their modes, and tracing of functions on fakes."""
 
 # pyright: reportPrivateUsage=false, reportUnknownArgumentType=false
 
@@ -18,7 +18,7 @@ __all__ = ["FakeTensor", "FakeTensorMode", "is_traceable_wrapper_subclass"]
 
 
 def storage_id(fake: torch.Tensor) -> int:
-    """Return the identity of a fake tensor's storage. Views of one memory have the same identity."""
+    """Return the identity of a fake's storage, which all views of one memory share."""
     return fake.untyped_storage()._cdata
 
 
@@ -28,13 +28,12 @@ def mode_of(values: Iterable[object]) -> FakeTensorMode:
 
 
 def environment_of(mode: FakeTensorMode) -> ShapeEnv:
-    """Return the ShapeEnv of a mode, which holds the mode's symbols. The mode must have one."""
+    """Return the mode's ShapeEnv, which holds its symbols. The mode must have one."""
     assert mode.shape_env is not None
     return mode.shape_env
 
 
 def fresh_mode() -> FakeTensorMode:
-    """Return a fake mode with symbols of its own."""
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
 
 

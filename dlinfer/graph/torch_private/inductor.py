@@ -1,6 +1,6 @@
 """Inductor: its decompositions, its fallback kernels, and graphs that it compiles, saves and loads."""
 
-# Parts of torch that have no types, and names that it keeps private.
+# Parts of torch have no types, and some names are private.
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
@@ -32,7 +32,7 @@ _PASSES = (
     "_post_fusion_custom_pass",
     "_fuse_ddp_communication_passes",
 )
-"""Settings of inductor that hold functions. torch leaves them out of the portable configuration."""
+"""Inductor's settings that hold functions. torch leaves them out of the portable configuration."""
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -50,7 +50,7 @@ def calls_library(op: object) -> bool:
 
 
 def configuration() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of inductor and aot_autograd as (all settings, the settings that differ from the default).
+    """Return inductor's and aot_autograd's settings as (all settings, the settings that differ from the default).
 
     Compiled code depends on all of them.
     """
@@ -155,7 +155,7 @@ def save_loops(artifact: Any) -> bytes:
 
 
 def load_loops(contents: bytes) -> Callable[..., Any]:
-    """Return the callable that ``save_loops`` wrote. Raises on damaged bytes, and on bytes of another torch."""
+    """Return the callable that ``save_loops`` wrote. Raises for damaged bytes, and for bytes of another torch."""
     from torch._inductor.standalone_compile import CompiledArtifact
 
     with tempfile.TemporaryDirectory(prefix="dlinfer-") as folder:
@@ -196,10 +196,7 @@ def results_from(large: Callable[..., torch.Tensor], least: int) -> Generator[No
 
 
 def loops_escape(on: bool) -> None:
-    """Set whether large results of loops that this thread runs go to a graph's caller.
-
-    Such results are allocated in torch's own memory.
-    """
+    """Set whether large results of this thread's loops go to a graph's caller. torch's own memory then holds them."""
     _thread.escape = on
 
 
@@ -215,7 +212,7 @@ _loading = threading.Lock()
 
 
 class _LoadedModules(list[Any]):
-    """Inductor's list of loaded modules. A module is also added to ``_thread.loaded`` of the thread that loaded it."""
+    """Inductor's list of loaded modules. It also adds a module to ``_thread.loaded`` of the thread that loaded it."""
 
     def append(self, module: object) -> None:
         super().append(module)

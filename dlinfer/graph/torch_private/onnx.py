@@ -1,13 +1,13 @@
 """torch.onnx's exporter: its table of translations, and its translation of a graph node by node.
 
-The public ``torch.onnx.export`` retraces a whole program of torch.export's and reads its table anew at each call. For a
-region of five nodes it takes seconds, and the functions here take milliseconds. The public function also drops a
-program's writes into its inputs, and refuses custom ops that write. A region is functionalized before the export
+The public ``torch.onnx.export`` retraces a whole exported program and reads its table anew at each call. For a region
+of five nodes it takes seconds, and the functions here take milliseconds. The public function also drops a program's
+writes into its inputs, and refuses custom ops that write. A region is functionalized before the export
 (``dlinfer.graph.functional``), so only the table and the translation are needed.
 ``tests/graph/test_what_torch_offers.py`` shows all of this.
 """
 
-# Parts of torch that have no types, and names that it keeps private.
+# Parts of torch have no types, and some names are private.
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
@@ -28,7 +28,7 @@ _lock = threading.Lock()
 
 
 class UntranslatableError(Exception):
-    """The exporter could not translate a node. node: the node's name. reason: why."""
+    """The exporter could not translate the node named ``node``, because of ``reason``."""
 
     def __init__(self, node: str, reason: str) -> None:
         super().__init__(f"{node}: {reason}")
@@ -63,7 +63,6 @@ class Registry:
         return [entry.onnx_function for entry in self._table.get_decomps(target) if not entry.is_complex]
 
     def knows(self, target: object) -> bool:
-        """Return whether the table has a translation of ``target``."""
         return bool(self._functions(target))
 
     def unread(self, op: OpOverload) -> frozenset[str]:
@@ -109,7 +108,7 @@ class Registry:
 
 
 def _python_function(function: object) -> Callable[..., Any]:
-    """Return the plain Python function of a translation. onnxscript wraps it, as a script or to be traced."""
+    """Return a translation's plain Python function, which onnxscript wraps as a script or to be traced."""
     while not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
         function = next(
             getattr(function, name) for name in ("__wrapped__", "func", "function") if hasattr(function, name)
@@ -118,7 +117,6 @@ def _python_function(function: object) -> Callable[..., Any]:
 
 
 def _never_loaded(function: Callable[..., object]) -> set[str]:
-    """Return the parameters that the code of a function never loads."""
     loaded: set[str] = set()
     for instruction in dis.get_instructions(function):
         if any(kind in instruction.opname for kind in ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE")):
@@ -150,7 +148,7 @@ def _torch_table(opset: int) -> Any:
 
 
 def onnx_type(dtype: torch.dtype) -> int | None:
-    """Return ONNX's number of a dtype; None if ONNX has no such type."""
+    """Return ONNX's number for a dtype; None if ONNX has no such type."""
     from torch.onnx._internal.exporter import _core
 
     number = _core._TORCH_DTYPE_TO_ONNX.get(dtype)

@@ -6,5 +6,5 @@ from torch._logging import trace_structured  # pyright: ignore[reportPrivateImpo
 
 
 def log_artifact(name: str, text: Callable[[], str]) -> None:
-    """Add a text to the log under a name. ``text`` is called only if torch writes the log."""
+    """Add a text to the log under a name. torch calls ``text`` only if it writes the log."""
     trace_structured("artifact", lambda: {"name": name, "encoding": "string"}, payload_fn=text)

@@ -71,8 +71,8 @@ def conditions(
     """Return the assumptions about sizes and integers, as (condition over v0, v1, ..., sources of v0, v1, ...).
 
     inputs: (source expression, fake) of each input of the graph. The conditions are guards, sizes that were equal at
-    capture, and sizes computed from other sizes. Unbacked sizes are equal only by a guard. Guards on floats are left
-    out: a float is a constant of the graph. Raises SizeTextError for a guard without a written form.
+    capture, and sizes computed from other sizes. Unbacked sizes are equal only by a guard. Guards on floats are
+    omitted, because a float is a constant of the graph. Raises SizeTextError for a guard without a written form.
     """
     environment = environment_of(mode)
 

@@ -27,7 +27,7 @@ from dlinfer.graph.torch_private.fake_mode import environment_of
 __all__ = ["ShapeEnv", "free_unbacked_symbols"]
 
 SYMBOL = re.compile(r"\b[suz]\d+\b")
-"""The name of a symbol in text."""
+"""The pattern of a symbol's name in text."""
 
 
 def _symbolic_sizes(value: object) -> Iterator[torch.SymInt]:
@@ -52,7 +52,7 @@ def plain_symbol(value: object) -> Expression | None:
 
 
 def expression_of(value: object) -> Expression:
-    """Return the sympy expression of a symbolic number, or any other value itself. Comparing results adds no guard."""
+    """Return the sympy expression of a symbolic number; any other value itself. Comparing results adds no guard."""
     return value.node.expr if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
 
 
@@ -132,14 +132,14 @@ def fake_of_any_length(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tens
 
 
 def fixed_size(size: Any) -> int | None:
-    """Return a size that is a number or was specialized to a number; None for a size that may vary."""
+    """Return the number of a size that is fixed or was specialized; None for a size that may vary."""
     if isinstance(size, torch.SymInt):
         return int(size.node.expr) if size.node.expr.is_number else None
     return size
 
 
 def example_number(number: int | torch.SymInt, unknown: int = 0) -> int:
-    """Return the hint of a symbolic number, or ``unknown`` if it has no hint. Return a plain number itself."""
+    """Return the hint of a symbolic number, or ``unknown`` if it has none; a plain number itself."""
     if not isinstance(number, torch.SymInt):
         return number
     return int(number.node.hint) if number.node.has_hint() else unknown
@@ -156,10 +156,9 @@ def size_range(size: int | torch.SymInt) -> tuple[int, int | None]:
 def declared_range(
     symbol: Expression, mode: FakeTensorMode, declared: Mapping[Expression, ValueRanges[Any]]
 ) -> tuple[int, int | None, int | None]:
-    """Return (lowest, highest or None, hint or None) of a symbol, by its declared range if there is one.
+    """Return (lowest, highest or None, hint or None) of a symbol, by its declared range, else by its inferred range.
 
-    Without one the range is inferred. torch.export traces with every size at 2 or more,
-    and widens the range to the declared range afterwards.
+    torch.export traces with every size at 2 or more, and widens the range to the declared range afterwards.
     """
     env = environment_of(mode)
     limits = declared.get(symbol, env.var_to_range[symbol])

@@ -12,9 +12,9 @@ is_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
 def run_plain(function: Callable[..., Any], arguments: Any) -> Any:
-    """Return ``function(*arguments)``, called with autocast off and without recording gradients.
+    """Return ``function(*arguments)``, called with autocast off and without recording gradients, as AOTAutograd does.
 
-    AOTAutograd runs its graphs in this way. The caller's settings hold again afterwards.
+    The caller's settings hold again afterwards.
     """
     recorded = torch.is_grad_enabled()
     torch._C._set_grad_enabled(False)

@@ -11,7 +11,6 @@ _ops = torch.ops.dlinfer
 
 @translates(_ops.silu_mul.default)
 def silu_mul(gate: Value, up: Value) -> Value:
-    """Return ``gate * sigmoid(gate) * up``."""
     return op.Mul(op.Mul(gate, op.Sigmoid(gate)), up)
 
 
@@ -24,12 +23,11 @@ def silu_and_mul(x: Value) -> Value:
 
 @translates(_ops.gelu_mul.default)
 def gelu_mul(gate: Value, up: Value, tanh: bool) -> Value:
-    """Return ``gelu(gate) * up``."""
     return op.Mul(gelu(gate, tanh), up)
 
 
 def gelu(x: Value, tanh: bool) -> Value:
-    """Return ``x * P(X <= x)`` for a standard normal X. tanh: return torch's approximation by tanh instead."""
+    """Return ``x * P(X <= x)`` for a standard normal X. tanh: use torch's approximation by tanh."""
     if tanh:
         cubic = op.Mul(number(0.044715, x), op.Mul(x, op.Mul(x, x)))
         inner = op.Tanh(op.Mul(number(math.sqrt(2 / math.pi), x), op.Add(x, cubic)))

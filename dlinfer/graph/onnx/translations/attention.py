@@ -23,11 +23,11 @@ from dlinfer.graph.onnx.translations.writing import (
 )
 
 Scores = Callable[[Value, Value, float, int], Value]
-"""Takes queries [..., L, E], keys [..., S, E], scale and rank. Returns ``scale * queries @ keys.T``."""
+"""A function from queries [..., L, E], keys [..., S, E], scale and rank to ``scale * queries @ keys.T``."""
 
 
 def plain_scores(query: Value, key: Value, scale: float, dims: int) -> Value:
-    """Return scaled products of queries and keys, written as Transpose and MatMul. dims: the operands' rank."""
+    """Return scaled products of queries and keys as Transpose and MatMul. dims: the operands' rank."""
     order = [*range(dims - 2), dims - 1, dims - 2]
     scaled = op.Mul(query, number(scale, query))
     return op.MatMul(scaled, op.Transpose(key, perm=order))
@@ -86,7 +86,7 @@ def _group(query: Value, key: Value) -> int:
 
 
 def _merged(query: Value, key: Value, group: int, last: tuple[Value, int]) -> Value:
-    """Return the shape [..., kv heads, group * L, last], to make the query heads of a group rows."""
+    """Return the shape [..., kv heads, group * L, last], which makes the query heads of a group rows."""
     dims = rank(query)
     length = size(query, dims - 2)
     head = [*sizes(query, 0, -3), (key, dims - 3)]
@@ -97,7 +97,7 @@ def _merged(query: Value, key: Value, group: int, last: tuple[Value, int]) -> Va
 
 
 def _grouped_mask(mask: Value, query: Value, key: Value, group: int) -> Value:
-    """Reshape a mask [..., heads or 1, L, S], to fit scores of the shape [..., kv heads, group, L, S]."""
+    """Reshape a mask [..., heads or 1, L, S] to fit scores of the shape [..., kv heads, group, L, S]."""
     if mask is None or mask.shape is None or rank(mask) < 3:
         return mask
     if size(mask, -3) == 1:
@@ -121,7 +121,7 @@ def _causal(query: Value, key: Value) -> Value:
 
 
 def _softmax(scores: Value, mask: Value, query: Value) -> Value:
-    """Return the softmax of scores over the last dimension. Rows without any visible key become zeros."""
+    """Return the softmax of scores over the last dimension. Rows without a visible key become zeros."""
     if mask is None:
         return op.Softmax(scores, axis=-1)
     low, zero = number(lowest(query), query), number(0.0, query)

@@ -1,4 +1,4 @@
-"""Translate 3D convolutions, because torch.onnx translates them wrongly if they have no bias."""
+"""Translate 3D convolutions. torch.onnx adds a bias of a wrong shape if they have none."""
 
 from collections.abc import Sequence
 
@@ -17,10 +17,7 @@ def conv3d(
     dilation: Sequence[int] = (1,),
     groups: int = 1,
 ) -> Value:
-    """Return the convolution of an input [batch, in, D, H, W] or [in, D, H, W].
-
-    If there is no bias, torch.onnx adds a bias of a wrong shape.
-    """
+    """Return the convolution of an input [batch, in, D, H, W] or [in, D, H, W]."""
     batched = rank(input) == rank(weight)
     operands = (input if batched else op.Unsqueeze(input, [0]), weight, *(() if bias is None else (bias,)))
     result = op.Conv(

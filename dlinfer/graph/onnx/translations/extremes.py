@@ -23,7 +23,7 @@ def amin(self: Value, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
 
 @translates(_aten.aminmax.default)
 def aminmax(self: Value, dim: int | None = None, keepdim: bool = False) -> tuple[Value, Value]:
-    """Return (smallest, largest) over a dimension, or over all."""
+    """Return (smallest, largest) over a dimension, or over all if ``dim`` is None."""
     dims = () if dim is None else (dim,)
     return amin(self, dims, keepdim), amax(self, dims, keepdim)
 
@@ -39,13 +39,13 @@ def _reduced(name: str, x: Value, dim: Sequence[int], keepdim: bool) -> Value:
 
 @translates(_aten.fmax.default)
 def fmax(self: Value, other: Value) -> Value:
-    """Return the larger of each two elements. If one element is NaN, return the other."""
+    """Return the larger of each two elements; if one is NaN, the other."""
     return _of_numbers("Max", self, other)
 
 
 @translates(_aten.fmin.default)
 def fmin(self: Value, other: Value) -> Value:
-    """Return the smaller of each two elements. If one element is NaN, return the other."""
+    """Return the smaller of each two elements; if one is NaN, the other."""
     return _of_numbers("Min", self, other)
 
 

@@ -1,4 +1,4 @@
-"""Translate writes that are values (copy, index_copy), and reshapes."""
+"""Translate functional writes (copy, index_copy) and reshapes."""
 
 from collections.abc import Sequence
 
@@ -54,13 +54,11 @@ def index_copy(self: Value, dim: int, index: Value, source: Value) -> Value:
 
 @translates(_aten.squeeze.dim)
 def squeeze_dim(self: Value, dim: int) -> Value:
-    """Drop a dimension if its size is 1."""
     return squeeze_dims(self, [dim])
 
 
 @translates(_aten.squeeze.dims)
 def squeeze_dims(self: Value, dim: Sequence[int]) -> Value:
-    """Drop each of the dimensions ``dim`` whose size is 1."""
     dropped = [place for place in dim if rank(self) and size(self, place) == 1]
     return op.Squeeze(self, op.Constant(value_ints=dropped)) if dropped else op.Identity(self)
 

@@ -23,7 +23,6 @@ translates(_aten.round.default)(partial(_rounded, "Round"))
 
 @translates(_aten.trunc.default)
 def trunc(self: Value) -> Value:
-    """Round towards zero."""
     if is_type(self, *_INTEGERS):
         return op.Identity(self)
     if not is_type(self, "FLOAT", "DOUBLE", "FLOAT16"):
@@ -44,7 +43,7 @@ def _cut(x: Value) -> Value:
 
 
 def _floored(x: Value, y: Value) -> Value:
-    """Return the floor of ``x / y`` as torch does. The remainder is subtracted first, so that no quotient rounds up."""
+    """Return the floor of ``x / y`` as torch does: subtract the remainder first, so that no quotient rounds up."""
     zero, half = (op.CastLike(op.Constant(value_float=value), x) for value in (0.0, 0.5))
     quotient = op.Div(x, y)
     rest = op.Mod(x, y, fmod=1)
@@ -84,7 +83,6 @@ def div_mode(self: Value, other: Value, rounding_mode: str | None = None) -> Val
 
 @translates(_aten.floor_divide.default, _aten.floor_divide.Scalar)
 def floor_divide(self: Value, other: Value) -> Value:
-    """Return ``self / other``, rounded down."""
     return div_mode(self, other, "floor")
 
 
@@ -98,26 +96,22 @@ def where(condition: Value, self: Value, other: Value) -> Value:
 
 @translates(_aten.isnan.default)
 def isnan(self: Value) -> Value:
-    """Return which elements are NaN. No integer is."""
     return _all(self, False) if is_type(self, *_INTEGERS) else op.IsNaN(self)
 
 
 @translates(_aten.isinf.default)
 def isinf(self: Value) -> Value:
-    """Return which elements are infinite. No integer is."""
     return _all(self, False) if is_type(self, *_INTEGERS) else op.IsInf(self)
 
 
 @translates(_aten.isfinite.default)
 def isfinite(self: Value) -> Value:
-    """Return which elements are finite. All integers are."""
     if is_type(self, *_INTEGERS):
         return _all(self, True)
     return op.Not(op.Or(op.IsNaN(self), op.IsInf(self)))
 
 
 def _all(x: Value, value: bool) -> Value:
-    """Return a bool tensor of the shape of x that has ``value`` in each element."""
     return op.Expand(op.Cast(op.Constant(value_int=int(value)), to=9), op.Shape(x))
 
 

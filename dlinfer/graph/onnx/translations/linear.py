@@ -28,5 +28,4 @@ def nothing(x: Value, weight: Value, bias: Value) -> Value:
 
 @translates(torch.ops.dlinfer.linears.default)
 def linears(x: Value, weights: Sequence[Value], biases: Sequence[Value]) -> list[Value]:
-    """Return one product for each weight, in order."""
     return [linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]

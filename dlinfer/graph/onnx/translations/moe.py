@@ -86,12 +86,11 @@ def _dense_weights(
 
 
 def _by_expert(x: Value) -> Value:
-    """Return a tensor [tokens, experts] as [experts, tokens, 1]."""
     return op.Unsqueeze(op.Transpose(x, perm=[1, 0]), [-1])
 
 
 def token_weights(x: Value, topk_weights: Value, renormalize: bool) -> Value:
-    """Return the weights of each token's chosen experts [tokens, topk], in the dtype that the layer computes in."""
+    """Return the weights [tokens, topk] of each token's chosen experts, in the dtype that the layer computes in."""
     weights = op.Cast(topk_weights, to=11 if is_type(x, "DOUBLE") else 1)
     if renormalize:
         weights = op.Div(weights, op.ReduceSum(weights, [-1], keepdims=1))

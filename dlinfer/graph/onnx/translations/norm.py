@@ -19,7 +19,7 @@ def rms_norm(x: Value, weight: Value, eps: float) -> Value:
 
 @translates(_ops.add_rms_norm.default)
 def add_rms_norm(x: Value, residual: Value, weight: Value, eps: float) -> tuple[Value, Value]:
-    """Return both results of dlinfer's op: the RMS norm of ``x + residual``, and the sum."""
+    """Return (the RMS norm of ``x + residual``, the sum)."""
     total = op.Add(x, residual)
     total.dtype = x.dtype
     return rms_norm(total, weight, eps), total

@@ -14,7 +14,7 @@ Value = Any
 """A value of the model that a translation is writing. onnxscript traces it and gives it no static type."""
 
 Translation = Callable[..., Value]
-"""Takes the arguments of an op's call, and returns the call's results."""
+"""A function from the arguments of an op's call to the call's results."""
 
 Table = Mapping[OpOverload, Translation]
 
@@ -30,7 +30,7 @@ class Untranslated(Exception):
 
 
 def translates(*ops: OpOverload) -> Callable[[_T], _T]:
-    """Return a decorator that registers a function as the standard translation of some ops."""
+    """Register the decorated function as the standard translation of some ops."""
 
     def register(translation: _T) -> _T:
         TABLE.update(dict.fromkeys(ops, translation))
@@ -53,7 +53,7 @@ op = _Opset()
 
 @contextmanager
 def written_for(device_type: str) -> Generator[None]:
-    """Make translations that are called in the block write for graphs on this type of device."""
+    """Make translations in the block write for graphs on this type of device."""
     token = _device.set(device_type)
     try:
         yield
@@ -67,7 +67,6 @@ def cache_order() -> str:
 
 
 def rank(value: Value) -> int:
-    """Return the number of dimensions of an argument."""
     return len(value.shape)
 
 
@@ -78,7 +77,7 @@ def size(value: Value, dim: int) -> int | None:
 
 
 def fixed(value: Value, dim: int, what: str) -> int:
-    """Return an argument's size in a dimension. Raises Untranslated if it is symbolic. what: names it in the error."""
+    """Return an argument's size in a dimension. Raises Untranslated, with ``what`` as its name, if it is symbolic."""
     length = size(value, dim)
     if length is None:
         raise Untranslated(f"{what} is not a number")
@@ -129,12 +128,11 @@ def number(value: float | int | bool, like: Value, *, wide: bool = False) -> Val
 
 
 def lowest(like: Value) -> float:
-    """Return the lowest finite number in the dtype of a floating-point argument."""
     return torch.finfo(torch_type(like)).min
 
 
 def torch_type(value: Value) -> torch.dtype:
-    """Return torch's dtype for an argument. Raises Untranslated for a type without one here."""
+    """Return torch's dtype for an argument. Raises Untranslated for a type that has none here."""
     from onnx_ir import DataType
 
     names = {DataType.FLOAT: "float32", DataType.DOUBLE: "float64", DataType.FLOAT16: "float16"}

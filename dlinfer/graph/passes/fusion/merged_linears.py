@@ -1,7 +1,7 @@
 """Merge linear layers that read the same input (q, k and v; gate and up) into one ``dlinfer.linears`` node.
 
-This is a pass and not a fusion rule: a rule would insert the node before the last output, but the pass inserts it at
-the first layer, because all weights exist there already. It must not merge across a write to the input or a weight.
+This is a pass because a fusion rule would insert the node before the last output. The pass inserts it at the first
+layer, where all weights exist already. It must not merge across a write to the input or a weight.
 """
 
 from dataclasses import dataclass, field
