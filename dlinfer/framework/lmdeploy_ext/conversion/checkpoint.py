@@ -13,7 +13,7 @@ CONVERTED_FROM = "converted_from"
 """The key that a conversion adds to a ``quantization_config``; its value is the format of the files."""
 
 FLOATS = "floats"
-"""The value of ``CONVERTED_FROM`` begins with this if DLINFER_CPU_WEIGHTS packs floating-point files at load."""
+"""The start of ``CONVERTED_FROM``'s value if DLINFER_CPU_WEIGHTS packs floating-point files at load."""
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Keys of config.json that may hold the number of experts."""
@@ -29,8 +29,8 @@ _INSIDE = ("text_config", "llm_config", "language_config")
 Convert = Callable[[str, Tensor, Any], Iterable[tuple[str, Tensor]]]
 """A function from one tensor of a file, (name, tensor, layer), to the (name, tensor) pairs that LMDeploy loads.
 
-It returns none, one or several pairs. layer: LMDeploy's linear layer or our packed experts that own the tensor, or
-None. Raises UnsupportedFeatureError for values that the target format cannot hold.
+layer: LMDeploy's linear layer or our packed experts that own the tensor, or None. Raises UnsupportedFeatureError for
+values that the target format cannot hold.
 """
 
 
@@ -42,9 +42,9 @@ def language_configs(config: Any) -> list[Any]:
 
 
 def linear_sizes(model: Mapping[str, Any]) -> dict[str, int]:
-    """Return name in the configuration -> size, for the in_features and out_features of a decoder's linear layers.
+    """Return name in config.json -> size, for in_features and out_features of a decoder's linear layers.
 
-    model: the contents of config.json. The sizes of heads are left out for latent attention, whose projections differ.
+    Heads' sizes are left out for latent attention, whose projections differ.
     """
     hidden, heads = model.get("hidden_size") or 0, model.get("num_attention_heads")
     sizes = {"hidden_size": hidden, **{name: model.get(name) or 0 for name in INTERMEDIATE}}
@@ -56,7 +56,6 @@ def linear_sizes(model: Mapping[str, Any]) -> dict[str, int]:
 
 
 def shown(sizes: Mapping[str, int]) -> str:
-    """Return sizes as text, for errors."""
     return ", ".join(f"{name} = {size}" for name, size in sizes.items())
 
 
@@ -64,8 +63,8 @@ def shown(sizes: Mapping[str, int]) -> str:
 class Plan:
     """How a checkpoint is converted.
 
-    config: the ``quantization_config`` for LMDeploy; None if LMDeploy should load an unquantised model, and only our
-    layer knows that the weights are packed. convert: converts each tensor.
+    config: the ``quantization_config`` for LMDeploy; None if LMDeploy loads an unquantised model, and only our layer
+    knows that weights are packed. convert: converts each tensor.
     packs: whether floating-point weights are packed into fewer bytes than in the files.
     """
 
@@ -75,7 +74,7 @@ class Plan:
 
     @property
     def changes_bytes(self) -> bool:
-        """Return whether the weights in memory take another number of bytes than in LMDeploy's own layers."""
+        """Whether the weights in memory take another number of bytes than in LMDeploy's own layers."""
         return self.packs or self.config is None
 
 
@@ -100,15 +99,14 @@ class Checkpoint:
         return {**config, CONVERTED_FROM: self.source}
 
     def require_packed(self, is_packed: bool, name: str) -> None:
-        """Raise UnsupportedFeatureError unless a layer is packed. Call it for layers that LMDeploy builds as packed.
-
-        name: the layer's name in the checkpoint.
+        """Raise UnsupportedFeatureError for the layer ``name``, which LMDeploy builds as packed, unless
+        ``is_packed``.
         """
         self.require(is_packed, f"with layers that are not packed ({name})")
 
     @property
     def has_experts(self) -> bool:
-        """Return whether the model is a mixture of experts."""
+        """Whether the model is a mixture of experts."""
         return any(self.model.get(name) for name in EXPERTS)
 
     def require_served_experts(self) -> None:

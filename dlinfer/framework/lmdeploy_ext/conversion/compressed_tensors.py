@@ -164,8 +164,8 @@ def _float8(weights: _Scheme, inputs: _Scheme, checkpoint: Checkpoint) -> Plan:
 def _converter(checkpoint: Checkpoint, scale: str | None = None) -> Convert:
     """Return a function that converts tensors of layers in 8 bits.
 
-    scale: LMDeploy's name for the weight scales, which become float32. None keeps their name and dtype, for layers with
-    static input scales.
+    scale: LMDeploy's name for the weight scales, which become float32; None keeps their name and dtype, for static
+    input scales.
     """
     input_scales: dict[int, Tensor] = {}  # identity of a layer -> the scale of its input
 

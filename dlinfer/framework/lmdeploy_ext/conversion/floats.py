@@ -30,9 +30,8 @@ ADMITTED: Mapping[str, tuple[str, ...]] = {
     "int8": (*_DENSE, "MixtralForCausalLM"),  # LMDeploy's Qwen2-MoE and Qwen3-MoE have such experts in floats
     "int4": (*_DENSE, *SERVED),
 }
-"""Value of DLINFER_CPU_WEIGHTS -> the architectures whose weights are packed.
-
-These are the classes of ``dlinfer quantise``, and classes with experts whose tokens were compared in the format.
+"""Value of DLINFER_CPU_WEIGHTS -> architectures to pack: those of ``dlinfer quantise``, and compared ones with
+experts.
 """
 
 SETTING = "DLINFER_CPU_WEIGHTS"
@@ -90,8 +89,8 @@ def _group(model: Mapping[str, Any]) -> int:
 def packed(setting: str, form: Format, name: str, weight: Tensor) -> dict[str, Tensor]:
     """Return a weight [out, in] as the format's tensors: last part of the name -> tensor.
 
-    setting: the setting and its value, for errors. name: the weight's name.
-    Raises UnsupportedFeatureError if the tensor is no floating-point matrix, not finite, or too large for the format.
+    setting: the setting and its value, for errors. name: the weight's name. Raises UnsupportedFeatureError if the
+    weight is no floating-point matrix, not finite, or too large for the format.
     """
     feature = f"{setting} for {name}"
     if weight.ndim != 2 or not weight.is_floating_point() or weight.dtype.itemsize == 1:
@@ -121,8 +120,7 @@ def packed_head(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield a file's tensors, with the output projection or tied embedding packed to int8 if the model's are.
 
-    If the model ties them, a stored output projection is left out. Raises UnsupportedFeatureError for values that are
-    not finite.
+    If they are tied, a stored output projection is left out. Raises UnsupportedFeatureError for values not finite.
     """
     parameters = {name for name, _ in model.named_parameters()}
     tables = [name for name in ("model.embed_tokens", "lm_head") if f"{name}.numbers" in parameters]

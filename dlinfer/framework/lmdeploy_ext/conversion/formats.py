@@ -45,12 +45,12 @@ class Format(ABC):
 
     @property
     def group(self) -> str:
-        """Return in words which elements share a scale."""
+        """The elements that share a scale, in words."""
         return self.shared
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """Return the ``quantization_config`` for config.json."""
+        """The ``quantization_config`` for config.json."""
 
     def fault(self, out_features: int, in_features: int) -> str:
         """Return why a weight of this size cannot be quantised; empty if it can."""
@@ -62,10 +62,7 @@ class Format(ABC):
 
     @abstractmethod
     def quantise(self, rows: Tensor) -> dict[str, Tensor]:
-        """Quantise rows of a weight, and return the tensors of ``parts``.
-
-        rows: [rows, in_features]; a multiple of ``ROWS``, or all rows of the weight.
-        """
+        """Return the tensors of ``parts`` for rows of a weight: a multiple of ``ROWS``, or all of them."""
 
     @abstractmethod
     def dequantise(self, parts: dict[str, Tensor]) -> Tensor:
@@ -74,10 +71,7 @@ class Format(ABC):
 
 @dataclass(frozen=True)
 class AwqInt4(Format):
-    """AutoAWQ's layout "gemm": 4 bits, with a zero point and a float16 scale for each group in a row.
-
-    group_size: neighbouring inputs in a group.
-    """
+    """AutoAWQ's layout "gemm": 4 bits, with a zero point and a float16 scale for ``group_size`` neighbours in a row."""
 
     name = "awq-int4"
     dtype = "float16"  # LMDeploy serves AWQ in float16, whatever the configuration says

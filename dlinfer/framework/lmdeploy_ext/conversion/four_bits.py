@@ -134,9 +134,9 @@ _CONFIG = {
 
 
 def plan_of_experts(stored: int, symmetric: bool, checkpoint: Checkpoint) -> Plan:
-    """Return the plan of a compressed-tensors checkpoint whose experts alone are packed.
+    """Return the plan of a compressed-tensors checkpoint with only its experts packed. stored: the group size, or 0.
 
-    stored: the group size, 0 for all inputs. Raises UnsupportedFeatureError for zero points or other groups.
+    Raises UnsupportedFeatureError for zero points or other groups.
     """
 
     def require(is_served: Any, detail: str) -> None:

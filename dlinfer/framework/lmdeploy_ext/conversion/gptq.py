@@ -44,10 +44,7 @@ def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
 
 
 def _unlisted(modules: Any) -> list[str]:
-    """Return the linear layers that a configuration's list of quantised modules leaves out; empty without a list.
-
-    modules: names, or lists of names.
-    """
+    """Return the linear layers that a configuration's list of quantised modules leaves out; empty without a list."""
     names = [name for part in modules or () for name in ([part] if isinstance(part, str) else part)]
     listed = {_EXPERTS.get(last, last) for last in (name.rpartition(".")[2] for name in names)}
     return sorted(set(_LAYERS) - listed) if names else []

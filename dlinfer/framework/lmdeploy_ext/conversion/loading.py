@@ -1,4 +1,4 @@
-"""Hooks conversions into LMDeploy's reading of a model's configuration and of its weight files."""
+"""Patches LMDeploy's readers of configurations and weight files, so that they convert checkpoints."""
 
 import functools
 import logging
@@ -48,7 +48,7 @@ def rewrite(hf_config: Any) -> None:
 
 
 def stored_dtype(hf_config: Any) -> str | None:
-    """Return bfloat16 or float32 if a checkpoint converted to AWQ has that dtype, else None.
+    """Return the dtype, bfloat16 or float32, of a checkpoint converted to AWQ; None for other checkpoints.
 
     LMDeploy would replace the dtype by float16.
     """
@@ -90,10 +90,7 @@ class Layers:
         self._joined = _JOINED | {part: whole for whole, parts in named.items() for part in parts}
 
     def of(self, name: str) -> torch.nn.Module | None:
-        """Return the linear layer that owns a tensor, or None for other tensors (embeddings, norms).
-
-        name: the tensor's name in the checkpoint.
-        """
+        """Return the linear layer that owns a checkpoint's tensor; None for other tensors (embeddings, norms)."""
         path = place_of(name.rpartition(".")[0])
         parent, _, last = path.rpartition(".")
         whole = self._joined.get(last, last)
@@ -121,10 +118,7 @@ def converted(
 
 
 def _with_nan_noted(weights: Iterable[tuple[str, Tensor]], names: list[str]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors unchanged, and append the names of tensors with NaN to ``names``.
-
-    The search reads each tensor once more.
-    """
+    """Yield the tensors, and append the names of tensors with NaN to ``names``. This reads each tensor once more."""
     for name, tensor in weights:
         is_wide = tensor.is_floating_point() and tensor.dtype.itemsize > 1
         if is_wide and tensor.numel() and tensor.amax().isnan():

@@ -44,10 +44,7 @@ DTYPES = _WIDE | {
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, with or without a byte-order mark.
-
-    Raises OSError, or ValueError with the reason.
-    """
+    """Return the JSON object in a file, with or without a byte-order mark. Raises OSError or ValueError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:
@@ -77,17 +74,16 @@ class Stored:
 
     @property
     def elements(self) -> int:
-        """Return the number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Return the tensor's size in the file, in bytes."""
+        """The tensor's size in the file, in bytes."""
         return self.elements * DTYPES[self.dtype].itemsize
 
 
 def index_or_file(folder: Path) -> str | None:
-    """Return the name of the weight file, or the index of weight files, that LMDeploy reads; None if there is none."""
+    """Return the name of the weight file or index of weight files that LMDeploy reads; None if there is none."""
     return next((name for name in NAMES if (folder / name).is_file()), None)
 
 
@@ -103,7 +99,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def is_pickled(path: Path) -> bool:
-    """Return whether a weight file is pickled by torch, and not safetensors."""
+    """Return whether torch has pickled a weight file; it is in safetensors' format otherwise."""
     return path.suffix != ".safetensors"
 
 
@@ -175,8 +171,8 @@ def tensor(path: Path, name: str) -> Tensor:
 def tensors(path: str | Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield (prefix + name, tensor) for a safetensors file, and give each tensor's pages back to the system after use.
 
-    safetensors itself maps files for torch as writable, and Linux refuses that for a file larger than the memory. The
-    pages would stay resident until the file is closed, so a checkpoint would be in memory twice while it is packed.
+    safetensors itself maps files for torch as writable, and Linux refuses that for a file larger than the memory. It
+    also keeps pages resident until the file is closed, so a checkpoint would be in memory twice while it is packed.
 
     A tensor is a view of the file; do not write to it. It may be kept: later reads fetch the pages from the file again.
     Raises UnsupportedFeatureError, before the first tensor, for a dtype that is not in ``DTYPES``.

@@ -55,7 +55,7 @@ def asked_bits() -> str:
 
 
 def packs_bf12(hf_config: Any) -> bool:
-    """Return whether DLINFER_CPU_WEIGHTS=bf12 holds for a model, that is, its checkpoint is not quantised.
+    """Return whether DLINFER_CPU_WEIGHTS=bf12 packs a model's weights: its checkpoint must not be quantised.
 
     BF12 packing is lossless, so LMDeploy gets no ``quantization_config`` and builds its usual layers.
     """
@@ -66,11 +66,10 @@ def packs_bf12(hf_config: Any) -> bool:
 
 
 def packs_head(config: Any) -> bool:
-    """Return whether the output projection is packed to int8.
+    """Return whether the output projection is packed to int8: by DLINFER_CPU_HEAD, or else with the other weights.
 
-    DLINFER_CPU_HEAD decides. Without it, the projection is packed if the other weights are packed at load. It is never
-    packed if the active device does not share the host's memory.
-    config: a model's ``quantization_config`` in LMDeploy, or None.
+    It is never packed if the active device does not share the host's memory. config: LMDeploy's
+    ``quantization_config``, or None.
     """
     asked = settings.current().cpu_head
     if activation.active() is None or not activation.device().memory().shared or asked == "kept":
@@ -86,7 +85,7 @@ def is_packed_as_it_loads(config: Any) -> bool:
 def asked_plan(model: Mapping[str, Any]) -> Plan | None:
     """Return the plan of DLINFER_CPU_WEIGHTS to pack a floating-point checkpoint, or None.
 
-    model: the contents of config.json, without a ``quantization_config``. Raises UnsupportedFeatureError.
+    model: config.json's contents, without a ``quantization_config``. Raises UnsupportedFeatureError.
     """
     bits = asked_bits()
     if not bits or bits == _BF12:

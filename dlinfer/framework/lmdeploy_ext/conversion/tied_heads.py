@@ -20,9 +20,8 @@ _ROWS = 1 << 12
 
 
 def settle(hf_config: Any, folder: Path | None) -> None:
-    """Set ``tie_word_embeddings`` to false if the files hold an output projection that differs from the embedding.
-
-    hf_config: transformers' configuration, changed in place. folder: the model folder; None or no folder does nothing.
+    """Set ``tie_word_embeddings`` of transformers' configuration to false if the stored projection and embedding
+    differ.
     """
     tying = [part for part in language_configs(hf_config) if getattr(part, "tie_word_embeddings", False)]
     if not tying or folder is None or not folder.is_dir():

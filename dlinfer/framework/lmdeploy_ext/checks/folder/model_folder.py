@@ -71,8 +71,8 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
 def _check_architecture(folder: Path, config: dict[str, Any]) -> None:
     """Refuse a configuration if LMDeploy has no model class for its architecture.
 
-    LMDeploy looks the class up by ``auto_map`` if present, else by ``architectures``. A configuration with no
-    architecture at the top level (some are nested) passes here.
+    LMDeploy looks the class up by ``auto_map`` if present, else by ``architectures``. A configuration with neither at
+    the top level passes here, since the architecture may be nested.
     """
     from lmdeploy.pytorch.models.module_map import MODULE_MAP
     from lmdeploy.pytorch.models.patch import CUSTOM_MODULE_MAP
@@ -170,10 +170,7 @@ def names_in(path: Path) -> set[str]:
 
 
 def _check_unquantised(folder: Path, names: set[str]) -> None:
-    """Refuse packed weights if config.json has no quantization_config. names: of all tensors.
-
-    AutoGPTQ and AutoAWQ used to write that configuration to another file.
-    """
+    """Refuse packed weights without a quantization_config; AutoGPTQ and AutoAWQ once stored it in another file."""
     packed = sorted(name for name in names if name.rpartition(".")[2] in _PACKED)
     if not packed:
         return

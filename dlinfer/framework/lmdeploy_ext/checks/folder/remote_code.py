@@ -18,7 +18,7 @@ from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_config
 def code_of(config: dict[str, Any]) -> str | None:
     """Return the file that defines the configuration's class; None if transformers itself has the class.
 
-    The result begins with ``REPOSITORY--`` if the file lies in another repository. config: contents of config.json.
+    The result begins with ``REPOSITORY--`` if the file lies in another repository.
     """
     from transformers import CONFIG_MAPPING
 
@@ -29,9 +29,8 @@ def code_of(config: dict[str, Any]) -> str | None:
 
 
 def check(folder: Path, config: dict[str, Any], trusted: bool) -> None:
-    """Raise ModelFolderError if a configuration needs code that may not run, or code that is missing.
-
-    config: the contents of config.json. trusted: whether the user set trust_remote_code.
+    """Raise ModelFolderError if the configuration needs code that is missing, or that may not run as not
+    ``trusted``.
     """
     code = code_of(config)
     if code is None:

@@ -1,10 +1,9 @@
 """Refuses LoRA adapters that LMDeploy would serve wrongly: first by the adapter's folder, then with the model built.
 
-LMDeploy reads target modules, rank and alpha, and ignores the rest of PEFT's configuration. So it may compute
-something else than the adapter was trained for. It allocates A and B for each layer with a target module, and never
-checks whether the adapter fills them. It also ignores that some model classes permute or split weights at load. So
-adapters are served only on classes whose tokens were compared with PEFT's. The checks read names and sizes of weights,
-not their values.
+LMDeploy reads only target modules, rank and alpha of PEFT's configuration. So it may compute something else than the
+adapter was trained for. It allocates A and B for each layer with a target module, and never checks whether the adapter
+fills them. It also ignores that some model classes permute or split weights at load. So adapters are served only on
+classes whose tokens were compared with PEFT's. The checks read names and sizes of weights, not their values.
 """
 
 import re
@@ -73,7 +72,6 @@ class Adapter:
     path: str
 
     def fault(self, detail: str, advice: str = _AGAIN) -> AdapterFolderError:
-        """Return the error about this adapter. detail: the fault. advice: the next step for the user."""
         return AdapterFolderError(name=self.name, path=self.path, detail=detail, advice=advice)
 
     def targets(self) -> set[str]:
@@ -161,7 +159,7 @@ class Adapter:
 def check_folders(folders: Mapping[str, str] | None) -> None:
     """Raise AdapterFolderError for the first adapter that cannot be served on any model.
 
-    folders: name -> folder, or hub id. Adapters from a hub are skipped here, and checked after their download.
+    folders: name -> folder, or hub id. Adapters from a hub are checked after their download, not here.
     """
     for adapter in starmap(Adapter, (folders or {}).items()):
         if Path(adapter.path).exists() or looks_like_path(str(adapter.path)):

@@ -43,8 +43,8 @@ def build_patched_model(
 def _keep_padding_rows(model: torch.nn.Module) -> None:
     """Keep LMDeploy's embeddings from zeroing the padding token's row at load; transformers keeps that row.
 
-    A prompt may contain the padding token, for example if it is also the EOS token. A tied output projection reads the
-    row too.
+    The row matters if a prompt contains the padding token, for example as the EOS token, or if the output projection is
+    tied.
     """
     from lmdeploy.pytorch.nn.embedding import ParallelEmbedding
 

@@ -1,7 +1,4 @@
-"""Refuses models that would give other tokens than transformers, as soon as LMDeploy has read their configuration.
-
-The check runs before any weight is loaded.
-"""
+"""Refuses models that would give other tokens than transformers, from their configuration, before weights load."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,4 @@
-"""Refuses values of configuration fields that transformers' model class obeys and LMDeploy's ignores.
-
-Without this check such a model would silently generate other tokens than in transformers.
-"""
+"""Refuses values of configuration fields that transformers' model class obeys and LMDeploy's silently ignores."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,10 +32,7 @@ _OWN_HEAD_DIM = ("mixtral", "phimoe")
 
 
 def check(config: Any) -> None:
-    """Raise UnsupportedFeatureError for a field value that LMDeploy's class ignores.
-
-    config: transformers' configuration of the text model.
-    """
+    """Raise UnsupportedFeatureError for a field value of a text model that LMDeploy's class ignores."""
     kind = getattr(config, "model_type", "")
     fields = {**_OTHER_ACTIVATIONS.get(kind, _ACTIVATION), **_FIELDS.get(kind, {})}
     for name, served in fields.items():

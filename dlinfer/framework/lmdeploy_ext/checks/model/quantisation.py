@@ -1,7 +1,7 @@
 """Refuses quantised checkpoints that are not served, by their ``quantization_config``.
 
-LMDeploy misreads variants that it does not know. It reads every FP8 model without static scales as blocked by 128, and
-every AWQ model as one in the layout "gemm".
+LMDeploy misreads variants that it does not know: every FP8 model without static scales as blocked by 128, and every AWQ
+model as one in the layout "gemm".
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,8 @@ W8A8_SERVED = [
     for name in "Llama Qwen2 Qwen3 Mistral InternLM2 InternLM3 Phi3 Mixtral Qwen2Moe".split()
 ]
 """LMDeploy's classes that support smooth_quant: their quantised norms feed linear layers only. Other classes also
-quantise norms of heads or of layer outputs, and then use the result as if it were in floats."""
+quantise norms of heads or of layer outputs, and then use the result as if it were in floats.
+"""
 
 _FLOATS = "its attention reads floats alone"
 _JOINED = "LMDeploy joins its projections, and their tokens were never compared"
@@ -40,7 +41,7 @@ FLOATS_ALONE = {
 """LMDeploy's classes that are served only with floating-point weights -> the reason."""
 
 EXPERTS_ALONE = ("Qwen3MoeForCausalLM",)
-"""LMDeploy's classes that can have packed experts and all other layers in floats, as they pass on layers' names."""
+"""LMDeploy's classes that can have packed experts beside floating-point layers, as they pass on layers' names."""
 
 
 def check(names: Sequence[str], stored: Any, model: Mapping[str, Any], is_inside: bool = False) -> None:

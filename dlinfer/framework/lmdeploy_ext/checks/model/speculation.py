@@ -22,10 +22,7 @@ _WITHOUT = "leave speculative_config out"
 
 
 def check_request(speculative: Any, engine: Any) -> None:
-    """Raise UnsupportedFeatureError if a speculation is not served with an engine.
-
-    speculative: a SpeculativeConfig. engine: a PytorchEngineConfig.
-    """
+    """Raise UnsupportedFeatureError if a SpeculativeConfig is not served with a PytorchEngineConfig."""
     method = speculative.method
     if method not in PAIRS:
         advice = f"use one of {', '.join(PAIRS)}, or {_WITHOUT}"
@@ -39,10 +36,7 @@ def check_request(speculative: Any, engine: Any) -> None:
 
 
 def check_target(config: Any, method: str) -> None:
-    """Raise UnsupportedFeatureError for a target model that is not served with a method.
-
-    config: transformers' configuration of the target, as it is on disk.
-    """
+    """Raise UnsupportedFeatureError unless ``method`` serves the target. config: transformers', as it is on disk."""
     targets, _ = PAIRS[method]
     name = (config.architectures or [""])[0]
     if name not in targets:
@@ -58,10 +52,7 @@ def check_target(config: Any, method: str) -> None:
 
 
 def check_draft(config: Any, method: str) -> None:
-    """Raise UnsupportedFeatureError for a draft model that is not served with a method.
-
-    config: transformers' configuration of the draft, as it is on disk.
-    """
+    """Raise UnsupportedFeatureError unless ``method`` serves the draft. config: transformers', as it is on disk."""
     name = (config.architectures or [""])[0]
     if method == "deepseek_mtp":
         if not getattr(config, "num_nextn_predict_layers", 0):

@@ -70,10 +70,7 @@ def check_support(config: dict[str, Any], is_draft: bool = False) -> None:
 
 
 def is_vision_language(config: dict[str, Any]) -> bool:
-    """Return whether LMDeploy would load a model as a vision-language model.
-
-    That is the case for a ``vision_config``, or a class in LMDeploy's list of such models.
-    """
+    """Return whether LMDeploy would load a model as a vision-language model, by ``vision_config`` or by its class."""
     from lmdeploy.archs import check_vl_llm
 
     if config.get("vision_config"):

@@ -36,7 +36,7 @@ _NO_HEAD = (
 def note_copy(model: Any, build: Callable[..., Any], config: Any, context: Any) -> None:
     """Attach to a model a function that builds it again on ``meta``, in the format of its files.
 
-    build: LMDeploy's ``build_patched_model``. config, context: the arguments of ``build`` that made the model.
+    build: LMDeploy's ``build_patched_model``, whose arguments config and context made the model.
     """
     from lmdeploy.pytorch.config import QuantizationConfig
     from lmdeploy.pytorch.devices import get_device_manager

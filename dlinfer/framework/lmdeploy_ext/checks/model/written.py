@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _MOST_RUNS = 1 << 16
-"""If a view has more contiguous runs, its whole span counts as written, from first to last element."""
+"""The most contiguous runs of a view that are recorded singly. Beyond it, the view's whole span counts as written."""
 
 
 class Written(TorchDispatchMode):
@@ -68,7 +68,6 @@ def _storage(tensor: Tensor) -> StorageWeakRef:
 
 @functools.cache
 def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
-    """Return (index, name) of each argument that an op writes to."""
     declared = enumerate(func._schema.arguments)
     return tuple((i, each.name) for i, each in declared if each.alias_info and each.alias_info.is_write)
 

@@ -1,4 +1,4 @@
-"""Refuses engine options and engine calls that our devices do not serve; options before weights load."""
+"""Refuses engine options, before weights load, and engine calls that our devices do not serve."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ _SCALED_TOTAL = ("longrope", "su", "llama3", "mrope", "default")
 
 
 def positions(config: Any) -> int | None:
-    """Return the number of positions of a text model, or None if there is no limit.
+    """Return a text model's number of positions; None for no limit.
 
     For rope types that scale positions, it is ``factor`` times the original length, as in other engines.
     """

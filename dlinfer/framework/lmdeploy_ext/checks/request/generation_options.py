@@ -1,9 +1,8 @@
 """Checks a request's generation options before any work is done; the error names the field.
 
 LMDeploy 0.18 asserts on some fields and silently replaces others by defaults. Other values crash the engine's loop:
-``min_new_tokens`` beyond 64 bits (``torch.tensor``), a ``repetition_ngram_size`` beyond its window.
-The table ``_TAKES`` lists the allowed values of each field. A ``GenerationConfig`` is checked when it is made, and
-again when a request arrives, since its fields can be changed in between.
+``min_new_tokens`` beyond 64 bits (``torch.tensor``), a ``repetition_ngram_size`` beyond its window. A
+``GenerationConfig`` is checked when it is made, and again when a request arrives, since its fields may change.
 """
 
 import math

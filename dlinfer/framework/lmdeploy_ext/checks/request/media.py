@@ -16,7 +16,6 @@ _KINDS = {"video": "video", "audio": "audio", "time_series": "time series"}
 
 
 def _kinds(messages: Iterable[Any]) -> Iterator[Any]:
-    """Return the type of every content part of the messages."""
     contents = (message.get("content") for message in messages if isinstance(message, dict))
     parts = (part for content in contents if isinstance(content, list) for part in content)
     return (part.get("type") for part in parts if isinstance(part, dict))

@@ -52,9 +52,8 @@ def cache_refusal(length: int, async_engine: Any) -> str | None:
 def fit_sampling(param: Any, vocab_size: int, dtype: torch.dtype) -> None:
     """Change a SamplingParam in place to values of equal meaning that fit the vocabulary and the logits' dtype.
 
-    top_k and num_logprobs are limited to the vocabulary. Stop and bad token ids outside the vocabulary are dropped, as
-    they are never drawn; our logits processors drop theirs too. A temperature so close to 0 that logits would overflow
-    becomes greedy sampling.
+    This limits top_k and num_logprobs to the vocabulary, and drops stop and bad token ids outside it, which are never
+    drawn. A temperature so close to 0 that logits would overflow becomes greedy sampling.
     """
     if 0 < param.temperature < _LARGE_LOGIT / torch.finfo(dtype).max:
         param.temperature, param.top_k = 1.0, 1

@@ -65,10 +65,7 @@ _NESTED = (("text", "verbosity", ["medium"]), ("reasoning", "effort", ["low", "m
 
 
 def check_fields(path: str, body: Any) -> None:
-    """Raise UnsupportedFeatureError for the first field of a request that LMDeploy would ignore.
-
-    path: the endpoint. body: the request's JSON.
-    """
+    """Raise UnsupportedFeatureError for the first field of a request that the endpoint ``path`` would ignore."""
     if not isinstance(body, dict):
         return
     for field, neutral in UNREAD.get(path, {}).items():
