@@ -80,10 +80,9 @@ class Asked:
         return {op: sorted(arguments) for op, arguments in sorted(texts.items())}
 
     def compare(self, reach: Reach, record: Record) -> Iterator[Drift | Elsewhere]:
-        """Yield a finding for each use that does not fit ``dlinfer``.
+        """Yield a Drift for each use that does not fit ``dlinfer``, and for each recorded use that is gone.
 
-        The finding is a Drift, or an Elsewhere if the device never runs that code. Recorded uses that are gone are
-        Drifts too.
+        It is an Elsewhere if the device never runs that code.
         """
         for use in (*self.imports, *self.calls):
             differs = _differs(use, record)

@@ -12,7 +12,7 @@ from dlinfer.framework.patching import Patch
 
 
 def installed_source() -> Path:
-    """Return the folder of the installed LMDeploy, which is not imported. Raises FrameworkSourceError without one."""
+    """Return the installed LMDeploy's folder without importing it. Raises FrameworkSourceError without LMDeploy."""
     loaded = sys.modules.get("lmdeploy")
     spec = importlib.util.find_spec("lmdeploy") if loaded is None else loaded.__spec__
     if spec is None or spec.origin is None:
@@ -33,8 +33,8 @@ def changed(
 ) -> Iterator[tuple[Patch, str]]:
     """Yield (patch, recorded release) for each patch whose original function differs from the recorded body.
 
-    version: of the source. source: returns its folder. recorded: the folder of records.
-    Files equal to the recorded ones are not parsed, so checking a reviewed release takes milliseconds.
+    version: of the source. source: returns its folder. recorded: the folder of records. Files equal to the recorded
+    ones are not parsed, so checking a reviewed release takes milliseconds.
     """
     record, root = records.nearest(version, recorded), source()
     others = {file for file, known in record.files.items() if digest(root / file) != known}

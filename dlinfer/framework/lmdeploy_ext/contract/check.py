@@ -15,10 +15,10 @@ from dlinfer.framework.lmdeploy_ext.versions import describe
 
 
 def check(device: str, source: Path | None = None, recorded: Path = records.FOLDER) -> Report:
-    """Compare LMDeploy's source with this package, for one device, and return the report.
+    """Return the comparison of LMDeploy's source with this package, for one device type.
 
-    device: a device type. source: the folder that holds the package ``lmdeploy``; None takes the installed one.
-    recorded: the folder of records. Reads files only, for some seconds. Raises FrameworkSourceError.
+    source: the folder that holds the package ``lmdeploy``; None takes the installed one. recorded: the folder of
+    records. Reads files only, for some seconds. Raises FrameworkSourceError.
     """
     tree = Tree(source if source is not None else installed_source())
     adaptor = _adaptor()

@@ -42,7 +42,7 @@ class Extended:
 
     @property
     def methods(self) -> dict[str, Function]:
-        """Return the functions of our class by name."""
+        """The functions of our class by name."""
         return {function.name: function for function in functions(self.ours)}
 
 
@@ -68,7 +68,7 @@ class Adaptor:
 
     @cached_property
     def takes(self) -> list[Taken]:
-        """Return every import from LMDeploy."""
+        """Every import from LMDeploy."""
         return [taken for module in self.modules for _, taken in self._taken(module)]
 
     def _taken(self, module: Module) -> Iterator[tuple[str, Taken]]:
@@ -79,7 +79,7 @@ class Adaptor:
 
     @cached_property
     def extends(self) -> list[Extended]:
-        """Return every class of ours that extends one of LMDeploy's."""
+        """Every class of ours that extends one of LMDeploy's."""
         return [
             Extended(node, taken[name].name, self.tree.where(module, node))
             for module in self.modules
@@ -92,7 +92,7 @@ class Adaptor:
 
     @cached_property
     def own_specs(self) -> dict[str, tuple[Module, ast.AST]]:
-        """Return the name of each BuildSpec that our backend builds itself -> (file, the code that builds it)."""
+        """Name of each BuildSpec that our backend builds itself -> (file, the code that builds it)."""
         module = self.tree.module(BACKEND)
         table = getattr(module.names.get("_OURS"), "value", None) if module is not None else None
         assert module is not None and isinstance(table, ast.Dict), f"{BACKEND} has a table _OURS"
@@ -112,7 +112,7 @@ class Adaptor:
         return home, node if isinstance(node, ast.ClassDef) else home.tree
 
     def fields_read(self, spec: str) -> Iterator[tuple[str, str]]:
-        """Yield (field, where) for each field that our code reads from a BuildSpec. spec: its name."""
+        """Yield (field, where) for each field that our code reads from the BuildSpec named ``spec``."""
         module, builder = self.own_specs[spec]
         for node in ast.walk(builder):
             if isinstance(node, ast.Attribute) and dotted(node.value).rpartition(".")[2] == "spec":

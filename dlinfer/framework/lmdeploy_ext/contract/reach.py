@@ -49,7 +49,7 @@ class Reach:
 
     @cached_property
     def builders(self) -> dict[str, list[str]]:
-        """Return BuildSpec -> LMDeploy's backend classes that build it; a class comes before its bases."""
+        """BuildSpec -> LMDeploy's backend classes that build it; a class comes before its bases."""
         builders: dict[str, list[str]] = {}
         for backend, spec, _ in self._branches:
             builders.setdefault(spec, []).append(name_of(backend.node))
@@ -57,7 +57,7 @@ class Reach:
 
     @cached_property
     def definitions(self) -> set[tuple[str, str]]:
-        """Return (module, top-level definition) of everything that can run on the device."""
+        """(module, top-level definition) of everything that can run on the device."""
         seen: set[tuple[str, str]] = set()
         waiting = list(self._roots())
         while waiting:
@@ -69,9 +69,10 @@ class Reach:
         return seen
 
     def why_not(self, module: Module, definition: str, name: str) -> tuple[str, str]:
-        """Return (the device that runs it, reason) if a definition of LMDeploy's does not run on this device.
+        """Return (the device that runs it, reason) if a definition of LMDeploy's does not run on this device; else two
+        "".
 
-        Returns two empty strings if it does. name: the ``dlinfer`` name that the definition uses.
+        name: the ``dlinfer`` name that the definition uses.
         """
         vendor = vendor_of(module.name, name)
         if vendor and vendor != self.device:
@@ -84,7 +85,7 @@ class Reach:
 
     @cached_property
     def _branches(self) -> list[tuple[Found, str, list[ast.stmt]]]:
-        """Return (backend, BuildSpec, code that builds it) for each ``if isinstance(spec, ...)`` in a ``build_op``."""
+        """(backend, BuildSpec, code that builds it) for each ``if isinstance(spec, ...)`` in a ``build_op``."""
         return [
             (backend, dotted(kind).rpartition(".")[2], node.body)
             for backend in self._chain
@@ -97,10 +98,7 @@ class Reach:
         ]
 
     def _roots(self) -> Iterator[Found]:
-        """Yield where the search starts.
-
-        That is the code for BuildSpecs that we do not build, the backends' other methods, and what our layers import.
-        """
+        """Yield where the search starts: code for specs that we do not build, backends' other methods, our imports."""
         done = set(self.adaptor.own_specs)
         for backend, spec, body in self._branches:
             if spec not in done:

@@ -1,6 +1,6 @@
 """Reads and writes the records of reviewed LMDeploy releases: one file for each release, in ``recorded``.
 
-Signatures need no record: they are compared with our code. A record holds what only a person can judge: the bodies of
+Signatures need no record: they are compared with our code. A record holds what a person has judged: the bodies of
 functions that we replace or extend, the arguments of op calls, and the list of BuildSpecs.
 """
 
@@ -29,7 +29,6 @@ class Record:
     cuda: dict[str, list[str]] = field(default_factory=dict)
 
     def write(self, folder: Path = FOLDER) -> Path:
-        """Write the record into ``folder``, and return the file."""
         path = folder / f"{self.version}.json"
         path.write_text(json.dumps(asdict(self), indent=1, sort_keys=True) + "\n", encoding="utf-8")
         return path

@@ -13,10 +13,7 @@ _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def text_of(function: Function) -> str:
-    """Return a function's parameters and defaults as text, without annotations.
-
-    The text equals that of ``dlinfer.framework.patching.bare_signature`` for the imported function.
-    """
+    """Return a function's parameters and defaults as text, as ``patching.bare_signature`` does for imported ones."""
     return f"({ast.unparse(_FloatsWorkedOut().visit(_bare(function.args)))})"
 
 
@@ -32,10 +29,7 @@ def signature_of(function: Function) -> Signature:
 
 
 def constructor_of(tree: Tree, definition: Found) -> Signature | None:
-    """Return the signature of calling a class: from ``__init__``, or from a dataclass's fields.
-
-    None if the tree holds neither.
-    """
+    """Return the signature of calling a class, from ``__init__`` or a dataclass's fields; None without either."""
     init = tree.member(definition, "__init__")
     if init is not None and isinstance(init.node, Function):
         return signature_of(init.node)
@@ -149,7 +143,7 @@ def _bare(arguments: ast.arguments) -> ast.arguments:
 
 
 class _FloatsWorkedOut(ast.NodeTransformer):
-    """Replaces ``float("inf")`` by ``inf``, which the signature of an imported function shows."""
+    """Replaces ``float("inf")`` by ``inf``, as in the signature of an imported function."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         match node:

@@ -60,7 +60,7 @@ class Found:
 
     @property
     def name(self) -> str:
-        """Return ``package.module:Class.name``."""
+        """``package.module:Class.name``."""
         return f"{self.module.name}:{self.owner.name + '.' if self.owner else ''}{name_of(self.node)}"
 
 
@@ -81,7 +81,7 @@ class Tree:
 
     @cached_property
     def version(self) -> str:
-        """Return ``__version__`` of the package's ``version.py``. Raises FrameworkSourceError if it has none."""
+        """``__version__`` in the package's ``version.py``. Raises FrameworkSourceError if it has none."""
         match = re.search(
             r"^__version__\s*=\s*['\"]([^'\"]+)", self.text(f"{self.package}.version"), re.MULTILINE
         )
@@ -103,7 +103,7 @@ class Tree:
         return self._parsed[name]
 
     def holding(self, *words: str, below: str = "") -> Iterator[Module]:
-        """Yield the modules whose text holds any of the words. below: a package; empty means all modules."""
+        """Yield the modules of the package ``below`` (empty: all modules) whose text holds any of the words."""
         for name in self.paths:
             if within(name, below or self.package) and any(word in self.text(name) for word in words):
                 module = self.module(name)

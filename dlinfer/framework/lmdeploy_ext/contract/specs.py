@@ -44,7 +44,7 @@ def all_specs(tree: Tree) -> dict[str, Spec]:
 
 
 def models_of(tree: Tree, spec: str) -> list[str]:
-    """Return the served architectures whose layers use a BuildSpec, directly or through layers. spec: its name."""
+    """Return the served architectures whose layers use the BuildSpec named ``spec``, also through other layers."""
     names, grew = {spec}, True
     layers = list(tree.holding("class ", "def ", below=_LAYERS))
     while grew:

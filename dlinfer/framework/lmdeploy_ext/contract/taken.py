@@ -34,7 +34,7 @@ _CALLED_AS = {
 }
 """Abstract class of LMDeploy's -> the class of LMDeploy's to compare our ``forward`` with instead.
 
-LMDeploy's layers call ``forward`` of these abstract classes with other parameters than the abstract one declares.
+LMDeploy's layers call ``forward`` with other parameters than these abstract classes declare.
 """
 
 

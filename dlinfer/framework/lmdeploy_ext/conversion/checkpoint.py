@@ -99,9 +99,7 @@ class Checkpoint:
         return {**config, CONVERTED_FROM: self.source}
 
     def require_packed(self, is_packed: bool, name: str) -> None:
-        """Raise UnsupportedFeatureError for the layer ``name``, which LMDeploy builds as packed, unless
-        ``is_packed``.
-        """
+        """Raise UnsupportedFeatureError unless the layer ``name``, which LMDeploy builds as packed, is packed."""
         self.require(is_packed, f"with layers that are not packed ({name})")
 
     @property

@@ -30,9 +30,7 @@ ADMITTED: Mapping[str, tuple[str, ...]] = {
     "int8": (*_DENSE, "MixtralForCausalLM"),  # LMDeploy's Qwen2-MoE and Qwen3-MoE have such experts in floats
     "int4": (*_DENSE, *SERVED),
 }
-"""Value of DLINFER_CPU_WEIGHTS -> architectures to pack: those of ``dlinfer quantise``, and compared ones with
-experts.
-"""
+"""Value of DLINFER_CPU_WEIGHTS -> architectures that are packed: their tokens were compared in the format."""
 
 SETTING = "DLINFER_CPU_WEIGHTS"
 

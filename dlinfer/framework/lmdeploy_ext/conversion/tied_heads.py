@@ -20,9 +20,7 @@ _ROWS = 1 << 12
 
 
 def settle(hf_config: Any, folder: Path | None) -> None:
-    """Set ``tie_word_embeddings`` of transformers' configuration to false if the stored projection and embedding
-    differ.
-    """
+    """Set transformers' ``tie_word_embeddings`` to false if the stored projection differs from the embedding."""
     tying = [part for part in language_configs(hf_config) if getattr(part, "tie_word_embeddings", False)]
     if not tying or folder is None or not folder.is_dir():
         return

@@ -1,6 +1,6 @@
 """Activates the device of ours that LMDeploy runs on in this process, and tells other modules which one it is.
 
-Activation checks the patches and installs the device view. ``install`` knows all patches and hands them in.
+Activation checks the patches and installs the device view. ``install`` provides all patches.
 """
 
 import logging
@@ -42,7 +42,6 @@ def provide(records: Callable[[], list[Patch]], changed: Callable[[], Iterable[t
 
 
 def patches() -> PatchSet:
-    """Return this process's patch set, which is made at the first call."""
     global _patches
     if _patches is None:
         assert _records is not None, "dlinfer.framework.lmdeploy_ext provides them when it is imported"
@@ -63,25 +62,21 @@ def is_on() -> bool:
 
 
 def corrects(target: str, *, why: str, **record: Any) -> Callable[[Callable[..., Any]], Patch]:
-    """Return the decorator ``replaces(...)`` for a patch that corrects a fault of the tested LMDeploy releases.
+    """Return the decorator ``replaces(...)`` for a patch of LMDeploy's tested releases, on devices of ours only.
 
-    The patch applies only on devices of ours. target, why, record: as for ``replaces``.
+    target, why, record: as for ``replaces``.
     """
     return replaces(target, why=why, when=is_on, versions=FAULTY, **record)
 
 
 def refuse(feature: str, advice: str, device_type: str | None = None) -> UnsupportedFeatureError:
-    """Return the error for an unsupported feature.
-
-    advice: the user's next step. device_type: the device to name; None takes the active one.
-    """
+    """Return the error for an unsupported feature. device_type: the device to name; None takes the active one."""
     named = device_type or _active
     where = f"device_type {named!r}" if named else "a device of dlinfer's"
     return UnsupportedFeatureError(feature=feature, where=where, advice=advice)
 
 
 def serves(device_type: str) -> bool:
-    """Return whether this adaptor serves a device_type."""
     return device_type == _active or devices.serves(device_type)
 
 
@@ -135,7 +130,7 @@ def activate(device_type: str) -> None:
 def check_device(device_type: str) -> None:
     """Refuse to build an engine on ``device_type`` if another device is active or an essential patch does not fit.
 
-    Raises DeviceConflictError, since the view means the active device by "cuda", and PatchError.
+    Raises DeviceConflictError, since "cuda" in the view means the active device, and PatchError.
     """
     if _active is None:
         return
@@ -148,8 +143,7 @@ def check_device(device_type: str) -> None:
 def require(*uses: str) -> None:
     """Note that the engine uses the given model types and features, and check the patches that they need.
 
-    Raises PatchError if an essential patch for a noted use does not fit. Later calls check modules that were imported
-    in between.
+    Raises PatchError if an essential patch for a noted use does not fit. Later calls also check modules imported since.
     """
     _uses.update(uses)
     patches().require_essential(_uses)

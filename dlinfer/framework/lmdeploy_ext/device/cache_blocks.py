@@ -21,7 +21,7 @@ LMDEPLOY_DEFAULT = 64
 
 
 def layout(device: str) -> KVCacheLayout:
-    """Return the KV cache layout of the vendor that serves a device. device: torch's name of the device."""
+    """Return the KV cache layout of the vendor that serves torch's device ``device``."""
     vendor = activate_default(device)
     return vendor.kv_cache_layout if vendor is not None else KVCacheLayout()
 

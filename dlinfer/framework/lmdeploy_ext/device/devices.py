@@ -7,7 +7,7 @@ OWN = ("cuda", "ascend", "maca", "camb")
 
 
 def vendor_of(device_type: str) -> Vendor | None:
-    """Return the vendor whose device this adaptor serves as ``device_type``, or None. For cuda it is always None.
+    """Return the vendor whose device this adaptor serves as ``device_type``; None without one, and for cuda.
 
     Raises VendorLoadError or VendorClashError if the vendor named like the device fails to load.
     """
@@ -21,7 +21,6 @@ def vendor_of(device_type: str) -> Vendor | None:
 
 
 def serves(device_type: str) -> bool:
-    """Return whether this adaptor serves a device_type."""
     return vendor_of(device_type) is not None
 
 

@@ -15,7 +15,7 @@ _SMALLEST = 128 << 10  # bytes: malloc serves smaller requests from memory that 
 
 
 def wish_for(tensors: Iterable[Tensor]) -> None:
-    """Ask the system to put host tensors, of any shape and dtype, into huge pages. No effect without MADV_HUGEPAGE.
+    """Ask the system to put host tensors into huge pages. No effect without MADV_HUGEPAGE.
 
     Call it before the tensors are written: memory that is already written moves later, or never. A page may also hold
     a part of a neighbouring tensor.

@@ -1,10 +1,9 @@
 """Checks LMDeploy's device types against the installed vendor packages, and activates a device's vendor.
 
 LMDeploy accepts ascend, maca and camb on any machine, and looks for their kernels, versions and graph runners inside
-``dlinfer``. Our package holds only the op interface. A vendor's package has the rest, and registers an entry point with
-the device's name in ``dlinfer.vendors``. Without a vendor LMDeploy would raise a ModuleNotFoundError, or start without
-kernels. If the vendor describes its device for frameworks, this adaptor serves the device. Else LMDeploy runs its own
-backend for the device.
+``dlinfer``. These are in a vendor's package, which registers an entry point with the device's name in
+``dlinfer.vendors``. Without it LMDeploy would raise a ModuleNotFoundError, or start without kernels. This adaptor
+serves the device if the vendor describes it for frameworks. Else LMDeploy runs its own backend for the device.
 """
 
 import logging
@@ -52,10 +51,9 @@ def lacks_cuda(device_type: str) -> bool:
 
 
 def without_cuda(device_type: str) -> str:
-    """Return the device type to run on if ``device_type`` is cuda, LMDeploy's default, and torch sees no CUDA device.
+    """Return the device type to run on. Without a CUDA device, LMDeploy's default "cuda" is replaced, with a log line.
 
-    That is the device that is already active, or else the host; one log line says so. Any other device type is
-    returned unchanged.
+    The replacement is the device that is already active, or else the host.
     """
     if not lacks_cuda(device_type):
         return device_type

@@ -3,8 +3,8 @@
 LMDeploy's engine writes "cuda" and ``torch.cuda``, and expects other devices to redirect these names. Patching torch
 itself would redirect them for the whole process, and is known to break HF transformers. So only the name ``torch`` in
 the modules of ``COVERED`` is replaced by a view. The view translates the few names that those modules use, and passes
-on everything else unchanged. Modules that run inside the model's forward pass are not covered: they take the device
-from their tensors, and graph capture needs the real torch there.
+on everything else. Modules that run inside the model's forward pass are not covered: they take the device from their
+tensors, and graph capture needs the real torch there.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Refuses a model whose weights do not fit into memory, after its layers are made and before a weight is read.
 
-On a device that shares the host's memory, parameters take pages only as they are written. LMDeploy would fill them
-until the kernel kills the process, as it checks free memory only afterwards, for the KV cache.
+On a device that shares the host's memory, parameters take pages only as they are written. LMDeploy checks free memory
+only after that, for the KV cache, so the kernel might kill the process.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""LMDeploy's layer backend on our devices: it chooses the implementation for each of LMDeploy's build specs."""
+"""LMDeploy's layer backend on our devices: it chooses the implementation for each of LMDeploy's BuildSpecs."""
 
 import logging
 from collections.abc import Callable
@@ -51,15 +51,13 @@ _OURS = {
     "GatedDeltaMeta": lambda spec: gated_delta.StepStates(),
     "GatedDeltaRule": lambda spec: gated_delta.DeltaRule(),
 }
-"""Name of a BuildSpec without "BuildSpec" -> builder of the layer. LMDeploy's own dlinfer backend serves these layers
-wrongly or not at all."""
+"""Name of a BuildSpec without "BuildSpec" -> builder of the layer, if LMDeploy's dlinfer backend serves it wrongly."""
 
 
 class EagerRunner(GraphRunner):
     """Runs a model eagerly."""
 
     def __call__(self, **kwargs: Any) -> Any:
-        """Run one forward. kwargs: as LMDeploy's model takes them."""
         computing.begins()
         return super().__call__(**kwargs)
 
@@ -139,10 +137,9 @@ class OpsBackend(DlinferOpsBackend):
 
 
 def _graph_runner(model: torch.nn.Module) -> Callable[..., Any]:
-    """Return the class of the model's graph runner.
+    """Return the class of the model's graph runner: the vendor's own, CompiledRunner with an engine, or CaptureRunner.
 
-    It is the vendor's own, or CompiledRunner with an engine, or CaptureRunner if the device can capture graphs. Else
-    there are no graphs, and EagerRunner runs each step.
+    It is EagerRunner, without graphs, if there is no engine and the device cannot capture graphs.
     """
     device = activation.device()
     own = device.graph_runner()

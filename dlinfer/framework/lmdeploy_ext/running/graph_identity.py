@@ -1,8 +1,8 @@
 """Make the identity of a model's stored graphs: a description of all that LMDeploy built the model from.
 
 LMDeploy's configurations and build context are described field by field, whatever fields they have. ``LEFT_OUT`` names
-the fields that cannot change a graph, with the reason. A field that a later release adds counts, so that at worst a
-graph is compiled once more. A list of the fields that count could miss such a field, and a wrong graph would run.
+the fields that cannot change a graph. A field that a later release adds counts, so at worst a graph is compiled once
+more. A list of fields that count could miss such a field, and a wrong graph would run.
 """
 
 import enum
@@ -69,8 +69,8 @@ LEFT_OUT: dict[str, dict[str, str]] = {
 def model_identity(model: torch.nn.Module, **contexts: Any) -> str:
     """Return as text all that a model's graphs depend on: its code, configurations, and weights' dtypes and sizes.
 
-    contexts: name -> LMDeploy's object (build context, configurations of model, cache and backend).
-    Values of weights are inputs of the graphs, so another checkpoint of the same shapes runs the same graphs.
+    contexts: name -> LMDeploy's object (build context, configurations of model, cache and backend). Values of weights
+    are inputs of the graphs, so another checkpoint of the same shapes runs the same graphs.
     """
     weights = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     layers = {type(module) for module in model.modules()}

@@ -1,6 +1,6 @@
 """Wrap a forward for graphs so that it returns only the hidden states that are read, mostly a prompt's last one.
 
-The selection stands at the graph's end. ``passes/hoist_row_selection`` moves it in front of the last layer's products.
+The selection is at the graph's end. ``passes/hoist_row_selection`` moves it in front of the last layer's products.
 """
 
 import functools
@@ -16,16 +16,13 @@ class ForwardOfKeptRows(nn.Module):
     """Calls a model's forward and keeps the rows of its hidden states that the step's metadata names."""
 
     def __init__(self, model: Callable[..., Any]) -> None:
-        """model: an LMDeploy model, or a callable that runs the forward of it or of its language part."""
+        """Take an LMDeploy model, or a callable that runs the forward of the model or of its language part."""
         super().__init__()
         self.model = model
 
     @staticmethod
     def taken(inputs: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return a step's keywords without those that are None; None if ``forward`` lacks one of the others.
-
-        A graph knows its inputs by name, and ``forward`` has the names that text models use.
-        """
+        """Return a step's keywords that are not None; None if ``forward``, which has text models' names, lacks one."""
         present = {name: value for name, value in inputs.items() if value is not None}
         return present if present.keys() <= _names() else None
 
@@ -68,7 +65,7 @@ def _names() -> frozenset[str]:
 def kept_rows(metadata: Any, tokens: int, *, last_only: bool) -> Tensor:
     """Return the indices of each sequence's last token, int64 [sequences], or of all tokens, int64 [tokens].
 
-    metadata: the step's StepMetadata. tokens: number of the step's tokens. The result is on the metadata's device.
+    metadata: the step's StepMetadata. The result is on its device.
     """
     ends = metadata.cu_seqlens_q
     return ends[1:].long() - 1 if last_only else torch.arange(tokens, device=ends.device)

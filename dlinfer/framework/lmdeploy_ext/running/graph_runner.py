@@ -156,7 +156,6 @@ class CompiledRunner(GraphRunner):
         return lora.ForwardWithAdapters(self.ctx_mgr, owner, forward)
 
     def __call__(self, **kwargs: Any) -> Any:
-        """Run one forward. kwargs: as LMDeploy's model takes them."""
         self.counts.steps += 1
         if self._parts is None:
             return self._step(self._forward, kwargs, self._forward_of_kept)

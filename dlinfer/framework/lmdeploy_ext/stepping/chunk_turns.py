@@ -2,7 +2,7 @@
 
 LMDeploy runs a decoding step between the chunks of a prompt. But it runs the last two chunks in a row if the scheduler
 is free to prefill, and a chunk right after short prompts. A chunk takes long on a host, and other users' streams then
-wait for two prefills. After a decoding step LMDeploy's own rule sends the last chunk, so it waits for one step at most.
+wait for two prefills. The last chunk waits for one step at most: LMDeploy's own rule sends it after a decoding step.
 """
 
 from typing import Any

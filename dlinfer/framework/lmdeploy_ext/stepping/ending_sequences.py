@@ -1,8 +1,8 @@
 """Find sequences whose last token is being computed, as far as their length limit tells.
 
-LMDeploy prepares the next step while the current step computes, and so decodes a sequence once more although it ends
-with the current step. This wastes a row of the batch. If all sequences end, it wastes a whole step, and the next prompt
-waits for this step or is read in small portions next to it.
+LMDeploy prepares the next step while the current step computes, and so decodes an ending sequence once more. This
+wastes a row of the batch. If all sequences end, it wastes a whole step, and the next prompt waits for this step or is
+read in small portions next to it.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ def note(maker: Any, step: dict[str, Any] | None) -> None:
 
 
 def decodes_on(maker: Any, is_ahead: bool) -> bool:
-    """Whether a sequence of the running batch needs another step.
+    """Return whether a sequence of the running batch needs another step.
 
     is_ahead: whether the last step still computes, and will add a token to each of its sequences.
     """

@@ -41,10 +41,7 @@ def received(agent: Any, step: dict[str, Any]) -> dict[str, Any]:
 
 
 def can_join(agent: Any, first: dict[str, Any], second: dict[str, Any]) -> bool:
-    """Whether two steps need no more than rows of one forward, so that they can be joined.
-
-    first, second: arguments of a decoding step and of the step behind it.
-    """
+    """Return whether a decoding step and the step behind it need no more than rows of one forward."""
     prompts = second.get("inputs")
     if prompts is None or prompts.is_decoding or prompts.is_dummy:
         return False
@@ -129,7 +126,7 @@ class _Joined:
         """Return the indices of decoding rows that still own their blocks; None if all do.
 
         A sequence that ended while its next step was made ready has lost its blocks, and a prompt may own them now.
-        Both rows would write there, and one forward has no order of writes. Nobody reads the ended sequence's result.
+        Both rows would write there, in no order. Nobody reads the ended sequence's result.
         """
         lost = torch.isin(self._slots(decoding), self._slots(self._prompts))
         return (~lost).nonzero()[:, 0] if lost.any() else None
@@ -196,8 +193,8 @@ def split(
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Split a joint output into the outputs of both forwards; None if it has fields that do not split by rows.
 
-    decoding, prompts: ModelInputs of the two steps. kept: int64, the decoding rows that were computed, None for all.
-    The hidden states of the other decoding rows are 0.
+    decoding, prompts: ModelInputs of the two steps. kept: int64, the decoding rows that were computed, None for all;
+    the other rows' hidden states are 0.
     """
     if output.keys() - {"hidden_states", "model_metas", "seq_length", "position_ids"}:
         return None
@@ -223,7 +220,6 @@ def _output(inputs: Any, hidden: Tensor, positions: Tensor) -> dict[str, Any]:
 
 
 def _rows_of(decoding: Any, kept: Tensor) -> Any:
-    """Return ModelInputs of only the decoding rows ``kept``."""
     from lmdeploy.pytorch.strategies.ar.model_inputs import index_select_model_inputs
 
     return index_select_model_inputs(decoding, kept)

@@ -1,6 +1,6 @@
 """Let a compiled forward return only the last tokens' rows, if its step needs only each sequence's next token.
 
-LMDeploy selects the last rows of a result with all rows. It takes a result with one row for each sequence as it is.
+LMDeploy selects the last rows of a result itself, but takes a result with one row for each sequence as it is.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ def giving(agent: Any, last_only: bool) -> Iterator[None]:
 
 
 def are_enough(inputs: Any, *, has_all_logits: bool) -> bool:
-    """Whether a step reads no other rows than those of the last tokens.
+    """Return whether a step reads no other rows than those of the last tokens.
 
     inputs: its ModelInputs. A step that scores its input names the rows in them. has_all_logits: whether it returns
     the logits of all tokens, or their loss.

@@ -31,10 +31,7 @@ def _portion(maker: Any, is_ahead: bool) -> int | None:
 
 
 def _set_limits(maker: Any, portion: int | None) -> None:
-    """Set the limit of prompt tokens for the scheduler and for the chunks of a long prompt; None for LMDeploy's own.
-
-    To be called between two forwards.
-    """
+    """Set the scheduler's and the chunks' limit of prompt tokens, between two forwards; None for LMDeploy's own."""
     most = maker.config.max_prefill_token_num
     limit = most if portion is None else min(most, portion)
     chunker = maker.long_context_chunker
@@ -48,7 +45,7 @@ def _set_limits(maker: Any, portion: int | None) -> None:
 
 
 def _has_prompts(maker: Any) -> bool:
-    """Whether a prompt could be read now: a long prompt has chunks left, or a waiting prompt has room in the batch."""
+    """Return whether a prompt could be read now: one has chunks left, or a waiting one has room in the batch."""
     if maker.long_context_chunker.enabled():
         return True
     return maker.scheduler.has_waiting() and len(maker.running_seqs) < maker.config.max_batches
@@ -95,9 +92,9 @@ def _make_forward_inputs(
 
 
 def _would_decode_in_vain(maker: Any) -> bool:
-    """Whether the next step could only decode sequences that all end with the current step, by their length limit.
+    """Return whether the next step could only decode sequences that end with the current step, by length limit.
 
-    A sequence that does not end there after all is decoded by the step that is made after the current one.
+    A sequence that goes on after all is decoded by the step that is made after the current one.
     """
     if not maker.running_seqs or last_tokens.decodes_on(maker, is_ahead=True):
         return False
@@ -106,7 +103,7 @@ def _would_decode_in_vain(maker: Any) -> bool:
 
 
 def _is_one_process(executor: Any) -> bool:
-    """Whether LMDeploy runs in one process. Several ranks would have to agree on what they compute together."""
+    """Return whether LMDeploy runs in one process. Several ranks would have to agree on what they compute together."""
     from lmdeploy.pytorch.engine.executor.uni_executor import UniExecutor
 
     return isinstance(executor, UniExecutor)

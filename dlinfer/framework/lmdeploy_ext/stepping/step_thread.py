@@ -1,8 +1,8 @@
 """Run the model's steps on a thread of their own, so that the engine's event loop goes on during a step.
 
-On devices whose calls return before their work is done, the loop is free anyway. On the host a step returns when it is
-done. A prefill of a few thousand tokens takes seconds, and meanwhile nothing would be streamed, admitted or answered.
-LMDeploy's loop is written for asynchronous devices: during a step it makes the next inputs and hands out results.
+LMDeploy's loop is written for asynchronous devices: during a step it makes the next inputs and hands out results. On
+the host a call returns when its step is done. During a prefill of a few thousand tokens, which takes seconds, nothing
+would be streamed, admitted or answered.
 """
 
 import asyncio
@@ -194,7 +194,6 @@ def _push_output(original: Original, self: Any, output: Any) -> None:
 
 @replaces(f"{_AGENT}.wakeup", why=_MEANWHILE)
 def _wakeup(original: Original, self: Any, tags: Any = None) -> Any:
-    """Wake the agent up once the step under way is done."""
     steps = getattr(self, _NAME, None)
     with contextlib.nullcontext() if steps is None else steps.idle:
         return original(self, tags)

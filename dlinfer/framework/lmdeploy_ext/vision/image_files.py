@@ -1,7 +1,7 @@
 """Read image files: apply the orientation in their EXIF data, and refuse damaged files.
 
-LMDeploy 0.18 reads a truncated file as far as it goes and leaves the rest grey. LMDeploy ignores EXIF's orientation,
-which transformers and vLLM apply.
+LMDeploy 0.18 leaves the missing rest of a truncated file grey, and ignores EXIF's orientation, which transformers and
+vLLM apply.
 """
 
 from io import BytesIO

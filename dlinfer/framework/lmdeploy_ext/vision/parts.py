@@ -58,7 +58,7 @@ class Parts:
 
 
 def marks(sizes: Sizes, arguments: Arguments) -> Iterator[tuple[Tensor, int, str | None]]:
-    """Yield (tensor, dimension, its name in ``sizes``) for each dimension of the arguments. Absent ones are skipped."""
+    """Yield (tensor, dimension, its name in ``sizes``) for each dimension of the arguments that are present."""
     for name, counts in sizes.items():
         value = arguments.get(name)
         for tensor in value if isinstance(value, tuple) else (value,):
@@ -199,7 +199,7 @@ def of_model(model: nn.Module) -> Parts | None:
 
 
 def vision_function(model: nn.Module, parts: Parts) -> tuple[Any, Callable[..., Any]]:
-    """Return (owner, bound function): the function that makes features from pixels, and the module that has it."""
+    """Return (owner, bound function): the function that makes features from pixels, and its module."""
     path, name = parts.vision
     owner: Any = model.get_submodule(path)
     return owner, getattr(owner, name)
@@ -213,5 +213,4 @@ def method(
 
 
 def named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """Return the arguments of a call as a dict by name."""
     return dict(inspect.signature(function).bind(*args, **kwargs).arguments)

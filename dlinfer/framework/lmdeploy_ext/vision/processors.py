@@ -1,8 +1,8 @@
 """Load image processors without torchvision, which has no build for every torch.
 
-transformers 5 has each image processor twice, on torchvision and on pillow with numpy. Without torchvision it chooses
-the second by itself. Processors that know videos still need torchvision for their video part. Here a stand-in replaces
-the video part. It is never called: a message with a video is refused before.
+transformers 5 has each image processor twice, for torchvision and for pillow, and chooses the second without
+torchvision. But processors that know videos need torchvision for their video part. Here a stand-in replaces that part.
+It is never called: a message with a video is refused before.
 """
 
 import contextlib
@@ -27,18 +27,16 @@ _lock = threading.RLock()
 
 
 def has_torchvision() -> bool:
-    """Whether torchvision is installed, as transformers asks."""
+    """Return whether torchvision is installed, as transformers asks."""
     return importlib.util.find_spec("torchvision") is not None
 
 
 @functools.cache
 def stand_in() -> Any:
-    """A video processor that refuses every video."""
+    """Return the class of a video processor that refuses every video."""
     from transformers.video_processing_utils import VideoProcessorMixin
 
     class NoVideos(VideoProcessorMixin):
-        """The video part of a processor that is used for images alone."""
-
         def __call__(self, videos: Any, **kwargs: Any) -> Any:
             raise refuse("video input without torchvision", "send single images of the video")
 

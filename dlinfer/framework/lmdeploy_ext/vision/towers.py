@@ -10,8 +10,8 @@ from torch.nn.functional import pad
 def by_token(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``windowed``, from those of Qwen2.5-VL's encoder.
 
-    Patches become [tokens, patches of a token, size]. The number of patches then follows from the number of tokens. A
-    graph could not relate two independent sizes.
+    Patches become [tokens, patches of a token, size], since a graph could not relate two independent numbers of patches
+    and tokens.
     """
     unit = model.visual.spatial_merge_unit
     split = {name: arguments[name].unflatten(0, (-1, unit)) for name in ("hidden_states", "rotary_pos_emb")}
@@ -89,8 +89,8 @@ def deepstacked(
 ) -> Tensor:
     """Run Qwen3-VL's language model, and add image features to the hidden states behind its lowest layers.
 
-    self: LMDeploy's module. inputs_embeds: [1, tokens, hidden]. deepstack: [layers, 1, tokens, hidden] or None, for no
-    features. Other arguments as LMDeploy's forward takes them. Returns hidden states, [1, tokens, hidden].
+    self: LMDeploy's module. inputs_embeds: [1, tokens, hidden]. deepstack: the features, [layers, 1, tokens, hidden],
+    or None. Other arguments are LMDeploy's. Returns hidden states, [1, tokens, hidden].
     """
     positions = position_ids if mrope_position_ids is None else mrope_position_ids.unsqueeze(1)
     cos, sin = self.rotary_emb(inputs_embeds, positions)

@@ -1,6 +1,6 @@
 """The transforms of torchvision that LMDeploy's preprocessing imports, written with pillow and torch.
 
-Only chosen functions of LMDeploy see them: these functions run with an ``import`` that returns them for torchvision.
+Only chosen functions of LMDeploy get them, by an ``import`` of their own that returns them for torchvision.
 """
 
 import builtins
@@ -18,7 +18,6 @@ Transform = Callable[[Any], Any]
 
 
 def _compose(transforms: Sequence[Transform]) -> Transform:
-    """Return a transform that applies the given transforms one after another."""
     return lambda image: reduce(lambda done, transform: transform(done), transforms, image)
 
 

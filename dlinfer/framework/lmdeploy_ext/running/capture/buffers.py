@@ -13,8 +13,7 @@ NO_SLOT = -1
 class StepBuffers:
     """Inputs of a decoding step of ``rows`` sequences, with block tables of up to ``blocks`` blocks.
 
-    A padding row has the slot -1, so that it writes no cache, and a length of ``padding_length`` keys. With 0 its
-    attention reads none.
+    A padding row has the slot -1, so that it writes no cache, and a length of ``padding_length`` keys; 0 reads none.
     """
 
     def __init__(self, rows: int, blocks: int, device: torch.device, padding_length: int = 0) -> None:
@@ -48,8 +47,7 @@ class StepBuffers:
     def inputs(self, step: dict[str, Any]) -> dict[str, Any]:
         """Return LMDeploy's keywords of a forward over the buffers. step: the keywords of a real step.
 
-        Lengths are on the device only, where each replay reads them. A number of the host would keep the value that it
-        had at the capture.
+        Lengths are on the device only, where each replay reads them. A graph would keep the numbers of the host.
         """
         meta = step["attn_metadata"]
         return step | {

@@ -1,6 +1,6 @@
 """Decide which steps are captured: batch sizes, limits, and why a step is not captured.
 
-One policy serves all devices whose graphs are like CUDA's. It reads sizes and LMDeploy's metadata, and no device.
+One policy serves all devices with graphs like CUDA's. It reads sizes and LMDeploy's metadata, not the device.
 """
 
 from collections.abc import Mapping
@@ -37,14 +37,11 @@ class CapturePolicy:
     adapters: bool = False
 
     def size(self, batch: int) -> int:
-        """Return how many rows the graph for a batch of ``batch`` sequences has."""
+        """Return the number of rows of the graph for ``batch`` sequences."""
         return min(compatible_size(batch), self.largest)
 
     def why_not(self, inputs: Mapping[str, Any]) -> str | None:
-        """Return why a forward can never be captured; None if it can. inputs: LMDeploy's keywords of the forward.
-
-        The number of graphs is checked by ``why_not_another``.
-        """
+        """Return why a forward can never be captured, by LMDeploy's keywords ``inputs``; None if it can."""
         meta = inputs["attn_metadata"]
         if not meta.is_decoding:
             return PREFILL
@@ -64,9 +61,8 @@ class CapturePolicy:
         return None
 
     def why_not_another(self, graphs: int, free: int, total: int) -> str | None:
-        """Return why no further graph is captured; None if one may be.
-
-        graphs: number of graphs kept. free, total: bytes of the device's memory.
+        """Return why no graph is captured beside ``graphs`` others; None if one may be. free, total: bytes of
+        memory.
         """
         if graphs >= self.most_graphs:
             return f"{self.most_graphs} graphs are kept already"

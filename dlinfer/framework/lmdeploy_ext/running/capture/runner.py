@@ -55,9 +55,9 @@ class CaptureRunner(GraphRunner):
     """Runs decoding steps as a device's graphs, and all else eagerly.
 
     graphs_of: the device; its ``graph_class`` names the class of graphs. policy: decides what is captured; None for
-    sizes up to LMDeploy's ``max_batch_size``. Raises NoDeviceGraphError. A call raises CapturedStepError under the
-    fallback policy ``error``. Under other policies a size that cannot be captured runs eagerly, and is not tried again
-    until the graphs are dropped.
+    sizes up to LMDeploy's ``max_batch_size``. Raises NoDeviceGraphError. If a size cannot be captured, a call raises
+    CapturedStepError under the fallback policy ``error``. Under other policies the size runs eagerly until the graphs
+    are dropped.
     """
 
     def __init__(
@@ -81,7 +81,6 @@ class CaptureRunner(GraphRunner):
         _runners.append(weakref.ref(self.counts, _runners.remove))
 
     def __call__(self, **kwargs: Any) -> Any:
-        """Run one forward. kwargs: as LMDeploy's model takes them."""
         reason = self.policy.why_not(kwargs)
         if reason is not None:
             return self._run_eagerly(reason, kwargs)
@@ -138,8 +137,8 @@ class CaptureRunner(GraphRunner):
     def _capture(self, rows: int, kwargs: dict[str, Any]) -> Any:
         """Run a step eagerly over its buffers, capture it for later steps, and return the eager result.
 
-        The eager run makes all that is made once, such as repacked weights. The step may run twice: it writes the same
-        numbers to the same cache slots.
+        The eager run makes everything that is made once, such as repacked weights. The step may run twice: it writes
+        the same numbers to the same cache slots.
         """
         streams = self._device.streams
         keys = kwargs["past_key_values"][0][0]
