@@ -1,7 +1,7 @@
 """Cambricon MLUs: LMDeploy's ops on the ops of the vendor's torch_mlu_ops, eagerly.
 
-Tested against published signatures and documents, not on a card: docs/vendors/camb.md states how far for each op.
-torch_mlu_ops is loaded with the first kernel. torch calls the device "mlu", LMDeploy calls it "camb".
+The kernels were tested against published signatures and documents, not on a card; docs/vendors/camb.md has the details
+for each op. torch_mlu_ops is loaded with the first kernel. torch calls the device "mlu", LMDeploy "camb".
 """
 
 from collections.abc import Mapping

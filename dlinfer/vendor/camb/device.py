@@ -5,8 +5,6 @@ from dlinfer.vendor.device import Device, DeviceMemory
 
 
 class CambDevice(Device):
-    """One MLU."""
-
     communicator = "cncl"
     graph_class = "MLUGraph"
     padding_length = 1  # of 0 the documents of single_query_cached_kv_attn say nothing
@@ -17,6 +15,5 @@ class CambDevice(Device):
         self.streams = self._mlu
 
     def memory(self) -> DeviceMemory:
-        """The driver's figures for the current card."""
         free, total = self._mlu.mem_get_info()
         return DeviceMemory(free, total, "torch.mlu.mem_get_info", shared=False)

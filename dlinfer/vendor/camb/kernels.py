@@ -1,4 +1,4 @@
-"""Which op of the interface each kernel answers, and how far. An op that is not here runs as its reference, counted."""
+"""The table of ops and their kernels. An op that is not in it runs as its reference, counted as a fallback."""
 
 import torch
 
@@ -32,7 +32,7 @@ IN_FULL = (
     moe_gating_topk_softmax,
     fused_moe,
 )
-"""Every call of float16, bfloat16 and float32."""
+"""Kernels that take every call of float16, bfloat16 and float32."""
 
 IN_PART = (
     rms_norm_w8a8,
@@ -44,7 +44,7 @@ IN_PART = (
     paged_decode_attention,
 )
 IN_PART_HALVES = (linear_w8a8, fused_moe_w8a8)
-"""Others are declined with a reason; of the second, all of float32."""
+"""Kernels that decline some calls; the second declines all of float32."""
 
 KERNELS: dict[str, Kernel] = {kernel.__name__: kernel for kernel in (*IN_FULL, *IN_PART, *IN_PART_HALVES)}
 

@@ -1,4 +1,4 @@
-"""Choosing experts, and running them: rows in the experts' order, one grouped product for all, and back."""
+"""Choose experts and run them: sort rows by expert, make one grouped product for all, and restore the order."""
 
 import torch
 from torch import Tensor
@@ -50,14 +50,14 @@ def fused_moe(
 
 
 def _routed(topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each row in the experts' order its token, of each choice of a token its row, of each expert its rows."""
+    """Return each sorted row's token, each choice's sorted row, and the number of rows of each expert."""
     ids = layouts.index(topk_ids, topk_ids.device)
     sources, places, counts, _ = tmo().moe_gen_idx(ids, experts)
     return sources, places, counts
 
 
 def _together(rows: Tensor, places: Tensor, topk_weights: Tensor, renormalize: bool) -> Tensor:
-    """The weighted sum of each token's rows; all experts are here, so there are no counts to say which."""
+    """Return the weighted sum of each token's rows. All experts are local, so no counts are passed."""
     weights = topk_weights.float()
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)
@@ -101,7 +101,7 @@ def fused_moe_w8a8(
 
     device, (hidden, inner) = hidden_states.device, down_weights.shape[1:]
     sources, places, counts = _routed(topk_ids, gate_up_weights.shape[0])
-    # a row of zeros has the scale 0, so that its product is zeros, whatever its numbers are
+    # a row of zeros has scale 0, so its product is zeros, whatever its numbers are
     rows, row_scales = tmo().moe_quantize(
         hidden_states.contiguous(), layouts.ones(hidden, device), gather_index=sources
     )

@@ -1,4 +1,4 @@
-"""RMS norms, plain, after a residual sum, and quantised to 8 bits at once; quantising alone."""
+"""RMS norms: plain, after a residual sum, and quantised to 8 bits at once; and quantisation alone."""
 
 import torch
 from torch import Tensor
@@ -85,7 +85,7 @@ _LEAST = 1e-7 / 127
 
 
 def _zeros_stay(numbers: Tensor, scale: Tensor) -> Tensor:
-    """A row of zeros has the scale 0, and the vendor divides by it: what its numbers become is not documented."""
+    """Return zeros for a row with scale 0. The vendor divides by the scale; its result then is undocumented."""
     return numbers.masked_fill_((scale == 0).unsqueeze(-1), 0)
 
 

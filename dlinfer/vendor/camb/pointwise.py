@@ -8,7 +8,7 @@ from dlinfer.vendor.camb import layouts, refusing
 from dlinfer.vendor.camb.sdk import tmo
 
 _SMALLEST_HEAD, _LARGEST_HEAD = 2, 256
-"""Of apply_rotary."""
+"""Limits of apply_rotary."""
 
 
 def _refuses_rotation(x: Tensor) -> str | None:
@@ -28,10 +28,9 @@ def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tupl
 
 
 def _turned(x: Tensor, sin: Tensor, cos: Tensor, interleaved: bool) -> Tensor:
-    """x [tokens, heads, size] turned by sin and cos [tokens, size], as one padded sequence that begins at row 0.
+    """Rotate x [tokens, heads, size] by sin and cos [tokens, size] into a new tensor.
 
-    The tables hold each token's own row already, so there are no positions to look up. A new tensor: without an output
-    the vendor writes into its input.
+    It is one padded sequence from row 0: the tables hold each token's own row, so there are no positions to look up.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     tmo().apply_rotary(
@@ -65,14 +64,14 @@ def apply_rotary_pos_emb_interleaved(
 
 
 def _of_token(x: Tensor, table: Tensor) -> int:
-    """How many neighbouring rows of x a row of a table turns: all heads of a token, in LMDeploy's shapes."""
+    """Return how many neighbouring rows of x a row of a table rotates: all heads of a token, in LMDeploy's shapes."""
     if table.dim() == x.dim() and table.shape[0] == x.shape[0] and all(n == 1 for n in table.shape[1:-1]):
         return x[0].numel() // x.shape[-1]
     return 1
 
 
 def _of_pairs(table: Tensor, x: Tensor, heads: int) -> Tensor:
-    """The first half of a table, each number for both of a pair: [rows, size]."""
+    """Repeat each number of the first half of a table's rows, for both numbers of a pair: [rows, size]."""
     size = x.shape[-1]
     half = table[..., : size // 2]
     if heads == 1:

@@ -1,4 +1,4 @@
-"""How far each kernel was proven, as data; docs/vendors/camb.md says of each what was leant upon."""
+"""How far each kernel was tested; docs/vendors/camb.md names the evidence for each."""
 
 from dlinfer.vendor.camb.kernels import KERNELS
 from dlinfer.vendor.claims import Proof, Proofs

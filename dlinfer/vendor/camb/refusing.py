@@ -1,4 +1,4 @@
-"""Reasons why a kernel does not take a call, each said once; a rule strings some of them together."""
+"""Reasons to refuse a call that several kernels share."""
 
 import torch
 from torch import Tensor
@@ -12,5 +12,5 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def floating(x: Tensor) -> str | None:
-    """A dtype that the vendor's ops compute in."""
+    """Return the reason to refuse a dtype that the vendor's ops do not compute in, or None."""
     return dtype(x.dtype, FLOATS)

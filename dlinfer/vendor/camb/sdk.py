@@ -1,7 +1,6 @@
-"""The vendor's torch_mlu and torch_mlu_ops: whether they are here, whether a card is, and the ops once loaded.
+"""The vendor's torch_mlu and torch_mlu_ops: whether they and a card are usable here, and the ops.
 
-A process without them pays for one search of sys.path. Kernels do not know whether ``torch_mlu_ops`` is the vendor's
-package or a simulation.
+A process without them pays for one search of sys.path. ``torch_mlu_ops`` may be the vendor's package or a simulation.
 """
 
 import importlib
@@ -12,33 +11,33 @@ from typing import Any
 from dlinfer.vendor.base import Probe
 
 PACKAGES = ("torch_mlu", "torch_mlu_ops")
-"""The packages in loading order: the first makes the device, the second its ops."""
+"""The packages in loading order: the first registers the device, the second its ops."""
 
 _ops: Any = None
 
 
 def load() -> None:
-    """Import the vendor's packages. Raises ImportError with their own words where a driver is missing."""
+    """Import the vendor's packages. Raises ImportError with their own message if a driver is missing."""
     global _ops
     for name in PACKAGES:
         _ops = importlib.import_module(name)
 
 
 def tmo() -> Any:
-    """The module torch_mlu_ops. Loads it."""
+    """Load and return the module torch_mlu_ops."""
     if _ops is None:
         load()
     return _ops
 
 
 def cards() -> Any:
-    """``torch.mlu``: the vendor's module of streams, memory and properties. Loads the packages."""
+    """Load the packages and return ``torch.mlu``, the vendor's module of streams, memory and properties."""
     tmo()
     return sys.modules["torch"].mlu  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def probe() -> Probe:
-    """Whether a card can be used here; loads the packages only where they are installed. Never raises."""
+    """Return whether a card can be used here; load the packages only if they are installed. Never raises."""
     for name in PACKAGES:
         if name not in sys.modules and importlib.util.find_spec(name) is None:
             return Probe(

@@ -1,4 +1,4 @@
-"""Writing new tokens into the paged KV cache."""
+"""Write new tokens into the paged KV cache."""
 
 import weakref
 
@@ -12,9 +12,9 @@ from dlinfer.vendor.camb.sdk import tmo
 
 
 class _Checked:
-    """The last slots that a look has found to lie in the cache: one wait for the card a step, not a layer.
+    """The last slots that passed the check: one wait for the card a step, not a layer.
 
-    Slots made in inference mode are known by their tensor alone, which may not be written anew, as it is for graphs.
+    Slots made in inference mode are identified by their tensor alone. That tensor must not be written again.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class _Checked:
         self._last: tuple[weakref.ref[Tensor], tuple[int, int]] | None = None
 
     def check(self, slots: Tensor, keys: Tensor) -> None:
-        """Raises OpArgumentError for one behind the end of the canonical cache ``keys``."""
+        """Raise OpArgumentError for a slot behind the end of the canonical cache ``keys``."""
         last, key = self._last, (layouts.version(slots), keys.shape[0] * keys.shape[1])
         if last is None or last[0]() is not slots or last[1] != key:
             check_slots(slots, keys)
@@ -40,7 +40,7 @@ def _refuses_caches(k: Tensor, k_cache: Tensor, v_cache: Tensor) -> str | None:
 
 
 def _with_values(k: Tensor, v: Tensor) -> Tensor:
-    """Keys as a cache keeps them whose values are a part of them: the first numbers of each are its value."""
+    """Return keys that begin with their values, for a cache that keeps both in one place."""
     if k.data_ptr() == v.data_ptr() and k.stride() == v.stride():
         return k.contiguous()
     return torch.cat((v, k[..., v.shape[-1] :]), dim=-1)

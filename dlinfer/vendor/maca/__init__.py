@@ -1,8 +1,8 @@
 """MetaX cards: LMDeploy's ops on MetaX's mcoplib, flash_attn and Triton, eagerly.
 
-Proven against schemas and sources that MetaX publishes, on no card: docs/vendors/maca.md says of each op how far.
-LMDeploy knows the device as "maca", torch as "cuda", since MetaX's build is CUDA's to its callers. MetaX's packages are
-loaded with the first kernel.
+The kernels were tested against MetaX's published schemas and sources, not on a card; docs/vendors/maca.md has the
+details for each op. LMDeploy calls the device "maca", torch "cuda", since MetaX's build of torch imitates CUDA's.
+MetaX's packages are loaded with the first kernel.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,9 @@ from dlinfer.vendor.device import Device
 from dlinfer.vendor.maca.torch_name import DEVICE_TYPE
 
 BLOCK_SIZE = 64
-"""Slots of a block. flash_attn takes any multiple of 16, flash_mla only this one. LMDeploy would cut blocks of latent
-caches to 32 for a vendor that states no number."""
+"""Slots of a block. flash_attn takes any multiple of 16, flash_mla only 64. By default LMDeploy would cut blocks of
+latent caches to 32.
+"""
 
 
 def _probe() -> Probe:
@@ -39,7 +40,7 @@ def _device() -> Device:
 
 
 def _claims() -> Claims:
-    """All kernels but weight_quant_matmul, whose op admits no weight that was rounded to 16 bits, as awq_gemm's are."""
+    """Claim all kernels but weight_quant_matmul: its op allows no weights rounded to 16 bits, which awq_gemm has."""
     from dlinfer.vendor.maca.kernels import IN_HALVES, KERNELS
     from dlinfer.vendor.maca.refusing import FLOATS, HALVES
 

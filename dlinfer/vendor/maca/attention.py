@@ -1,9 +1,7 @@
-"""Attention of prompts, over their own new tokens or over pages, and of one token a sequence, by flash_attn.
+"""Attention by flash_attn: of prompts, to their own new tokens or to pages, and of one token a sequence.
 
-Over a latent cache it is flash_mla's (``latent``).
-
-flash-attention's bounds of a window are the interface's, counted alike from the bottom right, and a query that sees no
-key gives zeros in both.
+``latent`` serves latent caches by flash_mla. flash-attention counts a window's bounds as the ops do, from the bottom
+right, and also returns zeros for a query that sees no key.
 """
 
 from typing import Any
@@ -15,9 +13,9 @@ from torch.nn import functional
 from dlinfer.vendor.maca import latent, refusing, sdk, sequences
 
 _ALIGNED, _WIDEST = 8, 512
-"""Head sizes: multiples of the first up to the second (vLLM-metax; flash-attention itself ends at 256)."""
+"""Head sizes are multiples of the first, up to the second (vLLM-metax; flash-attention itself ends at 256)."""
 _PAGE = 16
-"""Blocks of a cache are a multiple of it (vLLM-metax)."""
+"""Block sizes of a cache are multiples of it (vLLM-metax)."""
 
 
 def _refuses(call: Any, size: int) -> str | None:
@@ -59,7 +57,7 @@ def _sight(causal: bool, left: int, right: int) -> dict[str, Any]:
 
 
 def _extras(q: Tensor, cap: float, alibi_slopes: Tensor | None, sinks: Tensor | None) -> dict[str, Any]:
-    """Keywords that few models need; s_aux, which is MetaX's own, only where there are sinks."""
+    """Return keywords for rare features. MetaX's own s_aux is passed only with sinks."""
     slopes = None if alibi_slopes is None else alibi_slopes.float().contiguous()
     options: dict[str, Any] = {"softcap": cap, "alibi_slopes": slopes}
     return options if sinks is None else options | {"s_aux": sinks.to(q.dtype).contiguous()}
@@ -107,7 +105,7 @@ def prefill_attention(
 
 
 def _widened(x: Tensor, size: int) -> Tensor:
-    """x [..., smaller] with zeros up to ``size``: they add nothing to scores, and are cut off values."""
+    """Pad the last dimension of x with zeros up to ``size``; contiguous. The zeros add nothing to scores."""
     return functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else sequences.whole(x)
 
 

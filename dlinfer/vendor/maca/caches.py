@@ -1,4 +1,4 @@
-"""Writing new tokens into the paged KV cache."""
+"""Write new tokens into the paged KV cache."""
 
 import torch
 from torch import Tensor
@@ -11,11 +11,11 @@ from dlinfer.vendor.maca.kept import LastAnswer
 from dlinfer.vendor.maca.latent import begins
 
 _highest = LastAnswer(lambda slots: int(slots.max()))
-"""The last slot of a step: what lies behind the cache's end the vendor would write too."""
+"""The last slot of a step. The vendor would write even behind the cache's end."""
 
 
 def _is_latent(k: Tensor, v: Tensor) -> bool:
-    """Whether values may be the beginning of keys, of any sizes."""
+    """Return whether values may be the beginning of keys, of any sizes."""
     return k.shape[1] == 1 and v.shape[2] < k.shape[2]
 
 
@@ -37,14 +37,14 @@ def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_sta
         )
     if kv_start_indices.numel() == 0:
         return
-    # a graph's slots are those of each replay, which nobody can look at while it is captured
+    # a graph's slots change at each replay and cannot be read during the capture
     if not sdk.capturing() and _highest.of(kv_start_indices) >= k_cache.shape[0] * k_cache.shape[1]:
         check_slots(kv_start_indices, k_cache)  # says so, as every kernel of the op does
     scale = torch.ones(1, device=k.device)  # scales, which caches of the model's own dtype do without
     slots = kv_start_indices.to(torch.int64).contiguous()
     if latent:
         value = sequences.whole(v.squeeze(1))
-        # the values' cache is the keys': what of k is not overwritten by v is its end
+        # the values' cache is the keys': v fills the beginning of a key, and only the end of k is written
         end = sequences.whole(k.squeeze(1)[:, v.shape[2] :])
         torch.ops._C_cache_ops.concat_and_cache_mla(value, end, k_cache.squeeze(2), slots, "auto", scale)
         return
@@ -61,6 +61,6 @@ def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_sta
 
 
 def _heads_together(x: Tensor) -> Tensor:
-    """x [tokens, heads, size] with the heads of a token side by side; tokens may lie apart, as in a packed qkv."""
+    """Make the heads of a token dense in x [tokens, heads, size]; tokens may lie apart, as in a packed qkv."""
     together = x.stride(2) == 1 and (x.stride(1) == x.shape[2] or x.shape[1] == 1)
     return x if together else x.contiguous()

@@ -5,8 +5,6 @@ from dlinfer.vendor.maca import sdk
 
 
 class MacaDevice(Device):
-    """One MetaX card."""
-
     communicator = "nccl"  # MetaX's MCCL answers to it, as vLLM-metax has it
     graph_class = "CUDAGraph"
     max_batch_size = 256  # as LMDeploy has it for its own backend of these cards
@@ -16,6 +14,5 @@ class MacaDevice(Device):
         self.streams = self._cards
 
     def memory(self) -> DeviceMemory:
-        """The driver's figures for the current card."""
         free, total = self._cards.mem_get_info()
         return DeviceMemory(free, total, "torch.cuda.mem_get_info", shared=False)

@@ -14,7 +14,7 @@ Made = tuple[list["weakref.ref[Tensor]"], list[int], Any]
 
 
 def version(tensor: Tensor) -> int:
-    """How often a tensor was written; always 0 of one made in inference mode."""
+    """Return the number of writes to a tensor; always 0 for a tensor made in inference mode."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -35,7 +35,6 @@ class LastAnswer:
         self._made: Made | None = None
 
     def of(self, *tensors: Tensor) -> Any:
-        """The answer."""
         entry = self._made  # another thread may replace it meanwhile
         if entry is None or not _is_of(entry, list(tensors)):
             entry = (
@@ -55,7 +54,7 @@ class Kept:
         self._kept: dict[tuple[int, Any], Made] = {}
 
     def of(self, key: Any, *parts: Tensor | None) -> Any:
-        """``make(key, *given)``, or what it gave before."""
+        """Return ``make(key, *parts)``, cached."""
         tensors = [tensor for tensor in parts if tensor is not None]
         place = id(tensors[0]), key
         entry = self._kept.get(place)

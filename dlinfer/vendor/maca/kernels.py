@@ -1,4 +1,4 @@
-"""Which op of the interface each kernel answers. An op that is not here runs as its reference, under the policy."""
+"""The table of ops and their kernels. An op that is not in it runs as its reference, under the fallback policy."""
 
 from dlinfer.vendor.base import Kernel
 from dlinfer.vendor.maca.attention import (
@@ -48,4 +48,4 @@ IN_HALVES = (
     "linear_w8a8",
     "weight_quant_matmul",
 )
-"""Those that take or give float16 and bfloat16 only; the others know float32 too."""
+"""Ops that take or return float16 and bfloat16 only. The others also take float32."""

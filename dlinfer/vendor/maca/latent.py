@@ -1,11 +1,11 @@
-"""Attention over DeepSeek's latent cache by flash_mla: one head of keys of 576 numbers, whose first 512 are the values.
+"""Attention over DeepSeek's latent cache by flash_mla: one key head of 576 numbers, whose first 512 are the values.
 
-flash_mla takes the same number of queries for all sequences of a call. A decoding step has one. Prompts are cut into
-pieces of up to 128 queries, the limit that vLLM-metax keeps, and pieces of equal size share a call. Keys of a prompt
-that are not in a cache yet are copied into pages, 1 KB a token.
+flash_mla takes the same number of queries for all sequences of a call. A decode step has one. Prompts are cut into
+pieces of up to 128 queries, vLLM-metax's limit, and pieces of equal size share a call. Keys of a prompt that are not in
+a cache yet are copied into pages, 1 KB a token.
 
-The calls fit both published declarations. One is in MetaX's source (1.0.1). The other is DeepSeek's later one, where
-the first call fills a schedule object; vLLM-metax calls it since May 2026.
+The calls fit both published declarations: MetaX's (1.0.1), and DeepSeek's later one, whose first call fills a schedule
+object. vLLM-metax calls the later one since May 2026.
 """
 
 from collections.abc import Iterator
@@ -20,24 +20,24 @@ from dlinfer.errors import KernelDeclined
 from dlinfer.vendor.maca import refusing, sdk, sequences
 
 KEYS, VALUES = 576, 512
-"""Numbers of a latent key, and of its beginning that is the value."""
+"""The size of a latent key, and of its beginning that is the value."""
 PAGE = 64
-"""Slots of a page: what vLLM-metax states, and the later declaration demands."""
+"""Slots of a page, by vLLM-metax and the later declaration."""
 _QUERIES = 128
-"""Most queries of a piece (vLLM-metax)."""
+"""The most queries of a piece (vLLM-metax)."""
 _TOGETHER = 1024
-"""Most queries of a call: flash_mla holds their results in float32, two of each, as it works."""
+"""The most queries of a call. flash_mla keeps two float32 results of each while it works."""
 _ALIGNED = 8
-"""Numbers of 16 bits that are read at once."""
+"""Numbers of 16 bits in one read."""
 
 
 def fits(keys: Tensor, values: Tensor) -> bool:
-    """Whether keys and values, of tokens or in pages, have a latent cache's sizes."""
+    """Return whether keys and values, of tokens or in pages, have a latent cache's sizes."""
     return (keys.shape[-2], keys.shape[-1], values.shape[-1]) == (1, KEYS, VALUES)
 
 
 def refuses(call: Any) -> str | None:
-    """Why a call over such keys and values is not served."""
+    """Return why a call over a latent cache is not served, or None."""
     if not sdk.has_flash_mla():
         return "flash_mla, which has latent attention, is not installed"
     if call.window_left >= 0 or getattr(call, "window_right", -1) >= 0 or call.logit_softcapping > 0:
@@ -48,7 +48,7 @@ def refuses(call: Any) -> str | None:
 
 
 def refuses_pages(call: Any) -> str | None:
-    """The same of pages."""
+    """Return why a call over a latent cache in pages is not served, or None."""
     *blocks, _, side = call.k_cache.stride()
     if side != 1 or any(place % _ALIGNED for place in (*blocks, call.k_cache.storage_offset())):
         return "slots of a latent cache have gaps, or do not begin where vectors do"
@@ -58,22 +58,22 @@ def refuses_pages(call: Any) -> str | None:
 
 
 def begins(keys: Tensor, values: Tensor) -> bool:
-    """Whether values are the beginning of keys, in the same memory."""
+    """Return whether values are the beginning of keys, in the same memory."""
     return values.data_ptr() == keys.data_ptr() and values.stride() == keys.stride()
 
 
 def pages(k_cache: Tensor, v_cache: Tensor) -> Tensor:
-    """The cache as flash_mla reads it. Raises KernelDeclined where values lie elsewhere."""
+    """Return the cache for flash_mla. Raises KernelDeclined unless values are the beginning of keys."""
     if not begins(k_cache, v_cache):
         raise KernelDeclined(reason="flash_mla reads values from the keys, and v_cache lies elsewhere")
     return k_cache
 
 
 def decode(q: Tensor, pages: Tensor, table: Tensor, kv_seqlens: Tensor, out: Tensor, scale: float) -> None:
-    """One query of each sequence, q [sequences, heads, 576]; out [sequences, heads, 512] is written.
+    """Write the attention of one query a sequence into out [sequences, heads, 512]. q: [sequences, heads, 576].
 
-    If the lengths are on the card, each call makes a new schedule. In a graph it must follow the lengths of each
-    replay, and a schedule from before the capture would not.
+    If the lengths are on the card, each call makes a new schedule: in a graph it must follow the lengths of each
+    replay.
     """
     heads = q.shape[1]
     if kv_seqlens.device == q.device:
@@ -87,10 +87,10 @@ def decode(q: Tensor, pages: Tensor, table: Tensor, kv_seqlens: Tensor, out: Ten
 def attend_to_tokens(
     q: Tensor, k: Tensor, v: Tensor, new: list[int], keys: list[int], out: Tensor, scale: float, causal: bool
 ) -> None:
-    """Prompts over their own tokens, k [tokens, 1, 576] and v [tokens, 1, 512]; out is written.
+    """Write the attention of prompts to their own tokens, k [tokens, 1, 576] and v [tokens, 1, 512], into out.
 
-    LMDeploy's values are equal to the beginning of the keys and lie elsewhere, so numbers are compared, which waits for
-    the card. Raises KernelDeclined where they differ.
+    Raises KernelDeclined unless v equals the beginning of k. LMDeploy passes them in separate memory, so this compares
+    the numbers, which waits for the card.
     """
     if not begins(k, v) and not torch.equal(k[..., :VALUES], v):
         raise KernelDeclined(reason="flash_mla reads values from the keys, and v is not their beginning")
@@ -101,7 +101,7 @@ def attend_to_tokens(
 
 
 def _in_pages(k: Tensor, keys: list[int]) -> tuple[Tensor, Tensor]:
-    """(pages, table) of so many keys of each sequence, which lie packed in k [tokens, 1, 576]."""
+    """Copy each sequence's keys, packed in k [tokens, 1, 576], into (pages, table)."""
     counts = [-(-length // PAGE) for length in keys]
     pages = k.new_zeros(sum(counts), PAGE, 1, KEYS)
     slots, table, page, start = pages.view(-1, 1, KEYS), [], 0, 0
@@ -114,7 +114,7 @@ def _in_pages(k: Tensor, keys: list[int]) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Some queries of a sequence: where the first stands in q, whose they are, and the keys up to their end."""
+    """Some queries of a sequence. first: the first one's row in q. keys: the number of keys up to their end."""
 
     first: int
     sequence: int
@@ -131,7 +131,7 @@ def attend_to_pages(
     scale: float,
     causal: bool,
 ) -> None:
-    """Prompts over pages. new, keys: queries of each sequence, and its keys with them. out is written."""
+    """Write the attention of prompts to pages into out. new: queries by sequence. keys: all its keys."""
     heads = q.shape[1]
     for size, pieces in _calls(new, keys, causal):
         lengths, schedule = _scheduled(tuple(piece.keys for piece in pieces), size, heads, causal, q.device)
@@ -143,7 +143,7 @@ def attend_to_pages(
 
 
 def _calls(new: list[int], keys: list[int], causal: bool) -> Iterator[tuple[int, list[_Piece]]]:
-    """(queries of each piece, pieces) of each call."""
+    """Yield (queries of each piece, pieces) of each call."""
     by_size: dict[int, list[_Piece]] = {}
     start = 0
     for sequence, (count, length) in enumerate(zip(new, keys, strict=True)):
@@ -162,9 +162,8 @@ def _calls(new: list[int], keys: list[int], causal: bool) -> Iterator[tuple[int,
 def _scheduled(
     lengths: tuple[int, ...], queries: int, heads: int, causal: bool, device: torch.device
 ) -> tuple[Tensor, Any]:
-    """Lengths on the card and flash_mla's schedule for them, which all layers of a step share.
-
-    It may be used again where sizes and lengths are the same, and the later declaration looks at ``causal`` too.
+    """Return lengths on the card and flash_mla's schedule for them, which all layers of a step share. The later
+    declaration of flash_mla also checks that ``causal`` is the same.
     """
     on_card = sequences.on_card(lengths, device)
     return on_card, sdk.flash_mla().get_mla_metadata(on_card, queries * heads, 1)
@@ -173,7 +172,7 @@ def _scheduled(
 def _call(
     q: Tensor, pages: Tensor, table: Tensor, lengths: Tensor, schedule: Any, scale: float, causal: bool
 ) -> Tensor:
-    """q [sequences, queries, heads, 576] -> [sequences, queries, heads, 512]."""
+    """Return [sequences, queries, heads, 512] for q [sequences, queries, heads, 576]."""
     out, _ = sdk.flash_mla().flash_mla_with_kvcache(
         q=q
         if q.is_contiguous() and q.data_ptr() % 16 == 0

@@ -1,4 +1,4 @@
-"""RMS norms, plain, after a residual sum, and quantised to 8 bits afterwards."""
+"""RMS norms: plain, after a residual sum, and quantised to 8 bits afterwards."""
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def _added(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The norm of the sum, and the sum: the vendor's op writes both into its arguments."""
+    """Return the norm of the sum, and the sum. The vendor's op writes both into its arguments."""
     if x.numel() == 0:
         return x.new_empty(x.shape), x.new_empty(x.shape)
     normalised, total = refusing.copied_rows(x), refusing.copied_rows(residual)
@@ -64,7 +64,7 @@ _LEAST = 1e-7 / 127
 
 
 def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x in int8, and the scale of each row, [..., 1]. The vendor divides by a row's largest value: zeros are mended."""
+    """Return x in int8 and its rows' scales, [..., 1]. Rows of zeros stay zeros: the vendor divides by their maximum."""
     numbers = x.new_empty(x.shape, dtype=torch.int8)
     scale = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
     if x.numel():

@@ -9,7 +9,7 @@ from dlinfer.vendor.maca import refusing, sdk
 from dlinfer.vendor.maca.kept import LastAnswer
 
 _seen: set[bool] = set()
-"""Results of checks in this process. A capture cannot check, so it uses the results of the run before."""
+"""Results of checks in this process. A capture cannot check, so it uses those of the run before."""
 
 
 def _agree(cos: Tensor, sin: Tensor) -> bool:
@@ -24,7 +24,7 @@ def _halves_agree(cos: Tensor, sin: Tensor) -> bool:
 
 
 _agreement = LastAnswer(_halves_agree)
-"""Whether both halves of a step's tables are the same numbers, as the vendor takes for granted: it reads the first."""
+"""Whether both halves of a step's tables are equal. The vendor reads only the first."""
 
 
 @refuses(lambda q, k, cos, sin: refusing.floating(q))
@@ -36,7 +36,7 @@ def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tupl
         raise KernelDeclined(
             reason="lmdeploy_rotary_embedding reads half of cos and sin, whose halves differ here"
         )
-    # It writes into q and k, whose heads lie side by side in a token.
+    # The op writes into q and k, and needs a token's heads to be dense.
     turned = [refusing.copied_rows(x.reshape(-1, x.shape[-2] * size)) for x in (q, k)]
     positions = torch.arange(turned[0].shape[0], device=q.device)
     tables = (refusing.rows(table) for table in (cos, sin))

@@ -1,4 +1,4 @@
-"""How far each kernel was proven, as data; docs/vendors/maca.md says of each what was leant upon."""
+"""How far each kernel was tested; docs/vendors/maca.md names the evidence for each."""
 
 from dlinfer.vendor.claims import Proof, Proofs
 from dlinfer.vendor.maca.kernels import KERNELS

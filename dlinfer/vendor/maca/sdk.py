@@ -1,8 +1,7 @@
-"""MetaX's packages: whether they are here, whether a card is, and their functions once they are loaded.
+"""MetaX's packages: whether they and a card are usable here, and their functions.
 
 A process without them pays for one search of sys.path. ``torch.ops._C``, ``_C_cache_ops`` and ``_moe_C`` hold mcoplib's
-ops, under vLLM's names; rotation and attention are plain functions. Kernels do not know whether a name is the vendor's
-binary or a stand-in.
+ops, under vLLM's names; rotation and attention are plain functions. Either MetaX's binaries or stand-ins define them.
 """
 
 import importlib
@@ -17,12 +16,12 @@ from dlinfer.vendor.base import Probe
 from dlinfer.vendor.maca.torch_name import DEVICE_TYPE
 
 LIBRARIES = {"mcoplib._C": ("_C", "rms_norm"), "mcoplib._moe_C": ("_moe_C", "topk_softmax")}
-"""Module -> namespace of torch.ops and an op in it: whether that is registered tells whether the module is loaded."""
+"""Module -> its namespace in torch.ops and an op in it. If the op is registered, the module is loaded."""
 PACKAGES = ("mcoplib", "flash_attn")
 
 
 def load() -> None:
-    """Register mcoplib's ops where nobody has. Raises ImportError with the packages' own words."""
+    """Register mcoplib's ops unless they are registered. Raises ImportError with the packages' own message."""
     for module, (space, op) in LIBRARIES.items():
         if not hasattr(getattr(torch.ops, space), op):
             importlib.import_module(module)
@@ -32,46 +31,44 @@ def load() -> None:
 
 @cache
 def lmdeploy_ops() -> ModuleType:
-    """mcoplib's functions for LMDeploy. They are pybind11's without names: arguments go by place."""
+    """mcoplib's functions for LMDeploy, bound by pybind11 without argument names: pass arguments by position."""
     return importlib.import_module("mcoplib.lmdeploy")
 
 
 @cache
 def flash_attn() -> ModuleType:
-    """MetaX's build of flash-attention 2."""
     return importlib.import_module("flash_attn")
 
 
 @cache
 def has_flash_mla() -> bool:
-    """Whether MetaX's FlashMLA is here, which few models need."""
+    """Return whether MetaX's FlashMLA is installed, which few models need."""
     return importlib.util.find_spec("flash_mla") is not None
 
 
 @cache
 def flash_mla() -> ModuleType:
-    """MetaX's build of FlashMLA."""
     return importlib.import_module("flash_mla")
 
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton is here, which MetaX ships with its torch."""
+    """Return whether Triton is installed, which MetaX ships with its torch."""
     return importlib.util.find_spec("triton") is not None
 
 
 def cards() -> Any:
-    """torch's module of the cards' streams, memory and properties: ``torch.cuda``."""
+    """Return ``torch.cuda``, torch's module of the cards' streams, memory and properties."""
     return torch.get_device_module(DEVICE_TYPE)
 
 
 def capturing() -> bool:
-    """Whether calls are captured into a graph now: nothing may be asked of the card then."""
+    """Return whether a graph is being captured: then nothing may be read from the card."""
     return bool(cards().is_current_stream_capturing())
 
 
 def probe() -> Probe:
-    """Whether a card can be used here. Looks for the packages only, and loads none. Never raises."""
+    """Return whether a card can be used here. Looks for the packages without loading them. Never raises."""
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             return Probe(

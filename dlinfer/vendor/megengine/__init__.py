@@ -16,7 +16,6 @@ def _toolchain() -> Toolchain:
 
 
 def _probe() -> Probe:
-    """Whether the toolchain is installed. Loads nothing of it."""
     from dlinfer.toolchain import state
 
     installation = state(_toolchain())

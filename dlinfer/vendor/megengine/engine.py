@@ -43,7 +43,6 @@ class MegEngineEngine(ValueEngine[MegEngineOptions]):
         return super().refuses_tensor(tensor) or unfit(tensor)
 
     def refuses_op(self, node: fx.Node) -> str | None:
-        """Refuse ops without a translation."""
         if is_size(node):
             return "arithmetic on sizes that change between calls (dynamic=False fixes them)"
         return translations.refusal(node)
@@ -68,7 +67,6 @@ class MegEngineLowered(Lowered):
             raise RefusedError(str(error)) from error
 
     def compile(self, weights: tuple[Tensor, ...]) -> Network:
-        """Load the model into a network of this process."""
         try:
             return Network(self.function, self._graph, self._model, self._threads)
         except LiteError as error:

@@ -59,7 +59,6 @@ class NodeList:
         )
 
     def text(self) -> str:
-        """Return the list as JSON."""
         parts = {"inputs": self.inputs, "nodes": self.nodes, "outputs": self.outputs}
         return json.dumps(parts, sort_keys=True)
 

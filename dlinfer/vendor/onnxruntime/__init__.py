@@ -10,7 +10,7 @@ _NEEDED = ("onnxruntime", "onnx", "onnxscript", "onnx_ir")
 
 
 def _probe() -> Probe:
-    """Whether the packages are there; none is imported."""
+    """Return whether the packages are installed. Imports none."""
     missing = [name for name in _NEEDED if util.find_spec(name) is None]
     if missing:
         verb = "is" if len(missing) == 1 else "are"

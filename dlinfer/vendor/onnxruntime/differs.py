@@ -1,4 +1,4 @@
-"""Ops whose kernel in ONNX Runtime, or whose translation, gives other numbers than torch's: torch keeps them.
+"""Ops that torch keeps, because ONNX Runtime's kernel or the translation computes other numbers.
 
 Each was found by running it on numbers of all sizes, zeros of both signs, NaN and infinities.
 """
@@ -18,7 +18,7 @@ def _any(node: fx.Node) -> bool:
 
 
 def _floats(node: fx.Node) -> bool:
-    """Whether it computes in floating numbers; whole ones and a float among its arguments make some."""
+    """Return whether a node has a float operand or result. Integers and a float argument give a float result."""
     return any(value.is_floating_point() for value in (*_operands(node), *pytree.tree_leaves(fake(node))))
 
 
@@ -49,7 +49,7 @@ def _operands(node: fx.Node) -> list[Tensor]:
 
 
 def _may_keep_a_size(node: fx.Node) -> bool:
-    """Whether a dimension that is resized by a factor other than 1 may have as many elements as before."""
+    """Return whether a resized dimension may keep its size, though its factor is not 1."""
     factors = [
         leaf
         for name, value in arguments(node).items()
@@ -72,7 +72,7 @@ def _may_stay(before: Any, after: Any, factor: Any) -> bool:
 
 
 class _Rule(NamedTuple):
-    """ops: names in aten. reason: what is different. of: a condition on nodes. when: one on their arguments."""
+    """ops: names in aten. reason: the difference. of: a condition on nodes. when: a condition on their arguments."""
 
     ops: str
     reason: str
@@ -145,7 +145,7 @@ _RULES = (
 
 
 def refusal(node: fx.Node) -> str | None:
-    """Why a node is left to torch; None where it is not."""
+    """Return why a node is left to torch, or None."""
     op = overload(node)
     if op is None or op.namespace != "aten":
         return None

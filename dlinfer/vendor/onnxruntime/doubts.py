@@ -1,8 +1,8 @@
-"""Doubts about a model that only the numbers of a call settle: they may make ONNX Runtime's kernels wrong.
+"""Doubts about ONNX Runtime's kernels that only the numbers of a call settle.
 
-Orders and bounds by one side pass over NaN, where torch takes it for the largest; ``extremes`` are written so that they
-do not. In int64 these ops, extremes, bounds, sums and quotients go through floats. One more result of the model says
-whether a call has such numbers. Then torch runs the call, under the fallback policy.
+Sorting, extremes and bounds by one side ignore NaN, which torch takes for the largest; ``extremes`` are right. In int64
+these ops, bounds, sums and quotients are computed in floats. One more result of the model says whether a call has such
+numbers. Then torch runs the call, under the fallback policy.
 """
 
 from functools import reduce
@@ -29,9 +29,9 @@ _OF_INT64 = frozenset(
 
 
 def note_doubts(graph: fx.Graph) -> bool:
-    """Give the graph one more output, a bool of no dimensions, where it has doubtful nodes. Return whether it has.
+    """Add a bool output to a graph with doubtful nodes; return whether there are any.
 
-    Changes ``graph``, whose output is a list.
+    Changes ``graph``, whose output is a list. The new output has no dimensions.
     """
     doubtful = {
         operand: None
@@ -58,7 +58,7 @@ def _is_doubtful(value: Tensor, node: fx.Node) -> bool:
 
 
 def _has_doubts(output: fx.Node, x: fx.Node) -> fx.Node:
-    """Whether a tensor has any doubtful element."""
+    """Insert nodes that compute whether a tensor has any doubtful element."""
     if fake(x).is_floating_point():
         bad = insert_call(output, _aten.isnan.default, x)
     else:

@@ -1,8 +1,8 @@
-"""Operands without elements: ONNX Runtime's kernels raise for them, or give zeros where torch gives NaN or raises.
+"""Operands without elements: ONNX Runtime's kernels raise, or return zeros where torch returns NaN or raises.
 
-A node whose operand is certainly empty is left to torch. Where an operand may be empty, each call looks at its sizes
-first. Ops that run elementwise or move elements are right for empty operands too. So are products of matrices, unless
-the dimension that they sum over is empty: fused with other nodes, those give what lay in memory.
+A node with an operand that is always empty is left to torch. If an operand may be empty, each call checks its sizes.
+Ops that run elementwise or move elements are right for empty operands. So are matrix products, unless the dimension
+that they sum over is empty: fused with other nodes, they then return uninitialised memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,24 +28,25 @@ _RIGHT = frozenset(
 _INTO = frozenset(
     f"aten::{name}" for name in "index_copy index_put index_add scatter scatter_add scatter_reduce".split()
 )
-"""Ops that write nothing into an empty tensor, whatever the places; ONNX Runtime looks at these and raises. So it does
-where the places are none, and lie otherwise than the tensor, as for ``gather``."""
+"""Ops that write nothing into an empty tensor. ONNX Runtime checks the indices nevertheless and raises. It also raises
+for empty indices of another shape than the tensor's, as in ``gather``.
+"""
 _MODULO = frozenset(f"aten::{name}" for name in "remainder fmod div".split())
-"""Of whole numbers they raise for a divisor of 0, even where it divides nothing."""
+"""Ops that raise for an integer divisor of 0, even if there is nothing to divide."""
 _WRONG = frozenset({"dlinfer::fused_moe"})
 _OVER_LAST = frozenset({"dlinfer::rms_norm", "dlinfer::add_rms_norm", "aten::rms_norm", "aten::layer_norm"})
-"""Ops over each row of their operand: there may be no rows, but each has elements."""
+"""Ops over each row of their operand. There may be no rows, but a row must have elements."""
 
 
 def refusal(node: fx.Node) -> str | None:
-    """Why a node is not taken: an operand is empty whatever the inputs are."""
+    """Return why a node is refused, or None: an operand is empty whatever the inputs are."""
     if any(fixed_size(size) == 0 for shape in shapes(node) for size in shape):
         return without_elements(op_name(node))
     return None
 
 
 def shapes(node: fx.Node) -> Iterator[Sequence[Any]]:
-    """Lists of sizes. None of these sizes may be 0."""
+    """Yield lists of sizes. None of these sizes may be 0."""
     op = overload(node)
     if op is None:
         return

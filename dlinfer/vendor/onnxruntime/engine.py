@@ -1,4 +1,4 @@
-"""The graph engine ``onnxruntime``: a region as one ONNX model in one session, on torch's own memory."""
+"""The graph engine ``onnxruntime``: a region runs as one ONNX model in one session, on torch's own memory."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
@@ -21,7 +21,7 @@ from dlinfer.vendor.onnxruntime.translations import contrib, packed
 
 
 class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
-    """Graphs through ONNX in ONNX Runtime."""
+    """Runs graphs as ONNX models in ONNX Runtime."""
 
     name = sessions.ENGINE
     options_type = OrtOptions
@@ -34,7 +34,7 @@ class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
         self.selftest = SelfTest(lambda: f"ONNX Runtime {sessions.version()}", self._cases)
 
     def read_options(self, options: Mapping[str, object]) -> OrtOptions:
-        """Raise CompileOptionError, or ProviderUnavailableError for a provider that is not installed."""
+        """Parse options. Raises CompileOptionError; ProviderUnavailableError for a provider that is not installed."""
         chosen = super().read_options(options)
         sessions.check_providers(chosen)
         return chosen
@@ -52,13 +52,12 @@ class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
         return empty_operands.refusal(node) or differs.refusal(node) or self._refusals.of(node)
 
     def lower(self, function: Function, options: OrtOptions, policy: str) -> Lowered:
-        """The function as a model. Raises ProviderUnavailableError and ProviderFallbackError where it is compiled."""
+        """Convert the function to a model. Compiling it raises ProviderUnavailableError and ProviderFallbackError."""
         return OrtLowered(function, options, policy)
 
     def identity(self, cache_dir: Path) -> str:
-        """The version of ONNX Runtime."""
         return f"onnxruntime {sessions.version()}"
 
     def _cases(self) -> Iterator[Case]:
-        """Every case, on the CPU provider, since the other providers fall back to it. It has no bfloat16."""
+        """Yield cases for the CPU provider, since the other providers fall back to it. It has no bfloat16."""
         return engine_cases(self, asdict(OrtOptions()), TORCH_CASES, (torch.float32, torch.float16))

@@ -1,7 +1,7 @@
-"""The feeds of a session: a function's inputs, or views of its weights that lie in memory as ONNX wants them.
+"""The feeds of a session: a function's inputs, or views of its weights that are contiguous.
 
-ONNX knows contiguous tensors only. A weight that torch keeps transposed, or one matrix of a stack, is contiguous as
-some view; that view is fed, and nothing of it is copied or computed at a call. Packed weights are packed anew, once.
+ONNX knows contiguous tensors only. A weight that torch stores transposed, or a matrix of a stack, is contiguous as some
+view. That view is fed, so a call neither copies nor computes it. Packed weights are repacked once.
 """
 
 import operator
@@ -21,13 +21,12 @@ View = Callable[[torch.Tensor], Any]
 
 @dataclass(frozen=True)
 class Feed:
-    """One input of the model: the function's input of this index, or a view of it."""
+    """One input of the model: the function's input ``index``, or a view of it."""
 
     index: int
     view: View | None = None
 
     def of(self, inputs: Sequence[Any]) -> Any:
-        """The value to feed, from the function's inputs."""
         value = inputs[self.index]
         return value if self.view is None else self.view(value)
 
@@ -35,11 +34,11 @@ class Feed:
 def fed(
     graph_module: fx.GraphModule, steady: frozenset[int], accuracy_level: int
 ) -> tuple[fx.GraphModule, list[Feed]]:
-    """(a copy of the graph that takes what is fed, the feeds of its placeholders in order).
+    """Return (a copy of the graph that takes feeds, the feeds of its placeholders in order).
 
-    steady: indices of the inputs that are the same tensors at each call and not written; only they are fed as views.
-    accuracy_level: of products with packed weights, as ``OrtOptions`` has it.
-    An input that nothing reads is not fed.
+    steady: indices of unwritten inputs that are the same tensors at each call; only these are fed as views.
+    accuracy_level: of products with packed weights, see ``OrtOptions``.
+    Unread inputs are not fed.
     """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -66,7 +65,7 @@ def fed(
 
 
 def _feed_views(graph: fx.Graph, weight: fx.Node, feeds: dict[fx.Node, Feed]) -> None:
-    """Feed the contiguous views of a weight. A weight that is not contiguous itself is fed as it lies."""
+    """Feed the contiguous views of a weight. A weight that is not contiguous is fed permuted, so that it is."""
     index = feeds[weight].index
     if not _is_fixed(fake(weight)):
         return
@@ -91,9 +90,9 @@ def _feed_views(graph: fx.Graph, weight: fx.Node, feeds: dict[fx.Node, Feed]) ->
 
 
 def _contiguous_views(source: fx.Node, before: View | None = None) -> Iterator[tuple[fx.Node, View]]:
-    """(a node that is a contiguous view of a weight, the view), the first on each way from the weight.
+    """Yield (node, view) for the first contiguous view of a weight on each path from it.
 
-    before: from the weight to ``source``, which is the weight itself where it is None.
+    before: the view from the weight to ``source``; None if ``source`` is the weight.
     """
     for user in source.users:
         if not _is_fixed_view(user):
@@ -112,7 +111,7 @@ def _after(first: View, second: View) -> View:
 
 
 def _erase_unused(graph: fx.Graph, node: fx.Node) -> None:
-    """Erase a view that nothing reads, and the views before it that nothing reads any more."""
+    """Erase an unread view, and the views before it that are then unread."""
     while not node.users and node.op == "call_function":
         (source,) = node.all_input_nodes
         graph.erase_node(node)
@@ -127,21 +126,21 @@ def _placeholder(graph: fx.Graph, weight: fx.Node, name: str, value: torch.Tenso
 
 
 def _is_fixed(value: Any) -> bool:
-    """Whether a tensor's sizes and strides are numbers."""
+    """Return whether a tensor's sizes and strides are numbers."""
     if not isinstance(value, torch.Tensor):
         return False
     return all(isinstance(number, int) for number in (*value.shape, *value.stride()))
 
 
 def _is_fixed_view(node: fx.Node) -> bool:
-    """A view of one node, several such views in a list (``split``), or a function that prepares a packed weight."""
+    """Return whether a node views one node (``split`` too), or prepares a packed weight, with fixed sizes."""
     if len(node.all_input_nodes) != 1 or not all(map(_is_fixed, tensors_of(node))):
         return False
     return node.target is operator.getitem or node.target in PREPARED or is_view(node)
 
 
 def _call(node: fx.Node) -> Callable[[Any], Any]:
-    """The node's call as a function of its one argument."""
+    """Return the node's call as a function of its one argument."""
     target: Any = node.target
     args, kwargs = node.args, dict(node.kwargs)
     (source,) = node.all_input_nodes
@@ -153,6 +152,6 @@ def _call(node: fx.Node) -> Callable[[Any], Any]:
 
 
 def _order(value: torch.Tensor) -> list[int] | None:
-    """The order of dimensions that makes a tensor contiguous; None where there is none."""
+    """Return the order of dimensions that makes a tensor contiguous, or None."""
     order = sorted(range(value.dim()), key=lambda dim: (-value.stride(dim), value.shape[dim] == 1))
     return order if value.permute(order).is_contiguous() else None

@@ -1,4 +1,4 @@
-"""Questions and changes to a model before it becomes a session."""
+"""Questions about a model, and changes to it, before it becomes a session."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ _ELEMENTWISE = frozenset(
 
 
 def safe_in_place(graph: OnnxGraph, feeds: Sequence[Feed], writes: Sequence[int | None]) -> frozenset[int]:
-    """Inputs whose new content may be written into their own memory while the session runs.
+    """Return the inputs whose new content may overwrite their memory while the session runs.
 
-    The node that computes the new content is the only one that reads the input, and reads each element where it writes
-    it. ONNX Runtime does not know that the two are one memory, and neither reorders nor copies for it.
+    Only the node that computes the new content reads the input, and it reads each element where it writes it. ONNX
+    Runtime does not know that both are one memory: it neither reorders nor copies for it.
     """
     inputs = {feed.index: value for feed, value in zip(feeds, graph.model.graph.inputs, strict=True)}
     safe: set[int] = set()
@@ -34,7 +34,7 @@ def safe_in_place(graph: OnnxGraph, feeds: Sequence[Feed], writes: Sequence[int 
 
 
 def with_initialisers(graph: OnnxGraph, names: Sequence[str]) -> bytes:
-    """The model with some of its inputs as initialisers whose content is given to the session apart."""
+    """Return the model with some inputs as initialisers. Their contents are given to the session separately."""
     from onnx import ModelProto, TensorProto
 
     model = ModelProto.FromString(graph.to_bytes())

@@ -1,4 +1,4 @@
-"""The engine's options, as ``options={"engine_options": {...}}`` sets them."""
+"""The engine's options, set by ``options={"engine_options": {...}}``."""
 
 import re
 from collections.abc import Mapping
@@ -51,19 +51,19 @@ def _folder(value: Any) -> Path | None:
 class OrtOptions(EngineOptions):
     """Options of one compilation.
 
-    providers: execution providers in order of preference, a list or text with commas or semicolons between.
+    providers: execution providers in order of preference: a list, or text with commas or semicolons.
     provider_options: provider -> its own options, as ONNX Runtime documents them.
     graph_optimization: how far ONNX Runtime rewrites the graph: ``disable``, ``basic``, ``extended`` or ``all``.
     intra_op_threads: threads inside an op; 0 takes as many as torch has.
-    inter_op_threads: threads for ops side by side, where execution_mode is ``parallel``; 0 leaves it to ONNX Runtime.
+    inter_op_threads: threads for ops side by side if execution_mode is ``parallel``; 0 leaves it to ONNX Runtime.
     execution_mode: ``sequential`` or ``parallel``.
-    weights: ``shared`` passes torch's own memory to every run. ``constant`` builds them into the session, which copies
-        them and may fold and repack them; a changed weight makes a new session. Empty is ``shared`` where the CPU
+    weights: ``shared`` passes torch's own memory to every run. ``constant`` builds weights into the session, which
+        copies them and may fold and repack them; a changed weight makes a new session. Empty is ``shared`` if the CPU
         provider is the only one, else ``constant``, since other providers compile weights in.
-    accuracy_level: how products with weights of 4 bits may round their input, in MatMulNBits' numbers: 0 and 1
-        keep float32, 4 takes 8 bits; 2 (float16) and 3 (bfloat16) are for other providers.
-    ep_context: folder of what providers compiled (ONNX Runtime's EP context models), written at the first
-        compilation and loaded by later ones; needs a provider that writes it.
+    accuracy_level: how products with 4-bit weights may round their input, in MatMulNBits' numbers: 0 and 1 keep
+        float32, 4 takes 8 bits; 2 (float16) and 3 (bfloat16) are for other providers.
+    ep_context: folder of compiled models (ONNX Runtime's EP context models), written at the first compilation and
+        loaded by later ones; needs a provider that writes it.
     """
 
     providers: tuple[str, ...] = option((CPU,), _providers)
@@ -86,5 +86,4 @@ class OrtOptions(EngineOptions):
 
     @property
     def holds_weights(self) -> bool:
-        """Whether weights are built into the session."""
         return (self.weights or ("shared" if self.providers == (CPU,) else "constant")) == "constant"

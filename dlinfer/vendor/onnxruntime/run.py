@@ -27,9 +27,9 @@ from dlinfer.vendor.onnxruntime.translations.packed import packed_inputs
 
 
 class OrtLowered(Lowered):
-    """A function as ONNX, fed views of weights where these lie as ONNX wants them.
+    """A function as an ONNX model, with contiguous views of weights as feeds.
 
-    in_place: indices of written inputs whose memory may be the result's own while the session runs.
+    in_place: indices of written inputs whose memory the session may use for the results.
     """
 
     placement = "session"
@@ -52,11 +52,11 @@ class OrtLowered(Lowered):
             raise RefusedError(fault)  # before there are weights
 
     def check(self, inputs: Sequence[Any]) -> None:
-        """Raise RefusedError for operands without elements that ONNX Runtime would not be right for."""
+        """Raise RefusedError for operands without elements that ONNX Runtime would compute wrongly."""
         self._check_empty(inputs)
 
     def compile(self, weights: tuple[Tensor, ...]) -> Executable:
-        """A session, with these weights in it."""
+        """Return a session with these weights."""
         inputs: Any = dict(zip(self.held, weights, strict=True))
         named = list(zip(self._graph.inputs, self._feeds, strict=True))
         held = {name: feed.of(inputs).contiguous() for name, feed in named if feed.index in inputs}
@@ -72,13 +72,13 @@ class OrtLowered(Lowered):
 
 
 def _packed(function: Function) -> list[int]:
-    """Indices of the inputs that are built in whatever the options say."""
+    """Return the indices of the inputs that are built in whatever the options say."""
     packed = packed_inputs(function.graph_module.graph)
     return [index for index in function.weights if function.inputs[index] in packed]
 
 
 def _doubting(run: Executable) -> Executable:
-    """A run whose last result says whether the others are not to be used."""
+    """Return a run that raises RefusedError if the last result, the doubt, is true."""
 
     def checked(*inputs: Any) -> Sequence[Tensor]:
         *values, doubt = run(*inputs)
@@ -92,18 +92,18 @@ def _doubting(run: Executable) -> Executable:
 _OF_INDICES = re.compile("out of data bounds|out of bounds|invalid indice|must be within the inclusive range")
 
 _NOWHERE = torch.empty(1)
-"""Where a tensor without elements is said to lie: torch gives it no address, and ONNX Runtime wants one."""
+"""The address of tensors without elements: torch gives them none, and ONNX Runtime needs one."""
 
 
 @dataclass
 class _Binding:
-    """An io binding, and the address and sizes that each name is bound to. One call uses it at a time."""
+    """An io binding, with the address and sizes bound to each name. One call uses it at a time."""
 
     binding: Any
     bound: dict[str, tuple[int, torch.Size]] = field(default_factory=dict)
 
     def bind(self, bind: Callable[..., None], name: str, tensor: Tensor) -> None:
-        """Binding takes microseconds, comparing a fraction of one."""
+        """Bind a tensor if it has changed: binding takes microseconds, comparing a fraction of one."""
         place = (tensor.data_ptr() or _NOWHERE.data_ptr(), tensor.shape)
         if self.bound.get(name) != place:
             bind(name, "cpu", 0, onnx_type(tensor.dtype), list(tensor.shape), place[0])
@@ -111,12 +111,11 @@ class _Binding:
 
 
 class SessionRun:
-    """Callable with a function's inputs, gives its outputs. Threads may call it at once.
+    """Callable: takes a function's inputs and returns its outputs. Threads may call it at once.
 
-    feeds: name in the model -> what is fed, of the inputs. names: of the outputs. memory: for the outputs of a call.
-    in_place: whether that may be memory of the inputs, so that torch cannot run a call over again.
-
-    Raises WrongInputError for an index outside of what it indexes, and what ONNX Runtime raises.
+    feeds: name in the model -> function from the inputs to the value. names: of the outputs. memory: allocates the
+    outputs of a call. in_place: outputs may be memory of the inputs, so torch cannot repeat a call. Raises
+    WrongInputError for an index out of bounds, and ONNX Runtime's own errors.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Inference sessions of ONNX Runtime: made with explicit providers, and refused when a provider is passed over."""
+"""Inference sessions of ONNX Runtime, with explicit providers. A session that passes over a provider is refused."""
 
 import functools
 import hashlib
@@ -25,14 +25,13 @@ _WRONG_REWRITES = ["NoopElimination"]
 
 
 class SessionRefusedError(RefusedError):
-    """ONNX Runtime does not take a model; its text is the reason."""
+    """ONNX Runtime does not take a model; the text is its reason."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"ONNX Runtime: {reason}")
 
 
 def version() -> str:
-    """The version of the installed package."""
     import onnxruntime
 
     return onnxruntime.__version__
@@ -59,13 +58,13 @@ def make_session(
     policy: str,
     weights: Mapping[str, torch.Tensor] | None = None,
 ) -> Any:
-    """An ``onnxruntime.InferenceSession``.
+    """Return an ``onnxruntime.InferenceSession``.
 
-    weights: initialisers that the model names and does not hold; ONNX Runtime copies them. policy: what happens where
-    a chosen provider leaves nodes to the CPU provider that was not chosen.
+    weights: initialisers that the model names but does not hold; ONNX Runtime copies them. policy: the fallback policy
+    for nodes that a chosen provider leaves to the CPU provider.
 
-    Raises SessionRefusedError, ProviderUnavailableError, ProviderFallbackError and, where no provider wrote the EP
-    context that was asked for, CompileOptionError.
+    Raises SessionRefusedError, ProviderUnavailableError and ProviderFallbackError; CompileOptionError if no provider
+    wrote the EP context that was asked for.
     """
     import onnxruntime
 
@@ -97,7 +96,7 @@ def make_session(
 
 
 def why_refused(model: bytes) -> str | None:
-    """Why the CPU provider does not take a model, by its kernels alone; None when it does."""
+    """Return why the CPU provider's kernels do not take a model, or None."""
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
@@ -113,7 +112,7 @@ def why_refused(model: bytes) -> str | None:
 
 @functools.cache
 def ort_errors() -> tuple[type[Exception], ...]:
-    """The classes of ONNX Runtime's exceptions; they have no base of their own."""
+    """Return the classes of ONNX Runtime's exceptions, which have no common base."""
     state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
     classes = (value for value in vars(state).values() if isinstance(value, type))
     return tuple(kind for kind in classes if issubclass(kind, Exception))
@@ -140,7 +139,7 @@ def _created(source: bytes | str, settings: Any, options: OrtOptions) -> Any:
 
     providers = [(name, dict(options.provider_options.get(name, {}))) for name in options.providers]
     try:
-        # Its own fallback prints, and takes the CPU provider for another.
+        # ONNX Runtime's own fallback prints a message and replaces a provider by the CPU's.
         return onnxruntime.InferenceSession(
             source, settings, providers=providers, enable_fallback=0, disabled_optimizers=_WRONG_REWRITES
         )
@@ -165,7 +164,7 @@ def _refuse_dropped(session: Any, options: OrtOptions) -> None:
 
 
 def _settle_fallback(session: Any, options: OrtOptions, policy: str) -> None:
-    """Apply the policy where nodes run on a CPU provider that nobody asked for."""
+    """Apply the policy to nodes that run on a CPU provider that nobody asked for."""
     if CPU in options.providers:
         return
     nodes = [
@@ -192,7 +191,7 @@ def _settle_fallback(session: Any, options: OrtOptions, policy: str) -> None:
 
 
 def _context_file(model: bytes, options: OrtOptions, weights: Mapping[str, torch.Tensor]) -> Path | None:
-    """Where the compiled form of this very model with these weights lies."""
+    """Return the path of the compiled form of this model with these weights."""
     if options.ep_context is None:
         return None
     apart = ("ep_context", "intra_op_threads", "inter_op_threads")  # where it lies, and how it is run

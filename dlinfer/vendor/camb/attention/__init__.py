@@ -1,1 +1,1 @@
-"""Attention: prompts, prompts behind cached beginnings, and decoding."""
+"""Attention: prompts, prompts with a cached beginning, and decoding."""

@@ -1,6 +1,6 @@
-"""Attention of one new token of each sequence over pages: one call of single_query_cached_kv_attn for all.
+"""Decode attention over pages: one call of single_query_cached_kv_attn for one new token of each sequence.
 
-In a graph nobody may ask the card for lengths: they stay there, and none of them is 0 (``CambDevice.padding_length``).
+A graph cannot read lengths from the card: they stay there, and none is 0 (``CambDevice.padding_length``).
 """
 
 from typing import Any
@@ -14,9 +14,9 @@ from dlinfer.vendor.camb.sdk import cards, tmo
 
 _PAGES = (1, 2, 4, 8, 16, 32, 64)
 _MOST_SHARING = 128
-"""Queries to a key: the vendor's own vLLM splits calls with more (with more than 256 in bfloat16)."""
+"""The most queries to a key: the vendor's own vLLM splits calls with more (in bfloat16, with more than 256)."""
 _UNCERTAIN = -1
-"""As max_context_len: torch_mlu_ops' documents have 0 and less for a maximum that nobody knows."""
+"""max_context_len for an unknown maximum; torch_mlu_ops' documents allow 0 and less for it."""
 
 
 def _refuses(call: Any) -> str | None:
@@ -55,7 +55,7 @@ def paged_decode_attention(
             own, most = torch.tensor(lengths, dtype=torch.int32, device=q.device), max(lengths)
             _attend(q, k_cache, v_cache, block_offsets, own, most, attn_output, softmax_scale, window_left)
         return
-    # padding rows have no key, and no block that may be read
+    # padding rows have no key, and none of their blocks may be read
     rows = torch.tensor(kept, dtype=torch.int64, device=q.device)
     q, tables = q[rows], block_offsets[rows.to(block_offsets.device)]
     out = torch.empty((len(kept), *attn_output.shape[1:]), dtype=q.dtype, device=q.device)
@@ -77,7 +77,7 @@ def _attend(
     softmax_scale: float,
     window_left: int,
 ) -> None:
-    """lengths: int32 of the card, none of them 0."""
+    """Write the attention into attn_output. lengths: int32 on the card, none of them 0."""
     out = fused.destination(attn_output, q)
     latent = layouts.is_latent(k_cache, v_cache)
     tmo().single_query_cached_kv_attn(

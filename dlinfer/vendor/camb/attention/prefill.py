@@ -1,4 +1,4 @@
-"""Attention of prompts, over their own new tokens and over pages: one call of flash_attention for all sequences."""
+"""Attention of prompts to their own new tokens and to pages: one call of flash_attention for all sequences."""
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -15,7 +15,7 @@ from dlinfer.vendor.camb.sdk import tmo
 
 @dataclass(frozen=True)
 class _Batch:
-    """Queries and keys of the sequences that have any, and which sequences these are (None: all)."""
+    """Numbers of queries and keys of the sequences that have any. kept: the rows of these; None for all."""
 
     q_lens: list[int]
     kv_lens: list[int]
@@ -23,11 +23,11 @@ class _Batch:
 
     @classmethod
     def of(cls, q_ends: Tensor, kv_seqlens: Tensor, aligned: bool) -> "_Batch":
-        """From the op's arguments. ``aligned``: some keys are hidden, so that it matters how queries stand to keys.
+        """Make a batch from the op's arguments. aligned: some keys are hidden, so the queries' positions matter.
 
-        Raises KernelDeclined for sequences that the documents do not cover: those without keys or queries, and those
-        with hidden keys and more queries than keys. Queries are the last tokens of their sequence. The documents do not
-        say so, but every known caller that serves prompts after cached tokens uses the op this way.
+        Queries are a sequence's last tokens. The documents do not say so, but every known caller that serves prompts
+        after cached tokens relies on it. Raises KernelDeclined for sequences that the documents do not cover: without
+        keys or queries, or with hidden keys and more queries than keys.
         """
         ends = q_ends.tolist()
         lens = list(zip((b - a for a, b in pairwise([0, *ends])), kv_seqlens.tolist(), strict=True))
@@ -42,9 +42,9 @@ class _Batch:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, batch: _Batch, call: Any, tables: Tensor | None) -> None:
-    """Write the attention of a batch that is not empty into call.attn_output.
+    """Write the attention of a non-empty batch into call.attn_output.
 
-    v may be wider than the values: numbers behind them are attended to as well, and left out.
+    v may be wider than the values: the op attends to the other numbers too, and they are dropped.
     """
     tokens = sum(batch.q_lens)
     q, target = q[:tokens], call.attn_output[:tokens]
@@ -145,6 +145,6 @@ def paged_prefill_attention(
         tables = layouts.index(block_offsets, q.device)
         if batch.kept is not None:
             tables = tables[torch.tensor(batch.kept, device=q.device)]
-        # of values the op wants a cache without gaps, which a latent one has if they are as wide as its keys
+        # the op needs a contiguous values' cache; in a latent cache only values as wide as the keys are one
         values = k_cache if layouts.is_latent(k_cache, v_cache) else v_cache
         _attend(q, k_cache, values, batch, call, tables)

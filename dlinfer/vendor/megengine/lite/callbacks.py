@@ -124,7 +124,6 @@ def _ended(network: Any, kind: str) -> None:
 
 
 def _tensors(network: Any, ios: int, tensors: Any, count: int) -> TensorsByIo:
-    """Convert the library's arguments to the callback's dict."""
     natives = ctypes.cast(ios, ctypes.POINTER(LiteIO)) if count else ()
     by_io = {}
     for index in range(count):

@@ -122,7 +122,6 @@ class LiteIO(ctypes.Structure):
 
     @property
     def name(self) -> str:
-        """The tensor's name."""
         return (self._name or b"").decode()
 
     @name.setter

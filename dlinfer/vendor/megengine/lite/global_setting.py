@@ -17,7 +17,6 @@ def set_log_level(level: int) -> None:
 
 
 def get_log_level() -> LiteLogLevel:
-    """Return the lowest level that the library prints."""
     return LiteLogLevel(library().ask("get_log_level"))
 
 
@@ -45,7 +44,6 @@ class LiteGlobal:
 
     @staticmethod
     def try_coalesce_all_free_memory() -> None:
-        """Free unused memory."""
         library().call("try_coalesce_all_free_memory")
 
     @staticmethod

@@ -35,7 +35,6 @@ class LiteLayout(ctypes.Structure):
 
     @property
     def shapes(self) -> list[int]:
-        """The sizes."""
         return list(self._shapes)[: self.ndim]
 
     @shapes.setter
@@ -49,7 +48,6 @@ class LiteLayout(ctypes.Structure):
 
     @property
     def dtype(self) -> type[np.generic]:
-        """The elements' numpy type."""
         return numpy_type(self.data_type)
 
     @property

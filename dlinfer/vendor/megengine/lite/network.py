@@ -198,7 +198,6 @@ class LiteNetwork(NetworkSettings):
         return tensor
 
     def get_input_name(self, index: int) -> str:
-        """Return the name of input ``index``."""
         return self._named("get_input_name", index, len(self.get_all_input_name()))
 
     def get_output_name(self, index: int) -> str:
@@ -207,11 +206,9 @@ class LiteNetwork(NetworkSettings):
         return self._named("get_output_name", index, len(self.get_all_output_name()))
 
     def get_all_input_name(self) -> list[str]:
-        """Return the names of all inputs."""
         return self._names("get_all_input_name")
 
     def get_all_output_name(self) -> list[str]:
-        """Return the names of all outputs."""
         return self._names("get_all_output_name")
 
     def _named(self, call: str, index: int, count: int) -> str:
@@ -250,7 +247,7 @@ class LiteNetwork(NetworkSettings):
 
 
 def _read(path: str | os.PathLike[str] | bytes) -> ctypes.Array[ctypes.c_char]:
-    """Read a model into memory that nothing else writes. Raises OSError."""
+    """Read a model into private memory. Raises OSError."""
     if isinstance(path, bytes):
         return (ctypes.c_char * len(path)).from_buffer_copy(path)
     with open(path, "rb") as file:
@@ -261,7 +258,6 @@ def _read(path: str | os.PathLike[str] | bytes) -> ctypes.Array[ctypes.c_char]:
 
 
 def _destroy(*arguments: Any) -> None:
-    """Destroy a network; takes the arguments of ``_destroy_now``."""
     if inside_callback():  # a thread of the library, which cannot wait for itself
         threading.Thread(target=_destroy_now, args=arguments).start()
     else:

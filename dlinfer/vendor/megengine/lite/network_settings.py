@@ -31,10 +31,7 @@ class NetworkSettings:
     _profiled: bool  # whether a profile is written
 
     def _with_graph(self, call: str) -> ctypes.c_void_p:
-        """Return the handle, for a call that reads the graph. Raises LiteError if the first run has freed the graph.
-
-        The library would end the process.
-        """
+        """Return the handle, for a call that reads the graph. Raises LiteError if the first run has freed the graph."""
         if self._started and self._record_level == _GRAPH_FREED:
             detail = "comp_node_seq_record_level=2 freed the graph at the first run; call it before"
             raise LiteError(call=call, detail=detail)
@@ -87,8 +84,8 @@ class NetworkSettings:
     def enable_profile_performance(self, profile_file: str | os.PathLike[str]) -> None:
         """Write each op's time to a JSON file at each run.
 
-        Raises LiteError if runs are recorded (comp_node_seq_record_level), which have no such times. Raises it also if
-        they are asynchronous: the library would hang.
+        Raises LiteError for recorded runs (comp_node_seq_record_level), which have no such times, and for asynchronous
+        runs: the library would hang.
         """
         call = "enable_profile_performance"
         if self._record_level != _UNRECORDED:
@@ -100,10 +97,7 @@ class NetworkSettings:
         self._profiled = True
 
     def set_network_algo_workspace_limit(self, size_limit: int) -> None:
-        """Limit an algorithm's workspace, in bytes.
-
-        Call it after ``load`` and before the first run, else LiteError.
-        """
+        """Limit an algorithm's workspace, in bytes. Call it after ``load`` and before the first run, else LiteError."""
         call = "set_network_algo_workspace_limit"
         limit = whole(call, "size_limit", size_limit, 0, 2**63 - 1)
         library().call(call, self._with_graph(call), limit)
@@ -130,7 +124,7 @@ class NetworkSettings:
         library().call("enable_io_txt_dump", self._dumped(call), writable(call, txt_file), said=call)
 
     def io_bin_dump(self, bin_dir: str | os.PathLike[str]) -> None:
-        """Write them to a folder, which is created: a binary file for each."""
+        """Write all inputs and outputs of ops to a folder, which is created: a binary file for each."""
         call = "io_bin_dump"
         library().call("enable_io_bin_dump", self._dumped(call), folder(call, bin_dir), said=call)
 

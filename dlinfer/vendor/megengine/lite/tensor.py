@@ -22,8 +22,6 @@ from dlinfer.vendor.megengine.lite.layout import LiteLayout, array_at, copied
 
 
 class _Description(ctypes.Structure):
-    """The C header's LiteTensorDesc."""
-
     _fields_ = [
         ("is_pinned_host", ctypes.c_int),
         ("layout", LiteLayout),
@@ -86,7 +84,7 @@ class LiteTensor:
 
     @property
     def layout(self) -> LiteLayout:
-        """A copy of its sizes and type; assign a LiteLayout (or a list of sizes) to change them."""
+        """A copy of the tensor's layout; assign a LiteLayout (or a list of sizes) to change it."""
         layout = LiteLayout()
         library().call("get_tensor_layout", self._handle, ctypes.byref(layout))
         return layout
@@ -112,22 +110,20 @@ class LiteTensor:
 
     @property
     def device_type(self) -> LiteDeviceType:
-        """The type of its device."""
         return devices.documented(library().ask("get_tensor_device_type", self._handle))
 
     @property
     def device_id(self) -> int:
-        """The number of its device among those of the type."""
+        """The device's number among those of its type."""
         return library().ask("get_tensor_device_id", self._handle)
 
     @property
     def is_continue(self) -> bool:
-        """Whether its memory is contiguous."""
+        """Whether the tensor's memory is contiguous."""
         return bool(library().ask("is_memory_continue", self._handle))
 
     @property
     def nbytes(self) -> int:
-        """Size of its elements in bytes."""
         return library().ask("get_tensor_total_size_in_byte", self._handle)
 
     def update(self) -> None:
@@ -139,7 +135,7 @@ class LiteTensor:
         return f"LiteTensor({self.layout!r}, {place}, is_pinned_host={self.is_pinned_host})"
 
     def get_ctypes_memory(self) -> ctypes.c_void_p:
-        """Return the address of its memory, allocating it at first use."""
+        """Return the address of the tensor's memory, which is allocated at first use."""
         return ctypes.c_void_p(library().ask("get_tensor_memory", self._handle, said="get_ctypes_memory"))
 
     # --- changes
@@ -178,7 +174,6 @@ class LiteTensor:
         return part
 
     def fill_zero(self) -> None:
-        """Set all elements to 0."""
         library().call("tensor_fill_zero", self._handle, said="fill_zero")
 
     def copy_from(self, src_tensor: "LiteTensor") -> None:
@@ -291,7 +286,7 @@ class LiteTensor:
     # --- data out
 
     def get_data_by_share(self) -> np.ndarray:
-        """Return its memory as an ndarray, without a copy: later writes and the next forward change it.
+        """Return the tensor's memory as an ndarray, without a copy: later writes and the next forward change it.
 
         The memory lives as long as the array, even if the tensor gets other memory. Raises LiteArgumentError for a
         tensor that is not contiguous or not on the host.
@@ -306,7 +301,7 @@ class LiteTensor:
         return array_at(address, layout, (holder, self._kept.data))
 
     def to_numpy(self) -> np.ndarray:
-        """Return a copy of its elements, from any device."""
+        """Return a copy of the elements, from any device."""
         layout = self.layout
         result = np.empty(layout.shapes if layout.ndim else (0,), layout.dtype)
         if not result.size:

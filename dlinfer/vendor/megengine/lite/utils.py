@@ -86,11 +86,9 @@ class TensorBatchCollector:
             warnings.warn(f"batch {place} is free already", stacklevel=2)
 
     def get(self) -> LiteTensor:
-        """Return the whole batch."""
         return self._tensor
 
     def to_numpy(self) -> np.ndarray:
-        """Return a copy of the whole batch."""
         return self._tensor.to_numpy()
 
     def _place(self, argument: str, number: int) -> int:

@@ -47,7 +47,7 @@ def _attention(
         seen = False
     elif attn_mask is not None and attn_mask.dtype != torch.bool:
         float32(attn_mask)
-        # For a row of minus infinities torch gives zeros, softmax NaN.
+        # For a row of minus infinities torch returns zeros, softmax NaN.
         lowest = float(torch.finfo(torch.float32).min)
         added = writer.op("maximum", attn_mask, lowest, like=attn_mask)
         condition = writer.op("less", attn_mask, lowest, like=attn_mask, dtype=torch.bool)
@@ -57,7 +57,7 @@ def _attention(
 
 
 def _weights(writer: NodeList, scores: Value, condition: Value | None, seen: bool) -> Value:
-    """Softmax over the visible scores of the last dimension; a row without any gives zeros.
+    """Return the softmax of the visible scores over the last dimension; zeros for a row without any.
 
     condition: marks the visible scores, or the hidden ones if ``seen`` is False; None hides nothing.
     """

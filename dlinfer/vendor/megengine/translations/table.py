@@ -54,12 +54,10 @@ def truth(writer: NodeList, value: Value) -> Value:
 
 
 def reshaped(writer: NodeList, value: Value, shape: Sequence[int]) -> Value:
-    """Reshape a value."""
     return writer.op("reshape", value, like=shape, shape=list(shape))
 
 
 def broadcast(writer: NodeList, value: Value, shape: tuple[int, ...]) -> Value:
-    """Broadcast a value to these sizes."""
     return value if value.shape == shape else writer.op("broadcast", value, like=shape, shape=list(shape))
 
 

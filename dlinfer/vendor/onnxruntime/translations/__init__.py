@@ -1,1 +1,1 @@
-"""How ops are written for ONNX Runtime, where its own ops are faster than the standard ones or these are wrong."""
+"""Translations to ONNX Runtime's own ops, used when these are faster or the standard ops are wrong."""

@@ -1,4 +1,4 @@
-"""Translations to ONNX Runtime's own ops, where they say in one node what takes many."""
+"""Translations to ONNX Runtime's own ops that replace many standard nodes by one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ OPSET = 20
 
 
 def table() -> Mapping[Any, Any]:
-    """Translations by op, taken before the standard ones."""
+    """Return translations by op, which override the standard ones."""
     return extremes.TABLE | {
         experts: experts,
         packed.product: packed.product,
@@ -39,14 +39,13 @@ def table() -> Mapping[Any, Any]:
 
 
 def rms_norm(x: Any, weight: Any, eps: float) -> Any:
-    """SimplifiedLayerNormalization; its kernel for float64 takes the mean in float32, so it is for float32 only."""
+    """Write SimplifiedLayerNormalization, for float32 only: its float64 kernel computes the mean in float32."""
     if not is_type(x, "FLOAT"):
         return norm.rms_norm(x, weight, eps)
     return contrib_ops.simplified_layer_norm(x, weight, eps)
 
 
 def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, Any]:
-    """SkipSimplifiedLayerNormalization."""
     if not is_type(x, "FLOAT") or rank(x) not in (2, 3):
         total = op.Add(x, residual)
         total.dtype = x.dtype
@@ -55,13 +54,13 @@ def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, A
 
 
 def sign(self: Any) -> Any:
-    """-1, 0 or 1, and 0 of NaN."""
+    """Write -1, 0 or 1; 0 for NaN."""
     zero, more, less = number(0, self), number(1, self), number(0 if is_type(self, "UINT8") else -1, self)
     return op.Where(op.Greater(self, zero), more, op.Where(op.Less(self, zero), less, zero))
 
 
 def linear_of(input: Any = None, weight: Any = None, bias: Any = None, x: Any = None) -> Any:
-    """FusedMatMul, which reads a weight as torch stores it."""
+    """Write FusedMatMul, which reads a weight in torch's layout."""
     values = x if input is None else input
     empty = any(size(values, dim) == 0 for dim in range(rank(values)))
     if empty or rank(values) == 2 or not is_type(values, "FLOAT", "DOUBLE"):
@@ -71,12 +70,11 @@ def linear_of(input: Any = None, weight: Any = None, bias: Any = None, x: Any = 
 
 
 def linears(x: Any, weights: Sequence[Any], biases: Sequence[Any]) -> list[Any]:
-    """One product a weight."""
     return [linear_of(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 
 
 def scores(query: Any, key: Any, scale: float, dims: int) -> Any:
-    """The products of queries and keys as they lie."""
+    """Write the products of queries and keys without transposing them first."""
     if not is_type(key, "FLOAT", "DOUBLE"):
         return attention.plain_scores(query, key, scale, dims)
     return contrib_ops.fused_mat_mul(query, key, trans_b=True, alpha=scale)

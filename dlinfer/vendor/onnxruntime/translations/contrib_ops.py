@@ -1,4 +1,4 @@
-"""ONNX Runtime's own ops as translations call them: the few that are used, with the parameters that are used.
+"""ONNX Runtime's own ops for translations: only those in use, with the parameters in use.
 
 onnxscript knows the ops of ONNX alone. It takes these by schemas that check no types.
 """
@@ -11,7 +11,7 @@ DOMAIN = "com.microsoft"
 
 
 def fused_mat_mul(a: Any, b: Any, *, trans_b: bool = False, alpha: float = 1.0) -> Any:
-    """alpha * a @ b, where b is transposed in its last two dimensions on demand. float and double."""
+    """alpha * a @ b, for float and double. trans_b: transpose the last two dimensions of b."""
     return _call("FusedMatMul", (a, b), 1, transB=int(trans_b), alpha=alpha)
 
 
@@ -36,9 +36,9 @@ def mat_mul_n_bits(
     block: int,
     accuracy_level: int,
 ) -> Any:
-    """a @ b.T of 4 bits, in float32. b: uint8 [out, blocks, block / 2]; scales: float32 [out, blocks]; zero_points:
-    uint8 [out, blocks / 2], rounded up, or None for 8. accuracy_level: what a may be rounded to, as
-    ``OrtOptions.accuracy_level``."""
+    """a @ b.T with 4-bit b, in float32. b: uint8 [out, blocks, block / 2]. scales: float32 [out, blocks]. zero_points:
+    uint8 [out, blocks / 2], rounded up, or None for 8. accuracy_level: see ``OrtOptions``.
+    """
     operands = (a, b, scales) if zero_points is None else (a, b, scales, zero_points)
     return _call(
         "MatMulNBits",

@@ -1,7 +1,6 @@
-"""The largest, the smallest and their places where one of the numbers is NaN, which ONNX Runtime passes over.
+"""Extremes and their indices with NaN, which ONNX Runtime ignores.
 
-As torch has it: NaN is larger than all numbers when sorting, and any maximum or minimum with it is NaN, at the place of
-the first.
+As in torch, NaN is larger than all numbers in sorting, and the maximum or minimum of NaN and numbers is the first NaN.
 """
 
 import math
@@ -18,23 +17,21 @@ _aten = torch.ops.aten
 
 
 def amax(self: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
-    """Over ``dim``, or over all where it is empty."""
+    """Reduce ``dim``, or all dimensions if it is empty."""
     return _with_nan(extremes.amax(self, dim, keepdim), self, dim, keepdim)
 
 
 def amin(self: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
-    """Over ``dim``, or over all where it is empty."""
     return _with_nan(extremes.amin(self, dim, keepdim), self, dim, keepdim)
 
 
 def aminmax(self: Any, dim: int | None = None, keepdim: bool = False) -> tuple[Any, Any]:
-    """(smallest, largest)."""
     dims = () if dim is None else (dim,)
     return amin(self, dims, keepdim), amax(self, dims, keepdim)
 
 
 def _of_dim(extreme: Any, name: str) -> Any:
-    """(the largest or smallest along a dimension, its place)."""
+    """Return a translation to (extreme along a dimension, its index)."""
 
     def translate(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
         return extreme(self, (dim,), keepdim), _place(name, self, dim, keepdim)
@@ -43,7 +40,7 @@ def _of_dim(extreme: Any, name: str) -> Any:
 
 
 def topk(self: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Any, Any]:
-    """Sorted with infinity in NaN's place, and the largest float32 in infinity's."""
+    """Sort with infinity for NaN, and the largest float32 for infinity."""
     count = op.Constant(value_ints=[k]) if isinstance(k, int) else op.Reshape(k, op.Constant(value_ints=[1]))
     if rank(self) == 0:
         return op.Identity(self), op.Constant(value_int=0)
@@ -57,7 +54,7 @@ def topk(self: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = 
 
 
 def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
-    """Between two tensors; NaN where any of the three is, and x where a bound equals it: zeros have signs."""
+    """Clamp between two tensors; NaN if any of the three is, and x where it equals a bound: zeros have signs."""
     result = self
     if _is_float(self):
         half = is_type(self, "FLOAT16")  # which ONNX Runtime does not compare
@@ -76,7 +73,7 @@ def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def clamp_by_numbers(self: Any, min: Any = None, max: Any = None) -> Any:
-    """Between two numbers. Clip, without one of them, takes the largest finite number for infinity."""
+    """Clamp between two numbers. Clip with only one bound would make infinity the largest finite number."""
     if not all(bound is None or isinstance(bound, (int, float)) for bound in (min, max)):
         raise Untranslated("a bound that is known at run time only")
     if not _is_float(self) and any(isinstance(bound, float) for bound in (min, max)):
@@ -110,7 +107,7 @@ def _with_nan(extreme: Any, x: Any, dim: Sequence[int], keepdim: bool) -> Any:
 
 
 def _place(name: str, self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The place of the largest or smallest along a dimension, or among all as if they were one row."""
+    """Return the index of the extreme along a dimension, or in the flattened tensor."""
     x = self
     if rank(x) == 0:
         return op.Constant(value_int=0)
@@ -144,4 +141,3 @@ TABLE: dict[Any, Any] = {
     _aten.clamp_min.default: clamp_by_numbers,
     _aten.clamp_max.default: lambda self, max: clamp_by_numbers(self, None, max),
 }
-"""Translations by op."""

@@ -1,4 +1,4 @@
-"""Sigmoid and its relatives, written with Exp: ONNX Runtime's kernels Sigmoid and QuickGelu give 0 from -18 on."""
+"""Sigmoid and its relatives, written with Exp: ONNX Runtime's kernels Sigmoid and QuickGelu return 0 below -18."""
 
 from typing import Any
 
@@ -6,21 +6,20 @@ from dlinfer.graph.onnx.translations.writing import number, op, wide
 
 
 def sigmoid(self: Any) -> Any:
-    """1 / (1 + exp(-x)), in float32 at least: exp(12) is infinite in float16."""
+    """1 / (1 + exp(-x)), at least in float32: exp(12) is infinite in float16."""
     x, cast = wide(self)
     result = op.Reciprocal(_one_and_exp(x, self))
     return op.CastLike(result, self) if cast else result
 
 
 def silu(self: Any) -> Any:
-    """x / (1 + exp(-x)), in float32 at least."""
+    """x / (1 + exp(-x)), at least in float32."""
     x, cast = wide(self)
     result = op.Div(x, _one_and_exp(x, self))
     return op.CastLike(result, self) if cast else result
 
 
 def silu_mul(gate: Any, up: Any) -> Any:
-    """silu(gate) * up."""
     return op.Mul(silu(gate), up)
 
 

@@ -1,8 +1,8 @@
-"""Linear layers with weights of 4 bits by ONNX Runtime's MatMulNBits, which reads them as they are packed.
+"""Linear layers with packed 4-bit weights, by ONNX Runtime's MatMulNBits.
 
-Its layout is not AWQ's: a row of the weight is one output, in blocks of a power of two. A weight is packed so once, as
-a session is made, and is built into it: MatMulNBits widens a weight that it is fed at each call (34 ms in place of 0.4
-for 2048 x 5632 and one token, measured with AVX-512).
+Its layout is not AWQ's: a row of the weight is one output, in blocks of a power of two. A weight is repacked once, when
+a session is made, and built into it: MatMulNBits widens a weight that is fed at each call (34 ms instead of 0.4 for
+2048 x 5632 and one token, measured with AVX-512).
 """
 
 from collections.abc import Collection
@@ -27,7 +27,7 @@ _FLOAT, _TYPES = 1, {torch.float32: 1, torch.float16: 10}  # of ONNX's TensorPro
 
 
 def refusal(node: fx.Node) -> str | None:
-    """Why a call of ``weight_quant_matmul`` is left to torch; None where it is not."""
+    """Return why a call of ``weight_quant_matmul`` is left to torch, or None."""
     call = arguments(node)
     parts = [call[name] for name in _PARTS if call[name] is not None]
     if not all(part.op == "placeholder" and part.meta.get(STATIC) for part in parts):
@@ -41,7 +41,7 @@ def refusal(node: fx.Node) -> str | None:
 
 
 def split_packed(graph: fx.Graph, weights: Collection[fx.Node], accuracy_level: int) -> None:
-    """Let layers whose packed weights are among ``weights`` take them as MatMulNBits has them. Changes the graph."""
+    """Convert layers with packed weights among ``weights`` to MatMulNBits. Changes the graph."""
     for node in graph.find_nodes(op="call_function", target=OP):
         call = arguments(node)
         if not all(call[name] in weights for name in _PARTS if call[name] is not None):
@@ -68,13 +68,13 @@ def split_packed(graph: fx.Graph, weights: Collection[fx.Node], accuracy_level: 
 
 
 def packed_inputs(graph: fx.Graph) -> set[fx.Node]:
-    """The inputs of a graph that are parts of packed weights."""
+    """Return the inputs of a graph that are parts of packed weights."""
     calls = [arguments(node) for node in graph.find_nodes(op="call_function", target=OP)]
     return {call[name] for call in calls for name in _PARTS if call[name] is not None}
 
 
 def _block(call: Any) -> int | None:
-    """The largest block that MatMulNBits is fast with and that each group is made of whole."""
+    """Return the largest block that MatMulNBits is fast with and that divides each group; None if there is none."""
     size, group = fixed_size(fake(call["qweight"]).shape[0]) or 0, call["group_size"]
     if 0 < group < size:
         return next((block for block in _BLOCKS if group % block == 0), None)
@@ -91,30 +91,29 @@ def _prepared(graph: fx.Graph, make: Any, args: Any, shape: tuple[int, ...], dty
 
 
 def words(qweight: Tensor, block: int) -> Tensor:
-    """AWQ's words [in, out / 8] -> uint8 [out, blocks, block / 2]: two numbers a byte, the first in the lower half."""
+    """Repack AWQ's words [in, out / 8] as uint8 [out, blocks, block / 2]: two numbers a byte, low half first."""
     missing = -qweight.shape[0] % block
     whole = functional.pad(qweight, (0, 0, 0, missing)) if missing else qweight
     return AWQ.repack(whole, _NIBBLES).t().unflatten(1, (-1, block // 2)).contiguous()
 
 
 def block_scales(scales: Tensor, block: int, group: int, blocks: int) -> Tensor:
-    """Scales [groups, out] -> float32 [out, blocks]."""
+    """Convert scales [groups, out] to float32 [out, blocks]."""
     return scales[_groups(block, group, blocks)].t().float().contiguous()
 
 
 def block_zeros(offset: Tensor, block: int, group: int, blocks: int) -> Tensor:
-    """AWQ's zero points [groups, out / 8] -> uint8 [out, blocks / 2], rounded up: two a byte."""
+    """Repack AWQ's zero points [groups, out / 8] as uint8 [out, blocks / 2], rounded up: two a byte."""
     zeros = AWQ.unpack_zeros(offset)[_groups(block, group, blocks)]
     return _NIBBLES.pack(functional.pad(zeros, (0, 0, 0, blocks % 2))).t().contiguous()
 
 
 def _groups(block: int, group: int, blocks: int) -> Tensor:
-    """The group of each block."""
     return torch.arange(blocks) * block // group
 
 
 PREPARED = frozenset({words, block_scales, block_zeros})
-"""The functions that prepare a weight before the session builds it in."""
+"""The functions that repack a weight before the session builds it in."""
 
 
 # --- in ONNX
@@ -131,7 +130,7 @@ def product(
     block: int,
     accuracy_level: int,
 ) -> Any:
-    """The layer in ONNX, in float32 and rounded once, but for what ``accuracy_level`` rounds x to."""
+    """Write the layer in ONNX, in float32 and rounded once, except that ``accuracy_level`` may round x."""
     wide = op.Cast(x, to=_FLOAT)
     result = contrib_ops.mat_mul_n_bits(
         wide, numbers, scales, zeros, in_features, out_features, block, accuracy_level

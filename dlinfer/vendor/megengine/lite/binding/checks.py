@@ -14,7 +14,6 @@ Kind = TypeVar("Kind")
 
 
 def wrong(call: str, argument: str, expected: str, actual: Any) -> LiteArgumentError:
-    """Return the error for a bad argument of a call."""
     return LiteArgumentError(call=call, argument=argument, expected=expected, given=str(actual))
 
 
@@ -67,10 +66,7 @@ def existing(call: str, path: Any) -> bytes:
 
 
 def writable(call: str, path: Any) -> bytes:
-    """Return the path of a file in an existing folder. Raises LiteArgumentError.
-
-    In a missing folder the library would write nothing, silently.
-    """
+    """Return the path of a file in an existing folder, or raise LiteArgumentError: the library would fail silently."""
     if not _path(call, path).absolute().parent.is_dir():
         raise wrong(call, "path", "a file in an existing folder", os.fspath(path))
     return os.fsencode(path)

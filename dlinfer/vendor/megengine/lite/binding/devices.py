@@ -26,11 +26,10 @@ def usable(call: str, device_type: int) -> int:
 
 
 def checked(call: str, device_type: int) -> int:
-    """Return the C header's number of a device type, here or not. Raises LiteArgumentError."""
+    """Return the C header's number of a device type, whether it is here or not. Raises LiteArgumentError."""
     device = member(call, "device_type", LiteDeviceType, device_type)
     return _NATIVE_DEFAULT if device is LiteDeviceType.LITE_DEVICE_DEFAULT else int(device)
 
 
 def documented(number: int) -> LiteDeviceType:
-    """Return the documented device type for a number of the C header."""
     return LiteDeviceType.LITE_DEVICE_DEFAULT if number == _NATIVE_DEFAULT else LiteDeviceType(number)

@@ -27,7 +27,7 @@ NAMES = ", ".join(str(np.dtype(numpy)) for numpy in NUMPY_TYPES.values())
 
 
 def lite_type(dtype: Any, call: str) -> LiteDataType:
-    """Return the LiteDataType for a LiteDataType, a name, a numpy dtype or a numpy type; None is float32.
+    """Return a LiteDataType for a LiteDataType, a name, a numpy dtype or type, or None (float32).
 
     Raises LiteArgumentError.
     """

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 _MOMENT = 0.25
-"""Seconds within which a call that failed in the library returns."""
+"""Seconds to wait for another call that failed at the same time."""
 
 
 @dataclass(eq=False)
