@@ -64,7 +64,7 @@ _LEAST = 1e-7 / 127
 
 
 def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x in int8 and its rows' scales, [..., 1]. Rows of zeros stay zeros: the vendor divides by their maximum."""
+    """Return x in int8 and its rows' scales, [..., 1]. Zeros stay zeros: the vendor divides by a row's maximum."""
     numbers = x.new_empty(x.shape, dtype=torch.int8)
     scale = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
     if x.numel():
