@@ -1,4 +1,4 @@
-"""OpenVINO as a graph engine: whole regions in Intel's runtime. Its eager kernels are those of the cpu vendor."""
+"""OpenVINO as a graph engine: Intel's runtime runs whole regions. Its eager kernels are the cpu vendor's."""
 
 import os
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from dlinfer.vendor.openvino.layout import LAYOUT
 OLDEST = (2026, 1)
 _ADVICE = 'pip install "dlinfer[openvino]"'
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-"""oneDNN's variables that limit instructions, which OpenVINO reads too; the first that is set counts."""
+"""oneDNN's variables that limit instructions, which OpenVINO reads too; the first one that is set counts."""
 _BELOW_AVX512 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2")
 
 
 def _probe() -> Probe:
-    """Whether the package is installed. Does not import it, which takes a third of a second."""
+    """Return whether the package is installed. Does not import it, which takes a third of a second."""
     if util.find_spec("openvino") is None:
         return Probe(False, "the package openvino is not installed", _ADVICE)
     version = metadata.version("openvino")
@@ -31,7 +31,7 @@ def _probe() -> Probe:
 
 
 def _ends_the_process(limit: str) -> bool:
-    """Whether OpenVINO would call AVX-512 kernels, as the CPU has it, that oneDNN's limit leaves out."""
+    """Return whether OpenVINO would call AVX-512 kernels, which the CPU has but oneDNN's limit excludes."""
     from dlinfer.graph.cache.fingerprint import cpu_flags
 
     return limit.upper() in _BELOW_AVX512 and "avx512f" in cpu_flags().split()

@@ -1,7 +1,7 @@
-"""Builds an OpenVINO model from a pure function (``graph.functional``), one lowering after the other.
+"""Build an OpenVINO model from a pure function (``graph.functional``), one lowering after the other.
 
-After each lowering the builder checks type and rank of the result, so an error there refuses the region instead of
-giving wrong numbers. Sizes are i64 scalars, or Python numbers where known.
+After each lowering the builder checks type and rank of the result: an error there refuses the region instead of giving
+wrong numbers. Sizes are i64 scalars, or Python numbers if known.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from dlinfer.vendor.openvino.written import InPlace, Rows
 Size = int | Output
 
 INDEX = "an index out of range"
-"""The fault that is an error in torch too."""
+"""The fault that raises in torch too."""
 
 _WITHIN_16_BITS = (ov.Type.boolean, ov.Type.i8, ov.Type.u8, ov.Type.i16)
 
@@ -174,19 +174,18 @@ class Builder:
         return op.broadcast(self.cast(number, self.kind), sizes, self.axes([]), "EXPLICIT").output(0)
 
     def axes(self, values: Sequence[int]) -> Output:
-        """Return a list of integers as a constant."""
         return Constant(ov.Type.i64, ov.Shape([len(values)]), list(values)).output(0)
 
     # --- tensors and numbers
 
     @property
     def result(self) -> Tensor:
-        """The fake of the call's one result."""
+        """The fake of the call's only result."""
         return self.call.result
 
     @property
     def kind(self) -> ov.Type:
-        """OpenVINO's type of the call's one result."""
+        """OpenVINO's type of the call's only result."""
         return dtypes.type_of(self.call.result.dtype)
 
     def cast(self, value: Any, kind: ov.Type) -> Output:
@@ -244,7 +243,7 @@ class Builder:
         return combined
 
     def select(self, condition: Output, x: Any, y: Any, kind: ov.Type) -> Output:
-        """Return x where the condition is true, else y, both converted to a type."""
+        """Select x where the condition is true, else y, both converted to a type."""
         x, y = self.cast(x, kind), self.cast(y, kind)
         if kind == ov.Type.boolean:  # the CPU plugin fails to compile a Select of bools by one of them
             left = op.logical_and(condition, x)
@@ -254,7 +253,6 @@ class Builder:
     # --- sizes
 
     def size(self, x: Output, dim: int) -> Size:
-        """Return the size of one dimension of a tensor."""
         sizes = x.get_partial_shape()
         known = sizes[dim % len(sizes)]
         if known.is_static:
@@ -272,13 +270,12 @@ class Builder:
         return parts[0] if len(parts) == 1 else op.concat(parts, 0).output(0)
 
     def single(self, number: Any) -> Output:
-        """Return a number as an i64 tensor of one element."""
         if not isinstance(number, Output):
             return self.axes([int(number)])
         return op.reshape(self.cast(number, ov.Type.i64), self.axes([1]), False).output(0)
 
     def shaped(self, x: Output, old: Sequence[Any], new: Sequence[Any], sizes: Sequence[Size]) -> Output:
-        """Reshape ``x``. old, new: its old and new sizes in fakes; sizes: the new ones as values.
+        """Reshape ``x``. old, new: its old and new sizes in fakes. sizes: the new ones as values.
 
         OpenVINO can copy sizes by position and infer one more, which needs no computation at run time.
         """

@@ -13,12 +13,12 @@ from dlinfer.vendor.openvino.options import OpenVINOOptions
 
 @functools.cache
 def core() -> ov.Core:
-    """Return the process's one core; it loads a device's plugin at its first use."""
+    """Return the process's only core; it loads a device's plugin at its first use."""
     return ov.Core()
 
 
 class _Process:
-    """forked: whether the parent had loaded OpenVINO before it forked this process, which lacks OpenVINO's threads."""
+    """forked: this process was forked after its parent loaded OpenVINO, so it lacks OpenVINO's threads."""
 
     forked = False
 
@@ -31,7 +31,7 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 def check_process() -> None:
-    """Raise UnsupportedFeatureError if OpenVINO would hang, waiting for threads that only the parent has."""
+    """Raise UnsupportedFeatureError in a forked process, where OpenVINO would wait forever for its parent's threads."""
     if _Process.forked:
         raise UnsupportedFeatureError(
             feature="a process that was forked after OpenVINO was loaded",
@@ -41,7 +41,7 @@ def check_process() -> None:
 
 
 def check_device(name: str) -> None:
-    """Raise CompileOptionError, with the devices that exist, for any other device."""
+    """Raise CompileOptionError for a missing device, with the devices that exist."""
     devices = core().available_devices
     kinds = {device.split(".")[0] for device in devices}
     if name not in devices and name not in kinds:
@@ -60,7 +60,7 @@ def has_float16() -> bool:
 
 
 def properties(options: OpenVINOOptions, precision: str, cache: str) -> dict[str, Any]:
-    """Return the compilation properties for a model whose own floating type is ``precision``, its KV caches' ``cache``.
+    """Return a model's compilation properties. precision: its floating type. cache: the type of its KV caches.
 
     They fix everything that would change numbers: defaults differ between devices and releases, and the CPU's default
     of 8 bits for KV caches failed. Keys and values have their own properties, since the mode ACCURACY ignores the

@@ -1,4 +1,4 @@
-"""Conversions between torch's and OpenVINO's dtypes and tensors, without copies where possible."""
+"""Convert between torch's and OpenVINO's dtypes and tensors, without copies if possible."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from dlinfer.vendor.openvino.int_ranges.kept import Kept
 
 KEPT = Kept("OpenVINO", bits=32, cast=2**24)
-"""The CPU plugin keeps int64 as 32 bits, and casts floats through float32, which lacks odd numbers above 2**24."""
+"""The CPU plugin keeps 32 bits of int64, and casts floats through float32, which lacks odd numbers above 2**24."""
 
 _TYPES: dict[torch.dtype, ov.Type] = {
     torch.float32: ov.Type.f32,
@@ -27,7 +27,7 @@ _TYPES: dict[torch.dtype, ov.Type] = {
 }
 
 SHORT = {ov.Type.bf16: torch.bfloat16, ov.Type.f16: torch.float16}
-"""Floats of 16 bits."""
+"""16-bit floats."""
 
 # numpy has no bfloat16: its bits are passed as integers.
 _BITS = {torch.bfloat16: torch.int16}
@@ -46,10 +46,7 @@ def type_of(dtype: torch.dtype) -> ov.Type:
 
 
 def shared(tensor: Tensor) -> ov.Tensor:
-    """Return an OpenVINO tensor on a contiguous CPU tensor's memory.
-
-    It does not keep that memory alive: the caller must hold the torch tensor as long.
-    """
+    """Return an OpenVINO tensor on a contiguous CPU tensor's memory. The caller must keep the torch tensor alive."""
     bits = tensor.detach()
     kind = _BITS.get(tensor.dtype)
     if kind is not None:
@@ -58,7 +55,7 @@ def shared(tensor: Tensor) -> ov.Tensor:
 
 
 def constant(tensor: Tensor, keep: list[Tensor]) -> Output:
-    """Return a constant on a contiguous tensor's memory, appended to ``keep``: hold it as long as the constant.
+    """Return a constant on a contiguous tensor's memory, which ``keep`` must hold as long as the constant lives.
 
     The CPU plugin makes infinities in bfloat16 constants finite, also when it folds. So a tensor with infinities
     becomes a float32 constant, which each run converts after an op that is never folded: a roll by 0.
@@ -83,7 +80,6 @@ def _has_infinities(tensor: Tensor) -> bool:
 
 
 def copied(tensor: ov.Tensor, dtype: torch.dtype) -> Tensor:
-    """Copy an OpenVINO tensor to a torch tensor."""
     data: Any = tensor.data
     if dtype in _BITS:
         data = data.view("int16")

@@ -65,7 +65,7 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
         return dtypes.refusal(dtype)
 
     def refuses_op(self, node: fx.Node) -> str | None:
-        """Refuse a node without a lowering for its arguments; a node that writes is lowered as its functional twin."""
+        """Refuse a node without a lowering for its arguments. A node that writes is lowered as its functional twin."""
         if (number := _number_beyond(node)) is not None:
             return f"{number}, which the dtype of its tensor does not hold: torch wraps it around"
         if not written_arguments(node):
@@ -75,12 +75,12 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
         return None if twin.op is None else registry.refusal(_twin_call(node, twin))
 
     def is_heavy(self, node: fx.Node) -> bool:
-        """Whether the node multiplies matrices."""
+        """Return whether the node multiplies matrices."""
         op = overload(node)
         return op is not None and any(word in op._schema.name for word in _HEAVY)
 
     def lower(self, function: Function, options: OpenVINOOptions, policy: str) -> Lowered:
-        """Write the function as a model whose weights are still parameters."""
+        """Build a model of the function with weights as parameters."""
         template = template_of(function, type(function.graph_module).__name__)
         if (reason := template.misfit(options)) is not None:
             raise RefusedError(reason)
@@ -98,11 +98,10 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
                     raise RefusedError(reason, node.name)
 
     def keeps(self, callees: Collection[str]) -> bool:
-        """No: each process compiles its models again."""
+        """Return False: each process compiles its models again."""
         return False
 
     def identity(self, cache_dir: Path) -> str:
-        """Return the runtime's version."""
         return f"openvino {ov.__version__}"
 
 

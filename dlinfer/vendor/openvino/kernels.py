@@ -13,12 +13,11 @@ _CACHES = ("k_cache", "v_cache", "k_scales_zeros", "v_scales_zeros")
 
 
 def kernels() -> Mapping[str, Kernel]:
-    """Return op name -> kernel."""
     return {name: _on_views(kernel) for name, kernel in discovery.kernels_of(discovery.get("cpu")).items()}
 
 
 def _on_views(kernel: Kernel) -> Kernel:
-    """Wrap a kernel of the cpu vendor for caches of LAYOUT: it gets views of them in its layout."""
+    """Wrap a kernel of the cpu vendor: it gets views of caches of LAYOUT in its own layout."""
     names = list(inspect.signature(kernel).parameters)
     places = [names.index(name) for name in _CACHES if name in names]
     if not places:

@@ -1,8 +1,8 @@
-"""A function as an OpenVINO model: binds inputs, runs it, and writes new contents back.
+"""Run a function as an OpenVINO model: bind inputs, run it, and write new contents back.
 
-If the model would be wrong for a call, torch runs that call, under the fallback policy. The reasons are inputs or
-intermediate integers of more than 32 bits, which the plugin cuts, and indices out of range. The model itself detects
-some of this: its last outputs say so, and its other results are dropped.
+If the model would be wrong for a call, torch runs the call, under the fallback policy. The reasons are inputs or
+intermediate integers of more than 32 bits, which the plugin cuts, and indices out of range. The model detects some of
+these itself: its last outputs say so, and its other results are dropped.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ from dlinfer.vendor.openvino.workarounds.precision import rounded
 
 
 class OpenVINOLowered(Lowered):
-    """A template; the held weights become constants of the compiled model."""
+    """A template. Held weights become constants of the compiled model."""
 
     placement = "kernel OpenVINO"
 
@@ -57,7 +57,6 @@ class OpenVINOLowered(Lowered):
         self._dtypes += [torch.bool] * len(template.faults)
 
     def compile(self, weights: tuple[Tensor, ...]) -> Executable:
-        """Compile the model with these weights for the device."""
         template, options = self.template, self._options
         by_name = {template.inputs[index]: weight for index, weight in zip(self.held, weights, strict=True)}
         model, keep = with_weights(template.model, by_name, options, template.notes, template.precision)
@@ -78,7 +77,7 @@ class OpenVINOLowered(Lowered):
         return run
 
     def _precise(self, model: ov.Model, hints: dict[str, Any]) -> ov.CompiledModel:
-        """Compile the model; all of it in float32 if OpenVINO would round some of its float32 to 16 bits."""
+        """Compile the model; in float32 alone if OpenVINO would round some of its float32 to 16 bits."""
         compiled = self._compiled(model, hints)
         node = self._rounded(compiled)
         if node is None:
@@ -111,7 +110,7 @@ class OpenVINOLowered(Lowered):
             raise RefusedError("a KV cache that is not contiguous")
 
     def _check_numbers(self, inputs: Sequence[Any], held: Mapping[int, Interval]) -> None:
-        """Raise RefusedError for integers that need more than 32 bits, WrongInputError for an index out of range.
+        """Raise RefusedError for integers of more than 32 bits, WrongInputError for an index out of range.
 
         held: ranges of built-in weights.
         """
@@ -144,7 +143,7 @@ class OpenVINOLowered(Lowered):
         ]
 
     def _contents(self, inputs: Sequence[Any], outputs: list[Tensor]) -> list[Tensor]:
-        """Return the function's values; writes rows into their inputs' own memory."""
+        """Return the function's values; write rows into their inputs' own memory."""
         remaining = iter(outputs)
         parts = [
             (result, *(self._part(origin, inputs, remaining, result.target) for origin in _origins(result)))
@@ -155,7 +154,7 @@ class OpenVINOLowered(Lowered):
     def _part(
         self, origin: int | None, inputs: Sequence[Any], remaining: Iterator[Tensor], target: int | None
     ) -> Tensor | None:
-        """Return the model's next output, or an input, copied if another result may write it."""
+        """Return the model's next output, or an input, copied if another result may overwrite it."""
         if origin is None:
             return None
         if origin == OUTPUT:
@@ -192,6 +191,5 @@ def _dtypes(result: Result) -> list[torch.dtype]:
 
 
 def _message(cause: RuntimeError) -> str:
-    """Return OpenVINO's message without its source lines."""
     lines = [line.strip() for line in str(cause).splitlines()]
     return " ".join(line for line in lines if line and not line.startswith("Exception from"))[:300]

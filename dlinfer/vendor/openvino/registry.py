@@ -35,7 +35,7 @@ assert ops  # imported for torch.ops.dlinfer, which lowerings name when they reg
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an op or of a Python function on sizes.
+    """A call of an op or of a Python function on sizes.
 
     target: the op or function. arguments: parameter name, or position -> argument, with nodes for values.
     result: its fake result. name: its name in messages.
@@ -48,7 +48,6 @@ class Call:
 
     @classmethod
     def of(cls, node: fx.Node) -> "Call":
-        """Return a node's call."""
         values = dict(enumerate(node.args)) if overload(node) is None else arguments(node)
         return cls(node.target, values, fake(node), op_name(node))
 
@@ -71,8 +70,7 @@ Build = Callable[..., Any]
 @dataclass(frozen=True)
 class Lowering:
     """build: builds the op in OpenVINO. refuses: returns why it cannot lower a call, or None.
-
-    takes_rows: whether it takes ``written.Rows``; otherwise it gets the whole tensor.
+    takes_rows: it takes ``written.Rows``; otherwise it gets the whole tensor.
     """
 
     build: Build
@@ -115,12 +113,10 @@ def lowers(*targets: Any, refuses: Check = taken, takes_rows: bool = False) -> C
 
 
 def lowering(target: Any) -> Lowering | None:
-    """Return the lowering of an op, or None."""
     return _table.get(target)
 
 
 def refusal(call: Call) -> str | None:
-    """Return why OpenVINO cannot take a call, or None."""
     entry = _table.get(call.target)
     if entry is None:
         return f"no lowering for {call.name}"
@@ -138,7 +134,7 @@ _REDUCED = (*_EXTREMES, _aten.logsumexp, _aten.var, _aten.std, _aten.var_mean, _
 
 
 def not_empty(call: Call) -> Iterator[Sequence[Any]]:
-    """Yield sizes that must not be 0, where OpenVINO would return uninitialised memory or crash.
+    """Yield sizes that must not be 0, because OpenVINO would return uninitialised memory or crash.
 
     In torch, attention over no keys is zeros, and so is a product over nothing; OpenVINO gets that wrong with weights.
     An extreme of no elements raises in torch. The deviation of none is NaN; OpenVINO crashes on it after another op.

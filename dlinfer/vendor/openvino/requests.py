@@ -1,8 +1,8 @@
-"""Runs a compiled model on torch's memory: one infer request per thread, tensors bound once.
+"""Run a compiled model on torch's memory: one infer request per thread, tensors bound once.
 
-Setting a tensor costs more than running a small model, so a request remembers address and sizes of each input and sets
-only changed ones. It keeps no caller's tensor alive: the same address, sizes and dtype are the same binding, even if
-the memory has a new owner.
+Setting a tensor costs more than running a small model, so a request remembers the address and sizes of each input and
+sets only changed ones. It keeps no caller's tensor alive: the same address, sizes and dtype are the same binding, even
+if the memory has a new owner.
 """
 
 import threading
@@ -42,8 +42,6 @@ class Requests:
 
 
 class _Request:
-    """One request and its bindings."""
-
     def __init__(self, compiled: ov.CompiledModel) -> None:
         self._request = compiled.create_infer_request()
         self._set_input: Callable[[int, ov.Tensor], None] = self._request.set_input_tensor

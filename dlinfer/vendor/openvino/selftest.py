@@ -1,7 +1,7 @@
 """The self-test of OpenVINO's CPU plugin: the cases of every engine, and the plugin's own attention.
 
-The plugin has different kernels for AVX2, AVX-512, bfloat16, float16 and AMX. Some were wrong where those for AVX2 were
-right: comparisons of NaN, paged attention in float16.
+The plugin has different kernels for AVX2, AVX-512, bfloat16, float16 and AMX. Some were wrong though those for AVX2
+were right: comparisons of NaN, paged attention in float16.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,12 +31,10 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
 def selftest(engine: Engine) -> SelfTest:
-    """Return the self-test of the engine on the CPU."""
     return SelfTest(_version, lambda: cases(engine))
 
 
 def cases(engine: Engine) -> Iterator[Case]:
-    """Yield every case of the engine."""
     return engine_cases(engine, asdict(OpenVINOOptions()), [*TORCH_CASES, *PAGED], FLOATS)
 
 

@@ -1,7 +1,7 @@
-"""A region as an OpenVINO model whose weights are still parameters, with the data to run it.
+"""A region as an OpenVINO model with weights as parameters, and the data to run it.
 
-It consists of a model and plain data, so it can be stored without the weights. The data say where each input goes, what
-each output is and how large, and which conditions the inputs must meet.
+It can be stored without the weights, since it is a model and plain data. The data say where each input goes, what each
+output is and how large, and which conditions the inputs must meet.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ assert lowerings  # imported for what it registers
 
 
 OUTPUT = -1
-"""Origin of a value that is an output of the model, not an unchanged input."""
+"""The origin of a value that is an output of the model, not an unchanged input."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Weights as constants of a model: on torch's own memory, or compressed to 8 or 4 bits.
 
-In the graph a compressed weight is integers, a conversion and a product with scales. The CPU plugin recognises these in
-front of a linear layer and keeps the integers. Both forms are symmetric: a weight is ``integer * scale``.
+In the graph a compressed weight is integers, a conversion and a product with scales. The CPU plugin recognises these
+before a linear layer and keeps the integers. Both forms are symmetric: a weight is ``integer * scale``.
 """
 
 from collections.abc import Mapping
@@ -87,7 +87,7 @@ def _constant(weight: Tensor, keep: list[Tensor], notes: list[str], parameter: A
 
 
 def _is_compressible(weight: Tensor, notes: list[str], parameter: Any) -> bool:
-    """Return whether integers and scales can represent a weight: NaN and infinities cannot be."""
+    """Return whether integers and scales can represent a weight. They cannot represent NaN and infinities."""
     if weight.dim() != 2 or not weight.is_floating_point():
         return False
     if bool(weight.isfinite().all()):
@@ -156,7 +156,7 @@ _PACKED, _SEPARATOR = "packed numbers", "|"
 
 
 def packed_name(parameter: str, groups: int, size: int) -> str:
-    """Return the name for the node that unpacks a parameter of AWQ's words to float32 [out, groups, size].
+    """Return the name of the node that unpacks a parameter of AWQ's words to float32 [out, groups, size].
 
     If the parameter becomes a constant, a 4-bit constant replaces the node.
     """
@@ -179,6 +179,6 @@ _WIDENED_WORDS = 64  # of a row at a time, so that no full-size integers are all
 
 
 def _packed(integers: Tensor) -> Tensor:
-    """Pack two values in a byte, the first in the lower half, as two's complement of 4 bits."""
+    """Pack two 4-bit values in two's complement into a byte, the first in the low half."""
     pairs = integers.reshape(-1, 2).to(torch.uint8) & 15
     return (pairs[:, 0] | (pairs[:, 1] << 4)).contiguous()

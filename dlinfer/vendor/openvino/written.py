@@ -1,8 +1,8 @@
 """New contents of an input that are not one tensor of the model: some rows of it, or memory written in place.
 
-OpenVINO has no op that writes into its input: ``index_copy`` of a few rows would copy the whole cache, at each call
-and in each layer. So such a value keeps its parts: the old content, the rows, and their places. Attention reads the
-parts. The rows are results of the model, and torch writes them into the cache's own memory afterwards.
+OpenVINO has no op that writes into its input: ``index_copy`` of a few rows would copy the whole cache, at each call and
+in each layer. So such a value keeps its parts: the old content, the rows, and their places. Attention reads the parts.
+The rows are results of the model, and torch writes them into the cache's own memory afterwards.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from openvino import Output
 @dataclass
 class Rows:
     """base: the old content. index: i64 [rows], places along ``dim``. source: the new rows, with base's sizes except
-    along ``dim``. sizes: source's sizes in fakes. unique: whether no place repeats, as in a slice.
-    full: the whole tensor, once it was needed."""
+    along ``dim``. sizes: source's sizes in fakes. unique: no place repeats. full: the whole tensor, if built.
+    """
 
     base: Output
     dim: int
@@ -34,13 +34,12 @@ class Rows:
         return self.full
 
     def put(self) -> Output:
-        """Build the whole new content."""
         dim = op.constant(self.dim, ov.Type.i64)
         return op.scatter_update(self.base, self.index, self.source, dim).output(0)
 
 
 @dataclass(frozen=True)
 class InPlace:
-    """An input's memory, which an op of the model overwrites. parameter: the input."""
+    """The memory of the input ``parameter``, which an op of the model overwrites."""
 
     parameter: Output

@@ -1,4 +1,4 @@
-"""Number of bits that an engine keeps of integers, and intervals of integers."""
+"""The bits that an engine keeps of integers, and intervals of integers."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class Kept:
     """An engine's limits for integers.
 
     engine: its name in reasons. bits: kept of dtypes with more bits; narrower dtypes wrap around as in torch.
-    cast: the largest float that may become an integer; the engine itself must detect larger ones and NaN.
+    cast: the largest float that may become an integer. The engine itself must detect larger ones and NaN.
     """
 
     engine: str
@@ -23,16 +23,16 @@ class Kept:
 
     @property
     def limits(self) -> Interval:
-        """The smallest and largest integer that it keeps."""
+        """The smallest and largest integer."""
         return -(1 << (self.bits - 1)), (1 << (self.bits - 1)) - 1
 
     def holds(self, x: tuple[float, float]) -> bool:
-        """Return whether it keeps all of an interval."""
+        """Return whether an interval is within the limits."""
         low, high = self.limits
         return x[0] >= low and x[1] <= high
 
     def cuts(self, dtype: torch.dtype) -> bool:
-        """Return whether it keeps fewer bits than torch's dtype has."""
+        """Return whether the engine keeps fewer bits than torch's dtype has."""
         return dtype is not torch.bool and torch.iinfo(dtype).bits > self.bits
 
     def limits_of(self, dtype: torch.dtype) -> Interval:
@@ -43,7 +43,7 @@ class Kept:
         return self.limits if self.cuts(dtype) else (info.min, info.max)
 
     def reason(self, name: str) -> str:
-        """Return why the engine cannot run a call, for an op of this name that may leave the limits."""
+        """Return why the engine cannot run a call of the op ``name``, whose integers may leave the limits."""
         return f"{name} may give whole numbers beyond {self.bits} bits, which {self.engine} does not keep"
 
 

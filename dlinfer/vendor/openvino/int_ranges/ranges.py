@@ -1,11 +1,9 @@
-"""Bounds the integers of a region at one call, for an engine that keeps fewer bits than torch.
+"""Bound the integers of a region at one call, for an engine that keeps fewer bits than torch.
 
 Each value gets an interval, computed from those of its operands. Lowering only records the order of ops. The intervals
-start from a call's actual inputs and sizes, so torch never runs a model whose numbers stay small, like token ids and
-positions. Inputs are rounded up to powers of two first. A success is remembered for all calls up to these bounds, so
-most calls compare a few numbers.
-
-The result of an unknown op may be any number of its dtype.
+start from a call's actual inputs and sizes, so torch never has to run a model whose numbers stay small, like token ids
+and positions. Inputs are first rounded up to powers of two. A success is remembered for all calls up to these bounds,
+so most calls compare a few numbers. The result of an unknown op may be any number of its dtype.
 """
 
 import math
@@ -33,11 +31,11 @@ from dlinfer.vendor.openvino.int_ranges.rules import (
 class Ranges:
     """Callable: takes a call's inputs and returns why integers may exceed the engine's bits, or None.
 
-    Threads may call it at once. inputs: positions of the inputs whose ranges it needs.
+    Threads may call it at once. inputs: positions of the inputs with needed ranges.
     """
 
     def __init__(self, graph: fx.Graph, kept: Kept) -> None:
-        """Raises UnknownSizeError for a size that does not follow from the inputs."""
+        """Raise UnknownSizeError for a size that does not follow from the inputs."""
         placeholders = graph.find_nodes(op="placeholder")
         self._kept = kept
         self._sizes: list[SizeText] = []
@@ -85,7 +83,7 @@ class Ranges:
         return self._sizes.index(size)
 
     def _elements(self, node: fx.Node) -> list[int]:
-        """Return positions of sizes; their sum bounds the elements that the call sums or counts."""
+        """Return positions of sizes. Their sum bounds the number of elements that the call sums or counts."""
         named = arguments(node) if overload(node) is not None else {}
         tensors = [value for value in map(fake, node.all_input_nodes) if isinstance(value, Tensor)]
         dims = named.get("dim")

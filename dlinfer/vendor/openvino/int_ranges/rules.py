@@ -1,4 +1,4 @@
-"""Rules for aten's ops: the interval of a result from those of its operands (``int_ranges.ranges``)."""
+"""Rules for aten's ops: the interval of a result from the intervals of its operands (``int_ranges.ranges``)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -120,7 +120,7 @@ ARITHMETIC: Mapping[str, Callable[[Mapping[str, Any]], Interval]] = {
     "argsort": lambda a: (0, a["elements"]),
     "bucketize": lambda a: (0, a["elements"]),
 }
-"""Op -> interval of its result. ``elements``: a bound on the number of elements that the call sums or counts."""
+"""Op -> interval of its result. ``elements`` bounds the number of elements that the call sums or counts."""
 
 ORDERS = frozenset(("sort", "topk", "max", "min"))
 

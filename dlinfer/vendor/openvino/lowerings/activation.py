@@ -1,4 +1,4 @@
-"""Activations, softmax among them."""
+"""Activations and softmax."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ F32 = ov.Type.f32
 
 @lowers(aten.relu.default)
 def relu(b: Builder, x: Output) -> Output:
-    """OpenVINO's own gives 0 for NaN."""
+    """Avoid OpenVINO's Relu, which returns 0 for NaN."""
     zero = b.scalar(0, b.kind)
     if b.kind.is_real():
         return op.select(op.less(x, zero), zero, x).output(0)
@@ -38,7 +38,7 @@ def gelu(b: Builder, x: Output, approximate: str = "none") -> Output:
     result = op.gelu(x, "tanh" if approximate == "tanh" else "erf").output(0)
     if b.kind != ov.Type.f16:
         return result
-    # The plugin gives NaN for infinity.
+    # The plugin returns NaN for infinity.
     infinity = b.scalar(float("inf"), b.kind)
     return op.select(op.equal(x, infinity), infinity, result).output(0)
 
@@ -91,7 +91,7 @@ def hardswish(b: Builder, x: Output) -> Output:
 
 @lowers(aten.mish.default)
 def mish(b: Builder, x: Output) -> Output:
-    """x * tanh(log(1 + e)) with e = exp(x), which is x * n / (n + 2) with n = e * (e + 2); OpenVINO's own cancels."""
+    """x * tanh(log(1 + e)), e = exp(x), as x * n / (n + 2), n = e * (e + 2). OpenVINO's own loses digits."""
     wide = b.cast(x, F32)
     power = exp(op.minimum(wide, b.scalar(20.0, F32)))  # above that the factor is 1 in float32
     twice = op.multiply(power, op.add(power, b.scalar(2.0, F32)))
@@ -125,7 +125,7 @@ def glu(b: Builder, x: Output, dim: int = -1) -> Output:
 
 @lowers(aten.softmax.int, aten._softmax.default)
 def softmax(b: Builder, x: Output, dim: int, *_: Any) -> Output:
-    """Softmax in the result's dtype; the input is converted first, as for a ``dtype`` argument."""
+    """Softmax in the result's dtype. The input is converted first, as for a ``dtype`` argument."""
     if rank(x) == 0:
         return op.divide(b.cast(x, b.kind), b.cast(x, b.kind)).output(0)
     x = b.cast(x, b.kind)
@@ -133,9 +133,9 @@ def softmax(b: Builder, x: Output, dim: int, *_: Any) -> Output:
 
 
 def where_defined(b: Builder, x: Output, axis: int, result: Output) -> Output:
-    """Return ``result``, a softmax of x, but NaN along ``axis`` where torch's softmax is NaN.
+    """Return ``result``, a softmax of x, with NaN along ``axis`` where torch's softmax is NaN.
 
-    That is where x has NaN or positive infinity, or only negative infinities; OpenVINO returns numbers there. One
+    torch returns NaN if x has NaN or positive infinity, or only negative infinities; OpenVINO returns numbers. One
     maximum detects it: over 0 for negative infinity, 1 for a finite number, 2 for others.
     """
     wide = b.cast(x, F32)  # float32 holds infinity of any type of x

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 def computed_in(b: Builder, *operands: Any) -> ov.Type:
     """Return the type to compute a result of ``b.kind`` in.
 
-    torch computes a 16-bit float with a Python number in float32, so a number that 16 bits do not hold is not rounded.
+    torch computes a 16-bit float with a Python number in float32: it does not round the number to 16 bits.
     """
     kind = b.kind
     if kind in SHORT:
@@ -53,7 +53,6 @@ def rsub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Output:
 
 
 def _plus(b: Builder, x: Any, y: Any, alpha: Any, function: Any) -> Output:
-    """x + alpha * y, or the difference."""
     if _is_bool(b):  # torch has no subtraction of bools
         return op.logical_or(b.cast(x, b.kind), b.cast(y, b.kind)).output(0)
     kind = computed_in(b, x, y, alpha)
@@ -78,7 +77,7 @@ def div(b: Builder, x: Any, y: Any) -> Output:
 
 
 def _exact(call: Call) -> str | None:
-    """Return why to refuse a rounded quotient or a remainder, or None: the plugin's quotients are not exact."""
+    """Return why a rounded quotient or a remainder is refused, or None. The plugin's quotients are not exact."""
     by = call.fake("other")
     whole = not call.result.is_floating_point()
     if whole or (isinstance(by, (int, float)) and by and math.frexp(by)[0] in (0.5, -0.5)):
@@ -103,7 +102,7 @@ def div_mode(b: Builder, x: Any, y: Any, rounding_mode: str | None) -> Output:
 
 
 def _divisor(b: Builder, y: Any, kind: ov.Type) -> Any:
-    """Return a divisor of integers; torch runs calls with a divisor of 0, and raises."""
+    """Return a divisor of integers. torch runs calls with a divisor of 0, and raises."""
     if isinstance(y, Output) or not y:
         y = b.cast(y, kind)
         b.fault(op.equal(y, b.scalar(0, kind)).output(0), "a whole number is divided by 0")
@@ -115,7 +114,7 @@ def floor_divide(b: Builder, x: Any, y: Any) -> Output:
     kind = computed_in(b, x, y)
     if not b.kind.is_real():
         return b.cast(integers.floor_divide(b, b.cast(x, kind), _divisor(b, y, kind)), b.kind)
-    # From the remainder, as in torch and Python, so that an infinite x gives NaN.
+    # Computed from the remainder, as in torch and Python, so that an infinite x gives NaN.
     x, y = b.cast(x, ov.Type.f32), b.cast(y, ov.Type.f32)
     rest = op.floor_mod(x, y)
     quotient = op.round(op.divide(op.subtract(x, rest), y), "half_to_even")

@@ -1,6 +1,6 @@
 """Scaled dot-product attention with masks, causality and grouped heads, over keys and values or over a cache.
 
-Grouped heads: the query heads of one key head are rows of one product, so keys and values are not repeated.
+The query heads of one key head are rows of one product, so keys and values are not repeated.
 
 If the graph has just written rows of a cache (``written.Rows``), attention does not build the whole new cache. Scores
 with the new rows replace those with the old content at the same places. The probabilities of these places multiply the
@@ -57,7 +57,7 @@ def _alike(call: Call, groups: int) -> bool:
 
 
 def _groups(call: Call) -> tuple[int, str | None]:
-    """Return (number of query heads per key head, why to refuse it or None)."""
+    """Return (number of query heads per key head, why the call is refused or None)."""
     if not call.arguments.get("enable_gqa") or call.fake("query").dim() < 3:
         return 1, None
     heads = [fixed_size(call.fake(name).shape[-3]) for name in ("query", "key", "value")]
@@ -124,7 +124,7 @@ def _writes_keys(k: Rows, v: Rows) -> bool:
 def _additive(
     b: Builder, q: Output, k: Output, mask: Output | None, causal: bool
 ) -> tuple[Output | None, Output | None]:
-    """Return (summand for the scores, whether each query sees a key); torch gives 0 for a query that sees none."""
+    """Return (summand for the scores, whether each query sees a key). torch returns 0 for a query that sees none."""
     kind = q.get_element_type()
     if causal:
         mask = _causal(b, q, k)
@@ -141,7 +141,7 @@ def _additive(
 
 
 def _causal(b: Builder, q: Output, k: Output) -> Output:
-    """Return a mask [queries, keys]: query i sees keys 0..i, as in torch."""
+    """Return a mask [queries, keys]: query i sees keys 0..i."""
     queries, keys = (iota(b, b.size(x, -2)) for x in (q, k))
     return op.greater_equal(op.unsqueeze(queries, b.axes([1])), op.unsqueeze(keys, b.axes([0]))).output(0)
 

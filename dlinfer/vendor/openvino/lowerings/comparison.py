@@ -27,7 +27,6 @@ def _stand_in(value: Any) -> Any:
 
 
 def common_type(b: Builder) -> ov.Type:
-    """Return the type that torch promotes the call's two operands to."""
     return dtypes.type_of(torch.result_type(*(_stand_in(b.call.fake(name)) for name in ("self", "other"))))
 
 
@@ -46,7 +45,7 @@ def _compares(function: Any) -> Build:
 
 
 def _exact(b: Builder, x: Any, kind: ov.Type) -> Output:
-    """Return a value for a comparison, bfloat16 as float32, exactly.
+    """Return a value for an exact comparison, bfloat16 as float32.
 
     If the CPU plugin widens a bfloat16 constant itself, infinity becomes the largest finite number.
     """

@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def spread(value: Any, dims: int) -> list[int]:
-    """Repeat one number, or a list of one, for each dimension."""
+    """Repeat a number, or a list of one number, for each dimension."""
     values = [value] if isinstance(value, int) else list(value)
     return values * dims if len(values) == 1 else values
 
@@ -33,7 +33,7 @@ def _taken(call: Call) -> str | None:
 
 
 def _grouped(b: Builder, weight: Output, groups: int, sizes: Sequence[int]) -> Output:
-    """Reshape [out, in, ...] to [groups, out / groups, in, ...]; in a transposed convolution the first size is in."""
+    """Reshape [out, in, ...] to [groups, out / groups, in, ...]. In a transposed convolution the first size is in."""
     shape = [groups, sizes[0] // groups, *sizes[1:]]
     return op.reshape(weight, b.axes(shape), False).output(0)
 

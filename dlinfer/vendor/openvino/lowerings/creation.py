@@ -27,7 +27,7 @@ def filled(
 @lowers(aten.zeros.default, aten.new_zeros.default, aten.zeros_like.default, aten.zero.default)
 @lowers(aten.empty.memory_format, aten.new_empty.default, aten.empty_like.default)
 def zeros(b: Builder, *, self: Output | None = None, size: Any = None) -> Output:
-    """Zeros, also for ``empty``, whose content is undefined."""
+    """Return zeros, also for ``empty``, whose content is undefined."""
     return filled(b, self=self, size=size, value=0)
 
 

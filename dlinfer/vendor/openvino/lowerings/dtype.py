@@ -42,7 +42,7 @@ def to(b: Builder, x: Output, *_: Any) -> Output:
     aten.alpha_dropout.default,
 )
 def same(b: Builder, x: Output, *_: Any) -> Output:
-    """Return x. Dropout gets here only outside of training: the engine gets no random ops."""
+    """Return x. Dropout gets here only outside training, since the engine gets no random ops."""
     return x
 
 
@@ -53,7 +53,7 @@ def copy(b: Builder, x: Output, source: Output, non_blocking: bool = False) -> O
 
 
 def _plain_nan(b: Builder, x: Any) -> Any:
-    """Return x with plain NaNs before it becomes bfloat16: rounding turns others into zeros or infinities."""
+    """Return x with plain NaNs before it becomes bfloat16: rounding turns other NaNs into zeros or infinities."""
     if b.kind != ov.Type.bf16 or not isinstance(x, Output):  # numbers of the graph are plain
         return x
     kind = x.get_element_type()

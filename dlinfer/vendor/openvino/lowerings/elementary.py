@@ -1,4 +1,4 @@
-"""Elementary functions: of one operand, and ``logaddexp``."""
+"""Elementary functions of one operand, and ``logaddexp``."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def _plain(function: Any) -> Build:
-    """Lower to one op, in the result's type: torch converts integers to floats first."""
+    """Lower to one op in the result's type. torch converts integers to floats first."""
 
     return lambda b, x: function(b.cast(x, b.kind)).output(0)
 
@@ -57,7 +57,7 @@ def _number(b: Builder, value: float) -> Output:
 
 
 def exp(x: Any) -> Any:
-    """Return e to the power of x. OpenVINO's own Exp gives infinity for NaN."""
+    """Return e to the power of x. OpenVINO's Exp returns infinity for NaN."""
     return op.select(op.is_nan(x), x, op.exp(x))
 
 
@@ -74,15 +74,11 @@ def opposite(b: Builder, x: Any) -> Any:
 
 
 def quotient(b: Builder, x: Any, y: Any) -> Any:
-    """Return x / y of float32, in the form that the plugin would rewrite it to."""
     return op.multiply(x, op.power(y, _number(b, -1.0)))
 
 
 def log1p(b: Builder, x: Any) -> Any:
-    """log(1 + x) of float32: log(u) * x / (u - 1) with u = 1 + x, which corrects u's rounding (Kahan).
-
-    It is x itself where u is 1.
-    """
+    """log(1 + x) of float32: log(u) * x / (u - 1) with u = 1 + x (Kahan); x itself where u is 1."""
     unit = _number(b, 1.0)
     near = op.add(x, unit)
     off = op.add(near, _number(b, -1.0))
@@ -126,7 +122,7 @@ _ERFC += (-0.82215223, 0.17087277)
 def _erfc(b: Builder, x: Output) -> Any:
     """Compute 1 - erf(x) without the subtraction, which would give 0 above 4.
 
-    Chebyshev fit of Numerical Recipes (2nd edition, section 6.2), of relative error 1.2e-7: t * exp(-x^2 + P(t)) with
+    Chebyshev fit of Numerical Recipes (2nd edition, section 6.2) with relative error 1.2e-7: t * exp(-x^2 + P(t)) with
     t = 1 / (1 + |x| / 2).
     """
     size = op.abs(x)

@@ -1,4 +1,4 @@
-"""Mixture of experts: every expert computes every token, weighted by 0 where the token did not choose it.
+"""Mixture of experts: every expert computes every token, weighted by 0 if the token did not choose it.
 
 OpenVINO has no grouped product. Computing all experts costs experts / topk times the products, but reads the weights
 once; docs/vendors/openvino.md has the costs.

@@ -1,4 +1,4 @@
-"""dlinfer's fused element-wise ops: rotary embeddings and gated activations."""
+"""dlinfer's fused elementwise ops: rotary embeddings and gated activations."""
 
 from typing import Any
 

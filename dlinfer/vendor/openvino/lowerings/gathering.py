@@ -47,7 +47,7 @@ def _first(b: Builder, x: Output, axis: int, number: Size) -> Output:
 
 @lowers(aten.gather.default)
 def gather(b: Builder, x: Output, dim: int, index: Output, sparse_grad: bool = False) -> Output:
-    """Cut x first where the index is smaller in the other dimensions, which OpenVINO does not take."""
+    """Gather from x after cutting it: OpenVINO does not take an index that is smaller in the other dimensions."""
     if rank(x) == 0:
         return op.broadcast(x, op.shape_of(index, "i64")).output(0) if rank(index) else x
     place = dim % rank(x)
@@ -67,7 +67,7 @@ def take(b: Builder, x: Output, index: Output) -> Output:
 
 
 def no_masks(call: Call) -> str | None:
-    """Refuse masks of bools: the number of elements that they select depends on the data."""
+    """Refuse bool masks: the number of elements that they select depends on the data."""
     for index in call.fake("indices"):
         if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
             return "a mask as an index"

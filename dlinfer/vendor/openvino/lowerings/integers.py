@@ -1,4 +1,4 @@
-"""Exact integer arithmetic, where OpenVINO's CPU plugin computes in float32.
+"""Exact integer arithmetic, which OpenVINO's CPU plugin computes in float32.
 
 The plugin keeps i64 as 32 bits (docs/vendors/openvino.md). It computes division, remainders, comparisons, sums and
 maxima of integers in float32, which is exact to 2**24 only. Addition, products, shifts, bit operations, minima and
@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from dlinfer.vendor.openvino.builder import Builder
 
 NARROW = (ov.Type.i8, ov.Type.u8, ov.Type.i16)
-"""Types that saturate where torch wraps around: computed in i32, whose conversion back wraps."""
+"""Types that saturate where torch wraps around. They are computed in i32, whose conversion back wraps."""
 
 
 def computed_in(kind: ov.Type) -> ov.Type:
-    """Return the type to compute results of a type in."""
     return ov.Type.i32 if kind in NARROW else kind
 
 
@@ -29,7 +28,7 @@ def floor_divide(b: "Builder", x: Output, y: Any) -> Output:
     if isinstance(y, int) and y > 0 and y & (y - 1) == 0:
         return x if y == 1 else op.bitwise_right_shift(x, b.scalar(y.bit_length() - 1, kind)).output(0)
     y = b.cast(y, kind)
-    # A quotient in float32 is off by at most 128 / |y| + 1; its remainder is small, so a second quotient is exact.
+    # A quotient in float32 is off by at most 128 / |y| + 1. Its remainder is small, so a second quotient is exact.
     rough = op.divide(x, y).output(0)
     rest = op.subtract(x, op.multiply(rough, y)).output(0)
     more = _floored(rest, y, kind)
@@ -80,8 +79,8 @@ def difference(b: "Builder", x: Any, y: Any, kind: ov.Type) -> tuple[Output, Out
     """Return two operands that compare in float32 as x and y compare exactly.
 
     A number below 2**24 compares exactly with anything rounded to float32. Two tensors compare by the sign of their
-    difference. It may need 33 bits, so it is computed from halves: x - y = 2 * h + l with h in -2**31..2**31 - 1 and l
-    in -1, 0, 1. The sign is h's unless h is 0.
+    difference. It may need 33 bits, so it is computed in halves: x - y = 2 * h + l with h in -2**31..2**31 - 1 and l in
+    -1, 0, 1. The sign is h's unless h is 0.
     """
     small = [not isinstance(value, Output) and abs(value) < 1 << 24 for value in (x, y)]
     if any(small):

@@ -1,4 +1,4 @@
-"""Products of matrices."""
+"""Matrix products."""
 
 from typing import Any
 
@@ -21,9 +21,9 @@ def floats(call: Call) -> str | None:
 
 
 def product(x: Output, y: Output, transpose_x: bool = False, transpose_y: bool = False) -> Output:
-    """x @ y over the last two dimensions, each transposed on request; a vector is a row of x or a column of y.
+    """x @ y over the last two dimensions, each transposed on request. A vector is a row of x or a column of y.
 
-    Vectors become matrices here, by explicit nodes: OpenVINO's own would compute float32 in 16 bits
+    Vectors become matrices by explicit nodes: OpenVINO's own would compute float32 in 16 bits
     (``workarounds/precision.py``).
     """
     vectors = [axis for axis, value in ((-2, x), (-1, y)) if rank(value) == 1]

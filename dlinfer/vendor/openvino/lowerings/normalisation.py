@@ -17,7 +17,6 @@ F32 = ov.Type.f32
 
 
 def _affine(b: Builder, x: Output, weight: Output | None, bias: Output | None) -> Output:
-    """Return x in float32, times weight, plus bias."""
     if weight is not None:
         x = op.multiply(x, b.cast(weight, F32)).output(0)
     return x if bias is None else op.add(x, b.cast(bias, F32)).output(0)
@@ -115,7 +114,7 @@ def root_mean_square(b: Builder, x: Output, axes: list[int], eps: float) -> Outp
 def aten_rms_norm(
     b: Builder, x: Output, shape: list[int], weight: Output | None = None, eps: float | None = None
 ) -> Output:
-    """Compute in float32 and round once, unlike ``dlinfer.rms_norm``; torch's default eps is float32's too."""
+    """Compute in float32 and round once, unlike ``dlinfer.rms_norm``. torch's default eps is float32's too."""
     small = torch.finfo(torch.float32).eps if eps is None else eps
     return b.cast(_affine(b, root_mean_square(b, x, _last(x, shape), small), weight, None), b.kind)
 

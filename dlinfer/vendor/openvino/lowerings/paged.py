@@ -32,7 +32,7 @@ I32, F32 = ov.Type.i32, ov.Type.f32
 
 
 class Pages(NamedTuple):
-    """Starts of sequences among the tokens, and their blocks in the table; shared by a model's layers."""
+    """The start of each sequence among the tokens, and of its blocks in the table; shared by a model's layers."""
 
     past: Output
     begins: Output
@@ -145,12 +145,11 @@ def cached_attention(
 
 
 def _flat(b: Builder, x: Output, row: int) -> Output:
-    """Reshape [tokens, heads, size] to [tokens, heads * size]."""
     return op.reshape(x, b.axes([0, row]), True).output(0)
 
 
 def _cache_input(cache: Output) -> Output:
-    """Let the plugin choose the type of a cache's parameter: with a fixed other type it would write into a copy."""
+    """Let the plugin choose the type of a cache's parameter. With another fixed type it would write into a copy."""
     parameter = cache.get_node()
     assert isinstance(parameter, Parameter), "caches are inputs"
     parameter.set_element_type(ov.Type.dynamic)
@@ -172,7 +171,6 @@ _made: "weakref.WeakKeyDictionary[Builder, dict[Any, Pages]]" = weakref.WeakKeyD
 
 
 def _pages(b: Builder, table: Output, ends: Output | None, lengths: Output) -> Pages:
-    """Return the pages, shared by layers with the same arguments."""
     known = _made.setdefault(b, {})
     key = tuple(b.call.arguments[name] for name in ("block_offsets", "q_ends", "kv_seqlens"))
     if key not in known:

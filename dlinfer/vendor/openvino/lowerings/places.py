@@ -1,9 +1,9 @@
-"""Checks of index tensors: if one is out of range, torch runs the call, and raises.
+"""Checks of index tensors: if an index is out of range, torch runs the call, and raises.
 
 For an index out of range OpenVINO's Gather reads zeros, its one-hot gives a row of zeros, its scatters raise an unclear
-error, and several combined indices reach another row. So every index is checked before it is used. A constant is
-checked when the model is built. An input that indexes an input or a fixed size is checked before each call. The model
-itself checks all others: it uses place 0 instead and reports a fault (``Builder.fault``), so its results are dropped.
+error, and several combined indices reach another row. A constant index is checked when the model is built. An input
+that indexes an input or a fixed size is checked before each call. The model itself checks all others: it uses place 0
+instead and reports a fault (``Builder.fault``), so its results are dropped.
 """
 
 from typing import Any

@@ -17,7 +17,7 @@ F32 = ov.Type.f32
 
 
 def _taken(call: Call) -> str | None:
-    """Refuse images without a batch, and integers. The op's name says the image's number of dimensions."""
+    """Refuse images without a batch, and integers. The op's name tells the number of the image's dimensions."""
     x = call.fake("self")
     if x.dim() != int(call.target._schema.name[-2]) + 2:
         return "an image without a batch"
@@ -32,7 +32,7 @@ def _windows(x: Output, kernel: Any, stride: Any, padding: Any) -> tuple[list[in
 
 
 def _rounding(ceil: bool) -> str:
-    """Return the rounding type: torch drops a window that starts in the padding after the image."""
+    """Return the rounding type. torch drops a window that starts in the padding after the image."""
     return "ceil_torch" if ceil else "floor"
 
 
@@ -79,7 +79,7 @@ def avg_pool(
     result = op.avg_pool(x, strides, pads, pads, exclude_pad=counted or not padded, **window)
     if not counted or not any(pads):
         return result.output(0)
-    # torch counts the padding, but not the part of a last window beyond it. OpenVINO counts both or none: so the
+    # torch counts the padding, but not the part of a last window beyond it. OpenVINO counts both or none. So the
     # padding becomes part of the image, and windows that start in it are cut off.
     edge = b.axes([0, 0, *pads])
     wide = op.pad(x, edge, edge, "constant", b.cast(0.0, x.get_element_type()))

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 def axes_of(b: Builder, x: Output, dim: Any) -> list[int]:
-    """Return the dimensions that a ``dim`` argument names; all for None and for an empty list."""
+    """Return the dimensions of a ``dim`` argument; all for None and for an empty list."""
     if dim is None or dim == [] or not rank(x):
         return list(range(rank(x)))
     return [int(axis) % rank(x) for axis in (dim if isinstance(dim, Sequence) else [dim])]
@@ -42,7 +42,7 @@ def _sum(b: Builder, x: Output, axes: Sequence[int], keep: bool) -> Output:
 
 
 def _at_most(b: Builder, axes: Sequence[int], number: int) -> bool:
-    """Return whether these dimensions of the call's input have at most ``number`` elements together, at any call."""
+    """Return whether these dimensions of the call's input have at most ``number`` elements at every call."""
     total = 1
     for axis in axes:
         _, highest = size_range(b.call.fake("self").shape[axis])
@@ -70,12 +70,11 @@ def mean(b: Builder, x: Output, *, dim: Any = None, keepdim: bool = False) -> Ou
     sizes = b.call.fake("self").shape
     if all((fixed_size(sizes[axis]) or 0) > 0 for axis in axes):
         return op.reduce_mean(x, b.axes(axes), keepdim).output(0)
-    # The mean of no elements is NaN; OpenVINO's own mean gives 0.
+    # The mean of no elements is NaN; OpenVINO's own mean returns 0.
     return op.divide(op.reduce_sum(x, b.axes(axes), keepdim), count(b, x, axes, b.kind)).output(0)
 
 
 def count(b: Builder, x: Output, axes: Sequence[int], kind: ov.Type) -> Output:
-    """Return the number of elements that some dimensions have together."""
     shape = op.gather(op.shape_of(x, "i64"), b.axes(axes), b.scalar(0, ov.Type.i64))
     return b.cast(op.reduce_prod(shape, b.axes([0]), False).output(0), kind)
 

@@ -1,4 +1,4 @@
-"""Writing by index, without mutation: returns the whole tensor with some elements replaced.
+"""Writing by index, without mutation: return the whole tensor with some elements replaced.
 
 If only rows of an input are written, they stay separate (``written.Rows``), so that a cache is never copied.
 """
@@ -38,7 +38,7 @@ def _rows(b: Builder, x: Output, dim: int, index: Output, value: Output) -> Outp
 def _placed(
     b: Builder, x: Output, dim: int, index: Output, source: Output, number: Any, unique: bool = False
 ) -> Output | Rows:
-    """Replace rows of x: returns Rows if x is an input of the model, else the whole tensor. number: of rows, a fake."""
+    """Replace rows of x. Returns Rows if x is an input of the model, else the whole tensor. number: of rows, a fake."""
     sizes = list(b.call.fake("self").shape)
     sizes[dim] = number
     rows = Rows(x, dim, b.cast(index, I64), source, tuple(sizes), unique)
@@ -138,7 +138,7 @@ def _picked_first(b: Builder, values: Output, before: int, spread: int, rest: in
 
 
 _REDUCTIONS = {"add": "sum", "multiply": "prod", "amax": "max", "amin": "min"}
-"""torch's name of a reduction -> OpenVINO's, where they differ."""
+"""torch's name of a reduction -> OpenVINO's, if they differ."""
 
 
 def _same_rank(call: Call) -> str | None:
@@ -157,7 +157,6 @@ def _reduced(call: Call) -> str | None:
 
 
 def _within(b: Builder, source: Output, index: Output) -> Output:
-    """Cut the source to the index's sizes."""
     for axis in range(rank(index)):
         mine, other = b.call.fake("src").shape[axis], b.call.fake("index").shape[axis]
         if str(mine) != str(other):

@@ -18,12 +18,11 @@ I64 = ov.Type.i64
 
 
 def rank(x: Output) -> int:
-    """Return the number of a tensor's dimensions."""
     return len(x.get_partial_shape())
 
 
 def leading(b: Builder, x: Output, dims: int) -> Output:
-    """Add dimensions of size 1 in front, so that x has at least ``dims``."""
+    """Add dimensions of size 1 in front until x has ``dims``."""
     missing = dims - rank(x)
     return op.unsqueeze(x, b.axes(list(range(missing)))).output(0) if missing > 0 else x
 
@@ -40,7 +39,7 @@ def to_result(b: Builder, x: Output, sizes: Sequence[Size] | None = None) -> Out
 
 
 def sizes_of(b: Builder, x: Output, old: Sequence[Any], new: Sequence[Any]) -> list[Size]:
-    """Return new sizes as values: fixed, or one of x's; at most one follows from the number of elements."""
+    """Return new sizes as values: fixed, or one of x's. At most one follows from the number of elements."""
     values: list[Size] = []
     for size in new:
         fixed = fixed_size(size)
@@ -96,7 +95,6 @@ def reshaped(b: Builder, x: Output, *_: Any) -> Output:
 
 
 def permuted(b: Builder, x: Output, order: Sequence[int]) -> Output:
-    """Permute x's dimensions."""
     if list(order) == list(range(rank(x))):
         return x
     return op.transpose(x, b.axes(order)).output(0)
@@ -207,7 +205,6 @@ def repeat_interleave(b: Builder, x: Output, repeats: Size, dim: int | None = No
 
 
 def times_of(b: Builder, size: Size, by: Size) -> Size:
-    """Return the product of two sizes."""
     if isinstance(size, int) and isinstance(by, int):
         return size * by
     return op.multiply(b.cast(size, I64), b.cast(by, I64)).output(0)

@@ -1,4 +1,4 @@
-"""Arithmetic on sizes: integers are i64 scalars, or Python's where they are known."""
+"""Arithmetic on sizes. Integers are i64 scalars, or Python numbers if known."""
 
 import functools
 import math
@@ -35,7 +35,7 @@ def getitem(b: Builder, values: Any, index: int) -> Any:
 
 
 def _on_numbers(*targets: Any, python: Any = None, refuses: Check = taken) -> Callable[[Build], Build]:
-    """Register the decorated function; if all numbers are known, call ``python`` or the target itself instead."""
+    """Register the decorated function. If all numbers are known, call ``python`` or the target itself instead."""
 
     def register(build: Build) -> Build:
         def either(b: Builder, *values: Any) -> Any:
@@ -48,7 +48,6 @@ def _on_numbers(*targets: Any, python: Any = None, refuses: Check = taken) -> Ca
 
 
 def _kind(b: Builder) -> ov.Type:
-    """Return i64 for an integer result, else float32."""
     whole = isinstance(b.call.result, (int, torch.SymInt)) and not isinstance(b.call.result, bool)
     return I64 if whole else F32
 

@@ -18,7 +18,7 @@ from dlinfer.vendor.openvino.registry import Build, Call, lowers
 aten = torch.ops.aten
 I64 = ov.Type.i64
 FURTHEST = 2**31 - 1
-"""An end after every element; the CPU plugin keeps ends as 32 bits."""
+"""An end after every element. The CPU plugin keeps 32 bits of ends."""
 
 
 def position(b: Builder, value: Any) -> Output:
@@ -35,7 +35,6 @@ def cut(b: Builder, x: Output, dim: int, start: Any, end: Any, step: Any = 1) ->
 
 
 def halves(b: Builder, x: Output, dim: int = -1) -> list[Output]:
-    """Return the two halves of a dimension."""
     return list(op.split(x, b.scalar(dim % rank(x), I64), 2).outputs())
 
 
@@ -63,7 +62,7 @@ def _fixed_order(call: Call) -> str | None:
 
 @lowers(aten.diff.default, refuses=_fixed_order)
 def diff(b: Builder, x: Output, n: int = 1, dim: int = -1, *ends: Output | None) -> Output:
-    """Differences of neighbours, n times; ``ends`` are first added before and after x."""
+    """Return differences of neighbours, n times. ``ends`` are first added before and after x."""
     before, after = ends or (None, None)
     kind = integers.computed_in(b.kind)
     parts = [b.cast(part, kind) for part in (before, x, after) if part is not None]
@@ -132,7 +131,6 @@ def split(b: Builder, x: Output, how: Any, dim: int = 0) -> list[Output]:
 
 
 def _between(b: Builder, x: Output, dim: int, starts: Sequence[Output]) -> list[Output]:
-    """Return the parts of x that start at these places."""
     return [cut(b, x, dim, start, end) for start, end in zip(starts, (*starts[1:], FURTHEST), strict=True)]
 
 

@@ -22,10 +22,7 @@ def _floats(call: Call) -> str | None:
 def _resized(
     b: Builder, x: Output, sizes: list[Size], how: str, corners: bool, factors: list[float] | None
 ) -> Output:
-    """Resize x's dimensions from 2 on.
-
-    torch computes positions from the caller's factors, or from sizes if the caller passed sizes.
-    """
+    """Resize x's dimensions from 2 on. torch computes positions from the caller's factors, or else from sizes."""
     axes = b.axes(list(range(2, rank(x))))
     where = "align_corners" if corners else "asymmetric" if how == "nearest" else "pytorch_half_pixel"
     named: dict[str, Any] = {"coordinate_transformation_mode": where, "cube_coeff": -0.75}

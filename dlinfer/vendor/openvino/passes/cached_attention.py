@@ -1,8 +1,8 @@
-"""Cache write and paged attention as one node, for engines whose attention writes the cache itself.
+"""Merge a cache write and paged attention into one node, for engines whose attention writes the cache itself.
 
 Such attention takes each sequence's blocks and appends the new tokens to the old ones; it takes no slots. So two nodes
-may become one only if the slots are exactly these places. That depends on values: the graph assumes it, and
-``check_slots`` checks it before each run.
+may merge only if the slots are exactly these places. That depends on values: the graph assumes it, and ``check_slots``
+checks it before each run.
 """
 
 from collections.abc import Iterator
@@ -134,7 +134,7 @@ _MADE_LIKE = frozenset(f"aten.{name}" for name in ("new_empty", "empty_like", "n
 
 
 def _reads(node: fx.Node) -> Memory:
-    """Return identities of the memory whose values a node reads."""
+    """Return identities of the memory with values that a node reads."""
     if not is_compute(node) or op_name(node) in _MADE_LIKE:
         return frozenset()
     return memory_read(node)

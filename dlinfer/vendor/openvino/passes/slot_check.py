@@ -1,4 +1,4 @@
-"""Checks that a cache write's slots are the places that paged attention computes itself."""
+"""Check that a cache write's slots are the places that paged attention computes itself."""
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ def check_slots(
     Takes arguments of ``cached_attention``. caches: some of the caches, for their sizes.
     Raises OpArgumentError, also for a block or a length outside the caches or the table.
     """
-    # On the host, which needs the answer; slots and blocks are on the device, lengths often on the host.
+    # On the host, which needs the answer. Slots and blocks are on the device, lengths often on the host.
     slots, table, lengths = (tensor.long().cpu() for tensor in (kv_start_indices, block_offsets, kv_seqlens))
     sequences, width = table.shape
     ends = torch.arange(1, sequences + 1) if q_ends is None else q_ends.long().cpu()

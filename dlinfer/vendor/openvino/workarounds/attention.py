@@ -1,8 +1,8 @@
-"""Keeps OpenVINO 2026.4.1 from fusing attention wrongly with the ops around it.
+"""Keep OpenVINO 2026.4.1 from fusing attention wrongly with the ops around it.
 
 The CPU plugin fuses scores, softmax and product with transpositions on all sides and with later elementwise ops. If
 there are as many heads as tokens, the results are wrong. The process crashes if the fused node, or a later op, is read
-twice. With fixed sizes it also crashes if a later op reads another tensor: if it compares or divides them, or after a
+twice. With fixed sizes it also crashes if a later op reads another tensor, and compares or divides it or comes after a
 transposition. A roll by 0 stops the fusion: no pass folds it. It costs a copy.
 """
 
@@ -16,7 +16,7 @@ _FUSED = ("Add", "Convert", "Divide", "Multiply", "Reshape", "Select", "Subtract
 
 
 def part_attention(model: ov.Model) -> None:
-    """Separate attention from the ops around it where the plugin would fuse them wrongly; mutates the model."""
+    """Separate attention from the ops that the plugin would fuse wrongly with it; mutates the model."""
     for node in model.get_ordered_ops():
         if not _is_attention(node):
             continue

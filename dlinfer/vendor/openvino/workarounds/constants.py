@@ -1,10 +1,10 @@
-"""Workarounds for values that depend on constants only; OpenVINO 2026.4.1 computes them once, then overwrites them.
+"""Workarounds for values that depend on constants only: OpenVINO 2026.4.1 computes them once, then overwrites them.
 
 OpenVINO folds many before it compiles. The CPU plugin runs the other ops once, but a later op may reuse their memory
-for its result. The next call then reads that result, or another op does in the same call. The operand of a roll keeps
-its memory if the roll is not constant itself. So these values get a roll by an input that is always 0.
+for its result. The next call, or another op of the same call, then reads that result. The operand of a roll keeps its
+memory if the roll is not constant itself. So these values get a roll by an input that is always 0.
 
-It also drops an Abs whose operand it considers non-negative, and it considers every converted constant so.
+OpenVINO also drops an Abs of an operand that it considers non-negative, and it considers every converted constant so.
 It fuses a product with NaN and the sum after it into one op, which treats NaN as a number.
 
 It combines constants of neighbouring linear ops first: ``(x + c) * d`` becomes ``x * d + c * d``. With infinite or
@@ -23,9 +23,9 @@ from openvino import Input, Node, Output
 from openvino.passes import ConstantFolding, Manager
 
 NOWHERE = "no places"
-"""Name of the last input, int64 [1], of such a model; no argument of a function has such a name."""
+"""Name of the last input, int64 [1], of such a model. No argument of a function has this name."""
 
-# Ops that write their results to their own memory; weights in front of them stay compressed.
+# Ops that write their results to their own memory. Weights before them stay compressed.
 _APART = ("Constant", "Convolution", "ConvolutionBackpropData", "Gather", "GroupConvolution", "MatMul")
 
 _SUMS = ("Add", "Subtract")
@@ -36,12 +36,10 @@ _SMALLEST, _LARGEST = 2.0**-60, 2.0**60
 
 
 Write = Callable[..., Output]
-"""Builds nodes by a function of values and returns their output: ``plainly``, or ``precision.precisely`` in a model
-that computes float32 beside 16 bits."""
+"""Builds nodes by a function of values: ``plainly``, or ``precision.precisely`` if float32 is beside 16 bits."""
 
 
 def plainly(function: Callable[..., Node], *values: Output) -> Output:
-    """Return the output of the node that a function builds."""
     return function(*values).output(0)
 
 
@@ -103,7 +101,6 @@ def _absolute(value: Any) -> Node:
 
 
 def no_places() -> ov.Tensor:
-    """Return the value of the input NOWHERE."""
     return ov.Tensor(np.zeros(1, np.int64))
 
 
@@ -185,12 +182,11 @@ def _may_overwrite(reader: Node, known: set[str]) -> bool:
 
 
 def _is_folded(node: Node) -> bool:
-    """Return whether OpenVINO folds a node."""
     return _folded(node.output(0)).get_type_name() == "Constant"
 
 
 def _folded(value: Output) -> Node:
-    """Return a value's node after folding, on a copy, since folding alone may change its type."""
+    """Return a value's node after folding. Folds a copy, since folding alone may change a node's type."""
     copy = ov.Model([value], [], "constants").clone()  # pyright: ignore[reportGeneralTypeIssues]
     manager = Manager()
     manager.register_pass(ConstantFolding())

@@ -1,4 +1,4 @@
-"""Keeps float32 beside 16 bits, which OpenVINO 2026.4.1 computes in 16 bits too unless each node is marked.
+"""Keep float32 beside 16 bits: OpenVINO 2026.4.1 computes it in 16 bits too unless each node is marked.
 
 The mark is a runtime attribute that the Python API can neither create nor copy, but writing the model as text and
 reading it again creates it. The plugin's rewrites drop it from some products (a transposed operand, a linear layer with
