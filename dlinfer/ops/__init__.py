@@ -1,8 +1,8 @@
 """The fused-op interface: the ops that frameworks and graphs can call.
 
-Each op is ``dlinfer.ops.<op>(...)`` for callers and ``torch.ops.dlinfer.<op>`` for graphs. Both dispatch to
-the active vendor of the tensors' device. Parameter names, order and dimensions are LMDeploy's; the data
-layout of the KV cache is the vendor's choice.
+``dlinfer.ops.<op>(...)`` for callers and ``torch.ops.dlinfer.<op>`` for graphs both dispatch to the active vendor of
+the tensors' device. Parameter names, order and dimensions are LMDeploy's. The vendor chooses the layout of the KV
+cache.
 """
 
 from dlinfer.ops.activation.gated import gelu_mul, silu_mul

@@ -1,7 +1,6 @@
 """Gated activations whose gate and up are two tensors (Shazeer, 2020, arXiv:2002.05202).
 
-``silu_and_mul`` takes gate and up in one tensor. The two halves of such a tensor are views, so the ops here need no
-copy either.
+They also take the two halves of ``silu_and_mul``'s tensor without a copy, because these are views.
 """
 
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ TOLERANCES = {
 
 @fused_op(tolerances=TOLERANCES)
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, where silu(a) = a / (1 + exp(-a)).
+    """Compute silu(gate) * up, where silu(a) = a / (1 + exp(-a)).
 
     gate, up: [..., intermediate] of one shape, float32, float16 or bfloat16, any strides. Returns a new tensor of
     gate's shape and dtype. Nothing is mutated. silu(gate) is rounded to the dtype before it is multiplied, as the
@@ -34,8 +33,7 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
 
 @fused_op(tolerances=TOLERANCES)
 def gelu_mul(gate: Tensor, up: Tensor, tanh: bool) -> Tensor:
-    """gelu(gate) * up, where gelu(a) = a * P(X <= a) for a standard normal X (Hendrycks and Gimpel, 2016,
-    arXiv:1606.08415).
+    """Compute gelu(gate) * up, where gelu(a) = a * P(X <= a) for a standard normal X (2016, arXiv:1606.08415).
 
     gate, up: [..., intermediate] of one shape, float32, float16 or bfloat16, any strides.
     tanh: compute gelu(a) by the approximation 0.5 a (1 + tanh(sqrt(2 / pi) (a + 0.044715 a^3))).

@@ -20,8 +20,7 @@ TOLERANCES = {
 
 @fused_op(tolerances=TOLERANCES)
 def silu_and_mul(x: Tensor) -> Tensor:
-    """silu(gate) * up, where gate and up are the two halves of the last dimension, and silu(a) = a / (1 +
-    exp(-a)).
+    """Compute silu(gate) * up, where gate and up are the halves of the last dimension, and silu(a) = a / (1 + exp(-a)).
 
     x: [..., 2 * intermediate], float32, float16 or bfloat16, any strides. Returns a new tensor
     [..., intermediate] of x's dtype. Nothing is mutated. silu(gate) is rounded to x's dtype before it is

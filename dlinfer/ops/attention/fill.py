@@ -1,4 +1,4 @@
-"""Writing new tokens' keys and values into the paged KV cache."""
+"""Write new tokens' keys and values into the paged KV cache."""
 
 from collections.abc import Iterator
 
@@ -51,7 +51,7 @@ def _call_fill_kv_cache(
         of one element, not mutated.
     quant_bits: LMDeploy's quant_policy: 8, 4, 16 (float8_e4m3fn) or 17 (float8_e5m2); 0 or None for no quantisation.
 
-    Returns (k_cache, v_cache). Raises OpArgumentError, also for a slot past the end of the cache. Raises
+    Returns (k_cache, v_cache). Raises OpArgumentError, also for a slot past the end of the cache, and
     UnsupportedFeatureError for a cache quantised in another way.
     """
     guard_layout(k_cache)

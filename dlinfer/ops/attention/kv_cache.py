@@ -1,8 +1,7 @@
 """The paged KV cache in the vendor's layout, and views of a cache in the canonical order of dimensions.
 
-A cache holds blocks of ``block_size`` slots; slot ``block * block_size + offset`` keeps one token's keys (or
-values) of all KV heads. The order of the dimensions in memory is the active vendor's choice
-(``Vendor.kv_cache_layout``). ``canonical`` views a cache of any layout as [blocks, block_size, kv_heads, head_size].
+A cache holds blocks of ``block_size`` slots; slot ``block * block_size + offset`` keeps one token's keys (or values) of
+all KV heads. The active vendor chooses the order of the dimensions in memory (``Vendor.kv_cache_layout``).
 """
 
 from torch import Tensor
@@ -20,8 +19,8 @@ def canonical(cache: Tensor) -> Tensor:
 def kv_order(device_type: str) -> str:
     """Return the order of a cache's dimensions under the device's active vendor.
 
-    Makes the default vendor active if no vendor is. Dynamo guards the order, so traced code that calls this function
-    is recompiled when the order changes.
+    This makes the default vendor active if no vendor is. Dynamo guards the order, so traced code that calls this
+    function is recompiled when the order changes.
     """
     _activate(device_type)
     return discovery.kv_orders.get(device_type, KVCacheLayout.order)
@@ -41,8 +40,8 @@ def _activate(device_type: str) -> None:
         discovery.activate_default(device_type)
 
 
-# Dynamo cannot follow the search for plugins, which has to be over before it reads what it guards. This is all that
-# torch.compiler.assume_constant_result does, except that it imports Dynamo, a second for nothing in eager mode.
+# Dynamo cannot follow the search for plugins, so the search must end before Dynamo reads what it guards. This is all
+# that torch.compiler.assume_constant_result does, except that it imports Dynamo, which costs a second in eager mode.
 _activate._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 

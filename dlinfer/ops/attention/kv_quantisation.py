@@ -1,6 +1,6 @@
-"""Quantised KV caches: how keys and values are stored in 8 or 4 bits and read again. The formats are LMDeploy's.
+"""Quantised KV caches: the storage of keys and values in 8 or 4 bits. The formats are LMDeploy's.
 
-``quant_bits`` is LMDeploy's ``quant_policy``. Its values and the cache that each means, for head size D:
+``quant_bits`` is LMDeploy's ``quant_policy``. The cache of each format, for head size D:
 
 - 8, int8: uint8 [blocks, block_size, kv_heads, D];
 - 4, int4: uint8 [blocks, block_size, kv_heads, D / 2]; byte i holds element i in its low four bits and element
@@ -21,8 +21,8 @@ computed from the scale and zero that are stored, in the model's dtype, and stay
 differs from x by at most scale / 2 + 1.5 eps max |x|, with the eps of the model's dtype. A vector with an infinity or
 NaN is read as NaN.
 
-Formats 16 and 17 have one float32 scale for a whole cache. The caller gives this scale and no op writes it (LMDeploy
-gives 1)::
+Formats 16 and 17 have one float32 scale for a whole cache. The caller passes it, and no op writes it (LMDeploy's is
+1)::
 
     code = x / scale, clamped to the format's largest finite numbers and rounded to nearest;  x is read as code * scale
 """
@@ -50,12 +50,12 @@ _LARGEST_ZERO = 1 << 15
 
 
 def is_scaled_by_token(quant_bits: int) -> bool:
-    """Return whether the format has a scale and a zero for each token and head, set when the cache is written."""
+    """Return whether each token and head has a scale and a zero, which the op that writes the cache sets."""
     return quant_bits in (INT4, INT8)
 
 
 def stored_size(head_size: int, quant_bits: int) -> int:
-    """Return the size of a cache's last dimension for ``head_size``. For int4, ``head_size`` must be even."""
+    """Return the size of a cache's last dimension for ``head_size``, which must be even for int4."""
     return head_size // 2 if quant_bits == INT4 else head_size
 
 
@@ -99,7 +99,7 @@ def dequantise(codes: Tensor, quant_bits: int, scales_zeros: Tensor, dtype: torc
     """
     wide = torch.promote_types(dtype, torch.float32)
     if not is_scaled_by_token(quant_bits):
-        # Looks the 256 numbers up in a table: torch widens fp8 element by element, which takes ten times as long.
+        # Look the 256 numbers up in a table: torch widens fp8 element by element, which takes ten times as long.
         every = torch.arange(256, dtype=torch.uint8, device=codes.device).view(codes.dtype)
         table = every.to(wide).mul_(scales_zeros.to(wide).reshape(())).to(dtype)
         return table.index_select(0, codes.reshape(-1).view(torch.uint8).int()).view(codes.shape)
@@ -112,7 +112,7 @@ def dequantise(codes: Tensor, quant_bits: int, scales_zeros: Tensor, dtype: torc
 # --- the Python calls
 
 Scales = Tensor | Sequence[Tensor | None] | None
-"""Scales as LMDeploy passes them: a tensor, or a list, which is empty if nothing is quantised."""
+"""Scales as LMDeploy passes them: a tensor, or a list that is empty if nothing is quantised."""
 
 
 def scales_of(
@@ -120,8 +120,8 @@ def scales_of(
 ) -> tuple[Tensor, Tensor] | None:
     """Return the scale tensors of a call as (of keys, of values), or None if its caches are not quantised.
 
-    others: arguments of formats that are not served; each must be None. Raises UnsupportedFeatureError if one of them
-    is given, for an unknown ``quant_bits``, and if scales and ``quant_bits`` do not fit together.
+    others: arguments of unsupported formats; each must be None. Raises UnsupportedFeatureError if one is not None, for
+    an unknown ``quant_bits``, and if scales and ``quant_bits`` do not fit together.
     """
     scales = [_tensors(argument) for argument in (k_scales_zeros, v_scales_zeros)]
     if not quant_bits and not any(scales) and all(other is None for other in others):
@@ -156,7 +156,7 @@ def _refuse(op: str, feature: str, advice: str) -> UnsupportedFeatureError:
 
 
 def check_format(rules: Rules, quant_bits: int) -> None:
-    """Raise unless ``quant_bits`` names a format. A traced number is guarded, since dtypes and sizes depend on it."""
+    """Raise unless ``quant_bits`` names a format. A traced number is guarded, because dtypes and sizes depend on it."""
     rules.require(int(quant_bits) in STORED, "quant_bits", "4, 8, 16 or 17", lambda: quant_bits)
 
 
@@ -169,7 +169,7 @@ def check_quantised_cache(
     model_name: str,
     model: Tensor,
 ) -> None:
-    """Check ``{name}_cache`` and ``{name}_scales_zeros`` against ``model`` [tokens, heads, head_size], the vectors."""
+    """Check ``{name}_cache`` and ``{name}_scales_zeros`` against the vectors ``model`` [tokens, heads, head_size]."""
     head_size = model.shape[2]
     cache_name, scales_name = f"{name}_cache", f"{name}_scales_zeros"
     dtype = STORED[int(quant_bits)]

@@ -1,4 +1,4 @@
-"""Attention of one new token a sequence over keys and values in the paged cache."""
+"""Attention of one new token per sequence over keys and values in the paged cache."""
 
 from collections.abc import Iterator, Sequence
 
@@ -84,7 +84,7 @@ def _call_paged_decode_attention(
     k_scales_zeros: Tensor | None = None,
     v_scales_zeros: Tensor | None = None,
 ) -> Tensor:
-    """Attention of one new token of each sequence over the paged cache.
+    """Compute the attention of one new token of each sequence over the paged cache.
 
     ``dlinfer.ops.attention.semantics`` has the formula. q and attn_output may have a leading dimension of 1.
 
@@ -94,7 +94,7 @@ def _call_paged_decode_attention(
     block_offsets: [sequences, max_blocks], int32 or int64, the blocks of each sequence in order. Entries after a
         sequence's last block are not read.
     block_size: slots in a block, as in the caches.
-    actual_q_seqlens: not read, since each sequence has one query.
+    actual_q_seqlens: not read, because each sequence has one query.
     kv_seqlens: [sequences], int32 or int64, on any device: the number of keys of each sequence, the new token included.
         0 marks a padding row, whose result is zeros.
     max_kv_seq_len: an upper bound of kv_seqlens.
@@ -103,14 +103,10 @@ def _call_paged_decode_attention(
     softmax_scale: None is 1 / sqrt(head_size).
     attn_output: [sequences, q_heads, head_size_v], mutated; may be q itself or ``q[..., :head_size_v]``.
     kv_scales, kv_zeros: must be None; static scales of quantised caches are not served.
-    quant_bits: LMDeploy's quant_policy: 8, 4, 16 (float8_e4m3fn) or 17 (float8_e5m2); 0 or None for no quantisation.
-    attn_mask: empty.
-    causal: without effect, since no key comes after the query.
+    attn_mask: empty. causal: ignored, because no key comes after the query.
     sliding_window: see ``dlinfer.ops.attention.semantics.window``.
-    logit_softcapping: 0 or None for no cap.
-    alibi_slopes, sinks: [q_heads] or None.
-    k_scales_zeros, v_scales_zeros: as ``fill_kv_cache`` takes them; None if the caches are not quantised. Quantised
-        caches have the dtype and the last size of their format, see ``dlinfer.ops.attention.kv_quantisation``.
+    logit_softcapping: 0 or None for no cap. alibi_slopes, sinks: [q_heads] or None.
+    quant_bits, k_scales_zeros, v_scales_zeros: describe quantised caches, see ``fill_kv_cache``.
 
     Returns attn_output, or a new tensor if attn_output is None. Raises OpArgumentError. Raises UnsupportedFeatureError
     for a mask or a cache quantised in another way.

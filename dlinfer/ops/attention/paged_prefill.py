@@ -1,4 +1,4 @@
-"""Attention of several new tokens a sequence over keys and values in the paged cache."""
+"""Attention of several new tokens per sequence over keys and values in the paged cache."""
 
 from collections.abc import Iterator, Sequence
 
@@ -97,12 +97,12 @@ def _call_paged_prefill_attention(
     k_scales_zeros: Tensor | None = None,
     v_scales_zeros: Tensor | None = None,
 ) -> Tensor:
-    """Attention of packed sequences over the paged cache.
+    """Compute the attention of packed sequences over the paged cache.
 
     ``dlinfer.ops.attention.semantics`` has the formula. q, k, v and attn_output may have a leading dimension of 1.
 
     q: [tokens, q_heads, head_size], any strides.
-    k, v: keys and values of q's tokens; not read, since the cache already has them.
+    k, v: keys and values of q's tokens; not read, because the cache already has them.
     k_cache: [blocks, block_size, kv_heads, head_size], in the vendor's layout and q's dtype.
     v_cache: likewise with head_size_v.
     block_offsets: [sequences, max_blocks], int32 or int64, the blocks of each sequence in order. Entries after a
@@ -117,13 +117,10 @@ def _call_paged_prefill_attention(
     softmax_scale: None is 1 / sqrt(head_size).
     attn_output: [tokens, q_heads, head_size_v], mutated; may be q itself or ``q[..., :head_size_v]``.
     kv_scales, kv_zeros: must be None; static scales of quantised caches are not served.
-    quant_bits: LMDeploy's quant_policy: 8, 4, 16 (float8_e4m3fn) or 17 (float8_e5m2); 0 or None for no quantisation.
     causal: a query sees no later key.
     sliding_window: see ``dlinfer.ops.attention.semantics.window``.
-    logit_softcapping: 0 or None for no cap.
-    alibi_slopes, sinks: [q_heads] or None.
-    k_scales_zeros, v_scales_zeros: as ``fill_kv_cache`` takes them; None if the caches are not quantised. Quantised
-        caches have the dtype and the last size of their format, see ``dlinfer.ops.attention.kv_quantisation``.
+    logit_softcapping: 0 or None for no cap. alibi_slopes, sinks: [q_heads] or None.
+    quant_bits, k_scales_zeros, v_scales_zeros: describe quantised caches, see ``fill_kv_cache``.
 
     Returns attn_output, or a new tensor if attn_output is None. Raises OpArgumentError. Raises UnsupportedFeatureError
     for a mask or a cache quantised in another way.

@@ -1,4 +1,4 @@
-"""Attention over new tokens that are packed in q, k and v, without a cache."""
+"""Attention over new tokens, packed in q, k and v, without a cache."""
 
 from collections.abc import Iterator, Sequence
 
@@ -77,7 +77,7 @@ def _call_prefill_attention(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of packed sequences, each over its own new tokens.
+    """Compute the attention of packed sequences, each over its own new tokens.
 
     ``dlinfer.ops.attention.semantics`` has the formula. q, k, v and attn_output may have a leading dimension of 1.
 
@@ -95,11 +95,10 @@ def _call_prefill_attention(
     actual_seq_lengths_cpu: [sequences], where each sequence's queries end in q, if the caller has it.
     causal: a query sees no later key.
     sliding_window: see ``dlinfer.ops.attention.semantics.window``.
-    logit_softcapping: 0 or None for no cap.
-    alibi_slopes, sinks: [q_heads] or None.
+    logit_softcapping: 0 or None for no cap. alibi_slopes, sinks: [q_heads] or None.
 
-    Returns attn_output, or a new tensor if attn_output is None. Raises OpArgumentError. Raises UnsupportedFeatureError
-    for any other mask.
+    Returns attn_output, or a new tensor if attn_output is None. Raises OpArgumentError, and UnsupportedFeatureError for
+    any other mask.
     """
     refuse_mask("prefill_attention", attn_mask, causal)
     left, right = window(sliding_window)

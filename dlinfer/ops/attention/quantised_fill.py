@@ -1,4 +1,4 @@
-"""Writing new tokens' keys and values into a quantised paged cache, scales and zeros included."""
+"""Write new tokens' keys and values into a quantised paged cache, scales and zeros included."""
 
 from collections.abc import Iterator
 

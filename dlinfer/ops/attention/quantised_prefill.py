@@ -1,4 +1,4 @@
-"""Attention of several new tokens a sequence over a quantised paged cache."""
+"""Attention of several new tokens per sequence over a quantised paged cache."""
 
 from collections.abc import Iterator
 
@@ -47,8 +47,8 @@ def quantised_paged_prefill_attention(
 ) -> None:
     """The torch op that ``dlinfer.ops.paged_prefill_attention`` calls for quantised caches (``kv_quantisation``).
 
-    Keys and values are dequantised to q's dtype, also for q's own tokens, as in LMDeploy on CUDA. The arguments are
-    those of the torch op ``paged_prefill_attention``, except the caches and their scales.
+    It dequantises keys and values to q's dtype, those of q's own tokens too, as LMDeploy does on CUDA. Its arguments
+    are those of the torch op ``paged_prefill_attention``, except the caches and their scales.
 
     k_cache, v_cache: [blocks, block_size, kv_heads, stored size], in the vendor's layout and the format's dtype.
     ``q, block_offsets, block_size, q_ends, kv_seqlens, max_q_seq_len, max_kv_seq_len, num_q_heads, num_kv_heads``.
@@ -86,7 +86,6 @@ def quantised_sequences(
 def _read(
     cache: Tensor, scales_zeros: Tensor, quant_bits: int, blocks: Tensor, kv_len: int, dtype: torch.dtype
 ) -> Tensor:
-    """Return the dequantised keys or values of one sequence: [kv_len, kv_heads, size]."""
     slots = canonical(cache)
     chosen = blocks[: -(-kv_len // slots.shape[1])].long()
     scales = canonical(scales_zeros)[chosen] if is_scaled_by_token(quant_bits) else scales_zeros

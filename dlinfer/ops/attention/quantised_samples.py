@@ -1,4 +1,4 @@
-"""Quantised caches of the attention ops' samples."""
+"""Samples of attention ops with quantised caches."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ def quantised_attention_samples(
 ) -> Iterator[Sample]:
     """Yield the first case in each format, and in int8 also the cases that read the cache differently.
 
-    arguments: makes the arguments of the op without quantisation. Unwritten slots dequantise to NaN.
+    arguments: returns the arguments of the op without quantisation. Unwritten slots dequantise to NaN.
     """
     named = [(f"{name}, {table[0].name}", table[0], quant_bits) for name, quant_bits in FORMATS.items()]
     named += [(f"int8, {case.name}", case, INT8) for case in table if case.name in _CASES]
@@ -57,5 +57,4 @@ def _quantised(make: SampleMaker, cache: Tensor, quant_bits: int) -> tuple[Tenso
 
 
 def _laid_out(make: SampleMaker, values: Tensor) -> Tensor:
-    """Return values [blocks, block_size, kv_heads, any] in the vendor's layout."""
     return values.permute(*("BSHD".index(dim) for dim in make.layout.order)).contiguous()

@@ -11,9 +11,12 @@ from dlinfer.ops.core.samples import SampleMaker
 
 @dataclass(frozen=True)
 class Case:
-    """One batch. q_lens, kv_lens: queries and keys of each sequence; kv_lens=None means as many keys as queries.
-    strided: q, k and v are views of one packed tensor; aliased: attn_output is q's memory; unused_rows: rows of q
-    after the last sequence. The other fields are arguments of the ops."""
+    """One batch.
+
+    q_lens, kv_lens: queries and keys of each sequence; kv_lens=None means as many keys as queries.
+    strided: q, k and v are views of one packed tensor; aliased: attn_output is q's memory; unused_rows: rows of q after
+    the last sequence. The other fields are arguments of the ops.
+    """
 
     name: str
     q_lens: tuple[int, ...]
@@ -122,8 +125,10 @@ def new_tokens(make: SampleMaker, case: Case) -> tuple[Tensor, Tensor]:
 
 
 def pages(make: SampleMaker, case: Case) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (k_cache, v_cache, block_offsets) of a case. Blocks are in random order, slots that no sequence has
-    written hold NaN, and the block table has one column too many."""
+    """Return (k_cache, v_cache, block_offsets) of a case.
+
+    Blocks are in random order, unwritten slots hold NaN, and the block table has one column too many.
+    """
     needed = [-(-length // case.block_size) for length in case.keys]
     order = make.permutation(sum(needed) + 2)
     table = order[-1:].repeat(len(needed), max(needed) + 1)

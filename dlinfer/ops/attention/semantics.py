@@ -8,12 +8,11 @@ Scores of one query head against its group's key head:
 - ``s = -inf`` where the key is not visible
 - ``out = sum(exp(s) v) / (sum(exp(s)) + exp(sink))``, with the sink only where the call has sinks
 
-A sequence's queries are its last tokens: with q_len queries and kv_len keys, query i has position
-kv_len - q_len + i (flash-attention's alignment at the bottom right). A key is visible when
--window_left <= key position - query position <= window_right and, if causal, it is not after the query. A negative
-window means no bound. The result of a query that sees no key is zeros. The order of these steps and their signs are as
-in LMDeploy 0.18's CUDA kernels (``pytorch/kernels/cuda/flashattention.py`` and ``pagedattention.py``); sinks are as in
-GPT-OSS.
+A sequence's queries are its last tokens: with q_len queries and kv_len keys, query i has position kv_len - q_len + i
+(flash-attention's alignment at the bottom right). A key is visible if -window_left <= key position - query position <=
+window_right. If causal, it must not be after the query either. A negative window means no bound. The result of a query
+that sees no key is zeros. The order and signs of these steps are those of LMDeploy 0.18's CUDA kernels
+(``pytorch/kernels/cuda/flashattention.py`` and ``pagedattention.py``); sinks are as in GPT-OSS.
 """
 
 import weakref
@@ -59,8 +58,8 @@ def window(sliding_window: int | Sequence[int] | None) -> tuple[int, int]:
 def refuse_mask(op: str, attn_mask: Sequence[Tensor | None] | None, causal: bool = True) -> None:
     """Raise UnsupportedFeatureError for a mask tensor, unless the mask only repeats ``causal``.
 
-    LMDeploy's backend for Ascend passes such a mask at every prefill, of one size for all lengths: the causal template
-    that the vendor's kernel reads.
+    LMDeploy's backend for Ascend passes such a mask at every prefill: one causal template for all lengths, which the
+    vendor's kernel reads.
     """
     masks = [] if attn_mask is None else [mask for mask in attn_mask if mask is not None]
     if masks and not (causal and all(map(_is_template, masks))):

@@ -31,7 +31,7 @@ def lightning_indexer(
     block_table: Tensor,
     sparse_count: int,
 ) -> Tensor:
-    """For each token, the positions of its sequence with the highest sum over heads of weight * relu(query . key).
+    """Choose, for each token, the positions with the highest sum over heads of weight * relu(query . key).
 
     query: [tokens, heads, size], float32, float16 or bfloat16, any strides.
     key: the indexer's cache in the vendor's layout, of one head and ``size``; dtype of query.
@@ -41,9 +41,9 @@ def lightning_indexer(
     block_table: [sequences, blocks], int32 or int64: the cache's blocks of each sequence.
     sparse_count: the largest number of positions to choose, 1 or more.
 
-    Returns int32 [tokens, 1, sparse_count]: chosen positions, none after the query's own, in rising order, then -1. Of
-    equal scores the earlier position is chosen. Nothing is mutated. Scores are computed in float32 at least. Raises
-    OpArgumentError.
+    Returns int32 [tokens, 1, sparse_count]: positions in the token's sequence, none after the query's own, in rising
+    order, then -1. Of equal scores the earlier position is chosen. Nothing is mutated. Scores are computed in float32
+    at least. Raises OpArgumentError.
     """
     return chosen_positions(
         query, key, weights, actual_seq_lengths_query, actual_seq_lengths_key, block_table, sparse_count
@@ -117,7 +117,7 @@ def sparse_flash_attention(
     query_rope: Tensor,
     key_rope: Tensor,
 ) -> Tensor:
-    """Latent attention to chosen positions: softmax(scale * (query . key + query_rope . key_rope)) times value.
+    """Compute latent attention to chosen positions: softmax(scale * (query . key + query_rope . key_rope)) times value.
 
     query: [tokens, heads, size], float32, float16 or bfloat16, any strides. query_rope: [tokens, heads, rope size].
     key, value, key_rope: caches in the vendor's layout, of one head, and of ``size``, the result's size and the rope

@@ -1,1 +1,1 @@
-"""The machinery of every op: spec, registration with torch, argument checks, samples, fallback policy."""
+"""The common code of all ops: definition, registration with torch, argument checks, samples, fallback policy."""

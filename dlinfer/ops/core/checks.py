@@ -1,4 +1,4 @@
-"""Argument rules shared by ops: each raises an OpArgumentError that names op, argument, expected and given value.
+"""Argument rules of ops. A rule raises an OpArgumentError that names op, argument, expected and actual value.
 
 Rules run on real tensors before every kernel, and on fake tensors under compilers. If a size is symbolic, its rule
 becomes a guard of the compiled graph.
@@ -25,7 +25,7 @@ def floats(tensor: Tensor) -> list[float]:
 
 
 class Rules:
-    """The argument rules of one op, passed to the op's ``check`` function as ``rules``. Rules raise OpArgumentError."""
+    """The argument rules of one op, which its ``check`` function gets as ``rules``. Rules raise OpArgumentError."""
 
     def __init__(self, op: str) -> None:
         self.op = op
@@ -104,7 +104,7 @@ class Rules:
             self.size(argument, tensor, dim, model.shape[dim], f"the shape of {model_name}")
 
     def size(self, argument: str, tensor: Tensor, dim: int, size: int | torch.SymInt, why: str) -> None:
-        """Require ``size`` in dimension ``dim``. ``why`` tells in the error where the size comes from."""
+        """Require ``size`` in dimension ``dim``. why: the origin of the size, for the error."""
         same = tensor.shape[dim] == size
         if same is not True:
             self.require(

@@ -31,7 +31,7 @@ _COMMA = re.compile(r",(?![^(]*\))")  # not inside of parentheses
 
 
 class _Declared(NamedTuple):
-    """One parsed declaration. has_any: the declared sizes begin with ``...``, which ``sizes`` leaves out."""
+    """One parsed declaration. has_any: whether the sizes begin with ``...``, which ``sizes`` lacks."""
 
     name: str
     is_cache: bool
@@ -42,7 +42,7 @@ class _Declared(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """The name, in the generated source, of the tensor whose sizes are checked."""
+        """The name that the generated source gives to the tensor whose sizes are checked."""
         return f"canonical_{self.name}" if self.is_cache else self.name
 
     @property
@@ -112,7 +112,7 @@ class Declarations:
     def check(
         self, rules: Rules, extra: Callable[..., None] | None, names: Sequence[str]
     ) -> Callable[..., None]:
-        """Return the argument check, a function of all the op's parameters. Generated for speed: it runs at each call.
+        """Return the argument check, a function of all the op's parameters. It is generated, because each call runs it.
 
         extra: called after the rules for ranks with the arguments ``names``: parameters and ``rules``.
         """
@@ -160,6 +160,6 @@ class Declarations:
 
 
 def groups(size: int, group_size: int) -> int:
-    """Return how many groups cover ``size``. The last may be shorter; a ``group_size`` of 0 means one group."""
+    """Return how many groups cover ``size``; the last may be shorter. A ``group_size`` of 0 means one group."""
     whole = group_size or max(size, 1)
     return (size + whole - 1) // whole

@@ -1,8 +1,8 @@
-"""The fallback policy: what happens if a vendor's kernel or graph engine does not take a call or a graph.
+"""The fallback policy: what happens if a vendor's kernel or graph engine refuses a call or a graph.
 
 ``allow`` runs a slower way, ``warn`` also warns once for each reason, ``error`` raises. Every fallback is counted, so
-that no slow path goes unnoticed. Reports and tests read ``counts()``. Calls of ops are counted when they run. Parts of
-a compiled graph outside its engine are counted once, at compile time (``dlinfer/graph/report/policy.py``).
+that no slow path goes unnoticed. Reports and tests read ``counts()``. Calls of ops count when they run. Parts of a
+compiled graph outside its engine count once, at compile time (``dlinfer/graph/report/policy.py``).
 """
 
 import inspect

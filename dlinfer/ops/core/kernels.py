@@ -2,8 +2,8 @@
 
 torch's dispatcher selects kernels by device type. The first call on a device reaches the generic key, which activates
 the device's default vendor and dispatches again. From then on the device's own key calls the table of its active
-vendor. A change of vendor replaces the whole table. The key itself is bound once: torch frees a kernel that is taken
-off the dispatcher, even while another thread is calling it.
+vendor. A change of vendor replaces the whole table. The key itself stays bound: torch frees a kernel that is taken off
+the dispatcher, even while another thread is calling it.
 """
 
 import inspect
@@ -29,7 +29,7 @@ _authors: dict[str, dict[str, str]] = {}
 
 
 def install() -> None:
-    """Bind every defined op to the dispatcher. Call once, after all ops are defined."""
+    """Bind every defined op to the dispatcher. Call this once, after all ops are defined."""
     generic = Library(NAMESPACE, "IMPL")
     for name, spec in registry().items():
         _implement(generic, name, _generic(spec), "CompositeExplicitAutograd")
@@ -41,9 +41,9 @@ def install() -> None:
 
 
 def kernel_authors(vendor: Vendor) -> Mapping[str, str]:
-    """Return op -> name of the vendor whose kernel runs it while ``vendor`` is active: its own or the host's vendor.
+    """Return op -> name of the vendor whose kernel runs it while ``vendor`` is active: ``vendor`` or the host's vendor.
 
-    Ops that run on the reference are left out. Loads the kernels, and raises what loading raises.
+    The dict has no ops that run on the reference. Loads the kernels, and raises the errors of loading.
     """
     if vendor.name not in _authors:
         kernels = discovery.kernels_of(vendor)
@@ -53,15 +53,15 @@ def kernel_authors(vendor: Vendor) -> Mapping[str, str]:
 
 
 def several_implementations(vendor: Vendor) -> dict[str, list[str]]:
-    """Return op -> names of its kernels, the preferred kernel first, for ops with several kernels of ``vendor``."""
+    """Return op -> names of its kernels, the preferred first, for ops with several kernels of ``vendor``."""
     kernels = {op: implementations(kernel) for op, kernel in discovery.kernels_of(vendor).items()}
     return {op: list(map(kernel_name, several)) for op, several in kernels.items() if len(several) > 1}
 
 
 def bind(device_type: str, vendor: Vendor) -> None:
-    """Make a vendor's kernels the kernels of a device type.
+    """Make a vendor's kernels the kernels of a device type. Changes nothing if it raises an error.
 
-    Raises KernelSignatureError or UnknownOpError before anything is changed.
+    Raises KernelSignatureError and UnknownOpError.
     """
     kernels = discovery.kernels_of(vendor)
     _validate(vendor, kernels)
@@ -120,7 +120,7 @@ def _misfit(vendor: Vendor, what: str, spec: OpSpec, parameters: tuple[str, ...]
 
 
 def _takes_call(signature: inspect.Signature, names: Sequence[str]) -> bool:
-    """Whether a function takes an op's arguments by position and by name. It may have further optional parameters."""
+    """Return whether a function takes an op's arguments by position and by name. Others must be optional."""
     try:
         signature.bind(**dict.fromkeys(names))
         by_position = signature.bind(*names).arguments
@@ -173,7 +173,7 @@ def refusal(name: str, device_type: str, args: Sequence[Any]) -> str | None:
     """Return why no kernel of the device's active vendor would run a call of an op; None if a kernel would.
 
     args: the torch op's arguments, real or fake tensors. No kernel is run, so a kernel that would raise KernelDeclined
-    during the call counts as taking it.
+    during the call counts as running it.
     """
     vendor = discovery.activate_default(device_type)
     if vendor is None:
@@ -186,7 +186,7 @@ def refusal(name: str, device_type: str, args: Sequence[Any]) -> str | None:
 
 
 def _without_autocast(spec: OpSpec) -> Callable[..., Any]:
-    """Wrap an op to run with autocast off, since autocast would change the dtypes of torch ops inside a kernel."""
+    """Wrap an op to run with autocast off, because autocast would change the dtypes of torch ops inside a kernel."""
 
     def run(*args: Any) -> Any:
         device = next(arg.device for arg in args if isinstance(arg, torch.Tensor)).type
@@ -214,8 +214,8 @@ def _generic(spec: OpSpec) -> Callable[..., Any]:
 def direct_kernel(name: str, device_type: str) -> Callable[..., Any]:
     """Return the function that computes one op on a device, for compiled graphs.
 
-    The function skips the dispatcher and the argument rules, which the graph's fake tensors have passed. A call that
-    the kernel declines runs on the reference under the fallback policy, as in eager mode.
+    The function skips the dispatcher and the argument rules, which the graph's fake tensors have passed. If the kernel
+    declines a call, the reference runs it under the fallback policy, as in eager mode.
     """
     vendor = discovery.activate_default(device_type)
     spec = registry()[name]

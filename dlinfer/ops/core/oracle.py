@@ -21,7 +21,7 @@ def widened(value: Any) -> Any:
 
 
 def results(op: OpSpec, args: Sequence[Any], returned: Any) -> list[Tensor]:
-    """Return the results of a call: the tensors that the op returned, then the arguments that it wrote."""
+    """Return a call's results: the tensors that the op returned, then the arguments that it wrote."""
     fresh = [] if returned is None else [returned] if isinstance(returned, Tensor) else list(returned)
     return fresh + [args[op.parameters.index(name)] for name in op.mutates]
 
@@ -45,8 +45,7 @@ def difference(
 ) -> str | None:
     """Describe how a call's results differ from ``expected``; None if they are within the op's tolerance.
 
-    8-bit codes may be one step away: the reference in float64 may round a value halfway between two codes the other
-    way.
+    8-bit codes may be one step away, because float64 may round a value halfway between two codes the other way.
     """
     within = op.tolerances[dtype]
     return closeness.difference(

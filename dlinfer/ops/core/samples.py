@@ -1,4 +1,4 @@
-"""Sample inputs: what opcheck, the kernel tests and the conformance kit feed to an op."""
+"""Sample inputs that opcheck, the kernel tests and the conformance kit pass to an op."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,10 +13,8 @@ from dlinfer.vendor.base import KVCacheLayout
 class Sample:
     """One call of a torch op.
 
-    name: what is special about the sample, for test ids.
-    args: positional arguments in the schema's order.
-    aliased: an output argument shares memory with an input. opcheck copies arguments apart, so it can't test such
-        samples.
+    name: what is special about the sample, for test ids. args: positional arguments in the schema's order.
+    aliased: an output shares memory with an input. opcheck copies arguments apart, so it can't test such samples.
     """
 
     name: str

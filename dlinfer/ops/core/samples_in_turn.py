@@ -1,4 +1,4 @@
-"""Samples of ops by name, for callers that ask for one after another: conformance and tests of kernels."""
+"""Samples of ops by name, for conformance and tests of kernels, which ask for them in order."""
 
 import threading
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from dlinfer.ops.core.spec import OpSpec
 
 
 class SamplesInTurn:
-    """Samples of an op by name, made anew at each call, for callers that ask for them in order.
+    """Samples of an op by name, computed anew at each call, for callers that ask for them in order.
 
-    An op's samples come from one random generator, so making a sample means making all samples before it. This class
-    keeps iterations, and continues one that has not passed the wanted sample. If there is none, it starts another. No
-    two samples share memory that the op writes.
+    An op's samples come from one random generator, so a sample requires all samples before it. This class keeps
+    iterations, and continues one that has not passed the requested sample; else it starts another. No two samples share
+    memory that the op writes.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""OpSpec: the one definition of a fused op. Schema, checks, documentation and tests are derived from this definition.
+"""OpSpec: the one definition of a fused op. Schema, checks, documentation and tests derive from it.
 
-``@fused_op`` makes an op of a function: its annotations are the schema, its docstring the documentation and
-its body the reference implementation in plain torch. The op's file adds:
+``@fused_op`` turns a function into an op. Its annotations are the schema, its docstring is the documentation, and its
+body is the reference implementation in plain torch. The op's file adds:
 
 - ``op.takes``: dtype, device and sizes of the tensors (``declarations.py``);
 - ``@op.check``: further argument rules. Both run before every kernel and before the fake function;
@@ -9,11 +9,11 @@ its body the reference implementation in plain torch. The op's file adds:
 - ``@op.python_call``, if frameworks call with other arguments than the torch op's: unpacks objects, allocates outputs;
 - ``@op.samples``: inputs with their edge cases, for opcheck, kernel tests and the conformance kit.
 
-The functions of ``check`` and ``fake`` take any of the op's parameters, by name. The function of ``check`` may also
-take ``rules``, the op's ``Rules``. So ops with the same parameters can share one function.
+The functions of ``check`` and ``fake`` take any of the op's parameters, by name; ``check`` also the op's ``rules``. So
+ops with the same parameters can share one function.
 
-Mutation is declared. A mutating op returns only fresh tensors, never an argument, and has no list defaults:
-torch's functionalisation and opcheck require both.
+A mutating op declares its writes. It returns only fresh tensors, never an argument, and has no list defaults: torch's
+functionalisation and opcheck require both.
 """
 
 import inspect
@@ -42,7 +42,7 @@ _registry: dict[str, "OpSpec"] = {}
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a kernel's result may be from the reference's result in float64, and why."""
+    """The allowed difference between a kernel's result and the reference's result in float64, and the reason for it."""
 
     rtol: float
     atol: float
@@ -50,7 +50,7 @@ class Tolerance:
 
 
 class OpSpec:
-    """One fused op. Calling it is what frameworks and users do: ``dlinfer.ops.rms_norm(x, weight, eps)``."""
+    """One fused op. Frameworks and users call it: ``dlinfer.ops.rms_norm(x, weight, eps)``."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class OpSpec:
         return function
 
     def fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Register the fake function, which gives shapes and dtypes of results. The argument rules run before it."""
+        """Register the fake function, which returns shapes and dtypes of results. The argument rules run before it."""
         names = self._names(function)
 
         def checked(*args: Any, **kwargs: Any) -> Any:
@@ -161,7 +161,7 @@ class OpSpec:
         return KernelFailureError(op=self.name, detail=f"{type(cause).__name__}: {detail}")
 
     def signature(self) -> inspect.Signature:
-        """The signature of ``dlinfer.ops.<op>``."""
+        """Return the signature of ``dlinfer.ops.<op>``."""
         return inspect.signature(self.reference if self._call is self.overload else self._call)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -185,7 +185,7 @@ def fused_op(
     version: int = 1,
     makes_codes: bool = False,
 ) -> Callable[[Callable[..., Any]], OpSpec]:
-    """Return a decorator that makes an op of a function: its body is the reference, its annotations the schema.
+    """Turn the decorated function into an op: its body is the reference, its annotations are the schema.
 
     mutates: names of the tensor parameters that the op writes.
     tolerances: how far a kernel may be from the reference in float64: for each dtype, or one for all dtypes.

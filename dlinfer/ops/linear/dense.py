@@ -31,12 +31,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _call_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, all_reduce: bool = False, group: Any = ""
 ) -> Tensor:
-    """x @ weight.T + bias, and with ``all_reduce`` the sum of this over a process group.
+    """Compute x @ weight.T + bias, and with ``all_reduce`` the sum of this over a process group.
 
     x: [..., in_features], weight: [out_features, in_features], bias: [out_features] or None; one floating dtype,
         any strides. With DLINFER_LINEAR_USE_NN_LAYOUT=1 weight must be [in_features, out_features].
-    all_reduce: sum the result over ``group``.
-    group: a torch.distributed.ProcessGroup; "" or None is the default group.
+    all_reduce: sum the result over ``group``, a torch.distributed.ProcessGroup; "" or None is the default group.
 
     Returns a new tensor [..., out_features] of x's dtype. Nothing is mutated. Raises OpArgumentError.
     """

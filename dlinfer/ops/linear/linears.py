@@ -13,10 +13,10 @@ from dlinfer.ops.linear.dense import TOLERANCES
 
 @fused_op(tolerances=TOLERANCES)
 def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
-    """x @ weight.T + bias for each weight and its bias.
+    """Compute x @ weight.T + bias for each weight and its bias.
 
-    The weights stay separate tensors, so they need not be copied into one. A kernel may still read x once for all
-    weights and compute them in one parallel region.
+    The weights stay separate tensors, without a copy into one. A kernel may still read x once for all weights and
+    compute them in one parallel region.
 
     x: [..., in_features], float32, float16 or bfloat16, any strides.
     weights: at least one, each [out_features, in_features], x's dtype, any strides. out_features may differ.

@@ -28,7 +28,7 @@ def lora_linear(
     scalings: Tensor,
     adapter_ids: Tensor,
 ) -> Tensor:
-    """base + scaling * (x @ A.T) @ B.T, with A, B and the scaling of each token's adapter.
+    """Compute base + scaling * (x @ A.T) @ B.T, with A, B and the scaling of each token's adapter.
 
     a and b hold the rows of all adapters, one adapter after another, as LMDeploy packs them. An adapter has as many
     rows as its rank.

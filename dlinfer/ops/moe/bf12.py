@@ -1,4 +1,4 @@
-"""Mixture of experts with bfloat16 weights that are packed in 12 bits a number, without loss."""
+"""Mixture of experts with bfloat16 weights, packed in 12 bits a number without loss."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -25,15 +25,14 @@ def fused_moe_bf12(
     num_experts: int,
     intermediate_size: int,
 ) -> Tensor:
-    """``dlinfer.ops.fused_moe`` with packed weights: the same result as with the weights before packing.
+    """Compute ``dlinfer.ops.fused_moe`` with packed weights: the same result as with the weights before packing.
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [bytes], uint8, contiguous: the stack [experts, 2 * intermediate, hidden], gate above up, as a
         matrix [experts * 2 * intermediate, hidden] that ``ops.quantised.bf12.pack`` packed. It is multiplied in the
         dtype of hidden_states; float16 rounds numbers below 2 ** -14 and has none above 65504.
     down_weights: [bytes], likewise: the stack [experts, hidden, intermediate] as [experts * hidden, intermediate].
-    topk_weights: [tokens, topk], any floating dtype.
-    topk_ids: [tokens, topk], int32 or int64, of 0..num_experts-1.
+    topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..num_experts-1.
     renormalize: divide a token's weights by their sum.
     num_experts, intermediate_size: sizes of the unpacked stacks, which the packed bytes do not store. With tensor
         parallelism, intermediate_size is the size of the rank's slice. The result is then a partial sum, which the

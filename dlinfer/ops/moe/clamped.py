@@ -26,7 +26,7 @@ def fused_moe_clamped(
     alpha: float,
     limit: float,
 ) -> Tensor:
-    """For each token, the weighted sum of its experts' down @ ((u + 1) * g * sigmoid(alpha * g)) + down_bias.
+    """Compute, for each token, the weighted sum of its experts' down @ ((u + 1) * g * sigmoid(alpha * g)) + down_bias.
 
     g = min(gate @ x + gate_bias, limit); u = clamp(up @ x + up_bias, -limit, limit) (OpenAI, 2025, gpt-oss model card,
     arXiv:2508.10925, and its reference implementation).

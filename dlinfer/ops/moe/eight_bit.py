@@ -61,7 +61,7 @@ def _call_fused_moe_w8a8(
     renormalize: bool,
     moe_metadata: MoeMetadata | None = None,
 ) -> Tensor:
-    """fused_moe with 8-bit weights: ``linear_w8a8`` computes the products, from quantised activations.
+    """Compute ``fused_moe`` with 8-bit weights: ``linear_w8a8`` computes the products, from quantised activations.
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; int8 or float8_e4m3fn.
@@ -69,8 +69,7 @@ def _call_fused_moe_w8a8(
     down_weights: [experts, hidden, intermediate], and down_scales: [experts, hidden, 1], likewise. hidden and
         intermediate are at least 1.
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
-    renormalize: divide a token's weights by their sum.
-    moe_metadata: read for its ``ep_size``.
+    renormalize: divide a token's weights by their sum. moe_metadata: read for its ``ep_size``.
 
     Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. hidden_states, and the activation
     between the two products, are quantised token by token as by ``dynamic_quant``, to the weights' dtype. Raises
@@ -153,7 +152,7 @@ def fused_moe_blocked_fp8(
     block_size: int,
     power_of_two_scales: bool,
 ) -> Tensor:
-    """fused_moe with float8 weights: ``linear_blocked_fp8`` computes the products.
+    """Compute ``fused_moe`` with float8 weights: ``linear_blocked_fp8`` computes the products.
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; float8_e4m3fn.
@@ -242,7 +241,7 @@ def fused_moe_static_fp8(
     topk: int,
     renormalize: bool,
 ) -> Tensor:
-    """fused_moe with float8 weights: ``linear_static_fp8`` computes the products.
+    """Compute ``fused_moe`` with float8 weights: ``linear_static_fp8`` computes the products.
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; float8_e4m3fn.

@@ -29,17 +29,17 @@ def fused_moe_w4a16(
     renormalize: bool,
     group_size: int,
 ) -> Tensor:
-    """fused_moe with 4-bit weights: ``weight_quant_matmul`` computes the products.
+    """Compute ``fused_moe`` with 4-bit weights: ``weight_quant_matmul`` computes the products.
 
-    For each token, the weighted sum of its experts' gated MLPs, ``(silu(x @ gate) * (x @ up)) @ down``. A weight is
-    ``w[i, o] = (q[i, o] - zero[g, o]) * scales[g, o]`` for the group ``g = i // group_size``.
+    For each token, the result is the weighted sum of its experts' gated MLPs, ``(silu(x @ gate) * (x @ up)) @ down``. A
+    weight is ``w[i, o] = (q[i, o] - zero[g, o]) * scales[g, o]`` for the group ``g = i // group_size``.
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [experts, hidden, 2 * intermediate / 8], int32: q, eight 4-bit numbers in a word, in the layout
         ``ops.quantised.packing.AWQ``. The columns of gate come before the columns of up.
     gate_up_scales: [experts, groups, 2 * intermediate], any of the floating dtypes.
-    gate_up_zeros: [experts, groups, 2 * intermediate / 8], int32: the zero points, packed likewise. None means that all
-        of them are 8.
+    gate_up_zeros: [experts, groups, 2 * intermediate / 8], int32: the zero points, packed likewise. None means 8 for
+    all.
     down_weights: [experts, intermediate, hidden / 8], down_scales: [experts, groups, hidden], of the dtype of
         gate_up_scales, and down_zeros: [experts, groups, hidden / 8] or None, likewise.
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.

@@ -29,7 +29,7 @@ def fused_moe_mxfp4(
     alpha: float,
     limit: float,
 ) -> Tensor:
-    """fused_moe_clamped with weights of 4-bit floats (OCP Microscaling Formats specification 1.0).
+    """Compute ``fused_moe_clamped`` with weights of 4-bit floats (OCP Microscaling Formats specification 1.0).
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [experts, hidden, 2 * intermediate / 8], int32: eight E2M1 numbers in a word, in the layout

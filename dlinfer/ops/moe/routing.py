@@ -29,10 +29,9 @@ def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> 
 def _call_moe_gating_topk_softmax(
     router_logits: Tensor, topk: int, moe_metadata: MoeMetadata | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The topk experts of each token by softmax over all experts, and their probabilities.
+    """Choose the topk experts of each token by softmax over all experts; return their probabilities and ids.
 
-    router_logits: [..., experts], any strides.
-    topk: 1..experts.
+    router_logits: [..., experts], any strides. topk: 1..experts.
     moe_metadata: read for its ``router_n_groups``; below 1 means no groups. Else the experts form that many equal
         groups in order, and the best topk / router_n_groups experts of each group are chosen.
 
@@ -89,7 +88,7 @@ def _moe_gating_topk_softmax_samples(make: SampleMaker) -> Iterator[Sample]:
 
 
 Product = Callable[[Tensor, int], Tensor]
-"""(Rows routed to one expert, the expert's number) -> the rows times the expert's weight, in float32 at least."""
+"""A function from (rows of one expert, the expert's number) to rows times the expert's weight, in float32 at least."""
 
 
 def silu_gated(gate: Tensor, up: Tensor) -> Tensor:

@@ -21,12 +21,13 @@ TOLERANCES = {
 
 @fused_op(tolerances=TOLERANCES)
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension.
+    """Compute x / sqrt(mean(x^2) + eps) * weight over the last dimension.
 
     x: [..., hidden], float32, float16 or bfloat16, any strides. weight: [hidden], dtype of x. eps: > 0.
-    Returns a new tensor of x's shape and dtype. Nothing is mutated.
-    The mean is taken in float32 and the normalised value is rounded to x's dtype before it is multiplied by
-    the weight, as in HF transformers' LlamaRMSNorm. Raises OpArgumentError.
+
+    Returns a new tensor of x's shape and dtype. Nothing is mutated. The mean is taken in float32. The normalised value
+    is rounded to x's dtype before the product with the weight, as in HF transformers' LlamaRMSNorm. Raises
+    OpArgumentError.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -51,12 +52,12 @@ def _rms_norm_samples(make: SampleMaker) -> Iterator[Sample]:
 
 @fused_op(tolerances=TOLERANCES)
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """rms_norm of x + residual, and x + residual as the new residual.
+    """Compute the rms_norm of x + residual; return it with x + residual as the new residual.
 
     x, residual: [..., hidden], same shape and dtype, any strides. weight: [hidden], same dtype. eps: > 0.
-    Returns (normalised, sum), two new tensors of x's shape and dtype. Nothing is mutated.
-    The sum is rounded to x's dtype before it is normalised, as two separate operations would. Raises
-    OpArgumentError.
+
+    Returns (normalised, sum), two new tensors of x's shape and dtype. Nothing is mutated. The sum is rounded to x's
+    dtype before it is normalised, as two separate operations would. Raises OpArgumentError.
     """
     total = (x + residual).contiguous()
     return rms_norm.reference(total, weight, eps), total

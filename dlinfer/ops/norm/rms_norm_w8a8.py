@@ -21,7 +21,7 @@ TOLERANCES = {
 
 @fused_op(tolerances=TOLERANCES)
 def rms_norm_w8a8(x: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in 8 bits, with one scale for each token.
+    """Compute x / sqrt(mean(x^2) + eps) * weight over the last dimension, in 8 bits, with one scale for each token.
 
     x: [..., hidden], float32, float16 or bfloat16, any strides, hidden at least 1. weight: [hidden], dtype of x.
     eps: > 0. quant_dtype: torch.int8 or torch.float8_e4m3fn.
@@ -60,7 +60,7 @@ def _rms_norm_w8a8_samples(make: SampleMaker) -> Iterator[Sample]:
 def add_rms_norm_w8a8(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """rms_norm_w8a8 of x + residual, and x + residual as the new residual.
+    """Compute the rms_norm_w8a8 of x + residual; return it with x + residual as the new residual.
 
     x, residual: [..., hidden], same shape and dtype, any strides. weight: [hidden], same dtype. eps: > 0.
     quant_dtype: torch.int8 or torch.float8_e4m3fn.

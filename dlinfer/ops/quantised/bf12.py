@@ -3,7 +3,7 @@
 A bfloat16 number is a sign, an exponent of 8 bits and a mantissa of 7. Nearly all exponents of a weight are among
 15 neighbours, so a code of 4 bits is enough: a code of 1..15 means the exponent ``base + code``. Code 0 means the
 exponent 0, of zeros and subnormals. A number with another exponent is an exception: it is stored whole in a list, and
-as +0.0 in the matrix. Unpacking restores every bit, also of NaN.
+as +0.0 in the matrix. Unpacking restores every bit, even of NaN.
 
 A matrix [rows, columns] becomes one tensor uint8 [bytes]. Words and integers are little-endian, as on the machine.
 
@@ -28,9 +28,9 @@ from torch import Tensor
 from dlinfer.ops.core.checks import Rules, ints
 
 STRIP = 4
-"""Rows of a strip."""
+"""The number of rows of a strip."""
 GROUP = 128
-"""Columns of a group."""
+"""The number of columns of a group."""
 
 _WORDS = 96  # of one row in one group
 _QUARTER = GROUP // 4
@@ -38,7 +38,7 @@ _CODES = 15  # exponents that have a code, without exponent 0
 _BASES = 256 - _CODES
 _FIELD = 0x807F
 _AT_A_TIME = 2**20
-"""Numbers that are unpacked at a time: some megabytes, for any size of the matrix."""
+"""How many numbers are unpacked at a time: some megabytes, for any size of the matrix."""
 
 _RULES = Rules("bf12")
 
@@ -50,9 +50,9 @@ def packed_bytes(rows: int, columns: int, exceptions: int = 0) -> int:
 
 
 def check_packed(rules: Rules, argument: str, packed: Tensor, rows: int, columns: int) -> None:
-    """Raise OpArgumentError if ``packed`` can't be a packed matrix [rows, columns], by its dtype, shape and size.
+    """Raise OpArgumentError if the dtype, shape or size of ``packed`` is not that of a packed matrix [rows, columns].
 
-    The values are not read, so fake tensors are checked too.
+    The check does not read the values, so it also accepts fake tensors.
     """
     if packed.dtype is not torch.uint8:
         raise rules.error(argument, "a uint8 tensor, as dlinfer.ops.quantised.bf12 packs it", packed.dtype)
@@ -109,7 +109,6 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def _base(weight: Tensor) -> tuple[int, int]:
-    """Return (the base of a weight, its number of exceptions)."""
     of_exponent = torch.zeros(256, dtype=torch.int64, device=weight.device)
     for _, bits in _wide_rows(weight):
         of_exponent += torch.bincount((bits >> 7 & 0xFF).flatten(), minlength=256)
@@ -126,7 +125,6 @@ def _wide_rows(weight: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _words(fields: Tensor, codes: Tensor) -> Tensor:
-    """Return the words int16 [strips, groups, 4, 96] for fields and codes, both int32 [rows, columns]."""
     rows, columns = fields.shape
     lacking = (0, -columns % GROUP, 0, -rows % STRIP)
     shape = (_pieces(rows, STRIP), STRIP, _pieces(columns, GROUP), 4, _QUARTER)
@@ -196,7 +194,6 @@ def _viewed(some: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _rows(parts: _Parts, which: Tensor, columns: int) -> Tensor:
-    """Return the rows ``which``, int64 [count], unpacked as bfloat16 [count, columns]."""
     strip, in_strip = which // STRIP, which % STRIP
     words = parts.words[strip, :, in_strip].int() & 0xFFFF
     first, second, codes = torch.split(words, _QUARTER, -1)
@@ -210,7 +207,7 @@ def _rows(parts: _Parts, which: Tensor, columns: int) -> Tensor:
 
 
 def _exceptions(parts: _Parts, strip: Tensor, in_strip: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (index of the row, entry) of each exception in rows, which are given by strip and row in the strip."""
+    """Return (index of the row, entry) of each exception in some rows. strip, in_strip: the rows' places."""
     begin, end = parts.starts[strip], parts.starts[strip + 1]
     count = end - begin
     at_row = torch.arange(strip.numel(), device=strip.device).repeat_interleave(count)
@@ -222,7 +219,6 @@ def _exceptions(parts: _Parts, strip: Tensor, in_strip: Tensor) -> tuple[Tensor,
 
 
 def _swapped(words: Tensor) -> Tensor:
-    """Return 16-bit words, held in int32, with their two bytes swapped."""
     return (words << 8 | words >> 8) & 0xFFFF
 
 

@@ -1,7 +1,7 @@
 """The meaning of 8-bit numbers: the rounding and the scales that LMDeploy's checkpoints were made for.
 
 A value is an 8-bit number times a scale. Scales and numbers are computed in float32 for every input dtype, so all
-devices give the same 8-bit numbers. Devices that round differently would differ by a whole step.
+devices compute the same 8-bit numbers. A device that rounds differently would differ by a whole step.
 """
 
 import torch
@@ -10,11 +10,11 @@ from torch import Tensor
 from dlinfer.ops.core.checks import Rules
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""8-bit dtype -> the number that a row's largest absolute value becomes."""
+"""8-bit dtype -> the number that stands for a row's largest absolute value."""
 
 LEAST_OF_TOKEN = 1e-7
 LEAST_OF_BLOCK = 1e-6
-"""A row's largest value counts as at least this much, so that zeros have a scale too; LMDeploy's kernels have both."""
+"""The lower bounds of a row's largest value, as in LMDeploy's kernels, so that zeros have a scale too."""
 
 
 def narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -56,7 +56,7 @@ def rounded_in_blocks(x: Tensor, block_size: int, power_of_two: bool) -> Tensor:
 
 
 def next_power_of_two(values: Tensor) -> Tensor:
-    """Return, for each positive value, the least power of two that is not below it."""
+    """Return the least power of two that is not below each positive value."""
     mantissa, exponent = torch.frexp(values)
     return torch.ldexp(torch.ones_like(values), exponent - (mantissa == 0.5).to(exponent.dtype))
 

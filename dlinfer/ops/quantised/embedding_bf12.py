@@ -1,4 +1,4 @@
-"""Embedding: rows of a bfloat16 matrix that is packed in 12 bits a number, without loss."""
+"""Embedding: rows of a bfloat16 matrix, packed in 12 bits a number without loss."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from dlinfer.ops.quantised import bf12
 
 @fused_op(tolerances=Tolerance(0.0, 0.0, "numbers are copied"))
 def embedding_bf12(indices: Tensor, weight: Tensor, rows: int, columns: int) -> Tensor:
-    """The rows w[indices] of a packed matrix w [rows, columns], bit by bit as before packing.
+    """Return the rows w[indices] of a packed matrix w [rows, columns], bit by bit as before packing.
 
     indices: [...], int32 or int64, any strides, each in 0..rows - 1.
     weight: [bytes], uint8, contiguous: w, as ``ops.quantised.bf12.pack`` packs it.

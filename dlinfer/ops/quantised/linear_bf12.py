@@ -1,4 +1,4 @@
-"""Matrix product with a bfloat16 weight that is packed in 12 bits a number, without loss."""
+"""Matrix product with a bfloat16 weight, packed in 12 bits a number without loss."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -30,7 +30,7 @@ def _call_linear_bf12(
     all_reduce: bool = False,
     group: Any = "",
 ) -> Tensor:
-    """x @ w.T + bias for a packed weight w: the same result as ``dlinfer.ops.linear`` with w before packing.
+    """Compute x @ w.T + bias for a packed weight w: the same result as ``dlinfer.ops.linear`` with w before packing.
 
     x: [..., in_features], float32, float16 or bfloat16, any strides.
     weight: [bytes], uint8, contiguous: w [out_features, in_features], as ``ops.quantised.bf12.pack`` packs it. It is

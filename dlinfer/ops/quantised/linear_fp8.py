@@ -31,13 +31,14 @@ def linear_blocked_fp8(
     block_size: int,
     power_of_two_scales: bool,
 ) -> Tensor:
-    """x @ weight.T + bias, where each square block of the weight has a scale, and x is rounded to float8 as well.
+    """Compute x @ weight.T + bias, where each square block of the weight has a scale, and x is rounded to float8 too.
 
     x: [..., in_features], float32, float16 or bfloat16, any strides. Each block_size neighbours of a token share a
         scale, which makes the largest of them 448.
     weight: [out_features, in_features], float8_e4m3fn.
-    weight_scale: [out_features / block_size, in_features / block_size], rounded up, float32: what each block of the
-        weight is multiplied by (``weight_scale_inv`` of DeepSeek's checkpoints).
+    weight_scale: [out_features / block_size, in_features / block_size], rounded up, float32: the factor of each block
+    of
+        the weight (``weight_scale_inv`` of DeepSeek's checkpoints).
     bias: [out_features], x's dtype, or None.
     block_size: rows and columns of a block; 128 in known checkpoints.
     power_of_two_scales: round x's scales up to powers of two (the format ue8m0).
@@ -105,11 +106,11 @@ def _linear_blocked_fp8_samples(make: SampleMaker) -> Iterator[Sample]:
 def linear_static_fp8(
     x: Tensor, weight: Tensor, weight_scale: Tensor, input_scale: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """x @ weight.T + bias, where x is rounded to float8 by a fixed scale, and each row of the weight has a scale.
+    """Compute x @ weight.T + bias, where x is rounded to float8 by a fixed scale, and each weight row has a scale.
 
     x: [..., in_features], float32, float16 or bfloat16, any strides.
     weight: [out_features, in_features], float8_e4m3fn.
-    weight_scale: [out_features] or [out_features, 1], float32: what each row of the weight is multiplied by.
+    weight_scale: [out_features] or [out_features, 1], float32: the factor of each row of the weight.
     input_scale: [1], float32: x / input_scale is rounded to float8, and cut off at -448 and 448.
     bias: [out_features], x's dtype, or None.
 

@@ -1,4 +1,4 @@
-"""Linear layers with 8-bit weights and 8-bit activations, whose scales are dynamic for each token, or fixed."""
+"""Linear layers with 8-bit weights and activations. Scales are dynamic for each token, or fixed."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -29,14 +29,13 @@ def linear_w8a8(
     quant_dtype: torch.dtype,
     bias: Tensor | None,
 ) -> Tensor:
-    """(a @ b.T) * rms_scale * linear_scale + bias, for 8-bit a and b.
+    """Compute (a @ b.T) * rms_scale * linear_scale + bias, for 8-bit a and b.
 
-    a: [..., in_features], quant_dtype, any strides: activations as ``dynamic_quant`` or ``rms_norm_w8a8`` give them.
+    a: [..., in_features], quant_dtype, any strides: activations from ``dynamic_quant`` or ``rms_norm_w8a8``.
     b: [out_features, in_features], quant_dtype: the weight.
     rms_scale: [..., 1], float32: the scale of each token.
     linear_scale: [out_features, 1] or [out_features], float32: the scale of each row of the weight.
-    out_dtype: float32, float16 or bfloat16.
-    quant_dtype: torch.int8 or torch.float8_e4m3fn, of a and b.
+    out_dtype: float32, float16 or bfloat16. quant_dtype: torch.int8 or torch.float8_e4m3fn, of a and b.
     bias: [out_features] of out_dtype, or None.
 
     Returns a new tensor [..., out_features] of out_dtype. Nothing is mutated. int8 is summed exactly, for at most
@@ -95,7 +94,7 @@ def check_row_scale(rules: Rules, argument: str, scale: Tensor, weight: Tensor) 
 
 
 def check_out_dtype(rules: Rules, out_dtype: torch.dtype) -> None:
-    """Raise unless ``out_dtype`` is a dtype that models compute in."""
+    """Raise unless ``out_dtype`` is float32, float16 or bfloat16."""
     if out_dtype not in FLOATS and out_dtype is not torch.float64:
         raise rules.error("out_dtype", "torch.float32, torch.float16 or torch.bfloat16", out_dtype)
 
@@ -145,9 +144,9 @@ def linear_w8a8_static(
     quant_dtype: torch.dtype,
     quant_bias: Tensor | None,
 ) -> Tensor:
-    """(q @ weight.T + quant_bias) * deq_scale, where q = x / input_scale + input_offset in int8.
+    """Compute (q @ weight.T + quant_bias) * deq_scale, where q = x / input_scale + input_offset in int8.
 
-    The layer of ModelSlim's static W8A8 checkpoints. Their quant_bias holds the bias and undoes the offset.
+    This is the layer of ModelSlim's static W8A8 checkpoints. Their quant_bias holds the bias and undoes the offset.
 
     x: [..., in_features], float32, float16 or bfloat16, any strides.
     weight: [out_features, in_features], int8.

@@ -1,4 +1,4 @@
-"""Layouts of weights of a few bits packed into integers, such as AWQ's and GPTQ's. All are read by one class.
+"""Layouts of weights of a few bits packed into integers, such as AWQ's and GPTQ's. One class reads them all.
 
 AWQ: Lin et al., 2023, arXiv:2306.00978, as AutoAWQ and LMDeploy store it. GPTQ: Frantar et al., 2022, arXiv:2210.17323,
 as AutoGPTQ stores it. A weight is w[i, o] = (q[i, o] - zero[g, o]) * scale[g, o] with q and zero of ``bits`` bits and
@@ -14,11 +14,11 @@ from torch import Tensor
 from dlinfer.errors import OpArgumentError
 
 _ROWS = 128
-"""Rows of words that are repacked at a time: some megabytes, which fit in a CPU cache."""
+"""How many rows of words are repacked at a time: some megabytes, which fit in a CPU cache."""
 
 
 class Quantised(NamedTuple):
-    """A weight in a checkpoint's parts: qweight, scales [groups, out], and packed zeros, or None if symmetric."""
+    """A weight as a checkpoint stores it: qweight, scales [groups, out], and packed zeros, or None if symmetric."""
 
     qweight: Tensor
     scales: Tensor
@@ -55,7 +55,7 @@ class Packing:
 
     @property
     def per_word(self) -> int:
-        """How many numbers a word holds."""
+        """The number of numbers in a word."""
         return self.storage.itemsize * 8 // self.bits
 
     @property
@@ -160,7 +160,7 @@ class Packing:
 
         qweight: words, see ``pack``. scales: [groups, out_features], floating. qzeros: words, see ``pack_zeros``, or
         None for the middle. group_of: [in_features], the group of each in_feature, if groups are not in order (GPTQ's
-        g_idx). This method defines what a packed weight means. It is slow and makes a new tensor of full size.
+        g_idx). This method defines the meaning of a packed weight. It is slow and allocates the full size.
         """
         numbers, scales = self.unpack(qweight), scales.to(dtype or scales.dtype)
         if group_of is None:

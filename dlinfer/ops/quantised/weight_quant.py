@@ -46,21 +46,22 @@ def _call_weight_quant_matmul(
     group_size: int = 0,
     group: Any = "",
 ) -> Tensor:
-    """x @ w + bias, with w[i, o] = (q[i, o] - zero[g, o]) * scales[g, o] for the group g = i // group_size.
+    """Compute x @ w + bias, with w[i, o] = (q[i, o] - zero[g, o]) * scales[g, o] for the group g = i // group_size.
 
     x: [..., in_features], float32, float16 or bfloat16, any strides.
     qweight: [in_features, out_features / 8], int32: q, eight 4-bit numbers in a word, in the layout
         ``ops.quantised.packing.AWQ``.
     scales: [groups, out_features], any of the floating dtypes.
-    offset: [groups, out_features / 8], int32: the zero points, packed likewise; checkpoints call it qzeros. None means
-        that all of them are 8.
+    offset: [groups, out_features / 8], int32: the zero points (qzeros of checkpoints), packed likewise. None means 8
+    for
+        all.
     bias: [out_features] or None, any of the floating dtypes.
     group_size: in_features that share a scale and a zero point; the last group may be shorter. 0 means all in_features.
     all_reduce: sum the result over ``group``, a torch.distributed.ProcessGroup; "" or None is the default group.
 
-    Returns a new tensor [..., out_features] of x's dtype, summed in float32 at least. For a row of x with an
-    infinity, no result is finite; a result may be NaN even if the exact sum is infinite. Nothing is mutated.
-    Raises OpArgumentError.
+    Returns a new tensor [..., out_features] of x's dtype, summed in float32 at least. For a row of x with an infinity,
+    no result is finite; a result may be NaN even if the exact sum is infinite. Nothing is mutated. Raises
+    OpArgumentError.
     """
     out = weight_quant_matmul.overload(x, qweight, scales, offset, bias, group_size)
     return reduced(out, all_reduce, group)

@@ -1,4 +1,4 @@
-"""A short causal convolution of each channel over time, with the last inputs of each sequence as its state."""
+"""A short causal convolution of each channel over time. Each sequence's last inputs are its state."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -61,7 +61,7 @@ def _call_causal_conv1d(
     fresh: Tensor,
     silu: bool = True,
 ) -> Tensor:
-    """For token t of a sequence, activation(bias + sum over j of weight[:, j] * x[t - width + 1 + j]).
+    """Compute, for token t of a sequence, activation(bias + sum over j of weight[:, j] * x[t - width + 1 + j]).
 
     The inputs before a sequence's first token are the last ``width`` inputs, read from its slot of conv_state. A fresh
     sequence reads zeros in their place. Afterwards the slot holds the last ``width`` inputs, these tokens included.

@@ -21,7 +21,7 @@ TOLERANCES = {
 }
 
 NORM_EPSILON = 1e-6
-"""Added to the squared length of a query or key when it is normalised, as in flash-linear-attention."""
+"""The number added to the squared length of a query or key when it is normalised, as in flash-linear-attention."""
 
 
 @fused_op(tolerances=TOLERANCES, mutates=("recurrent_state", "out"))
@@ -74,7 +74,7 @@ def _call_gated_delta_rule(
     scale: float | None = None,
     normalise: bool = True,
 ) -> Tensor:
-    """For each token and head, S <- exp(decay) S, S <- S + beta (v - S k) k^T, and the result scale * S q.
+    """Compute, for each token and head, S <- exp(decay) S, S <- S + beta (v - S k) k^T, and the result scale * S q.
 
     S is the state of the token's sequence, [value size, key size] for each value head. It starts as the state in the
     sequence's slot, or as zeros if the sequence is fresh. After the sequence's last token, S is stored in the slot.
@@ -82,7 +82,7 @@ def _call_gated_delta_rule(
     query, key: [tokens, key heads, key size], with the sequences packed one after another. value: [tokens,
         value heads, value size]. The number of value heads is a multiple of the number of key heads: value head j reads
         key head j // (value heads / key heads). All of one dtype, float32, float16 or bfloat16, any strides.
-    decay: [tokens, value heads], floating, at most 0: the logarithm of the factor that the state is multiplied by.
+    decay: [tokens, value heads], floating, at most 0: the logarithm of the state's factor.
     beta: [tokens, value heads], floating, of 0..1: the share of the error v - S k that is corrected.
     recurrent_state: [slots, value heads, value size, key size], floating, float32 for exactness; any strides.
     state_ids: [sequences], int32 or int64: the slot of each sequence, no slot twice. A negative id means no slot: the
@@ -107,8 +107,8 @@ def _call_gated_delta_rule(
 def prepared(x: Tensor, value_heads: int, dtype: torch.dtype, normalise: bool) -> Tensor:
     """Return queries or keys repeated for each value head, in ``dtype``.
 
-    x: [tokens, key heads, key size]; the result: [tokens, value heads, key size]. normalise: scale each vector to L2
-    norm 1.
+    x: [tokens, key heads, key size]; the result: [tokens, value heads, key size]. normalise: scale vectors to L2 norm
+    1.
     """
     wide = x.to(dtype)
     if normalise:

@@ -1,9 +1,9 @@
 """The sequences of ops that keep a state for each sequence: their tokens, their slots, and checks of both.
 
-The tokens of B sequences are packed one sequence after another. ``q_ends[b]`` is the index after b's last token.
-A cache holds states in slots; ``state_ids[b]`` is the slot of sequence b. A sequence that is ``fresh`` begins here:
-its state starts at zero, whatever an earlier sequence left in the slot. A sequence with a negative id has no slot: its
-state starts at zero and is not stored. A sequence without tokens leaves its slot as it is.
+The tokens of B sequences are packed one sequence after another. ``q_ends[b]`` is the index after b's last token. A
+cache holds states in slots; ``state_ids[b]`` is the slot of sequence b. A sequence that is ``fresh`` begins here: its
+state starts at zero, whatever an earlier sequence left in the slot. So does a sequence with a negative id: it has no
+slot, and its state is not stored. A sequence without tokens leaves its slot as it is.
 """
 
 from collections.abc import Iterator

@@ -15,15 +15,15 @@ from dlinfer.ops.rotary.rotate_half import TOLERANCES
 def apply_rotary_pos_emb_interleaved(
     native_input: Tensor, cos: Tensor, sin: Tensor, return_native_layout: bool
 ) -> Tensor:
-    """Rotates each pair (a, b) = (x[2i], x[2i + 1]) to (a * cos[i] - b * sin[i], b * cos[i] + a * sin[i]).
+    """Rotate each pair (a, b) = (x[2i], x[2i + 1]) to (a * cos[i] - b * sin[i], b * cos[i] + a * sin[i]).
 
     native_input: 3 or 4 dimensions, [..., size] with an even size, any strides; LMDeploy's is
     [tokens, q_heads + kv_heads, 1, size].
     cos, sin: of native_input's dtype, [..., size] or [..., size / 2], with leading dimensions that broadcast to
     native_input's (LMDeploy's [tokens, 1, 1, size]). Only the first size / 2 columns are read; in [..., size] the
     second half repeats the first, as in cat((freqs, freqs)).
-    return_native_layout: True gives all a's, then all b's, the layout that vendors' kernels leave
-    (torch_npu.npu_interleave_rope); False gives pairs again.
+    return_native_layout: True returns all a's, then all b's, the layout that vendors' kernels leave
+    (torch_npu.npu_interleave_rope); False returns pairs again.
 
     Returns a new contiguous tensor of native_input's shape. Nothing is mutated. Both products and their sum are
     rounded to the dtype, as HF transformers does. Raises OpArgumentError.

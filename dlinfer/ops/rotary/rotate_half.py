@@ -41,15 +41,15 @@ def _call_apply_rotary_pos_emb(
     q_embed: Tensor | None = None,
     k_embed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """q and k rotated by position: x * cos + rotate_half(x) * sin, where rotate_half((a, b)) = (-b, a).
+    """Rotate q and k by position: x * cos + rotate_half(x) * sin, where rotate_half((a, b)) = (-b, a).
 
     q: [tokens, q_heads, head_size] or [batch, tokens, q_heads, head_size], k: likewise with kv_heads; any strides.
     cos, sin: [..., head_size], one row for each token of q; dtype of q and k.
-    q_embed, k_embed: must be None, since the results are always new tensors.
+    q_embed, k_embed: must be None, because the results are always new tensors.
 
-    Returns two contiguous tensors of q's and k's shape. Nothing is mutated. Computed in the tensors' own dtype:
-    both products and their sum are rounded, so that 16-bit results equal HF transformers'
-    ``apply_rotary_pos_emb`` bit by bit. Raises OpArgumentError; UnsupportedFeatureError for a given output.
+    Returns two contiguous tensors of q's and k's shape. Nothing is mutated. Computed in the tensors' own dtype: both
+    products and their sum are rounded, so 16-bit results equal those of HF transformers' ``apply_rotary_pos_emb`` bit
+    by bit. Raises OpArgumentError; UnsupportedFeatureError for a given output.
     """
     if q_embed is not None or k_embed is not None:
         raise UnsupportedFeatureError(
