@@ -33,7 +33,7 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
 
 @fused_op(tolerances=TOLERANCES)
 def gelu_mul(gate: Tensor, up: Tensor, tanh: bool) -> Tensor:
-    """Compute gelu(gate) * up, where gelu(a) = a * P(X <= a) for a standard normal X (2016, arXiv:1606.08415).
+    """Compute gelu(gate) * up, where gelu(a) = a * P(X <= a) for a standard normal X (arXiv:1606.08415).
 
     gate, up: [..., intermediate] of one shape, float32, float16 or bfloat16, any strides.
     tanh: compute gelu(a) by the approximation 0.5 a (1 + tanh(sqrt(2 / pi) (a + 0.044715 a^3))).

@@ -119,7 +119,8 @@ def _call_paged_prefill_attention(
     kv_scales, kv_zeros: must be None; static scales of quantised caches are not served.
     causal: a query sees no later key.
     sliding_window: see ``dlinfer.ops.attention.semantics.window``.
-    logit_softcapping: 0 or None for no cap. alibi_slopes, sinks: [q_heads] or None.
+    logit_softcapping: 0 or None for no cap.
+    alibi_slopes, sinks: [q_heads] or None.
     quant_bits, k_scales_zeros, v_scales_zeros: describe quantised caches, see ``fill_kv_cache``.
 
     Returns attn_output, or a new tensor if attn_output is None. Raises OpArgumentError. Raises UnsupportedFeatureError

@@ -95,7 +95,8 @@ def _call_prefill_attention(
     actual_seq_lengths_cpu: [sequences], where each sequence's queries end in q, if the caller has it.
     causal: a query sees no later key.
     sliding_window: see ``dlinfer.ops.attention.semantics.window``.
-    logit_softcapping: 0 or None for no cap. alibi_slopes, sinks: [q_heads] or None.
+    logit_softcapping: 0 or None for no cap.
+    alibi_slopes, sinks: [q_heads] or None.
 
     Returns attn_output, or a new tensor if attn_output is None. Raises OpArgumentError, and UnsupportedFeatureError for
     any other mask.

@@ -32,7 +32,8 @@ def fused_moe_bf12(
         matrix [experts * 2 * intermediate, hidden] that ``ops.quantised.bf12.pack`` packed. It is multiplied in the
         dtype of hidden_states; float16 rounds numbers below 2 ** -14 and has none above 65504.
     down_weights: [bytes], likewise: the stack [experts, hidden, intermediate] as [experts * hidden, intermediate].
-    topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..num_experts-1.
+    topk_weights: [tokens, topk], any floating dtype.
+    topk_ids: [tokens, topk], int32 or int64, of 0..num_experts-1.
     renormalize: divide a token's weights by their sum.
     num_experts, intermediate_size: sizes of the unpacked stacks, which the packed bytes do not store. With tensor
         parallelism, intermediate_size is the size of the rank's slice. The result is then a partial sum, which the

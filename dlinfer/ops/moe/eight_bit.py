@@ -69,7 +69,8 @@ def _call_fused_moe_w8a8(
     down_weights: [experts, hidden, intermediate], and down_scales: [experts, hidden, 1], likewise. hidden and
         intermediate are at least 1.
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
-    renormalize: divide a token's weights by their sum. moe_metadata: read for its ``ep_size``.
+    renormalize: divide a token's weights by their sum.
+    moe_metadata: read for its ``ep_size``.
 
     Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. hidden_states, and the activation
     between the two products, are quantised token by token as by ``dynamic_quant``, to the weights' dtype. Raises

@@ -31,7 +31,8 @@ def _call_moe_gating_topk_softmax(
 ) -> tuple[Tensor, Tensor]:
     """Choose the topk experts of each token by softmax over all experts; return their probabilities and ids.
 
-    router_logits: [..., experts], any strides. topk: 1..experts.
+    router_logits: [..., experts], any strides.
+    topk: 1..experts.
     moe_metadata: read for its ``router_n_groups``; below 1 means no groups. Else the experts form that many equal
         groups in order, and the best topk / router_n_groups experts of each group are chosen.
 

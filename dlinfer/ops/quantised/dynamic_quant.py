@@ -27,7 +27,8 @@ def _call_dynamic_quant(
     """Quantise x to 8 bits with one scale for each token: its largest absolute value becomes 127, or 448 in float8.
 
     x: [..., hidden], float32, float16 or bfloat16, any strides, hidden at least 1.
-    quant_dtype: torch.int8 or torch.float8_e4m3fn. quant_granularity: "PER_TOKEN".
+    quant_dtype: torch.int8 or torch.float8_e4m3fn.
+    quant_granularity: "PER_TOKEN".
 
     Returns a new contiguous tensor of x's shape and quant_dtype, and the scales, float32 [..., 1]. The product of both
     is x, except for rounding. Nothing is mutated. Halves are rounded away from zero in int8 and to even in float8. A
