@@ -1,9 +1,8 @@
 """Every error a user can meet: one class for each mistake, with its message and the likely fix.
 
-A class declares ``message`` and ``next_step``, format strings over the keywords that the error is raised with.
-Raise with keywords only: ``raise OpCallError(op="rms_norm", schema=..., detail=...)``.
-The fields stay readable as ``error.fields``, the two parts of the text as ``error.explanation`` and
-``error.step``, and the error survives pickling, since engines raise in workers.
+A class declares ``message`` and ``next_step``, format strings over the keywords that the error is raised with:
+``raise OpCallError(op="rms_norm", schema=..., detail=...)``. The keywords stay readable as ``error.fields``, the two
+parts of the text as ``error.explanation`` and ``error.step``. Errors can be pickled, since engines raise in workers.
 """
 
 from typing import Any
@@ -25,7 +24,8 @@ class DlinferError(Exception):
 
     def again(self) -> "DlinferError":
         """Return a copy of this error to raise, if this one is kept. Python stores the traceback of each raise in the
-        error, and everything in the traceback's frames lives as long as the error."""
+        error, and everything in the traceback's frames lives as long as the error.
+        """
         new = _rebuild(type(self), self.fields)
         new.__cause__ = self.__cause__
         return new
@@ -73,7 +73,7 @@ class KernelFailureError(DlinferError, RuntimeError):
 
 
 class UnsupportedFeatureError(DlinferError, NotImplementedError):
-    """A request for a feature that dlinfer does not serve yet, refused by name before any work is lost."""
+    """A feature is requested that dlinfer does not serve yet; the refusal comes before any work is lost."""
 
     message = "{feature} is not supported by {where}."
     next_step = "{advice}"
@@ -83,13 +83,13 @@ class UnsupportedFeatureError(DlinferError, NotImplementedError):
 
 
 class KernelDeclined(DlinferError, NotImplementedError):
-    """Raised by a vendor's kernel, before it writes anything, for a call it cannot serve."""
+    """A vendor's kernel cannot serve a call. The kernel raises this before it writes anything."""
 
     message = "{reason}"
 
 
 class KernelSignatureError(DlinferError, TypeError):
-    """A vendor registers a kernel whose parameters, or whose rule's, differ from the op's."""
+    """A vendor registers a kernel, or a rule of a kernel, whose parameters differ from the op's."""
 
     message = "vendor {vendor!r}: the {what} for {op!r} takes {given}, but the op passes {expected}."
     next_step = "give the kernel and its rule the op's parameter names in the op's order."
@@ -105,7 +105,7 @@ class UnknownOpError(DlinferError, KeyError):
 
 
 class FallbackError(DlinferError, RuntimeError):
-    """The fallback policy is ``error`` and a call would have taken the slow reference."""
+    """The fallback policy is ``error``, and a call would have run the slow reference."""
 
     message = (
         "dlinfer.ops.{op} has no native kernel for this call on vendor {vendor!r}: {reason}. "
@@ -143,7 +143,7 @@ class VendorClashError(DlinferError, RuntimeError):
 
 
 class VendorLoadError(DlinferError, RuntimeError):
-    """A vendor's entry point cannot be loaded or does not give a Vendor."""
+    """A vendor's entry point cannot be loaded, or returns no Vendor."""
 
     message = "vendor {vendor!r} ({source}) cannot be loaded: {detail}."
     next_step = "reinstall the package that provides it, or report the fault to its authors."
@@ -160,14 +160,14 @@ class UnknownToolchainError(DlinferError, ValueError):
 
 
 class ToolchainMissingError(DlinferError, RuntimeError):
-    """Something needs a toolchain's environment, and it is not there."""
+    """A toolchain's environment is needed, but not installed."""
 
     message = "the toolchain {toolchain!r} cannot be used: {reason} ({folder})."
     next_step = "`dlinfer toolchain install {toolchain}`, or `make toolchains` for all of them."
 
 
 class ToolchainInterpreterError(DlinferError, RuntimeError):
-    """No CPython of the version that a toolchain is made for was found."""
+    """No CPython of the version that a toolchain needs was found."""
 
     message = "the toolchain {toolchain!r} needs CPython {version} to be made with: {looked}."
     next_step = (
@@ -177,14 +177,14 @@ class ToolchainInterpreterError(DlinferError, RuntimeError):
 
 
 class ToolchainDiskError(DlinferError, OSError):
-    """The disk of the cache folder has not the room that a toolchain takes."""
+    """The disk of the cache folder has less room than a toolchain takes."""
 
     message = "the toolchain {toolchain!r} takes {needed} while it is made, and {folder} has {free} free."
     next_step = "make room there, or set DLINFER_CACHE_DIR to a folder on another disk."
 
 
 class ToolchainInstallError(DlinferError, RuntimeError):
-    """A step of making a toolchain's environment failed; what it had made is removed."""
+    """A step in the installation of a toolchain failed. The incomplete environment is removed."""
 
     message = "the toolchain {toolchain!r} could not be made: `{command}` failed: {detail}."
     next_step = "check that PyPI can be reached (pip's settings and proxies count), then try again."
@@ -194,14 +194,14 @@ class ToolchainInstallError(DlinferError, RuntimeError):
 
 
 class PatchError(DlinferError, RuntimeError):
-    """A patch does not fit what it is meant to replace, so it was not applied."""
+    """A patch does not fit the function that it should replace, so it was not applied."""
 
     message = "the patch on {target} does not fit {package} {version}: {detail}."
     next_step = "install a tested version of {package} (see `dlinfer doctor`)."
 
 
 class MemoryPlanError(DlinferError, RuntimeError):
-    """The KV cache that was asked for does not fit into the memory this process may use."""
+    """The requested KV cache does not fit into the memory that this process may use."""
 
     message = (
         "the KV cache does not fit: {asked} asked for ({blocks} blocks of {block_bytes}), "
@@ -211,7 +211,7 @@ class MemoryPlanError(DlinferError, RuntimeError):
 
 
 class ModelMemoryError(DlinferError, RuntimeError):
-    """A model does not fit into the memory this process may use, with whatever cache."""
+    """A model does not fit into the memory that this process may use, with any KV cache."""
 
     message = "the model does not fit: it needs {needed}, {free} are free for this process ({source})."
     next_step = (
@@ -221,7 +221,7 @@ class ModelMemoryError(DlinferError, RuntimeError):
 
 
 class DeviceConflictError(DlinferError, RuntimeError):
-    """One process was asked to run a framework on two device types that it can't run side by side."""
+    """A framework was asked for a second device type that it cannot run beside the first, in one process."""
 
     message = "{framework} already runs on device_type {active!r} in this process; {given!r} was asked for."
     next_step = "use a second process for the second device_type."
@@ -265,7 +265,7 @@ class AdapterFolderError(DlinferError, ValueError):
 
 
 class GenerationOptionError(DlinferError, ValueError):
-    """A field that says how tokens are drawn has a value that cannot be served."""
+    """A generation option has a value that cannot be served."""
 
     message = "{field}={given} is not valid: expected {expected}."
     next_step = "correct the field in the GenerationConfig or in the request."
@@ -279,7 +279,7 @@ class EngineStartError(DlinferError, RuntimeError):
 
 
 class FrameworkSourceError(DlinferError, ValueError):
-    """A folder that is to be read as a framework's source is none, or cannot be parsed."""
+    """A folder is not a framework's source, or its source cannot be parsed."""
 
     message = "{folder} cannot be read as a framework's source: {detail}."
     next_step = "give the folder that an unpacked wheel holds the package in."
@@ -312,21 +312,21 @@ class GraphRunError(DlinferError, RuntimeError):
 
 
 class CompileOptionError(DlinferError, ValueError):
-    """An option of torch.compile(backend="dlinfer") or dlinfer.compile that does not exist or has no such value."""
+    """An option of torch.compile(backend="dlinfer") or dlinfer.compile does not exist, or has an unknown value."""
 
     message = "option {option!r}: {given!r} is not valid. Expected {expected}."
     next_step = "see `dlinfer.graph.options.CompileOptions` for all options."
 
 
 class EngineUnavailableError(DlinferError, RuntimeError):
-    """A graph engine was asked for that no vendor provides, or that cannot run here."""
+    """The requested graph engine is provided by no vendor, or cannot run here."""
 
     message = "graph engine {engine!r} is not available: {reason}. Available: {available}."
     next_step = "choose one of these, or install what it needs (`dlinfer doctor` shows it)."
 
 
 class EngineResultError(DlinferError, RuntimeError):
-    """A graph engine gave a result of another dtype or of other sizes than the graph has; nothing of it is used."""
+    """A graph engine returned a result with another dtype or other sizes than the graph's; the result is dropped."""
 
     message = (
         "graph engine {engine!r} gave {given} as result {index} of {region}, and the graph has {expected}."
@@ -335,7 +335,7 @@ class EngineResultError(DlinferError, RuntimeError):
 
 
 class KVLayoutChangedError(DlinferError, RuntimeError):
-    """A compiled graph is called after another vendor became active, which lays KV caches out otherwise."""
+    """A compiled graph is called after another vendor became active, which has another KV cache layout."""
 
     message = (
         "the graph was compiled for KV caches laid out as {made_for}, and vendor {vendor!r}, which is active for "
@@ -345,28 +345,28 @@ class KVLayoutChangedError(DlinferError, RuntimeError):
 
 
 class TorchStateChangedError(DlinferError, RuntimeError):
-    """A compiled graph is called while torch's settings for the process are others than those it was compiled for."""
+    """A compiled graph is called while torch's settings for the process differ from those at compilation."""
 
     message = "the graph was compiled with {what} {compiled_for}; it is {given} now, which changes results."
     next_step = "set it as it was, or compile or load the graph again as it is now."
 
 
 class InferenceOnlyError(DlinferError, RuntimeError):
-    """Gradients are recorded where a graph is compiled, or where an optimized module is called."""
+    """Gradients are recorded while a graph is compiled or an optimized module is called."""
 
     message = "dlinfer is for inference only, but gradients are being recorded for {what}."
     next_step = "call the model under torch.no_grad() or torch.inference_mode()."
 
 
 class ExplanationError(DlinferError, ValueError):
-    """An explanation was asked for something it cannot give: another file format, a call it does not know."""
+    """An explanation is asked for an unknown file format, or for a call that it does not contain."""
 
     message = "the explanation cannot be given: {detail}."
     next_step = "see docs/guides/debug.md."
 
 
 class NotAFunctionError(DlinferError, RuntimeError):
-    """A region's effects on memory cannot be written as values, which engines that take no pointers need."""
+    """A region's writes to memory cannot be expressed as results. Engines that take no pointers need that."""
 
     message = "node {node} has no meaning as values: {reason}."
     next_step = "use engine 'inductor' for this model, or let the fallback policy run the region by torch."
@@ -380,7 +380,7 @@ class NotExportableError(DlinferError, RuntimeError):
 
 
 class ProviderUnavailableError(DlinferError, RuntimeError):
-    """An execution provider of ONNX Runtime was asked for that cannot run here."""
+    """The requested execution provider of ONNX Runtime cannot run here."""
 
     message = (
         "execution provider {provider!r} of ONNX Runtime is not available: {reason}. Available: {available}."
@@ -409,7 +409,7 @@ class GraphFallbackError(DlinferError, RuntimeError):
 
 
 class ArtifactInputError(DlinferError, ValueError):
-    """A compiled artifact was called with an input that it was not made for."""
+    """A compiled artifact was called with an input that it was not compiled for."""
 
     message = "input {name!r} does not fit the artifact: expected {expected}, given {given}."
     next_step = "pass what it was compiled for, or compile again with dynamic_shapes for sizes that change."
@@ -419,28 +419,28 @@ class ArtifactInputError(DlinferError, ValueError):
 
 
 class ArtifactError(DlinferError, RuntimeError):
-    """Base of what can be wrong with an artifact's file; ``except ArtifactError`` takes them all."""
+    """Base of the errors of artifact files; ``except ArtifactError`` catches them all."""
 
     message = "the artifact {source} cannot be used: {detail}."
     next_step = "make it again with `artifact.save()`."
 
 
 class ArtifactNotFoundError(ArtifactError, OSError):
-    """There is no file where an artifact is to be read from, or it cannot be read or written."""
+    """An artifact's file does not exist, or cannot be read or written."""
 
     message = "the artifact {source} cannot be opened: {detail}."
     next_step = "check the path and its permissions."
 
 
 class ArtifactCorruptError(ArtifactError, ValueError):
-    """An artifact is truncated, altered, or holds something that no artifact holds; nothing of it was used."""
+    """An artifact is truncated, altered, or holds something that no artifact holds; nothing in it was used."""
 
     message = "the artifact {source} is not sound: {detail}."
     next_step = "copy it again from where it was made, or make it again."
 
 
 class ArtifactVersionError(ArtifactError):
-    """An artifact has another version of the format, or holds an op of another version."""
+    """An artifact has another version of the format, or an op of another version."""
 
     message = "the artifact {source} needs {what} {wanted}, here is {here}."
     next_step = "install that version, or make the artifact again with this one."
@@ -454,7 +454,7 @@ class ArtifactKeyError(ArtifactError, ValueError):
 
 
 class ArtifactStorageError(ArtifactError, ValueError):
-    """A compiled graph holds something that has no place in a file."""
+    """A compiled graph holds something that cannot be stored in a file."""
 
     message = "{what} cannot be saved: {detail}."
     next_step = "change that part of the model, or use the artifact in the process that compiled it."
@@ -464,21 +464,21 @@ class ArtifactStorageError(ArtifactError, ValueError):
 
 
 class SessionOptionError(DlinferError, ValueError):
-    """An option of dlinfer.load or of a Session that does not exist, has no such value, or comes too late."""
+    """An option of dlinfer.load or of a Session does not exist, has an unknown value, or comes too late."""
 
     message = "option {option!r}: {given!r} is not valid. Expected {expected}."
     next_step = "see `dlinfer.runtime.options.SessionOptions` for all options."
 
 
 class SessionCallError(DlinferError, ValueError):
-    """A Session is asked for something that it does not have: an entry, an input, a tensor of its own."""
+    """A Session has no such entry, input or tensor of its own."""
 
     message = "the session has no {what} {name!r}: {detail}."
     next_step = "ask `session.get_graph_names()` and `session.signature(entry)` for what there is."
 
 
 class BatchCollectorError(DlinferError, ValueError):
-    """A sample does not fit into a BatchCollector, or there is no place for it."""
+    """A sample does not fit into a BatchCollector, or the collector has no free place."""
 
     message = "the batch collector of {dtype} {shape}: {detail}."
     next_step = (

@@ -102,10 +102,7 @@ _FORWARDED = {
 def _guarded(
     original: Original, replacement: Callable[..., Any], when: Callable[[], bool] | None
 ) -> Callable[..., Any]:
-    """Return the function that callers get. It has the replacement's parameters: ``*args, **kwargs`` would be slower.
-
-    original, replacement, when: as for ``replaces``.
-    """
+    """Return the function that callers get, with the replacement's parameters: ``*args`` would be slower."""
     plain: Any = inspect.unwrap(replacement)
     parameters = list(inspect.signature(plain).parameters.values())[1:]
     declared = inspect.Signature([p.replace(annotation=p.empty, default=p.empty) for p in parameters])
@@ -130,7 +127,7 @@ def make(_original, _replacement, _when):
 
 
 def contains(versions: str, version: str) -> bool:
-    """Whether a version is in a range of versions (PEP 440). The empty range contains every version."""
+    """Return whether a version is in a range of versions (PEP 440). The empty range contains every version."""
     from packaging.specifiers import SpecifierSet
 
     return SpecifierSet(versions).contains(version, prereleases=True)
@@ -195,9 +192,8 @@ class PatchSet:
             self._pending = list(self.patches)
 
     def _apply(self, patch: Patch) -> bool:
-        """Apply or refuse a patch. Return False if its target does not exist yet.
-
-        In that case the target's module is not imported, or still being executed.
+        """Apply or refuse a patch. Return False if its target does not exist yet, before its module has been
+        executed.
         """
         module = sys.modules.get(patch.module)
         if module is None:
@@ -226,7 +222,7 @@ class PatchSet:
         return True
 
     def needs(self, patch: Patch) -> bool:
-        """Whether the installed version of the package needs a patch."""
+        """Return whether the installed version of the package needs a patch."""
         return contains(patch.versions, self.version())
 
     def version(self) -> str:

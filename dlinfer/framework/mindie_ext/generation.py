@@ -64,12 +64,11 @@ class Generation:
     store: SequenceStore
 
     def begin(self) -> None:
-        """Start without any sequence."""
         self.store = SequenceStore()
 
     @property
     def max_seq_len(self) -> int:
-        """Return the most tokens of a sequence: the config's max_seq_len or the model's limit, the lower of the two."""
+        """The most tokens of a sequence: the config's max_seq_len or the model's limit, the lower of the two."""
         longest = self.model_wrapper.max_position_embeddings
         allowed = self.config.max_seq_len
         return min(limit for limit in (allowed, longest) if limit is not None)
@@ -195,10 +194,7 @@ class Generation:
 
 
 def _nothing_written(length: int, is_prefill: bool, block_size: int, blocks: int) -> ModelInput:
-    """Return a warm-up forward of one sequence with ``length`` tokens, which writes no slot of the pool.
-
-    A decode reads one key of block 0.
-    """
+    """Return a warm-up forward of one sequence, which writes no slot. A decode reads one key of block 0."""
     ends = np.asarray([length], dtype=np.int64)
     needed = -(-length // block_size)
     return ModelInput(

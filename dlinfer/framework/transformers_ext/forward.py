@@ -32,7 +32,6 @@ class Plan:
 
 
 def make_plan(name: str, module: nn.Module, fused: Fused | None) -> Plan:
-    """Return a plan for the module's current children."""
     below = [
         (parent, name, child)
         for parent in module.modules()
@@ -66,10 +65,9 @@ def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def experts_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Compute all experts by ``fused_moe``.
+    """Return [tokens, hidden]: all experts' results, by ``fused_moe``. Raises the errors of ``fused_forward``.
 
-    Takes hidden_states [tokens, hidden], top_k_index and top_k_weights [tokens, topk]; returns [tokens, hidden].
-    Raises the same errors as ``fused_forward``.
+    Takes hidden_states [tokens, hidden], top_k_index and top_k_weights [tokens, topk].
     """
     plan: Plan = self._dlinfer  # pyright: ignore[reportAssignmentType]
     arguments = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), args, strict=False)) | kwargs

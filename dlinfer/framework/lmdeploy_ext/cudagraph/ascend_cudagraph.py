@@ -17,8 +17,7 @@ def AscendGraphRunner(  # noqa: N802 - LMDeploy's name for it, which it calls
 ) -> Any:
     """Return LMDeploy's runner without graphs: the vendor's graphs have not been tested on a card.
 
-    is_mla: whether keys and values have different sizes; not read. Raises UnsupportedFeatureError unless
-    ``backend_config.eager_mode``.
+    ``is_mla`` is not read. Raises UnsupportedFeatureError unless ``backend_config.eager_mode``.
     """
     if not backend_config.eager_mode:
         raise refuse("graph mode of LMDeploy's own Ascend backend", "set eager_mode=True", "ascend")

@@ -173,7 +173,6 @@ def _memory(folder: Path, built: model.Built) -> Memory:
 
 
 def _resident() -> int:
-    """Return the resident memory of this process, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024

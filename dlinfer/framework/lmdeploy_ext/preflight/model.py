@@ -1,6 +1,6 @@
 """Builds LMDeploy's model of a folder on torch's device ``meta``, with the backend of the chosen device.
 
-The model has the same layers as in an engine. So a layer that an engine would refuse is refused here.
+The model has an engine's layers. So a layer that an engine would refuse is refused here.
 """
 
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class Built:
 
     @property
     def weight_bytes(self) -> int:
-        """Return the size of all parameters in bytes. Shared parameters, and a tied output projection, count once."""
+        """The size of all parameters in bytes. Shared parameters, and a tied output projection, count once."""
         parameters = dict(self.module.named_parameters())
         if self.config.tie_word_embeddings:
             parameters.pop("lm_head.weight", None)
@@ -64,36 +64,36 @@ class Built:
 
     @property
     def packs_head(self) -> bool:
-        """Return whether the output projection is packed at load into fewer bytes than in the files."""
+        """Whether the output projection is packed at load into fewer bytes than in the files."""
         return hasattr(getattr(self.module, "lm_head", None), "numbers")
 
     @property
     def bf12_packing(self) -> Any:
-        """Return the model's packing of weights to BF12 at load (``layers.quantised.bf12_packing``), or None."""
+        """The model's packing of weights to BF12 at load (``layers.quantised.bf12_packing``), or None."""
         return getattr(self.module, "bf12_packing", None)
 
     @property
     def ops(self) -> list[str]:
-        """Return the names of the ops that the layers call, each once, in the order of the layers."""
+        """The names of the ops that the layers call, each once, in the order of the layers."""
         called = [op for name in self.implementations for op in _OPS.get(name, "").split()]
         called += self.bf12_packing.ops if self.bf12_packing is not None else ()
         return list(dict.fromkeys(called))
 
     @property
     def plain(self) -> list[str]:
-        """Return the names of the classes that compute layers in plain torch, without an op of ours."""
+        """The names of the classes that compute layers in plain torch, without an op of ours."""
         return [name for name in self.implementations if name not in _OPS]
 
     @property
     def implementations(self) -> list[str]:
-        """Return the names of the classes that compute the layers, each once."""
+        """The names of the classes that compute the layers, each once."""
         attributes = ("impl", "rotary_impl", "index_impl")
         layers = (getattr(module, name, None) for module in self.module.modules() for name in attributes)
         return list(dict.fromkeys(type(impl).__name__ for impl in layers if impl is not None))
 
     @property
     def widest(self) -> int:
-        """Return the number of elements that one token takes in a layer's buffers."""
+        """The number of elements that one token takes in a layer's buffers."""
         config, text = self.config, self.config.llm_config or self.config.hf_config
         attention = config.num_attention_heads * config.k_head_dim
         attention += config.num_key_value_heads * (config.k_head_dim + config.v_head_dim)
@@ -110,7 +110,7 @@ class Built:
 def engine_config(device: str, **options: Any) -> Any:
     """Return LMDeploy's PytorchEngineConfig, completed as by an engine. Raises the adaptor's errors about options.
 
-    device: a device type. options: fields of PytorchEngineConfig; None keeps the default.
+    options: fields of PytorchEngineConfig; None keeps the default.
     """
     from lmdeploy import PytorchEngineConfig
     from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
@@ -165,7 +165,7 @@ def _block_bytes(config: Any, cache: Any, module: torch.nn.Module) -> int:
 
 
 def kv_blocks(built: Built, free: int) -> tuple[int, int]:
-    """Return (blocks of the KV cache, tokens of one prefill) that an engine would choose. free: bytes that are free.
+    """Return (blocks of the KV cache, tokens of one prefill) that an engine would choose with ``free`` free bytes.
 
     LMDeploy's own planner decides, with the adaptor's patches. Raises MemoryPlanError if the cache does not fit.
     """

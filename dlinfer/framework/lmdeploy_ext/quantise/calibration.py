@@ -77,8 +77,8 @@ def calibrated(
 ) -> Iterator[tuple[Callable[[str], dict[str, Tensor]], Perplexity]]:
     """Run auto-round; the context yields (a function from a weight's name to its calibrated tensors, perplexities).
 
-    The function reads temporary files, which are deleted when the context ends. beside: the folder for these files.
-    tell: called with lines of progress. Raises CalibrationError, and ModelFolderError if the tokenizer does not load.
+    The function reads temporary files in the folder ``beside``, which are deleted when the context ends. tell: called
+    with lines of progress. Raises CalibrationError, and ModelFolderError if the tokenizer does not load.
     """
     from safetensors import safe_open
 

@@ -19,7 +19,7 @@ _PIECE = 1 << 22  # elements of a weight that are in float32 at a time
 
 
 def main(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
-    """Calibrate a model, and return the folder that auto-round wrote and three perplexities on held-out text.
+    """Calibrate a model. Return auto-round's folder and three perplexities on held-out text.
 
     The perplexities are of the unquantised model, the model rounded to the nearest, and the calibrated model.
     """

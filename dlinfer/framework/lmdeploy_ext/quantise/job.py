@@ -31,10 +31,9 @@ def run(
     on_line: Callable[[str], None] | None = None,
     **settings: str,
 ) -> dict[str, Any]:
-    """Run a module of this package in ``folder`` and return its answer. Raises JobError.
+    """Run a module of this package in ``folder``, with the JSON object ``job``, and return its answer. Raises JobError.
 
-    job: the JSON object to pass. on_line: called with each line that the process prints. settings: environment
-    variables to set.
+    on_line: called with each line that the process prints. settings: environment variables to set.
     """
     (folder / "job.json").write_text(json.dumps(job))
     root = str(Path(dlinfer.__file__).parents[1])

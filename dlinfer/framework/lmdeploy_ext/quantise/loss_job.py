@@ -1,7 +1,4 @@
-"""Serves a model with LMDeploy in its own process, for ``loss``.
-
-The first job saves its logits in the folder. Each later job compares its own logits with the saved ones.
-"""
+"""Serves a model with LMDeploy in its own process, for ``loss``."""
 
 import math
 from pathlib import Path

@@ -43,17 +43,17 @@ class Source:
 
     @functools.cached_property
     def nbytes(self) -> int:
-        """Return the size of all tensors in bytes."""
+        """The size of all tensors in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @property
     def quantised_nbytes(self) -> int:
-        """Return the size in bytes of the weights to quantise, before quantisation."""
+        """The size in bytes of the weights to quantise, before quantisation."""
         return sum(self.tensors[name].nbytes for name in self.quantised)
 
     @property
     def shards(self) -> list[str]:
-        """Return the names of the weight files, sorted."""
+        """The names of the weight files, sorted."""
         return sorted({tensor.file for tensor in self.tensors.values()})
 
 
@@ -61,8 +61,7 @@ def read(folder: Path, form: Format) -> Source:
     """Check that a model folder can be quantised, and return its description. Reads no weight.
 
     Raises ModelFolderError for an incomplete folder, and QuantisationSourceError for weights that the format cannot
-    store. Raises UnsupportedFeatureError for a class that is not in ``ADMITTED``, or if LMDeploy would not serve the
-    result.
+    store. Raises UnsupportedFeatureError if LMDeploy's class is not in ``ADMITTED`` or would not serve the result.
     """
 
     def require(is_fit: Any, detail: str, advice: str) -> None:
@@ -119,17 +118,15 @@ def read(folder: Path, form: Format) -> Source:
 
 
 def refusal(folder: Path, form: Format, detail: str, advice: str) -> QuantisationSourceError:
-    """Return the error for weights that a format cannot store."""
     return QuantisationSourceError(path=str(folder), form=form.name, detail=detail, advice=advice)
 
 
 def unsupported(feature: str, advice: str) -> UnsupportedFeatureError:
-    """Return the error for a feature that ``dlinfer quantise`` does not have."""
     return UnsupportedFeatureError(feature=feature, where="dlinfer quantise", advice=advice)
 
 
 def written_config(config: dict[str, Any], form: Format) -> dict[str, Any]:
-    """Return the contents of the quantised model's config.json. config: those of the original model."""
+    """Return the quantised model's config.json. config: the original model's."""
     written = config | {"quantization_config": form.config()}
     if form.dtype is not None:
         # transformers before 5 writes torch_dtype.

@@ -51,7 +51,6 @@ class ShardWriter:
         self._file.write(start)
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Write one tensor of the layout. Each tensor can be written only once."""
         begin, size = self._places.pop(name)
         numbers = tensor.contiguous().flatten().view(torch.uint8).numpy()
         assert numbers.nbytes == size, f"{name} has {numbers.nbytes} bytes and was planned with {size}"

@@ -10,8 +10,7 @@ from dlinfer.framework.mindie_ext.adapters.weights import LoraWeights
 class Batch(nn.Module):
     """The adapter of each token of the current forward, shared by all LoRA layers.
 
-    ids: [capacity] int64, an adapter's place or -1 for none. They are written in place, since compiled graphs read
-    them.
+    ids: [capacity] int64, an adapter's place or -1 for none. Compiled graphs read ids, so they are written in place.
     """
 
     ids: Tensor
@@ -25,8 +24,8 @@ class Batch(nn.Module):
 class LoraLinear(nn.Module):
     """Replaces a linear layer: calls the layer, then adds the adapters' products with ``lora_linear``.
 
-    Memory: places for ``loras`` adapters of rank ``rank`` or less, loras * rank * (in_features + out_features)
-    numbers. The weights of the replaced layer are not copied.
+    It has places for ``loras`` adapters of rank ``rank`` or less: loras * rank * (in_features + out_features) numbers.
+    The replaced layer's weights are not copied.
     """
 
     a: Tensor

@@ -38,7 +38,7 @@ class AdapterManager:
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the loaded adapters."""
+        """The names of the loaded adapters."""
         return list(self._places)
 
     def load_adapter(self, lora_adapter: Mapping[str, str]) -> None:

@@ -41,7 +41,6 @@ class SequenceStore:
         return len(self._states)
 
     def get(self, sequence_id: int) -> SequenceState | None:
-        """Return the state of a sequence, or None if the id is unknown."""
         return self._states.get(sequence_id)
 
     def put(self, sequence_id: int, state: SequenceState) -> None:

@@ -22,7 +22,7 @@ def outcome(
     max_seq_len: int,
     tokenizer: Any,
 ) -> GenerationOutput:
-    """Return the step's output. The states of the step's sequences are mutated: the sampled tokens are appended."""
+    """Return the step's output, and append the sampled tokens to the states of the step's sequences."""
     count = len(step.states)
     token_ids = np.full((count, 1), -1, dtype=np.int64)
     logprobs = np.full((count, 1), _NO_LOGPROB, dtype=np.float32)

@@ -80,12 +80,12 @@ class Request:
 
     @property
     def input_length(self) -> int:
-        """Return the number of tokens of the prompt."""
+        """The number of tokens of the prompt."""
         return len(self.input_ids)
 
     @property
     def block_tables(self) -> np.ndarray | None:
-        """Return the blocks of the request's only sequence, or None before the server sets them."""
+        """The blocks of the request's only sequence, or None before the server sets them."""
         return next(iter(self.sequences.values())).block_tables
 
     @block_tables.setter

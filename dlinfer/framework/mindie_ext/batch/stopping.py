@@ -6,7 +6,7 @@ from dlinfer.framework.mindie_ext.batch.context import SequenceState
 from dlinfer.framework.mindie_ext.batch.generation_output import FinishReason
 
 _WINDOW = 8
-"""To find a stop string, so many last tokens are decoded beyond its length: a character may need several tokens."""
+"""The last tokens that are decoded beyond a stop string's length, since a character may need several tokens."""
 
 
 def why_finished(

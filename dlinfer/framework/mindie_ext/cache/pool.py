@@ -31,8 +31,7 @@ class CachePool:
         self.cpu_cache: list[tuple[Tensor, Tensor]] = []
 
     def allocate_npu_kvcache(self) -> None:
-        """Allocate the device blocks, zeroed. Raises MemoryPlanError if npu_mem holds no block, or if the device has
-        less memory available."""
+        """Allocate the device blocks, zeroed. Raises MemoryPlanError if npu_mem holds no block, or memory is short."""
         settings = self.kvcache_settings
         memory = discovery.device(self.device.type).memory()
         blocks = settings.num_npu_blocks

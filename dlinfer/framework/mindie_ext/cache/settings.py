@@ -58,13 +58,13 @@ class KVCacheSettings:
 
     @property
     def cache_block_bytes(self) -> int:
-        """Return the bytes of one block: keys and values of all layers."""
+        """The bytes of one block: keys and values of all layers."""
         slot = self.num_heads * (self.k_head_size + self.v_head_size) * self.dtype.itemsize
         return self.num_layers * self.block_size * slot
 
     @property
     def layout(self) -> KVCacheLayout:
-        """Return the KV cache layout of the device's vendor."""
+        """The KV cache layout of the device's vendor."""
         vendor = activate_default(self.model_info.device.type)
         return vendor.kv_cache_layout if vendor is not None else KVCacheLayout()
 

@@ -154,7 +154,6 @@ class ModelWrapper:
             return self.compiled(forward.input_ids, forward.position_ids, forward.rows, pages)
 
     def _watched(self) -> AbstractContextManager[None]:
-        """Return a context that raises RankLostError if another rank ends while this rank computes."""
         return nullcontext() if self.group is None else self.group.watched("a forward ran")
 
 

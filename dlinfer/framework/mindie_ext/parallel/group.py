@@ -13,8 +13,7 @@ from dlinfer.framework.mindie_ext.errors import RankError, RankLostError
 from dlinfer.vendor import discovery
 
 TIMEOUT = 600.0
-"""Seconds that a rank waits for the others to join, or for a rank that is alive but does not answer. The end of a rank
-is noticed at once, since its connections close."""
+"""Seconds that a rank waits for the others to join, or for a living rank's answer. Ended ranks are noticed at once."""
 
 
 class Group:

@@ -42,7 +42,7 @@ class SamplingData:
 
     @property
     def count(self) -> int:
-        """Return the number of sequences."""
+        """The number of sequences."""
         arrays = (self.request_ids, self.all_input_ids, self.output_ids)
         return next(len(array) for array in arrays if array is not None)
 

@@ -61,9 +61,7 @@ class CapturePolicy:
         return None
 
     def why_not_another(self, graphs: int, free: int, total: int) -> str | None:
-        """Return why no graph is captured beside ``graphs`` others; None if one may be. free, total: bytes of
-        memory.
-        """
+        """Return why no graph is captured beside ``graphs`` others; None if one may be. free, total: memory bytes."""
         if graphs >= self.most_graphs:
             return f"{self.most_graphs} graphs are kept already"
         if free < total * self.least_free:
