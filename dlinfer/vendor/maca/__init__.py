@@ -14,8 +14,7 @@ from dlinfer.vendor.maca.torch_name import DEVICE_TYPE
 
 BLOCK_SIZE = 64
 """Slots of a block. flash_attn takes any multiple of 16, flash_mla only 64. By default LMDeploy would cut blocks of
-latent caches to 32.
-"""
+latent caches to 32."""
 
 
 def _probe() -> Probe:

@@ -29,8 +29,7 @@ _INTO = frozenset(
     f"aten::{name}" for name in "index_copy index_put index_add scatter scatter_add scatter_reduce".split()
 )
 """Ops that write nothing into an empty tensor. ONNX Runtime checks the indices nevertheless and raises. It also raises
-for empty indices of another shape than the tensor's, as in ``gather``.
-"""
+for empty indices of another shape than the tensor's, as in ``gather``."""
 _MODULO = frozenset(f"aten::{name}" for name in "remainder fmod div".split())
 """Ops that raise for an integer divisor of 0, even if there is nothing to divide."""
 _WRONG = frozenset({"dlinfer::fused_moe"})

@@ -1,4 +1,4 @@
-"""Sophgo: the sail API and BMRuntime on a Sophgo chip or on the chip emulator, and the graph engine ``sophgo``.
+"""Sophgo: the sail API and BMRuntime on a Sophgo chip or its emulator, and the graph engine ``sophgo``.
 
 ``from dlinfer.vendor.sophgo import sail``. This process loads nothing of the SDK: BMRuntime runs in a worker.
 """

@@ -119,8 +119,7 @@ class InductorEngine(Engine):
 
     def _kernel(self, node: fx.Node, folder: Path, result: _Notes, options: CompileOptions) -> str:
         """Return the kernel for a node: C++; torch's, if the C++ kernel cannot be built or fails its self-test; or the
-        op's reference, if the vendor's kernel refuses the call. All under the fallback policy.
-        """
+        op's reference, if the vendor's kernel refuses the call. All under the fallback policy."""
         reference = kernels.callee_of(node)
         reason = None
         if reference.startswith("native "):
@@ -201,8 +200,7 @@ class InductorEngine(Engine):
 
 def _call(node: fx.Node, kind: str, reference: str) -> list[Step]:
     """Return the steps of a kernel. Results that are not contiguous are laid out like the graph's: torch's may differ,
-    and attention returns heads side by side.
-    """
+    and attention returns heads side by side."""
     packed = reference.startswith("native ") and reference != "native scaled_dot_product_attention"
     own = packed and all(map(is_contiguous, tensors_of(node)))
     return [Step.of(node, kind, reference)] if own else Step.laid_out(node, kind, reference)

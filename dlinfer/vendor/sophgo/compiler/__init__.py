@@ -1,1 +1,1 @@
-"""Sophgo's compiler: the ONNX that it reads, its processes, and the cache of its bmodels."""
+"""Sophgo's compiler: the ONNX that it reads, its processes, and the cache of bmodels."""

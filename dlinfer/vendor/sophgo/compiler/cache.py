@@ -1,7 +1,7 @@
-"""Compiled nets in the cache folder, as files ``<key>-<digest of the content>.bmodel``: a damaged one is recompiled.
+"""Compiled nets in the cache folder, as files ``<key>-<digest of the content>.bmodel``. A damaged one is recompiled.
 
-Processes share the folder. Files appear whole. If several processes need the same net, one compiles and the others
-wait for it. The next process removes the files of a killed one.
+Processes share the folder. A file appears only when it is complete. If several processes need the same net, one
+compiles and the others wait for it. The next process removes the files of a killed one.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from dlinfer.toolchain.process import Stop
 
 _SCRATCH = ".compiling-"
 _FRESH = 60.0
-"""Seconds that a new scratch folder may lack its owner's lock."""
+"""Seconds that a new scratch folder may exist before its owner locks it."""
 _PAUSE = 0.1
 
 
@@ -29,7 +29,7 @@ def place() -> Path:
 
 
 def kept(key: str) -> Path | None:
-    """Return the net of a key, if it exists undamaged."""
+    """Return the net of a key, or None if it is missing or damaged."""
     for path in place().glob(f"{key}-*.bmodel"):
         with contextlib.suppress(FileNotFoundError):  # another process has replaced a damaged file
             if path.stem == f"{key}-{_digest(path)}":
@@ -38,7 +38,7 @@ def kept(key: str) -> Path | None:
 
 
 def store(net: Path, key: str) -> Path:
-    """Move a file of a scratch folder into the cache, replacing a damaged one. The caller holds ``alone(key)``."""
+    """Move a file of a scratch folder into the cache. The caller holds ``alone(key)``."""
     path = place() / f"{key}-{_digest(net)}.bmodel"
     for damaged in place().glob(f"{key}-*.bmodel"):
         damaged.unlink(missing_ok=True)
@@ -48,7 +48,7 @@ def store(net: Path, key: str) -> Path:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """Open a temporary folder beside the cache's files. A lock shows other processes that it is in use."""
+    """Open a temporary folder beside the cache's files, locked against ``_clear`` in other processes."""
     _clear()
     with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=place()) as folder, _opened(folder) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -56,7 +56,7 @@ def scratch() -> Iterator[Path]:
 
 
 def _clear() -> None:
-    """Remove scratch folders whose process is gone."""
+    """Remove scratch folders of dead processes."""
     for folder in place().glob(f"{_SCRATCH}*"):
         with contextlib.suppress(OSError):  # another process may be removing it
             if time.time() - folder.stat().st_mtime >= _FRESH:
@@ -76,7 +76,7 @@ def _opened(path: str | Path, flags: int = os.O_RDONLY) -> Iterator[int]:
 
 @contextlib.contextmanager
 def alone(key: str, stop: Stop) -> Iterator[None]:
-    """Hold this key's lock, waiting while another thread or process compiles it. May raise StoppedError meanwhile."""
+    """Hold this key's lock, waiting while another thread or process compiles it. Raises StoppedError."""
     place().mkdir(parents=True, exist_ok=True)
     path = place() / f"{key}.lock"
     while True:
@@ -92,7 +92,7 @@ def alone(key: str, stop: Stop) -> Iterator[None]:
 
 
 def _locked(lock: int, path: Path) -> bool:
-    """Lock the open file; False if another process holds the lock, or held it and removed the file."""
+    """Lock the open file; return False if another process holds the lock, or held it and removed the file."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(lock), path.stat())

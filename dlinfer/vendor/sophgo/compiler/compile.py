@@ -1,4 +1,4 @@
-"""Compiles ONNX to bmodels by Sophgo's compiler, in its own process, cached by the content of all inputs."""
+"""Compile ONNX to bmodels by Sophgo's compiler, in its own process. The cache's key is the content of all inputs."""
 
 import contextlib
 import hashlib
@@ -21,7 +21,7 @@ from dlinfer.vendor.sophgo.errors import SophgoCompileError, SophgoModelError
 from dlinfer.vendor.sophgo.runtime import bmodel as bmodel_file
 
 _FORMAT = 1
-"""Part of every key; increase it when jobs change, to invalidate old entries."""
+"""Part of every key. Increase it when jobs change, to invalidate old entries."""
 
 Progress = Callable[[str], None]
 
@@ -78,8 +78,8 @@ def combine(bmodels: Sequence[Path], to: Path, timeout: float = BmodelOptions.ti
     Nets keep the order of their first files. A net's stages are sorted by working memory, the largest first: otherwise
     BMRuntime may run a smaller stage in memory that it has freed (docs/vendors/sophgo.md).
 
-    ``to`` appears whole or not at all. Raises SophgoModelError for a file that is not a bmodel, ToolchainMissingError,
-    SophgoCompileError and OSError.
+    ``to`` is written only if all succeeds. Raises SophgoModelError for a file that is not a bmodel,
+    ToolchainMissingError, SophgoCompileError and OSError.
     """
     to = to.resolve()
     with tempfile.TemporaryDirectory(prefix=".combining-", dir=to.parent) as scratch:
@@ -133,10 +133,8 @@ def _run(
 
 
 def _died_optimising(failed: ProcessFailedError) -> bool:
-    """Return whether the compiler's optimiser crashed: the log names the failed command, without a reason.
-
-    The default level does so on some nets that level 1 compiles.
-    """
+    """Return whether the optimiser crashed, as the default level does on some nets that level 1 compiles. Then the log
+    names the failed command, without a reason."""
     commands = [line for line in failed.lines if "RuntimeError: [!Error]: tpuc-opt" in line]
     return bool(commands) and "--processor-tpu-optimize" in commands[-1]
 
@@ -176,7 +174,7 @@ def _job(
 
 
 def _checked(bmodel: Path) -> Path:
-    """Check that the compiler wrote a whole bmodel: its status is 0 even if the disk was full."""
+    """Check that the compiler wrote a complete bmodel: it exits with 0 even if the disk is full."""
     if not bmodel.is_file():
         raise ProcessFailedError("it succeeded but wrote no bmodel", ())
     try:

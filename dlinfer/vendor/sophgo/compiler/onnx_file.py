@@ -1,7 +1,7 @@
-"""Writes a graph with its weights as an ONNX file for Sophgo's front end.
+"""Write a graph with its weights as an ONNX file for Sophgo's front end.
 
 The front end takes float32 and integers only; ``quantize`` sets the chip's floats. So 16-bit floats become float32,
-exactly. It matches patterns in the form of opset 17, so models of opset 18 are converted.
+exactly. The front end matches patterns of opset 17, so models of opset 18 are converted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from dlinfer.graph.onnx.weights import fill
 from dlinfer.vendor.sophgo.compiler.opset17 import to_opset_17
 
 IR_VERSION = 8
-"""The newest version that the toolchain's onnx package is known to read."""
+"""The newest version that the toolchain's onnx package reads, as far as known."""
 
 FILE_BYTES = 1 << 26
 """Models with this many bytes of weights store them in a separate file: inside the protobuf message they would take
@@ -58,7 +58,7 @@ def _is_open(shape: Any) -> bool:
 
 
 def _widen(body: Any) -> None:
-    """Turn every 16-bit float of a graph into float32, also in constants and casts."""
+    """Convert every 16-bit float of a graph to float32, also in constants and casts."""
     nodes = list(body.all_nodes())
     for value in body.initializers.values():
         value.const_value = _float32(value.const_value)

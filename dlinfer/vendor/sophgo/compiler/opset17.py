@@ -1,4 +1,4 @@
-"""Converts a model from opset 18 to 17, for compilers that read only 17 or match its patterns.
+"""Convert a model from opset 18 to 17, for compilers that read only 17 or match its patterns.
 
 In opset 18 reductions take their axes as an input, and Split can take the number of equal parts.
 """
@@ -16,7 +16,7 @@ _REDUCTIONS = frozenset(
 
 
 def to_opset_17(graph: OnnxGraph) -> None:
-    """Rewrite a model of opset 18. Raises NotExportableError for nodes that 17 cannot express."""
+    """Rewrite a model of opset 18. Raises NotExportableError for nodes that opset 17 cannot express."""
     for node in list(graph.model.graph):
         if node.op_type == "Constant":
             _as_initialiser(graph, node)
@@ -37,7 +37,6 @@ def _as_initialiser(graph: OnnxGraph, node: Any) -> None:
 
 
 def initialiser(graph: OnnxGraph, name: str, content: np.ndarray) -> Any:
-    """Add an initialiser to the model."""
     import onnx_ir
 
     tensor: Any = onnx_ir.tensor(content, name=name)
@@ -74,7 +73,6 @@ def _constant(value: Any) -> Any:
 
 
 def _content(node: Any) -> np.ndarray:
-    """Return a Constant's value."""
     (attribute,) = node.attributes.values()
     held = attribute.value
     if hasattr(held, "numpy"):

@@ -66,13 +66,12 @@ class BmodelOptions:
 
 
 def check_name(name: str) -> None:
-    """Raise SophgoOptionError for a bad name of a net; the compiler writes names into commands."""
+    """Raise SophgoOptionError for a bad name of a net. The compiler writes names into commands."""
     expected = "up to 100 letters, digits and underscores, no digit first"
     require(_NAME.fullmatch(name) is not None, "name", name, expected)
 
 
 def require(fits: bool, option: str, value: Any, expected: str) -> None:
-    """Raise SophgoOptionError unless an option's value fits."""
     if not fits:
         raise SophgoOptionError(option=option, given=value, expected=expected)
 

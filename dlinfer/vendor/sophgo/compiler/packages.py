@@ -13,5 +13,5 @@ ADVICE = "install them with: pip install 'dlinfer[sophgo]'"
 
 
 def missing(needed: Sequence[str]) -> str:
-    """Return the names of packages that are not installed, with commas between them."""
+    """Return the missing packages' names, with commas between them."""
     return ", ".join(name for name in needed if util.find_spec(name) is None)

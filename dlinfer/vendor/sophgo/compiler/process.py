@@ -25,7 +25,6 @@ def compiler_version() -> str:
 
 
 def driver_command(job: Path) -> list[str]:
-    """Return the command that runs a job's file."""
     return [str(toolchain().python), "-s", str(DRIVER), str(job)]
 
 
@@ -42,7 +41,7 @@ def run(
     progress: Callable[[str], None] | None = None,
     stop: Stop | None = None,
 ) -> None:
-    """Run a program of the toolchain in ``folder``; its output goes to ``log``, its steps to ``progress``.
+    """Run a program of the toolchain in ``folder``. Its output goes to ``log``, its steps to ``progress``.
 
     Raises StoppedError, and ProcessFailedError with the lines that are not steps.
     """

@@ -25,7 +25,7 @@ _ops = torch.ops.dlinfer
 
 
 def table() -> Mapping[Any, Any]:
-    """Return translations by op; they take precedence over the standard ones."""
+    """Return translations by op, which override the standard ones."""
     return {
         _ops.rms_norm.default: rms_norm,
         _ops.add_rms_norm.default: add_rms_norm,
@@ -117,7 +117,6 @@ def _repeated(x: Any, group: int) -> Any:
 
 
 def erf(self: Any) -> Any:
-    """Compute the error function."""
     return op.Erf(self)
 
 
@@ -134,7 +133,6 @@ def split(self: Any, split_size: int, dim: int = 0) -> list[Any]:
 
 
 def split_with_sizes(self: Any, split_sizes: Sequence[int], dim: int = 0) -> list[Any]:
-    """Split into parts of these sizes."""
     if not all(isinstance(size, int) for size in split_sizes):
         raise Untranslated("parts of symbolic sizes")
     return _parts(self, [0, *itertools.accumulate(split_sizes)], dim)
@@ -168,7 +166,6 @@ def conv2d(
     dilation: Sequence[int] = (1, 1),
     groups: int = 1,
 ) -> Any:
-    """Compute a convolution over two dimensions."""
     if rank(input) != 4:
         raise Untranslated("conv2d without a batch")
     operands = (input, weight) if bias is None else (input, weight, bias)

@@ -1,4 +1,4 @@
-"""Resolves ``chip="auto"``: the machine's own chip, else the one that is emulated by default."""
+"""Resolve ``chip="auto"``: the machine's own chip, or the default emulated one."""
 
 from dataclasses import replace
 
@@ -12,8 +12,8 @@ from dlinfer.vendor.sophgo.runtime.device import open_device
 def settled(options: SophgoOptions) -> tuple[SophgoOptions, str]:
     """Return (options with a chip's name, a sentence for the report that says why).
 
-    Raises CompileOptionError if dlinfer cannot compile for the machine's chip, or if it has too few cores, and the
-    errors of ``open_device``.
+    Raises ``open_device``'s errors; CompileOptionError if the machine's chip has too few cores or is unknown to
+    dlinfer.
     """
     if options.chip != AUTO:
         return options, f"chip {options.chip}, as requested"

@@ -1,4 +1,4 @@
-"""The graph engine ``sophgo``: compiles a region to a bmodel for each set of sizes, for a chip or its emulator."""
+"""The graph engine ``sophgo``: it compiles a region to a bmodel for each set of sizes, for a chip or its emulator."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -37,7 +37,7 @@ class SophgoEngine(ValueEngine[SophgoOptions]):
         self._refusals = Refusals(translations=table, fault=nodes.fault)
 
     def is_heavy(self, node: fx.Node) -> bool:
-        """Whether the node multiplies matrices."""
+        """Return whether the node multiplies matrices."""
         return flops_of(node) > 0
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
@@ -49,12 +49,11 @@ class SophgoEngine(ValueEngine[SophgoOptions]):
         return nodes.wrong_numbers(node) or self._refusals.of(node)
 
     def lower(self, function: Function, options: SophgoOptions, policy: str) -> Lowered:
-        """Export the function to ONNX; calls compile bmodels for their sizes and weights."""
+        """Export the function to ONNX. Calls compile bmodels for their sizes and weights."""
         resolved, reason = settled(options)
         lowered = SophgoLowered(function, resolved)
         lowered.notes.append(reason)
         return lowered
 
     def identity(self, cache_dir: Path) -> str:
-        """Return the compiler's version."""
         return compiler_version()

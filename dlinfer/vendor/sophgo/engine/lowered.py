@@ -62,7 +62,6 @@ class SophgoLowered(Lowered):
                 raise WrongInputError(f"input {self._names[index]} looks up outside of {rows} rows")
 
     def compile(self, weights: tuple[Tensor, ...]) -> "Nets":
-        """Return the nets for these weights."""
         return Nets(self, weights)
 
 
@@ -135,10 +134,7 @@ def _within(value: Tensor, low: int, high: int) -> bool:
 
 
 def _floating(values: Sequence[Any]) -> torch.dtype:
-    """Return the dtype that a function of these values computes in: their 16-bit float, or float32.
-
-    Raises RefusedError for two 16-bit floats.
-    """
+    """Return the 16-bit float dtype of these values, or float32. Raises RefusedError for two 16-bit floats."""
     half = {value.dtype for value in values if isinstance(value, Tensor)} & {torch.float16, torch.bfloat16}
     if len(half) > 1:
         raise RefusedError("it computes in float16 and bfloat16, but a bmodel can have only one of them")

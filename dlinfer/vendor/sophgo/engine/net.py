@@ -1,4 +1,4 @@
-"""A region's bmodel on a device: copies torch's tensors in and out, converted to the net's dtypes."""
+"""A region's bmodel on a device. It copies torch's tensors in and out and converts them to the net's dtypes."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -27,7 +27,7 @@ class Net:
         self._model: LoadedModel | None = None
 
     def run(self, inputs: Mapping[str, Tensor], results: Sequence[Tensor]) -> None:
-        """Run it on inputs by name, and write ``results``. Raises a worker's errors."""
+        """Run the net on inputs by name, and write ``results``. Raises a worker's errors."""
         try:
             self._run(self._loaded(), inputs, results)
         except SophgoWorkerError:
@@ -69,5 +69,4 @@ def _argument(model: LoadedModel, info: TensorInfo, value: Tensor) -> Argument:
 
 
 def _bytes(value: Tensor) -> memoryview:
-    """Return a contiguous tensor's memory."""
     return value.reshape(-1).view(torch.uint8).numpy().data

@@ -1,4 +1,4 @@
-"""Which nodes go to Sophgo's compiler: those with tested ONNX ops and supported dtypes."""
+"""The nodes for Sophgo's compiler: those with tested ONNX ops and supported dtypes."""
 
 from typing import Any
 
@@ -20,8 +20,8 @@ OPS = frozenset(
 """ONNX ops that were run on the emulator against torch (tests/vendor/sophgo/test_engine_ops.py)."""
 
 _LOOKUPS = {"aten::embedding": 1, "aten::index_select": 2}
-"""Ops that look up rows by index -> position of the argument with the indices. Each call checks their range, from 0
-on, since the chip does not."""
+"""Ops that look up rows by index -> position of the argument with the indices. Each call checks the indices' range,
+since the chip does not."""
 
 
 def fault(model: bytes) -> str | None:
@@ -34,7 +34,7 @@ def fault(model: bytes) -> str | None:
 
 
 def lookups(graph_module: fx.GraphModule) -> list[tuple[str, Any]]:
-    """Return (name of the input with the indices, number of rows) for a graph's lookups; a number may be symbolic."""
+    """Return (name of the input with the indices, number of rows) for a graph's lookups. The number may be symbolic."""
     tables = []
     for node in graph_module.graph.nodes:
         place = _index_argument(node)

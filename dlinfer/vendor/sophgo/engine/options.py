@@ -11,12 +11,12 @@ from dlinfer.vendor.sophgo.errors import SophgoOptionError
 
 AUTO = "auto"
 _MOST_CORES = "bm1688"
-"""While the chip is unknown, options are checked for this one."""
+"""The chip with the most cores: options are checked for it while the chip is unknown."""
 _BY_DTYPE = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 def _as_the_compiler(value: Any) -> Any:
-    """Take any value: ``BmodelOptions`` checks it."""
+    """Accept any value: ``BmodelOptions`` checks it."""
     return value
 
 
@@ -49,7 +49,7 @@ class SophgoOptions(EngineOptions):
             refuse(str(error.fields["option"]), error.fields["given"], str(error.fields["expected"]))
 
     def compiler(self, dtype: torch.dtype) -> BmodelOptions:
-        """Return how to compile a region of this floating dtype."""
+        """Return the compiler's options for a region of this floating dtype."""
         return BmodelOptions(
             chip=_MOST_CORES if self.chip == AUTO else self.chip,
             quantize=_BY_DTYPE[dtype] if self.quantize == AUTO else self.quantize,

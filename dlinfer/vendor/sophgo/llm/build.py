@@ -1,4 +1,4 @@
-"""Compiles a Hugging Face folder to one bmodel with all nets of the model."""
+"""Compile a Hugging Face folder to one bmodel with all nets of the model."""
 
 import errno
 import gc
@@ -57,7 +57,7 @@ class LlmOptions:
 def compile_folder(
     folder: Path, to: Path, options: LlmOptions | None = None, progress: Progress | None = None
 ) -> None:
-    """Compile the model in ``folder`` to the bmodel ``to``, which appears whole or not at all.
+    """Compile the model in ``folder`` to the bmodel ``to``, which is written only if all succeeds.
 
     The cache keeps each net by its content, so a second call, or one with another stage, compiles only new nets. If a
     net fails or this call is interrupted, the running compilers are killed.

@@ -1,4 +1,4 @@
-"""Loads a Hugging Face folder as a model whose layers can be compiled, or says why they cannot."""
+"""Load a Hugging Face folder as a model with layers that can be compiled, or say why they cannot."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +9,10 @@ import torch
 from dlinfer.errors import ModelFolderError, UnsupportedFeatureError
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-"""Decoders whose layers take hidden states, a mask, a KV cache and rotary tables."""
+"""Decoders with layers that take hidden states, a mask, a KV cache and rotary tables."""
 
 FIXED_ROPES = ("default", "linear", "llama3", "yarn")
-"""Rotary embeddings whose tables do not depend on the sequence's current length."""
+"""Rotary embeddings with tables that do not depend on the sequence's current length."""
 
 
 def load(folder: Path, seq_length: int) -> Any:
@@ -31,7 +31,7 @@ def load(folder: Path, seq_length: int) -> Any:
 
 
 def _read(kind: Any, folder: Path, **options: Any) -> Any:
-    """Load a folder by one of transformers' classes, without downloads and without running its code."""
+    """Load a folder by a class of transformers, without downloads and without running the folder's code."""
     try:
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
     except Exception as cause:  # transformers raises many classes; the user needs the reason

@@ -1,6 +1,6 @@
 """Greedy generation by a language model's bmodel, through ``sail.EngineLLM``.
 
-Hidden states and KV caches stay on the device. Each layer's cache is the memory of its net's own inputs; a prefill's
+Hidden states and KV caches stay on the device. Each layer's cache is the memory of its net's own inputs. A prefill's
 keys and values, and then each token's, are copied into it.
 """
 
@@ -43,7 +43,7 @@ def generate(
     flags: int | None = None,
     keep_logits: bool = False,
 ) -> Generated:
-    """Load a bmodel, from its path or its bytes, and continue one prompt. Raises ``Generator``'s errors."""
+    """Load a bmodel from its path or its bytes, and continue one prompt. Raises ``Generator``'s errors."""
     generator = Generator(open_engine(source, dev_ids, flags))
     return generator.generate(prompt, max_new_tokens, eos_token_ids=eos_token_ids, keep_logits=keep_logits)
 
@@ -90,7 +90,7 @@ class Generator:
     ) -> Generated:
         """Continue with the most probable token, step by step, up to one of ``eos_token_ids``.
 
-        A prompt goes through the shortest stage that takes it; tokens beyond the longest stage take a step each. Raises
+        A prompt goes through the shortest stage that takes it. Tokens beyond the longest stage take a step each. Raises
         SophgoLlmError for a prompt or an answer beyond the KV cache, and SophgoRuntimeError and SophgoWorkerError if
         the device fails.
         """
@@ -179,7 +179,7 @@ class Generator:
             raise error
 
     def _cache(self, net: str) -> list[sail.Tensor]:
-        """Return a net's cache of keys and values, its own inputs, cleared."""
+        """Return a net's KV cache, which is the net's own inputs, cleared."""
         tensors = self.engine.get_input_tensors(net)
         assert tensors, "the layout requires io_alone"
         for index in (3, 4):

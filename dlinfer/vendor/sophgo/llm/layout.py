@@ -1,4 +1,4 @@
-"""Reads a language model's sizes from its bmodel's nets; ``generate`` needs nothing else."""
+"""Read a language model's sizes from its bmodel's nets; ``generate`` needs nothing else."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dlinfer.vendor.sophgo.sail import Dtype, EngineLLM
 EMBEDDING, HEAD = "embedding", "lm_head"
 
 HIDDEN = -10000.0
-"""Added to a masked score: far below any score, and finite in float16 too."""
+"""The summand of a masked score: far below any score, but finite in float16."""
 
 
 @dataclass(frozen=True)

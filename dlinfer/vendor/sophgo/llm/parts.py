@@ -83,7 +83,7 @@ def embedding(model: Any, length: int) -> Part:
 
 
 def head(model: Any) -> Part:
-    """Return last norm and head: input_states [1, 1, H] of the last token -> logits [1, 1, V]."""
+    """Return the last norm and head: input_states [1, 1, H] of the last token -> logits [1, 1, V]."""
     module = nn.Sequential(_float(model.model.norm), _float(model.lm_head))
     example = torch.zeros(1, 1, model.config.hidden_size)
     return Part("lm_head", module, (example,), ("input_states",), ("logits",))
@@ -128,7 +128,6 @@ def _layer(
 
 
 def head_size(config: Any) -> int:
-    """Return the size of an attention head."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
@@ -187,7 +186,7 @@ class _Cache:
 
 
 def _float(module: nn.Module) -> nn.Module:
-    """Return the module in float32, a copy unless it already is."""
+    """Return the module in float32: a copy, unless it already is."""
     if all(parameter.dtype == torch.float32 for parameter in module.parameters()):
         return module
     return copy.deepcopy(module).float()

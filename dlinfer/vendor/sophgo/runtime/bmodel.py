@@ -1,4 +1,4 @@
-"""Reads a bmodel's header before loading: its chip, devices and stages' memory, and whether it is whole.
+"""Read a bmodel's header before loading: its chip, devices and stages' memory. Detect truncated files.
 
 The file is a header, a flatbuffer and binary data. The header is four 32-bit numbers: magic, and sizes of the header,
 the flatbuffer and the data. The flatbuffer's public schema is include/tpu_mlir/Builder/BM168x/bmodel.fbs of tpu-mlir.
@@ -25,7 +25,7 @@ _MOST = 64 * 2**20  # a flatbuffer without the binary data is far smaller
 
 @dataclass(frozen=True)
 class Header:
-    """chip: the file's name for it. devices: number of devices that it runs on.
+    """chip: the file's name for it. devices: number of devices that the bmodel runs on.
 
     memory: network's name -> for each stage, sizes in bytes of the parts of its working memory. weights: sizes in bytes
     of stages' weights.

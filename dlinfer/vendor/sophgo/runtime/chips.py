@@ -1,6 +1,6 @@
 """The kinds of Sophgo chips, and those that this machine has or can emulate.
 
-A chip of the machine comes first: a device node of its driver, and libsophon. Its libraries have the interface of the
+A chip of the machine comes first: a device node of its driver, and libsophon, whose libraries have the interface of the
 toolchain's. Without a chip the toolchain's emulators are used.
 """
 
@@ -18,8 +18,8 @@ DEFAULT_EMULATED = "bm1684x"
 class Kind:
     """A kind of chip: dlinfer's name for it, the names in bmodels, and the number from bm_get_chipid.
 
-    restless: whether its emulator waits for work in a busy loop, on a whole core.
-    sharing: whether BMRuntime shares one working memory among all its networks (child/working_memory.py).
+    restless: its emulator waits for work in a busy loop, on a whole core.
+    sharing: BMRuntime shares one working memory among all its networks (child/working_memory.py).
     """
 
     name: str
@@ -59,7 +59,7 @@ class Found:
 
 
 def find(root: Path = Path("/")) -> Found:
-    """Look for a chip, then for emulators; opens no library. ``root`` is the parent of dev, etc and opt."""
+    """Look for a chip, then for emulators, without opening a library. root: the parent of dev, etc and opt."""
     nodes = sorted((root / "dev").glob("bm-sophon[0-9]*"))
     libraries = libsophon(root)
     if nodes and libraries is not None:
@@ -73,7 +73,7 @@ def find(root: Path = Path("/")) -> Found:
 
 
 def libsophon(root: Path = Path("/")) -> Path | None:
-    """Return the folder of libsophon's libbmrt: its packages' usual one, else one of the linker's."""
+    """Return the folder of libsophon's libbmrt: its packages' usual one, or one of the linker's."""
     usual = root / "opt/sophon/libsophon-current/lib"
     folders = [usual, *map(Path, filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")))]
     for file in sorted((root / "etc/ld.so.conf.d").glob("*.conf")):

@@ -66,11 +66,10 @@ class DeviceMemory:
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
+        """The size in bytes."""
         return self.place.size
 
     def part(self, offset: int, size: int) -> "DeviceMemory":
-        """Return a view of some of these bytes."""
         self._check("part", offset, size)
         return DeviceMemory(self.device, Place(self.place.number, self.place.offset + offset, size), self)
 
@@ -90,7 +89,7 @@ class DeviceMemory:
             move(piece, call, **self._at(offset + start, piece.nbytes))
 
     def fill(self, pattern: bytes) -> None:
-        """Repeat 1, 2 or 4 bytes over all of it."""
+        """Repeat 1, 2 or 4 bytes over the whole memory."""
         self.device.worker.call("fill", **self._at(0, self.size), pattern=pattern.hex())
 
     def copy_from(self, source: "DeviceMemory", offset: int, source_offset: int, size: int) -> None:
@@ -116,8 +115,8 @@ class DeviceMemory:
             raise SophgoCallError(call=call, detail=detail)
 
 
-# _lock guards the tables, for moments only. _slow has a lock for each worker's key, held while that worker starts and
-# opens devices, which takes time.
+# _lock guards the tables, for moments only. _slow has a lock for each worker's key. It is held while that worker starts
+# and opens devices, which takes time.
 _lock = threading.RLock()
 _slow: dict[str, threading.RLock] = {}
 _workers = weakref.WeakValueDictionary[str, Worker]()
@@ -136,7 +135,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def open_device(number: int, chip: str | None = None) -> Device:
-    """Return the device of a number; ``chip`` is that of the bmodel to run on it, and selects an emulator.
+    """Return the device of a number. chip: that of the bmodel to run on it; it selects an emulator.
 
     Raises SophgoCallError for a number without a device, SophgoUnavailableError without a chip or an emulator, and a
     worker's errors. Threads that open devices of one chip wait for each other.
@@ -170,7 +169,7 @@ def number_of(device: Any) -> int:
 
 
 def _there(key: str, number: int) -> tuple[Worker | None, Device | None]:
-    """Return the worker if it is alive, and the device if it is open there."""
+    """Return the worker if it is alive, and the device if it is open in that worker."""
     with _lock:
         worker = _workers.get(key)
         if worker is None or not worker.alive:

@@ -32,7 +32,7 @@ _LINKS = {
 
 
 def missing(chip: str) -> str:
-    """Return why a chip's emulator cannot be used; empty if it can."""
+    """Return why a chip's emulator cannot be used; "" if it can."""
     installation = state(TOOLCHAIN)
     if not installation.installed:
         return f"Sophgo's toolchain, which has the emulators, cannot be used: {installation.reason}"
@@ -58,7 +58,7 @@ def folder(chip: str) -> Path:
 
 
 def without_shim(place: Path) -> str:
-    """Return why the emulator of this folder has no shim between BMRuntime and bmlib; empty if it has one.
+    """Return why the emulator of this folder has no shim between BMRuntime and bmlib; "" if it has one.
 
     The shim is a few lines of C (shim.c), compiled at first use. Without it an emulator is one device only, and if it
     shares working memory among networks, it cannot run networks that need any.
@@ -93,7 +93,7 @@ def _files(chip: str) -> dict[str, Path]:
 
 
 def _link(link: Path, target: Path) -> None:
-    """Create or repair a link; another process may be doing the same."""
+    """Create or repair a link, though another process may be doing the same."""
     with contextlib.suppress(OSError):
         if link.readlink() == target:
             return

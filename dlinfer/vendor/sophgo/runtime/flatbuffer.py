@@ -1,4 +1,4 @@
-"""Reads tables of a flatbuffer, by the public format of FlatBuffers (flatbuffers.dev, "FlatBuffer Internals")."""
+"""Read tables of a flatbuffer, by the public format of FlatBuffers (flatbuffers.dev, "FlatBuffer Internals")."""
 
 import struct
 
@@ -29,7 +29,7 @@ class Table:
         return self._unpacked(form, place) if place else 0
 
     def text(self, field: int) -> str | None:
-        """Return a string of ASCII; None if the field is absent."""
+        """Return an ASCII string; None if the field is absent."""
         place, count = self._vector(field)
         return self._data[place : place + count].decode("ascii") if place else None
 

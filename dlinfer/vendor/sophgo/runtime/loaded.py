@@ -1,4 +1,4 @@
-"""A bmodel on some devices: describes its networks and runs them on memory of these devices."""
+"""A bmodel on some devices, which runs networks on memory of these devices."""
 
 import os
 import weakref
@@ -18,7 +18,7 @@ from dlinfer.vendor.sophgo.runtime import bmodel, chips
 from dlinfer.vendor.sophgo.runtime.device import DeviceMemory, Place, number_of, open_device
 from dlinfer.vendor.sophgo.runtime.worker import Worker, memory_file
 
-# Kind of refusal -> advice, where compiling again does not help.
+# Kind of refusal -> advice, if compiling again does not help.
 _ADVICE = {"order": "load it before that network, or compile that one for another addr_mode"}
 
 
@@ -63,7 +63,7 @@ class Argument:
     memory: DeviceMemory
 
     def wire(self) -> list[Any]:
-        """Return it in the form that a worker takes."""
+        """Return the tensor in a worker's form."""
         place = self.memory.place
         return [self.dtype, list(self.shape), place.number, place.offset, place.size]
 
@@ -124,7 +124,6 @@ class LoadedModel:
             raise self._refused(error.fields["detail"], advice) from None
 
     def _in_memory(self, data: bytes) -> FileIO:
-        """Return a file in memory with ``data``."""
         try:
             file, view = memory_file(), memoryview(data)
             while view:  # a write takes at most 2 GiB
@@ -149,7 +148,7 @@ class LoadedModel:
         return TensorInfo(**answer, shapes=shapes, places=places, addresses=addresses)
 
     def memory(self, tensor: TensorInfo, stage: int) -> DeviceMemory:
-        """Return the runtime's memory of an input or output of this model; it keeps the model alive."""
+        """Return the runtime's memory of an input or output, which keeps the model alive."""
         return DeviceMemory(self.devices[tensor.device], tensor.places[stage], self)
 
     def run(

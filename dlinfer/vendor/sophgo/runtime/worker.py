@@ -1,8 +1,8 @@
-"""A worker process: starts it, calls it, and ends it with its last user.
+"""A worker process: start it, call it, and end it with its last user.
 
 BMRuntime and the chip emulator crash their process on bad input (an assertion, a segmentation fault), or hang. In a
-worker that kills only the worker: the caller gets an error with its last lines of output, and the next engine starts
-another worker.
+worker that kills only the worker: the caller gets an error with the worker's last lines of output, and the next engine
+starts another worker.
 """
 
 import contextlib
@@ -68,12 +68,11 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The process's ID."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it can be called."""
+        """Whether the worker can be called."""
         return not self._death and os.getpid() == self._owner and self._process.poll() is None
 
     def call(self, name: str, file: int | None = None, **arguments: Any) -> Any:
@@ -180,12 +179,11 @@ class Worker:
         return f"exited with status {code}"
 
     def kill(self) -> None:
-        """Kill it at once."""
         self._process.kill()
         self._process.wait()
 
     def _tail(self) -> str:
-        """Return its output during this call, as part of a message."""
+        """Return the worker's output during this call, as part of a message."""
         log = self._log.fileno()
         size = os.fstat(log).st_size
         data = os.pread(log, _LOG_BYTES, max(0, size - _LOG_BYTES))
@@ -222,7 +220,7 @@ def _started(connection: socket.socket, memory: FileIO, log: FileIO) -> subproce
 
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket, log: FileIO, owner: int) -> None:
-    """Close the socket, so that the worker frees everything and ends; kill it if it does not."""
+    """Close the socket, so that the worker frees everything and ends. Kill a worker that does not."""
     with connection, log:
         if os.getpid() != owner:
             return

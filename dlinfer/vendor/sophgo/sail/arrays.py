@@ -51,7 +51,7 @@ def to_bfloat16(values: Any) -> np.ndarray:
 def encoded(values: np.ndarray, dtype: Dtype) -> np.ndarray:
     """Convert numbers to elements of ``dtype``, floats beyond its range to infinity.
 
-    Integers are rounded to nearest and clamped to the range; ``values`` have no NaN then.
+    Integers are rounded to nearest and clamped to the range; ``values`` must have no NaN then.
     """
     with np.errstate(over="ignore"):  # to infinity
         if dtype == Dtype.BM_BFLOAT16:
@@ -84,7 +84,6 @@ def element(call: str, number: Any, dtype: Dtype) -> np.ndarray:
 
 
 def decoded(array: np.ndarray, dtype: Dtype) -> np.ndarray:
-    """Convert elements of ``dtype`` to float32."""
     if dtype == Dtype.BM_BFLOAT16:
         return (array.astype(np.uint32) << 16).view(np.float32)
     if dtype == Dtype.BM_FLOAT16:

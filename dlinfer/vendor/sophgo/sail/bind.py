@@ -1,6 +1,6 @@
-"""Checks the tensors of a ``process`` call against the graph's inputs and outputs.
+"""Check the tensors of a ``process`` call against the graph's inputs and outputs.
 
-On some of these mistakes BMRuntime ends its process; on others it computes wrong numbers.
+Some of these mistakes end BMRuntime's process; others give wrong numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -73,7 +73,7 @@ def _fits(shapes: Sequence[tuple[int, ...]], stage: Sequence[tuple[int, ...]]) -
 def _check_output(
     network: NetworkInfo, which: str, output: Argument, info: TensorInfo, stage: int | None
 ) -> None:
-    """Check that the memory fits the output; a dynamic graph's output may take its maximum."""
+    """Check that the memory fits the output. A dynamic graph's output may take its maximum."""
     width = NUMPY[Dtype(info.dtype)].itemsize
     needed = prod(info.shapes[stage]) * width if stage is not None else info.max_bytes
     if output.memory.size < needed:

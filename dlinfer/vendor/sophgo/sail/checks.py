@@ -17,7 +17,6 @@ _Made = TypeVar("_Made")
 
 
 def refuse(call: str, detail: str) -> SophgoCallError:
-    """Return the error for a call of sail."""
     return SophgoCallError(call=f"sail.{call}", detail=detail)
 
 
@@ -33,7 +32,7 @@ def made_by(
 
 
 def is_count(number: Any) -> bool:
-    """Return whether it is an integer of Python or numpy, at least 0 and not a bool."""
+    """Return whether a number is an integer of Python or numpy, at least 0 and not a bool."""
     return isinstance(number, Integral) and not isinstance(number, bool) and int(number) >= 0
 
 
@@ -61,7 +60,7 @@ def yes_or_no(call: str, what: str, value: Any) -> bool:
 
 
 def is_list(value: Any) -> bool:
-    """Return whether it is a sequence, but neither text nor bytes."""
+    """Return whether a value is a sequence, but neither text nor bytes."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
 
 

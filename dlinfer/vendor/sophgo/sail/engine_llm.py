@@ -57,8 +57,7 @@ class EngineLLM:
     ``EngineLLM(bmodel_path, flags, dev_ids)``: from a file, with flags of BMRuntime (``BmrtFlag``).
 
     Raises SophgoModelError for a damaged bmodel, or one for another chip or more devices; SophgoCallError for other
-    arguments; and the runtime's errors. Methods raise SophgoCallError for a graph, an index or a stage that does not
-    exist.
+    arguments; and the runtime's errors. Methods raise SophgoCallError for a missing graph, index or stage.
     """
 
     @overload
@@ -98,11 +97,9 @@ class EngineLLM:
     # --- queries
 
     def get_device_ids(self) -> list[int]:
-        """Return the numbers of its devices."""
         return list(self._model.devices)
 
     def get_graph_names(self) -> list[str]:
-        """Return the names of all loaded graphs."""
         return list(self._model.networks)
 
     def get_addr_mode(self, graph_name: str) -> int:
@@ -114,15 +111,15 @@ class EngineLLM:
         return self._network(graph_name).stage_num
 
     def get_input_num(self, graph_name: str) -> int:
-        """Return the number of its inputs."""
+        """Return the number of the graph's inputs."""
         return len(self._network(graph_name).inputs)
 
     def get_output_num(self, graph_name: str) -> int:
-        """Return the number of its outputs."""
+        """Return the number of the graph's outputs."""
         return len(self._network(graph_name).outputs)
 
     def get_is_dynamic(self, graph_name: str) -> bool:
-        """Return whether it also takes smaller shapes than its stage's."""
+        """Return whether the graph also takes shapes smaller than its stage's."""
         return self._network(graph_name).is_dynamic
 
     get_input_name, get_output_name = _both(lambda tensor: tensor.name, "the name")

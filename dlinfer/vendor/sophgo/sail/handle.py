@@ -6,8 +6,7 @@ from dlinfer.vendor.sophgo.runtime.device import Device, number_of, open_device
 
 
 class Handle:
-    """A device. It is opened when needed: the first bmodel on an emulated device decides its chip, and programs create
-    handles before.
+    """A device, which is opened when needed: programs create handles before the first bmodel decides an emulated chip.
 
     tpu_id: the device's number. Raises SophgoCallError for a bad number, SophgoUnavailableError without a chip or an
     emulator, and SophgoRuntimeError if the machine has chips, but no such device.
@@ -22,12 +21,11 @@ class Handle:
 
     @property
     def device(self) -> Device:
-        """The current device of its number; this handle keeps it open."""
+        """The current device of this number, which the handle keeps open."""
         self._device = open_device(self._number)
         return self._device
 
     def get_device_id(self) -> int:
-        """Return the device's number."""
         return self._number
 
     def get_sn(self) -> str:

@@ -52,19 +52,16 @@ class Tensor:
     # --- properties
 
     def shape(self) -> list[int]:
-        """Return its sizes."""
         return list(self._shape)
 
     def dtype(self) -> Dtype:
-        """Return the type of its elements."""
         return self._dtype
 
     def size(self) -> int:
-        """Return the number of its elements."""
+        """Return the number of elements."""
         return prod(self._shape)
 
     def element_size(self) -> int:
-        """Return an element's size in bytes."""
         return NUMPY[self._dtype].itemsize
 
     def nbytes(self) -> int:
@@ -72,25 +69,25 @@ class Tensor:
         return self.size() * self.element_size()
 
     def own_sys_data(self) -> bool:
-        """Return whether it has system memory."""
+        """Return whether the tensor has system memory."""
         return self._system is not None
 
     def own_dev_data(self) -> bool:
-        """Return whether it owns device memory, unlike a view of another tensor and a network's tensor."""
+        """Return whether the tensor owns device memory, unlike a view of another tensor and a network's tensor."""
         return self._owns_device
 
     def device_id(self) -> int:
-        """Return its device's number, or -1 without device memory."""
+        """Return the device's number, or -1 without device memory."""
         return self._device.device.number if self._device is not None else -1
 
     def device_memory(self) -> DeviceMemory:
-        """Return its device memory. Raises SophgoCallError if it has none."""
+        """Return the tensor's device memory. Raises SophgoCallError if it has none."""
         if self._device is None:
             raise refuse("Tensor", "it has no device memory (own_dev_data=False)")
         return self._device
 
     def reshape(self, shape: Sequence[int]) -> None:
-        """Give it other sizes, within its memory."""
+        """Change the sizes, within the tensor's memory."""
         sizes = shape_of("Tensor.reshape", shape)
         room = self._system.nbytes if self._system is not None else self.device_memory().size
         if prod(sizes) * self.element_size() > room:
@@ -101,7 +98,7 @@ class Tensor:
     # --- data in and out
 
     def asnumpy(self, shape: Sequence[int] | None = None) -> np.ndarray:
-        """Return a copy of its system memory, or without it of its device memory.
+        """Return a copy of system memory, or without it of device memory.
 
         shape: sizes of the array; at most as many elements as the tensor's.
         """
@@ -115,7 +112,7 @@ class Tensor:
     def update_data(self, data: np.ndarray) -> None:
         """Write ``data`` over the first elements, in system memory or without it on the device.
 
-        data: has the tensor's type and at most its size, in any shape; the tensor keeps its shape.
+        data: of the tensor's type and at most its size, in any shape; the tensor keeps its shape.
         """
         array = fitting("Tensor.update_data", data, self._dtype)
         self._check_room("Tensor.update_data", array.size)
@@ -140,7 +137,7 @@ class Tensor:
         self._of_system(call)[: array.size] = encoded(values, self._dtype).ravel()
 
     def scale_to(self, scale: float, shape: Sequence[int] | None = None) -> np.ndarray:
-        """Return its system memory as float32, times ``scale``."""
+        """Return system memory as float32, times ``scale``."""
         call = "Tensor.scale_to"
         sizes = self._sizes(call, shape)
         data = self._of_system(call)[: prod(sizes)]
@@ -152,7 +149,7 @@ class Tensor:
     def memory_set(self, c: Any) -> None:
         """Set every element to the number ``c``, in system and device memory.
 
-        Integers drop its fraction. Raises SophgoCallError for a number beyond the type's range.
+        Integer types drop the fraction of ``c``. Raises SophgoCallError for a number beyond the type's range.
         """
         value = element("Tensor.memory_set", c, self._dtype)
         if self._system is not None:
@@ -161,11 +158,9 @@ class Tensor:
             self._device.part(0, self.nbytes()).fill(value.tobytes())
 
     def zeros(self) -> None:
-        """Set every element to 0."""
         self.memory_set(0)
 
     def ones(self) -> None:
-        """Set every element to 1."""
         self.memory_set(1)
 
     # --- between system and device memory
@@ -276,7 +271,7 @@ class Tensor:
     # --- memory
 
     def _sizes(self, call: str, shape: Sequence[int] | None) -> tuple[int, ...]:
-        """Return ``shape``, checked for its number of elements, or by default its own sizes."""
+        """Return ``shape``, checked for its number of elements; by default the tensor's own sizes."""
         sizes = self._shape if shape is None else shape_of(call, shape)
         self._check_room(call, prod(sizes))
         return sizes
@@ -356,5 +351,4 @@ def _four(src: Any, offset_src: Any, offset_dst: Any, len: Any) -> tuple[Any, An
 
 
 def _flat(array: np.ndarray) -> memoryview:
-    """Return the bytes of a contiguous array."""
     return array.reshape(-1).view(np.uint8).data

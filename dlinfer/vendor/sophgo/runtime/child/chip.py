@@ -1,6 +1,6 @@
 """Devices and their memory, by bmlib.
 
-The other side refers to memory by a number; a place in it is a number, an offset and a count of bytes.
+The other side refers to memory by a number. A place in memory is the number, an offset and a count of bytes.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ _FAILURES = (
 
 
 class RefusedError(Exception):
-    """The C library refused a call; the other side chooses an error by ``kind``, the part that failed."""
+    """The C library refused a call. The other side chooses an error by ``kind``, the part that failed."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
@@ -78,7 +78,6 @@ class Chip:
         return self.know(Memory(device, block, owned=True))
 
     def know(self, memory: Memory) -> int:
-        """Give memory a number."""
         number = next(self._numbers)
         self.memories[number] = memory
         return number
@@ -90,7 +89,6 @@ class Chip:
                 self.bmlib.bm_free_device(self.handles[memory.device], memory.block)
 
     def place(self, number: int, offset: int, size: int) -> DeviceMemory:
-        """Return the C structure for a place in memory."""
         block = self.memories[number].block
         return DeviceMemory(block.address + offset, block.reserved, block.dmabuf_fd, block.flags, size)
 
@@ -129,7 +127,7 @@ class Chip:
         return self.handles[self.memories[number].device], self.place(number, offset, size)
 
     def close(self) -> None:
-        """Free all memory and every device; otherwise the C library crashes at the process's exit."""
+        """Free all memory and every device: otherwise the C library crashes at the process's exit."""
         self.free(list(self.memories))
         self.working.give_back()
         for handle in self.handles.values():

@@ -23,7 +23,7 @@ class DeviceMemory(ctypes.Structure):
 
 
 class LargeMemory(ctypes.Structure):
-    """bm_device_mem_u64_t: the same with a 64-bit size."""
+    """bm_device_mem_u64_t: address and 64-bit size of device memory."""
 
     _fields_ = (
         ("address", ctypes.c_uint64),
@@ -45,7 +45,6 @@ class Shape(ctypes.Structure):
         return cls(len(sizes), (ctypes.c_int * MAX_DIMS)(*sizes))
 
     def sizes(self) -> list[int]:
-        """Return the shape as a list."""
         return list(self.dims[: self.num_dims])
 
 

@@ -57,7 +57,7 @@ def open_libraries(folder: str) -> tuple[Any, Any, WorkingMemory]:
 
 
 def _open(folder: str, *names: str) -> ctypes.CDLL:
-    """Open the first of these names that exists. Global, so that libbmrt finds libbmlib's functions."""
+    """Open the first of these names that exists. The handle is global, so that libbmrt finds libbmlib's functions."""
     there = [name for name in names if os.path.exists(os.path.join(folder, name))]
     return ctypes.CDLL(os.path.join(folder, (there or names)[0]), ctypes.RTLD_GLOBAL)
 

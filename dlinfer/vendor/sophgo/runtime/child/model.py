@@ -9,9 +9,9 @@ from .layout import Network, Shape, Tensor
 
 
 class Model:
-    """A bmodel on some devices of a chip; the first device runs networks that are not distributed.
+    """A bmodel on some devices of a chip. The first device runs networks that are not distributed.
 
-    working: size in bytes of its networks' largest working memory, if networks share it; else 0.
+    working: size in bytes of the networks' largest working memory, if they share it; else 0.
     """
 
     def __init__(self, chip: Chip, devices: list[int], flags: int | None, working: int) -> None:
@@ -102,7 +102,6 @@ class Model:
         return Tensor(dtype, Shape.of(shape), self.chip.place(number, offset, size), 0)
 
     def close(self) -> None:
-        """Destroy the runtime and free its memory."""
         self.chip.free(self._memories)
         self.chip.bmrt.bmrt_destroy(self._runtime)
 

@@ -1,4 +1,4 @@
-"""The worker's loop: answers one request at a time until the other side closes the socket, then frees everything.
+"""The worker's loop: it answers one request at a time until the other side closes the socket, then frees everything.
 
 Requests are ``{"call": name, ...}``; the answer is ``{"result": ...}`` or ``{"refused": kind, "detail": text}``.
 Tensors' bytes are at the start of memory that both sides have mapped.
@@ -137,7 +137,7 @@ def _load_bytes(model: Model, file: int, size: int) -> None:
 
 
 def main() -> None:
-    """Serve; the arguments are descriptors of a socket and of shared memory, and the parent process's ID."""
+    """Serve. The arguments are descriptors of a socket and of shared memory, and the parent process's ID."""
     connection, shared, parent = map(int, sys.argv[1:4])
     libc = ctypes.CDLL(None, use_errno=True)
     _end_with(parent, libc)
@@ -146,7 +146,7 @@ def main() -> None:
 
 
 def _end_with(parent: int, libc: ctypes.CDLL) -> None:
-    """Let the kernel kill this process when its parent ends, even if it hangs or is stopped."""
+    """Let the kernel kill this process when its parent ends, even if this process hangs or is stopped."""
     if libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), *map(ctypes.c_ulong, (0, 0, 0))):
         error = ctypes.get_errno()
         raise OSError(error, f"PR_SET_PDEATHSIG: {os.strerror(error)}")

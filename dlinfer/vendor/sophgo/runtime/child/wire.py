@@ -13,7 +13,6 @@ class ClosedError(Exception):
 
 
 def packed(message: dict[str, Any]) -> bytes:
-    """Encode a message."""
     text = json.dumps(message).encode()
     return _LENGTH.pack(len(text)) + text
 

@@ -1,4 +1,4 @@
-"""Networks' working memory on a chip with one core, where BMRuntime shares it among all networks of a device.
+"""Networks' working memory on a chip with one core: BMRuntime shares it among all networks of a device.
 
 BMRuntime (of tpu_mlir 1.30.2) frees this memory when a later stage or bmodel needs more, or a bmodel is unloaded. But
 networks loaded earlier still use its address and overwrite new content (weights, commands, tensors):
@@ -21,9 +21,8 @@ _RELEASING = ctypes.CFUNCTYPE(None, c_void_p, POINTER(LargeMemory))
 
 @dataclass
 class _Kept:
-    """handle: the block's device. shared: whether the block may be reused; otherwise it may hold weights.
-
-    free: whether it may be reused now. BMRuntime holds the blocks of the latest bmodel, since a stage may need several.
+    """handle: the block's device. shared: the block may be reused; otherwise it may hold weights. free: it may be
+    reused now. BMRuntime holds the blocks of the latest bmodel, since a stage may need several.
     """
 
     handle: int
@@ -35,8 +34,8 @@ class _Kept:
 class WorkingMemory:
     """Replaces bmlib's functions for memory of 64-bit sizes, as BMRuntime calls them.
 
-    BMRuntime allocates weights by them too. Blocks are told apart by size, known for a bmodel before it is loaded
-    (``expect``). A block whose size may be either is neither reused nor freed.
+    BMRuntime allocates weights by them too. A block's size tells weights from working memory: a bmodel's sizes are
+    known before it is loaded (``expect``). A block of a size that both have is neither reused nor freed.
     """
 
     def __init__(self, bmlib: Any) -> None:
@@ -49,7 +48,7 @@ class WorkingMemory:
         self.releasing = _RELEASING(self._release)
 
     def expect(self, working: Collection[int], weights: Collection[int]) -> None:
-        """Take sizes in bytes of working memory and weights of the bmodel to load next."""
+        """Record the sizes in bytes of working memory and weights of the bmodel to load next."""
         self._working.update(working)
         self._weights.update(weights)
         for kept in self._kept:
