@@ -106,6 +106,12 @@ class Device(ABC):
     def take(self, index: int) -> None:  # noqa: B027 - there is nothing to do where there is one
         """Choose the device of this process; called before it allocates. Does nothing if there is only one."""
 
+    def share(self, index: int, count: int) -> None:  # noqa: B027 - a card is not shared
+        """Keep this process to its part of a device that ``count`` processes (ranks) of one model share.
+
+        Called in each of them, once all have started and before they load weights. index: 0 to count - 1.
+        """
+
     def graph_runner(self) -> Callable[..., Any] | None:
         """The vendor's own graph runner for a model's forward, called as LMDeploy's GraphRunner.
 

@@ -4,6 +4,7 @@ import os
 
 from torch import Tensor
 
+from dlinfer.vendor.cpu.host import shares
 from dlinfer.vendor.cpu.host.memory import usable_memory
 from dlinfer.vendor.cpu.host.threads import fit_threads
 from dlinfer.vendor.device import Device, DeviceMemory, Sampler
@@ -12,6 +13,7 @@ from dlinfer.vendor.streams import HostStreams
 
 class CpuDevice(Device):
     communicator = "gloo"
+    tensor_parallel = True
     # Memory bandwidth bounds decode on a CPU: past some tens of sequences a larger batch only adds latency.
     max_batch_size = 64
     # Products of 512 rows already run at the CPU's peak, and each thousand tokens delay decoding sequences by seconds.
@@ -22,13 +24,19 @@ class CpuDevice(Device):
 
     def __init__(self) -> None:
         self.streams = HostStreams()
+        self._share: shares.MemoryShare | None = None
         fit_threads()
         _keep_few_primitives()
 
     def memory(self) -> DeviceMemory:
-        """Return the memory that the host and this process's cgroup still allow."""
-        usable = usable_memory()
+        """Return the memory that the host and this process's cgroup still allow; as a rank, only its part."""
+        usable = usable_memory() if self._share is None else self._share.usable()
         return DeviceMemory(usable.available, usable.limit, usable.source, shared=True)
+
+    def share(self, index: int, count: int) -> None:
+        """Keep this process to its part of the host's CPUs and memory."""
+        shares.take(shares.share_of(index, count))
+        self._share = shares.MemoryShare(count)
 
     def sampler(self) -> Sampler:
         from dlinfer.vendor.cpu.sampling import CpuSampler

@@ -13,6 +13,8 @@ On every device of ours:
 
 - a cache that is not sized by ``num_gpu_blocks`` holds at most ``max_batch_size`` sequences of ``session_len`` tokens;
 - an explicit ``num_gpu_blocks`` is used unchanged, if it fits.
+
+With tp=N each rank has its part of the free memory and of ``DLINFER_CPU_KV_CACHE_GIB``.
 """
 
 import logging
@@ -100,14 +102,14 @@ def _update_num_gpu_blocks(
     if not activation.serves(self.device_type):
         original(self, free_mems, cache_block_sizes, spec_cache_config)
         return
-    config, free = self.cache_config, free_mems[0]
+    config, free = self.cache_config, min(free_mems)
     block_bytes = _of_first_rank(self, cache_block_sizes)
     shared = activation.device().memory().shared
     blocks = config.num_gpu_blocks or plan_blocks(
         free=free,
         block_bytes=block_bytes,
         fraction=config.cache_max_entry_count,
-        default_bytes=int(settings.current().cpu_kv_cache_gib * _GIB) if shared else None,
+        default_bytes=int(settings.current().cpu_kv_cache_gib * _GIB / len(free_mems)) if shared else None,
         useful_blocks=_useful_blocks(config),
     )
     size = gib(blocks * block_bytes)
@@ -151,7 +153,7 @@ def _reserve_runtime_mem(
             raise
         fraction = f"cache_max_entry_count={self.cache_config.cache_max_entry_count}"
         asked = f"{fraction} leaves no room for the smallest cache beside the buffers of one prefill; that"
-        raise _too_large(asked, _SMALLEST, _of_first_rank(self, cache_block_sizes), free_mems[0]) from cause
+        raise _too_large(asked, _SMALLEST, _of_first_rank(self, cache_block_sizes), min(free_mems)) from cause
 
 
 SESSION_LIMIT = "_dlinfer_longest_session"

@@ -1,9 +1,13 @@
 """Patches the processes of tensor parallelism: how they join a group, and how they wait for LMDeploy's messages."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
+
+import torch.distributed as dist
 
 from dlinfer.framework.lmdeploy_ext.device import activation, devices
 from dlinfer.framework.patching import Original, replaces
@@ -29,7 +33,24 @@ def _init_process_group(original: Original, rank: int, world_size: int) -> None:
     device_type = activation.active()
     assert device_type is not None, "the patch is in force on devices of ours"
     with get_device_manager().context(DeviceContext(device_type=device_type)):
-        return original(rank, world_size)
+        original(rank, world_size)
+    if activation.device().memory().shared:
+        _share_host(rank, world_size)
+
+
+def _share_host(rank: int, world_size: int) -> None:
+    """Keep this rank to its part of the host, which it shares with the other ranks there."""
+    hosts: list[Any] = [None] * world_size
+    dist.all_gather_object(hosts, host_identity())
+    here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    activation.device().share(here.index(rank), len(here))
+
+
+def host_identity() -> str:
+    """Return a text that is equal in all processes that see the same host, and in no others."""
+    with suppress(OSError):  # not Linux
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {socket.gethostname()}"
+    return socket.gethostname()
 
 
 @replaces(

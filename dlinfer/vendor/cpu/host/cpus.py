@@ -28,6 +28,16 @@ class UsableCpus:
         """The number of threads that can run at once."""
         return self.cores if self.quota is None else max(1, min(self.cores, ceil(self.quota)))
 
+    def physical(self, root: Path = Path("/")) -> dict[tuple[int, ...], int]:
+        """The logical CPUs of each core -> the core's NUMA node, sorted by the first CPU. root: as below."""
+        nodes = {
+            number: int(folder.name.removeprefix("node"))
+            for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
+            for number in _numbers(_text(folder / "cpulist"))
+        }
+        cores = {_siblings(number, root) & self.logical for number in self.logical}
+        return {tuple(sorted(core)): nodes.get(min(core), 0) for core in sorted(cores, key=min)}
+
     def __str__(self) -> str:
         parts = [_counted(self.cores, "core")]
         if len(self.logical) < self.machine:
@@ -44,14 +54,19 @@ def usable_cpus(root: Path = Path("/")) -> UsableCpus:
         logical = frozenset(os.sched_getaffinity(0))
     else:  # not Linux
         logical = frozenset(range(os.cpu_count() or 1))
-    topology = root / "sys/devices/system/cpu"
-    cores = {_text(topology / f"cpu{number}/topology/core_cpus_list") or str(number) for number in logical}
+    cores = {_siblings(number, root) for number in logical}
     nodes = sum(
         not logical.isdisjoint(_numbers(_text(folder / "cpulist")))
         for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
     )
-    machine = len(_numbers(_text(topology / "online"))) or os.cpu_count() or len(logical)
+    machine = len(_numbers(_text(root / "sys/devices/system/cpu/online"))) or os.cpu_count() or len(logical)
     return UsableCpus(logical, len(cores), max(1, nodes), machine, min(_quotas(root), default=None))
+
+
+def _siblings(number: int, root: Path) -> frozenset[int]:
+    """The logical CPUs of the core of one of them."""
+    text = _text(root / f"sys/devices/system/cpu/cpu{number}/topology/core_cpus_list")
+    return frozenset(_numbers(text) or {number})
 
 
 def _quotas(root: Path) -> Iterator[float]:
