@@ -178,7 +178,7 @@ class PatchSet:
     def misfits(self) -> list[tuple[Patch, PatchError]]:
         """Return the patches that do not fit, with their errors."""
         if not self.refused:
-            return []  # quickly: a backend calls this at each step
+            return []  # a quick way out: a backend calls this at each step
         return [(patch, self.refused[patch.target]) for patch in self.patches if patch.target in self.refused]
 
     def revert(self) -> None:
@@ -226,10 +226,10 @@ class PatchSet:
         return contains(patch.versions, self.version())
 
     def version(self) -> str:
-        """The installed version of the package."""
+        """Return the installed version of the package."""
         try:
             return metadata.version(self.package)
-        except metadata.PackageNotFoundError:  # on the path, but not installed
+        except metadata.PackageNotFoundError:  # importable, but not installed as a package
             return getattr(sys.modules.get(f"{self.package}.version"), "__version__", "0")
 
     def _refuse(self, patch: Patch, detail: str) -> None:

@@ -33,8 +33,8 @@ def _post_init(original: Original, self: Any) -> None:
     chosen = discovery.device(devices.torch_device(device_type)).max_prefill_tokens
     if chosen is not None and self.max_prefill_token_num == LMDEPLOY_DEFAULT_PREFILL:
         self.max_prefill_token_num = chosen
-    # The original asserts that the device, the dtype and the KV cache's quantisation are in closed lists. So it gets
-    # listed values without special treatment during the call, and still runs all its other checks.
+    # The original asserts that device, dtype and the KV cache's quantisation are listed. So these fields hold listed
+    # values during the call, and the original still runs all its other checks.
     policy = self.quant_policy
     self.device_type, self.dtype = "maca", "auto" if dtype == "float32" else dtype
     if kv_quantisation.is_served(policy):

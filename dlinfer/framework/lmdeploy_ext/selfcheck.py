@@ -88,7 +88,7 @@ def _try_devices() -> tuple[Literal["ready", "manual", "failed"], str, str, str]
         if error or traceback:
             detail = f"device_type={device_type!r}: {error or 'the patches failed'}"
             step = "install a tested version of lmdeploy"
-            if not traceback:  # our own errors bring their step
+            if not traceback:  # only our own errors have a next step
                 step = "" if "Next step:" in error else "mend or reinstall lmdeploy"
             return "failed", detail, step, traceback
     devices = ", ".join(ours)

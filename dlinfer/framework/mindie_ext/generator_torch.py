@@ -45,7 +45,7 @@ class GeneratorTorch(Generation, GeneratorBackend):
         self.update_cache_policy(self.kvcache_settings())
 
     def kvcache_settings(self) -> KVCacheSettings:
-        """The sizes of the KV pool that the config asks for.
+        """Return the sizes of the KV pool that the config asks for.
 
         npu_mem = -1 takes the memory for max_batch_size sequences, but at most a share of the free device memory.
         """

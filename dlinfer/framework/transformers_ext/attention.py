@@ -42,9 +42,9 @@ def attention_forward(
     query: [batch, heads, queries, size], key: [batch, kv_heads, keys, size], value: [batch, kv_heads, keys,
         value_size]; any strides; heads are a multiple of kv_heads.
     attention_mask: [batch or 1, heads or 1, queries, keys]; bool, true if the query sees the key, or floating and
-        added to the scores. With None, queries see all keys; but several causal queries see keys up to their own
-    position. scaling: None is 1 / sqrt(size). softcap: None or 0 turns it off. s_aux: [heads], attention sinks.
-        position_bias: added to the scores.
+        added to the scores. None: queries see all keys, but several causal queries see keys up to their own position.
+    scaling: None is 1 / sqrt(size). softcap: None or 0 turns it off. s_aux: [heads], attention sinks.
+    position_bias: added to the scores.
 
     Returns ([batch, queries, heads, value_size], None). Raises UnsupportedFeatureError for attention weights and
     dropout, and InferenceOnlyError if gradients are recorded.
@@ -193,7 +193,7 @@ def _dense(
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    if sinks is not None:  # a sink is one more key, with the sink as its score and value zero
+    if sinks is not None:  # a sink is one more key: its score is the sink, its value zero
         sink = sinks.to(wide).reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, sink], dim=-1)
     probabilities = scores.softmax(dim=-1)[..., : key.shape[2]]

@@ -65,9 +65,10 @@ def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def experts_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Return [tokens, hidden]: all experts' results, by ``fused_moe``. Raises the errors of ``fused_forward``.
+    """Return the weighted sum of each token's experts, [tokens, hidden], by ``fused_moe``.
 
-    Takes hidden_states [tokens, hidden], top_k_index and top_k_weights [tokens, topk].
+    Takes hidden_states [tokens, hidden], top_k_index and top_k_weights [tokens, topk]. Raises the errors of
+    ``fused_forward``.
     """
     plan: Plan = self._dlinfer  # pyright: ignore[reportAssignmentType]
     arguments = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), args, strict=False)) | kwargs

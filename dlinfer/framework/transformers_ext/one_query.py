@@ -31,8 +31,7 @@ def attend(
 ) -> Tensor:
     """Return attention as a new tensor [batch, 1, heads, value_size].
 
-    runs: as ``runs_of`` returns them. sinks: s_aux of ``attention_forward``. Other arguments: as in
-    ``attention_forward``.
+    runs: from ``runs_of``. Other arguments: as in ``attention_forward``; sinks are its s_aux.
     """
     batch, heads, _, _ = query.shape
     out = query.new_empty(batch, heads, value.shape[-1])

@@ -35,7 +35,7 @@ class Use:
 
     @property
     def text(self) -> str:
-        """Return the source text of the call's arguments, on one line. Records store calls in this form."""
+        """The source text of the call's arguments, on one line. Records store calls in this form."""
         assert self.call is not None
         return ", ".join(ast.unparse(part) for part in (*self.call.args, *self.call.keywords))
 
@@ -112,7 +112,7 @@ def _differs(use: Use, record: Record) -> tuple[Kind, str, str, str] | None:
         is_missing = target is _MISSING
         return ("missing", f"import of {use.name}", "nothing of that name", _PROVIDE) if is_missing else None
     used = f"{use.name}({use.text})"
-    if target is _MISSING:  # a missing name that is no op was reported at its import
+    if target is _MISSING:  # ops only: a missing other name was reported at its import
         is_op = use.name.startswith(OPS)
         return ("missing", used, "no op of that name", _PROVIDE) if is_op else None
     is_op = isinstance(target, OpSpec)
@@ -137,7 +137,8 @@ def resolve(name: str) -> Any:
     first, *parts = name.split(".")
     target: Any = importlib.import_module(first)
     for part in parts:
-        inner = getattr(target, part, _MISSING)  # first: `dlinfer.ops.linear` is an op, and a module as well
+        # Attributes first: `dlinfer.ops.linear` is an op, and a module as well.
+        inner = getattr(target, part, _MISSING)
         if inner is _MISSING and isinstance(target, ModuleType):
             try:
                 inner = importlib.import_module(f"{target.__name__}.{part}")

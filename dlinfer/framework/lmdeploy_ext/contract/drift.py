@@ -93,5 +93,5 @@ class Report:
 
     @property
     def essential(self) -> bool:
-        """Return whether any drift is essential."""
+        """Whether any drift is essential."""
         return any(drift.severity == "essential" for drift in self.drifts)

@@ -69,10 +69,9 @@ class Reach:
         return seen
 
     def why_not(self, module: Module, definition: str, name: str) -> tuple[str, str]:
-        """Return (the device that runs it, reason) if a definition of LMDeploy's does not run on this device; else two
-        "".
+        """Return (device, reason) for a definition of LMDeploy's that this device does not run; else two empty strings.
 
-        name: the ``dlinfer`` name that the definition uses.
+        device: the only one that runs it, or empty. name: the ``dlinfer`` name that the definition uses.
         """
         vendor = vendor_of(module.name, name)
         if vendor and vendor != self.device:

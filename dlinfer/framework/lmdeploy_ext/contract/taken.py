@@ -88,7 +88,8 @@ def compare_classes(tree: Tree, adaptor: Adaptor, record: Record) -> Iterator[Dr
     for extended in adaptor.extends:
         base = tree.find(extended.base)
         seen: set[str] = set()
-        for member in tree.members(base) if base is not None else ():  # a missing import is another drift
+        # compare_names reports a base that is missing.
+        for member in tree.members(base) if base is not None else ():
             assert isinstance(member.node, Function)
             where = tree.where(member.module, member.node)
             if member.node.name not in seen:

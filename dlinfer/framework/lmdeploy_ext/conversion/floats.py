@@ -27,7 +27,7 @@ from dlinfer.ops.quantised.packing import AWQ
 
 _DENSE = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 ADMITTED: Mapping[str, tuple[str, ...]] = {
-    "int8": (*_DENSE, "MixtralForCausalLM"),  # LMDeploy's Qwen2-MoE and Qwen3-MoE have such experts in floats
+    "int8": (*_DENSE, "MixtralForCausalLM"),  # LMDeploy's Qwen2-MoE and Qwen3-MoE have no int8 experts
     "int4": (*_DENSE, *SERVED),
 }
 """Value of DLINFER_CPU_WEIGHTS -> architectures that are packed: their tokens were compared in the format."""

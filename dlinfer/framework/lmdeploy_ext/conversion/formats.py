@@ -50,7 +50,7 @@ class Format(ABC):
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """The ``quantization_config`` for config.json."""
+        """Return the ``quantization_config`` for config.json."""
 
     def fault(self, out_features: int, in_features: int) -> str:
         """Return why a weight of this size cannot be quantised; empty if it can."""

@@ -39,7 +39,7 @@ def rewrite(hf_config: Any) -> None:
             )
         plan = plan_of(stored, hf_config.to_dict())
         if plan is not None and plan.config is None:
-            del hf_config.quantization_config  # LMDeploy tests hasattr, so None would not do
+            del hf_config.quantization_config  # LMDeploy tests hasattr, so None is not enough
             hf_config.experts_packed_as = stored["quant_method"]
     elif stored is None and all(part is None for part in nested):
         plan = asked_plan(hf_config.to_dict())

@@ -46,7 +46,7 @@ def patches() -> PatchSet:
     if _patches is None:
         assert _records is not None, "dlinfer.framework.lmdeploy_ext provides them when it is imported"
         new = PatchSet("lmdeploy", _records())  # outside the lock, since _records() imports modules
-        with _patches_lock:  # a second set would take the replacements of the first for originals
+        with _patches_lock:  # only one set: a second one would take replacements for originals
             _patches = _patches or new
     return _patches
 
@@ -109,7 +109,7 @@ def activate(device_type: str) -> None:
     if _active is not None:
         raise DeviceConflictError(framework="LMDeploy", active=_active, given=device_type)
     show_notices()
-    # The parent process alone logs notices, not each process of an engine.
+    # Only the parent process logs notices, not each process of an engine.
     is_parent = multiprocessing.parent_process() is None
     if is_parent:
         _tell_of_unknown_settings()

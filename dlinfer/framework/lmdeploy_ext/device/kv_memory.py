@@ -28,7 +28,7 @@ from dlinfer.framework.patching import Original, replaces
 logger = logging.getLogger("dlinfer")
 
 LMDEPLOY_DEFAULT_FRACTION = 0.8
-_SMALLEST = 16  # blocks: LMDeploy refuses to get fewer, and shrinks its prefill to reach this many
+_SMALLEST = 16  # blocks: LMDeploy refuses fewer, and shrinks its prefill to get that many
 _GIB = 1 << 30
 _ADVICE = (
     "lower num_gpu_blocks or cache_max_entry_count in PytorchEngineConfig, use a smaller max_prefill_token_num, "

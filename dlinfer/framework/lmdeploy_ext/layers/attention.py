@@ -159,11 +159,7 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
         quantised = _quantised(meta, k_scales_zeros, v_scales_zeros)
         ops.fill_kv_cache(key, value, k_cache, v_cache, meta.kv_start_indices, **quantised)
         size = query.shape[-1]
-        is_dense = query.stride() == (
-            query.shape[1] * size,
-            size,
-            1,
-        )  # strides are known where a graph is captured
+        is_dense = query.stride() == (query.shape[1] * size, size, 1)  # a graph's capture knows strides
         shared: dict[str, Any] = {
             "softmax_scale": self.scale,
             "attn_output": query[..., : self.v_head_size] if inplace and is_dense else None,

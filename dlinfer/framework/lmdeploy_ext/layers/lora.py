@@ -65,7 +65,7 @@ class ForwardWithAdapters(nn.Module):
     """
 
     def __init__(self, ctx_mgr: Any, owner: nn.Module, forward: Callable[..., Any]) -> None:
-        """Wrap ``forward``, a method of ``owner``: the model or a part of it. ctx_mgr: the model's, of LMDeploy."""
+        """Wrap ``forward``, a method of ``owner``: the model or a part of it. ctx_mgr: the model's context manager."""
         super().__init__()
         self.owner, self._forward, self.ctx_mgr = owner, forward, ctx_mgr
         setattr(self.ctx_mgr, _OF_CALL, None)

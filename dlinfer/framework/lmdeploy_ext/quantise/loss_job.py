@@ -21,7 +21,7 @@ def main(folder: Path, job: dict[str, Any]) -> dict[str, float]:
     windows: list[list[int]] = job["windows"]
     longest = max(map(len, windows))
     config = PytorchEngineConfig(
-        device_type="cpu",  # the device of the settings that are measured
+        device_type="cpu",  # DLINFER_CPU_WEIGHTS and DLINFER_CPU_HEAD need it
         eager_mode=True,
         max_batch_size=1,
         session_len=2 * longest,

@@ -104,7 +104,7 @@ def quantise(
         with calibrated as (parts, perplexity):
             worst_error, worst_tensor = _write(source, form, layouts, temporary, progress, parts)
         temporary.chmod(0o755)  # mkdtemp's 0700 would hide the model from other users
-        _check_out(out)  # once more: it took a while
+        _check_out(out)  # checked again, since somebody may have made it meanwhile
         temporary.rename(out)
     except QuantisationOutputError:
         raise

@@ -27,7 +27,7 @@ def tokens_of(folder: Path, text: str) -> tuple[list[int], list[int]]:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         first = [token for token in tokenizer("a").input_ids[:1] if token == tokenizer.bos_token_id]
         return first, tokenizer(text, add_special_tokens=False, verbose=False).input_ids
-    except Exception as error:  # transformers answers a broken file with whatever it stumbles over
+    except Exception as error:  # transformers raises all kinds of errors for a broken file
         raise ModelFolderError(
             path=str(folder),
             detail=f"its tokenizer cannot be loaded ({in_short(error)})",

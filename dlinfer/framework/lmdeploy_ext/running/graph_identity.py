@@ -123,7 +123,7 @@ class _Description:
         if plain is not None:
             yield f"{path} = {plain}"
             return
-        if id(value) in self._open:  # it holds itself
+        if id(value) in self._open:  # the value contains itself
             yield f"{path} is {self._open[id(value)]}"
             return
         self._open[id(value)] = path

@@ -52,10 +52,10 @@ _STEADY = (
     "past_key_values",
     "attn_metadata.block_size",
     "hidden_states.size()[2]",
-    "position_ids.size()[0]",  # two rows where rotary frequencies depend on lengths
+    "position_ids.size()[0]",  # 2 if rotary frequencies depend on lengths, else 1
     "inputs_embeds.size()[2]",
     "mrope_position_ids.size()[0]",
-    "target_hidden_states.size()[2]",  # of a draft model's target
+    "target_hidden_states.size()[2]",  # an input of draft models
 )
 
 
@@ -135,7 +135,7 @@ class CompiledRunner(GraphRunner):
 
         def compiled_language(*args: Any, **kwargs: Any) -> Any:
             inputs = parts.named(forward, args, kwargs)
-            if inputs.get("inputs_embeds") is None:  # InternVL's own classes leave it to the language part
+            if inputs.get("inputs_embeds") is None:  # InternVL embeds in the language part
                 inputs["inputs_embeds"] = model.get_input_embeddings()(inputs["input_ids"])
             inputs["input_ids"] = None
             return self._step(speech, own.arrange_speech(model, inputs), of_kept_rows)
@@ -189,7 +189,7 @@ class CompiledRunner(GraphRunner):
         if self._parts is not None:
             _mark(parts.marks(self._parts.speech_sizes, kwargs))
         phase = "forward" if self._phases_alike else "decoding" if metadata.is_decoding else "prefill"
-        computing.begins()  # the results of the step before need not wait for the compiler
+        computing.begins()  # hand out the previous step's results before the compiler runs
         result = self._compile(key, phase, function, kwargs)
         hidden = result.get("hidden_states") if isinstance(result, dict) else result
         if isinstance(hidden, torch.Tensor) and hidden.dim() == 3:

@@ -17,8 +17,8 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
 _ROUNDS = 10
-_TO_UNIT = np.float32(4.6566127342e-10)  # just below 2^-31, as triton's uint_to_uniform_float has it
-_FEW = 8  # up to so many rows Python is quicker: numpy takes a microsecond for each of a hundred operations
+_TO_UNIT = np.float32(4.6566127342e-10)  # just below 2^-31, as in triton's uint_to_uniform_float
+_FEW = 8  # rows: up to this number Python is faster than numpy, with a microsecond per call
 
 
 def philox_uniform(seeds: Tensor, counters: Tensor) -> Tensor:

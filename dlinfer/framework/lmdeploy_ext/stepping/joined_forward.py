@@ -26,7 +26,7 @@ Step = Callable[[], Awaitable[None]]
 async def following(agent: Any, seconds: float) -> dict[str, Any] | None:
     """Take the next step's arguments from the agent's queue, as its loop does. Return None after ``seconds``."""
     try:
-        # Before Python 3.12 wait_for swallows a cancellation that meets an item.
+        # Before Python 3.12 wait_for swallows a cancellation that arrives together with an item.
         async with asyncio.timeout(seconds):
             step = await agent._in_que.get()
     except TimeoutError:
@@ -132,7 +132,7 @@ class _Joined:
         return (~lost).nonzero()[:, 0] if lost.any() else None
 
     def _slots(self, inputs: Any) -> Tensor:
-        from dlinfer.framework.lmdeploy_ext.layers.attention import cache_slots  # which imports LMDeploy's
+        from dlinfer.framework.lmdeploy_ext.layers.attention import cache_slots  # imports LMDeploy's layers
 
         config = self._agent.cache_config
         ends = inputs.seq_length + inputs.history_lengths

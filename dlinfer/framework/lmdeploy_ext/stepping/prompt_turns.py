@@ -98,7 +98,7 @@ def _would_decode_in_vain(maker: Any) -> bool:
     """
     if not maker.running_seqs or last_tokens.decodes_on(maker, is_ahead=True):
         return False
-    # With a connector each step carries messages about a store of caches elsewhere.
+    # With a KV connector each step carries messages to an external store of caches.
     return not maker.long_context_chunker.enabled() and not maker.scheduler.has_kv_connector()
 
 

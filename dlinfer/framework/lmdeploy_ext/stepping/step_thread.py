@@ -47,7 +47,7 @@ class StepThread:
     def __init__(self) -> None:
         self.idle = threading.RLock()
         self.era = 0
-        self._outputs: deque[Callable[[], None]] = deque()  # of the step before, for the loop to take
+        self._outputs: deque[Callable[[], None]] = deque()  # the previous step's, which the loop has to take
         self._running = False
         self._steps = asyncio.new_event_loop()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="dlinfer-step")
@@ -70,14 +70,14 @@ class StepThread:
         finally:
             self._running = False
             self._host.call_soon(self._take_unless_running)
-            # If the next step does not report that it computes.
+            # In case the next step does not report that it computes.
             self._host.call_later(_LATEST, self.take_outputs)
 
     def _run(self, first: Step, following: Callable[[], Step | None], era: int) -> None:
         computing.listen(self._computes)
         step: Step | None = first
         while step is not None:
-            with self.idle, torch.inference_mode():  # a mode of the thread
+            with self.idle, torch.inference_mode():  # each thread has its own mode
                 if self.era != era:
                     return
                 self._steps.run_until_complete(step())
@@ -101,7 +101,7 @@ class StepThread:
     def hand_over(self, call: Callable[[], None]) -> None:
         """Let the loop that waits for the step make a call: asyncio's queues belong to the thread of their loop."""
         if self._host is None or asyncio.get_running_loop() is self._host:
-            self.take_outputs()  # which came before
+            self.take_outputs()  # the earlier outputs come first
             call()
         else:
             self._outputs.append(call)

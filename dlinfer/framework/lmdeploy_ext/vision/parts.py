@@ -193,7 +193,7 @@ def of_model(model: nn.Module) -> Parts | None:
     """Return the parts of a vision-language model; None for any other model, or if its vision part was left out."""
     left_out = any(getattr(module, "_is_dummy_mod", False) for module in model.modules())
     parts = None if left_out else PARTS.get(type(model).__name__)
-    if parts is None or parts.vision[0] not in dict(model.named_modules()):  # ChatGLM alone
+    if parts is None or parts.vision[0] not in dict(model.named_modules()):  # ChatGLM without images
         return None
     return parts
 

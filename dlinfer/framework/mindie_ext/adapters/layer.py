@@ -61,9 +61,8 @@ class LoraLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., out_features]. x: [..., in_features], one row for each token of the batch."""
         base = self.base(x)
-        if (
-            not torch.compiler.is_compiling() and not self.batch.is_used
-        ):  # compiled graphs ignore the flag: it changes from step to step
+        # Compiled graphs always add: the flag changes from step to step.
+        if not torch.compiler.is_compiling() and not self.batch.is_used:
             return base
         flat, rows = base.flatten(0, -2), x.flatten(0, -2)
         ids = self.batch.ids[: rows.shape[0]]

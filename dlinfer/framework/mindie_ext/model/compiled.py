@@ -91,7 +91,7 @@ def _mark_sizes(kwargs: dict[str, Any], pages: Pages) -> None:
 
 
 def _identity(model: PagedModel) -> str:
-    """Return as a text what graphs depend on besides torch, dlinfer and the CPU: code, config, weight layouts."""
+    """Return a text of all that graphs depend on besides torch, dlinfer and the CPU: code, config, weight layouts."""
     classes = {type(module) for module in model.modules()}
     files = sorted({inspect.getfile(kind) for kind in classes if not kind.__module__.startswith("torch.")})
     code = hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in files)).hexdigest()

@@ -245,7 +245,7 @@ def get_model(
 def load_tokenizer(original: Original, self: Any, model_dir: str, trust_remote_code: bool = False) -> None:
     try:
         original(self, model_dir, trust_remote_code)
-    except Exception as error:  # transformers answers a missing file with whatever it stumbles over
+    except Exception as error:  # transformers raises all kinds of errors for a missing file
         detail = f"its tokenizer is missing or cannot be loaded ({in_short(error)})"
         advice = "see that tokenizer.json or tokenizer.model is there; remote code needs trust_remote_code"
         raise unusable(model_dir, detail, advice) from error

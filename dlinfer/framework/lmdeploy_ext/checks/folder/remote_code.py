@@ -29,7 +29,7 @@ def code_of(config: dict[str, Any]) -> str | None:
 
 
 def check(folder: Path, config: dict[str, Any], trusted: bool) -> None:
-    """Raise ModelFolderError if the configuration needs code that is missing, or if it may not run."""
+    """Raise ModelFolderError if the configuration needs code that is missing or may not run."""
     code = code_of(config)
     if code is None:
         return

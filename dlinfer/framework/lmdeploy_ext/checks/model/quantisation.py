@@ -19,7 +19,7 @@ _AWQ_ADVICE = "use the AWQ model of 4 bits, or the unquantised one in bfloat16 o
 
 # Layers that LMDeploy never packs. Few of its model classes pass on their layers' names, so others cannot be exempt.
 _NEVER_PACKED = ("lm_head", "embed_tokens", "norm")
-_ROUTERS = ("gate", "shared_expert_gate")  # in models with experts, never packed either
+_ROUTERS = ("gate", "shared_expert_gate")  # never packed either, in models with experts
 
 W8A8_SERVED = [
     f"{name}ForCausalLM"

@@ -178,7 +178,7 @@ class _Completion:
         try:
             if choice.echo is not None:
                 await self._answers.put((choice, choice.echo))
-            if choice.answers is None:  # the prompt alone
+            if choice.answers is None:  # echo without new tokens
                 await self._answers.put((choice, GenOut("", 0, 0, "length")))
             else:
                 async for answer in choice.answers:

@@ -79,5 +79,5 @@ def _top_logprobs(
 def _runner_kwargs(original: Original, request: Any, gen_config_kwargs: dict[str, Any]) -> Any:
     kwargs = original(request, gen_config_kwargs)
     if request.logprobs and not request.top_logprobs and "logprobs" not in gen_config_kwargs:
-        kwargs["logprobs"] = 0  # the chosen token's alone
+        kwargs["logprobs"] = 0  # only the chosen token's
     return kwargs

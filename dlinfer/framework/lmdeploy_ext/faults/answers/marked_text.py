@@ -86,7 +86,7 @@ def _stream_chunk(
     for text in texts:
         deltas += original(self, text, [], final=False, **kwargs)
     if not last and not final and (delta_text or delta_token_ids):
-        # At a piece without text LMDeploy's method would stop looking for a further tool call.
+        # LMDeploy's method looks for no further tool call after a piece without text.
         self._update_reasoning_tokens(delta_token_ids)
         return deltas
     return deltas + original(self, last, delta_token_ids, final=final, **kwargs)

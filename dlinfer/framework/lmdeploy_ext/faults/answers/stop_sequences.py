@@ -18,7 +18,7 @@ _sequence: ContextVar[str | None] = ContextVar("stop_sequence", default=None)
 
 @corrects("lmdeploy.serve.anthropic.adapter:map_finish_reason", why="knows no stop sequence", essential=False)
 def _map_finish_reason(original: Original, reason: str | None) -> str:
-    _sequence.set(getattr(reason, "sequence", None))  # a StopReason's
+    _sequence.set(getattr(reason, "sequence", None))  # only a StopReason has it
     return "stop_sequence" if _sequence.get() is not None else original(reason)
 
 

@@ -45,8 +45,8 @@ class StopText:
         self._stops = tuple(stop for stop in stops if stop)
         self._include = include
         self._least = least
-        self._text = ""  # what is not released yet
-        self._offset = 0  # characters released before it
+        self._text = ""  # text that is not released yet
+        self._offset = 0  # number of characters released before _text
         self._floor = 0  # offset in the answer before which no stop begins
         self._fed = 0
         self._tokens: deque[tuple[int, Any, int, int]] = deque()  # id, logprobs, begin and end of its text

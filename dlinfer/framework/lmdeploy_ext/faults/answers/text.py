@@ -99,7 +99,7 @@ async def _generate(
         config = request.gen_config
         count = config.logprobs
         if count == 0:
-            config.logprobs = 1  # LMDeploy's engine takes 0 for none
+            config.logprobs = 1  # LMDeploy's engine reads 0 as no log-probabilities
         if count is not None and config.logprob_start_len < 0:
             answers = _ranked(answers, count)
         answers = _stopping(answers, progress, config) if config.stop_words else _joined(answers, progress)
@@ -142,12 +142,12 @@ def _add(first: Any, second: Any) -> Any:
 async def _stopping(answers: Any, progress: _Progress, config: Any) -> AsyncIterator[Any]:
     """Yield answers that end before the first stop string. config: the request's GenerationConfig."""
     text = StopText(config.stop_words, config.include_stop_str_in_output, config.min_new_tokens or 0)
-    waiting: list[Any] = []  # what the tokens of one engine output released
+    waiting: list[Any] = []  # Releases of the tokens of one engine output
     async with aclosing(answers):
         async for answer in answers:
             if answer.finish_reason is not None:
                 yield _ending(answer, text, waiting)
-                continue  # LMDeploy's generator ends by itself; closed here it would count as cancelled
+                continue  # let LMDeploy's generator end by itself; if closed, it counts as cancelled
             if text.stopped is None:
                 waiting.append(text.feed(answer.token_ids or [], answer.logprobs, answer.response))
                 progress.stopped = text.stopped is not None

@@ -9,7 +9,7 @@ _known: "weakref.WeakKeyDictionary[Any, Sequence[bytes] | None]" = weakref.WeakK
 
 
 def token_bytes(tokenizer: Any) -> Sequence[bytes] | None:
-    """Return the bytes of each token's text, by token id; None if they do not join to what the tokenizer decodes."""
+    """Return the bytes of each token's text, by token id; None if they do not join to the tokenizer's own text."""
     if tokenizer not in _known:
         _known[tokenizer] = _read(tokenizer)
     return _known[tokenizer]

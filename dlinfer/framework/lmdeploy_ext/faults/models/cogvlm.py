@@ -125,7 +125,7 @@ def proc_messages(
 ) -> tuple[str, str]:
     from lmdeploy.model import CogVLM
 
-    # A tokenizer's template is for text alone. With images the model was trained on questions and answers.
+    # The tokenizer's template is for text only. With images the model was trained on questions and answers.
     template = chat_template if getattr(chat_template, "user", None) else CogVLM()
     texts, images = [], ""
     for message in messages:

@@ -12,7 +12,7 @@ _LANGUAGE_FIELDS = (
     "num_hidden_layers",
     "num_attention_heads",
     "num_key_value_heads",
-    "num_replicate_key_value_heads",  # LMDeploy's own, of tensor parallel
+    "num_replicate_key_value_heads",  # LMDeploy's own field, for tensor parallelism
     "head_dim",
     "rms_norm_eps",
     "max_position_embeddings",
@@ -38,7 +38,7 @@ def _language_at_the_top(
         if hasattr(inside, name):
             setattr(hf_config, name, getattr(inside, name))
     rotated = inside.rope_parameters.get("partial_rotary_factor", 1.0)
-    if rotated != 0.5:  # as LMDeploy's layers have it, whatever the configuration says
+    if rotated != 0.5:  # LMDeploy's layers always rotate half of a head
         raise refuse(f"GLM-4.1V with rotary positions on {rotated} of each head", "use a model with 0.5")
     hf_config.rope_parameters = {"mrope_section": _SECTIONS} | inside.rope_parameters
     hf_config.attention_bias = True  # q, k and v have biases whatever the configuration says

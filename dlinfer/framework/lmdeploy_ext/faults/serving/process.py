@@ -160,7 +160,7 @@ def _abandon(engine: Any) -> None:
     """Stop the client and the process of an engine that failed before it registered its own ``close``."""
     if hasattr(engine, "rpc_client"):
         engine.rpc_client.stop()
-    # If Ctrl-C cut the start short there is no id: the process then gets incomplete instructions, and ends.
+    # Without an id, Ctrl-C cut the start short: the process gets incomplete instructions, and ends.
     if engine.proc is not None and engine.proc.pid is not None:
         engine.proc.terminate()
         engine.proc.join(_SHUTDOWN_SECONDS)

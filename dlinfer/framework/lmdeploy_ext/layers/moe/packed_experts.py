@@ -65,7 +65,7 @@ class PackedWeights(ExpertWeights):
     """
 
     parts = ("qweight", "scales", "qzeros")
-    bias = None  # as linear layers say that they have none
+    bias = None  # as in linear layers without a bias
 
     def __init__(
         self, experts: int, in_features: int, out_features: int, group_size: int, device: torch.device | None

@@ -72,8 +72,8 @@ class Indexer(NSAIndexFP8Impl):
         keys, cache = k[:, None], indexer_k_cache
         # The op writes keys and values; an indexer has no values.
         ops.fill_kv_cache(keys, keys[..., :0], cache, cache[..., :0], step.kv_start_indices)
-        # The scores' scale is above zero and the same for all of a token's positions. It changes no order, and without
-        # it weights of 16 bits are not rounded once more.
+        # The scores' scale is left out: it would round weights of 16 bits once more. It is above zero and the same for
+        # all of a token's positions, so it changes no order.
         sequences = (step.cu_seqlens_q_cpu[1:], step.kv_seqlens_cpu, step.block_offsets)
         return ops.lightning_indexer(q, cache, weights.to(q.dtype), *sequences, self.top_k)[:, 0]
 

@@ -37,7 +37,7 @@ def _build_config(original: Original, cls: Any, hf_config: Any, model_path: Any 
     from lmdeploy.pytorch.configurations.deepseek_v2 import DeepseekV2ModelConfigBuilder
 
     if hf_config.model_type == "glm_moe_dsa":
-        # transformers turns pairs whatever the configuration says. LMDeploy turns halves where it says nothing.
+        # transformers always rotates pairs. LMDeploy rotates halves if the configuration says nothing.
         if not getattr(hf_config, "indexer_rope_interleave", True):
             raise refuse("GlmMoeDsaForCausalLM with indexer_rope_interleave=False", "use a model with pairs")
         hf_config.indexer_rope_interleave = True
@@ -124,7 +124,7 @@ def _rotate_glm(
     return q, k
 
 
-# --- the indexer's cache: part of what the model is called with, since a graph sees nothing else of a step
+# --- the indexer's cache: an argument of the model, since a graph sees only its arguments
 
 
 @_replaces(
@@ -164,7 +164,7 @@ def _attention_forward(original: Original, self: Any, **kwargs: Any) -> Tensor:
         return original(self, **kwargs)
     self.indexer.indexer_topk.dlinfer_cache = kwargs["past_key_value"][1]
     result = original(self, **kwargs)
-    # A kept cache would keep its memory while LMDeploy sleeps.
+    # Otherwise the cache's memory would not be freed while LMDeploy sleeps.
     self.indexer.indexer_topk.dlinfer_cache = None
     return result
 
@@ -174,7 +174,7 @@ def _block_cache(original: Original, self: Any) -> Tensor:
     return self.dlinfer_cache
 
 
-# --- GLM-5: layers that take over the choice of the one before
+# --- GLM-5: layers that reuse the previous indexer's choice
 
 
 @_replaces("lmdeploy.pytorch.models.glm_moe_dsa:DSATopKIndicesBuffer.write", why=_CHOSEN)

@@ -47,7 +47,7 @@ class StepBuffers:
     def inputs(self, step: dict[str, Any]) -> dict[str, Any]:
         """Return LMDeploy's keywords of a forward over the buffers. step: the keywords of a real step.
 
-        Lengths are on the device only, where each replay reads them. A graph would keep the numbers of the host.
+        Lengths are on the device only, where each replay reads them. A graph would keep a host number of its capture.
         """
         meta = step["attn_metadata"]
         return step | {

@@ -126,7 +126,7 @@ class CaptureRunner(GraphRunner):
         elif weights != self._weights:
             self._drop("weights were updated")
         self._caches, self._weights = cached, weights
-        self._held = tensors  # so that no other caches get these addresses
+        self._held = tensors  # kept alive, so that no other caches get these addresses
 
     def _drop(self, reason: str) -> None:
         if self._captured:
@@ -169,7 +169,7 @@ class CaptureRunner(GraphRunner):
         try:
             held = self.model(**inputs)
         except BaseException as cause:
-            with contextlib.suppress(Exception):  # a capture that has failed ends in an error too
+            with contextlib.suppress(Exception):  # ending a failed capture raises again
                 graph.capture_end()
             if not isinstance(cause, (RuntimeError, DlinferError)):
                 raise
