@@ -1,6 +1,6 @@
-"""Vendors that answer the fused ops: those installed, and the active one of each device type.
+"""Vendors of kernels for the fused ops: the installed ones, and the active one of each device type.
 
-LMDeploy reads ``vendor_name`` to learn whose kernels it runs on.
+LMDeploy reads ``vendor_name`` to learn which vendor's kernels it runs on.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
-"""The noun Vendor: who answers the fused ops on one kind of device.
+"""The class Vendor: a provider of kernels and engines for one kind of device.
 
-Making a vendor is cheap; its SDK and kernels are loaded on first use. This file imports neither ops nor graphs, so
+Creating a vendor is cheap; its SDK and kernels are loaded on first use. This file imports neither ops nor graphs, so
 ops can ask for the active vendor without an import cycle.
 """
 
@@ -17,20 +17,20 @@ from dlinfer.vendor.claims import Claims, Proofs
 from dlinfer.vendor.device import Device
 
 HOST = "cpu"
-"""torch's name of the device that is this process's own machine."""
+"""torch's device type of this machine's own processor."""
 
 INTERFACE = 1
-"""Version of the vendor interface. It rises when a vendor written for the previous version no longer fits."""
+"""Version of the vendor interface. It rises when vendors for the previous version no longer fit."""
 
 Kernel = Callable[..., object]
 Rule = Callable[..., str | None]
 
 
 def refuses(rule: Rule) -> Callable[[Kernel], Kernel]:
-    """Attach a rule to a kernel: which calls it does not take. Callers ask the rule before anything runs.
+    """Attach a rule to a kernel that says which calls it does not take. Callers ask the rule before anything runs.
 
-    rule: takes the op's arguments and returns the reason, or None for a call that the kernel takes. Tensors may be
-        fake tensors, so the rule reads dtypes, ranks, sizes and devices, never values. Caches have the vendor's layout.
+    rule: takes the op's arguments and returns the reason, or None for a call that the kernel takes. Tensors may be fake
+    tensors, so the rule reads dtypes, ranks, sizes and devices, never values. Caches have the vendor's layout.
 
     A kernel that decides by values raises KernelDeclined before it writes anything.
     """
@@ -43,15 +43,15 @@ def refuses(rule: Rule) -> Callable[[Kernel], Kernel]:
 
 
 def rule_of(kernel: Kernel) -> Rule | None:
-    """The rule that ``refuses`` attached to a kernel. None: it takes every call, or decides during the call."""
+    """Return the kernel's rule from ``refuses``. None: the kernel takes every call, or decides during it."""
     return getattr(kernel, "refuses", None)
 
 
 def in_order(*kernels: Kernel) -> Kernel:
-    """One kernel made of several implementations of an op, the preferred one first.
+    """Combine several implementations of an op into one kernel, the preferred one first.
 
-    A call runs on the first implementation whose rule takes it and that does not raise KernelDeclined. It is declined
-    where all decline it, with the reason of each.
+    A call runs on the first implementation that takes it: its rule does not refuse, and it does not raise
+    KernelDeclined. If all decline the call, the kernel declines it with the reason of each.
     """
 
     def rule(*args: Any, **kwargs: Any) -> str | None:
@@ -84,12 +84,12 @@ def in_order(*kernels: Kernel) -> Kernel:
 
 
 def implementations(kernel: Kernel) -> tuple[Kernel, ...]:
-    """The implementations that ``in_order`` has put together; the kernel itself where it has one."""
+    """Return the implementations that ``in_order`` combined, or the kernel itself if it is the only one."""
     return getattr(kernel, "implementations", (kernel,))
 
 
 def kernel_name(kernel: Kernel) -> str:
-    """Module and name of an implementation, for people."""
+    """Return module and name of an implementation, for people."""
     return f"{kernel.__module__}.{kernel.__qualname__}"
 
 
@@ -106,22 +106,21 @@ class Probe:
 class KVCacheLayout:
     """How a vendor orders the four dimensions of a paged KV cache.
 
-    ``order`` names them from outer to inner: B block, S slot in the block, H kv head, D head size. The op
-    interface speaks of [blocks, block_size, kv_heads, head_size] = "BSHD"; ``canonical`` shows any layout
-    that way without a copy, so writing into the view writes into the cache. ``block_size`` is the number of slots
-    in a block that its graph engine needs, or None where any will do.
+    order: their names from outer to inner: B block, S slot in the block, H KV head, D head size. The ops describe
+        caches as [blocks, block_size, kv_heads, head_size] = "BSHD".
+    block_size: the number of slots in a block that the vendor's graph engine needs, or None for any.
     """
 
     order: str = "BSHD"
     block_size: int | None = None
 
     def shape(self, blocks: int, block_size: int, kv_heads: int, head_size: int) -> tuple[int, ...]:
-        """Shape of a cache of this layout."""
+        """Return the shape of a cache of this layout."""
         sizes = {"B": blocks, "S": block_size, "H": kv_heads, "D": head_size}
         return tuple(sizes[dim] for dim in self.order)
 
     def canonical(self, cache: Tensor) -> Tensor:
-        """View of ``cache`` as [blocks, block_size, kv_heads, head_size]; shares memory."""
+        """Return a view of ``cache`` as [blocks, block_size, kv_heads, head_size], on the same memory."""
         if self.order == "BSHD":
             return cache
         return cache.permute(*(self.order.index(dim) for dim in "BSHD"))
@@ -129,28 +128,28 @@ class KVCacheLayout:
 
 @dataclass(frozen=True)
 class Vendor:
-    """One vendor: a name, the torch device type it serves, and how to load the rest.
+    """One vendor: its name, the device type that it serves, and functions that load the rest.
 
     name: unique among installed vendors; what users write in ``vendor.use()``.
-    device_type: torch's name of the device whose tensors its kernels take ("cpu", "npu", ...), or "any".
+    device_type: torch's type of the device that its kernels serve ("cpu", "npu", ...), or "any".
     summary: one line for people.
-    probe: says whether it can run here, and why not.
-    load_kernels: returns op name -> kernel, which ``in_order`` may make of several; called once, at activation. None
-        for a vendor with graph engines only.
-        Ops outside its graphs then run on the host's kernels if these can reach its tensors, else on the reference
-        under the fallback policy (``discovery.kernels_of``).
+    probe: returns whether it can run here, and why not.
+    load_kernels: returns op name -> kernel, which may combine several by ``in_order``; called once, at activation. None
+        for a vendor with graph engines only. Ops outside its graphs then run on the host's kernels if these can reach
+        its tensors, else on the reference under the fallback policy (``discovery.kernels_of``).
     load_device: returns the ``Device`` that serving frameworks need; called once, and may initialise the device. None
         if another vendor provides it for the same device type.
     framework_device: the frameworks' name of the device, as in LMDeploy's ``device_type``; default: the vendor's name.
     priority: of several available vendors of one device, the highest is the default, unless DLINFER_VENDOR names
         another or DLINFER_ENGINE an engine that only another provides.
     kv_cache_layout: the layout of the paged KV cache that its kernels expect.
-    engines: names of the graph engines it provides, and load_engine: makes one of them by name.
+    engines: names of its graph engines.
+    load_engine: returns an engine by name.
     default_engine: the engine for graphs on its device if the user names none.
     toolchain: returns the recipe of a second environment, for a vendor that needs one.
-    is_reference: its kernels are the ops' own bodies, so that running them does not count as a fallback.
-    claims: returns the ops and dtypes that its kernels serve, for ``dlinfer conformance``. None claims every op that it
-        has a kernel for, in part.
+    is_reference: its kernels are the ops' own bodies, so running them does not count as a fallback.
+    claims: returns the ops and dtypes that its kernels serve, for ``dlinfer conformance``. None claims in part every op
+        that has a kernel.
     proofs: returns how far each kernel was tested, without loading an SDK. None leaves the vendor out of the table.
     interface: the ``INTERFACE`` that it was written for; any other number than dlinfer's is refused. 0: not stated.
     """
@@ -174,9 +173,9 @@ class Vendor:
     interface: int = 0
 
     def serves(self, device_type: str) -> bool:
-        """Whether tensors on ``device_type`` can be this vendor's."""
+        """Return whether the vendor can serve tensors on ``device_type``."""
         return self.device_type in (device_type, "any")
 
     def puts_frameworks_on(self, name: str) -> bool:
-        """Whether ``name`` is what frameworks call a device that this vendor puts them on."""
+        """Return whether frameworks call a device of this vendor by ``name``."""
         return self.load_device is not None and name == (self.framework_device or self.name)

@@ -39,10 +39,10 @@ class Proof(StrEnum):
     TRANSCRIBED = "transcribed schema"
     """The vendor's published sources declare the ops it calls, copied by hand; results come from a simulation."""
     STAND_IN = "stand-in"
-    """It ran only against a stand-in with signatures that have no published source."""
+    """It ran only against a stand-in, with signatures that no published source confirms."""
     NONE = "none"
-    """It relies on the vendor's own kernel of a torch op, or nothing of it was run."""
+    """It uses the vendor's own kernel of a torch op, or no part of it was run."""
 
 
 Proofs = Mapping[str, Proof]
-"""Op name -> how far its kernel was tested, for every op with a kernel of the vendor."""
+"""Op name -> how far the vendor's kernel was tested, for every op that has one."""

@@ -35,7 +35,8 @@ class Sampler(Protocol):
     """
 
     def largest(self, logits: Tensor) -> Tensor | None:
-        """The index of each row's largest logit, the first of equals, like ``argmax(-1)``: NaN counts as largest."""
+        """Return the index of each row's largest logit, the first of equals. NaN counts as largest, as in
+        ``argmax(-1)``."""
         ...
 
     def draw(
@@ -64,7 +65,7 @@ class HostNumbers(Protocol):
     """
 
     def recording(self, kv_seqlens: Sequence[int]) -> AbstractContextManager[None]:
-        """A context, for this thread, that records host numbers while the current stream is captured."""
+        """Return a context, for this thread, that records host numbers while the current stream is captured."""
         ...
 
     def update(self, kv_seqlens: Sequence[int]) -> None:
@@ -73,10 +74,10 @@ class HostNumbers(Protocol):
 
 
 class Device(ABC):
-    """One kind of device, for serving frameworks. A vendor makes one object, when a framework first asks.
+    """One kind of device, for serving frameworks. A vendor creates one object when a framework first asks.
 
-    streams: its streams and events: a module like ``torch.cuda``, or ``HostStreams()`` if calls return when their
-        work is done.
+    streams: its streams and events: a module like ``torch.cuda``, or ``HostStreams()`` if calls return when their work
+        is done.
     communicator: the torch.distributed backend that joins such devices.
     max_batch_size: the default number of sequences decoded together.
     max_prefill_tokens: the default number of prompt tokens computed together; None leaves it to the framework.
@@ -104,7 +105,7 @@ class Device(ABC):
         """Return free and total memory. Called while an engine starts and before each capture."""
 
     def take(self, index: int) -> None:  # noqa: B027 - there is nothing to do where there is one
-        """Choose the device of this process; called before it allocates. Does nothing if there is only one."""
+        """Choose the process's device; called before the process allocates. By default there is only one."""
 
     def share(self, index: int, count: int) -> None:  # noqa: B027 - a card is not shared
         """Keep this process to its part of a device that ``count`` processes (ranks) of one model share.
@@ -113,21 +114,18 @@ class Device(ABC):
         """
 
     def graph_runner(self) -> Callable[..., Any] | None:
-        """The vendor's own graph runner for a model's forward, called as LMDeploy's GraphRunner.
+        """Return the vendor's own graph runner for a model's forward, called like LMDeploy's GraphRunner.
 
         None uses dlinfer's runner, which compiles for the chosen engine or the vendor's default one.
         """
         return None
 
     def host_numbers(self) -> HostNumbers | None:
-        """Supplies the host numbers of each replay of a graph that is about to be captured.
-
-        None if the graph's kernels read all numbers on the device.
-        """
+        """Return the ``HostNumbers`` for a graph that is about to be captured, or None if its kernels need none."""
         return None
 
     def sampler(self) -> Sampler | None:
-        """The vendor's sampler. None leaves sampling to the framework."""
+        """Return the vendor's sampler. None leaves sampling to the framework."""
         return None
 
     def pack_bf12(self, weight: Tensor) -> Tensor | None:

@@ -1,11 +1,11 @@
-"""Which vendors are installed, and which one is active for each device type.
+"""The installed vendors, and the active one of each device type.
 
 Vendors come from the entry-point group ``dlinfer.vendors``; dlinfer registers its own there too. Nothing is loaded
 before its first use. torch's dispatcher knows devices, not vendors, so each device type has one active vendor at a
 time; ``ops`` listens for changes and rebinds its kernels.
 
-A faulty plugin is an error for a user who names it and a warning for everybody else: a broken package that nobody
-asked for must not break the CPU.
+A faulty plugin is an error for a user who names it and a warning for everybody else: a broken package that nobody asked
+for must not break the CPU.
 """
 
 import contextvars
@@ -40,7 +40,7 @@ class VendorWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a vendor was loaded from.
+    """The package that a vendor was loaded from.
 
     loaded_at: a time in nanoseconds before which no module of its package was loaded.
     """
@@ -64,12 +64,12 @@ _listeners: list[Callable[[str, Vendor], None]] = []
 
 
 def names() -> list[str]:
-    """Names of all installed vendors, available or not. Loads none."""
+    """Return the names of all installed vendors, available or not. Loads none."""
     return sorted({entry.name for entry in entry_points(group=GROUP)})
 
 
 def get(name: str) -> Vendor:
-    """The vendor of that name. Raises UnknownVendorError, VendorLoadError, VendorClashError."""
+    """Return the vendor of that name. Raises UnknownVendorError, VendorLoadError, VendorClashError."""
     with _lock:
         if name not in _loaded:
             entry = _entry(name)
@@ -85,7 +85,7 @@ def get(name: str) -> Vendor:
 
 
 def origin(name: str) -> Origin | None:
-    """Where the vendor of that name was loaded from; None for one that has not been loaded."""
+    """Return the origin of a vendor, or None if it has not been loaded."""
     return _origins.get(name)
 
 
@@ -137,10 +137,10 @@ def probe(vendor: Vendor) -> Probe:
 
 
 def use(name: str, device_type: str | None = None) -> Vendor:
-    """Make a vendor the active one of its device type (give ``device_type`` for one that serves any).
+    """Make a vendor the active one of its device type. A vendor that serves any device needs ``device_type``.
 
-    Takes effect for every later op call in the process. Raises VendorUnavailableError when its probe says no,
-    and VendorLoadError when its kernels cannot be loaded; then the active vendor stays what it was.
+    Takes effect for every later op call in the process. Raises VendorUnavailableError if its probe says no, and
+    VendorLoadError if its kernels cannot be loaded; then the active vendor stays.
     """
     global _active, kv_orders
     vendor = get(name)
@@ -175,7 +175,7 @@ def _announce(device_type: str, vendor: Vendor) -> None:
 
 
 def most_recent() -> str:
-    """Name of the vendor activated last in this process, or the host's default one when none was."""
+    """Return the name of the vendor activated last in this process, or of the host's default one if there was none."""
     with _lock:
         if _active:
             return next(reversed(_active.values())).name
@@ -184,14 +184,14 @@ def most_recent() -> str:
 
 
 def active(device_type: str) -> Vendor | None:
-    """The active vendor of a device type, or None when none has been needed or chosen yet."""
+    """Return the active vendor of a device type, or None if none has been needed or chosen yet."""
     return _active.get(device_type)
 
 
 def activate_default(device_type: str) -> Vendor | None:
-    """The active vendor of a device type, choosing one if need be; None when no vendor serves that device.
+    """Return the active vendor of a device type, and choose one if needed; None if no vendor serves the device.
 
-    Raises what ``default`` and ``use`` raise.
+    Raises the errors of ``default`` and ``use``.
     """
     with _lock:
         if device_type in _active:
@@ -201,11 +201,11 @@ def activate_default(device_type: str) -> Vendor | None:
 
 
 def default(device_type: str) -> Vendor | None:
-    """The vendor that the first op call on a device would make active; activates nothing.
+    """Return the vendor that the first op call on a device would activate; activate nothing.
 
-    ``DLINFER_VENDOR`` wins if it serves the device. Next come available vendors that provide ``DLINFER_ENGINE``, as
-    an engine may need its own vendor's KV-cache layout, then all available vendors. Among several the highest priority
-    wins, and among equals the first by name. Raises the errors of ``get`` if DLINFER_VENDOR cannot be loaded.
+    ``DLINFER_VENDOR`` wins if it serves the device. Next come available vendors that provide ``DLINFER_ENGINE``, as an
+    engine may need its own vendor's KV-cache layout, then all available vendors. The highest priority wins, and among
+    equals the first by name. Raises the errors of ``get`` if DLINFER_VENDOR cannot be loaded.
     """
     name = settings.current().vendor
     if name and get(name).serves(device_type):
@@ -217,7 +217,7 @@ def default(device_type: str) -> Vendor | None:
 
 
 def loadable() -> list[Vendor]:
-    """Every vendor that can be loaded, with a warning for each of the others."""
+    """Return every vendor that can be loaded; warn of each of the others."""
     vendors = []
     for name in names():
         try:
@@ -228,7 +228,7 @@ def loadable() -> list[Vendor]:
 
 
 def kernels_of(vendor: Vendor) -> Mapping[str, Kernel]:
-    """The kernels in use while a vendor is active: its own, or the host's if it brings none.
+    """Return the kernels in use while a vendor is active: its own, or the host's if it brings none.
 
     The host's kernels dereference pointers, so they serve tensors in host memory only. A vendor of another device
     without kernels of its own has none.
@@ -243,11 +243,11 @@ def kernels_of(vendor: Vendor) -> Mapping[str, Kernel]:
 
 
 def host(vendor: Vendor) -> Vendor:
-    """The vendor whose CPU kernels run the ops of a vendor without kernels.
+    """Return the vendor whose CPU kernels run the ops of a vendor without kernels.
 
-    It is the available vendor of highest priority with kernels for CPU tensors and the same KV-cache layout. A vendor
-    whose kernels are being loaded is skipped, so that two vendors cannot wait for each other. Raises
-    VendorUnavailableError if there is none.
+    It is the available vendor of highest priority with kernels for CPU tensors and the same KV-cache layout. Vendors
+    that are loading their kernels are skipped, so that two cannot wait for each other. Raises VendorUnavailableError if
+    there is none.
     """
     asking = _asking.get() | {vendor.name}
     hosts = [
@@ -269,7 +269,7 @@ def host(vendor: Vendor) -> Vendor:
 
 
 def device(device_type: str) -> Device:
-    """The ``Device`` of a device type: the active vendor's, else that of the vendor of highest priority with one.
+    """Return the ``Device`` of a device type: the active vendor's, or else that of the highest priority.
 
     Raises DeviceUnknownError if no vendor has one, VendorUnavailableError if that vendor cannot run here, and
     VendorLoadError.
@@ -292,7 +292,7 @@ def device(device_type: str) -> Device:
 
 
 def device_of(vendor: Vendor) -> Device:
-    """The ``Device`` of a vendor that has ``load_device``. Raises VendorLoadError."""
+    """Return the ``Device`` of a vendor that has ``load_device``. Raises VendorLoadError."""
     assert vendor.load_device is not None, f"vendor {vendor.name!r} has no load_device"
     with _lock:
         if vendor.name not in _devices or _devices[vendor.name][0] is not vendor:
@@ -306,7 +306,7 @@ def device_of(vendor: Vendor) -> Device:
 
 
 def author(kernel: Kernel, vendor: Vendor) -> str:
-    """Name of the vendor whose package defines a kernel; ``vendor`` itself if no other vendor's package does.
+    """Return the name of the vendor whose package defines a kernel, or of ``vendor`` if no other vendor's does.
 
     A kernel that wraps another with ``functools.wraps`` counts as the other's.
     """

@@ -1,4 +1,4 @@
-"""Streams and events of a device, and the trivial ones of a device that works synchronously.
+"""Streams and events of a device, and trivial ones for a device that works synchronously.
 
 ``Streams`` is the part of ``torch.cuda`` that serving frameworks use. Modules like ``torch.npu`` have the same names,
 so a vendor can pass its module unchanged. On a device without queues (the host) every stream is idle and every event
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 
 class Streams(Protocol):
-    """The part of ``torch.cuda`` that is about work in flight.
+    """The part of ``torch.cuda`` for streams, events and memory.
 
     Stream, Event: types with torch.cuda's methods. current_stream: the stream that receives work. stream: a context
     that makes another stream current. synchronize: waits for all work. empty_cache: frees memory that no tensor holds.
@@ -47,11 +47,11 @@ class HostStream:
         """The event has happened."""
 
     def record_event(self, event: "HostEvent | None" = None) -> "HostEvent":
-        """An event that has happened."""
+        """Return an event, which has happened."""
         return event if event is not None else HostEvent()
 
     def query(self) -> bool:
-        """Whether all work is done: always."""
+        """Return True: all work is done."""
         return True
 
 
@@ -73,12 +73,12 @@ class HostEvent:
         """It has happened."""
 
     def query(self) -> bool:
-        """Whether it has happened: always."""
+        """Return True."""
         return True
 
 
 class HostStreams:
-    """The ``Streams`` of a device whose work is done when a call returns."""
+    """The ``Streams`` of a device that completes its work before a call returns."""
 
     Stream = HostStream
     Event = HostEvent
@@ -87,11 +87,11 @@ class HostStreams:
         self._current = HostStream()
 
     def current_stream(self) -> HostStream:
-        """The one stream that work is done on."""
+        """Return the only stream."""
         return self._current
 
     def stream(self, stream: HostStream) -> AbstractContextManager[None]:
-        """Work is done at once, whatever the stream."""
+        """Return a context that does nothing: work is done at once, whatever the stream."""
         return nullcontext()
 
     def synchronize(self) -> None:
