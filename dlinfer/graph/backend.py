@@ -1,7 +1,7 @@
 """The Dynamo backend ``dlinfer``: what torch.compile(model, backend="dlinfer") calls with each graph."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import fx
@@ -22,7 +22,7 @@ from dlinfer.graph.report.policy import leave_graph
 from dlinfer.graph.report.report import FIRST_CALL, GraphReport, record
 from dlinfer.graph.torch_private import dynamo
 
-Compiled = Callable[..., Any]
+Compiled = Callable[..., object]
 """The function that Dynamo calls in place of a graph."""
 
 
@@ -30,7 +30,7 @@ def dlinfer_backend(
     graph_module: fx.GraphModule,
     example_inputs: Sequence[object],
     *,
-    options: Mapping[str, Any] | CompileOptions | None = None,
+    options: Mapping[str, object] | CompileOptions | None = None,
     mode: str | None = None,
 ) -> Compiled:
     """Compile a Dynamo graph and return the compiled function.
@@ -59,7 +59,7 @@ def dlinfer_backend(
 def _or_eager(compiled: CompiledGraph, graph_module: fx.GraphModule, policy: str) -> Compiled:
     """Return a function that runs ``compiled``, or ``graph_module`` as a fallback if a call's inputs share memory."""
 
-    def run(*inputs: Any) -> Any:
+    def run(*inputs: object) -> object:
         try:
             return compiled(*inputs)
         except SharedMemoryError as error:

@@ -40,7 +40,7 @@ class CompileOptions:
     eager_ops: Sequence[str] = ()
     small_regions: str | None = None
     cache_dir: Path | None = None
-    engine_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    engine_options: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def __post_init__(self) -> None:
         for option, allowed in (("fallback", settings.FALLBACK_POLICIES), ("small_regions", SMALL_REGIONS)):
@@ -74,7 +74,7 @@ class CompileOptions:
         return self.engine or settings.current().engine or None
 
     @property
-    def wanted_engine_options(self) -> dict[str, Any]:
+    def wanted_engine_options(self) -> dict[str, object]:
         """The engine's options by name. An option set here replaces the one in DLINFER_ENGINE_OPTIONS."""
         chosen = settings.current()
         named_here = self.engine is not None and self.engine != chosen.engine

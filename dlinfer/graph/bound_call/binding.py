@@ -13,7 +13,7 @@ error, and the reader returns None. Tensors of one element raise no error, so th
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from dlinfer.graph.bound_call.sources import Scope, evaluate, is_argument, is_steady, root
 from dlinfer.graph.interface.interface import Interface, as_taken, mismatches
 
-Reader = Callable[[Mapping[str, Any]], list[Any] | None]
+Reader = Callable[[Mapping[str, object]], list[object] | None]
 """A function from a call's arguments to the program's inputs; None if a bound object was replaced."""
 
 _STEP = re.compile(r"\.\w+\(\)|\.\w+|\['\w+'\]|\[\d+\]")
@@ -36,7 +36,7 @@ def bind(
     count: int,
     steady: Collection[str],
     scope: Scope,
-    defaults: Mapping[str, Any],
+    defaults: Mapping[str, object],
     hooks: int,
 ) -> Reader:
     """Bind a call's steady objects, and return the reader of later calls.
@@ -48,7 +48,7 @@ def bind(
     """
     writer = _Writer(scope, steady)
     ports = iter(interface.inputs)
-    inputs: list[Any] = [None] * count
+    inputs: list[object] = [None] * count
     for index, source in enumerate(sources):
         port = None if index in interface.constants else next(ports)
         if port is None or is_steady(source, steady):
@@ -77,10 +77,10 @@ class _Writer:
         owner = self._arguments["self"]
         self._scope: dict[str, Any] = {"own": owner, "G": scope["G"]}
         self._names: dict[int, str] = {id(owner): "own"}
-        self._live: dict[int, Any] = {}
+        self._live: dict[int, list[object] | dict[object, object]] = {}
         self._checks: dict[str, None] = {}
-        self._constants: dict[str, Any] = {}
-        self._holders: dict[str, Any] = {}
+        self._constants: dict[str, object] = {}
+        self._holders: dict[str, object] = {}
 
     def name(self, value: object) -> str:
         """Return the object's name in the scope; add the object if it has none."""
@@ -128,12 +128,12 @@ class _Writer:
                 None
             )
 
-    def _step(self, container: Any, step: str, result: object) -> None:
+    def _step(self, container: object, step: str, result: object) -> None:
         if isinstance(container, nn.Module) and step[1:] in _REGISTRIES:
             return  # torch never replaces these dicts
         if isinstance(container, (torch.Tensor, tuple)):
             return  # the container itself is bound, so its sizes or elements need no check
-        if type(container) in (list, dict) and step.startswith("[") and _is_plain(container):
+        if step.startswith("[") and _is_plain(container):
             self._live[id(container)] = container
             if not isinstance(result, torch.Tensor) or (result.numel() > 1 and _is_torchs(result)):
                 return
@@ -155,7 +155,7 @@ class _Writer:
                 return None
         return holder
 
-    def function(self, inputs: list[Any], defaults: Mapping[str, Any], hooks: int) -> Reader:
+    def function(self, inputs: list[object], defaults: Mapping[str, object], hooks: int) -> Reader:
         """Compile the reader. It returns a copy of ``inputs``, completed with the inputs that change."""
         self._scope |= {"bound": inputs, "handles": RemovableHandle}
         checks = [*self._checks, f"handles.next_id != {hooks}"]
@@ -197,11 +197,13 @@ def _taken(value: Any, step: str) -> Any:
     return value[step[2:-2] if step.startswith("['") else int(step[1:-1])]
 
 
-def _is_plain(container: Any) -> bool:
-    """Return whether a list or dict holds only tensors, modules, containers and None.
+def _is_plain(container: object) -> TypeGuard[list[object] | dict[object, object]]:
+    """Return whether a value is a list or dict that holds only tensors, modules, containers and None.
 
     Other lists and dicts hold values that may change at each call, such as a counter.
     """
+    if type(container) not in (list, dict):
+        return False
     values = cast("Iterable[object]", container.values() if isinstance(container, dict) else container)
     return all(
         value is None or type(value) in (list, dict, tuple) or isinstance(value, (torch.Tensor, nn.Module))

@@ -8,7 +8,6 @@ are not compared.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
-from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -53,7 +52,7 @@ class BoundCall:
             if parameter is not None and parameter.default is not Parameter.empty
         }
 
-    def __call__(self, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, **kwargs: object) -> torch.Tensor:
         """Run the graph and return its result.
 
         The call copies a changing argument that is not contiguous, so the result's strides are those for contiguous
@@ -72,14 +71,14 @@ class BoundCall:
         self._binding = None
         self.program.unbind()
 
-    def check(self, kwargs: Mapping[str, Any]) -> None:
+    def check(self, kwargs: Mapping[str, object]) -> None:
         """Raise ArtifactInputError if the graph was not compiled for such arguments."""
         self._inputs(self._traced.scope(kwargs))
 
-    def _inputs(self, scope: Scope) -> list[Any]:
+    def _inputs(self, scope: Scope) -> list[object]:
         """Return the program's inputs, read from a call's scope. Raises ArtifactInputError if a value does not fit."""
         self._check_autocast()
-        leaves: list[Any] = []
+        leaves: list[object] = []
         names = [source_name(source) for source in self.sources]
         constants = self.interface.constants
         for place, source in enumerate(self.sources):
@@ -105,7 +104,7 @@ class BoundCall:
                 name="autocast", expected=self._autocast or "autocast off", given=current or "autocast off"
             )
 
-    def _bind(self, kwargs: Mapping[str, Any]) -> list[Any]:
+    def _bind(self, kwargs: Mapping[str, object]) -> list[object]:
         """Bind the steady objects of a call, and return the program's inputs for the call."""
         hooks = (
             RemovableHandle.next_id

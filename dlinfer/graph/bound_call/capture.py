@@ -31,7 +31,11 @@ _HOOKS = ("._forward_hooks", "._forward_pre_hooks")
 
 
 def capture_call(
-    function: Callable[..., Any], kwargs: Mapping[str, Any], *, steady: Sequence[str], options: CompileOptions
+    function: Callable[..., Any],
+    kwargs: Mapping[str, object],
+    *,
+    steady: Sequence[str],
+    options: CompileOptions,
 ) -> tuple[BoundCall, torch.Tensor]:
     """Compile ``function`` for calls like this one, and run it once; return (the bound call, the result).
 
@@ -101,14 +105,16 @@ class _Backend:
         self._options = options
         self._receiver = f"L['{receiver}']"
         self.compiled: tuple[CompiledGraph, GraphReport] | None = None
-        self._inputs: list[tuple[str, Any]] = []
+        self._inputs: list[tuple[str, object]] = []
         self._written: list[bool] = []
         self._conditions: list[tuple[Size, tuple[str, ...]]] = []
         self._twice: list[tuple[str, str]] = []
         self._specialized: list[str] = []
         self._first_run: tuple[Sequence[object], Sequence[object]] = ((), ())
 
-    def __call__(self, graph_module: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., Any]:
+    def __call__(
+        self, graph_module: fx.GraphModule, example_inputs: Sequence[object]
+    ) -> Callable[..., tuple[object, ...]]:
         placeholders = graph_module.graph.find_nodes(op="placeholder")
         sources = map(self._renamed, dynamo.input_sources(graph_module.graph))
         fakes = (node.meta.get("example_value") for node in placeholders)
@@ -125,7 +131,7 @@ class _Backend:
         self._twice = [(self._renamed(a), self._renamed(b)) for a, b in dynamo.inputs_given_twice()]
         self._specialized = list(dict.fromkeys(map(self._renamed, dynamo.constants_read())))
 
-        def run(*inputs: Any) -> tuple[Any, ...]:
+        def run(*inputs: object) -> tuple[object, ...]:
             outputs = program(*inputs)
             self._first_run = inputs, outputs
             return outputs
@@ -175,7 +181,7 @@ class _Backend:
         Raises _CannotServeError if a port would fit this call only.
         """
         ports: list[Port] = []
-        constants: dict[int, Any] = {}
+        constants: dict[int, object] = {}
         for place, (source, fake) in enumerate(self._inputs):
             value, name, fixed = evaluate(source, scope), source_name(source), ""
             if isinstance(

@@ -9,7 +9,7 @@ from torch import nn
 
 from dlinfer.graph.torch_private.dynamo import source_name
 
-Scope = Mapping[str, Mapping[str, Any]]
+Scope = Mapping[str, Mapping[str, object]]
 """The values of ``L`` and ``G`` in a call. ``L['self']`` is the function's owner."""
 
 ABSENT = (KeyError, AttributeError, IndexError, TypeError)
@@ -34,9 +34,9 @@ class Traced:
         plain = getattr(self.method, "__func__", None)
         names = () if plain is None else inspect.signature(plain).parameters
         self.receiver = next(iter(names), "self")
-        self._globals: Mapping[str, Any] = getattr(inspect.unwrap(self.method), "__globals__", {})
+        self._globals: Mapping[str, object] = getattr(inspect.unwrap(self.method), "__globals__", {})
 
-    def scope(self, kwargs: Mapping[str, Any]) -> Scope:
+    def scope(self, kwargs: Mapping[str, object]) -> Scope:
         """Return the scope of a call with these arguments."""
         defaults = {name: parameter.default for name, parameter in self.parameters.items()}
         return {"L": defaults | dict(kwargs) | {"self": self.owner}, "G": self._globals}

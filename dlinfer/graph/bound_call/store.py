@@ -7,7 +7,6 @@ after a check of its inputs.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -31,8 +30,8 @@ from dlinfer.vendor import discovery
 
 
 def compile_call(
-    function: Callable[..., Any],
-    kwargs: Mapping[str, Any],
+    function: Callable[..., object],
+    kwargs: Mapping[str, object],
     *,
     identity: str,
     steady: Sequence[str] = (),
@@ -63,7 +62,7 @@ def compile_call(
     return new, result, False
 
 
-def _misfit(call: BoundCall, kwargs: Mapping[str, Any]) -> str:
+def _misfit(call: BoundCall, kwargs: Mapping[str, object]) -> str:
     """Return why a stored call does not fit these arguments; empty if it fits."""
     try:
         call.check(kwargs)
@@ -79,7 +78,7 @@ class CallStore:
     def __init__(
         self,
         options: CompileOptions,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         steady: Sequence[str],
         identity: str,
         device: torch.device,

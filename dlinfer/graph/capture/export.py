@@ -36,7 +36,7 @@ class Exported:
     inputs: list[str]
     names: list[str]
     ranges: Mapping[Any, Any]
-    examples: Sequence[Any] | None
+    examples: Sequence[object] | None
     reference: Reference | None
 
     @property
@@ -164,7 +164,7 @@ def _reference(module: torch.nn.Module, targets: list[str], program: ExportedPro
         module.named_buffers(remove_duplicate=False)
     )
 
-    def run(weights: Sequence[torch.Tensor], leaves: Sequence[object]) -> Sequence[Any]:
+    def run(weights: Sequence[torch.Tensor], leaves: Sequence[object]) -> Sequence[object]:
         args, kwargs = pytree.tree_unflatten(list(leaves), spec)
         swapped = {name: weight for name, weight in zip(targets, weights, strict=True) if name in known}
         return pytree.tree_leaves(

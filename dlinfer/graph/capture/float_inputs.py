@@ -21,7 +21,7 @@ from dlinfer.graph.torch_private.symbols import free_unbacked_symbols
 _Binary = Callable[[Any, Any], Any]
 
 
-def _spelled(names: str, function: _Binary) -> dict[Any, _Binary]:
+def _spelled(names: str, function: _Binary) -> dict[object, _Binary]:
     """Return callee -> ``function`` for the Python operators, torch functions and methods with these names."""
     spellings = ((getattr(operator, name, None), getattr(torch, name, None), name) for name in names.split())
     return dict.fromkeys(itertools.chain(*spellings), function)
@@ -40,7 +40,7 @@ _IN_PLACE = {
     **_spelled("imul mul_", torch.mul),
     **_spelled("itruediv div_", torch.div),
 }
-_COMPARISONS: dict[Any, _Binary] = {
+_COMPARISONS: dict[object, _Binary] = {
     spelling: function
     for name in ("gt", "ge", "lt", "le", "eq", "ne")
     for spelling, function in _spelled(name, getattr(torch, name)).items()
@@ -85,7 +85,7 @@ def _device(node: fx.Node) -> str | None:
     return None if device is None else device.type
 
 
-def on_floats(node: fx.Node, args: Any, kwargs: Any, floats: tuple[bool, ...]) -> Any:
+def on_floats(node: fx.Node, args: Any, kwargs: object, floats: tuple[bool, ...]) -> object:
     """Run a node with float inputs as 0-d float64 tensors; return its result, or None if it needs the floats' values.
 
     floats: for each positional argument, whether it is a float input.
@@ -111,7 +111,7 @@ def on_floats(node: fx.Node, args: Any, kwargs: Any, floats: tuple[bool, ...]) -
     return None
 
 
-def _of_numbers(function: _Binary, args: Any) -> Any:
+def _of_numbers(function: _Binary, args: Any) -> object:
     """Compute a float, as a 0-d tensor, from two numbers, at least one of them a float input."""
     left, right = args
     if not isinstance(left, torch.Tensor):
@@ -133,7 +133,7 @@ def _rounded(function: _Binary, args: Any, floats: tuple[bool, ...], dtype: torc
     return result if result.dtype is dtype else result.to(dtype)
 
 
-def _cast(args: Any, which: tuple[bool, ...], dtype: torch.dtype) -> list[Any]:
+def _cast(args: Any, which: tuple[bool, ...], dtype: torch.dtype) -> list[torch.Tensor]:
     return [
         value.to(dtype) if is_cast and value.dtype is not dtype else value
         for value, is_cast in zip(args, which, strict=True)

@@ -1,7 +1,6 @@
 """Re-trace a graph with other fake inputs."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import fx
@@ -25,7 +24,7 @@ def retrace(
     """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    constants: dict[str, Any] = {}
+    constants: dict[str, object] = {}
     for node in graph_module.graph.nodes:
         copy = copies[node] = graph.node_copy(node, copies.__getitem__)
         if node.op == "placeholder":
@@ -44,8 +43,8 @@ def retrace(
 def fake_result(
     node: fx.Node,
     mode: FakeTensorMode,
-    check: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None,
-) -> Any:
+    check: Callable[[Callable[..., object], tuple[object, ...], Mapping[str, object]], None] | None = None,
+) -> object:
     """Run a node's call on the fakes of its arguments, and return the result.
 
     check: a function that is called before it, with the node's target, args and kwargs.

@@ -33,7 +33,7 @@ class Captured:
     """A graph in the dialect, the fakes of its inputs in call order, and the fake mode."""
 
     graph_module: fx.GraphModule
-    fakes: tuple[Any, ...]
+    fakes: tuple[object, ...]
     mode: FakeTensorMode
 
 
@@ -155,7 +155,7 @@ class _Replay(fx.Interpreter):
         self._changing = changing
         self._floats: set[fx.Node] = set()
 
-    def _run_on_floats(self, node: fx.Node) -> Any:
+    def _run_on_floats(self, node: fx.Node) -> object:
         """Run a node that reads float inputs: on their 0-d tensors if possible, else on their values, with a guard."""
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         result = on_floats(node, args, kwargs, tuple(argument in self._floats for argument in node.args))
@@ -169,7 +169,7 @@ class _Replay(fx.Interpreter):
     def _valued(self, node: fx.Node) -> Any:
         return float(node.meta["example_value"]) if node in self._floats else self.env[node]
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         try:
             if is_float_read(n):
                 if n.args[0] in self._changing:
@@ -190,7 +190,7 @@ class _Replay(fx.Interpreter):
                 cause.model_line = model_line(n) or _UNKNOWN_LINE  # pyright: ignore[reportAttributeAccessIssue]
             raise
 
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         if target in (F.dropout, torch.dropout):
             call = dict(zip(("input", "p", "train"), args, strict=False)) | kwargs
             if not call.get("training", call.get("train", True)) or call.get("p") == 0:

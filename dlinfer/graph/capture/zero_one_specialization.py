@@ -22,7 +22,7 @@ from dlinfer.graph.capture.trace import Captured
 from dlinfer.graph.ir.dialect import STATIC, fake, is_random
 from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.ir.layout import is_contiguous
-from dlinfer.graph.torch_private.expressions import SizeTextError, to_size
+from dlinfer.graph.torch_private.expressions import Expression, SizeTextError, to_size
 from dlinfer.graph.torch_private.fake_mode import strict_mode
 from dlinfer.graph.torch_private.symbol_guards import conditions_of
 from dlinfer.graph.torch_private.symbols import declared_range, new_symbol, plain_symbol, symbols_of
@@ -68,7 +68,7 @@ def _places(captured: Captured, symbol: object) -> str:
 
 
 def _over_new_symbols(
-    captured: Captured, declared: Mapping[Any, tuple[int, int | None, int | None]]
+    captured: Captured, declared: Mapping[Expression, tuple[int, int | None, int | None]]
 ) -> Captured:
     """Re-trace a graph with new symbols, which get the guards of the old ones.
 
@@ -124,7 +124,7 @@ class _Trial:
         except SizeTextError:
             self._conditions = []  # without them, a forbidden size just fails in its test run
 
-    def lowest(self, lows: Mapping[Any, int]) -> dict[Any, int]:
+    def lowest(self, lows: Mapping[Expression, int]) -> dict[Expression, int]:
         """Return each symbol's minimum: the one in ``lows``, or 1 or 2 if a test run at a smaller size failed."""
         served = dict(lows)
         usual = self._usual()
@@ -217,7 +217,7 @@ class _Sized(fx.Interpreter):
         super().__init__(trial.graph_module)
         self._trial, self._values = trial, values
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         result = super().run_node(n)
         if n.op != "output":
             for known, value in zip(tree_leaves(fake(n)), tree_leaves(result), strict=True):

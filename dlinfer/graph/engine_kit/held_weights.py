@@ -73,7 +73,7 @@ class HeldWeights:
         self._lock = threading.Lock()
         self._built: _Built | None = None
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: object) -> Any:
         built = self._built
         if built is None or not built.fits(inputs):
             built = self._renewed(inputs)

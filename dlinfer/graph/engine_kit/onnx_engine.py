@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -87,7 +86,7 @@ class OnnxLowered(Lowered):
             self.notes.append(f"the session holds a copy of {len(weights)} weights, {size} bytes")
         fed = [(index, name) for index, name in enumerate(names) if name not in held]
 
-        def run(*inputs: Any) -> Sequence[Tensor]:
+        def run(*inputs: Tensor | float) -> Sequence[Tensor]:
             return session({name: as_tensor(inputs[index]) for index, name in fed})
 
         return run

@@ -28,7 +28,7 @@ class ExpectedError(Exception):
     """The value is not allowed. The error's text describes the allowed values."""
 
 
-def option(default: Any, read: Reader) -> Any:
+def option(default: object, read: Reader) -> Any:
     """Return a dataclass field for EngineOptions. read: checks and converts the user's value."""
     return field(default=default, metadata={"read": read})
 

@@ -6,11 +6,10 @@ A size is an integer or the text of an expression, so it can be stored. In an ex
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import SymInt, Tensor
 
-from dlinfer.graph.torch_private.expressions import FUNCTIONS, SizeTextError, parse_size, to_size
+from dlinfer.graph.torch_private.expressions import FUNCTIONS, Expression, SizeTextError, parse_size, to_size
 from dlinfer.graph.torch_private.symbols import fixed_size, plain_symbol
 
 SizeText = int | str
@@ -27,12 +26,12 @@ def input_size(index: int, dim: int) -> SizeText:
     return f"i{index}d{dim}"
 
 
-def sizes_of(results: Sequence[Sequence[int | SymInt]], inputs: Sequence[Any]) -> list[list[SizeText]]:
+def sizes_of(results: Sequence[Sequence[int | SymInt]], inputs: Sequence[object]) -> list[list[SizeText]]:
     """Return each result's sizes as integers or expressions. Raises UnknownSizeError.
 
     results: the shape of each result's fake. inputs: the fakes of the inputs.
     """
-    places: dict[Any, str] = {}
+    places: dict[Expression, str] = {}
     for index, value in enumerate(inputs):
         if (symbol := plain_symbol(value)) is not None:
             places[symbol] = f"n{index}"
@@ -43,7 +42,7 @@ def sizes_of(results: Sequence[Sequence[int | SymInt]], inputs: Sequence[Any]) -
     return [[_size(size, places) for size in result] for result in results]
 
 
-def _size(size: int | SymInt, places: dict[Any, str]) -> SizeText:
+def _size(size: int | SymInt, places: dict[Expression, str]) -> SizeText:
     fixed = fixed_size(size)
     if fixed is not None:
         return fixed
@@ -53,7 +52,7 @@ def _size(size: int | SymInt, places: dict[Any, str]) -> SizeText:
         raise UnknownSizeError(f"{size} ({cause})") from cause
 
 
-def reader(sizes: Sequence[Sequence[SizeText]]) -> Callable[[Sequence[Any]], tuple[tuple[int, ...], ...]]:
+def reader(sizes: Sequence[Sequence[SizeText]]) -> Callable[[Sequence[object]], tuple[tuple[int, ...], ...]]:
     """Return a function that computes the sizes of a call's results from its inputs.
 
     sizes: what ``sizes_of`` returned. Raises ValueError for malformed text.

@@ -214,7 +214,7 @@ class ValueRegion(RegionRun):
         except RefusedError as refused:
             reason = str(refused)
 
-        def refuse(*inputs: Any) -> Sequence[Tensor]:
+        def refuse(*inputs: object) -> Sequence[Tensor]:
             raise RefusedError(reason)
 
         return refuse

@@ -113,11 +113,11 @@ def _define(op: Op) -> Op:
     written = [names.index(parameter) for parameter in written_parameters(op)]
     returns = ", ".join([*(str(parameter.type) for parameter in schema.returns), *["Tensor"] * len(written)])
 
-    def run(*args: Any) -> Any:
+    def run(*args: Any) -> object:
         copies = [value.clone() if index in written else value for index, value in enumerate(args)]
         return _joined(op(*copies), len(schema.returns), [copies[index] for index in written])
 
-    def shapes(*args: Any) -> Any:
+    def shapes(*args: Any) -> object:
         fresh = [torch.empty_like(args[index], memory_format=torch.contiguous_format) for index in written]
         return _joined(op(*args), len(schema.returns), fresh)
 
@@ -130,7 +130,7 @@ def _parameters(schema: object) -> str:
     return re.sub(r"\(\w+!?\)", "", text).replace("*, ", "")
 
 
-def _joined(results: Any, own: int, contents: list[torch.Tensor]) -> Any:
+def _joined(results: Any, own: int, contents: list[torch.Tensor]) -> object:
     first = [] if own == 0 else [results] if own == 1 else list(results)
     everything = [*first, *contents]
     return everything[0] if len(everything) == 1 else tuple(everything)

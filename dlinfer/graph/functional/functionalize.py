@@ -8,7 +8,7 @@ never copied. torch computes outputs that are views afterwards (``outputs``).
 
 import operator
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +86,7 @@ class Function:
         """Return why the function must not run on these inputs: a written one overlaps another or itself. Else None."""
         return overlapping(inputs, {index for index in self.writes if index is not None})
 
-    def finish(self, inputs: Sequence[object], values: Sequence[Tensor]) -> tuple[Any, ...]:
+    def finish(self, inputs: Sequence[object], values: Sequence[Tensor]) -> tuple[object, ...]:
         """Return the region's outputs. inputs: the inputs with their new contents. values: the function's outputs."""
         written = len(self.writes) - self.writes.count(None)
         return self._results(*inputs, *values[written:])
@@ -184,7 +184,11 @@ class _Builder:
             self.value[node] = (self._writes_to(node), self.graph.node_copy(node, self.current))
 
     def emit(
-        self, op: Any, args: tuple[Argument, ...], value: object, kwargs: Mapping[str, Argument] | None = None
+        self,
+        op: Callable[..., object],
+        args: tuple[Argument, ...],
+        value: object,
+        kwargs: Mapping[str, Argument] | None = None,
     ) -> fx.Node:
         """Insert and return a call in the new graph, with the current node's line of the model.
 
@@ -303,7 +307,7 @@ class _Builder:
             raise NotAFunctionError(node=node.name, reason="a result that is taken twice is written")
         return parent, index, whole
 
-    def _sizes(self, node: fx.Node) -> list[Any]:
+    def _sizes(self, node: fx.Node) -> list[Argument]:
         return [
             size if isinstance(size, int) else self.emit(aten.sym_size.int, (node, dim), size)
             for dim, size in enumerate(fake(node).shape)
@@ -361,7 +365,7 @@ class _Builder:
         return fx.GraphModule(self.owner, graph, "checks")
 
 
-def _unit(value: object) -> Any:
+def _unit(value: object) -> Tensor | float:
     """Return a one-element tensor or a number in place of a fake, to learn an op's result dtype."""
     if isinstance(value, Tensor):
         return torch.empty((1,) * value.dim(), dtype=value.dtype, device="meta")

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
 from dlinfer.errors import NotAFunctionError
 from dlinfer.graph.ir.dialect import fake, input_with, is_list, storages, tensor_or_none, written_arguments
@@ -95,7 +96,7 @@ class _Replay:
             self.copies[node] = self._write(node)
         return self.copies[node]
 
-    def _write(self, node: fx.Node) -> Any:
+    def _write(self, node: fx.Node) -> Argument:
         value = fake(node)
         if isinstance(value, (int, float)):
             return value

@@ -16,7 +16,7 @@ from dlinfer.graph.interface.ports import Port, Range, shown
 from dlinfer.graph.ir.conj_neg import may_be_lazy
 from dlinfer.graph.torch_private.expressions import FUNCTIONS, Size
 
-Bind = Callable[[Sequence[Any]], tuple[list[Any], tuple[int, ...]]]
+Bind = Callable[[Sequence[object]], tuple[list[Any], tuple[int, ...]]]
 """A function from the values of a call to (the graph's arguments with its constants, the values of its symbols)."""
 
 Name = Callable[[object], str]
@@ -82,7 +82,7 @@ class Interface:
     outputs: tuple[Port, ...] = ()
     symbols: Mapping[str, Range] = field(default_factory=dict[str, Range])
     conditions: tuple[Size, ...] = ()
-    constants: Mapping[int, Any] = field(default_factory=dict[int, Any])
+    constants: Mapping[int, object] = field(default_factory=dict[int, object])
     examples: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @cached_property
@@ -90,7 +90,7 @@ class Interface:
         """The function that checks a call's values. It raises ArtifactInputError for a value that does not fit."""
         return _Binder(self).function()
 
-    def values_among(self, leaves: Sequence[Any], names: Sequence[str] = ()) -> Sequence[Any]:
+    def values_among(self, leaves: Sequence[object], names: Sequence[str] = ()) -> Sequence[object]:
         """Return the values for ``inputs``: the values of a call without its constants.
 
         leaves: all values of a call. names: their names in errors. Raises ArtifactInputError if a constant differs from
@@ -217,7 +217,7 @@ class _Binder:
         port = self._interface.inputs[index]
         raise ArtifactInputError(name=port.name, expected=port, given=port.misfit(value))
 
-    def broken(self, number: int, values: Sequence[Any]) -> None:
+    def broken(self, number: int, values: Sequence[object]) -> None:
         expected, places = self._relations[number]
         read = [values[index] for index, _ in places]
         numbers = [

@@ -1,7 +1,6 @@
 """Derive the interface of a captured graph from the fakes of its inputs, its effects and its guards."""
 
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
 
 import torch
 from torch import fx
@@ -12,7 +11,7 @@ from dlinfer.graph.interface.ports import Port, Range
 from dlinfer.graph.ir.dialect import STATIC, fake, placed_memory, storages
 from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.ir.layout import is_contiguous
-from dlinfer.graph.torch_private.expressions import SizeTextError, parse_size, to_size
+from dlinfer.graph.torch_private.expressions import Expression, SizeTextError, parse_size, to_size
 from dlinfer.graph.torch_private.fake_mode import FakeTensorMode
 from dlinfer.graph.torch_private.symbol_guards import conditions_of
 from dlinfer.graph.torch_private.symbols import fixed_size, size_range, symbols_of
@@ -48,7 +47,7 @@ def interface_of(graph: fx.Graph, mode: FakeTensorMode, called: Sequence[str]) -
     return Interface(tuple(inputs), symbols=ranges, conditions=conditions, constants=constants)
 
 
-def _port(node: fx.Node, name: str, names: Mapping[Any, str], placed: Set[int], written: bool) -> Port:
+def _port(node: fx.Node, name: str, names: Mapping[Expression, str], placed: Set[int], written: bool) -> Port:
     value = fake(node)
     if isinstance(value, torch.SymInt):
         return Port.of_number(name, to_size(value, names), size_range(value))

@@ -64,7 +64,7 @@ def resolve(text: str) -> Callable[..., Any]:
         return own[kind]
     if kind == "op":
         namespace, name, overload = path.split(".")
-        op: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+        op: Callable[..., object] = getattr(getattr(getattr(torch.ops, namespace), name), overload)
         return _QUICK.get(op, op)
     if kind == "higher":
         return getattr(torch.ops.higher_order, path)

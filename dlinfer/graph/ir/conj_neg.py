@@ -28,7 +28,7 @@ def resolved(value: Any) -> Any:
     return value.resolve_conj().resolve_neg() if is_lazy(value) else value
 
 
-def with_resolved(inputs: Sequence[object], indices: Sequence[int]) -> tuple[Any, ...]:
+def with_resolved(inputs: Sequence[object], indices: Sequence[int]) -> tuple[object, ...]:
     """Return a call's inputs, with resolved copies of the inputs at ``indices``."""
     changed = list(inputs)
     for index in indices:

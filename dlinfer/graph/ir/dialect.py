@@ -311,7 +311,7 @@ def placed_memory(node: fx.Node) -> set[int]:
     return set() if call["storage_offset"] is None else storages(call["self"])
 
 
-def call_on_fakes(op: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
+def call_on_fakes(op: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> object:
     """Run an op on fakes and return its result. The fakes keep their sizes even if the op reshapes in place."""
     if torch.Tag.inplace_view in getattr(op, "tags", ()):
         args = [value.detach() if isinstance(value, torch.Tensor) else value for value in args]
@@ -325,7 +325,7 @@ def is_compute(node: fx.Node) -> bool:
     return not is_view(node)
 
 
-def model_source(node: fx.Node) -> dict[str, Any]:
+def model_source(node: fx.Node) -> dict[str, object]:
     """Return the part of a node's meta that names its line and module in the model."""
     return {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
 

@@ -7,7 +7,7 @@ such a setting would change the graph's results.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -16,6 +16,8 @@ from dlinfer.errors import TorchStateChangedError
 from dlinfer.graph.ir.device import autocast
 from dlinfer.graph.ir.dialect import arguments, overload, tensors_of
 from dlinfer.graph.torch_private.thread_state import is_autocast_enabled, run_plain
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Requirement:
     def of(cls, graph: fx.Graph) -> "Requirement":
         return cls(GlobalState.now(), reads_default_dtype(graph))
 
-    def run(self, program: Callable[..., object], inputs: Sequence[object]) -> Any:
+    def run(self, program: Callable[..., T], inputs: Sequence[object]) -> T:
         """Run a graph's program with autocast off and without recording gradients.
 
         Raises TorchStateChangedError if a process-wide setting of torch would change the graph's results.
@@ -87,7 +89,7 @@ class Requirement:
         if _fills_uninitialized() and not self.state.fills_uninitialized:
             raise TorchStateChangedError(what="fill_uninitialized_memory", compiled_for="off", given="on")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {**asdict(self.state), "reads_default_dtype": self.reads_default_dtype}
 
     @classmethod

@@ -49,7 +49,7 @@ def is_contiguous(value: torch.Tensor) -> bool:
 
 def is_dense(value: torch.Tensor, order: Sequence[int]) -> bool:
     """Return whether a fake certainly has no gaps and no overlaps, with its dimensions in this order."""
-    expected: Any = 1
+    expected: int | torch.SymInt = 1
     for dim in reversed(order):
         size, stride = value.shape[dim], value.stride(dim)
         if same_size(size, 1):
@@ -66,7 +66,7 @@ def dense_order(value: torch.Tensor) -> Order | None:
     if is_contiguous(value) or any(same_size(size, 0) for size in value.shape):
         return own
     left, order = list(own), list[int]()
-    expected: Any = 1
+    expected: int | torch.SymInt = 1
     while left:
         # From the innermost: take the dimension whose stride is the number of elements so far. If several fit, take the
         # last. Dimensions of size 1 fit anywhere, and stay in their place if they can.

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.node import map_aggregate, map_arg
+from torch.fx.node import Argument, map_aggregate, map_arg
 
 from dlinfer.errors import DlinferError, GraphRunError, OpArgumentError
 from dlinfer.graph.ir.dialect import Bare, attribute, model_line
@@ -151,7 +151,7 @@ def _reference(node: fx.Node) -> Any:
 def values_in(argument: Any) -> list[str]:
     names: list[str] = []
 
-    def read(leaf: Any) -> None:
+    def read(leaf: object) -> None:
         if isinstance(leaf, Value):
             names.append(leaf.name)
 
@@ -321,7 +321,7 @@ class _Writer:
     def text(self, value: Any) -> str:
         return repr(map_aggregate(value, self._leaf))
 
-    def _leaf(self, value: object) -> Any:
+    def _leaf(self, value: object) -> Argument:
         if isinstance(value, Value):
             return Bare(self.names[value.name])
         if isinstance(value, Constant):

@@ -11,7 +11,7 @@ from dlinfer.graph.engine import CompiledRegion, Engine
 from dlinfer.graph.ir import callee
 from dlinfer.graph.ir.conj_neg import with_resolved
 from dlinfer.graph.ir.global_state import Requirement
-from dlinfer.graph.ir.program import Function, Program, RegionRun
+from dlinfer.graph.ir.program import Function, Outputs, Program, RegionRun
 from dlinfer.graph.lowering.apart import Apart, check_apart
 from dlinfer.graph.lowering.kv_layouts import check_kv_layouts
 
@@ -39,7 +39,7 @@ class CompiledGraph:
     resolved: tuple[int, ...] = ()
     apart: Apart = field(default_factory=list[tuple[list[int], list[int]]])
 
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+    def __call__(self, *inputs: object) -> Outputs:
         """Run the graph. Raises TorchStateChangedError, KVLayoutChangedError, SharedMemoryError and ops' own errors."""
         if self.kv_layouts:
             check_kv_layouts(self.kv_layouts)
@@ -54,9 +54,9 @@ class CompiledGraph:
         for run in self.regions.values():
             run.unbind()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the graph as data for JSON. Raises CodecError if a region cannot be stored."""
-        regions: dict[str, Any] = {}
+        regions: dict[str, object] = {}
         for name, run in self.regions.items():
             if not isinstance(run, Program) or not self.engine.keeps({step.callee for step in run.steps}):
                 raise CodecError(f"a part of {name} that engine {self.engine.name!r} does not keep on disk")

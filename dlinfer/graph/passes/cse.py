@@ -5,7 +5,6 @@ graph, or a caller who receives them, may write later: a write to one would chan
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import fx
@@ -25,7 +24,7 @@ def _run(graph_module: fx.GraphModule) -> list[Edit]:
     returned = set(graph.output_node().all_input_nodes)
     given_away = {memory for node in returned for memory in storages(node)}
     erased: set[int] = set()  # memory of merged nodes; views of it become views of the node that stays
-    seen: dict[Any, fx.Node] = {}
+    seen: dict[object, fx.Node] = {}
     edits: list[Edit] = []
     for node in list(graph.nodes):
         if node.op != "call_function" or not is_pure(node) or brings_symbol(node):
@@ -47,7 +46,7 @@ def _run(graph_module: fx.GraphModule) -> list[Edit]:
     return edits
 
 
-def _frozen(value: Argument) -> Any:
+def _frozen(value: Argument) -> object:
     """Return an argument as a dict key. The keys of 1, 1.0 and True differ."""
     if isinstance(value, (list, tuple)):
         return (type(value), *map(_frozen, value))

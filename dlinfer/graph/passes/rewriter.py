@@ -71,7 +71,7 @@ class Rewriter:
         node.meta |= model_source(at)
         return node
 
-    def fake_call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+    def fake_call(self, op: Any, *args: Any, **kwargs: Any) -> object:
         """Run ``op`` on the fakes of nodes, and return the fake result. Raises the errors of the op's fake function."""
         values, named = map_arg((args, kwargs), fake)
         with torch.no_grad() if self.mode is None else symbolic(self.mode):

@@ -170,7 +170,7 @@ class GraphReport:
             nodes.setdefault((node.op, node.reason), []).append(node)
         return nodes
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the report as data for JSON."""
         return asdict(self)
 

@@ -168,7 +168,7 @@ def compile_apart(
         return torch.compile(function, backend=backend, dynamic=dynamic, **apart)
 
     # torch 2.12 keeps the entries of two backend objects apart, under one common limit.
-    def own_backend(*args: object, **kwargs: object) -> Any:
+    def own_backend(*args: object, **kwargs: object) -> object:
         return backend(*args, **kwargs)
 
     return torch.compile(function, backend=own_backend, dynamic=dynamic)

@@ -105,12 +105,12 @@ def _symbol(name: str) -> Expression:
     return sympy.Symbol(name, integer=True)
 
 
-def value_range(low: int | None, high: int | None) -> ValueRanges[Any]:
+def value_range(low: int | None, high: int | None) -> ValueRanges[Expression]:
     """Return torch's range of integers; None leaves an end open."""
     return ValueRanges(-int_oo if low is None else low, int_oo if high is None else high)
 
 
-def bounds_of(limits: ValueRanges[Any]) -> Bounds:
+def bounds_of(limits: ValueRanges[Expression]) -> Bounds:
     """Return both ends of torch's range; None for an end that is not an integer."""
     low, high = (int(end) if end.is_Integer else None for end in (limits.lower, limits.upper))
     return low, high
@@ -188,7 +188,7 @@ _WRITTEN = (
 class _Printer(PythonPrinter):
     """Writes Python with operators and seven functions: min, max, trunc, floor, ceil, pow and sqrt."""
 
-    def _print(self, expr: Expression, **kwargs: Any) -> str:
+    def _print(self, expr: Expression, **kwargs: object) -> str:
         for name, function in _CALLS.items():
             if isinstance(expr, function):
                 return f"{name}({', '.join(map(self._print, expr.args))})"
@@ -337,12 +337,14 @@ def number_node(
     for name in ("trunc", "floor", "ceil"):
         setattr(Written, f"{name}_to_int", staticmethod(partial(_rounded, FUNCTIONS[name])))
     tracer = GraphAppendingTracer(graph)
-    proxies: dict[Expression, Any] = {symbol: fx.Proxy(node, tracer) for symbol, node in symbols.items()}
+    proxies: dict[Expression, fx.Proxy] = {symbol: fx.Proxy(node, tracer) for symbol, node in symbols.items()}
     result: Any = sympy_interp(Written, proxies, number.node.expr)
     return result.node if isinstance(result, fx.Proxy) else result
 
 
-def _rounded(function: Callable[[Any], int], number: Any, dtype: torch.dtype) -> fx.Proxy | int:
+def _rounded(
+    function: Callable[[float], int], number: fx.Proxy | float, dtype: torch.dtype
+) -> fx.Proxy | int:
     if not isinstance(number, fx.Proxy):
         return function(number)
     return number.tracer.create_proxy("call_function", function, (number,), {})

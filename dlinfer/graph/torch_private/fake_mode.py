@@ -4,11 +4,11 @@
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -90,7 +90,7 @@ def trace_decomposed(
     function: Callable[..., object],
     fakes: Sequence[object],
     mode: FakeTensorMode,
-    table: Mapping[Any, Callable[..., Any]],
+    table: Mapping[OpOverload, Callable[..., object]],
 ) -> fx.GraphModule:
     """Trace ``function`` on fakes after dispatch, with the decompositions in ``table``."""
     # As in AOTAutograd: ops composed in C++ that take no symbolic sizes (pad) are decomposed in Python.

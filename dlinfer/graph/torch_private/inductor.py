@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._guards import TracingContext
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 _PROCESS = uuid.uuid4().hex
@@ -35,7 +36,7 @@ _PASSES = (
 """Inductor's settings that hold functions. torch leaves them out of the portable configuration."""
 
 
-def decompositions() -> dict[Any, Callable[..., Any]]:
+def decompositions() -> dict[OpOverload, Callable[..., object]]:
     """Return the decompositions that inductor applies before it lowers a graph."""
     from torch._inductor.decomposition import select_decomp_table
 
@@ -49,7 +50,7 @@ def calls_library(op: object) -> bool:
     return op not in lowering.lowerings or op in lowering.fallbacks
 
 
-def configuration() -> tuple[dict[str, Any], dict[str, Any]]:
+def configuration() -> tuple[dict[str, object], dict[str, object]]:
     """Return inductor's and aot_autograd's settings as (all settings, the settings that differ from the default).
 
     Compiled code depends on all of them.
@@ -68,7 +69,7 @@ def configuration() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @functools.lru_cache(maxsize=8)
-def _portable(inductor: bytes, functorch: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+def _portable(inductor: bytes, functorch: bytes) -> tuple[dict[str, object], dict[str, object]]:
     """Return both parts of ``configuration`` without the settings that hold functions.
 
     inductor, functorch: hashes of the configurations, as keys of the cache.
@@ -76,8 +77,8 @@ def _portable(inductor: bytes, functorch: bytes) -> tuple[dict[str, Any], dict[s
     import torch._functorch.config as functorch_config
     from torch._inductor import config
 
-    settings: dict[str, Any] = {}
-    changed: dict[str, Any] = {}
+    settings: dict[str, object] = {}
+    changed: dict[str, object] = {}
     modules: dict[str, Any] = {"": config, "functorch.": functorch_config}
     for prefix, module in modules.items():
         for name, value in module.save_config_portable(ignore_private_configs=False).items():
@@ -88,7 +89,7 @@ def _portable(inductor: bytes, functorch: bytes) -> tuple[dict[str, Any], dict[s
     return settings, changed
 
 
-def _pass_identity(custom: object) -> Any:
+def _pass_identity(custom: object) -> object:
     """Return the identity of a custom pass. A function without a uuid gets another identity in each process."""
     if isinstance(custom, (list, tuple)):
         return list(map(_pass_identity, custom))

@@ -73,7 +73,7 @@ class Registry:
         return self._unread[op]
 
     @functools.cached_property
-    def decompositions(self) -> dict[Any, Callable[..., Any]]:
+    def decompositions(self) -> dict[Any, Callable[..., object]]:
         """torch's decompositions of the ops that have no translation."""
         from torch.onnx._internal.exporter import _decomp
 
@@ -107,7 +107,7 @@ class Registry:
         return model
 
 
-def _python_function(function: object) -> Callable[..., Any]:
+def _python_function(function: object) -> Callable[..., object]:
     """Return a translation's plain Python function, which onnxscript wraps as a script or to be traced."""
     while not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
         function = next(

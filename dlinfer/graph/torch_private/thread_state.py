@@ -2,16 +2,18 @@
 
 # pyright: reportPrivateUsage=false
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 is_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 """Whether autocast is on for any kind of device."""
 
 
-def run_plain(function: Callable[..., Any], arguments: Any) -> Any:
+def run_plain(function: Callable[..., T], arguments: Iterable[object]) -> T:
     """Return ``function(*arguments)``, called with autocast off and without recording gradients, as AOTAutograd does.
 
     The caller's settings hold again afterwards.
