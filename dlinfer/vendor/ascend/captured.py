@@ -65,7 +65,7 @@ class CapturedLengths:
         if not self._tasks:
             return
         npu, lengths, replaying = self._npu, _served(kv_seqlens), self._npu.current_stream()
-        while self._updates is None or self._updates == replaying:  # streams come from a pool, and come again
+        while self._updates is None or self._updates == replaying:  # streams come from a pool and repeat
             self._updates = npu.Stream(priority=-1)
         with npu.stream(self._updates):
             # an event that is recorded before the last replay has reset it would be lost to this one

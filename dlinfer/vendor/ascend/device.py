@@ -9,7 +9,7 @@ class AscendDevice(Device):
     communicator = "hccl"
     graph_class = "NPUGraph"
     tensor_parallel = True
-    max_batch_size = 256  # as LMDeploy has it for its own Ascend backend
+    max_batch_size = 256  # like LMDeploy's own Ascend backend
 
     def __init__(self) -> None:
         self._npu = sdk.cards()

@@ -22,7 +22,7 @@ MANAGER = Path("/dev/davinci_manager")
 """The driver's device file, beside one ``davinciN`` for each card."""
 
 _DRIVER = ("libascend_hal", "libdrvdsmi_host", "libdcmi")
-_TRANSFORMERS = ("libatb",)  # of the package NNAL, which has a set_env.sh of its own
+_TRANSFORMERS = ("libatb",)  # of the package NNAL, with its own set_env.sh
 _MISSING = re.compile(r"(lib[\w.+-]+?)\.so[\w.]*: cannot open shared object file")
 
 

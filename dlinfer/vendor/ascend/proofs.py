@@ -3,9 +3,7 @@
 from dlinfer.vendor.ascend.kernels import KERNELS
 from dlinfer.vendor.claims import Proof, Proofs
 
-_OTHERS = {
-    "linear": Proof.NONE
-}  # torch_npu's own kernel of aten::linear, which the simulation has no part in
+_OTHERS = {"linear": Proof.NONE}  # torch_npu's kernel of aten::linear, not simulated
 
 PROOFS: Proofs = {op: _OTHERS.get(op, Proof.DOCUMENTS) for op in KERNELS}
 """paged_decode_attention is proven except over DeepSeek's latent cache, where only the schema is known."""

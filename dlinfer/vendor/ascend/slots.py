@@ -40,7 +40,7 @@ def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_sta
     if kv_start_indices.numel() == 0:
         return
     slots, tasks = kv_start_indices, captured.current()
-    if tasks is not None:  # nobody can look at a graph's slots
+    if tasks is not None:  # a graph's slots cannot be read
         k, v, slots = _captured(tasks, k, v, k_cache, v_cache, slots)
     elif _looked.padded(slots, k_cache):
         kept = (slots >= 0).nonzero().squeeze(-1)

@@ -7,8 +7,8 @@ from dlinfer.vendor.device import Device, DeviceMemory
 class CambDevice(Device):
     communicator = "cncl"
     graph_class = "MLUGraph"
-    padding_length = 1  # of 0 the documents of single_query_cached_kv_attn say nothing
-    max_batch_size = 256  # as LMDeploy has it for its own camb backend
+    padding_length = 1  # single_query_cached_kv_attn documents no length of 0
+    max_batch_size = 256  # like LMDeploy's own camb backend
 
     def __init__(self) -> None:
         self._mlu = sdk.cards()

@@ -15,9 +15,7 @@ from dlinfer.vendor.camb.sdk import tmo
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if x.numel() == 0 or weight.numel() == 0:  # nothing to multiply
         return functional.linear(x, weight, bias)
-    as_stored = (
-        not weight.t().is_contiguous()
-    )  # else its columns follow each other, and it is taken as [in, out]
+    as_stored = not weight.t().is_contiguous()  # else its columns are contiguous: pass [in, out]
     out = tmo().matmul(
         layouts.rows(x),
         weight.contiguous() if as_stored else weight.t(),

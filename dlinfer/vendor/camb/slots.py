@@ -51,7 +51,7 @@ def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_sta
     if kv_start_indices.numel() == 0:
         return
     _checked.check(kv_start_indices, canonical(k_cache))
-    slots = layouts.index(kv_start_indices, k.device)  # negative ones are left out by the vendor
+    slots = layouts.index(kv_start_indices, k.device)  # the vendor skips negative slots
     if layouts.is_latent(k_cache, v_cache):
         tmo().reshape_paged_cache(_with_values(k, v), None, k_cache, None, slots)
         return

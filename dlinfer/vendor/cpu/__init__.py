@@ -58,5 +58,5 @@ VENDOR = Vendor(
     claims=_claims,
     proofs=_proofs,
     interface=INTERFACE,
-    priority=10,  # a plugin for the same device is used when it is asked for, or claims more
+    priority=10,  # plugins for the same device may claim more
 )

@@ -10,7 +10,7 @@ from dlinfer.errors import FallbackError
 from dlinfer.ops.core import fallback
 from dlinfer.vendor.cpu import native
 
-_reasons: dict[tuple[str, torch.dtype], str] = {}  # why one is not used; empty where it is
+_reasons: dict[tuple[str, torch.dtype], str] = {}  # reason not to use a kernel, or ""
 _kernels: dict[str, Callable[..., Any]] = {}
 
 

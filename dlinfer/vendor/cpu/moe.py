@@ -40,9 +40,7 @@ def fused_moe(
         try:
             return kernel(hidden_states, *stacks, topk_weights, topk_ids, renormalize)
         except RuntimeError:
-            check_ids(
-                topk_ids, experts, ops.fused_moe.rules
-            )  # it reads the ids, and says it in the op's words
+            check_ids(topk_ids, experts, ops.fused_moe.rules)  # raises the op's own error for wrong ids
             raise
     check_ids(topk_ids, experts, ops.fused_moe.rules)
     return grouped_moe(hidden_states, *stacks, topk_weights, topk_ids, renormalize)

@@ -31,7 +31,7 @@ SOURCES = Path(__file__).with_name("csrc")
 # torch.utils.cpp_extension knows this folder too, but importing it may need setuptools.
 TORCH = Path(torch.__file__).parent
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-w")
-COMPILERS = ("c++", "g++", "clang++")  # unless CXX names another
+COMPILERS = ("c++", "g++", "clang++")  # CXX overrides it
 COMPILE_TIMEOUT = 900  # seconds: it takes one or two minutes, several times as long on a loaded machine
 LEAST_POOLED = 128 << 10  # bytes, as kLeastPooled there; the C library itself keeps what is smaller
 _SEAL = hashlib.sha256().digest_size
@@ -68,9 +68,7 @@ def library_name() -> str:
         return ""
 
 
-_names: dict[
-    tuple[str, ...], str
-] = {}  # of libraries that were built or found here, since asking a compiler takes time
+_names: dict[tuple[str, ...], str] = {}  # cached, since running a compiler takes time
 
 
 def _name(command: Sequence[str]) -> str:
@@ -154,7 +152,7 @@ def _compiled(folder: Path, flags: Sequence[str] = ()) -> Path:
     command = _command(flags)
     path = folder / _name(command)
     try:
-        if _is_sound(path):  # in a folder that may be read-only
+        if _is_sound(path):  # the folder may be read-only
             return path
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _one_process_at_a_time(path.with_suffix(".lock")):
@@ -223,7 +221,7 @@ def _compile(command: Sequence[str], path: Path) -> None:
 
 
 def _run(command: Sequence[str], text: str = "") -> str:
-    environment = os.environ | {"LC_ALL": "C"}  # errors in English, where _first_error looks for the word
+    environment = os.environ | {"LC_ALL": "C"}  # English errors, for _first_error
     try:
         done = subprocess.run(
             command,
@@ -292,7 +290,7 @@ def _build_and_load(folder: Path) -> None:
 def _load_library(path: Path) -> None:
     try:
         torch.ops.load_library(str(path))
-    except OSError as error:  # torch's; the loader's own words are its cause
+    except OSError as error:  # torch's error; its cause is the loader's
         raise BuildError(f"the compiled library cannot be loaded: {error.__cause__ or error}") from error
 
 

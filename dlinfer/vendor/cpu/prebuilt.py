@@ -25,7 +25,7 @@ def library(sources: bytes) -> Path | None:
 
     sources: the digest of the C++ sources, which the library must have. Raises SettingError as ``isa.flags``.
     """
-    isa.flags()  # refuses a level that this CPU has not
+    isa.flags()  # raises for a level that this CPU lacks
     chosen = settings.current().cpu_isa
     here = [level for level in LEVELS if not isa.missing(level)]
     level = chosen or (here[-1] if here else "")

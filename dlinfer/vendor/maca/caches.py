@@ -39,8 +39,8 @@ def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_sta
         return
     # a graph's slots change at each replay and cannot be read during the capture
     if not sdk.capturing() and _highest.of(kv_start_indices) >= k_cache.shape[0] * k_cache.shape[1]:
-        check_slots(kv_start_indices, k_cache)  # says so, as every kernel of the op does
-    scale = torch.ones(1, device=k.device)  # scales, which caches of the model's own dtype do without
+        check_slots(kv_start_indices, k_cache)  # raises like every kernel of the op
+    scale = torch.ones(1, device=k.device)  # unused by caches of the model's own dtype
     slots = kv_start_indices.to(torch.int64).contiguous()
     if latent:
         value = sequences.whole(v.squeeze(1))

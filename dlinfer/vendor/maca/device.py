@@ -5,9 +5,9 @@ from dlinfer.vendor.maca import sdk
 
 
 class MacaDevice(Device):
-    communicator = "nccl"  # MetaX's MCCL answers to it, as vLLM-metax has it
+    communicator = "nccl"  # MetaX's MCCL has this name too (vLLM-metax)
     graph_class = "CUDAGraph"
-    max_batch_size = 256  # as LMDeploy has it for its own backend of these cards
+    max_batch_size = 256  # like LMDeploy's own backend of these cards
 
     def __init__(self) -> None:
         self._cards = sdk.cards()

@@ -96,7 +96,7 @@ def attend_to_tokens(
         raise KernelDeclined(reason="flash_mla reads values from the keys, and v is not their beginning")
     if sum(keys):
         attend_to_pages(q, *_in_pages(k, keys), new, keys, out, scale, causal)
-    else:  # queries without a key see nothing
+    else:  # queries without keys give zeros
         out[: sum(new)] = 0
 
 

@@ -4,7 +4,7 @@ from dlinfer.vendor.claims import Proof, Proofs
 from dlinfer.vendor.maca.kernels import KERNELS
 
 _OTHERS = {
-    "linear": Proof.NONE,  # the vendor's own kernel of a torch op, which the simulation has no part in
+    "linear": Proof.NONE,  # the vendor's kernel of a torch op, not simulated
     # MetaX publishes no source of its flash_attn: these call it as flash-attention and vLLM-metax do.
     "prefill_attention": Proof.STAND_IN,
     "paged_prefill_attention": Proof.STAND_IN,

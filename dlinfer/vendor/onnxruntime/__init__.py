@@ -33,5 +33,5 @@ VENDOR = Vendor(
     engines=(_NAME,),
     default_engine=_NAME,
     load_engine=_engine,
-    priority=-10,  # used when it is asked for
+    priority=-10,  # used only when named
 )

@@ -68,7 +68,7 @@ def _may_stay(before: Any, after: Any, factor: Any) -> bool:
         return True
     if isinstance(before, int) and isinstance(after, int):
         return before == after
-    return 1 < factor < 2  # smaller ones and larger ones change each size
+    return 1 < factor < 2  # other factors change each size
 
 
 class _Rule(NamedTuple):

@@ -23,7 +23,7 @@ def safe_in_place(graph: OnnxGraph, feeds: Sequence[Feed], writes: Sequence[int 
         node = content.producer() if index in inputs else None
         if index is None or node is None:
             continue
-        uses = [use for use in inputs[index].uses() if use.node.op_type != "Shape"]  # which reads no element
+        uses = [use for use in inputs[index].uses() if use.node.op_type != "Shape"]  # it reads no element
         alone = len(uses) == 1 and uses[0].node is node
         if not alone:
             continue

@@ -46,10 +46,10 @@ class OrtLowered(Lowered):
         self._graph = export(graph_module, opset=OPSET, translations=table)
         self.source = str(self._graph)
         self.in_place: frozenset[int] = frozenset()
-        if not self._doubts:  # a call that torch is to run over again has written nothing
+        if not self._doubts:  # torch can repeat a call that has written nothing
             self.in_place = safe_in_place(self._graph, self._feeds, function.writes) & function.in_place
         if self.held and (fault := sessions.why_refused(self._graph.to_bytes())) is not None:
-            raise RefusedError(fault)  # before there are weights
+            raise RefusedError(fault)  # before weights exist
 
     def check(self, inputs: Sequence[Any]) -> None:
         """Raise RefusedError for operands without elements that ONNX Runtime would compute wrongly."""

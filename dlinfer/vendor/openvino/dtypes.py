@@ -73,9 +73,7 @@ def constant(tensor: Tensor, keep: list[Tensor]) -> Output:
 def _has_infinities(tensor: Tensor) -> bool:
     if not tensor.numel():
         return False
-    ends = torch.stack(
-        tensor.aminmax()
-    )  # reads once and allocates nothing of the tensor's size; NaN if there is one
+    ends = torch.stack(tensor.aminmax())  # one pass without a copy; NaN if there is one
     return bool(ends.isinf().any()) or (bool(ends.isnan().any()) and bool(tensor.isinf().any()))
 
 

@@ -27,7 +27,7 @@ def _on_views(kernel: Kernel) -> Kernel:
     def run(*args: Any, **kwargs: Any) -> Any:
         arguments = [*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs)]
         for place in places:
-            if arguments[place].dim() == len(LAYOUT.order):  # not the one scale of an fp8 cache
+            if arguments[place].dim() == len(LAYOUT.order):  # not the single scale of an fp8 cache
                 arguments[place] = LAYOUT.canonical(arguments[place])
         return kernel(*arguments)
 

@@ -50,7 +50,7 @@ def _step(sequences: tuple[tuple[int, int], ...]) -> Callable[[torch.dtype], lis
 
     def inputs(dtype: torch.dtype) -> list[Tensor]:
         tokens = sum(new for new, _ in sequences)
-        table = torch.tensor([[5, 2, 9, 0], [7, 1, 3, 11], [4, 10, 6, 8]])  # blocks in no order, none twice
+        table = torch.tensor([[5, 2, 9, 0], [7, 1, 3, 11], [4, 10, 6, 8]])  # shuffled blocks
         slots = [
             int(table[row, position // BLOCK]) * BLOCK + position % BLOCK
             for row, (new, old) in enumerate(sequences)

@@ -177,7 +177,7 @@ def _precision(graph: fx.Graph) -> str:
         tensor.dtype for node in graph.nodes if not _of_packed_weights(node) for tensor in tensors_of(node)
     }
     if {torch.bfloat16, torch.float16} <= floats:
-        return "f32"  # neither of them has the other's numbers
+        return "f32"  # neither represents the other's numbers
     return "bf16" if torch.bfloat16 in floats else "f16" if torch.float16 in floats else "f32"
 
 

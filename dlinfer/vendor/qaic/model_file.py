@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from dlinfer.vendor.qaic.errors import QaicModelError, QaicOptionError
 
-QPC_NAME = "programqpc.bin"  # what the compiler writes into its folder
+QPC_NAME = "programqpc.bin"  # the compiler's file in its folder
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def facts_of(model: ModelFile) -> GraphFacts | None:
     except ImportError:
         return None
     graph = None
-    with contextlib.suppress(Exception):  # onnx gives protobuf's errors no name of its own
+    with contextlib.suppress(Exception):  # onnx does not rename protobuf's errors
         graph = onnx.load(str(model.path), load_external_data=False).graph
     if graph is None:
         return None

@@ -50,9 +50,7 @@ def package() -> Any:
     """Return the package ``qaic``. Raises QaicUnavailableError if it cannot be imported or is another package."""
     try:
         module = importlib.import_module("qaic")
-    except (
-        Exception
-    ) as cause:  # its extension may fail in any way, for one under another Python than it was built for
+    except Exception as cause:  # its extension may fail in any way, e.g. under another Python
         version = ".".join(map(str, sys.version_info[:2]))
         raise _unusable(f"the package qaic cannot be imported under Python {version} ({cause})") from cause
     if not callable(getattr(module, "Session", None)):

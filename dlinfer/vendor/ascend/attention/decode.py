@@ -70,7 +70,7 @@ def paged_decode_attention(
         return
     lengths = kv_seqlens.tolist()
     kept = [row for row, length in enumerate(lengths) if length]
-    if len(kept) < len(lengths):  # padding rows have no key, and no block that may be read
+    if len(kept) < len(lengths):  # padding rows have no key, and none of their blocks may be read
         attn_output.zero_()
         if not kept:
             return
@@ -146,7 +146,7 @@ def _captured(
         return out
     seen: dict[str, Any] = {"sparse_mode": 0}
     numbers = fused.told
-    if window_left >= 0:  # whether a window is narrower than a sequence is another thing in each replay
+    if window_left >= 0:  # each replay has other lengths to compare the window with
         tables, seen["atten_mask"] = _windowed(tasks, tables, block_size, kv_seqlens, window_left)
 
         def numbers(lengths: list[int]) -> dict[str, Any]:

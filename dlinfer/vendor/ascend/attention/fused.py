@@ -16,9 +16,9 @@ from dlinfer.vendor.ascend.captured import CapturedLengths, Numbers
 
 _EVERYTHING = 2147483647  # the default of pre_tokens and next_tokens
 _TEMPLATE = 2048  # the side of the mask that sparse modes 3 and 4 read
-_ALIGNED = 16  # a head size is a multiple of as much
+_ALIGNED = 16  # head sizes are multiples of it
 LARGEST_HEAD, MOST_HEADS, MOST_SHARING = 512, 256, 64
-WIDEST = 65535  # heads times head size stay below
+WIDEST = 65535  # heads times head size must be less
 
 
 def refuses(call: Any, size: int) -> str | None:

@@ -19,7 +19,7 @@ SIZE, ROPE = 512, 64
 """The size of values, and the number of rotated numbers that keys have besides."""
 QUERIES, PAGES, HEADS = 16, (16, 128), (1, 2, 4, 8, 16, 32, 64, 128)
 """The most queries of a row, the slots in a page, and the numbers of heads that the op takes."""
-_PAGE = 128  # of tokens that lie in none yet
+_PAGE = 128  # for tokens that are in no cache yet
 
 
 def fits(kv_heads: int, size: int, size_v: int) -> bool:

@@ -9,7 +9,7 @@ from dlinfer.errors import KernelDeclined
 from dlinfer.vendor.ascend import refusing
 from dlinfer.vendor.ascend.attention import fused, latent
 
-_PAGE, _LARGEST_PAGE = 128, 512  # of several queries: blocks are a multiple of the first up to the second
+_PAGE, _LARGEST_PAGE = 128, 512  # for several queries: blocks are multiples of the first, up to the second
 
 
 def _refuses(call: Any) -> str | None:
@@ -47,7 +47,7 @@ def prefill_attention(
         last, blind = first + length, _blind(end - start, length, causal, window_left, window_right)
         rows.append(q.new_zeros(blind, num_q_heads, size_v))
         start += blind
-        if end - start == 1:  # no mask is looked at: it gets only what it sees
+        if end - start == 1:  # the op ignores masks: pass only the visible keys
             seen: dict[str, Any] = {"sparse_mode": 0}
             first = last - min(length, window_left + 1 if window_left >= 0 else length)
         else:

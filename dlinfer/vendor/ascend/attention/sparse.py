@@ -6,7 +6,7 @@ from torch import Tensor
 from dlinfer.vendor.ascend import chips, refusing
 from dlinfer.vendor.ascend.attention import fused
 
-_NONE = 2147483647  # sorts behind every position
+_NONE = 2147483647  # sorts after every position
 _COUNTS = (*range(1, 2049), 3072, 4096, 5120, 6144, 7168, 8192)  # of npu_lightning_indexer's sparse_count
 
 
@@ -108,4 +108,4 @@ def sparse_flash_attention(
     )
     return out.masked_fill(
         ~valid.any(-1, keepdim=True), 0
-    )  # what sees nothing is zeros, and not documented there
+    )  # queries without keys give zeros; undocumented there

@@ -76,7 +76,7 @@ class AscendEngine(ValueEngine[AscendOptions]):
             results = result if isinstance(result, (list, tuple)) else [result]
             return [
                 result.clone() if isinstance(result, Tensor) else result for result in results
-            ]  # a view alone is no graph
+            ]  # a view alone makes no graph
 
         try:
             front_end.convert(alone, [fake(parent) for parent in parents])

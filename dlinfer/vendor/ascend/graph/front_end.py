@@ -34,7 +34,7 @@ def load() -> Any:
     """Import ``torchair``. Raises ImportError with the vendor's own message."""
     sdk.load()
     torchair = importlib.import_module("torchair")
-    for version in ("", "_v2"):  # they define it, with lengths as tensors
+    for version in ("", "_v2"):  # they define the op with lengths as tensors
         importlib.import_module(f"torchair.ops._npu_fused_infer_attention_score{version}")
     return torchair
 
@@ -57,7 +57,7 @@ def convert(function: Callable[..., Any], inputs: Sequence[Any]) -> Converted:
 def _mode_of(inputs: Sequence[Any]) -> FakeTensorMode:
     try:
         return mode_of(inputs)
-    except StopIteration:  # sizes alone
+    except StopIteration:  # there are only sizes
         return fresh_mode()
 
 

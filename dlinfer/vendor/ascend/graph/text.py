@@ -66,7 +66,7 @@ class _Writer:
     def _result(self, op: Any, desc: Any) -> str:
         name, note = desc.name or "y", meta_of(desc)
         shape = re.search(r"shape=torch\.Size\((\[.*\])\)", note)
-        if op.type in ("Const", "Data") and -1 not in desc.shape.dim:  # the note is of the last view of it
+        if op.type in ("Const", "Data") and -1 not in desc.shape.dim:  # the note describes its last view
             return f"{name}: {dtype_of(desc)}{list(desc.shape.dim)}"
         if shape is None:
             return name

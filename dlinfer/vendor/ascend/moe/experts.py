@@ -83,7 +83,7 @@ def _routed(x: Tensor, topk_ids: Tensor, experts: int, scale: Tensor | None = No
         expert_tokens_num_flag=True,
         quant_mode=-1,
         active_expert_range=[0, experts],
-        row_idx_type=0,  # for each choice of a token its row
+        row_idx_type=0,  # the row of each choice
     )
     return rows, places, counts, scales
 
@@ -96,9 +96,7 @@ def _grouped(rows: Tensor, weights: Tensor, groups: Tensor, **quantised: Any) ->
         group_list=groups,
         split_item=2,  # one tensor
         group_type=0,  # rows are grouped
-        group_list_type=int(
-            groups.shape[0] > 1
-        ),  # counts; of one group they are its end as well, as it has to be
+        group_list_type=int(groups.shape[0] > 1),  # counts; one group's count is its end, as required
         **quantised,
     )
     return out

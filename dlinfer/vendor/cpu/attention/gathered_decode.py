@@ -71,7 +71,7 @@ def _groups(count: Tensor) -> Iterator[tuple[Tensor | None, int]]:
         yield None, longest
         return
     while longest:
-        shorter = longest // 2 if longest > 1 else -1  # the last group takes the empty ones along
+        shorter = longest // 2 if longest > 1 else -1  # the last group includes empty sequences
         rows = ((count <= longest) & (count > shorter)).nonzero().squeeze(1)
         if rows.numel():
             yield rows, longest

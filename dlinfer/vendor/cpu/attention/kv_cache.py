@@ -27,7 +27,7 @@ def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_sta
         try:
             kernel(k, v, k_cache, v_cache, kv_start_indices)
         except RuntimeError:
-            check_slots(kv_start_indices, k_cache)  # it reads the slots, and says it in the op's words
+            check_slots(kv_start_indices, k_cache)  # raises the op's own error for wrong slots
             raise
         return
     check_slots(kv_start_indices, k_cache)

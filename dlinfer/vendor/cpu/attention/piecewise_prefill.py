@@ -11,7 +11,7 @@ from dlinfer.vendor.cpu.attention.kv_cache import Pages
 from dlinfer.vendor.cpu.attention.sdpa import Extras, attend, flash
 
 _SCORES_AT_A_TIME = 1 << 24  # bounds masks and scores: 64 MiB in float32
-_ROWS_AT_LEAST = 128  # of a window's pieces, which read their rows' windows only
+_ROWS_AT_LEAST = 128  # for pieces of a window, which read only their rows' windows
 
 
 def _extras(scoring: Scoring) -> Extras:
@@ -58,7 +58,7 @@ def piecewise_paged_prefill(
     start = 0
     for index, (end, kv_len) in enumerate(zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True)):
         oldest = 0 if bounds[0] is None else max(0, kv_len - (end - start) + bounds[0])
-        first = oldest // block_size  # blocks before it are out of every query's window
+        first = oldest // block_size  # earlier blocks are outside every window
         blocks = block_offsets[index, first : -(-kv_len // block_size)]
         keys, values = (
             cache.read(blocks, q.dtype).flatten(0, 1)[: kv_len - first * block_size] for cache in caches

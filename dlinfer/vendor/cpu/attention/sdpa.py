@@ -80,7 +80,7 @@ def _explicit(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, extras: Extr
     if extras.sinks is not None:
         total = total + (extras.sinks.to(scores.dtype)[..., None] - highest).exp()
     out = (scores.view(batch, k.shape[1], -1, k.shape[2]) @ v).view(batch, heads, queries, -1)
-    return (out / total.masked_fill_(total == 0, 1.0)).to(q.dtype)  # nothing seen: zeros
+    return (out / total.masked_fill_(total == 0, 1.0)).to(q.dtype)  # a query without keys gives zeros
 
 
 def _accumulator(q: Tensor) -> torch.dtype:

@@ -49,7 +49,7 @@ def scaled_int8_product(
 
 def int8_product(a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b.T of int8 [rows, in] and int8 [out, in], as int32."""
-    if _torch_is_exact() and a.shape[1] > 1:  # of a single column torch 2.13 gives whatever its memory held
+    if _torch_is_exact() and a.shape[1] > 1:  # torch 2.13 returns uninitialised memory for one column
         return int_mm(a, b.t())
     wide = a.to(torch.float64)
     out = torch.empty(a.shape[0], b.shape[0], dtype=torch.int32)

@@ -7,7 +7,7 @@ from dlinfer import settings
 from dlinfer.ops.quantised.packing import AWQ, MXFP4, Packing
 from dlinfer.vendor.cpu.compiled import compiled
 
-_WIDENED_WORDS = 64  # of a row of a packed weight: so many columns of 8 are in float at a time
+_WIDENED_WORDS = 64  # words of a row that are dequantised at a time, 8 columns each
 
 
 def native_matmul() -> str:

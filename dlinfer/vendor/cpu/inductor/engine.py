@@ -83,7 +83,7 @@ class InductorEngine(Engine):
         smallest = 1 if options.keeps_small_regions else 2
         first: list[Step] = []
         steps: list[Step] = []
-        uncounted: set[int] = set()  # memory that kernels write below torch's dispatcher
+        uncounted: set[int] = set()  # written by kernels below torch's dispatcher
         for item in schedule(owner.graph, smallest=smallest):
             if isinstance(item, Cluster) and (known := self._known_cluster(item, folder)) is not None:
                 steps.append(known)

@@ -97,7 +97,7 @@ def is_call(node: fx.Node) -> bool:
     if overload(node) not in CALLS or native.why_not() is not None:
         return False
     if overload(node) is ops.gelu_mul.overload and arguments(node)["tanh"] is not True:
-        return False  # the exact one, whose error function is torch's
+        return False  # the exact gelu uses torch's error function
     dtypes = {tensor.dtype for parent in node.all_input_nodes for tensor in tensors_of(parent)}
     return len(dtypes) == 1 and dtypes <= NATIVE_FLOATS
 
@@ -185,6 +185,6 @@ def _is_loop(node: fx.Node) -> bool:
     if inductor.calls_library(target):
         return False
     if node.kwargs.get("rounding_mode") == "trunc" and not fake(node).is_floating_point():
-        return False  # inductor's code for it ends the process where an integer is divided by 0
+        return False  # inductor's code ends the process at an integer division by 0
     name = target._schema.name.split("::")[1]
     return target.namespace in ("aten", "prims") and name not in (*_LIBRARY_CALLS, *_INDEXED_BY_DATA)

@@ -44,7 +44,7 @@ def schedule(graph: fx.Graph, *, smallest: int) -> list[Item]:
     """Return nodes and clusters in running order. Fewer than ``smallest`` elementary loops stay single nodes."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
     kinds = _kinds(calls)
-    for node in calls:  # the items of a node's tuple go where it goes
+    for node in calls:  # a tuple's items stay with the tuple
         if node.target is operator.getitem and kinds.get(node.args[0]) == "loop":
             kinds[node] = "loop"
     _keep_in_place(calls, kinds)

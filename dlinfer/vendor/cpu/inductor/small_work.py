@@ -60,7 +60,7 @@ def by_one_thread(run: Callable[..., Any], measure: Measure | None) -> Callable[
         if inputs[index].numel() > most:
             return run(*inputs)
         before = torch.get_num_threads()
-        set_threads(1)  # of this thread alone, and nobody else's loops run in it meanwhile
+        set_threads(1)  # for this thread alone, which runs only this cluster
         try:
             return run(*inputs)
         finally:

@@ -13,7 +13,7 @@ from dlinfer.ops.recurrent.gated_delta_rule import prepared
 from dlinfer.ops.recurrent.sequence_states import check_numbers
 from dlinfer.vendor.cpu.recurrent.slots import keep, states_of
 
-_CHUNK = 64  # tokens of a chunk at most
+_CHUNK = 64  # most tokens of a chunk
 
 
 def gated_delta_rule(
@@ -73,12 +73,12 @@ def _chunked(
         return padded.unflatten(0, (chunks, size)).transpose(1, 2).contiguous()
 
     q, k, v, decay, rate = (cut(x) for x in (q, k, v, decay, rate[..., None]))
-    total = decay.cumsum(-1)  # the logarithm of what is kept, from the chunk's beginning up to each token
+    total = decay.cumsum(-1)  # log of the decay from the chunk's beginning to each token
     later = torch.ones(size, size, dtype=torch.bool).triu(1)
     between = (total[..., :, None] - total[..., None, :]).masked_fill_(later, -torch.inf).exp_()
     seen = total.exp()[..., None]
     keys = k.transpose(-1, -2)
-    system = ((k * rate) @ keys).mul_(between)  # below the diagonal; what is on it and above is not read
+    system = ((k * rate) @ keys).mul_(between)  # only the part below the diagonal is read
     right = torch.cat([v * rate, k * rate * seen], dim=-1)
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
     written, known = solved.split((v.shape[-1], k.shape[-1]), dim=-1)

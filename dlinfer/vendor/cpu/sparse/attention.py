@@ -6,7 +6,7 @@ from torch import Tensor
 from dlinfer.ops.attention.kv_cache import canonical
 from dlinfer.ops.attention.sparse import chosen_positions
 
-_GATHERED = 1 << 22  # numbers that are gathered at once at most: 16 MiB of float32
+_GATHERED = 1 << 22  # most numbers gathered at once: 16 MiB of float32
 
 
 def lightning_indexer(

@@ -25,7 +25,7 @@ def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> 
         )
         first = torch.arange(0, n_groups * size, size, device=experts.device)
         return chosen.reshape(shape), (experts + first[:, None]).reshape(shape)
-    rows = ids.new_empty((logits.shape[0], topk), dtype=torch.int32)  # of each choice; nobody asks for them
+    rows = ids.new_empty((logits.shape[0], topk), dtype=torch.int32)  # of each choice; unused
     torch.ops._moe_C.topk_softmax(weights.view(-1, topk), ids.view(-1, topk), rows, logits, False)
     return weights, ids
 

@@ -53,7 +53,7 @@ def experts(
     weights = token_weights(x, topk_weights, renormalize)
     known = op.Constant(value_ints=list(range(len(gate_ups))))
     behind = op.Where(op.Less(topk_ids, number(0, topk_ids)), number(BEHIND, topk_ids), topk_ids)
-    ids = op.Gather(known, behind)  # itself, and raises for an id that names no expert
+    ids = op.Gather(known, behind)  # the id itself; raises for a wrong id
     zero = number(0.0, x)
     total = op.Expand(zero, shape_of(sizes(x)))
     for index, (gate_up, down) in enumerate(zip(gate_ups, downs, strict=True)):

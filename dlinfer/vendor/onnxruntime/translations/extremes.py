@@ -57,13 +57,13 @@ def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
     """Clamp between two tensors; NaN if any of the three is, and x where it equals a bound: zeros have signs."""
     result = self
     if _is_float(self):
-        half = is_type(self, "FLOAT16")  # which ONNX Runtime does not compare
+        half = is_type(self, "FLOAT16")  # ONNX Runtime does not compare it
         for name, bound in (("Less", min), ("Greater", max)):
             if bound is not None:
                 pair = [op.Cast(value, to=1) if half else value for value in (result, bound)]
                 result = op.Where(getattr(op, name)(*pair), bound, result)
         for bound in (min, max):
-            if bound is not None and bound.dtype is not None:  # constants made here have none, and are no NaN
+            if bound is not None and bound.dtype is not None:  # own constants have no dtype and are no NaN
                 result = op.Where(op.IsNaN(wide(bound)[0]), bound, result)
         return result
     for name, bound in (("Max", min), ("Min", max)):

@@ -21,7 +21,7 @@ from dlinfer.vendor.onnxruntime.translations import contrib_ops
 OP = torch.ops.dlinfer.weight_quant_matmul.default
 
 _NIBBLES = Packing(bits=4, along="in", order=(0, 1), storage=torch.uint8)
-_BLOCKS = (256, 128, 64, 32, 16)  # for these MatMulNBits has kernels that do not widen the whole weight
+_BLOCKS = (256, 128, 64, 32, 16)  # MatMulNBits does not widen the whole weight for these
 _PARTS = ("qweight", "scales", "offset")
 _FLOAT, _TYPES = 1, {torch.float32: 1, torch.float16: 10}  # of ONNX's TensorProto
 

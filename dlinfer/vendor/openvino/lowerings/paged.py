@@ -112,7 +112,7 @@ def cached_attention(
             pages.blocks,
             pages.block_begins,
             b.scalar(softmax_scale, F32),
-            b.scalar(window_left + 1, I32),  # it counts the query's own key; 0 is no window
+            b.scalar(window_left + 1, I32),  # counts the query's own key; 0 is no window
             _none(F32) if alibi_slopes is None else b.cast(alibi_slopes, F32),
             pages.longest,
             _none(I32),  # score_aggregation_window

@@ -34,7 +34,7 @@ def _sum(b: Builder, x: Output, axes: Sequence[int], keep: bool) -> Output:
         return op.reduce_sum(x, b.axes(axes), keep).output(0) if axes else x
     zero = b.scalar(0, x.get_element_type())
     for axis in axes:
-        begins = [int(dim == axis) for dim in range(rank(x))]  # a 0 in front, so that a sum over nothing is 0
+        begins = [int(dim == axis) for dim in range(rank(x))]  # a leading 0 makes a sum over nothing 0
         padded = op.pad(x, b.axes(begins), b.axes([0] * rank(x)), "constant", zero)
         along = b.scalar(axis, ov.Type.i64)
         x = op.gather(op.cum_sum(padded, along), b.axes([-1]), along).output(0)

@@ -114,7 +114,7 @@ def index_put(
     if rest:
         target = op.concat([target, b.numbers(rest)], 0)
     neighbours = dims == list(range(dims[0], dims[0] + len(dims))) and dims[0] > 0
-    if neighbours:  # in ``flat`` the indexed dimensions come before those in front of them
+    if neighbours:  # in ``flat`` the indexed dimensions come first
         values = _picked_first(b, values, dims[0], spread, len(rest))
     filled = op.broadcast(values, target).output(0)
     index = op.unsqueeze(places, b.axes([-1]))

@@ -38,7 +38,7 @@ class AicBackend:
 
     def _compiled(self, model: ModelFile, options: Options) -> Path:
         compiler = sdk.compiler()
-        assert compiler is not None  # require() has seen it
+        assert compiler is not None  # require() has found it
         compiling = options.of_stage("compile")
         if "output_dir" in compiling:
             folder = Path(compiling["output_dir"])

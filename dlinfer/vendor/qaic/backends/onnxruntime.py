@@ -64,7 +64,7 @@ class OnnxruntimeBackend:
 
     def _infos(self, values: Sequence[Any]) -> dict[str, TensorInfo]:
         infos = {value.name: _info(value, self._model) for value in values}
-        if any(info.shape == () for info in infos.values()):  # ONNX Runtime says so of any shape too
+        if any(info.shape == () for info in infos.values()):  # ONNX Runtime returns it for any rank too
             facts = facts_of(self._model)
             of_any_rank = facts.of_any_rank if facts is not None else frozenset()
             infos |= {name: TensorInfo(None, infos[name].dtype) for name in of_any_rank & infos.keys()}
@@ -156,7 +156,7 @@ class OnnxruntimeBackend:
                 )
         except QaicUnavailableError:
             raise
-        except Exception as cause:  # as in run; the model is the user's, and so may the fault be
+        except Exception as cause:  # as in run; the fault may be the user's model
             detail = f"ONNX Runtime refuses it: {_first_line(cause)}"
             raise QaicCompileError(path=str(self._model.path), detail=detail) from cause
 
@@ -203,7 +203,7 @@ def _convert_to_fp16(source: str, target: str) -> None:
         ) from cause
     model = onnx.load(source, load_external_data=False)
     _read_weights(model, Path(source).parent)
-    onnx.load_external_data_for_model(model, str(Path(source).parent))  # those of a node's own tensors
+    onnx.load_external_data_for_model(model, str(Path(source).parent))  # of a node's own tensors
     converted = convert_float_to_float16(model, keep_io_types=True)
     # The converter also gives fp16 to inner values that stay float32 (a LayerNormalization's mean). ONNX Runtime finds
     # the types of all inner values itself.

@@ -19,7 +19,7 @@ from dlinfer.vendor.qaic.options.table import OPTIONS
 HARDWARE = {"qaic-exec": "2.0", "qaic-compile": "ai100"}
 SECONDS = 4 * 3600.0
 """The longest time of a compilation. Those of large language models take up to an hour."""
-NO_FLAGS = ("output_dir", "compile_only")  # said by the caller, or on every line
+NO_FLAGS = ("output_dir", "compile_only")  # the caller's, or on every line
 
 
 def command(compiler: Path, model: Path, folder: Path, options: Mapping[str, Any]) -> list[str]:

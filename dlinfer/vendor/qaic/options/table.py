@@ -22,7 +22,7 @@ from dlinfer.vendor.qaic.options.option import (
 COUNT = integer(1)
 SCHEMA = choice("asymmetric", "symmetric", "symmetric_with_uint8", "symmetric_with_power2_scale")
 NAMES = list_of(str)
-BOTH = ("=true", "=false")  # on by default in the compiler, so that False must be said
+BOTH = ("=true", "=false")  # the compiler's default is on, so False needs a flag
 
 
 def _run(name: str, kind: Kind, doc: str) -> Option:

@@ -39,7 +39,7 @@ def fused_moe(
         expert_tokens_num_flag=True,
         quant_mode=-1,
         active_expert_range=[0, experts],
-        row_idx_type=0,  # for each choice of a token its row
+        row_idx_type=0,  # the row of each choice
     )
     gated = _grouped(rows, gate_up_weights, counts)
     out = _grouped(torch.ops.npu.npu_swiglu(gated, -1), down_weights, counts)
@@ -58,6 +58,6 @@ def _grouped(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
         group_list=counts,
         split_item=2,  # one tensor
         group_type=0,  # rows are grouped
-        group_list_type=int(counts.shape[0] > 1),  # counts; of one group they are its end as well
+        group_list_type=int(counts.shape[0] > 1),  # counts; one group's count is also its end
     )
     return out
