@@ -25,7 +25,7 @@ from dlinfer.runtime.artifact.artifact import Artifact
 from dlinfer.runtime.artifact.stage import stage_of, symbol_names, with_guards, with_outputs
 
 DynamicShapes: TypeAlias = dict[str, Any] | tuple[Any, ...] | list[Any] | None
-"""As torch.export takes them."""
+"""The dynamic shapes that torch.export accepts."""
 
 
 def compile(
@@ -39,17 +39,16 @@ def compile(
 ) -> Artifact:
     """Compile a module ahead of time.
 
-    module: a module, in the mode (eval, train) that it is to be compiled in, or an ExportedProgram.
+    module: a module, in the mode (eval, train) to compile it in, or an ExportedProgram.
     args, kwargs: an example call; not needed for an ExportedProgram.
-    dynamic_shapes: which sizes may change, as torch.export takes it. If a size's range starts at 0 or 1
+    dynamic_shapes: which sizes may change, as for torch.export. If a size's range starts at 0 or 1
         (``Dim("batch", min=1, max=64)``), a trial run at these sizes decides whether the artifact serves them.
     engine: name of the graph engine; overrides the option.
     options: as for ``torch.compile(backend="dlinfer", options=...)``.
 
-    Returns an Artifact, callable like the module for inference; it shares the module's weights.
-    Raises CaptureError if torch.export cannot capture the module, or if the module behaves differently at a requested
-    size of 1. Raises CompileOptionError, EngineUnavailableError and, under the fallback policy ``error``,
-    GraphFallbackError.
+    Returns an Artifact, callable like the module for inference; it shares the module's weights. Raises CaptureError if
+    torch.export cannot capture the module, or if the module behaves differently at a requested size of 1. Raises
+    CompileOptionError, EngineUnavailableError and, under the fallback policy ``error``, GraphFallbackError.
     """
     if is_autocast_enabled() and not isinstance(module, ExportedProgram):
         raise CaptureError(
@@ -124,8 +123,8 @@ def _export(
 def _with_plain_strides(example: torch.Tensor) -> torch.Tensor:
     """Return the example; if it is contiguous, with the strides that torch gives a new tensor of its sizes.
 
-    A dimension of size 1 may have any stride, and torch.export would take an unusual one for another dynamic size.
-    A lazily conjugated or negated example is resolved, as calls do with their arguments.
+    A dimension of size 1 may have any stride, and torch.export would take an unusual one for another dynamic size. A
+    lazily conjugated or negated example is resolved, as it is in each call.
     """
     example = resolved(example)
     plain = torch.empty(example.shape, device="meta").stride()

@@ -16,12 +16,12 @@ class Flags(enum.IntFlag):
     """Flags of ``dlinfer.load``."""
 
     SHARE_MEM = 1
-    """Sessions loaded with it share the memory that they run in, so one of them runs at a time."""
+    """Share memory: all sessions loaded with this flag run in the same memory, one at a time."""
 
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """Options of one session, validated when they are made. Raises SessionOptionError.
+    """Options of one session. The constructor checks them and raises SessionOptionError.
 
     engine: name of the graph engine; None takes the engine that the artifact was compiled for.
     engine_options: the engine's own options, name -> value. They override the options stored in the artifact.
@@ -43,7 +43,7 @@ class SessionOptions:
     allow_ops: tuple[str, ...] = ()
 
     AFTER_SETUP = ("io", "enable_metrics", "enable_profiling")
-    """Options that may be changed while a session is set up; other options need ``reset`` first."""
+    """The options that may change while a session is set up; other options need ``reset`` first."""
 
     def __post_init__(self) -> None:
         for name, (expected, is_valid) in _EXPECTED.items():
@@ -56,7 +56,6 @@ class SessionOptions:
 
     @classmethod
     def names(cls) -> list[str]:
-        """Return the names of all options."""
         return [item.name for item in fields(cls)]
 
     @classmethod
@@ -67,7 +66,6 @@ class SessionOptions:
         return cls().changed(_from_yaml(options) if isinstance(options, (str, Path)) else options or {})
 
     def changed(self, changes: Mapping[str, object]) -> "SessionOptions":
-        """Return these options with ``changes`` applied."""
         known = self.names()
         for name, value in changes.items():
             if name not in known:
@@ -99,7 +97,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[object], bool]]] = {
     "cache_dir": ("a path", lambda value: value is None or isinstance(value, (str, Path))),
     "allow_ops": ("a list of names", _is_names),
 }
-"""Option -> (the allowed values as errors describe them, a function that checks a value)."""
+"""Option -> (the description of the allowed values in errors, a function that checks a value)."""
 
 
 def _from_yaml(path: str | Path) -> dict[str, object]:

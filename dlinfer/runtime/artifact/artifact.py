@@ -18,9 +18,9 @@ from dlinfer.runtime.artifact.stage import Stage
 
 @dataclass
 class Artifact:
-    """The result of ``dlinfer.compile``. It shares the module's weights, and copies only those that torch holds lazily
-    conjugated or negated.
+    """The result of ``dlinfer.compile``. It shares the module's weights, except those that torch holds lazily.
 
+    It copies weights that are lazily conjugated or negated.
     interface: one port for each leaf of (args, kwargs), and one for each output.
     stored: the stage that ``save`` writes, or a text that says why the artifact cannot be saved.
     """
@@ -36,9 +36,9 @@ class Artifact:
     def save(self, path: str | Path, *, key: bytes | None = None) -> None:
         """Write the artifact to a file that ``dlinfer.load`` opens on any machine: see docs/guides/artifacts.md.
 
-        The file appears whole or not at all. key: 32 bytes to encrypt the file with, as
-        ``dlinfer.runtime.artifact.sealing.new_key()`` makes them. Raises ArtifactStorageError if the graph holds
-        something that a file cannot store, and ArtifactNotFoundError if the file cannot be written.
+        The file appears whole or not at all. key: 32 bytes to encrypt the file with, from
+        ``dlinfer.runtime.artifact.sealing.new_key()``. Raises ArtifactStorageError if the graph holds something that a
+        file cannot store, and ArtifactNotFoundError if the file cannot be written.
         """
         save({"forward": [self.stored]}, path, key)
 
@@ -106,7 +106,7 @@ def _stages(name: str, artifacts: Artifact | Sequence[object]) -> tuple[Artifact
 
 
 def _names_and_dtypes(artifact: Artifact) -> object:
-    """Return what all stages of an entry must have equal: the names and dtypes of their inputs and outputs."""
+    """Return the names and dtypes of inputs and outputs, which all stages of an entry must share."""
     stage = artifact.stored
     if isinstance(stage, str):
         return stage

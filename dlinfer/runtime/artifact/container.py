@@ -47,21 +47,20 @@ _COARSEST_STEP = 2_000_000_000
 
 @dataclass(frozen=True)
 class Member:
-    """The contents of a member. chunks: its bytes in parts; size: how many bytes they are together."""
+    """The contents of a member. chunks: its bytes in parts; size: their total number of bytes."""
 
     size: int
     chunks: Iterable[Buffer]
 
 
 def json_bytes(data: Json) -> bytes:
-    """Return ``data`` as the bytes of a JSON member."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
 
 
 def write_container(
     sink: IO[bytes] | SealedWriter, manifest: Json, contents: Mapping[str, Member | bytes]
 ) -> None:
-    """Write the header, the members in their order, the manifest and the digests. The first member is aligned."""
+    """Write the header, the members in order, the manifest and the digests. The first member is aligned."""
     members = {
         name: part if isinstance(part, Member) else Member(len(part), [part])
         for name, part in (*contents.items(), (MANIFEST, json_bytes(manifest)))
@@ -88,7 +87,6 @@ def write_container(
 
 
 def _entry(offset: int, size: int) -> Json:
-    """Return the header's entry for a member at ``offset`` of ``size`` bytes."""
     return {"dtype": "U8", "shape": [size], "data_offsets": [offset, offset + size]}
 
 
@@ -117,11 +115,10 @@ def written_whole(path: Path) -> Generator[IO[bytes]]:
 class MappedFile:
     """A mapped file, held open. If another process writes into the file, the mapping shows the write.
 
-    If the file is replaced, as ``written_whole`` does it, the mapping keeps the old contents.
+    If the file is replaced, as ``written_whole`` does, the mapping keeps the old contents.
     """
 
     def __init__(self, path: Path) -> None:
-        """Map the file at ``path``. Raises OSError."""
         self._stream = open(path, "rb")  # noqa: SIM115 - held as long as the mapping
         self._opened = self._state()
         # File times advance in steps of milliseconds or more: a write right after this one may show the same time.
@@ -168,7 +165,6 @@ class Container:
             raise ArtifactCorruptError(source=self.source, detail=detail)
 
     def json(self, name: Json) -> Json:
-        """Return the data of a JSON member. Raises ArtifactCorruptError."""
         try:
             return _parsed(self.member(name))
         except CodecError as cause:
@@ -176,7 +172,6 @@ class Container:
             raise ArtifactCorruptError(source=self.source, detail=detail) from cause
 
     def member(self, name: Json) -> memoryview:
-        """Return the contents of a member. Raises ArtifactCorruptError if the container has no member of this name."""
         if not isinstance(name, str) or name not in self.members:
             raise ArtifactCorruptError(source=self.source, detail=f"there is no member {str(name)[:80]!r}")
         return self.members[name]
@@ -212,7 +207,7 @@ def open_container(origin: Path | Buffer, source: str, key: bytes | str | None =
 
 
 def _checked(whole: memoryview) -> tuple[dict[str, memoryview], dict[str, bytes]]:
-    """Return each member's contents, not copied, and the digests. Raises CodecError or what malformed data raises."""
+    """Return each member's contents, not copied, and the digests. Raises CodecError or the errors of malformed data."""
     if len(whole) < _LENGTH.size:
         raise CodecError("it ends too early")
     (length,) = _LENGTH.unpack_from(whole)
@@ -243,7 +238,6 @@ def _digests(parts: Mapping[str, memoryview]) -> dict[str, bytes]:
 
 
 def _parsed(contents: memoryview) -> Json:
-    """Parse ``contents`` as JSON. Raises CodecError."""
     if len(contents) > _LARGEST_JSON:
         raise CodecError(f"JSON of {len(contents)} bytes")
     with refuse_malformed():

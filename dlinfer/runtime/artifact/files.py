@@ -1,6 +1,6 @@
 """Artifacts as files: the stages as JSON, and each weight once.
 
-The reader checks every part. It unpickles nothing and runs nothing; docs/guides/artifacts.md describes the format.
+The reader checks every part, and unpickles and runs nothing. docs/guides/artifacts.md describes the format.
 """
 
 import json
@@ -44,8 +44,8 @@ def save(
 ) -> None:
     """Write entries, each with its stages, to one file. Tensors that several stages share are written once.
 
-    Raises ArtifactStorageError if a tensor or a stage cannot be stored (a text in place of a stage is the reason), and
-    ArtifactNotFoundError if the file cannot be written.
+    A text in place of a stage is the reason why it cannot be stored. Raises ArtifactStorageError for such a text or a
+    tensor that cannot be stored, and ArtifactNotFoundError if the file cannot be written.
     """
     table = TensorTable()
     manifest_stages: list[Json] = []
@@ -90,18 +90,16 @@ def save(
 
 @dataclass(frozen=True)
 class ReadArtifact:
-    """An artifact whose file was checked. stages: entry -> its stages, in their order."""
+    """An artifact from a checked file. stages: entry -> its stages, in order."""
 
     stages: Mapping[str, Sequence[Stage[int]]]
     tensors: TensorFile
 
     @property
     def source(self) -> str:
-        """The file's name in errors."""
         return self.tensors.container.source
 
     def layouts(self, stage: Stage[int]) -> list[Layout]:
-        """Return the layout of each tensor of a stage."""
         return [self.tensors.layouts[number] for number in stage.tensors]
 
 

@@ -1,4 +1,4 @@
-"""Loading: a stage is read from an artifact file and lowered through its engine, so that it can run."""
+"""Loading: read a stage from an artifact file, and lower it through its engine, so that it can run."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -50,9 +50,9 @@ class LoadedStage:
 def load_stage(artifact: ReadArtifact, stage: Stage[int], options: SessionOptions) -> LoadedStage:
     """Lower the stored graph through its engine. The caller sets the weights.
 
-    Raises ArtifactCorruptError, EngineUnavailableError, and CompileOptionError for options that the engine does not
-    have. Raises TorchStateChangedError if the graph needs another default dtype, and CaptureError if a call cannot
-    check an assumption of the engine. Raises GraphFallbackError under the fallback policy ``error``.
+    Raises ArtifactCorruptError, EngineUnavailableError, and CompileOptionError for options that the engine lacks.
+    Raises TorchStateChangedError if the graph needs another default dtype, and CaptureError if a call cannot check an
+    assumption of the engine. Raises GraphFallbackError under the fallback policy ``error``.
     """
     return run_plain(_load_stage, (artifact, stage, options))
 

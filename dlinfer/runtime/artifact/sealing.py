@@ -2,7 +2,7 @@
 
 A sealed file is a header, an empty frame that only checks the key, and frames of one MiB. A frame ends with its tag.
 A frame's nonce holds the file's random prefix, the frame's number and whether it is the last frame. Each tag also
-covers the header. So no frame can be altered, left out, repeated, moved or taken from another file, and a file cannot
+covers the header. So no frame can be altered, dropped, repeated, moved or taken from another file, and a file cannot
 end early. Sealed files are written as a stream and decrypted into memory, never to disk.
 """
 
@@ -48,7 +48,7 @@ def register_decryption(name: str, function: Decrypt | None = None, key: bytes |
 
     function: takes the file's bytes and ``key``, and returns the bytes of an artifact. It raises if the key is wrong.
         None means the built-in AES-256-GCM with a ``key`` of 32 bytes.
-    A decryption that is already registered under ``name`` is replaced.
+    An earlier decryption under the same ``name`` is replaced.
     """
     if function is None:
         _cipher(key, f"the registered decryption {name!r}")
@@ -96,7 +96,7 @@ def _nonce(header: bytes, number: int, last: bool) -> bytes:
 
 
 class SealedWriter:
-    """A stream that encrypts what is written and passes the frames to another stream. ``close`` ends the file."""
+    """A stream that encrypts data and writes the frames to another stream. ``close`` ends the file."""
 
     def __init__(self, stream: IO[bytes], key: bytes) -> None:
         self._stream = stream
@@ -107,14 +107,12 @@ class SealedWriter:
         stream.write(self._header + self._sealed(b"", _KEY_CHECK, last=True))
 
     def write(self, data: Buffer, /) -> None:
-        """Append ``data`` to the encrypted file."""
         self._waiting += data
         while len(self._waiting) > FRAME:
             self._write_frame(bytes(self._waiting[:FRAME]), last=False)
             del self._waiting[:FRAME]
 
     def close(self) -> None:
-        """Write the last frame."""
         self._write_frame(bytes(self._waiting), last=True)
 
     def _write_frame(self, plain: bytes, *, last: bool) -> None:
@@ -131,7 +129,7 @@ class SealedWriter:
 
 
 def unsealed(data: Buffer, key: bytes | str | None, source: str) -> Buffer:
-    """Decrypt ``data``; without a key, data that is not encrypted is returned as it is.
+    """Return ``data`` decrypted; without a key, return unencrypted data as it is.
 
     key: 32 bytes, or the name of a registered decryption. source: the artifact's name in errors.
     Raises ArtifactKeyError if the key is missing or wrong, and ArtifactCorruptError if frames were altered.

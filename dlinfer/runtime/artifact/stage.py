@@ -1,4 +1,4 @@
-"""A stage: one compiled graph as an artifact stores it, as plain data and the tensors that the graph reads."""
+"""A stage: one compiled graph in an artifact, as plain data and the tensors that the graph reads."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -75,13 +75,12 @@ def stage_of(
 
 
 def symbol_names(exported: Exported) -> dict[object, str]:
-    """Return symbol -> its name in the interface."""
     symbols = dict.fromkeys(symbol for value in exported.captured.fakes for symbol in symbols_of(value))
     return {symbol: f"s{index}" for index, symbol in enumerate(symbols)}
 
 
 def with_outputs(interface: Interface, exported: Exported) -> Interface:
-    """Return the interface with its outputs, and with the range and example that torch.export has for each symbol."""
+    """Return the interface with its outputs, and with torch.export's range and example for each symbol."""
     captured, names = exported.captured, symbol_names(exported)
     ranges = {name: declared_range(symbol, captured.mode, exported.ranges) for symbol, name in names.items()}
     limits: dict[str, Range] = {name: (low, high) for name, (low, high, _) in ranges.items()}

@@ -23,14 +23,14 @@ PLAIN_DTYPES = frozenset(
         *"float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu".split(),
     )
 )
-"""Dtypes that a tensor in a file may have: those with whole bytes for each element."""
+"""The dtypes that a tensor in a file may have: those with whole bytes for each element."""
 
 _CHUNK = 1 << 24
 
 
 @dataclass
 class TensorTable:
-    """The tensors to write. Shared memory is written once: tensors that overlap in memory overlap in the file."""
+    """The tensors to write. Tensors that overlap in memory overlap in the file, so shared memory is written once."""
 
     tensors: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     _known: dict[tuple[int, Layout], int] = field(default_factory=dict[tuple[int, Layout], int])
@@ -51,7 +51,7 @@ class TensorTable:
         return number
 
     def offsets(self) -> dict[int, int]:
-        """Return number -> the byte offset where the tensor begins in the member, in the member's order."""
+        """Return number -> the tensor's byte offset in the member, in the member's order."""
         spans = [(tensor.data_ptr(), Layout.of(tensor).span, str(tensor.device)) for tensor in self.tensors]
         offsets: dict[int, int] = {}
         end = 0
@@ -65,7 +65,7 @@ class TensorTable:
         return offsets
 
     def layouts(self, offsets: Mapping[int, int]) -> Json:
-        """Return the manifest's entry for each tensor: its layout and the offset where it begins."""
+        """Return the manifest's entry for each tensor: its layout and offset."""
         return [
             {
                 "dtype": short_name(tensor.dtype),
@@ -129,7 +129,7 @@ def read_layouts(items: Json) -> list[tuple[Layout, int]]:
 
 
 class TensorFile:
-    """The tensors of an artifact that was read. CPU tensors use the file's memory; others lie on their device."""
+    """The tensors of an artifact from a file. CPU tensors use the file's memory; others lie on their device."""
 
     def __init__(self, placed: Sequence[tuple[Layout, int]], container: Container, member: str) -> None:
         """Check and keep the tensors of one member. placed: each tensor's layout and its offset in the member.
@@ -172,18 +172,16 @@ class TensorFile:
         return copies
 
     def _bytes(self, start: int, end: int) -> torch.Tensor:
-        """Return bytes ``start`` to ``end`` of the file's memory as a tensor, without a copy."""
         memory = self._memory[start:end]
         return torch.frombuffer(memory, dtype=torch.uint8) if memory else torch.empty(0, dtype=torch.uint8)
 
 
 def _laid_out(memory: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """Return the tensor of this layout on ``memory``, the bytes that it spans."""
     return memory.view(layout.dtype).as_strided(layout.sizes, layout.strides)
 
 
 def _writable(memory: memoryview) -> memoryview:
-    """Return the same memory without its read-only mark, as torch warns of the mark; see ``TensorFile.tensor``."""
+    """Return the same memory without its read-only mark, which makes torch warn; see ``TensorFile.tensor``."""
     if not memory.readonly or not len(memory):
         return memory
     array = numpy.frombuffer(memory, numpy.uint8)

@@ -9,7 +9,7 @@ Array: TypeAlias = numpy.ndarray[Any, Any]
 
 
 def array_of(value: object) -> Array | None:
-    """Return a numpy array or numpy scalar as an array, and None for any other value."""
+    """Return a numpy array or numpy scalar as an array; None for any other value."""
     is_array = isinstance(value, (numpy.ndarray, numpy.generic))
     return numpy.asarray(cast("Array", value)) if is_array else None
 

@@ -18,7 +18,6 @@ class AsyncRuns:
         self._pending: list[Run] = []
 
     def submit(self, job: Callable[[], Results]) -> Run:
-        """Queue a job after those before it."""
         with self._lock:
             future = self._worker.submit(job)
             # Failed jobs stay until wait() has raised their error; jobs that succeeded are dropped.

@@ -12,7 +12,7 @@ from dlinfer.runtime.session.arrays import Array, array_of, tensor_of
 
 
 class BatchCollector:
-    """A batch as one tensor, and which of its samples are filled. Threads may collect at once.
+    """A batch as one tensor that is filled sample by sample. Several threads may collect at once.
 
     If ``tensor`` is a session's own input (``session.get_input_tensor``), the next run reads the collected samples.
     This class is the counterpart of MegEngine Lite's TensorBatchCollector.

@@ -16,7 +16,7 @@ USUAL_RUNS = 40
 
 
 class BenchmarkResult(NamedTuple):
-    """A benchmark: inf_completed runs took inf_time seconds, inf_rate runs a second.
+    """The result of a benchmark: inf_completed runs took inf_time seconds, at inf_rate runs per second.
 
     batch_size: the first dimension of the first input tensor.
     """
@@ -30,7 +30,7 @@ class BenchmarkResult(NamedTuple):
 def benchmark(
     stage: LoadedStage, values: Sequence[object], num_inferences: int | None, inf_time: float | None
 ) -> tuple[BenchmarkResult, "array[float]"]:
-    """Run a stage repeatedly; return the result, and each run's latency in seconds. A warm-up run is not counted.
+    """Run a stage repeatedly after a warm-up run; return the result, and each run's latency in seconds.
 
     num_inferences: how many runs; inf_time: for how many seconds. Raises SessionCallError if both are given, or if a
     limit is no positive number.

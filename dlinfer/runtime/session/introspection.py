@@ -18,7 +18,7 @@ Tensors = dict[int, torch.Tensor]
 
 
 class Introspection:
-    """The part of a Session that reads the signatures: for each entry, the interface of each stage."""
+    """The part of a Session that describes its entries. It reads the interface of each entry's stages."""
 
     devices: list[torch.device]
     options: SessionOptions
@@ -27,7 +27,7 @@ class Introspection:
     _memory: RuntimeMemory
 
     def signature(self, entry: str | None = None, stage: int = 0) -> Interface:
-        """Return the inputs and outputs of an entry. ``entry`` may be left out if there is only one."""
+        """Return the inputs and outputs of an entry. ``entry`` may be omitted if there is only one."""
         name = self._entry(entry)
         stages = self._signatures[name]
         if type(stage) is not int or not 0 <= stage < len(stages):
@@ -164,12 +164,14 @@ class Introspection:
         return self._own_one(entry, index, "outputs", stage)
 
     def get_input_tensors_addrmode0(self, entry: str, stage: int = 0) -> Tensors:
-        """Return what ``get_input_tensors`` does, in any addr_mode. The caller ensures that no other run uses them."""
+        """Return the tensors of ``get_input_tensors`` in any addr_mode. The caller keeps other runs from using them."""
         return self._own(entry, "inputs", stage)
 
     def get_output_tensors_addrmode0(self, entry: str, stage: int = 0) -> Tensors:
-        """Return what ``get_output_tensors`` does, in any addr_mode. With addr_mode 0, a run writes these tensors only
-        if the caller passes them as ``outputs``."""
+        """Return the tensors of ``get_output_tensors`` in any addr_mode.
+
+        With addr_mode 0, a run writes these tensors only if the caller passes them as ``outputs``.
+        """
         return self._own(entry, "outputs", stage)
 
     def io_tensor(self, entry: str, name: str, shape: Sequence[int], stage: int = 0) -> torch.Tensor:

@@ -22,7 +22,6 @@ SIDES: tuple[Side, Side] = ("inputs", "outputs")
 
 
 def ports_of(interface: Interface, side: Side) -> Sequence[Port]:
-    """Return the ports of one side: the interface's inputs or its outputs."""
     return interface.inputs if side == "inputs" else interface.outputs
 
 
@@ -32,7 +31,7 @@ def nbytes(port: Port) -> int | None:
 
 
 class RuntimeMemory:
-    """One arena for each device, and the lock that lets only one run at a time use the arenas."""
+    """One arena per device, and the lock that lets only one run at a time use the arenas."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -56,7 +55,7 @@ class RuntimeMemory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arenas."""
+        """The total size of all arenas in bytes."""
         with self.lock:
             return sum(arena.numel() for arena in self._arenas.values())
 
@@ -68,8 +67,7 @@ COMMON = RuntimeMemory()
 class IoMemory:
     """A session's own tensors for inputs and outputs, at their highest sizes, in a RuntimeMemory.
 
-    Each stage of each entry has its own place. So a caller may fill the inputs of one entry while reading the results
-    of another.
+    A caller may fill the inputs of one entry while it reads the results of another: no two stages share a place.
     """
 
     def __init__(self, signatures: Mapping[str, Sequence[Interface]], memory: RuntimeMemory) -> None:

@@ -1,4 +1,4 @@
-"""The memory plan: how many bytes a stage's tensors need and between which nodes, as JSON."""
+"""The memory plan as JSON: the bytes of a stage's tensors, and the nodes between which each is needed."""
 
 import math
 from collections import defaultdict
@@ -20,7 +20,7 @@ from dlinfer.runtime.session.io_memory import nbytes
 
 
 class _Life(TypedDict):
-    """A storage that a node allocates. first, last: the indices of the nodes that make it and that last read it."""
+    """A storage that a node allocates. first, last: the indices of that node and of the last node that reads it."""
 
     name: str
     bytes: int | None

@@ -8,7 +8,7 @@ import numpy as np
 
 PERCENTILES = {"P25": 25.0, "P50": 50.0, "P75": 75.0, "P90": 90.0, "P99": 99.0, "P999": 99.9}
 KEPT = 100_000
-"""Percentiles are computed from this many of the latest latencies, which take about 3 MiB."""
+"""The number of latest latencies that percentiles are computed from. They take about 3 MiB."""
 
 
 class Metrics:
@@ -25,7 +25,6 @@ class Metrics:
         return self._count
 
     def record(self, seconds: float) -> None:
-        """Add the latency of one inference."""
         with self._lock:
             self._count += 1
             self._total += seconds
@@ -36,7 +35,6 @@ class Metrics:
             self._latest.append(seconds)
 
     def clear(self) -> None:
-        """Forget everything that was recorded."""
         with self._lock:
             self._latest: deque[float] = deque(maxlen=KEPT)
             self._count, self._total = 0, 0.0
@@ -46,7 +44,7 @@ class Metrics:
         """Return num_of_inferences, min_latency, max_latency, P25 to P999, total_inference_time and avg_latency.
 
         Times are in seconds. Percentiles are numpy's: linear between the two latencies around the rank. If nothing was
-        recorded, the total is 0.0 and all other times are nan. The keys are the same as in Qualcomm's
+        recorded, the total is 0.0 and all other times are nan. The keys are those of Qualcomm's
         ``qaic.Session.get_metrics``.
         """
         with self._lock:
@@ -67,7 +65,7 @@ class Metrics:
 
 
 def table(summary: Mapping[str, float]) -> str:
-    """Return the summary as text, one number a line, latencies in milliseconds."""
+    """Return the summary as text, one number per line, latencies in milliseconds."""
     names = {
         "avg_latency": "Average latency (ms)",
         "min_latency": "Minimum latency (ms)",

@@ -15,7 +15,7 @@ from dlinfer.graph.ir.program import Function, Program
 from dlinfer.runtime.artifact.loading import LoadedStage
 
 PROFILED_RUNS = 10
-"""How many first runs are profiled. A profile makes a run several times slower."""
+"""How many first runs are profiled. A profile slows a run down several times."""
 
 
 # --- op by op
@@ -65,7 +65,7 @@ def _timed(
     rows: list[OpTimes],
     untimed: Collection[str] = (),
 ) -> Program:
-    """Return the same program, but each step also appends its time to ``rows``, unless it calls one of ``untimed``."""
+    """Return a program whose steps also append their times to ``rows``, except steps that call one of ``untimed``."""
     numbered = [replace(step, callee=f"{index} {step.callee}") for index, step in enumerate(program.steps)]
 
     def resolve(reference: str) -> Function:
@@ -121,7 +121,6 @@ class PythonProfiles:
             PROFILER.release()
 
     def text(self, runs: int) -> str:
-        """Return the profiles of the first runs as tables."""
         lines: list[str] = []
         for number, rows in enumerate(self.tables[: max(0, runs)]):
             lines += [f"iteration {number}", _HEAD]

@@ -1,4 +1,4 @@
-"""Convert the values of one run: inputs to what a stage takes, and results to the caller's kind of array."""
+"""Convert the values of one run: inputs to a stage's inputs, and results to the caller's kind of array."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
@@ -60,7 +60,7 @@ class Values:
 
 
 def _tensor_of(port: Port, value: object) -> object:
-    """Return an input's value as the graph takes it. A numpy array becomes a tensor that shares its memory.
+    """Return an input's value for the graph. A numpy array becomes a tensor that shares its memory.
 
     The array is copied only if its memory may not be written, or if the graph reads another device's memory. Raises
     ArtifactInputError.
@@ -98,7 +98,7 @@ def _numpy_of(port: Port, tensor: torch.Tensor) -> Array:
 
 
 def check_outputs(interface: Interface, outputs: Mapping[str, object], symbols: Mapping[str, int]) -> None:
-    """Check a caller's output tensors and arrays before the run, so that no cache is written by a run that fails.
+    """Check a caller's output tensors and arrays before the run, so that a run that fails writes no cache.
 
     A size that only the run determines is checked after the run. Raises SessionCallError for a name that is no
     output, and ArtifactInputError for a tensor or array that cannot hold the result.
@@ -131,7 +131,6 @@ def _write_into(port: Port, target: object, result: torch.Tensor) -> None:
 
 
 def _target(port: Port, target: object) -> torch.Tensor:
-    """Return a caller's tensor, or its writable array as a tensor. Raises ArtifactInputError."""
     if isinstance(target, torch.Tensor) and is_plain(target):
         return target
     if not isinstance(target, numpy.ndarray) or not cast("Array", target).flags.writeable:

@@ -1,9 +1,9 @@
 """A session: a loaded artifact, ready to run by the names of its inputs and outputs.
 
 Any number of threads may call ``run`` and similar methods at once. Runs are concurrent if the engine supports it
-(``inductor`` does) and no entry writes a weight or a buffer. Otherwise runs happen one after the other, and also if
-io tensors are the session's own or runtime memory is shared. While no run is in progress, one thread may change a
-session (``setup``, ``reset``, ``update_backend_options``, callbacks, sharing).
+(``inductor`` does), no entry writes a weight or a buffer, and neither io tensors nor runtime memory are shared.
+Otherwise runs happen one after the other. While no run is in progress, one thread may change a session (``setup``,
+``reset``, ``update_backend_options``, callbacks, sharing).
 """
 
 import contextlib
@@ -51,7 +51,7 @@ def load(
         name of a registered decryption.
 
     ``load`` checks the whole file; ``setup`` or the first run maps weights and lowers graphs. CPU weights are not
-    copied but use the mapped file or the bytes that were passed, which must not change.
+    copied but use the mapped file or the passed bytes, which must not change.
     Raises ArtifactError (its subclasses name the fault of the file) and SessionOptionError.
     """
     return Session(read(path_or_bytes, key=key), SessionOptions.of(options), devices, flags)
@@ -88,7 +88,6 @@ class Session(Introspection):
         self._finish: Callback | None = None
 
     def _devices(self, devices: Sequence[int | str | torch.device] | None) -> list[torch.device]:
-        """Return the artifact's devices. Raises SessionOptionError if ``devices`` names others."""
         interfaces = [interface for stages in self._signatures.values() for interface in stages]
         ports = [port for interface in interfaces for port in (*interface.inputs, *interface.outputs)]
         own = list(dict.fromkeys(port.device for port in ports)) or [graph_device(())]
@@ -107,7 +106,7 @@ class Session(Introspection):
 
     @property
     def is_set_up(self) -> bool:
-        """Return whether the graphs are lowered and the weights mapped."""
+        """Whether the graphs are lowered and the weights mapped."""
         return bool(self._running)
 
     def setup(self) -> None:
@@ -176,7 +175,7 @@ class Session(Introspection):
     # --- options
 
     def backend_options(self) -> dict[str, object]:
-        """Return the options that may be changed now, with their values."""
+        """Return the options that may change now, with their values."""
         names = self.options.AFTER_SETUP if self.is_set_up else self.options.names()
         return {name: getattr(self.options, name) for name in names}
 
@@ -230,10 +229,10 @@ class Session(Introspection):
 
         inputs: name -> torch tensor or numpy array, used without a copy where possible. The graph writes in place to
             an input that it changes (a KV cache). outputs: name -> tensor or array to copy a result into.
-        entry: may be left out if there is only one.
+        entry: may be omitted if there is only one.
 
         Returns name -> result. A result named in ``outputs`` is the caller's tensor or array. Other results are numpy
-        arrays if all inputs are, else tensors. Numbers and texts stay as they are; None is left out.
+        arrays if all inputs are, else tensors. Numbers and texts stay as they are; results that are None are omitted.
         With ``io="owned"``, results are the session's own tensors, which the next run overwrites.
         Raises SessionCallError for unknown names, ArtifactInputError for values that do not fit, and GraphRunError if
         the graph fails.
@@ -339,7 +338,7 @@ class Session(Introspection):
     # --- measuring
 
     def get_metrics(self) -> dict[str, float]:
-        """Return how many runs there were and how long they took, in seconds."""
+        """Return the number of runs, and their latencies in seconds."""
         return self.metrics.summary()
 
     def print_metrics(self) -> None:
@@ -360,7 +359,7 @@ class Session(Introspection):
 
         num_inferences: how many runs, 40 by default; or inf_time: for how many seconds. Not both.
         input_dict: the inputs, random by default.
-        Returns (inf_completed, inf_rate in runs a second, inf_time in seconds, batch_size).
+        Returns (inf_completed, inf_rate in runs per second, inf_time in seconds, batch_size).
         """
         name = self._entry(entry)
         inputs = random_inputs(self.signature(name)) if input_dict is None else input_dict
@@ -372,8 +371,7 @@ class Session(Introspection):
         return result
 
     def print_profile_data(self, n: int = 1) -> None:
-        """Print the Python profiles of the first ``n`` runs. Raises SessionCallError if profiling is off or no run
-        was profiled."""
+        """Print the Python profiles of the first ``n`` runs. Raises SessionCallError if no run was profiled."""
         if not self.options.enable_profiling or not self._profiles.tables:
             detail = "load it with enable_profiling=True and run it first"
             raise SessionCallError(what="profile of", name="runs", detail=detail)
