@@ -1,5 +1,5 @@
-"""The conformance kit: tests whether a vendor is right, with every op, sample and dtype that the vendor claims.
+"""The conformance kit: check a vendor with every op, sample and dtype that it claims.
 
-Input: a vendor's name. Output: a ``Report`` of results, which ``report`` writes as JSON, JUnit and HTML. Authors of
-vendors run it as ``dlinfer conformance NAME``. docs/guides/conformance.md lists the checks.
+Authors of vendors run it as ``dlinfer conformance NAME``. It returns a ``Report`` of results, which ``report`` writes
+as JSON, JUnit and HTML. docs/guides/conformance.md lists the checks.
 """

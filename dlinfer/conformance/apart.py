@@ -19,13 +19,13 @@ from dlinfer.conformance.errors import ConformanceError
 from dlinfer.conformance.result import FAILED, Header, Report, Result
 
 TIMEOUT = 600
-"""Seconds that a check may take."""
+"""The seconds that a check may take."""
 
 MOST_DEATHS = 20
 """The number of crashed processes that ends a run: each new process takes seconds to start."""
 
 Progress = Callable[[int, int, Result], None]
-"""Called with each result: (number of results so far, number of all results, the result)."""
+"""A function of (number of results so far, number of all results, the new result)."""
 
 
 def run(
@@ -64,7 +64,6 @@ class _Run:
         self._total = self._deaths = 0
 
     def report(self) -> Report:
-        """Run all checks and return the report. Raise ConformanceError if the vendor cannot be checked."""
         start, earlier = time.perf_counter(), 0.0
         while self._header is None or len(self._results) < self._total:
             child = _Child(self._request, self._timeout)
@@ -156,7 +155,6 @@ class _Child:
             self.begun = None
 
     def last_words(self) -> str:
-        """Return the last line that the child wrote to its output."""
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"

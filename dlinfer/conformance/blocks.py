@@ -1,4 +1,4 @@
-"""Whole blocks of models, as engines compile them: several ops together, one prefill and two decoding steps.
+"""Whole blocks of models for engines to compile: several ops together, one prefill and two decoding steps.
 
 Each block is a function of its inputs, weights and caches, and calls ops as frameworks do.
 """
@@ -20,7 +20,7 @@ HIDDEN, HEADS, KV_HEADS, SIZE, WIDE, EXPERTS, TOP, VOCABULARY = 32, 4, 2, 16, 48
 RANK, TURNED = 32, 16
 """Sizes in latent attention: a token's latent, and the part of its key that is rotated by position."""
 LENGTHS = (5, 9, 1)
-"""Tokens of each prompt, patches of each image."""
+"""The number of tokens of each prompt, or of patches of each image."""
 CACHES = ("k_cache", "v_cache", "latent_cache")
 """The caches among the inputs of a step."""
 
@@ -31,7 +31,7 @@ Block = Callable[[Tensor, Weights, Step], Tensor]
 
 @dataclass(frozen=True)
 class Blocks:
-    """A block. dtypes: dtypes to run in; a block with experts uses float32 only, since rounding changes the choice."""
+    """A block. dtypes: only float32 for a block with experts, because rounding changes the choice of experts."""
 
     name: str
     run: Block
@@ -40,7 +40,6 @@ class Blocks:
 
 
 def mlp(x: Tensor, w: Weights, step: Step) -> Tensor:
-    """A norm and a gated MLP."""
     gated = ops.silu_and_mul(ops.linear(ops.rms_norm(x, w["norm"], 1e-6), w["gate_up"], None, False))
     return x + ops.linear(gated, w["down"], None, False)
 
@@ -64,7 +63,7 @@ def attention(x: Tensor, w: Weights, step: Step) -> Tensor:
 
 
 def mla(x: Tensor, w: Weights, step: Step) -> Tensor:
-    """Latent attention with absorbed projections: one head of keys, and the values are a part of the keys.
+    """Compute latent attention with absorbed projections: one head of keys, whose parts are the values.
 
     The cache of values is a view of the cache of keys, as in frameworks.
     """
@@ -94,7 +93,7 @@ def mla(x: Tensor, w: Weights, step: Step) -> Tensor:
 
 
 def vit(x: Tensor, w: Weights, step: Step) -> Tensor:
-    """A layer of a vision tower, without cache: every patch sees its whole image. Norms and activation are torch's."""
+    """Compute a layer of a vision tower: every patch sees its whole image. Norms and activation are torch's."""
     h = functional.layer_norm(x, (HIDDEN,), w["norm"], w["norm_bias"], 1e-6)
     qkv = ops.linear(h, w["vision_qkv"], w["vision_bias"], False).view(-1, 3 * HEADS, SIZE)
     q, k, v = qkv.split(HEADS, dim=1)
@@ -106,14 +105,13 @@ def vit(x: Tensor, w: Weights, step: Step) -> Tensor:
 
 
 def moe(x: Tensor, w: Weights, step: Step) -> Tensor:
-    """A norm, a router and experts."""
     h = ops.rms_norm(x, w["norm"], 1e-6)
     weights, ids = ops.moe_gating_topk_softmax(ops.linear(h, w["router"], None, False), TOP, MoeMetadata())
     return x + ops.fused_moe(h, w["experts_up"], w["experts_down"], weights, ids, TOP, True, MoeMetadata())
 
 
 def model(tokens: Tensor, w: Weights, step: Step) -> Tensor:
-    """A decoder of two layers: tokens -> logits."""
+    """Compute a decoder of two layers: tokens -> logits."""
     x = w["embedding"][tokens]
     x = mlp(attention(x, w, step), w, step)
     return ops.linear(ops.rms_norm(moe(x, w, step), w["norm"], 1e-6), w["embedding"], None, False)

@@ -16,13 +16,13 @@ from dlinfer.ops.attention.samples import Case as Batch
 from dlinfer.ops.core.samples import SampleMaker
 
 LONG = 1 << 17
-"""Tokens of a long context."""
+"""The number of tokens of a long context."""
 
 COUNT = 1 << 24
-"""float32 has no odd numbers above 2**24."""
+"""The number above which float32 has no odd numbers."""
 
 LARGE = "over 2**24"
-"""The prefix in the names of samples that a quick run leaves out."""
+"""The prefix in the names of samples that a quick run omits."""
 
 _BLOCK = 16
 
@@ -36,7 +36,6 @@ def names(op: str) -> list[str]:
 
 
 def arguments(op: str, name: str, make: SampleMaker) -> tuple[Any, ...]:
-    """Return the torch op's arguments of the border sample ``name``."""
     return _MAKERS[op][name](make)
 
 
@@ -107,7 +106,7 @@ def _in_blocks(batch: Batch, size: int) -> Batch:
 def _served(
     table: tuple[Batch, ...], arguments_of: Callable[[SampleMaker, Batch], tuple[Any, ...]]
 ) -> dict[str, Callable[[SampleMaker], tuple[Any, ...]]]:
-    """Return name -> maker of arguments, for a table's batches in blocks of the vendor's cache block size."""
+    """Return name -> function that makes arguments, for a table's batches in the vendor's cache block size."""
 
     def made(make: SampleMaker, batch: Batch) -> tuple[Any, ...]:
         return arguments_of(make, _in_blocks(batch, make.layout.block_size or USUAL_BLOCK))

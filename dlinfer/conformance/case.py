@@ -19,20 +19,20 @@ from dlinfer.ops.core.spec import OpSpec
 from dlinfer.vendor.base import HOST, KVCacheLayout, Vendor
 
 CACHES = ("k_cache", "v_cache", "k_scales_zeros", "v_scales_zeros")
-"""Arguments in the vendor's cache layout, which ops write."""
+"""The arguments in the vendor's cache layout, which ops write."""
 
 DECLINES = (FallbackError, GraphFallbackError)
-"""The errors raised under the policy ``error`` when a kernel or an engine declines a call."""
+"""The errors under the policy ``error`` when a kernel or an engine declines a call."""
 
 _samples = SamplesInTurn()
 
 
 class Failed(Exception):
-    """A check found a fault; the text says which."""
+    """A check found a fault. The error's text describes it."""
 
 
 class Skipped(Exception):
-    """A check does not apply to a case; the text says why."""
+    """A check does not apply to a case. The error's text says why."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class Case:
-    """One sample of an op in one dtype. aliased: arguments share memory; border: the sample is from ``borders``; seed:
-    seed of its random numbers."""
+    """One sample of an op in one dtype.
+
+    aliased: arguments share memory. border: the sample is from ``borders``. seed: of its random numbers.
+    """
 
     subject: Subject
     op: OpSpec
@@ -69,7 +71,6 @@ class Case:
     seed: int = 0
 
     def fresh(self) -> list[Any]:
-        """Return newly made arguments of the call."""
         return self._made(self.subject.maker(self.dtype, seed=self.seed))
 
     def _made(self, make: SampleMaker) -> list[Any]:
@@ -86,7 +87,7 @@ class Case:
     def for_oracle(self) -> list[Any]:
         """Return the call's arguments for the reference, on the host.
 
-        For another device they are copies of the device's arguments, since making a sample may round differently there.
+        For another device they are copies of the device's arguments, because its samples may be rounded differently.
         """
         if self.subject.on_host:
             return self._made(self.subject.maker(self.dtype, on_host=True, seed=self.seed))
@@ -102,7 +103,6 @@ class Case:
         ]
 
     def call(self, args: list[Any]) -> Any:
-        """Call the op as the framework does, through torch's dispatcher."""
         return self.op.overload(*args)
 
     def results(self, args: list[Any], returned: Any) -> list[Tensor]:

@@ -24,7 +24,6 @@ from dlinfer.vendor import discovery
 
 
 def header(subject: plan.Subject, *, thorough: bool) -> Header:
-    """Return the vendor under test and all versions."""
     origin = discovery.origin(subject.vendor.name)
     distribution, version = (origin.distribution, origin.version) if origin else ("", "")
     return Header(
@@ -42,7 +41,7 @@ def header(subject: plan.Subject, *, thorough: bool) -> Header:
 def tasks(
     subject: plan.Subject, *, ops: Collection[str] = (), checks: Collection[str] = (), thorough: bool = False
 ) -> list[Task]:
-    """Return all tasks in order. The order is the same in every process."""
+    """Return all tasks, in an order that is the same in every process."""
     return [
         *plan.plan(subject, ops=ops, checks=checks, thorough=thorough),
         *plan.whole_blocks(subject, ops=ops, checks=checks, thorough=thorough),
@@ -50,7 +49,7 @@ def tasks(
 
 
 def named(task: Task) -> Result:
-    """Return a placeholder result that names a task's op, dtype, sample and check."""
+    """Return a result that only names a task's op, dtype, sample and check."""
     case = task.case
     dtype = str(case.dtype).removeprefix("torch.")
     return Result(case.op.name, dtype, case.sample, task.check.name if task.check else "claim", FAILED)

@@ -56,7 +56,7 @@ def _outside(module: str, own: Path) -> Iterator[Path]:
 
 
 def read(path: Path) -> tuple[str, list[Result]]:
-    """Return (key, results) of a journal. A line that was cut off is left out."""
+    """Return (key, results) of a journal, without a line that was cut off."""
     key, results = "", list[Result]()
     try:
         first, *lines = path.read_text().splitlines()
@@ -69,7 +69,6 @@ def read(path: Path) -> tuple[str, list[Result]]:
 
 
 def begin(path: Path, key: str, results: list[Result]) -> None:
-    """Overwrite the file with a key and results."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [{"key": key}, *map(asdict, results)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

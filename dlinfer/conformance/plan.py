@@ -21,11 +21,11 @@ from dlinfer.vendor.claims import DTYPES, Claim, Claims
 
 VALUES = "values"
 DYNAMIC_CASES = 1, 5
-"""How many more samples a function compiled with symbolic sizes is called with: in a (quick, thorough) run."""
+"""How many further samples a function compiled with symbolic sizes gets: in a (quick, thorough) run."""
 
 
 class Of(Enum):
-    """How many of an op's samples a check takes. ONE: the first of the first dtype; FIRST: the first of each dtype."""
+    """The samples of an op that a check takes. ONE: the first of the first dtype; FIRST: the first of each dtype."""
 
     ONE = 1
     FIRST = 2
@@ -175,6 +175,6 @@ def cases_of(subject: Subject, op: OpSpec, dtype: torch.dtype) -> Iterator[Case]
 
 
 def subject_of(name: str) -> Subject:
-    """Activate the vendor ``name`` and return it as subject. Raises the errors of ``discovery.use``."""
+    """Activate the vendor ``name`` and return it as the subject. Raises the errors of ``discovery.use``."""
     vendor = discovery.use(name)
     return Subject(vendor, HOST if vendor.device_type == "any" else vendor.device_type)

@@ -63,7 +63,7 @@ class Report:
 
     @property
     def failures(self) -> list[Result]:
-        """Results that break the vendor's claims."""
+        """The results that break the vendor's claims."""
         return [result for result in self.results if result.state == FAILED]
 
     @property
@@ -76,7 +76,6 @@ class Report:
         return Counter(result.state for result in (self.results if results is None else results))
 
     def by_op(self) -> dict[str, list[Result]]:
-        """Return op -> its results."""
         grouped: dict[str, list[Result]] = {}
         for result in self.results:
             grouped.setdefault(result.op, []).append(result)

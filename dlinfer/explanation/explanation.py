@@ -38,7 +38,7 @@ class Explanation(Facts):
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model once more under no_grad, add the reports of new compilations, and return the call's result.
 
-        Raises ExplanationError if the explanation has no model: it was read from JSON, or made by ``of_process``.
+        Raises ExplanationError for an explanation without a model: one from JSON or from ``of_process``.
         """
         if self._compiled is None:
             raise ExplanationError(detail="it holds reports only, nothing that could be called")
@@ -127,7 +127,6 @@ def name_of(model_or_function: Any) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of dlinfer, torch and Python, by name."""
     return {
         "dlinfer": dlinfer.__version__,
         "torch": str(torch.__version__),
@@ -144,7 +143,6 @@ class _Compiled:
         self.function = dynamo.compile_apart(function, self.compile, dynamic)
 
     def compile(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Compile a graph with the backend ``dlinfer``, and collect its reports."""
         from dlinfer.graph.backend import dlinfer_backend
 
         before = report.reports()[-1:]
@@ -154,7 +152,6 @@ class _Compiled:
         return run
 
     def run(self, explanation: Explanation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function, and add the new reports to the explanation."""
         breaks, entries = dynamo.graph_breaks(), disk.counts()
         start = time.perf_counter()
         try:

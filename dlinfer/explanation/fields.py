@@ -41,22 +41,19 @@ class Facts:
 
     @property
     def recompiles(self) -> list[GraphReport]:
-        """Return the graphs compiled because an earlier graph did not fit the call; their ``cause`` says why.
+        """The graphs compiled because an earlier graph did not fit the call; their ``cause`` says why.
 
-        Variants for a size of 1 are left out: see ``size_1_variants``.
+        The list omits variants for a size of 1: see ``size_1_variants``.
         """
         return [graph for graph in self.graphs if self.kind_of(graph) == "recompile"]
 
     @property
     def size_1_variants(self) -> list[GraphReport]:
-        """Return the graphs that were recompiled because a size was 1, which Dynamo always specializes."""
+        """The graphs that were recompiled because a size was 1, which Dynamo always specializes."""
         return [graph for graph in self.graphs if self.kind_of(graph) == "size-1 variant"]
 
     def kind_of(self, graph: GraphReport) -> str:
-        """Return why a graph was compiled: ``first call``, ``recompile`` or ``size-1 variant``.
-
-        A graph that was not compiled is ``loaded from the disk cache``.
-        """
+        """Return why a graph exists: its cause for a first or loaded graph, else ``recompile`` or ``size-1 variant``."""
         if graph.cause in (FIRST_CALL, LOADED):
             return graph.cause
         earlier = [other for other in self.graphs if other.index < graph.index]
@@ -64,7 +61,7 @@ class Facts:
 
     @property
     def fired(self) -> dict[str, int]:
-        """Return fusion rule -> how often the rule fired, over all graphs."""
+        """Fusion rule -> how often the rule fired, over all graphs."""
         counts: Counter[str] = Counter()
         for graph in self.graphs:
             counts.update(graph.rules())
@@ -72,7 +69,7 @@ class Facts:
 
     @property
     def coverage(self) -> float:
-        """Return which share of the computing nodes runs in the engine; 0 if nothing was captured."""
+        """The share of the computing nodes that runs in the engine; 0 if nothing was captured."""
         inside = sum(len(graph.placed("engine")) for graph in self.graphs)
         outside = sum(len(graph.placed("eager")) for graph in self.graphs)
         if inside + outside == 0:
@@ -81,7 +78,7 @@ class Facts:
 
     @property
     def flop_coverage(self) -> float:
-        """Return the engine's share of the floating-point operations of all products; 0 if nothing was captured."""
+        """The engine's share of the floating-point operations of all products; 0 if nothing was captured."""
         inside = sum(graph.flops("engine") for graph in self.graphs)
         outside = sum(graph.flops("eager") for graph in self.graphs)
         return share(inside, outside) if self.coverage or inside + outside else 0.0

@@ -1,7 +1,7 @@
-"""Outline a compiled graph: what runs, in order, by layer. A repeated layer appears once.
+"""Outline a compiled graph: the layers that run, in order. A repeated layer appears once.
 
 A kernel is a block. A use of a cluster is a block with one row for each op. A view is a row in the block of the tensor
-that it views. Weights and arithmetic on sizes are left out. Module paths decide which layer a block belongs to.
+that it views. Weights and arithmetic on sizes are omitted. Module paths decide which layer a block belongs to.
 """
 
 import re
@@ -15,7 +15,7 @@ from dlinfer.explanation.text import short_line
 from dlinfer.graph.report.report import GraphReport, NodeReport
 
 COLLAPSE_FROM = 3
-"""How many equal layers in a row appear as one."""
+"""The least number of equal layers in a row that appear as one."""
 
 Place = tuple[str, int]
 """A layer's place: (path of a ModuleList, the layer's index in the list)."""
@@ -30,13 +30,13 @@ class Block:
     rows: list[NodeReport] = field(default_factory=list[NodeReport])
 
     def shape(self) -> tuple[object, ...]:
-        """Return the parts that must be equal in two layers for them to collapse into one."""
+        """The parts that must be equal in two layers for them to collapse into one."""
         return self.kind, self.title.partition(" #")[0], [(row.op, row.result) for row in self.rows]
 
 
 @dataclass
 class Layer:
-    """The blocks of one layer. place: None for blocks outside of layers. often: how many equal layers are merged."""
+    """The blocks of one layer. place: None for blocks outside layers. often: how many equal layers are merged."""
 
     place: Place | None
     blocks: list[Block]
@@ -44,7 +44,7 @@ class Layer:
 
     @property
     def title(self) -> str:
-        """Return ``layers.0``, or ``layers.0 … 23`` if this stands for several layers."""
+        """``layers.0``, or ``layers.0 … 23`` for several layers."""
         if self.place is None:
             return "outside of layers"
         container, index = self.place
@@ -53,7 +53,6 @@ class Layer:
 
 
 def outline_of(graph: GraphReport) -> list[Layer]:
-    """Return a graph's layers, sorted by their first block."""
     blocks = _blocks(graph)
     indexed = [set(_indexed(_module(block))) for block in blocks]
     lengths = Counter(container for container, _ in set[Place]().union(*indexed))
@@ -81,7 +80,6 @@ def html_of(layers: Iterable[Layer]) -> str:
 
 
 def hover_of(node: NodeReport) -> str:
-    """Return the facts of a node, one a line."""
     lines = [f"{node.name}: {node.op}", f"gives {node.result}", f"runs as {node.where}"]
     lines += [f"in {node.module}"] if node.module else []
     lines += [f"from {short_line(node.line)}"] if node.line else []
@@ -90,7 +88,6 @@ def hover_of(node: NodeReport) -> str:
 
 
 def short_op(op: str) -> str:
-    """Return an op's name without its namespace: ``aten.linear`` -> ``linear``."""
     parts = op.split(".")
     return parts[1] if len(parts) > 1 else op
 

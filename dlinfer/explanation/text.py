@@ -9,7 +9,7 @@ from dlinfer.graph.report.report import FIRST_CALL, LOADED, GraphReport
 
 
 def summary_of(explanation: Facts) -> str:
-    """Return a few lines: how many graphs, what fired, what does not run in the engine."""
+    """Return a few lines: how many graphs, which rules fired, which ops do not run in the engine."""
     return "\n".join(_summary(explanation)) + "\n"
 
 
@@ -22,7 +22,6 @@ def text_of(explanation: Facts) -> str:
 
 
 def headline(explanation: Facts) -> dict[str, str]:
-    """Return the most important figures, name -> text."""
     engine = sum(len(graph.placed("engine")) for graph in explanation.graphs)
     eager = sum(len(graph.placed("eager")) for graph in explanation.graphs)
     return {
@@ -140,7 +139,6 @@ def _placements(graph: GraphReport) -> list[str]:
 
 
 def table(rows: Iterable[tuple[str, str]], indent: str = "") -> list[str]:
-    """Return lines with a name and a text each, the texts aligned."""
     all_rows = list(rows)
     width = max((len(name) for name, _ in all_rows), default=0)
     return [textwrap.indent(f"{name:<{width}}  {text}", indent) for name, text in all_rows]
@@ -152,22 +150,20 @@ def counts(numbers: dict[str, int]) -> str:
 
 
 def short_line(line: str) -> str:
-    """Return a source line; if its file is of an installed package, the path begins with the package."""
+    """Return a source line. If its file is of an installed package, the path begins with the package."""
     return re.sub(r"/\S*/(?:site|dist)-packages/", "", line)
 
 
 def short_cause(cause: str) -> str:
-    """Return Dynamo's reason for a compilation without the stack that follows the reason."""
+    """Return Dynamo's reason for a compilation without the stack that follows it."""
     return cause.strip().partition("\n")[0]
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text, in a unit that fits."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 
 def amount(count: int) -> str:
-    """Return a number of bytes as text, in a unit that fits."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:
             return f"{count / size:.1f} {unit}"

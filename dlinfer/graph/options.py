@@ -84,10 +84,12 @@ class CompileOptions:
 
     @property
     def keeps_small_regions(self) -> bool:
+        """Whether the engine also compiles small regions."""
         return (self.small_regions or settings.current().small_regions) == "engine"
 
     @property
     def disabled_passes(self) -> frozenset[str]:
+        """The names of the passes and fusion rules that are turned off."""
         return frozenset(name for name, keeps in self.passes.items() if not keeps)
 
     def identity(self) -> dict[str, str | bool]:

@@ -56,6 +56,7 @@ class SessionOptions:
 
     @classmethod
     def names(cls) -> list[str]:
+        """Return the names of all options."""
         return [item.name for item in fields(cls)]
 
     @classmethod
@@ -66,6 +67,7 @@ class SessionOptions:
         return cls().changed(_from_yaml(options) if isinstance(options, (str, Path)) else options or {})
 
     def changed(self, changes: Mapping[str, object]) -> "SessionOptions":
+        """Return these options with ``changes`` applied."""
         known = self.names()
         for name, value in changes.items():
             if name not in known:

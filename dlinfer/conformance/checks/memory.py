@@ -13,11 +13,11 @@ from dlinfer.conformance.case import Case, Failed, Skipped, bits, mapped, poison
 from dlinfer.ops.core import oracle
 
 GAP = 3
-"""Elements between the rows of a view, and around it."""
+"""The number of elements between the rows of a view, and around it."""
 
 ROUNDS, CALLS = 4, 60
 LEAKED_BYTES = 48 << 10
-"""Bytes that the process may grow by in a round of calls, since allocators take and keep whole pages."""
+"""The bytes that the process may grow by in a round of calls, because allocators take and keep whole pages."""
 
 
 def aliasing(case: Case) -> None:
@@ -47,7 +47,7 @@ def mutation(case: Case) -> None:
 
 
 def views(case: Case) -> None:
-    """Check arguments that are views, with NaN or huge integers around them: that memory is not read or written."""
+    """Check arguments that are views amid NaN or huge integers: a call must neither read nor write these."""
     if case.aliased:
         raise Skipped("its arguments share memory")
     around: list[tuple[Tensor, Tensor]] = []

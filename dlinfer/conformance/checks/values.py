@@ -14,12 +14,12 @@ from dlinfer.ops.core import oracle
 from dlinfer.vendor import base, discovery
 
 OUTPUTS = ("out", "attn_output")
-"""Arguments that a call writes and does not read."""
+"""The arguments that a call writes and does not read."""
 
 REPEATS = 3
 THREADS = (1, 2, 5)
 AT_ONCE = 8
-"""Calls that each of two threads makes while the other makes its own."""
+"""How many calls each of two threads makes at the same time."""
 
 
 def values(case: Case) -> None:
@@ -31,7 +31,7 @@ def values(case: Case) -> None:
 
 
 def implementations(case: Case) -> str:
-    """Check each of an op's several kernels on its own, unless it declines the call. Return which kernels ran."""
+    """Check each of an op's several kernels on its own, unless it declines the call. Return the kernels that ran."""
     kernels = base.implementations(discovery.kernels_of(case.subject.vendor)[case.op.name])
     want, notes = case.expected(), list[str]()
     for kernel in kernels:
@@ -103,7 +103,7 @@ def threads(case: Case) -> None:
 
 
 def _at_once(cases: tuple[Case, ...]) -> None:
-    """Call each case in its own thread. Their numbers differ, so results mixed between threads are noticed."""
+    """Call each case in its own thread. Their numbers differ, so a result from another thread is noticed."""
     faults: list[BaseException] = []
     begin = threading.Barrier(len(cases))
 

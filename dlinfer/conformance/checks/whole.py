@@ -29,8 +29,6 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True)
 class Whole:
-    """A block in one dtype, to run on a vendor."""
-
     subject: Subject
     op: Blocks
     dtype: torch.dtype
@@ -118,7 +116,6 @@ def _wide(values: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _reference() -> Iterator[None]:
-    """Make the reference the active vendor of the host inside the ``with`` block."""
     active = discovery.activate_default(HOST)
     discovery.use(REFERENCE, HOST)
     try:

@@ -18,7 +18,6 @@ _WORST = (FAILED, DECLINED, PASSED, SKIPPED, UNCLAIMED)
 
 
 def page(report: Report) -> str:
-    """Return a report as an HTML page."""
     head, counts = report.header, report.counts()
     verdict = (
         "every claim holds" if report.holds else "claims are broken" if counts[FAILED] else "nothing passed"

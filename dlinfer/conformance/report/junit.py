@@ -6,7 +6,6 @@ from dlinfer.conformance.result import FAILED, PASSED, Report, Result
 
 
 def text(report: Report) -> str:
-    """Return a report as JUnit XML."""
     head = report.header
     root = ElementTree.Element("testsuites", _counted(report.results, f"dlinfer conformance {head.vendor}"))
     for op, results in report.by_op().items():
@@ -48,7 +47,6 @@ def _case(vendor: str, result: Result) -> ElementTree.Element:
 
 
 def _printable(words: str) -> str:
-    """Return text without the characters that XML cannot contain."""
     return "".join(
         c if c in "\t\n" or (ord(c) >= 32 and not 0xD800 <= ord(c) < 0xE000) else "?" for c in words
     )

@@ -1,7 +1,7 @@
-"""A torch device that needs no hardware: the host's memory under a name of its own, with every op of ATen.
+"""A torch device that needs no hardware: the host's memory under another name, with every op of ATen.
 
 A vendor's package uses the stand-in until it has its own torch device, and to run its kernels in a CI without hardware.
-``install(name)`` makes the device, once in a process: torch gives its key PrivateUse1 to one device only.
+``install(name)`` creates the device, once in a process: torch gives its key PrivateUse1 to one device only.
 """
 
 from dlinfer.conformance.stand_in.memory import TOTAL, free, on_host

@@ -1,8 +1,8 @@
-"""The memory of the stand-in: blocks of host memory that torch takes for memory of the device.
+"""The memory of the stand-in: blocks of host memory that torch treats as memory of the device.
 
-DLPack turns a host tensor into a device tensor: in DLPack the owner of the memory names the device, and torch maps the
-kind "extension device" to PrivateUse1. In the other direction it makes a host view of a device tensor, for the code
-that emulates the device's processor. Both tensors share memory.
+DLPack turns a host tensor into a device tensor: the owner of the memory names the device, and torch maps the kind
+"extension device" to PrivateUse1. In the other direction it turns a device tensor into a host view, for the code that
+emulates the device's processor. Both tensors share memory.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 TOTAL = 1 << 30
-"""Bytes of memory that the device has."""
+"""The device's total memory in bytes."""
 
 _HOST, _EXTENSION = 1, 12  # kDLCPU and kDLExtDev of dlpack.h
 _FLOOR = 64  # the alignment of torch's own allocators
@@ -42,12 +42,10 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes
 
 
 def free() -> int:
-    """Return how many bytes may still be allocated."""
     return TOTAL - _allocated
 
 
 def empty(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a new device tensor. Raises torch.OutOfMemoryError."""
     reach = 0 if 0 in sizes else 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
     flat = torch.empty(0, dtype=dtype, device="cpu") if reach == 0 else _block(reach, dtype)
     return strided(_moved(flat, _EXTENSION), sizes, strides, 0)
@@ -89,7 +87,6 @@ def strided(
 
 
 def _moved(flat: Tensor, kind: int) -> Tensor:
-    """Return a contiguous tensor's memory as a tensor on another DLPack device kind."""
     capsule = torch._C._to_dlpack(flat)  # pyright: ignore[reportAttributeAccessIssue]
     described = _DLTensor.from_address(_pointer(capsule, b"dltensor"))
     described.device.kind, described.device.index = kind, 0

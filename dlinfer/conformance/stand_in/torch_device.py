@@ -51,11 +51,11 @@ class Module:
 
 
 def install(name: str, module: Module | None = None) -> None:
-    """Make the device. For the entry point group ``torch.backends``, which torch loads when it is imported.
+    """Create the device. For the entry point group ``torch.backends``, which torch loads when it is imported.
 
     module: the object to install as ``torch.<name>``, if torch or frameworks need more than ``Module`` has. If the
-    process already has a PrivateUse1 device under another name, nothing is done and nothing raised, so that
-    ``import torch`` goes on. ``why_not`` then gives the reason.
+    process already has a PrivateUse1 device under another name, this does and raises nothing, so that ``import torch``
+    goes on. ``why_not`` then returns the reason.
     """
     if _names or torch._C._get_privateuse1_backend_name() != "privateuseone":
         return
@@ -70,7 +70,7 @@ def install(name: str, module: Module | None = None) -> None:
 
 
 def why_not(name: str) -> str | None:
-    """Return why this process has no stand-in called ``name``, or None if it has one."""
+    """Return why this process has no stand-in called ``name``; None if it has one."""
     if name in _names:
         return None
     taken = torch._C._get_privateuse1_backend_name()
@@ -133,12 +133,11 @@ def _set_to(tensor: Tensor, source: Tensor) -> Tensor:
 
 
 def _set_to_all_of(tensor: Tensor, source: Any) -> Tensor:
-    """Make ``tensor`` a view of all of a storage, as ``UntypedStorage.cpu`` and ``copy_`` need it."""
+    """Make ``tensor`` a view of a whole storage, as ``UntypedStorage.cpu`` and ``copy_`` need it."""
     return _set_(tensor, source, 0, (source.nbytes() // tensor.dtype.itemsize,), (1,))
 
 
 def _copy_(tensor: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """Copy to the device, from the device, or on the device."""
     _host_of(tensor).copy_(_host_of(source))
     return tensor
 
@@ -179,7 +178,6 @@ def _by_the_host(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _argument(argument: Any, value: Any, arguments: dict[str, Any]) -> Any:
-    """Return an argument for the host's op, with host views in place of device tensors."""
     if argument.is_out:
         return torch.empty(
             0, dtype=value.dtype, device="cpu"
@@ -187,7 +185,7 @@ def _argument(argument: Any, value: Any, arguments: dict[str, Any]) -> Any:
     if argument.name == "device" and value is not None:
         return torch.device("cpu")
     if isinstance(argument.type, torch.TensorType) and isinstance(value, (int, float, bool)):
-        # torch writes a number as a number here, though it was a tensor that takes the other operand's dtype.
+        # torch writes a number as a number here, although it was a tensor that takes the other operand's dtype.
         other = next((leaf for leaf in arguments.values() if isinstance(leaf, Tensor)), None)
         return torch.scalar_tensor(value, dtype=None if other is None else torch.result_type(other, value))
     return pytree.tree_map_only(Tensor, _host_of, value)
@@ -219,7 +217,6 @@ def _host_of(tensor: Tensor) -> Tensor:
 
 
 def to_device(host: Tensor) -> Tensor:
-    """Return a copy of a host tensor on the device, with the same strides."""
     copy = memory.empty(host.shape, host.stride(), host.dtype)
     memory.on_host(copy).copy_(host)
     return copy

@@ -18,9 +18,10 @@ from dlinfer.runtime.artifact.stage import Stage
 
 @dataclass
 class Artifact:
-    """The result of ``dlinfer.compile``. It shares the module's weights, except those that torch holds lazily.
+    """The result of ``dlinfer.compile``. It shares the module's weights.
 
-    It copies weights that are lazily conjugated or negated.
+    It copies only weights that torch holds lazily conjugated or negated.
+
     interface: one port for each leaf of (args, kwargs), and one for each output.
     stored: the stage that ``save`` writes, or a text that says why the artifact cannot be saved.
     """
