@@ -1,9 +1,9 @@
 """torch runs this module during ``import torch``: it adds one finder to ``sys.meta_path``, nothing more.
 
 torch loads every entry point of the group ``torch.backends`` at the end of its own import, unless
-``TORCH_DEVICE_BACKEND_AUTOLOAD=0``. An exception here would break everybody's ``import torch``, so this module
-imports only the standard library, never raises, and keeps what failed for ``dlinfer doctor``. Where LMDeploy is
-never imported, nothing else of dlinfer is loaded.
+``TORCH_DEVICE_BACKEND_AUTOLOAD=0``. An exception here would break everybody's ``import torch``. So this module imports
+only the standard library, never raises, and keeps its failures for ``dlinfer doctor``. Where LMDeploy is never
+imported, nothing else of dlinfer is loaded.
 """
 
 import sys
@@ -29,7 +29,7 @@ def install() -> None:
 
 
 class FrameworkFinder(MetaPathFinder):
-    """Notices each import of a framework's module and makes the adaptor patch the framework's loaded modules.
+    """Finds imports of a framework's modules, and makes the adaptor patch the loaded modules.
 
     torch may be imported in the middle of ``import lmdeploy``, while some modules of lmdeploy are half executed. So
     each notice covers all modules loaded so far, and the imported module once it has been executed.

@@ -1,6 +1,6 @@
 """The only reader of ``DLINFER_*`` variables: one frozen dataclass whose fields hold their own documentation.
 
-``current()`` returns the settings of this process. They are read from the environment once, at first use.
+``current()`` returns the settings of this process, which it reads from the environment once, at first use.
 ``override(...)`` changes fields for the duration of a ``with`` block, for tests and notebooks.
 """
 
@@ -199,7 +199,6 @@ def describe() -> list[tuple[str, str, str]]:
 
 
 def _written(value: Any) -> str:
-    """Return a setting's value as text for the environment."""
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
@@ -231,7 +230,7 @@ def _origin(item: Field[Any], environ: Mapping[str, str]) -> Origin:
 
 _PREFIX = "DLINFER_"
 _OF_TESTS = "DLINFER_TEST_"
-"""Variables that dlinfer's own tests set for their processes."""
+"""The prefix of variables that dlinfer's own tests set for their processes."""
 
 
 def unknown(environ: Mapping[str, str]) -> list[str]:
@@ -245,7 +244,7 @@ def unknown(environ: Mapping[str, str]) -> list[str]:
 
 
 def nearest(variable: str) -> str | None:
-    """Return the setting with the name most similar to ``variable``, or None if no name is similar."""
+    """Return the setting with the name most similar to ``variable``; None if no name is similar."""
     known = {name.removeprefix(_PREFIX): name for name in _variables()}  # compare without the common prefix
     close = difflib.get_close_matches(variable.removeprefix(_PREFIX), known, n=1)
     return known[close[0]] if close else None

@@ -1,6 +1,6 @@
 """Run doctor although ``import torch`` fails, because a backend package that torch autoloads fails.
 
-This module uses only the standard library, as torch cannot be imported.
+This module uses only the standard library, because torch cannot be imported.
 """
 
 import os
@@ -23,7 +23,7 @@ def reason(error: BaseException) -> str | None:
 
 
 def problem() -> str:
-    """Return doctor's finding about torch's failed autoload, as a text; empty if autoload did not fail."""
+    """Return doctor's finding about torch's failed autoload; empty if autoload did not fail."""
     failed = os.environ.get(FAILED, "")
     if not failed:
         return ""
@@ -36,7 +36,7 @@ def problem() -> str:
 def run_without(argv: Sequence[str], failed: str) -> int:
     """Run a ``dlinfer`` command in a process where torch autoloads no package; return the exit status.
 
-    argv: the command's arguments. failed: the failure for doctor's report, as ``reason`` returns it.
+    argv: the command's arguments. failed: the result of ``reason``, for doctor's report.
     """
     command = [sys.executable, "-m", "dlinfer", *argv]
     return subprocess.run(command, env=os.environ | {SWITCH: "0", FAILED: failed}, check=False).returncode

@@ -1,4 +1,4 @@
-"""``dlinfer compile``: compile a Hugging Face model folder to the file that a vendor's own runtime takes."""
+"""``dlinfer compile``: compile a Hugging Face model folder to a file for a vendor's own runtime."""
 
 import argparse
 import contextlib
@@ -12,14 +12,13 @@ from typing import Any
 from dlinfer.errors import DlinferError
 
 ENGINES = ("sophgo",)
-"""Engines that write a file for the vendor's runtime; other engines compile in the process that runs the model."""
+"""The engines that write a file for the vendor's runtime; others compile in the process that runs the model."""
 
 _AGAIN = 0.05
-"""Seconds after which a lost signal is raised again."""
+"""The number of seconds after which a lost signal is raised again."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("folder", metavar="MODEL_FOLDER", type=Path, help="a model as Hugging Face saves it")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
     parser.add_argument("--engine", choices=ENGINES, required=True, help="whose compiler")
@@ -52,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compile, and return the exit status: 0, 1 on an error, or 128 plus the number of the signal that ended it."""
+    """Return the exit status: 0, 1 on an error, or 128 plus the number of the signal that ended the command."""
     try:
         with _ending():
             _sophgo(arguments)
@@ -102,7 +101,7 @@ def _ending() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _asked_again() -> Iterator[None]:
-    """Raise a signal's exception again if Python dropped it, because the signal came while a finalizer ran."""
+    """Raise a signal's exception again if Python dropped it because the signal came while a finalizer ran."""
     lost: list[int] = []
     before = sys.unraisablehook
 

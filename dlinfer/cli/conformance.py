@@ -9,7 +9,7 @@ from dlinfer.conformance.errors import ConformanceError
 from dlinfer.conformance.result import Report
 
 BROKEN, NOT_ASKED = 1, 2
-"""Exit status if a claim does not hold, and if the vendor could not be tested."""
+"""The exit status if a claim does not hold, and if the vendor could not be tested."""
 
 EXIT = (
     "Exit status: 0 if every claim of the vendor holds. 1 if a claim does not hold or nothing passed. 2 if the vendor "
@@ -18,7 +18,6 @@ EXIT = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's arguments."""
     parser.add_argument("vendor", metavar="VENDOR", help="a vendor's name, as `dlinfer doctor` lists it")
     parser.add_argument("--thorough", action="store_true", help="every check of every sample, large ones too")
     parser.add_argument(
@@ -41,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Test the vendor, print and write the report, and return the exit status."""
     from dlinfer.cli import conformance_view
     from dlinfer.conformance import apart
 
@@ -66,7 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def write(report: Report, as_json: Path | None, junit: Path | None, html: Path | None) -> None:
-    """Write the report to each of the three files whose path is not None."""
     if as_json is not None:
         as_json.write_text(json.dumps(report.as_dict(), indent=1) + "\n")
     if junit is not None:
@@ -80,7 +77,6 @@ def write(report: Report, as_json: Path | None, junit: Path | None, html: Path |
 
 
 def _check_names(arguments: argparse.Namespace) -> None:
-    """Raise ConformanceError for an op or a check that does not exist."""
     from dlinfer.conformance import plan
 
     for what, names in plan.names().items():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dlinfer.framework.lmdeploy_ext.contract.drift import Report
 
 ESSENTIAL, NOT_READ, OPTIONAL = 1, 2, 3
-"""Exit status if something essential drifted, if there is no source to read, and if only optional things drifted."""
+"""The exit status if an essential thing drifted, if there is no source to read, and if only optional things drifted."""
 
 EXIT = (
     "Exit status: 0 when nothing drifted, 1 when something essential did, 3 when only what the device can do without "
@@ -27,7 +27,6 @@ _COLOURS = {"essential": "red", "optional": "yellow"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument(
         "--source",
         type=Path,
@@ -48,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare the adaptor with LMDeploy's source, print the report, and return the exit status."""
     from dlinfer.framework.lmdeploy_ext.contract import check
 
     try:
@@ -67,7 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(report: "Report", console: Console | None = None) -> None:
-    """Print the report. A pipe gets plain text without line wrapping, so that users can search it."""
     console = console or Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=1000, no_color=True)

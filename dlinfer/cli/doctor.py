@@ -1,7 +1,7 @@
 """The findings of ``dlinfer doctor``, as data. The dataclasses are the schema of ``--json`` (docs/reference/json.md).
 
-No finding may end the doctor: users run it because a plugin, a setting or a framework is broken. LMDeploy is never
-imported in this process.
+No finding may end the doctor: users run it because a plugin, a setting or a framework is broken. This process never
+imports LMDeploy.
 """
 
 import json
@@ -122,7 +122,7 @@ class Report:
     memory: the tightest limit first.
     ops: op -> vendor -> coverage. native: the vendor's own kernel runs. Another vendor's name: the kernel of that
         vendor runs, such as the host's for vendors with graph engines only. reference: the slow reference runs. none:
-        calls fail, since the vendor fails or the fallback policy is "error".
+        calls fail, because the vendor fails or the fallback policy is "error".
     defaults: device type -> the vendor that runs ops there unless another is chosen, or null.
     implementations: vendor -> op -> its kernels, the preferred kernel first, for ops with several kernels.
     selftests: one for each engine that has a self-test (docs/internals/selftest.md).
@@ -148,7 +148,6 @@ class Report:
 
 
 def to_json(report: Report) -> str:
-    """Return the report as one JSON object."""
     return json.dumps(asdict(report), indent=2)
 
 
@@ -197,7 +196,6 @@ def _cpu() -> Cpu:
 
 
 def _implementations(states: list[VendorState]) -> dict[str, dict[str, list[str]]]:
-    """Return vendor -> op -> kernels, for ops with several kernels."""
     several: dict[str, dict[str, list[str]]] = {}
     for state in states:
         if state.state == "PASS":
@@ -259,7 +257,7 @@ def _installed(package: str) -> str | None:
 
 
 def _examine(name: str) -> tuple[VendorState, Mapping[str, str]]:
-    """Return a vendor's state and, if it passes, op -> the vendor that brings the op's kernel."""
+    """Return a vendor's state and, if it passes, op -> the vendor of the op's kernel."""
     try:
         vendor = discovery.get(name)
     except DlinferError as error:
@@ -294,7 +292,7 @@ def _coverage(op: str, vendor: VendorState, authors: Mapping[str, str], policy: 
 
 
 def _defaults(states: list[VendorState], problems: list[str]) -> dict[str, str | None]:
-    """Return device type -> default vendor. Adds to ``problems`` if a default vendor is missing or fails."""
+    """Return device type -> default vendor. Add to ``problems`` if a default vendor is missing or fails."""
     vendors: dict[str, str | None] = {}
     failing = {state.name for state in states if state.state == "FAIL"}
     for device_type in sorted({state.device_type for state in states} - {"", "any"}):

@@ -20,7 +20,6 @@ _COLOURS = {
 
 
 def show(report: Report, console: Console | None = None) -> None:
-    """Print the report. A pipe gets plain text without line wrapping, so that users can search it."""
     console = console or Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=500, no_color=True)

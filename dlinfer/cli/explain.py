@@ -12,7 +12,6 @@ from dlinfer.explanation.explanation import FORMATS, Explanation, explain
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Explain the model, print the summary, write the files, and return the exit status: 0, or 1 on an error."""
     files = {suffix: getattr(arguments, suffix.removeprefix(".")) for suffix in FORMATS}
     try:
         for suffix, path in files.items():
@@ -40,7 +39,7 @@ def explain_folder(
 ) -> Explanation:
     """Explain a prefill and one decode step with a static KV cache.
 
-    batch, length: the prompt's sizes, in sequences and tokens. Raises ModelFolderError and what ``explain`` raises.
+    batch, length: the prompt's sizes, in sequences and tokens. Raises ModelFolderError and the errors of ``explain``.
     """
     model = _load(folder)
     from transformers import StaticCache

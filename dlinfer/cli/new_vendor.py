@@ -24,7 +24,6 @@ class NewVendorError(DlinferError, ValueError):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's arguments."""
     parser.add_argument(
         "name", metavar="NAME", help="of the vendor and of its device: lower-case letters and digits"
     )
@@ -38,7 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the package, print the next steps, and return the exit status."""
     try:
         package = write(arguments.name, arguments.folder)
     except (NewVendorError, OSError) as error:
@@ -63,7 +61,6 @@ def write(name: str, folder: Path) -> Path:
 
 
 def rendered(name: str) -> dict[str, str]:
-    """Return the package's files, relative path -> text."""
     files = {}
     for file in sorted(TEMPLATE.rglob(f"*{SUFFIX}")):
         place = file.relative_to(TEMPLATE).as_posix().removesuffix(SUFFIX)

@@ -45,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Examine the folder and this machine, print the report, and return the exit status."""
     try:
         from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
     except ImportError as error:
@@ -61,7 +60,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(report: "Report", console: Console | None = None) -> None:
-    """Print the report. A pipe gets plain text without line wrapping."""
     console = console or Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=500, no_color=True)

@@ -29,7 +29,6 @@ EXIT = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument(
         "folder", metavar="MODEL", type=Path, help="a model in floats, as Hugging Face saves it"
     )
@@ -76,7 +75,7 @@ _OF_LOSS = ("text", "tokens")
 
 
 def _check_together(arguments: argparse.Namespace) -> None:
-    """Exit with a usage error that names each given option without effect beside the others."""
+    """Exit with a usage error that names each option that has no effect beside the others."""
     if arguments.loss:
         # Packing at load time (``--loss`` measures it) chooses group sizes itself and uses no calibration data.
         beside, unused = "--loss", ("group_size", "calibrate", *_SEARCH)
@@ -95,7 +94,6 @@ def _given(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[str, A
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Quantise the checkpoint, print the report, and return the exit status."""
     _check_together(arguments)
     try:
         from dlinfer.framework.lmdeploy_ext.quantise.calibration import Calibration
@@ -143,7 +141,6 @@ def _loss(arguments: argparse.Namespace) -> int:
 
 
 def show_loss(loss: "Loss", console: Console | None = None) -> None:
-    """Print how much a model loses by quantisation. A pipe gets plain text without line wrapping."""
     console = console or Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=500, no_color=True)
@@ -165,7 +162,6 @@ def show_loss(loss: "Loss", console: Console | None = None) -> None:
 
 
 def show(report: "Report", console: Console | None = None) -> None:
-    """Print the report. A pipe gets plain text without line wrapping."""
     console = console or Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=500, no_color=True)

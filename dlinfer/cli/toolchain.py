@@ -22,11 +22,10 @@ from dlinfer.toolchain.install import gigabytes, install, remove
 from dlinfer.vendor import discovery
 
 NO_INTERPRETER = 3
-"""Exit status if no CPython of the right version was found, so that scripts can tell this case from a failure."""
+"""The exit status if no CPython of the right version exists, so that scripts can tell this from a failure."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the subcommand ``arguments.action`` and return the exit status: 0, 1 on an error, or ``NO_INTERPRETER``."""
     try:
         return _ACTIONS[arguments.action](getattr(arguments, "names", []))
     except ToolchainInterpreterError as error:
@@ -38,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def known() -> dict[str, Toolchain]:
-    """Return name -> recipe, for all vendors that have a recipe. Vendors that cannot be loaded are skipped."""
+    """Return name -> recipe, for all vendors that have one. Vendors that cannot be loaded are skipped."""
     recipes = {}
     for name in discovery.names():
         try:
@@ -52,7 +51,6 @@ def known() -> dict[str, Toolchain]:
 
 
 def _chosen(names: Sequence[str]) -> list[Toolchain]:
-    """Return the recipes of these names. Raises UnknownToolchainError."""
     recipes = known()
     for name in names:
         if name not in recipes:

@@ -53,7 +53,7 @@ class Facts:
         return [graph for graph in self.graphs if self.kind_of(graph) == "size-1 variant"]
 
     def kind_of(self, graph: GraphReport) -> str:
-        """Return why a graph exists: its cause for a first or loaded graph, else ``recompile`` or ``size-1 variant``."""
+        """Return why a graph exists: its cause if first or loaded, else ``recompile`` or ``size-1 variant``."""
         if graph.cause in (FIRST_CALL, LOADED):
             return graph.cause
         earlier = [other for other in self.graphs if other.index < graph.index]

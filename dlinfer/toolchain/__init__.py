@@ -1,7 +1,7 @@
 """Toolchains: separate Python environments of an older CPython, with a vendor's compiler or runtime.
 
 If a vendor's packages exist only for an older Python, the vendor has a recipe (``Toolchain``, named in
-``Vendor.toolchain``). ``install`` makes the recipe's environment in the user's cache folder, and ``find`` returns it
+``Vendor.toolchain``). ``install`` creates the recipe's environment in the user's cache folder, and ``find`` returns it
 to the vendor's code. No other part of dlinfer needs an environment.
 """
 

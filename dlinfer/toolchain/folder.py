@@ -1,4 +1,4 @@
-"""The paths of toolchains' environments, and whether an environment matches its recipe."""
+"""The paths of toolchains' environments, and the check that an environment matches its recipe."""
 
 import json
 from dataclasses import dataclass
@@ -40,7 +40,6 @@ def root() -> Path:
 
 
 def folder(toolchain: Toolchain) -> Path:
-    """Return the folder of a recipe's environment, which need not exist yet."""
     return root() / toolchain.name
 
 

@@ -15,20 +15,20 @@ from dlinfer.toolchain.interpreter import Interpreter, find_interpreter
 from dlinfer.toolchain.recipe import Toolchain
 
 Report = Callable[[str], None]
-"""Called about once a second with one line about the current step; the line repeats while the step goes on."""
+"""A function that gets a line about the current step, about once a second; the line repeats while the step goes on."""
 
 _SECONDS = 3 * 3600.0
-"""Time limit of one step, enough for a download of a gigabyte on a slow line."""
+"""The time limit of one step in seconds, enough for a download of a gigabyte on a slow line."""
 
 
 def install(toolchain: Toolchain, report: Report = lambda line: None) -> Environment:
-    """Make a recipe's environment, unless it is installed already, and return its paths.
+    """Create a recipe's environment, unless it is installed already, and return its paths.
 
-    An environment of another recipe or of an interrupted installation is removed first. If two processes install the
+    This first removes an environment of another recipe or of an interrupted installation. If two processes install the
     same toolchain at once, the second waits and uses the first one's environment.
 
-    Raises ToolchainInterpreterError, ToolchainDiskError and ToolchainInstallError. An unfinished environment is then
-    removed.
+    Raises ToolchainInterpreterError, ToolchainDiskError and ToolchainInstallError, after the removal of the unfinished
+    environment.
     """
     with _locked(toolchain, report):
         if state(toolchain).installed:
@@ -64,7 +64,6 @@ def check_disk(toolchain: Toolchain, place: Path) -> None:
 
 
 def gigabytes(count: int) -> str:
-    """Return a number of bytes as text in GB."""
     return f"{count / 1e9:.1f} GB"
 
 
@@ -102,7 +101,7 @@ def _make(toolchain: Toolchain, interpreter: Interpreter, report: Report) -> Non
 
 
 def _install_packages(toolchain: Toolchain, target: Environment, downloads: Path, report: Report) -> None:
-    """Install all packages by one call of pip, as pip takes a second to start. Leaves out .pyc files."""
+    """Install all packages, without .pyc files, by one call of pip, because pip takes a second to start."""
     count = len(toolchain.packages)
     begun = 0
 
@@ -152,7 +151,7 @@ def _locked(toolchain: Toolchain, report: Report) -> Iterator[None]:
 
 
 def _remove(place: Path) -> None:
-    """Remove an environment, its stamp first: what an interrupted removal leaves then counts as unfinished."""
+    """Remove an environment, its stamp first. So an interrupted removal leaves an unfinished environment."""
     (place / STAMP).unlink(missing_ok=True)
     if place.exists():
         shutil.rmtree(place)

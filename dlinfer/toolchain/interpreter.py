@@ -26,9 +26,9 @@ class Interpreter:
 
 
 def find_interpreter(version: str, toolchain: str) -> Interpreter:
-    """Return a CPython of ``version`` ("3.10") that can make environments.
+    """Return a CPython of ``version`` ("3.10") that can create environments.
 
-    Each candidate is run once, since a pyenv shim may point to nothing and Debian's Python may lack venv. Raises
+    Each candidate is run once, because a pyenv shim may point to nothing and Debian's Python may lack venv. Raises
     ToolchainInterpreterError, which lists the candidates and why each is unusable.
     """
     faults = []
@@ -73,7 +73,7 @@ def _of_uv(version: str) -> Iterator[str]:
 
 
 def _asked(path: str, version: str) -> Interpreter | str:
-    """Run an executable and return it as an Interpreter, or return the reason why it is unusable."""
+    """Run an executable and return it as an Interpreter, or return why it is unusable."""
     answer = _run([path, "-I", "-c", _ASK])
     if answer is None:
         return "it cannot be run"

@@ -21,9 +21,9 @@ from dlinfer.toolchain import starter
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _BEAT = 1.0
-"""Seconds between two calls of ``beat``."""
+"""The number of seconds between two calls of ``beat``."""
 _LINGER = 5.0
-"""Seconds to wait for more output after the program ended: a process that left its group may hold the pipe open."""
+"""The seconds to wait for output after the program's end: a process that left its group may hold the pipe open."""
 _KEPT = 40
 """How many of a program's last output lines are kept."""
 
@@ -91,7 +91,7 @@ def own_environment(**changes: str) -> dict[str, str]:
 
 
 class Stop:
-    """Ends, from any thread, all programs that run with this Stop. Later programs with it end at once."""
+    """Ends, from any thread, all programs that run with this Stop. It also ends later ones at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -107,7 +107,6 @@ class Stop:
             group.kill()
 
     def check(self) -> None:
-        """Raise StoppedError if ``now`` was called."""
         if self._stopped:
             raise StoppedError
 
@@ -185,7 +184,7 @@ class _Group:
             os.close(program)
 
     def kill(self) -> None:
-        """Kill the whole group. After ``wait``, do nothing, as the group's id may belong to other processes."""
+        """Kill the whole group. After ``wait``, do nothing, because the group's id may belong to other processes."""
         with self._lock:
             if self._status is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):

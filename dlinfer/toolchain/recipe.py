@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The recipe of an environment. An environment made by a recipe with other contents is out of date.
+    """The recipe of an environment. An environment from a recipe with other contents is out of date.
 
     name: unique among vendors, and the name of the environment's folder. summary: one line for people.
     python: the CPython version that the packages exist for, such as "3.10".
     packages: every package with its version, such as "numpy==1.24.3". No resolver chooses versions, so that the same
-        recipe always makes the same environment.
+        recipe always creates the same environment.
     installed_bytes, download_bytes: disk space of the environment, and additional space during the installation.
     files: relative path -> text of a file to write into site-packages: stubs for packages that are imported but
         hardly used.
@@ -33,6 +33,6 @@ class Toolchain:
 
     @property
     def digest(self) -> str:
-        """Return a hash of everything that the environment's contents depend on."""
+        """The hash of everything that the environment's contents depend on."""
         made_of = [self.python, self.packages, sorted(self.files.items()), self.remove, self.check]
         return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:32]

@@ -1,8 +1,8 @@
 """One thread that starts all worker processes and lives as long as this process.
 
-Each worker asks the kernel to kill it when its parent ends: prctl(2), PR_SET_PDEATHSIG (``child/serve.py``). For the
-kernel, the parent is the thread that started the worker. Threads that open engines may end early, so this thread
-starts the workers.
+Each worker asks the kernel to kill it when its parent ends: prctl(2), PR_SET_PDEATHSIG (``child/serve.py``). The kernel
+counts the thread that started a worker as its parent. Threads that open engines may end early, so this thread starts
+the workers.
 """
 
 import os
@@ -20,7 +20,7 @@ _queue: _Queue | None = None
 
 
 def start(job: Callable[[], _Started]) -> _Started:
-    """Run ``job`` in the starter thread and return the process that it starts. Raises what ``job`` raises.
+    """Run ``job`` in the starter thread and return the process that it starts. Raises the errors of ``job``.
 
     If the caller is interrupted meanwhile, the interrupt is raised here, and the new process is killed.
     """

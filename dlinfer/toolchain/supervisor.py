@@ -1,8 +1,8 @@
 """A script that runs one program for ``process.run``, and kills its whole process group when the caller ends.
 
 ``python -I -S supervisor.py CALLER COMMAND...`` leads the process group of the program and all its children. CALLER is
-the caller's process id. Standard input is a pipe that nobody writes to: its end means that the caller ended. A fork of
-the caller may hold the pipe open, so the kernel also sends SIGTERM when the caller ends.
+the caller's process id. Standard input is a pipe that nobody writes to, so its end means that the caller ended. A fork
+of the caller may hold the pipe open, so the kernel also sends SIGTERM when the caller ends.
 """
 
 import ctypes
@@ -46,7 +46,6 @@ def _watch(pipe: int) -> None:
 
 
 def _end_all() -> None:
-    """Kill the whole process group, with this process."""
     os.killpg(0, signal.SIGKILL)
 
 

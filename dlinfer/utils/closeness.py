@@ -1,4 +1,4 @@
-"""One closeness test of results against expected results, for samples, conformance, self-tests and export trials."""
+"""The closeness test of results against expected results, for samples, conformance, self-tests and export trials."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ def difference(
     expected_is_wide: bool = False,
     code_steps: int = 0,
 ) -> str | None:
-    """Describe how results differ from the expected results. Return None if they are close.
+    """Describe how results differ from the expected results; None if they are close.
 
     NaN and infinities must be in the expected places. Integers and bools must be equal. The comparison is made in
     float64, so it does not round.

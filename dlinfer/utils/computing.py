@@ -1,4 +1,4 @@
-"""Signals that a model's step begins to compute. From then on the step leaves Python's interpreter to other threads.
+"""Signals that a model's step begins to compute, and so leaves Python's interpreter to other threads.
 
 The computing code sends the signal to the listener of its own thread. If another thread takes the interpreter before
 the signal, the step has to wait.
@@ -17,7 +17,7 @@ _own = _OfThread()
 
 
 def listen(call: Callable[[], None]) -> None:
-    """Make ``call`` the listener of this thread, called whenever a step begins to compute. Replaces the listener."""
+    """Make ``call``, which runs whenever a step begins to compute, the listener of this thread; replace the old one."""
     _own.call = call
 
 
@@ -29,5 +29,4 @@ def begins() -> None:
 
 
 def count() -> int:
-    """Return how many steps have begun on this thread so far."""
     return _own.count
