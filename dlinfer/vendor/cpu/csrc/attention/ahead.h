@@ -1,4 +1,4 @@
-// Rows of the cache that memory is asked for, line by line, while others are computed with.
+// Prefetches rows of the cache, line by line, while other rows are in use.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ template <class T>
 class Ahead {
  public:
   Ahead() = default;
-  // To be done in about so many steps.
+  // Spreads the prefetches over about this many steps.
   Ahead(const T* const* rows, int64_t count, int64_t numbers, int64_t steps)
       : rows_(rows), end_(rows + count), bytes_(numbers * int64_t(sizeof(T))) {
     const int64_t lines = count * ((bytes_ + kLine - 1) / kLine);

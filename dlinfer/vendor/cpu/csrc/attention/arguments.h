@@ -27,7 +27,7 @@ inline std::vector<int64_t> whole_numbers(const Tensor& t) {
   return found;
 }
 
-// The numbers of a float32 vector; none where there is none.
+// The numbers of a float32 vector; empty without a vector.
 inline std::vector<float> numbers(const MaybeTensor& t) {
   if (!t) return {};
   STD_TORCH_CHECK(t->dim() == 1 && t->scalar_type() == ScalarType::Float,
@@ -37,7 +37,7 @@ inline std::vector<float> numbers(const MaybeTensor& t) {
   return found;
 }
 
-// Whether some of one tensor's memory may be the other's: the ranges from first to last element meet.
+// Whether two tensors may share memory: their ranges from first to last element overlap.
 inline bool meet(const Tensor& one, const Tensor& other) {
   const auto end_of = [](const Tensor& t) {
     int64_t last = 0;

@@ -37,7 +37,7 @@ using attention::ScalarType;
 using attention::Tensor;
 
 constexpr int64_t kBytesPerThread = 64 << 10;   // below so many a thread is done before another one has begun
-constexpr int64_t kSumsPerRange = 16 << 10;     // numbers of pieces to be added up, likewise
+constexpr int64_t kSumsPerRange = 16 << 10;     // numbers of pieces to add up, likewise
 
 struct Call {
   int64_t sequences, heads, kv_heads, group, size, size_v, block_size;
@@ -122,7 +122,7 @@ class Runner {
       }
     };
     parallel_for(0, most, most == 1 ? 2 : 1, take);
-    // Queries are no longer read, so results may go to where they lie.
+    // Queries are no longer read, so results may overwrite them.
     const int64_t heads = call_.sequences * call_.kv_heads;
     const int64_t sums = std::max<int64_t>(count * call_.group * width_, 1);
     parallel_for(0, heads, std::max<int64_t>(heads * kSumsPerRange / sums, 1), [&](int64_t first, int64_t last) {
@@ -188,7 +188,7 @@ class Runner {
     point(piece, k_ + piece.kv_head * call_.k_head, call_.k_block, call_.k_slot, rows);
   }
 
-  // Where the rows of a piece's keys, or values, lie.
+  // Pointers to the rows of a piece's keys, or values.
   void point(const Piece& piece, const T* cache, int64_t block_stride, int64_t slot_stride,
              std::array<const T*, kSpan>& rows) const {
     for (int64_t key = piece.begin, at = 0; key < piece.end;) {
@@ -215,7 +215,7 @@ class Runner {
       float sum = std::exp2(sink - base);
       for (int64_t i = 0; i < count; ++i) {
         const Softmax& part = softmaxes_[at(i)];
-        // A piece without a largest score has weights of 0, or of NaN.
+        // A piece without a finite maximum has weights of 0, or NaN.
         shares[i] = part.largest == kNone ? part.sum * 0.0f : std::exp2(part.largest - base);
         sum += shares[i] * part.sum;
       }

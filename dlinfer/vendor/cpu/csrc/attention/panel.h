@@ -189,7 +189,7 @@ struct Panel {
   }
 
  protected:
-  // Settles the scores of a block of keys that stand in memory, and finds each row's largest.
+  // Scales and masks the scores of a block of keys in memory, and finds each row's maximum.
   static void take_scores(const Shape& shape, int64_t key, const Seen& seen, int64_t tile, RowState& rows,
                           float* scores) {
     scores += key * kWidth;

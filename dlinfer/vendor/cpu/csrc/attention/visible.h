@@ -45,8 +45,8 @@ struct Bools {
   static bool infinite(uint8_t bits) { return bits == 0; }
 };
 
-// The range of a row, empty where minus infinity hides all; nothing where the visible keys are no range, or where a number
-// is added to scores.
+// The range of a row, empty if minus infinity hides all. nullopt if the visible keys are no range, or if other numbers
+// are added to scores.
 template <class Mask>
 std::optional<Keys> range_of(const typename Mask::Number* row, int64_t count) {
   int64_t visible = 0, hidden = 0;

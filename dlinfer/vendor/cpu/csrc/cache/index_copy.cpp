@@ -25,7 +25,7 @@ using torch::stable::Tensor;
 // Below this many bytes a thread is done before another one has begun.
 constexpr int64_t kCopiedPerThread = 64 << 10;
 
-// Whether dimensions behind `dim` have no gaps.
+// Whether the dimensions after `dim` are contiguous.
 bool in_one_piece(const Tensor& t, int64_t dim) {
   int64_t expected = 1;
   for (int64_t d = t.dim() - 1; d > dim; --d) {
@@ -54,7 +54,7 @@ Tensor index_copy_(Tensor self, int64_t dim, Tensor index, Tensor source) {
   const int64_t item = self.element_size(), count = index.size(0), places = self.size(dim);
   const int64_t to_pitch = self.stride(dim) * item, from_pitch = source.stride(dim) * item, step = index.stride(0);
   const auto* const at = static_cast<const int64_t*>(index.const_data_ptr());
-  // Before anything is written.
+  // Checks before anything is written.
   for (int64_t i = 0; i < count; ++i) {
     STD_TORCH_CHECK(at[i * step] >= 0 && at[i * step] < places, "index_copy_(): index ", at[i * step],
                     " is out of bounds for dimension ", dim, " with size ", places);

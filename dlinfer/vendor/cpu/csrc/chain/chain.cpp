@@ -1,8 +1,8 @@
-// dlinfer_cpu::make_chain, run_chain and free_chain: steps of a compiled graph in one call, without Python between them.
+// dlinfer_cpu::make_chain, run_chain and free_chain: steps of a compiled graph in one call, without Python in between.
 //
 // A decode step of a model has several hundred steps, kernels and views. Most of them take less time than Python needs
-// to call them. A chain is written by dlinfer/vendor/cpu/inductor/chains.py, which says what its numbers mean. It is
-// decoded once. While one runs, the interpreter is free for others: torch lets go of it around an op.
+// to call them. dlinfer/vendor/cpu/inductor/chains.py writes a chain and explains its numbers. It is decoded once.
+// While a chain runs, other Python threads may run: torch releases the GIL around an op.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -31,7 +31,7 @@ using torch::stable::detail::from;
 using torch::stable::detail::to;
 using MaybeTensor = std::optional<Tensor>;
 
-// The kind of an argument in a kernel's signature. Numbers that chains.py writes.
+// The kind of an argument in a kernel's signature, numbered as in chains.py.
 enum class Kind : int64_t {
   kNone, kTensor, kMaybeTensor, kInt, kSize, kFloat, kMaybeFloat, kBool, kDtype, kTensors, kMaybeTensors, kInts
 };
@@ -41,13 +41,13 @@ constexpr ScalarType kDtypes[] = {ScalarType::Float, ScalarType::BFloat16, Scala
 
 struct Argument {
   Kind kind;
-  int64_t value = 0;  // a register; of numbers the number, a float's bits; a place in kDtypes
+  int64_t value = 0;  // a register, an integer, a float's bits, or an index of kDtypes
   std::vector<Argument> items;
 };
 
 enum class Call : int64_t { kKernel, kDispatched, kContiguous };
 
-// A weight among the tensors that a chain is given, and into how many pieces it is cut.
+// A weight among a chain's inputs, and the number of pieces that it is cut into.
 struct Read {
   int64_t tensor, pieces;
 };
@@ -58,9 +58,9 @@ struct Step {
   std::string name, overload;
   std::vector<Argument> arguments;
   std::vector<int64_t> results;  // registers
-  bool gives_list = false;       // one list of tensors, where there are several results
+  bool gives_list = false;       // the results are one list of tensors
   std::vector<int64_t> last_used;  // registers that nothing reads from here on
-  std::optional<Read> next_read;   // where this step reads a weight: the one that is read after it
+  std::optional<Read> next_read;   // if this step reads a weight: the next weight
 };
 
 struct Chain {
@@ -171,7 +171,7 @@ class Run {
   }
 
  private:
-  // Lets threads that are without work till then fetch what a linear layer will read.
+  // Lets idle threads prefetch the weight of the next linear layer.
   void announce(const std::optional<Read>& read) const {
     if (!read) return;
     const Tensor& weight = *registers_[read->tensor];
@@ -204,7 +204,7 @@ class Run {
     for (int64_t one : step.last_used) registers_[one].reset();
   }
 
-  // A kernel takes what is on its stack, so a tensor is there as a reference of its own.
+  // A kernel takes ownership of its stack, so a tensor is put there as a new reference.
   StableIValue boxed(const Argument& argument) const {
     switch (argument.kind) {
       case Kind::kNone:
@@ -252,7 +252,7 @@ class Run {
   std::vector<MaybeTensor> registers_;
 };
 
-// Chains by their handles. A run keeps its chain alive, whoever frees it meanwhile.
+// Handle -> chain. A run keeps its chain alive, even if another thread frees it.
 class Chains {
  public:
   static Chains& all() {

@@ -8,10 +8,10 @@
 
 namespace dlinfer::chain {
 
-// A kernel as TORCH_BOX makes it: it takes its arguments off the stack and leaves its results there.
+// A kernel from TORCH_BOX: it takes its arguments off the stack and pushes its results.
 using Boxed = void (*)(StableIValue* stack, uint64_t arguments, uint64_t results);
 
-// In how many pieces beside each other a kernel's threads share out the weight that is its second argument, if any is.
+// The number of pieces that threads cut a kernel's weight into. The weight is the second argument, if there is one.
 enum class Weight : int64_t { kNone = 0, kWhole = 1, kHalves = 2 };
 
 struct Kernel {
@@ -25,7 +25,7 @@ inline std::unordered_map<std::string, Kernel>& table() {
   return kernels;
 }
 
-// Makes a kernel the op's of that name, and a chain's too.
+// Registers a kernel for the op of that name, and for chains.
 template <class Library>
 void put(Library& library, const char* name, Boxed kernel, Weight weight = Weight::kNone) {
   library.impl(name, kernel);

@@ -1,4 +1,4 @@
-// torch's own kernels, for the calls that ours leave to them.
+// torch's own kernels, for calls that ours do not serve.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>

@@ -1,4 +1,4 @@
-// 2 to the power of lanes, and what attention makes of it.
+// 2 to the power of lanes, and functions of it for attention.
 #pragma once
 
 #include "common/widen.h"
@@ -43,8 +43,8 @@ inline Floats exp2_of_negative(Floats x) {
 
 #if defined(__AVX512BF16__)
 
-// The same within a ten-thousandth of it, a twentieth of what bfloat16 rounds off: 2**floor(x) * 2**r with r in [0, 1).
-// In five instructions, where that takes nine.
+// 2**x with a relative error of 1e-4, a twentieth of bfloat16's rounding: 2**floor(x) * 2**r with r in [0, 1). It takes
+// five instructions, the exact one nine.
 inline Floats rough_exp2_of_negative(Floats x) {
   const Floats r = (Floats)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);  // 0 for -inf
   Floats sum = all_lanes(0x1.3baaa8p-4f);

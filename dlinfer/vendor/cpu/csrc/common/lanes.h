@@ -56,7 +56,7 @@ inline Register load_part(const T* from, int64_t count) {
 template <class Register>
 inline Register by_itself(Register value) {
 #if defined(DLINFER_MODEL)
-  asm("" : "+m"(value));  // no register is as wide
+  asm("" : "+m"(value));  // no register is this wide
 #elif defined(__FMA__)
   asm("" : "+x"(value));
 #elif defined(__aarch64__)
@@ -85,7 +85,7 @@ inline Floats all_lanes(float value) {
 #elif defined(__AVX__)
   return (Floats)_mm256_set1_ps(value);
 #else
-  return value - Floats{};  // which keeps the sign of a zero
+  return value - Floats{};  // keeps the sign of a zero
 #endif
 }
 

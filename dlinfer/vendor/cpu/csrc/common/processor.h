@@ -66,7 +66,7 @@ inline void fetch(const void* line) {
 // or AVX-NE-CONVERT.
 enum class Instructions { kBFloat16, kHalf };
 
-// Whether this is a processor whose instructions are known here, and those are not among them.
+// Whether this processor's instructions are known here, and it lacks those.
 inline bool lacks_for_torch(Instructions which) {
 #if defined(__x86_64__)
   static const bool avx512 = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&

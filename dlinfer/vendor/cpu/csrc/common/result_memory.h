@@ -1,4 +1,4 @@
-// Memory for large results, which is used again when the tensor that had it is gone.
+// Memory for large results, which is reused after its tensor is freed.
 //
 // The C library gives large blocks back to the system as soon as they are free, and the system hands out pages anew:
 // zeroed, one fault each. For a prefill of 512 tokens on a model of half a billion parameters that was 60,000 faults,
@@ -21,8 +21,8 @@
 namespace dlinfer {
 
 constexpr int64_t kLeastPooled = 128 << 10;  // bytes: below this the C library keeps what is free
-constexpr int64_t kMostIdle = 128 << 20;     // bytes: more is given back, what was used longest ago first
-constexpr int64_t kHugePage = 2 << 20;       // bytes: results of some of them are a whole number of these
+constexpr int64_t kMostIdle = 128 << 20;     // bytes: the least recently used blocks beyond it are freed
+constexpr int64_t kHugePage = 2 << 20;       // bytes: blocks of several pages are multiples of this
 
 class ResultMemory {
  public:
@@ -38,9 +38,9 @@ class ResultMemory {
   };
 
   Block take(int64_t bytes) {
-    // A lock that another thread holds is not waited for, so that none is held for ever in the child of a fork.
+    // Never waits for the lock: in a fork's child it might be held for ever.
     if (const std::unique_lock lock(mutex_, std::try_to_lock); lock) {
-      // From the newest, which is the likeliest to be in a cache.
+      // The newest first: it is the likeliest to be in a cache.
       for (auto block = idle_.rbegin(); block != idle_.rend(); ++block) {
         if (block->size < bytes || block->size > 2 * bytes) continue;
         const Block found = *block;
@@ -85,7 +85,7 @@ class ResultMemory {
   int64_t idle_bytes_ = 0;
 };
 
-// Such memory for as long as this lives, with nothing written in it.
+// Uninitialised memory of the pool, for the lifetime of this object.
 class PooledMemory {
  public:
   explicit PooledMemory(int64_t bytes) : block_(ResultMemory::get().take(bytes)) {}
@@ -102,12 +102,12 @@ class PooledMemory {
   const ResultMemory::Block block_;
 };
 
-// Whether results of kernels that this thread calls go to the caller of a graph. Those lie in torch's own memory, which a
-// caller may resize; torch resizes no memory that it is given.
+// Whether results of kernels that this thread calls go to the caller of a graph. They are in torch's own memory, since
+// the caller may resize them and torch cannot resize the pool's memory.
 inline thread_local bool results_escape = false;
 inline void set_results_escape(bool on) { results_escape = on; }
 
-// A tensor with nothing written in it, in such memory if it is large. item_bytes: the dtype's, which torch's stable ABI
+// An uninitialised tensor, in the pool's memory if it is large. item_bytes: the dtype's, which torch's stable ABI
 // does not tell.
 inline torch::stable::Tensor empty_strided(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
                                            torch::headeronly::ScalarType dtype, int64_t item_bytes) {
@@ -127,7 +127,7 @@ inline torch::stable::Tensor empty_strided(const std::vector<int64_t>& sizes, co
   return torch::stable::Tensor(made);
 }
 
-// The same of packed strides.
+// The same, with contiguous strides.
 inline torch::stable::Tensor empty_packed(const std::vector<int64_t>& sizes, torch::headeronly::ScalarType dtype,
                                           int64_t item_bytes) {
   std::vector<int64_t> strides(sizes.size(), 1);
@@ -140,7 +140,7 @@ inline torch::stable::Tensor empty_packed_like(const torch::stable::Tensor& x) {
   return empty_packed({shape.begin(), shape.end()}, x.scalar_type(), x.element_size());
 }
 
-// A uint8 tensor [bytes] that is kept, as weights are: its memory is no larger than it needs, and nothing else gets it.
+// A long-lived uint8 tensor [bytes], such as a weight: its memory is exactly as large as needed, and not from the pool.
 inline torch::stable::Tensor empty_lasting(int64_t bytes) {
   using namespace torch::headeronly;
   if (bytes < kLeastPooled) return empty_packed({bytes}, ScalarType::Byte, 1);

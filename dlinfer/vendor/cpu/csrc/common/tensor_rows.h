@@ -13,7 +13,7 @@ namespace dlinfer {
 // The rows of a tensor: number i * inner + j begins at i * outer_stride + j * inner_stride.
 class RowStarts {
  public:
-  // Nothing where the elements of a row are no neighbours, or two strides do not tell where rows begin.
+  // Empty if the elements of a row are not adjacent, or if two strides do not describe the rows' places.
   static std::optional<RowStarts> of(const torch::stable::Tensor& t) {
     RowStarts starts;
     const int64_t last = t.dim() - 1;
@@ -45,7 +45,7 @@ class RowStarts {
   int64_t inner_ = 1, inner_stride_ = 0, outer_stride_ = 0;
 };
 
-// A tensor's rows where they lie, or where they do not lie in that way, a copy's.
+// A tensor's rows in place if two strides describe them, else those of a copy.
 template <class T>
 class TensorRows {
  public:

@@ -37,7 +37,7 @@ struct alignas(64) TileShapes {
 };
 constexpr TileShapes kWholeTiles;
 
-// While it lives, its thread's tile registers are set up. Released after use: whoever is next sets them up anew.
+// Sets up its thread's tile registers, and releases them in the destructor. The next user sets them up again.
 class TileRegisters {
  public:
   explicit TileRegisters(const TileShapes& shapes) {

@@ -54,7 +54,7 @@ void check_norm(const Tensor& x, const Tensor* residual, const Tensor& weight, S
   STD_TORCH_CHECK(same, "add_rms_norm_w8a8: residual has the shape, dtype and device of x");
 }
 
-// How many blocks cover `size`; of nothing none.
+// The number of blocks that cover `size`; 0 for 0.
 int64_t blocks_of(int64_t size, int64_t block) { return size == 0 ? 0 : (size - 1) / block + 1; }
 
 void check_weight(const char* op, const Tensor& weight, const Tensor& scale, int64_t block_rows,

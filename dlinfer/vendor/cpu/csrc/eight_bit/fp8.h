@@ -115,7 +115,7 @@ void tile(const Weight& weight, int64_t first, const float* x, int64_t x_stride,
     int64_t at = begin;
     for (; at + kLanes <= end; at += kLanes) {
       Floats wide[kRows];
-      // The rows behind these come next; a processor that foresees reading begins anew at each row, which is too short.
+      // The following rows come next. The hardware prefetcher starts again at each row, and rows are too short for it.
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) __builtin_prefetch(rows[r] + kRows * weight.stride + at, 0, 2);
 #pragma GCC unroll 8

@@ -27,8 +27,8 @@ constexpr int64_t kFewBesideTorch = 32;      // likewise where torch's product i
 constexpr int64_t kPieceElements = 2 << 20;  // of a result, that torch's product gives at a time
 constexpr int64_t kFewestPieceRows = 64;     // of the weight in a piece
 
-// Whether torch's product of int8 is exact and quick: without these instructions oneDNN adds pairs up in 16 bits, and
-// cuts them.
+// Whether torch's int8 product is exact and quick: without these instructions oneDNN saturates sums of pairs to 16
+// bits.
 bool torch_is_exact() {
 #if defined(__x86_64__)
   static const bool exact = [] {
@@ -91,7 +91,7 @@ void run(const Job<T>& job, [[maybe_unused]] const Tensor& x, [[maybe_unused]] c
   if (job.inputs <= kFewRows) return few_rows(job);
   int8::many_rows(job.weight, job.rows, job.x, job.inputs, job.columns, job.to);
 #else
-  // Of a single column torch 2.13 gives whatever its memory held.
+  // torch 2.13 returns uninitialised memory for a single column.
   if (job.inputs <= kFewBesideTorch || job.columns < 2 || !torch_is_exact()) return few_rows(job);
   by_torch(job, x, weight);
 #endif

@@ -5,9 +5,9 @@
 
 namespace dlinfer::moe {
 
-// silu(gate) * up, or where `limit` is given GPT-OSS's, which is clamped. NaN stays NaN.
+// silu(gate) * up; with a `limit`, GPT-OSS's clamped activation. NaN stays NaN.
 struct Activation {
-  float alpha = 1.0f, limit = 0.0f;  // 0 is none
+  float alpha = 1.0f, limit = 0.0f;  // 0: no limit
 
   Floats operator()(Floats gate, Floats up) const {
     if (limit == 0.0f) return gate * sigmoid(gate) * up;

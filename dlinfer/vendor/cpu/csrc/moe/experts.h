@@ -1,4 +1,4 @@
-// All experts with few rows each, in one go of all threads.
+// All experts with few rows each, in one parallel run of all threads.
 //
 // Roofline. A chosen expert's 3 * hidden * intermediate weights are read once and do 2 operations a row with each. Up
 // to about 8 rows (bfloat16, AVX-512) reading takes the time, and above that the dot products do. few_rows.h computes
@@ -45,14 +45,14 @@ struct Stack {
   const void* at(int64_t expert, int64_t row) const { return data + expert * expert_stride + row * row_stride; }
   float bias_of(int64_t expert, int64_t row) const { return bias ? float(bias[expert * bias_stride + row]) : 0.0f; }
 
-  // few_rows.h's, of `count` rows of an expert from `row` on. next: where reading goes on, or null.
+  // As in few_rows.h, for `count` rows of an expert from `row` on. next: the memory that is read next, or null.
   void block_sums(int64_t expert, int64_t row, int64_t count, Rows<const T> x, const void* next, float* sums) const {
     const Rows<const T> weight{static_cast<const T*>(at(expert, row)), row_stride, count};
     dlinfer::block_sums(weight, x, columns, static_cast<const T*>(next), sums);
   }
 };
 
-// Stack: of plain weights, or what has its members.
+// Stack: plain weights, or a type with the same members.
 template <class Stack>
 class Experts {
  public:
@@ -100,7 +100,7 @@ class Experts {
           activate(piece, following);
           activated.fetch_add(1, std::memory_order_release);
         } else {
-          // Every piece of the first kind that was taken is being computed, so this ends, also with one thread.
+          // Every piece of the first kind has been taken and is being computed, so this ends, even with one thread.
           wait_for([&] {
             return activated.load(std::memory_order_acquire) == first_pieces_ || failed.load(std::memory_order_relaxed);
           });
@@ -110,8 +110,8 @@ class Experts {
         piece = following;
       }
     };
-    // A packed weight that is damaged is found out while it is read. The pieces of whoever throws are never activated,
-    // which the others would wait for.
+    // Reading a damaged packed weight throws. Without `failed` the other threads would wait for ever for that thread's
+    // activations.
     const auto take = [&](int64_t thread, int64_t end) {
       try {
         take_pieces(thread, end);

@@ -1,4 +1,4 @@
-// The weighted sum of experts' MLPs, whatever their weights lie like.
+// The weighted sum of experts' MLPs, for any layout of their weights.
 //
 // Experts with few rows are computed together (experts.h); one with many is computed like two linear layers, by all
 // threads.
@@ -118,7 +118,7 @@ void activate(const Tensor& gate_up, Activation activation, Rows<T> to) {
   });
 }
 
-// Which experts each token chooses, and how they count.
+// The experts of each token, and their weights.
 struct Choice {
   const Tensor &weights, &ids;
   bool renormalize;

@@ -38,7 +38,7 @@ float largest_of(const std::vector<float>& row, int64_t experts) {
   return largest;
 }
 
-// Makes `row` exp of the distance to its largest, and gives their sum. Behind the experts stand kLanes numbers more.
+// Replaces `row` by exp of the distance to its maximum; returns their sum. kLanes more numbers follow the experts'.
 template <class T>
 float exponentials(const T* logits, int64_t experts, std::vector<float>& row) {
   for (int64_t e = 0; e < experts; ++e) row[e] = float(logits[e]);

@@ -1,4 +1,4 @@
-// Which rows each expert gets: the choices of all tokens sorted by expert, and what each weighs.
+// The rows of each expert: the choices of all tokens sorted by expert, with their weights.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -57,10 +57,10 @@ struct Share {
 struct Routing {
   std::vector<int64_t> token;  // of each choice, counted from the first
   std::vector<float> weight;   // of each choice
-  std::vector<Share> shares;   // of the experts that anybody chose, in their order
+  std::vector<Share> shares;   // of the chosen experts, in order
 };
 
-// Raises where an id names no expert, in the words of dlinfer's OpArgumentError, which those who call make of them.
+// Raises for an id that names no expert, with the text of dlinfer's OpArgumentError; callers convert the error.
 inline void check_ids(const Tensor& ids, int64_t experts, const char* op) {
   int64_t lowest = std::numeric_limits<int64_t>::max(), highest = std::numeric_limits<int64_t>::min();
   for_numbers(ids, 0, ids.size(0), [&](int64_t, int64_t, auto id) {

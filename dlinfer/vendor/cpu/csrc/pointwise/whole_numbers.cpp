@@ -1,7 +1,7 @@
 // dlinfer_cpu::add_whole and add_whole_: sums of whole numbers, as a model counts its tokens and their positions.
 //
-// Each layer's step has a few of them, of a number or one a token. Between kernels each would end a chain, so this
-// saves the way through Python.
+// A layer's step has a few of them, each of one number or of one a token. Other kernels for them would end a chain, so
+// this saves calls from Python.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -30,7 +30,7 @@ void with_whole(const Tensor& t, F&& f) {
   }
 }
 
-// x + y, which has x's shape, or is one number, of as many dimensions at most.
+// x + y. y has x's shape, or is one number with at most as many dimensions.
 Tensor add_whole(Tensor x, Tensor y) {
   bool same = x.dim() == y.dim();
   for (int64_t d = 0; same && d < x.dim(); ++d) same = x.size(d) == y.size(d);

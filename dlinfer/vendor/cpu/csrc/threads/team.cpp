@@ -34,17 +34,17 @@ using Clock = std::chrono::steady_clock;
 // step, shorter than what lies between two steps. Meanwhile it lets others have its CPU, those of OpenMP among them.
 constexpr auto kAwake = std::chrono::microseconds(150);
 
-// Memory that a helper has its cache fetch before there is work on it, in all, and between two looks for work. Half of a
-// second-level cache of 1 MiB; between two linear layers of a decode step few get so far.
+// Bytes that a helper prefetches before there is work on them: in all, and between two looks for work. Half of a
+// second-level cache of 1 MiB; between two linear layers of a decode step few helpers get so far.
 constexpr int64_t kFetchedAhead = 512 << 10, kFetchedAtOnce = 512, kLine = 64;
 
-// Jobs that may be shared at once; the caller of one more does it alone.
+// The most jobs shared at once. The caller of a further job does it alone.
 constexpr int kMostShared = 8;
 
-// How this thread rounds and what it does with numbers near zero (torch.set_flush_denormal sets it for the caller alone).
+// This thread's floating-point mode: rounding and subnormals (torch.set_flush_denormal sets it for the caller alone).
 inline uint32_t arithmetic() {
 #if defined(__x86_64__)
-  return _mm_getcsr() & ~0x3fu;  // but for the flags of what has happened
+  return _mm_getcsr() & ~0x3fu;  // without the exception flags
 #else
   return 0;
 #endif
@@ -57,7 +57,7 @@ inline void set_arithmetic([[maybe_unused]] uint32_t mode) {
 }
 
 #if defined(__unix__) || defined(__APPLE__)
-// Threads that are made meanwhile get no signals but of faults and profilers: all others are for the program's threads.
+// Threads created meanwhile get only signals of faults and profilers. All others are for the program's threads.
 class NoSignals {
  public:
   NoSignals() {
@@ -75,10 +75,10 @@ class NoSignals {
 struct NoSignals {};
 #endif
 
-// A kernel's work, in a place that outlives it: a helper may look at a job that has just ended.
+// A kernel's work, in a slot that outlives it: a helper may look at a job that has just ended.
 class alignas(128) SharedWork {
  public:
-  // Takes the place if nobody has it.
+  // Takes the slot if it is free.
   bool claim() {
     uint32_t free = 0;
     return state_.load(std::memory_order_relaxed) == 0 && state_.compare_exchange_strong(free, kTaken);
@@ -97,7 +97,7 @@ class alignas(128) SharedWork {
     state_.store(kTaken | kOpen);
   }
 
-  // Does what is left, range by range.
+  // Does the remaining work, range by range.
   void join() {
     try {
       int64_t first, last;
@@ -109,12 +109,12 @@ class alignas(128) SharedWork {
     }
   }
 
-  // Helps where help is wanted, and says whether it was.
+  // Helps with this job if it needs help; returns whether it did.
   bool help() {
     uint32_t state = state_.load(std::memory_order_acquire);
     do {
       if (!wants_help(state)) return false;
-      // Where the job that was looked at has ended and another is open by now, one too many may come, and find a part.
+      // If that job has ended and another one has opened since, one helper too many may join it and find work.
     } while (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acquire));
     set_arithmetic(arithmetic_);
     join();
@@ -124,7 +124,7 @@ class alignas(128) SharedWork {
 
   bool wants_help() const { return wants_help(state_.load()); }
 
-  // Lets no more helpers in, waits for those that are at it, and gives the place back.
+  // Admits no more helpers, waits for those that are working, and frees the slot.
   void close() {
     state_.fetch_and(~kOpen, std::memory_order_relaxed);
     wait_for([&] { return (state_.load(std::memory_order_acquire) & kHelpers) == 0; });
@@ -174,8 +174,8 @@ class ComingWork {
     next_.store(begin, std::memory_order_release);
   }
 
-  // Fetches a little and says whether any was left. Where `set` comes between, what is fetched may be of no use, or no
-  // memory of ours, which a hint may be.
+  // Prefetches a little; returns whether there was any left. If `set` is called meanwhile, the prefetch may be useless
+  // or of freed memory, which is harmless for a hint.
   bool fetch() {
     if (next_.load(std::memory_order_relaxed) >= end_.load(std::memory_order_relaxed)) return false;
     const int64_t at = next_.fetch_add(kFetchedAtOnce, std::memory_order_acquire);
@@ -213,7 +213,7 @@ class Team {
   }
 
  private:
-  // Makes sure that there are so many helpers. Without memory for more threads, those that there are have to do.
+  // Creates missing helpers. Without memory for more threads, the existing ones have to do.
   void hire(int64_t helpers) {
     if (hired_.load(std::memory_order_relaxed) >= helpers) return;
     stay_loaded();
@@ -243,7 +243,7 @@ class Team {
       std::unique_lock lock(mutex_);
       const uint64_t calls = calls_;
       ++asleep_;
-      // A thread that opens a job from here on sees a sleeper and calls; a job that was opened before is seen now.
+      // A thread that opens a job from here on sees a sleeper and notifies it. A job opened before is seen now.
       if (!any_work()) called_.wait(lock, [&] { return calls_ != calls; });
       --asleep_;
     }
@@ -260,7 +260,7 @@ class Team {
     return std::any_of(shared_.begin(), shared_.end(), [](const SharedWork& work) { return work.wants_help(); });
   }
 
-  // Whether there is work within kAwake. Where threads outnumber CPUs, one that looks is in another's way.
+  // Waits at most kAwake for work; returns whether there is any. If threads outnumber CPUs, polling delays another one.
   bool look_around() {
     if (hired_.load(std::memory_order_relaxed) >= cpus_.load(std::memory_order_relaxed)) return any_work();
     const auto end = Clock::now() + kAwake;
@@ -275,7 +275,7 @@ class Team {
     return false;
   }
 
-  // A library that is closed would go from under its threads.
+  // Closing the library would unmap its threads' code.
   static void stay_loaded() {
 #if defined(RTLD_NODELETE)
     Dl_info here;
@@ -285,7 +285,7 @@ class Team {
 #endif
   }
 
-  // CPUs that the process may use.
+  // The number of CPUs that the process may use.
   static int64_t cpus() {
 #if defined(__linux__)
     cpu_set_t set;
@@ -309,8 +309,8 @@ class Team {
 
 thread_local bool Team::inside = false;
 
-// Never destroyed, as its threads live till the process ends. Made when the library is loaded, so that no thread can be
-// at it while another one forks.
+// Never destroyed, since its threads live until the process ends. Created when the library is loaded, so that no thread
+// creates it while another one forks.
 alignas(Team) unsigned char place[sizeof(Team)];
 
 // A child of fork has none of the threads, and mutexes as they happened to be: it gets a new team, without asking for

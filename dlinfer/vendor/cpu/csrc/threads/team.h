@@ -12,16 +12,16 @@ namespace dlinfer {
 // The threads that a kernel of this thread may use, itself among them: torch.get_num_threads().
 int64_t thread_count();
 
-// body(first, last) for ranges that together are begin to end, at once where threads are free. A range is never shorter
-// than `grain`, but for the last. Which thread gets which range is left to chance, so results must not depend on it.
-// An exception of body is thrown here, once every range that had begun is done; the others are then left out.
-// Any number of threads may be here at once. Called by a body, it does all in the caller.
+// Calls body(first, last) for ranges that cover begin to end, in parallel if threads are free. Only the last range may
+// be shorter than `grain`. Threads get ranges by chance, so results must not depend on the thread. An exception of body
+// is rethrown here after all ranges that had begun; the others are then left out.
+// Any number of threads may call it at once. A call from a body does all the work in its own thread.
 void share_work(int64_t begin, int64_t end, int64_t grain, void (*body)(const void*, int64_t, int64_t),
                 const void* context);
 
-// Says that parallel_for will soon share out work along `bytes` of memory from `data` on. A thread that has nothing to
-// do meanwhile has its cache fetch some of what will be its part. Holds until the next call. Memory is prefetched, never
-// read, so it may be freed at any time.
+// Announces that parallel_for will soon share out work along `bytes` of memory from `data` on. Until then idle threads
+// prefetch some of their parts. Holds until the next call. Memory is prefetched, never read, so it may be freed at any
+// time.
 void will_share(const void* data, int64_t bytes);
 
 template <class Body>

@@ -1,4 +1,4 @@
-// Waiting for another thread that is at work on what is wanted.
+// Waiting for a result that another thread is computing.
 #pragma once
 
 #include <thread>
@@ -18,7 +18,7 @@ inline void pause() {
 #endif
 }
 
-// Waits till `ready` says so, first without giving the processor away.
+// Waits until `ready` returns true, at first without yielding the processor.
 template <class Ready>
 void wait_for(const Ready& ready) {
   for (int tries = 0; !ready(); ++tries) {
