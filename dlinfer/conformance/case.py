@@ -118,13 +118,11 @@ class Case:
         return outputs
 
     def compare(self, args: list[Any], returned: Any, want: list[Tensor]) -> None:
-        """Raise Failed if the results of a call differ from ``want``."""
         wrong = oracle.difference(self.op, self.dtype, self.results(args, returned), want)
         if wrong is not None:
             raise Failed(wrong)
 
     def named(self, args: list[Any]) -> Iterator[tuple[str, Tensor]]:
-        """Yield (parameter name, tensor) for the tensors in arguments."""
         for name, arg in zip(self.op.parameters, args, strict=False):
             for leaf in pytree.tree_leaves(arg):
                 if isinstance(leaf, Tensor):

@@ -103,7 +103,6 @@ _EXPECTED: dict[str, tuple[str, Callable[[object], bool]]] = {
 
 
 def _from_yaml(path: str | Path) -> dict[str, object]:
-    """Return the names and values of a YAML file. Raises SessionOptionError."""
     try:
         import yaml
     except ImportError:

@@ -37,7 +37,6 @@ class Traced:
         self._globals: Mapping[str, object] = getattr(inspect.unwrap(self.method), "__globals__", {})
 
     def scope(self, kwargs: Mapping[str, object]) -> Scope:
-        """Return the scope of a call with these arguments."""
         defaults = {name: parameter.default for name, parameter in self.parameters.items()}
         return {"L": defaults | dict(kwargs) | {"self": self.owner}, "G": self._globals}
 

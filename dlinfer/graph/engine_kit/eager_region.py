@@ -31,7 +31,6 @@ def eager_region(
 
 
 def eager_program(region: Subgraph) -> Program:
-    """Return a program that runs the region with torch's kernels."""
     owner = region.graph_module
     calls = [node for node in owner.graph.nodes if node.op == "call_function"]
     eager = set(computing(region))

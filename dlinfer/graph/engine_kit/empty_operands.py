@@ -57,5 +57,4 @@ class EmptyOperands:
 
 
 def without_elements(name: str) -> str:
-    """Return the reason for refusing the op ``name``."""
     return f"{name} of a tensor without elements"

@@ -77,7 +77,6 @@ class OnnxLowered(Lowered):
         self._options = options
 
     def compile(self, weights: tuple[Tensor, ...]) -> Executable:
-        """Compile the model with these weights."""
         names = self.graph.inputs
         held = {names[index]: weight for index, weight in zip(self.held, weights, strict=True)}
         session = self._engine.session(OnnxModel(self.graph, held), self._options)

@@ -22,7 +22,6 @@ class UnknownSizeError(Exception):
 
 
 def input_size(index: int, dim: int) -> SizeText:
-    """Return the text for the size of input number ``index`` in dimension ``dim``."""
     return f"i{index}d{dim}"
 
 

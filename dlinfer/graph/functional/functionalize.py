@@ -61,7 +61,6 @@ class Function:
 
     @property
     def inputs(self) -> list[fx.Node]:
-        """The placeholders of ``graph_module``."""
         return self.graph_module.graph.find_nodes(op="placeholder")
 
     @property

@@ -56,7 +56,6 @@ class Port:
 
     @property
     def may_be_copied(self) -> bool:
-        """Whether a call may pass a copy of the caller's tensor."""
         return not (self.written or self.held or self.number)
 
     @property
@@ -75,7 +74,6 @@ class Port:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether any size may change."""
         return any(low != high for low, high in self.bounds)
 
     def misfit(self, value: object) -> str:

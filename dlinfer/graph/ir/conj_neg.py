@@ -29,7 +29,6 @@ def resolved(value: Any) -> Any:
 
 
 def with_resolved(inputs: Sequence[object], indices: Sequence[int]) -> tuple[object, ...]:
-    """Return a call's inputs, with resolved copies of the inputs at ``indices``."""
     changed = list(inputs)
     for index in indices:
         changed[index] = resolved(changed[index])

@@ -125,7 +125,6 @@ def op_name(node: fx.Node) -> str:
 
 
 def has_tag(node: fx.Node, tag: torch.Tag) -> bool:
-    """Return whether a node calls an op with one of torch's tags."""
     op = overload(node)
     return op is not None and tag in op.tags
 

@@ -30,7 +30,6 @@ class Subgraph:
 
     @property
     def name(self) -> str:
-        """The name of the subgraph's module, such as ``region_0``."""
         return type(self.graph_module).__name__
 
 

@@ -105,5 +105,4 @@ def laid_out(tensor: torch.Tensor, order: Order | None) -> torch.Tensor:
 
 
 def inverse_order(order: Sequence[int]) -> list[int]:
-    """Return the permutation that undoes the permutation ``order``."""
     return sorted(range(len(order)), key=order.__getitem__)

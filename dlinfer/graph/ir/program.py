@@ -93,7 +93,6 @@ class Step:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the call's values, as a tuple."""
         return (self.results,) if isinstance(self.results, str) else self.results
 
 
@@ -238,7 +237,6 @@ class Program(RegionRun):
             raise refusal from error  # the op's own class of error, caused by an error with the model's line
 
     def counts(self) -> Counter[str]:
-        """Return step kind -> number of steps."""
         return Counter(step.kind for step in self.steps)
 
     def _explained(self, cause: Exception) -> GraphRunError | None:

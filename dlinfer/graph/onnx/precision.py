@@ -103,6 +103,5 @@ def _computes(model: "onnx_ir.Model") -> bool:
 
 
 def _narrows(model: "onnx_ir.Model") -> bool:
-    """Return whether a model casts anything to float32."""
     casts = (node for node in _nodes(model) if node.op_type == "Cast")
     return any(node.attributes["to"].value == 1 for node in casts)

@@ -46,7 +46,6 @@ class OnnxModel:
 
     @property
     def nbytes(self) -> int:
-        """The total size of the weights in bytes."""
         return sum(weight.nbytes for weight in self.weights.values())
 
     def to_bytes(self) -> bytes:

@@ -171,7 +171,6 @@ class GraphReport:
         return nodes
 
     def to_dict(self) -> dict[str, object]:
-        """Return the report as data for JSON."""
         return asdict(self)
 
     @classmethod

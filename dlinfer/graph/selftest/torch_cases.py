@@ -145,7 +145,6 @@ def _spread(rows: int, columns: int, scale: float = 3.0) -> Tensor:
 
 
 def spread(dtype: torch.dtype) -> list[Tensor]:
-    """Return a tensor [7, 67] of numbers between -3 and 3."""
     return [_spread(7, 67).to(dtype)]
 
 

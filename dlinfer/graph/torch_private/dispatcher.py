@@ -18,7 +18,6 @@ else:
 
 
 def is_op(target: object) -> TypeGuard[Op]:
-    """Return whether a node's target is an op of torch's dispatcher."""
     return isinstance(target, OpOverload)
 
 

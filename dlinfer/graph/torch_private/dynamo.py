@@ -153,7 +153,6 @@ def mark_fixed(tensor: torch.Tensor, dim: int) -> None:
 
 
 def forget_compiled(method: Callable[..., object]) -> None:
-    """Drop Dynamo's compiled code of a function."""
     from torch._C._dynamo.eval_frame import reset_code
 
     reset_code(inspect.unwrap(method).__code__)

@@ -127,7 +127,6 @@ class MappedFile:
         self.memory = b"" if is_empty else mmap.mmap(self._stream.fileno(), 0, access=mmap.ACCESS_COPY)
 
     def changed(self) -> bool:
-        """Return whether the file's size or times changed since it was opened."""
         return self._state() != self._opened
 
     def _state(self) -> tuple[int, int]:

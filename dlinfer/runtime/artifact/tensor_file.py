@@ -65,7 +65,6 @@ class TensorTable:
         return offsets
 
     def layouts(self, offsets: Mapping[int, int]) -> Json:
-        """Return the manifest's entry for each tensor: its layout and offset."""
         return [
             {
                 "dtype": short_name(tensor.dtype),

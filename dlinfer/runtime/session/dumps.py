@@ -20,7 +20,6 @@ class Dumps:
         self._number = 0
 
     def write(self, entry: str, inputs: Mapping[str, object], outputs: Mapping[str, object]) -> None:
-        """Write one run. Raises OSError if a file cannot be written."""
         if self.text is None and self.folder is None:
             return
         kinds = {"input": inputs, "output": outputs}

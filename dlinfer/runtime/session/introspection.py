@@ -124,12 +124,12 @@ class Introspection:
         return self._port(entry, index, "outputs").dtype
 
     def get_input_scale(self, entry: str, index: int) -> float:
-        """Return the quantisation scale of an input: 1.0, since inputs are never quantised."""
+        """Return the quantisation scale of an input: 1.0, because inputs are never quantised."""
         self._port(entry, index, "inputs")
         return 1.0
 
     def get_output_scale(self, entry: str, index: int) -> float:
-        """Return the quantisation scale of an output: 1.0, since outputs are never quantised."""
+        """Return the quantisation scale of an output: 1.0, because outputs are never quantised."""
         self._port(entry, index, "outputs")
         return 1.0
 

@@ -55,7 +55,6 @@ class RuntimeMemory:
 
     @property
     def nbytes(self) -> int:
-        """The total size of all arenas in bytes."""
         with self.lock:
             return sum(arena.numel() for arena in self._arenas.values())
 

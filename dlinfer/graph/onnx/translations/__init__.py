@@ -12,7 +12,6 @@ _PARTS = "activation attention conv extremes index integers kv_cache linear moe 
 
 
 def standard_table() -> Table:
-    """Return op -> its standard translation."""
     for part in _PARTS:
         import_module(f"{__name__}.{part}")
     return TABLE

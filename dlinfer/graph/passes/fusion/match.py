@@ -38,7 +38,6 @@ def calls(value: Argument, *ops: object) -> TypeGuard[fx.Node]:
 
 
 def is_tensor(value: Argument) -> TypeGuard[fx.Node]:
-    """Return whether an argument is a node whose result is one tensor."""
     return tensor_or_none(value) is not None
 
 

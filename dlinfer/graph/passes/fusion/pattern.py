@@ -68,7 +68,6 @@ def matches(part: Part, anchor: fx.Node) -> Iterator[Bindings]:
 
 
 def _match(part: Part, value: Argument, bound: Bindings) -> Iterator[Bindings]:
-    """Yield all matches of an argument."""
     if callable(part):
         return part(value, bound)
     if isinstance(part, list):

@@ -173,7 +173,6 @@ def _build(
 
 
 def _one_row_per_token(rewriter: Rewriter, at: fx.Node, rows: fx.Node, query: fx.Node) -> fx.Node:
-    """Return a table expanded to the query's batch, as a view."""
     shape = tensor_of(query).shape
     is_expanded = rank_of(rows) == 3 and same_size(tensor_of(rows).shape[0], shape[0])
     if len(shape) == 3 or same_size(shape[0], 1) or is_expanded:
