@@ -1,7 +1,7 @@
 """Names that LMDeploy 0.18's own Ascend backend imports: a model runner, and the batch sizes of graphs.
 
-For ``device_type="ascend"`` LMDeploy uses this adaptor's backend. With these names LMDeploy's own
-(``backends/dlinfer/ascend``) stays usable, eagerly. Importing them imports nothing of LMDeploy.
+For ``device_type="ascend"`` LMDeploy uses this adaptor's backend. These names keep LMDeploy's own backend
+(``backends/dlinfer/ascend``) usable, eagerly. Importing them imports nothing of LMDeploy.
 """
 
 from typing import Any

@@ -85,7 +85,7 @@ def cache_slots(
 ) -> Tensor:
     """Return the slot of each new token in the paged cache, block * block_size + offset: int64 [tokens].
 
-    q_seqlens: [B], each sequence's number of new tokens. kv_seqlens: [B], its length with them, the last ones.
+    q_seqlens: [B], each sequence's number of new tokens. kv_seqlens: [B], its length with the new tokens at its end.
     cu_seqlens: [B + 1]. block_offsets: [B, blocks].
     """
     sequence = torch.repeat_interleave(q_seqlens.long(), output_size=tokens)

@@ -155,7 +155,7 @@ _OF_THE_STEP = (
 
 
 def join(decoding: Any, prompts: Any) -> Any | None:
-    """Return ModelInputs of both, the decoding rows first; None if either has inputs that cannot be joined by rows.
+    """Return ModelInputs of both steps, decoding rows first; None if either has inputs that cannot be joined by rows.
 
     decoding: ModelInputs of [1, B] tokens of B sequences. prompts: ModelInputs of [1, N] tokens of other sequences.
     """

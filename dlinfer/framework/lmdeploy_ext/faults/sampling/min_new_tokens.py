@@ -1,7 +1,7 @@
 """Let a text stop after ``min_new_tokens=N`` tokens, not only after N + 1.
 
 LMDeploy forbids stop words by two counts of the tokens. One is right. The other lags one token behind, and forbids stop
-words while it is below N.
+words while this count is below N.
 """
 
 from typing import Any

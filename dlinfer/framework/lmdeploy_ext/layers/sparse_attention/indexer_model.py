@@ -116,7 +116,7 @@ def _rotate_activation(original: Original, x: Tensor) -> Tensor:
 def _rotate_glm(
     original: Original, self: Any, q_pe: Tensor, k_pe: Tensor, freqs_cis: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return rotated q [1, N, heads, R] and k [1, N, 1, R] of k_pe [1, N, R]. freqs_cis: cos and sin, [N, R]."""
+    """Return rotated q [1, N, heads, R] and k [1, N, 1, R]. k_pe: [1, N, R]. freqs_cis: cos and sin, [N, R]."""
     from dlinfer.framework.lmdeploy_ext.layers.sparse_attention.indexer import rotated
 
     heads = (q_pe[0], k_pe[0, :, None])
