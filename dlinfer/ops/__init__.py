@@ -1,8 +1,7 @@
 """The fused-op interface: the ops that frameworks and graphs can call.
 
 ``dlinfer.ops.<op>(...)`` for callers and ``torch.ops.dlinfer.<op>`` for graphs both dispatch to the active vendor of
-the tensors' device. Parameter names, order and dimensions are LMDeploy's. The vendor chooses the layout of the KV
-cache.
+the tensors' device. Parameter names, order and dimensions are LMDeploy's. The vendor chooses the KV cache's layout.
 """
 
 from dlinfer.ops.activation.gated import gelu_mul, silu_mul

@@ -27,8 +27,7 @@ def install(toolchain: Toolchain, report: Report = lambda line: None) -> Environ
     This first removes an environment of another recipe or of an interrupted installation. If two processes install the
     same toolchain at once, the second waits and uses the first one's environment.
 
-    Raises ToolchainInterpreterError, ToolchainDiskError and ToolchainInstallError, after the removal of the unfinished
-    environment.
+    Raises ToolchainInterpreterError, ToolchainDiskError and ToolchainInstallError. It then leaves no environment.
     """
     with _locked(toolchain, report):
         if state(toolchain).installed:

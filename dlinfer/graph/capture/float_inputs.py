@@ -1,8 +1,7 @@
 """Float arguments, such as a temperature, as dynamic inputs of the graph.
 
 Dynamo passes a float as a 0-d tensor and reads it with ``item``. The capture records arithmetic and comparisons on the
-0-d tensor, with casts that round results as for a Python number. Any other use specializes on the value and adds a
-guard.
+0-d tensor, with casts that round results as for a Python number. Any other use specializes on the value, with a guard.
 """
 
 import itertools

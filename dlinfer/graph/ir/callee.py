@@ -17,8 +17,7 @@ from dlinfer.graph.torch_private.dispatcher import HigherOrderOperator, OpOverlo
 COUNT_WRITES = "count_writes"
 """The callee of the step that increments ``tensor._version`` of each tensor in a list.
 
-Kernels called below torch's dispatcher do not increment it, but engines with copies of weights need it to see
-writes."""
+Kernels called below torch's dispatcher do not increment it. Engines with copies of weights need it to see writes."""
 
 _aten = torch.ops.aten
 # View ops -> the Python functions of torch that do the same. The functions parse arguments in C for one signature, in

@@ -2,8 +2,7 @@
 
 A program is plain data that can be stored. Each step names its function, which the engine resolves. A step's arguments
 are constants or results of earlier steps. To run, the steps become one Python function with a line for each step, and
-the function drops each value after its last use. When a step raises, the line number identifies the step's node and the
-model's line.
+the function drops each value after its last use. When a step raises, the line number identifies its node.
 """
 
 import itertools

@@ -74,8 +74,7 @@ class CompiledGraph:
     def from_dict(cls, data: dict[str, Any], engine: Engine, cache_dir: Path) -> "CompiledGraph":
         """Restore a graph from what ``to_dict`` returned.
 
-        Raises an error if the data is damaged, the engine lacks a part of the graph, or the KV caches' layout has
-        changed.
+        Raises an error if the data is damaged, the engine lacks a part of the graph, or KV caches have another layout.
         """
         check_kv_layouts(data["kv_layouts"])
         regions: dict[str, RegionRun] = {

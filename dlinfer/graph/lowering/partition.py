@@ -30,8 +30,7 @@ class Partition:
     """The parts of a graph, in running order.
 
     refusals: node -> why the node runs outside the engine.
-    by_choice: nodes that run eagerly but are no fallbacks: the ops in the option ``eager_ops``, and regions too small
-        for the engine.
+    by_choice: nodes that run eagerly but are no fallbacks: the ops in the option ``eager_ops``, and small regions.
     """
 
     parts: list[Part]

@@ -1,8 +1,7 @@
 """Refuse calls that torch.onnx translates wrongly, and calls with arguments that its translations never read.
 
 Tests with torch's op database found the wrong translations. ``label_smoothing`` of ``cross_entropy_loss`` is an
-argument that is never read. A call that passes such an argument is refused if the argument may change the values of a
-result.
+argument that is never read. A call that passes such an argument is refused if the argument may change a result.
 """
 
 from collections.abc import Callable, Mapping

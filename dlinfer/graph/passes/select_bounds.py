@@ -1,7 +1,6 @@
 """Insert an assertion before each ``select`` whose index comes from data (``item()``): the index is in bounds.
 
-torch's kernel raises for an index out of bounds. An engine only computes the view's offset, and would read beyond the
-tensor.
+torch's kernel raises for an index out of bounds. An engine only computes the offset, and would read past the tensor.
 """
 
 import operator

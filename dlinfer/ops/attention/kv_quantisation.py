@@ -21,8 +21,7 @@ computed from the scale and zero that are stored, in the model's dtype, and stay
 differs from x by at most scale / 2 + 1.5 eps max |x|, with the eps of the model's dtype. A vector with an infinity or
 NaN is read as NaN.
 
-Formats 16 and 17 have one float32 scale for a whole cache. The caller passes it, and no op writes it (LMDeploy's is
-1)::
+Formats 16 and 17 have one float32 scale for a whole cache. The caller passes it (LMDeploy: 1), and no op writes it::
 
     code = x / scale, clamped to the format's largest finite numbers and rounded to nearest;  x is read as code * scale
 """

@@ -38,8 +38,7 @@ def fused_moe_w4a16(
     gate_up_weights: [experts, hidden, 2 * intermediate / 8], int32: q, eight 4-bit numbers in a word, in the layout
         ``ops.quantised.packing.AWQ``. The columns of gate come before the columns of up.
     gate_up_scales: [experts, groups, 2 * intermediate], any of the floating dtypes.
-    gate_up_zeros: [experts, groups, 2 * intermediate / 8], int32: the zero points, packed likewise. None means 8 for
-    all.
+    gate_up_zeros: [experts, groups, 2 * intermediate / 8], int32: the zero points, packed likewise. None means 8.
     down_weights: [experts, intermediate, hidden / 8], down_scales: [experts, groups, hidden], of the dtype of
         gate_up_scales, and down_zeros: [experts, groups, hidden / 8] or None, likewise.
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.

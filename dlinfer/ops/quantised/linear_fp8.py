@@ -36,9 +36,8 @@ def linear_blocked_fp8(
     x: [..., in_features], float32, float16 or bfloat16, any strides. Each block_size neighbours of a token share a
         scale, which makes the largest of them 448.
     weight: [out_features, in_features], float8_e4m3fn.
-    weight_scale: [out_features / block_size, in_features / block_size], rounded up, float32: the factor of each block
-    of
-        the weight (``weight_scale_inv`` of DeepSeek's checkpoints).
+    weight_scale: [out_features / block_size, in_features / block_size], rounded up, float32: the factor of each
+        block (``weight_scale_inv`` of DeepSeek's checkpoints).
     bias: [out_features], x's dtype, or None.
     block_size: rows and columns of a block; 128 in known checkpoints.
     power_of_two_scales: round x's scales up to powers of two (the format ue8m0).

@@ -52,9 +52,7 @@ def _call_weight_quant_matmul(
     qweight: [in_features, out_features / 8], int32: q, eight 4-bit numbers in a word, in the layout
         ``ops.quantised.packing.AWQ``.
     scales: [groups, out_features], any of the floating dtypes.
-    offset: [groups, out_features / 8], int32: the zero points (qzeros of checkpoints), packed likewise. None means 8
-    for
-        all.
+    offset: [groups, out_features / 8], int32: the zero points (qzeros of checkpoints), packed likewise. None means 8.
     bias: [out_features] or None, any of the floating dtypes.
     group_size: in_features that share a scale and a zero point; the last group may be shorter. 0 means all in_features.
     all_reduce: sum the result over ``group``, a torch.distributed.ProcessGroup; "" or None is the default group.

@@ -107,8 +107,7 @@ def _call_gated_delta_rule(
 def prepared(x: Tensor, value_heads: int, dtype: torch.dtype, normalise: bool) -> Tensor:
     """Return queries or keys repeated for each value head, in ``dtype``.
 
-    x: [tokens, key heads, key size]; the result: [tokens, value heads, key size]. normalise: scale vectors to L2 norm
-    1.
+    x: [tokens, key heads, key size]; the result: [tokens, value heads, key size]. normalise: scale to L2 norm 1.
     """
     wide = x.to(dtype)
     if normalise:
