@@ -26,7 +26,7 @@ class MoeMetadata:
     max_tokens_across_dp, pad_size: token counts for exchanges that need equal sizes on all ranks.
     dp_size, tp_size, ep_size, tp_rank, ep_rank, tp_group, ep_group: the parallel layout.
     moe_comm_type, moe_group_name: how ranks exchange tokens. x_active_mask: which tokens are no padding.
-    router_n_groups: the number of groups of experts; each has topk / router_n_groups chosen experts. 0: no groups.
+    router_n_groups: the number of groups of experts, each with topk / router_n_groups chosen experts; below 1, none.
     expert_ids_per_ep_rank: [num_experts], an expert's index on its rank; None without expert parallelism.
     """
 
