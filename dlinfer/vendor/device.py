@@ -105,7 +105,7 @@ class Device(ABC):
         """Return free and total memory. Called while an engine starts and before each capture."""
 
     def take(self, index: int) -> None:  # noqa: B027 - there is nothing to do where there is one
-        """Choose the process's device; called before the process allocates. By default there is only one."""
+        """Make device ``index`` the process's own, before it allocates. By default there is only one device."""
 
     def share(self, index: int, count: int) -> None:  # noqa: B027 - a card is not shared
         """Keep this process to its part of a device that ``count`` processes (ranks) of one model share.

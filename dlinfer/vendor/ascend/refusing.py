@@ -20,7 +20,7 @@ def floating(x: Tensor, of: tuple[torch.dtype, ...] | None = None) -> str | None
 
 
 def lacking(has: bool, ops: str) -> str | None:
-    """Return the reason to refuse if this card has not the vendor's ops, or None."""
+    """Return the reason to refuse if this card lacks the vendor's ops, or None."""
     return None if has else f"{chips.current().name} has no {ops}"
 
 

@@ -72,8 +72,7 @@ def pages(k_cache: Tensor, v_cache: Tensor) -> Tensor:
 def decode(q: Tensor, pages: Tensor, table: Tensor, kv_seqlens: Tensor, out: Tensor, scale: float) -> None:
     """Write the attention of one query a sequence into out [sequences, heads, 512]. q: [sequences, heads, 576].
 
-    If the lengths are on the card, each call makes a new schedule: in a graph it must follow the lengths of each
-    replay.
+    Lengths on the card get a new schedule at each call: in a graph it must follow the lengths of each replay.
     """
     heads = q.shape[1]
     if kv_seqlens.device == q.device:
@@ -143,7 +142,7 @@ def attend_to_pages(
 
 
 def _calls(new: list[int], keys: list[int], causal: bool) -> Iterator[tuple[int, list[_Piece]]]:
-    """Yield (queries of each piece, pieces) of each call."""
+    """Yield (number of queries of each piece, pieces) of each call."""
     by_size: dict[int, list[_Piece]] = {}
     start = 0
     for sequence, (count, length) in enumerate(zip(new, keys, strict=True)):

@@ -13,7 +13,7 @@ from dlinfer.vendor.megengine.nodes import NodeList
 from dlinfer.vendor.megengine.toolchain import TOOLCHAIN
 
 SECONDS = 300
-"""The longest that a build may take; it usually takes about two."""
+"""The longest time of a build, which usually takes about two seconds."""
 
 _BUILDER = Path(__file__).with_name("builder.py")
 

@@ -27,7 +27,7 @@ SEQUENCES = ((3, 40), (1, 0), (37, 31))
 """(new tokens, old tokens) of each sequence: across two blocks, an empty cache, within a block."""
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-"""For scores and sums of up to 68 terms in any order; in 16 bits, also for rounded probabilities."""
+"""Tolerances of scores and sums of up to 68 terms in any order; in 16 bits, also of rounded probabilities."""
 
 
 def selftest(engine: Engine) -> SelfTest:

@@ -1,4 +1,4 @@
-"""Decode attention over pages: one call for one new token of each sequence."""
+"""Decode attention over pages: one call for all sequences, with one new token each."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Decode attention over pages: one call of single_query_cached_kv_attn for one new token of each sequence.
+"""Decode attention over pages: one call of single_query_cached_kv_attn for all sequences, with one new token each.
 
 A graph cannot read lengths from the card: they stay there, and none is 0 (``CambDevice.padding_length``).
 """

@@ -30,8 +30,8 @@ def scaled_int8_product(
 ) -> Tensor:
     """Return (a @ b.T) * a_scale * b_scale, rounded to dtype, + bias.
 
-    a: int8 [rows, in]. a_scale: [rows], float32 or float64. b: int8 [out, in]. b_scale: [out], of a_scale's dtype,
-    which sums are scaled in. bias: [out] of dtype.
+    a: int8 [rows, in]. a_scale: [rows], float32 or float64; sums are scaled in its dtype. b: int8 [out, in]. b_scale:
+    [out], of a_scale's dtype. bias: [out] of dtype.
     """
     fits = dtype in FLOATS and a_scale.dtype is b_scale.dtype is torch.float32
     kernel = compiled("linear_w8a8", a, b, dtype=dtype) if fits else None

@@ -41,7 +41,7 @@ Item = fx.Node | Cluster
 
 
 def schedule(graph: fx.Graph, *, smallest: int) -> list[Item]:
-    """Return nodes and clusters in running order. Fewer than ``smallest`` elementary loops stay single nodes."""
+    """Return nodes and clusters in running order. A cluster of fewer than ``smallest`` loops becomes single nodes."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
     kinds = _kinds(calls)
     for node in calls:  # a tuple's items stay with the tuple

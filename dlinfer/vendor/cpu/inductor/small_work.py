@@ -73,7 +73,7 @@ def by_one_thread(run: Callable[..., Any], measure: Measure | None) -> Callable[
 def _set_threads() -> Callable[[int], None] | None:
     """Return OpenMP's setter for the calling thread; None if it cannot be found or does not control torch's threads.
 
-    torch.set_num_threads is no substitute: it changes the number of threads that have not yet asked for theirs.
+    torch.set_num_threads is no substitute: it sets the number only for threads that have not yet asked for theirs.
     """
     try:
         setter = ctypes.CDLL(None).omp_set_num_threads

@@ -1,4 +1,4 @@
-"""Decode attention over pages: one new token of each sequence."""
+"""Decode attention over pages, with one new token of each sequence."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Decode attention over DeepSeek's latent cache: one new token of each sequence.
+"""Decode attention over DeepSeek's latent cache, with one new token of each sequence.
 
 The kernel calls _npu_paged_attention_mla, but torchair has no converter for it. The second version of the fused
 attention takes keys in two contiguous parts (query_rope, key_rope). So the pages of the tables are gathered, as in the
