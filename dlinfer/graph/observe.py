@@ -77,9 +77,8 @@ def held_bytes(compiled: CompiledGraph) -> int:
     """Return the bytes that a compiled graph keeps in lifted constants and copies of weights."""
     programs = [run for run in (compiled.program, *compiled.regions.values()) if isinstance(run, Program)]
     constants: list[object] = [value for program in programs for value in program.constants.values()]
-    tensors = [
-        value for value in constants if isinstance(value, torch.Tensor)
-    ]  # a branch of torch.cond is no tensor
+    # A branch of torch.cond is no tensor.
+    tensors = [value for value in constants if isinstance(value, torch.Tensor)]
     return sum({storage_id(value): value.untyped_storage().nbytes() for value in tensors}.values())
 
 

@@ -22,7 +22,7 @@ from dlinfer.graph.report.report import GraphReport, record
 from dlinfer.graph.torch_private.symbols import symbol_ranges
 from dlinfer.graph.torch_private.thread_state import is_autocast_enabled, run_plain
 from dlinfer.runtime.artifact.artifact import Artifact
-from dlinfer.runtime.artifact.stage import stage_of, symbol_names, with_guards, with_outputs
+from dlinfer.runtime.artifact.stage import stage_of, with_guards
 
 DynamicShapes: TypeAlias = dict[str, Any] | tuple[Any, ...] | list[Any] | None
 """The dynamic shapes that torch.export accepts."""
@@ -84,12 +84,12 @@ def _compile(
         captured = exported.captured
         emit(lambda report: report.symbols.update(symbol_ranges(captured.fakes)))
         improve(captured.graph_module, chosen)
-        interface = interface_of(captured.graph_module.graph, captured.mode, exported.inputs)
-        interface = with_outputs(interface, exported)
+        graph, mode = captured.graph_module.graph, captured.mode
+        interface, names = interface_of(graph, mode, exported.inputs, exported.names, exported.ranges)
         # Store the graph before the engine compiles, and may change, it: a session lowers the stored graph itself.
         stored = stage_of(exported, interface, graph_engine, chosen, report.model)
         run = place(captured.graph_module, graph_engine, chosen)
-        interface = with_guards(interface, captured.mode, symbol_names(exported))
+        interface = with_guards(interface, mode, names)
     spec = program.call_spec
     assert spec.in_spec is not None and spec.out_spec is not None
     return Artifact(run, exported.weights, interface, spec.in_spec, spec.out_spec, report, stored)

@@ -106,9 +106,8 @@ class BoundCall:
 
     def _bind(self, kwargs: Mapping[str, object]) -> list[object]:
         """Bind the steady objects of a call, and return the program's inputs for the call."""
-        hooks = (
-            RemovableHandle.next_id
-        )  # read before the hooks are checked: another thread may register a hook meanwhile
+        # Read before the hooks are checked: another thread may register a hook meanwhile.
+        hooks = RemovableHandle.next_id
         scope = self._traced.scope(kwargs)
         inputs = self._inputs(scope)
         count = len(self.program.program.inputs)

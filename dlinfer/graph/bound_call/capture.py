@@ -73,9 +73,8 @@ def capture_call(
         reason = f"it would hold only while {condition}, but this call breaks that"
         raise CaptureError(reason=reason, line=line) from cause
     finally:
-        dynamo.forget_compiled(
-            traced.method
-        )  # each capture would count against Dynamo's limit for the function
+        # Each capture would count against Dynamo's limit for the function.
+        dynamo.forget_compiled(traced.method)
     try:
         backend.check(result, steady)
         interface, sources = backend.interface(scope, steady)
@@ -156,7 +155,7 @@ class _Backend:
         for condition, read in self._conditions:
             if changing := [source_name(source) for source in read if not is_steady(source, steady)]:
                 names = {f"v{index}": source_name(source) for index, source in enumerate(read)}
-                text = condition.renamed({name: names[name] for name in condition.symbols})
+                text = condition.renamed(names)
                 raise _CannotServeError(
                     f"it would hold only while {text}, and {', '.join(changing)} may change between calls"
                 )
@@ -184,9 +183,8 @@ class _Backend:
         constants: dict[int, object] = {}
         for place, (source, fake) in enumerate(self._inputs):
             value, name, fixed = evaluate(source, scope), source_name(source), ""
-            if isinstance(
-                value, float
-            ):  # a module's eps: Dynamo passes a tensor, and the capture makes it a constant
+            # A module's eps: Dynamo passes a tensor, and the capture makes it a constant.
+            if isinstance(value, float):
                 constants[place], fixed = value, str(value)
             else:
                 port = _port(source, fake, value, is_steady(source, steady))
@@ -207,7 +205,7 @@ class _Backend:
                 f"v{index}": symbols.setdefault(source, f"s{len(symbols)}")
                 for index, source in enumerate(read)
             }
-            conditions.append(condition.renamed({name: names[name] for name in condition.symbols}))
+            conditions.append(condition.renamed(names))
         ports += [
             Port.of_number(source_name(source), parse_size(symbol)) for source, symbol in symbols.items()
         ]

@@ -163,9 +163,7 @@ def _stored_key(path: Path) -> str:
 
 def _remove(path: Path, status: os.stat_result) -> None:
     """Remove a damaged file, unless another process has replaced it since. status: of the file that was read."""
-    with contextlib.suppress(
-        OSError
-    ):  # if the folder cannot be written, the next reader finds the file again
+    with contextlib.suppress(OSError):  # if the folder cannot be written, the next reader finds it again
         if os.path.samestat(path.stat(), status):
             path.unlink()
 

@@ -14,6 +14,7 @@ from typing import cast
 import torch
 
 from dlinfer.graph.codec.arguments import CodecError, Json
+from dlinfer.graph.ir.dialect import SYMBOLIC_FUNCTIONS
 from dlinfer.graph.ir.program import Function
 from dlinfer.graph.torch_private.dispatcher import OpOverload, is_dispatched
 
@@ -25,10 +26,9 @@ _REFUSED = ("aten::from_file", "aten::_print", "aten::_test_")
 _OP = re.compile(r"([A-Za-z0-9_]+)::([A-Za-z0-9_]+)(?:\.([A-Za-z0-9_]+))?", re.ASCII)
 
 _OPERATORS = "add sub mul floordiv mod truediv neg pos abs eq ne lt le gt ge and_ or_ not_ xor getitem"
-_ON_SYMBOLS = "sym_float sym_int sym_max sym_min sym_not sym_ite sym_sum"
 _ARITHMETIC: dict[str, Function] = {
     **{f"operator.{name}": getattr(operator, name) for name in _OPERATORS.split()},
-    **{f"torch.{name}": getattr(torch, name) for name in _ON_SYMBOLS.split()},
+    **{f"torch.{name}": getattr(torch, name) for name in SYMBOLIC_FUNCTIONS},
     **{f"math.{name}": getattr(math, name) for name in ("ceil", "floor", "trunc")},
     "round": round,
 }

@@ -37,6 +37,7 @@ from dlinfer.graph.ir.dialect import (
     storages,
 )
 from dlinfer.graph.ir.effects import effects_of
+from dlinfer.graph.ir.layout import span
 from dlinfer.graph.torch_private.expressions import Size
 from dlinfer.graph.torch_private.fake_mode import FakeTensorMode, strict_mode
 from dlinfer.graph.torch_private.symbol_guards import conditions_of
@@ -63,10 +64,7 @@ class Layout:
     @property
     def span(self) -> int:
         """The number of bytes from the first element to the end of the last element."""
-        if 0 in self.sizes:
-            return 0
-        steps = sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True))
-        return (steps + 1) * self.dtype.itemsize
+        return span(self.sizes, self.strides) * self.dtype.itemsize
 
 
 # --- writing

@@ -14,6 +14,7 @@ import torch
 
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.graph.engine_kit.weight_samples import WeightSamples
+from dlinfer.graph.ir.layout import span
 from dlinfer.graph.ir.program import Function, Inputs
 
 
@@ -118,8 +119,7 @@ def _check_memory(name: str, weight: torch.Tensor) -> None:
     """Raise UnsupportedFeatureError for a weight whose storage is freed or shortened, as FSDP does between calls."""
     if weight.layout is not torch.strided or not weight.numel():
         return
-    last = sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
-    needed = (weight.storage_offset() + last + 1) * weight.element_size()
+    needed = (weight.storage_offset() + span(weight.shape, weight.stride())) * weight.element_size()
     available = weight.untyped_storage().nbytes()
     if available < needed:
         raise UnsupportedFeatureError(

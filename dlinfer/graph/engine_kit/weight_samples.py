@@ -32,9 +32,8 @@ class WeightSamples:
         for owner, weight in enumerate(weights):
             if weight.device.type == HOST and weight.layout is torch.strided and weight.numel():
                 size, address = weight.element_size(), weight.data_ptr()
-                word = math.gcd(
-                    size, address, 8
-                )  # less than an element if the element has 16 bytes or is unaligned
+                # Less than an element if the element has 16 bytes or is unaligned.
+                word = math.gcd(size, address, 8)
                 elements = address + size * _offsets(weight)
                 words = elements[:, None] + np.arange(0, size, word)
                 by_word.setdefault(word, []).append((owner, words.reshape(-1) // word))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, fx
 
 from dlinfer.graph.ir.dialect import fake, has_tag, overload, schema_name, tensor_or_none
-from dlinfer.graph.ir.layout import same_sizes
+from dlinfer.graph.ir.layout import same_sizes, span
 
 _PLACED = frozenset(
     f"aten::{name}"
@@ -54,7 +54,7 @@ def overlapping(inputs: Sequence[object], written: Collection[int]) -> str | Non
         if isinstance(value, Tensor) and _overlaps_itself(value):
             return f"input {index} is written, and elements of it share memory"
     ranges = sorted(
-        (value.data_ptr(), value.data_ptr() + _extent(value), index)
+        (value.data_ptr(), value.data_ptr() + span(value.shape, value.stride()) * value.element_size(), index)
         for index, value in enumerate(inputs)
         if isinstance(value, Tensor) and value.numel()
     )
@@ -81,9 +81,3 @@ def _overlaps_itself(tensor: Tensor) -> bool:
             return True
         reach += (size - 1) * stride
     return False
-
-
-def _extent(tensor: Tensor) -> int:
-    """Return the number of bytes from a tensor's first element to the end of its last element."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()

@@ -1,26 +1,35 @@
 """Derive the interface of a captured graph from the fakes of its inputs, its effects and its guards."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from dlinfer.errors import CaptureError
 from dlinfer.graph.interface.interface import Interface
-from dlinfer.graph.interface.ports import Port, Range
-from dlinfer.graph.ir.dialect import STATIC, fake, placed_memory, storages
+from dlinfer.graph.interface.ports import Port, Range, bounds_of
+from dlinfer.graph.ir.dialect import STATIC, fake, placed_memory, storages, tensor_or_none
 from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.ir.layout import is_contiguous
-from dlinfer.graph.torch_private.expressions import Expression, SizeTextError, parse_size, to_size
+from dlinfer.graph.torch_private.expressions import Expression, Size, SizeTextError, parse_size, to_size
 from dlinfer.graph.torch_private.fake_mode import FakeTensorMode
 from dlinfer.graph.torch_private.symbol_guards import conditions_of
-from dlinfer.graph.torch_private.symbols import fixed_size, size_range, symbols_of
+from dlinfer.graph.torch_private.symbols import declared_range, fixed_size, size_range, symbols_of
 
 
-def interface_of(graph: fx.Graph, mode: FakeTensorMode, called: Sequence[str]) -> Interface:
-    """Return the interface of a graph. Its STATIC inputs are weights, which have no ports.
+def interface_of(
+    graph: fx.Graph,
+    mode: FakeTensorMode,
+    called: Sequence[str],
+    results: Sequence[str],
+    declared: Mapping[Expression, ValueRanges[Expression]],
+) -> tuple[Interface, dict[object, str]]:
+    """Return (the interface of a graph, symbol -> its name in the interface). STATIC inputs are weights without ports.
 
-    called: the module's names for the other inputs. Raises CaptureError if a call cannot check an input or a guard.
+    called, results: the module's names for the other inputs, and for the outputs.
+    declared: symbol -> the range that torch.export knows. Raises CaptureError if a call cannot check an input or guard.
     """
     nodes = [node for node in graph.find_nodes(op="placeholder") if not node.meta.get(STATIC)]
     symbols = dict.fromkeys(symbol for node in nodes for symbol in symbols_of(fake(node)))
@@ -36,15 +45,15 @@ def interface_of(graph: fx.Graph, mode: FakeTensorMode, called: Sequence[str]) -
         conditions = tuple(conditions_of(mode, names))
     except SizeTextError as cause:
         raise _refusal(f"a size or guard that calls cannot check: {cause}") from cause
-    ranges: dict[str, Range] = {}
-    for port in inputs:
-        for size, bounds in zip(port.sizes, port.bounds, strict=True):
-            if size is not None and size.symbol is not None:
-                ranges.setdefault(size.symbol, bounds)
+    limits = {name: declared_range(symbol, mode, declared) for symbol, name in names.items()}
+    ranges: dict[str, Range] = {name: (low, high) for name, (low, high, _) in limits.items()}
+    examples = {name: hint for name, (_, _, hint) in limits.items() if hint is not None}
+    outputs = tuple(_outputs(graph, results, names, ranges))
+    interface = Interface(tuple(inputs), outputs, ranges, conditions, constants, examples)
     for condition in conditions:
-        if not set(condition.symbols) <= set(ranges):
+        if not set(condition.symbols) <= set(interface.places):
             raise _refusal(f"it holds only while {condition}, which no input shows")
-    return Interface(tuple(inputs), symbols=ranges, conditions=conditions, constants=constants)
+    return interface, names
 
 
 def _port(node: fx.Node, name: str, names: Mapping[Expression, str], placed: Set[int], written: bool) -> Port:
@@ -64,6 +73,24 @@ def _port(node: fx.Node, name: str, names: Mapping[Expression, str], placed: Set
     sizes = tuple(to_size(size, names) for size in value.shape)
     bounds = tuple(map(size_range, value.shape))
     return Port(name, value.dtype, sizes, bounds, value.device, strides, offset, written=written)
+
+
+def _outputs(
+    graph: fx.Graph, names: Sequence[str], symbols: Mapping[Expression, str], ranges: Mapping[str, Range]
+) -> Iterator[Port]:
+    """Yield the port of each result that is a tensor. names: of the results."""
+    results: Any = graph.output_node().args[0]
+    for result, name in zip(results, names, strict=True):
+        if (value := tensor_or_none(result)) is not None:
+            sizes = tuple(_size(size, symbols) for size in value.shape)
+            yield Port(name, value.dtype, sizes, bounds_of(sizes, ranges), value.device)
+
+
+def _size(size: int | torch.SymInt, names: Mapping[Expression, str]) -> Size | None:
+    try:
+        return to_size(size, names)
+    except SizeTextError:
+        return None  # only a run determines the size
 
 
 def _refusal(reason: str) -> CaptureError:

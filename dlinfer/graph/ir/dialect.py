@@ -58,11 +58,11 @@ _WITHOUT_STATE = frozenset({"torchvision", "quantized", "quantized_decomposed", 
 
 _REPLACES_MEMORY = frozenset({"set_", "resize_", "resize_as_", "as_strided_"})
 
-_SYMBOLIC_FUNCTIONS = "sym_float sym_int sym_max sym_min sym_not sym_ite sym_sum".split()
+SYMBOLIC_FUNCTIONS = "sym_float sym_int sym_max sym_min sym_not sym_ite sym_sum".split()
 _PURE_PYTHON: frozenset[object] = frozenset(
     (
         *(value for name, value in vars(operator).items() if not name.startswith("_")),
-        *(getattr(torch, name) for name in _SYMBOLIC_FUNCTIONS),
+        *(getattr(torch, name) for name in SYMBOLIC_FUNCTIONS),
         *(math.ceil, math.floor, math.trunc, round, getattr),
     )
 )

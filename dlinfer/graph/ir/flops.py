@@ -55,14 +55,6 @@ def _convolution(call: Call, result: object) -> int:
     return 2 * _elements(result) * math.prod(_sizes(call["weight"])[1:])
 
 
-def _transposed_convolution(call: Call, result: object) -> int:
-    return _convolution(call, call["input"])
-
-
-def _any_convolution(call: Call, result: object) -> int:
-    return _convolution(call, call["input"] if call["transposed"] else result)
-
-
 def _attention(call: Call, result: object) -> int:
     """Count the products of every query with every key, even with a causal mask."""
     q, keys = _sizes(call["query"]), _sizes(call["key"])[-2]
@@ -131,8 +123,13 @@ _COUNTS: dict[str, Callable[[Call, object], int]] = {
     "aten::baddbmm": _product("batch1"),
     "aten::einsum": _einsum,
     **{f"aten::conv{dims}d": _convolution for dims in (1, 2, 3)},
-    **{f"aten::conv_transpose{dims}d": _transposed_convolution for dims in (1, 2, 3)},
-    "aten::convolution": _any_convolution,
+    **{
+        f"aten::conv_transpose{dims}d": lambda call, _: _convolution(call, call["input"])
+        for dims in (1, 2, 3)
+    },
+    "aten::convolution": lambda call, result: _convolution(
+        call, call["input"] if call["transposed"] else result
+    ),
     "aten::scaled_dot_product_attention": _attention,
     **{
         f"dlinfer::{name}_attention": _packed_attention

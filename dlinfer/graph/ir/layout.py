@@ -104,5 +104,10 @@ def laid_out(tensor: torch.Tensor, order: Order | None) -> torch.Tensor:
     return ordered.contiguous().permute(inverse_order(order))
 
 
+def span(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """Return the number of elements from a tensor's first element to its last one in memory, gaps included."""
+    return 0 if 0 in sizes else 1 + sum((n - 1) * stride for n, stride in zip(sizes, strides, strict=True))
+
+
 def inverse_order(order: Sequence[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)

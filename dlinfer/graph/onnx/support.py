@@ -37,7 +37,7 @@ from dlinfer.ops.attention.kv_cache import kv_order
 def no_type_of_onnx(dtype: torch.dtype) -> str | None:
     """Return why ONNX does not support a dtype; None if it does."""
     if dtype.is_complex or onnx_type(dtype) is None:
-        return f"{_name(dtype)} is no type of ONNX's tensors"
+        return f"{str(dtype).removeprefix('torch.')} is no type of ONNX's tensors"
     return None
 
 
@@ -139,7 +139,3 @@ def _alone(node: fx.Node) -> Subgraph:
         outputs = []  # it writes, and returns nothing
     graph.output(tuple(outputs))
     return Subgraph(fx.GraphModule({}, graph, "alone"), tuple(node.all_input_nodes), tuple(outputs))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -70,9 +70,8 @@ class Size:
 
     @cached_property
     def _function(self) -> Callable[..., Any]:
-        return eval(
-            f"lambda {', '.join(self.symbols)}: {self}", dict(_SCOPE)
-        )  # the printer's text, not a file's
+        # The printer's text, not a file's.
+        return eval(f"lambda {', '.join(self.symbols)}: {self}", dict(_SCOPE))
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
         """Return the value for these values of the symbols, integers or symbolic integers.
@@ -88,11 +87,7 @@ class Size:
         limits = {_symbol(name): value_range(*ranges[name]) for name in self.symbols}
         try:
             return bounds_of(bound_sympy(self.expression, limits))
-        except (
-            ArithmeticError,
-            AssertionError,
-            ValueError,
-        ):  # torch's analysis does not know every operation
+        except (ArithmeticError, AssertionError, ValueError):  # torch's analysis does not know all operations
             return None, None
 
     def renamed(self, names: Mapping[str, str]) -> "Size":
@@ -171,15 +166,8 @@ _CALLS: Mapping[str, Any] = {
     "sqrt": functions.OpaqueUnaryFn_sqrt,
 }
 _WRITTEN = (
-    *(
-        sympy.Integer,
-        sympy.Float,
-        sympy.Symbol,
-        sympy.Add,
-        sympy.Mul,
-        sympy.Pow,
-        sympy.core.relational.Relational,
-    ),
+    *(sympy.Integer, sympy.Float, sympy.Symbol, sympy.Add, sympy.Mul, sympy.Pow),
+    sympy.core.relational.Relational,
     *(Max, Min, sympy.Max, sympy.Min, functions.FloorDiv, functions.Mod, functions.PythonMod),
     *(functions.IntTrueDiv, functions.FloatTrueDiv, functions.ToFloat, functions.Identity, *_CALLS.values()),
 )
@@ -281,12 +269,8 @@ def _parsed(tokens: list[str]) -> Expression:
         return _built(ast.parse(" ".join(tokens), mode="eval").body)
     except (SyntaxError, MemoryError) as cause:
         raise SizeTextError(f"no expression: {' '.join(tokens)!r}") from cause
-    except (
-        ArithmeticError,
-        AssertionError,
-        TypeError,
-        RecursionError,
-    ) as cause:  # sympy computes with numbers
+    # sympy computes with numbers.
+    except (ArithmeticError, AssertionError, TypeError, RecursionError) as cause:
         raise SizeTextError(f"{type(cause).__name__}: {cause}") from cause
 
 

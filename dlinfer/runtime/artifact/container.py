@@ -34,9 +34,8 @@ _DIGESTS = "digests.bin"
 _HEADER = "header"
 _NAME = re.compile(r"[a-z0-9_]+(/[a-z0-9_]+){0,3}\.(json|bin)", re.ASCII)
 _LENGTH = struct.Struct("<Q")
-_OLD_END = re.compile(
-    rb"dlinfer-artifact [0-9a-f]{64}"
-)  # the last bytes of formats 1 and 2, which were zip archives
+# The last bytes of formats 1 and 2, which were zip archives.
+_OLD_END = re.compile(rb"dlinfer-artifact [0-9a-f]{64}")
 _LARGEST_JSON = 1 << 28
 _COARSEST_STEP = 2_000_000_000
 """The coarsest step of a file system's times, in nanoseconds: FAT counts in steps of two seconds."""

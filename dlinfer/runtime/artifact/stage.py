@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -12,14 +12,11 @@ from dlinfer.graph.codec.arguments import CodecError, Json
 from dlinfer.graph.codec.graph import write_graph
 from dlinfer.graph.engine import Engine
 from dlinfer.graph.interface.interface import Interface
-from dlinfer.graph.interface.ports import Port, Range, bounds_of
-from dlinfer.graph.ir.dialect import fake
 from dlinfer.graph.ir.global_state import Requirement
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.torch_private.expressions import Size, SizeTextError, to_size
+from dlinfer.graph.torch_private.expressions import SizeTextError
 from dlinfer.graph.torch_private.fake_mode import FakeTensorMode
 from dlinfer.graph.torch_private.symbol_guards import conditions_of
-from dlinfer.graph.torch_private.symbols import declared_range, symbols_of
 
 T = TypeVar("T", torch.Tensor, int)
 
@@ -72,34 +69,6 @@ def stage_of(
         interface,
         exported.names,
     )
-
-
-def symbol_names(exported: Exported) -> dict[object, str]:
-    symbols = dict.fromkeys(symbol for value in exported.captured.fakes for symbol in symbols_of(value))
-    return {symbol: f"s{index}" for index, symbol in enumerate(symbols)}
-
-
-def with_outputs(interface: Interface, exported: Exported) -> Interface:
-    """Return the interface with its outputs, and with torch.export's range and example for each symbol."""
-    captured, names = exported.captured, symbol_names(exported)
-    ranges = {name: declared_range(symbol, captured.mode, exported.ranges) for symbol, name in names.items()}
-    limits: dict[str, Range] = {name: (low, high) for name, (low, high, _) in ranges.items()}
-    results: Any = captured.graph_module.graph.output_node().args[0]
-    outputs: list[Port] = []
-    for result, name in zip(results, exported.names, strict=True):
-        value = fake(result) if isinstance(result, torch.fx.Node) else None
-        if isinstance(value, torch.Tensor):
-            sizes = tuple(_size(size, names) for size in value.shape)
-            outputs.append(Port(name, value.dtype, sizes, bounds_of(sizes, limits), value.device))
-    examples = {name: hint for name, (_, _, hint) in ranges.items() if hint is not None}
-    return replace(interface, outputs=tuple(outputs), symbols=limits, examples=examples)
-
-
-def _size(size: int | torch.SymInt, names: Mapping[object, str]) -> Size | None:
-    try:
-        return to_size(size, names)
-    except SizeTextError:
-        return None  # only a run determines the size
 
 
 def with_guards(interface: Interface, mode: FakeTensorMode, names: Mapping[object, str]) -> Interface:

@@ -112,9 +112,8 @@ def check_outputs(interface: Interface, outputs: Mapping[str, object], symbols: 
         fits = len(sizes) == tensor.dim() and all(
             size in (None, actual) for size, actual in zip(sizes, tensor.shape, strict=True)
         )
-        misplaced = (
-            tensor is target and tensor.device != port.device
-        )  # results are copied to an array from any device
+        # Results are copied to an array from any device.
+        misplaced = tensor is target and tensor.device != port.device
         if not fits or tensor.dtype != port.dtype or misplaced:
             shape = ", ".join("?" if size is None else str(size) for size in sizes)
             expected = f"{port.dtype} [{shape}] on {port.device}"

@@ -20,7 +20,6 @@ from dlinfer.graph.codec.calls import call_text, resolve_call
 from dlinfer.graph.codec.graph import Layout, ReadGraph, read_graph, write_graph
 from dlinfer.graph.interface.of_graph import interface_of
 from dlinfer.graph.report import debug
-from dlinfer.runtime.artifact.stage import with_outputs
 
 aten = torch.ops.aten
 ROWS = Dim("rows", min=2, max=16)
@@ -53,8 +52,9 @@ def exported(module: nn.Module, *args: torch.Tensor, dynamic_shapes: Any = None)
 def written(found: Exported) -> dict[str, Any]:
     """Its JSON, as a file would hold it."""
     captured = found.captured
-    interface = interface_of(captured.graph_module.graph, captured.mode, found.inputs)
-    written, _ = write_graph(captured.graph_module, with_outputs(interface, found))
+    graph = captured.graph_module.graph
+    interface, _ = interface_of(graph, captured.mode, found.inputs, found.names, found.ranges)
+    written, _ = write_graph(captured.graph_module, interface)
     return json.loads(json.dumps(written))
 
 

@@ -9,8 +9,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from dlinfer import ops
 from dlinfer.graph.ir.dialect import op_name, tensors_of
-from dlinfer.graph.passes.fusion.rules import RULES
 from dlinfer.graph.passes.hoist_row_selection import HOIST_ROW_SELECTION
+from dlinfer.graph.passes.registry import RULES
 from tests.graph.passes.fusion.fusing import changes, clean, filled, fired, golden, tiny
 
 X = torch.randn(2, 5, 8)

@@ -52,14 +52,11 @@ def index_copy(self: Value, dim: int, index: Value, source: Value) -> Value:
     return op.ScatterND(self, op.Concat(*places, axis=-1), source)
 
 
-@translates(_aten.squeeze.dim)
-def squeeze_dim(self: Value, dim: int) -> Value:
-    return squeeze_dims(self, [dim])
-
-
-@translates(_aten.squeeze.dims)
-def squeeze_dims(self: Value, dim: Sequence[int]) -> Value:
-    dropped = [place for place in dim if rank(self) and size(self, place) == 1]
+@translates(_aten.squeeze.dim, _aten.squeeze.dims)
+def squeeze(self: Value, dim: int | Sequence[int]) -> Value:
+    """Drop each of the dimensions ``dim`` whose size is 1."""
+    places = [dim] if isinstance(dim, int) else dim
+    dropped = [place for place in places if rank(self) and size(self, place) == 1]
     return op.Squeeze(self, op.Constant(value_ints=dropped)) if dropped else op.Identity(self)
 
 

@@ -1,1 +1,1 @@
-"""Fusion rules, most with a file each: a pattern, and the fused op that replaces it. ``rules`` lists them in order."""
+"""Fusion rules, most with a file each: a pattern, and the fused op that replaces it. ``registry`` has their order."""

@@ -8,8 +8,8 @@ from torch import nn
 
 from dlinfer.graph.passes.cse import CSE
 from dlinfer.graph.passes.dce import DCE
-from dlinfer.graph.passes.fusion.rules import RULES
 from dlinfer.graph.passes.pipeline import Pass, verify
+from dlinfer.graph.passes.registry import RULES
 from dlinfer.graph.passes.remove_noops import REMOVE_NOOPS
 from dlinfer.graph.passes.rewriter import Edit
 from tests.graph.passes.fakes import stale_fakes
