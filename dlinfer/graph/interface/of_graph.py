@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._sympy.value_ranges import ValueRanges
 
 from dlinfer.errors import CaptureError
 from dlinfer.graph.interface.interface import Interface
@@ -24,7 +23,7 @@ def interface_of(
     mode: FakeTensorMode,
     called: Sequence[str],
     results: Sequence[str],
-    declared: Mapping[Expression, ValueRanges[Expression]],
+    declared: Mapping[Expression, Any],
 ) -> tuple[Interface, dict[object, str]]:
     """Return (the interface of a graph, symbol -> its name in the interface). STATIC inputs are weights without ports.
 

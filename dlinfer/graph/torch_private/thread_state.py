@@ -7,13 +7,13 @@ from typing import TypeVar
 
 import torch
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 is_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 """Whether autocast is on for any kind of device."""
 
 
-def run_plain(function: Callable[..., T], arguments: Iterable[object]) -> T:
+def run_plain(function: Callable[..., _T], arguments: Iterable[object]) -> _T:
     """Return ``function(*arguments)``, called with autocast off and without recording gradients, as AOTAutograd does.
 
     The caller's settings hold again afterwards.
