@@ -51,7 +51,6 @@ class HostStream:
         return event if event is not None else HostEvent()
 
     def query(self) -> bool:
-        """Return True: all work is done."""
         return True
 
 
@@ -73,7 +72,6 @@ class HostEvent:
         """It has happened."""
 
     def query(self) -> bool:
-        """Return True."""
         return True
 
 

@@ -116,10 +116,11 @@ def _default_folder() -> Path:
 
 @contextmanager
 def memory_for_results() -> Iterator[None]:
-    """Make loops that are compiled or loaded in this context take large results from the library's memory.
+    """Make loops that are compiled or loaded in this context take large results from the library's memory, if it is
+    loaded.
 
-    Does nothing without the library. The C library returns large memory to the system and gets it again page by page,
-    which takes up to a fifth of a prefill's time (csrc/common/result_memory.h).
+    The C library returns large memory to the system and gets it again page by page, which takes up to a fifth of a
+    prefill's time (csrc/common/result_memory.h).
     """
     if why_not() is not None:
         yield

@@ -22,7 +22,6 @@ FURTHEST = 2**31 - 1
 
 
 def position(b: Builder, value: Any) -> Output:
-    """Return a start or end as an i64 tensor of one element."""
     if isinstance(value, int):
         return b.axes([max(-FURTHEST, min(value, FURTHEST))])
     return b.single(value)

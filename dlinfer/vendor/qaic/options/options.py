@@ -59,7 +59,6 @@ class Options(Mapping[str, Any]):
         return changed
 
     def update(self, changed: Mapping[str, Any]) -> None:
-        """Apply the result of ``changes``."""
         self._values |= changed
 
 

@@ -66,7 +66,6 @@ class DeviceMemory:
 
     @property
     def size(self) -> int:
-        """The size in bytes."""
         return self.place.size
 
     def part(self, offset: int, size: int) -> "DeviceMemory":

@@ -19,7 +19,6 @@ class Table:
 
     @classmethod
     def root(cls, data: bytes) -> "Table":
-        """Return the table that the buffer begins with."""
         (place,) = struct.unpack_from("<I", data)
         return cls(data, place)
 

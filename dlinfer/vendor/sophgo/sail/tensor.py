@@ -58,7 +58,6 @@ class Tensor:
         return self._dtype
 
     def size(self) -> int:
-        """Return the number of elements."""
         return prod(self._shape)
 
     def element_size(self) -> int:
