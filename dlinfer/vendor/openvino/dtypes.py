@@ -1,7 +1,5 @@
 """Convert between torch's and OpenVINO's dtypes and tensors, without copies if possible."""
 
-from typing import Any
-
 import openvino as ov
 import openvino.opset16 as op
 import torch
@@ -75,10 +73,3 @@ def _has_infinities(tensor: Tensor) -> bool:
         return False
     ends = torch.stack(tensor.aminmax())  # one pass without a copy; NaN if there is one
     return bool(ends.isinf().any()) or (bool(ends.isnan().any()) and bool(tensor.isinf().any()))
-
-
-def copied(tensor: ov.Tensor, dtype: torch.dtype) -> Tensor:
-    data: Any = tensor.data
-    if dtype in _BITS:
-        data = data.view("int16")
-    return torch.from_numpy(data.copy()).view(dtype).reshape(list(tensor.shape))

@@ -12,14 +12,7 @@ from dlinfer.graph.engine_kit.value_engine import ValueEngine
 from dlinfer.graph.engine_kit.value_region import Lowered
 from dlinfer.graph.functional.functional_ops import FunctionalCall, functional_call
 from dlinfer.graph.functional.functionalize import Function
-from dlinfer.graph.ir.dialect import (
-    arguments,
-    fake,
-    is_compute,
-    op_name,
-    overload,
-    written_arguments,
-)
+from dlinfer.graph.ir.dialect import arguments, fake, is_compute, op_name, overload, written_arguments
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.selftest.case import packet_name
 from dlinfer.vendor.openvino import dtypes, lowerings, registry

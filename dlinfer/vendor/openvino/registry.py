@@ -31,6 +31,7 @@ from dlinfer.graph.torch_private.symbols import fixed_size
 from dlinfer.vendor.openvino import dtypes
 
 assert ops  # imported for torch.ops.dlinfer, which lowerings name when they register
+_aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,16 @@ def taken(call: Call) -> str | None:
     return None
 
 
+def unless(is_taken: Callable[[Call], Any], reason: str) -> Check:
+    """Return a check that gives the reason if ``is_taken`` is false for a call."""
+    return lambda call: None if is_taken(call) else reason
+
+
+def defaults(names: str) -> list[Any]:
+    """Return the overloads ``default`` of aten's ops of these names."""
+    return [getattr(_aten, name).default for name in names.split()]
+
+
 def lowers(*targets: Any, refuses: Check = taken, takes_rows: bool = False) -> Callable[[Build], Build]:
     """Register the decorated function as the lowering of these ops, or Python functions on sizes."""
 
@@ -128,7 +139,6 @@ def refusal(call: Call) -> str | None:
     return entry.refuses(call)
 
 
-_aten = torch.ops.aten
 _EXTREMES = (_aten.amax, _aten.amin, _aten.max, _aten.min, _aten.argmax, _aten.argmin, _aten.aminmax)
 _REDUCED = (*_EXTREMES, _aten.logsumexp, _aten.var, _aten.std, _aten.var_mean, _aten.std_mean)
 

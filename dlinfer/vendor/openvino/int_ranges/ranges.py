@@ -17,15 +17,7 @@ from torch import Tensor, fx
 from dlinfer.graph.engine_kit.output_sizes import SizeText, reader, sizes_of
 from dlinfer.graph.ir.dialect import arguments, attribute, fake, op_name, overload
 from dlinfer.vendor.openvino.int_ranges.kept import Interval, Kept, range_of
-from dlinfer.vendor.openvino.int_ranges.rules import (
-    ARITHMETIC,
-    KEEPS,
-    NUMBERS,
-    ORDERS,
-    PLACES,
-    hull,
-    many,
-)
+from dlinfer.vendor.openvino.int_ranges.rules import ARITHMETIC, KEEPS, NUMBERS, ORDERS, PLACES, hull, many
 
 
 class Ranges:

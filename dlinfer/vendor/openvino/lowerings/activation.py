@@ -12,7 +12,7 @@ from dlinfer.vendor.openvino.lowerings.arithmetic import keeping_nan
 from dlinfer.vendor.openvino.lowerings.elementary import exp, expm1, log1p_exp, opposite
 from dlinfer.vendor.openvino.lowerings.shapes import channels, rank
 from dlinfer.vendor.openvino.lowerings.slicing import halves
-from dlinfer.vendor.openvino.registry import lowers
+from dlinfer.vendor.openvino.registry import Build, lowers
 
 aten = torch.ops.aten
 F32 = ov.Type.f32
@@ -43,15 +43,14 @@ def gelu(b: Builder, x: Output, approximate: str = "none") -> Output:
     return op.select(op.equal(x, infinity), infinity, result).output(0)
 
 
-@lowers(aten.relu6.default)
-def relu6(b: Builder, x: Output) -> Output:
-    return hardtanh(b, x, 0.0, 6.0)
-
-
 @lowers(aten.hardtanh.default)
 def hardtanh(b: Builder, x: Output, low: Any = -1, high: Any = 1) -> Output:
     result = op.minimum(op.maximum(x, b.scalar(low, b.kind)), b.scalar(high, b.kind)).output(0)
     return keeping_nan(result, x)
+
+
+lowers(aten.relu6.default)(lambda b, x: hardtanh(b, x, 0.0, 6.0))
+lowers(aten.hardswish.default)(lambda b, x: op.hswish(x).output(0))
 
 
 @lowers(aten.leaky_relu.default)
@@ -82,11 +81,6 @@ def hardsigmoid(b: Builder, x: Output) -> Output:
     wide = b.cast(x, F32)
     result = op.hard_sigmoid(wide, b.scalar(1 / 6, F32), b.scalar(0.5, F32))
     return b.cast(keeping_nan(result.output(0), wide), b.kind)
-
-
-@lowers(aten.hardswish.default)
-def hardswish(b: Builder, x: Output) -> Output:
-    return op.hswish(x).output(0)
 
 
 @lowers(aten.mish.default)
@@ -123,13 +117,20 @@ def glu(b: Builder, x: Output, dim: int = -1) -> Output:
     return op.multiply(first, op.sigmoid(second)).output(0)
 
 
-@lowers(aten.softmax.int, aten._softmax.default)
-def softmax(b: Builder, x: Output, dim: int, *_: Any) -> Output:
-    """Softmax in the result's dtype. The input is converted first, as for a ``dtype`` argument."""
-    if rank(x) == 0:
-        return op.divide(b.cast(x, b.kind), b.cast(x, b.kind)).output(0)
-    x = b.cast(x, b.kind)
-    return where_defined(b, x, dim % rank(x), op.softmax(x, dim % rank(x)).output(0))
+def _softmax(function: Any, of_scalar: Any) -> Build:
+    """Lower to a softmax in the result's dtype. The input is converted first, as for a ``dtype`` argument."""
+
+    def build(b: Builder, x: Output, dim: int, *_: Any) -> Output:
+        x = b.cast(x, b.kind)
+        if rank(x) == 0:
+            return of_scalar(x, x).output(0)
+        return where_defined(b, x, dim % rank(x), function(x, dim % rank(x)).output(0))
+
+    return build
+
+
+lowers(aten.softmax.int, aten._softmax.default)(_softmax(op.softmax, op.divide))
+lowers(aten.log_softmax.int, aten._log_softmax.default)(_softmax(op.log_softmax, op.subtract))
 
 
 def where_defined(b: Builder, x: Output, axis: int, result: Output) -> Output:
@@ -142,14 +143,5 @@ def where_defined(b: Builder, x: Output, axis: int, result: Output) -> Output:
     zero, unit, two, infinity = (b.scalar(value, F32) for value in (0.0, 1.0, 2.0, float("inf")))
     finite_or_none = op.select(op.less(op.negative(infinity), wide), unit, zero)
     kind = op.reduce_max(op.select(op.less(wide, infinity), finite_or_none, two), b.axes([axis]), True)
-    return op.select(op.equal(kind, unit), result, b.scalar(float("nan"), result.get_element_type())).output(
-        0
-    )
-
-
-@lowers(aten.log_softmax.int, aten._log_softmax.default)
-def log_softmax(b: Builder, x: Output, dim: int, *_: Any) -> Output:
-    if rank(x) == 0:
-        return op.subtract(b.cast(x, b.kind), b.cast(x, b.kind)).output(0)
-    x = b.cast(x, b.kind)
-    return where_defined(b, x, dim % rank(x), op.log_softmax(x, dim % rank(x)).output(0))
+    nan = b.scalar(float("nan"), result.get_element_type())
+    return op.select(op.equal(kind, unit), result, nan).output(0)

@@ -11,7 +11,7 @@ from openvino import Output
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.dtypes import SHORT
 from dlinfer.vendor.openvino.lowerings import integers
-from dlinfer.vendor.openvino.registry import Call, lowers
+from dlinfer.vendor.openvino.registry import Build, Call, defaults, lowers
 
 aten = torch.ops.aten
 
@@ -37,21 +37,6 @@ def _is_bool(b: Builder) -> bool:
     return b.kind == ov.Type.boolean
 
 
-@lowers(aten.add.Tensor, aten.add.Scalar)
-def add(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Output:
-    return _plus(b, x, y, alpha, op.add)
-
-
-@lowers(aten.sub.Tensor, aten.sub.Scalar)
-def sub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Output:
-    return _plus(b, x, y, alpha, op.subtract)
-
-
-@lowers(aten.rsub.Tensor, aten.rsub.Scalar)
-def rsub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Output:
-    return sub(b, y, x, alpha)
-
-
 def _plus(b: Builder, x: Any, y: Any, alpha: Any, function: Any) -> Output:
     if _is_bool(b):  # torch has no subtraction of bools
         return op.logical_or(b.cast(x, b.kind), b.cast(y, b.kind)).output(0)
@@ -62,18 +47,28 @@ def _plus(b: Builder, x: Any, y: Any, alpha: Any, function: Any) -> Output:
     return b.cast(function(x, y).output(0), b.kind)
 
 
-@lowers(aten.mul.Tensor, aten.mul.Scalar)
-def mul(b: Builder, x: Any, y: Any) -> Output:
-    if _is_bool(b):
-        return op.logical_and(b.cast(x, b.kind), b.cast(y, b.kind)).output(0)
-    kind = computed_in(b, x, y)
-    return b.cast(op.multiply(b.cast(x, kind), b.cast(y, kind)).output(0), b.kind)
+lowers(aten.add.Tensor, aten.add.Scalar)(lambda b, x, y, alpha=1: _plus(b, x, y, alpha, op.add))
+lowers(aten.sub.Tensor, aten.sub.Scalar)(lambda b, x, y, alpha=1: _plus(b, x, y, alpha, op.subtract))
+lowers(aten.rsub.Tensor, aten.rsub.Scalar)(lambda b, x, y, alpha=1: _plus(b, y, x, alpha, op.subtract))
 
 
-@lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor, aten.true_divide.Scalar)
-def div(b: Builder, x: Any, y: Any) -> Output:
-    kind = computed_in(b, x, y)
-    return b.cast(op.divide(b.cast(x, kind), b.cast(y, kind)).output(0), b.kind)
+def _pair(function: Any, of_bools: Any = None, keeps_nan: bool = False) -> Build:
+    def build(b: Builder, x: Any, y: Any) -> Output:
+        if _is_bool(b):
+            return of_bools(b.cast(x, b.kind), b.cast(y, b.kind)).output(0)
+        kind = computed_in(b, x, y)
+        x, y = b.cast(x, kind), b.cast(y, kind)
+        result = function(x, y).output(0)
+        return b.cast(keeping_nan(result, x, y) if keeps_nan else result, b.kind)
+
+    return build
+
+
+div = _pair(op.divide)  # of floats, always
+lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor, aten.true_divide.Scalar)(div)
+lowers(aten.mul.Tensor, aten.mul.Scalar)(_pair(op.multiply, op.logical_and))
+lowers(aten.maximum.default, aten.max.other)(_pair(op.maximum, op.logical_or, keeps_nan=True))
+lowers(aten.minimum.default, aten.min.other)(_pair(op.minimum, op.logical_and, keeps_nan=True))
 
 
 def _exact(call: Call) -> str | None:
@@ -122,20 +117,23 @@ def floor_divide(b: Builder, x: Any, y: Any) -> Output:
     return b.cast(op.select(by_zero, op.divide(x, y), quotient).output(0), b.kind)
 
 
-@lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, refuses=_exact)
-def remainder(b: Builder, x: Any, y: Any) -> Output:
-    kind = computed_in(b, x, y)
-    if b.kind.is_real():
-        return b.cast(op.floor_mod(b.cast(x, kind), b.cast(y, kind)).output(0), b.kind)
-    return b.cast(integers.remainder(b, b.cast(x, kind), _divisor(b, y, kind)), b.kind)
+def _remainder(of_floats: Any, of_integers: Any) -> Build:
+    def build(b: Builder, x: Any, y: Any) -> Output:
+        kind = computed_in(b, x, y)
+        if b.kind.is_real():
+            return b.cast(of_floats(b.cast(x, kind), b.cast(y, kind)).output(0), b.kind)
+        return b.cast(of_integers(b, b.cast(x, kind), _divisor(b, y, kind)), b.kind)
+
+    return build
 
 
-@lowers(aten.fmod.Tensor, aten.fmod.Scalar, refuses=_exact)
-def fmod(b: Builder, x: Any, y: Any) -> Output:
-    kind = computed_in(b, x, y)
-    if b.kind.is_real():
-        return b.cast(op.mod(b.cast(x, kind), b.cast(y, kind)).output(0), b.kind)
-    return b.cast(integers.truncated(b, b.cast(x, kind), _divisor(b, y, kind))[1], b.kind)
+_packet = aten.remainder
+lowers(_packet.Tensor, _packet.Scalar, _packet.Scalar_Tensor, refuses=_exact)(
+    _remainder(op.floor_mod, integers.remainder)
+)
+lowers(aten.fmod.Tensor, aten.fmod.Scalar, refuses=_exact)(
+    _remainder(op.mod, lambda b, x, y: integers.truncated(b, x, y)[1])
+)
 
 
 def _small_power_or_float(call: Call) -> str | None:
@@ -172,28 +170,12 @@ def _product(b: Builder, x: Any, times: int = 2) -> Output:
     return b.cast(result, b.kind)
 
 
-def _pair(function: Any) -> Any:
-    def build(b: Builder, x: Any, y: Any) -> Output:
-        if _is_bool(b):
-            both = op.logical_or if function is op.maximum else op.logical_and
-            return both(b.cast(x, b.kind), b.cast(y, b.kind)).output(0)
-        kind = computed_in(b, x, y)
-        x, y = b.cast(x, kind), b.cast(y, kind)
-        return b.cast(keeping_nan(function(x, y).output(0), x, y), b.kind)
-
-    return build
-
-
 def keeping_nan(result: Output, *operands: Output) -> Output:
     """Return ``result``, but NaN where an operand is NaN: the CPU plugin's maxima and minima lose it."""
     for operand in operands:
         if operand.get_element_type().is_real() and operand.get_node().get_type_name() != "Constant":
             result = op.select(op.is_nan(operand), operand, result).output(0)
     return result
-
-
-maximum = lowers(aten.maximum.default, aten.max.other)(_pair(op.maximum))
-minimum = lowers(aten.minimum.default, aten.min.other)(_pair(op.minimum))
 
 
 @lowers(aten.clamp.default, aten.clamp.Tensor, aten.clip.default, aten.clip.Tensor)
@@ -242,11 +224,5 @@ def _truncate(b: Builder, x: Output) -> Output:
     return op.select(negative, op.ceiling(x), op.floor(x)).output(0)
 
 
-@lowers(aten.trunc.default, aten.fix.default)
-def trunc(b: Builder, x: Output) -> Output:
-    return _truncate(b, x) if b.kind.is_real() else x
-
-
-@lowers(aten.frac.default)
-def frac(b: Builder, x: Output) -> Output:
-    return op.subtract(x, _truncate(b, x)).output(0)
+lowers(*defaults("trunc fix"))(lambda b, x: _truncate(b, x) if b.kind.is_real() else x)
+lowers(aten.frac.default)(lambda b, x: op.subtract(x, _truncate(b, x)).output(0))

@@ -12,7 +12,7 @@ from dlinfer.vendor.openvino import dtypes
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.dtypes import SHORT
 from dlinfer.vendor.openvino.lowerings import integers
-from dlinfer.vendor.openvino.registry import Build, lowers
+from dlinfer.vendor.openvino.registry import Build, defaults, lowers
 
 aten = torch.ops.aten
 
@@ -68,88 +68,68 @@ def greater_equal(x: Any, y: Any) -> Output:
     return op.less_equal(y, x).output(0)
 
 
-for _names, _function in {
-    (aten.eq,): op.equal,
-    (aten.ne, aten.not_equal): op.not_equal,
-    (aten.lt, aten.less): op.less,
-    (aten.le,): op.less_equal,
-    (aten.gt, aten.greater): greater,
-    (aten.ge,): greater_equal,
+for _packet, _function in {
+    aten.eq: op.equal,
+    aten.ne: op.not_equal,
+    aten.not_equal: op.not_equal,
+    aten.lt: op.less,
+    aten.less: op.less,
+    aten.le: op.less_equal,
+    aten.gt: greater,
+    aten.greater: greater,
+    aten.ge: greater_equal,
 }.items():
-    for _name in _names:
-        lowers(_name.Tensor, _name.Scalar)(_compares(_function))
+    lowers(_packet.Tensor, _packet.Scalar)(_compares(_function))
 
 
 def _logic(function: Any) -> Build:
-    def build(b: Builder, x: Output, y: Output) -> Output:
-        return function(b.cast(x, ov.Type.boolean), b.cast(y, ov.Type.boolean)).output(0)
-
-    return build
+    return lambda b, *values: function(*(b.cast(value, ov.Type.boolean) for value in values)).output(0)
 
 
-for _name, _function in (
-    (aten.logical_and, op.logical_and),
-    (aten.logical_or, op.logical_or),
-    (aten.logical_xor, op.logical_xor),
-):
-    lowers(_name.default)(_logic(_function))
-
-
-@lowers(aten.logical_not.default)
-def logical_not(b: Builder, x: Output) -> Output:
-    return op.logical_not(b.cast(x, ov.Type.boolean)).output(0)
+for _name in ("logical_and", "logical_or", "logical_xor", "logical_not"):
+    lowers(*defaults(_name))(_logic(getattr(op, _name)))
 
 
 def _bits(logic: Any, bits: Any) -> Build:
-    def build(b: Builder, x: Any, y: Any) -> Output:
+    def build(b: Builder, *values: Any) -> Output:
         function = logic if b.kind == ov.Type.boolean else bits
-        return function(b.cast(x, b.kind), b.cast(y, b.kind)).output(0)
+        return function(*(b.cast(value, b.kind) for value in values)).output(0)
 
     return build
 
 
-for _names, _bools, _integers in (
-    ((aten.bitwise_and, aten.__and__), op.logical_and, op.bitwise_and),
-    ((aten.bitwise_or, aten.__or__), op.logical_or, op.bitwise_or),
-    ((aten.bitwise_xor, aten.__xor__), op.logical_xor, op.bitwise_xor),
+for _packet, _bools, _integers in (
+    (aten.bitwise_and, op.logical_and, op.bitwise_and),
+    (aten.__and__, op.logical_and, op.bitwise_and),
+    (aten.bitwise_or, op.logical_or, op.bitwise_or),
+    (aten.__or__, op.logical_or, op.bitwise_or),
+    (aten.bitwise_xor, op.logical_xor, op.bitwise_xor),
+    (aten.__xor__, op.logical_xor, op.bitwise_xor),
 ):
-    for _name in _names:
-        lowers(_name.Tensor, _name.Scalar)(_bits(_bools, _integers))
+    lowers(_packet.Tensor, _packet.Scalar)(_bits(_bools, _integers))
+lowers(aten.bitwise_not.default)(_bits(op.logical_not, op.bitwise_not))
 
 
-@lowers(aten.bitwise_not.default)
-def bitwise_not(b: Builder, x: Output) -> Output:
-    return (op.logical_not if b.kind == ov.Type.boolean else op.bitwise_not)(x).output(0)
+lowers(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)(
+    lambda b, condition, x, y: b.select(b.cast(condition, ov.Type.boolean), x, y, b.kind)
+)
+lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)(
+    lambda b, x, mask, value: b.select(mask, value, x, b.kind)
+)
+lowers(aten.isnan.default)(lambda b, x: op.not_equal(x, x).output(0))
 
 
-@lowers(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
-def where(b: Builder, condition: Output, x: Any, y: Any) -> Output:
-    return b.select(b.cast(condition, ov.Type.boolean), x, y, b.kind)
+def _to_infinity(compares: Any, of_integers: Any) -> Build:
+    """Lower to a comparison of absolute values with infinity; ``of_integers`` compares integers with themselves."""
+
+    def build(b: Builder, x: Output) -> Output:
+        kind = x.get_element_type()
+        if not kind.is_real():
+            return of_integers(x, x).output(0)
+        return compares(op.abs(_exact(b, x, kind)), _exact(b, float("inf"), kind)).output(0)
+
+    return build
 
 
-@lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-def masked_fill(b: Builder, x: Output, mask: Output, value: Any) -> Output:
-    return b.select(mask, value, x, b.kind)
-
-
-@lowers(aten.isnan.default)
-def isnan(b: Builder, x: Output) -> Output:
-    return op.not_equal(x, x).output(0)
-
-
-@lowers(aten.isinf.default)
-def isinf(b: Builder, x: Output) -> Output:
-    if not x.get_element_type().is_real():
-        return op.not_equal(x, x).output(0)
-    return op.equal(op.abs(_exact(b, x, x.get_element_type())), _infinity(b, x)).output(0)
-
-
-@lowers(aten.isfinite.default)
-def isfinite(b: Builder, x: Output) -> Output:
-    if not x.get_element_type().is_real():
-        return op.equal(x, x).output(0)
-    return op.less(op.abs(_exact(b, x, x.get_element_type())), _infinity(b, x)).output(0)
-
-
-def _infinity(b: Builder, x: Output) -> Output:
-    return _exact(b, float("inf"), x.get_element_type())
+lowers(aten.isinf.default)(_to_infinity(op.equal, op.not_equal))
+lowers(aten.isfinite.default)(_to_infinity(op.less, op.equal))

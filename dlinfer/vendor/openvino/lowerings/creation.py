@@ -9,13 +9,13 @@ from openvino import Output
 
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.lowerings.places import inside
-from dlinfer.vendor.openvino.registry import Call, lowers
+from dlinfer.vendor.openvino.registry import Build, Call, defaults, lowers, unless
 
 aten = torch.ops.aten
 I64, F32 = ov.Type.i64, ov.Type.f32
 
 
-@lowers(aten.full.default, aten.new_full.default, aten.full_like.default, aten.fill.Scalar, aten.fill.Tensor)
+@lowers(*defaults("full new_full full_like"), aten.fill.Scalar, aten.fill.Tensor)
 def filled(
     b: Builder, *, self: Output | None = None, size: Any = None, fill_value: Any = None, value: Any = None
 ) -> Output:
@@ -24,21 +24,15 @@ def filled(
     return b.full(value if fill_value is None else fill_value, sizes)
 
 
-@lowers(aten.zeros.default, aten.new_zeros.default, aten.zeros_like.default, aten.zero.default)
-@lowers(aten.empty.memory_format, aten.new_empty.default, aten.empty_like.default)
-def zeros(b: Builder, *, self: Output | None = None, size: Any = None) -> Output:
-    """Return zeros, also for ``empty``, whose content is undefined."""
-    return filled(b, self=self, size=size, value=0)
+def _filled_with(number: int) -> Build:
+    return lambda b, *, self=None, size=None: filled(b, self=self, size=size, value=number)
 
 
-@lowers(aten.ones.default, aten.new_ones.default, aten.ones_like.default)
-def ones(b: Builder, *, self: Output | None = None, size: Any = None) -> Output:
-    return filled(b, self=self, size=size, value=1)
-
-
-@lowers(aten.scalar_tensor.default)
-def scalar_tensor(b: Builder, value: Any, *_: Any) -> Output:
-    return b.cast(value, b.kind)
+# ``empty`` too, whose content is undefined.
+_ZEROS = (*defaults("zeros new_zeros zeros_like zero new_empty empty_like"), aten.empty.memory_format)
+lowers(*_ZEROS)(_filled_with(0))
+lowers(*defaults("ones new_ones ones_like"))(_filled_with(1))
+lowers(aten.scalar_tensor.default)(lambda b, value, *_: b.cast(value, b.kind))
 
 
 def _whole_step(call: Call) -> str | None:
@@ -63,9 +57,10 @@ def iota(b: Builder, end: Any, start: Any = 0, step: Any = 1) -> Output:
     return op.range(first, last, by, "i64").output(0)
 
 
-def _few(call: Call) -> str | None:
-    steps = call.fake("steps")
-    return None if isinstance(steps, int) and steps > 0 else "a number of steps that is not known"
+_few = unless(
+    lambda call: isinstance(call.fake("steps"), int) and call.fake("steps") > 0,
+    "a number of steps that is not known",
+)
 
 
 @lowers(aten.linspace.default, refuses=_few)
@@ -88,8 +83,9 @@ def eye(b: Builder, *, n: Any, m: Any = None) -> Output:
     return b.cast(op.eye(*sizes, b.scalar(0, I64), "f32").output(0), b.kind)
 
 
-def _known_classes(call: Call) -> str | None:
-    return "a number of classes that only the data tells" if call.fake("num_classes") == -1 else None
+_known_classes = unless(
+    lambda call: call.fake("num_classes") != -1, "a number of classes that only the data tells"
+)
 
 
 @lowers(aten.one_hot.default, refuses=_known_classes)

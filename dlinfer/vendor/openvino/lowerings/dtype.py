@@ -10,37 +10,20 @@ from openvino import Output
 
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.lowerings.shapes import rank
-from dlinfer.vendor.openvino.registry import lowers
+from dlinfer.vendor.openvino.registry import defaults, lowers
 
 aten = torch.ops.aten
 
 
-@lowers(
-    aten.to.dtype,
-    aten.to.device,
-    aten.to.dtype_layout,
-    aten.to.other,
-    aten._to_copy.default,
-    aten.type_as.default,
-)
+@lowers(aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.to.other, *defaults("_to_copy type_as"))
 def to(b: Builder, x: Output, *_: Any) -> Output:
     return b.cast(_plain_nan(b, x), b.kind)
 
 
 @lowers(
-    aten.clone.default,
-    aten.contiguous.default,
-    aten.detach.default,
-    aten.alias.default,
-    aten.lift_fresh.default,
-    aten.lift_fresh_copy.default,
-    aten.resolve_conj.default,
-    aten.resolve_neg.default,
-    aten.positive.default,
-    aten.dropout.default,
-    aten.feature_dropout.default,
-    aten.alpha_dropout.default,
+    *defaults("clone contiguous detach alias lift_fresh lift_fresh_copy resolve_conj resolve_neg positive")
 )
+@lowers(*defaults("dropout feature_dropout alpha_dropout"))
 def same(b: Builder, x: Output, *_: Any) -> Output:
     """Return x. Dropout gets here only outside training, since the engine gets no random ops."""
     return x

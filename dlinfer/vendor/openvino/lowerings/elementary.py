@@ -11,7 +11,7 @@ from openvino.op import Constant
 
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.lowerings import integers
-from dlinfer.vendor.openvino.registry import Build, lowers
+from dlinfer.vendor.openvino.registry import Build, defaults, lowers
 
 aten = torch.ops.aten
 
@@ -22,24 +22,8 @@ def _plain(function: Any) -> Build:
     return lambda b, x: function(b.cast(x, b.kind)).output(0)
 
 
-for _target, _function in {
-    aten.log: op.log,
-    aten.sqrt: op.sqrt,
-    aten.sin: op.sin,
-    aten.cos: op.cos,
-    aten.tan: op.tan,
-    aten.asin: op.asin,
-    aten.acos: op.acos,
-    aten.atan: op.atan,
-    aten.sinh: op.sinh,
-    aten.cosh: op.cosh,
-    aten.tanh: op.tanh,
-    aten.asinh: op.asinh,
-    aten.acosh: op.acosh,
-    aten.atanh: op.atanh,
-    aten.sigmoid: op.sigmoid,
-}.items():
-    lowers(_target.default)(_plain(_function))
+for _name in "log sqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid".split():
+    lowers(*defaults(_name))(_plain(getattr(op, _name)))
 
 
 def _of_wide(function: Any) -> Build:

@@ -1,7 +1,5 @@
 """dlinfer's fused elementwise ops: rotary embeddings and gated activations."""
 
-from typing import Any
-
 import openvino.opset16 as op
 import torch
 from openvino import Output
@@ -60,16 +58,16 @@ def rotary_interleaved(b: Builder, x: Output, cos: Output, sin: Output, halves: 
     return op.reshape(pairs, op.shape_of(x, "i64"), False).output(0)
 
 
-@lowers(dlinfer.silu_and_mul.default)
-def silu_and_mul(b: Builder, x: Output) -> Output:
-    return silu_mul(b, *halves(b, x))
-
-
 @lowers(dlinfer.silu_mul.default)
-def silu_mul(b: Builder, gate: Output, up: Output) -> Output:
+def _silu_mul(b: Builder, gate: Output, up: Output) -> Output:
     return op.multiply(swish(b, gate), up).output(0)
 
 
-@lowers(dlinfer.gelu_mul.default)
-def gelu_mul(b: Builder, gate: Output, up: Output, tanh: Any) -> Output:
-    return op.multiply(_gelu(b, gate, "tanh" if tanh else "none"), up).output(0)
+@lowers(dlinfer.silu_and_mul.default)
+def silu_and_mul(b: Builder, x: Output) -> Output:
+    return _silu_mul(b, *halves(b, x))
+
+
+lowers(dlinfer.gelu_mul.default)(
+    lambda b, gate, up, tanh: op.multiply(_gelu(b, gate, "tanh" if tanh else "none"), up).output(0)
+)

@@ -69,10 +69,7 @@ def truncated(b: "Builder", x: Output, y: Any) -> tuple[Output, Output]:
     # Not by absolute values: the smallest integer has none.
     other_sign = op.less(op.multiply(op.sign(rest), op.sign(x)), b.scalar(0, kind))
     one_more = op.convert(other_sign, kind)
-    return (
-        op.add(quotient, one_more).output(0),
-        op.subtract(rest, op.multiply(one_more, y)).output(0),
-    )
+    return (op.add(quotient, one_more).output(0), op.subtract(rest, op.multiply(one_more, y)).output(0))
 
 
 def difference(b: "Builder", x: Any, y: Any, kind: ov.Type) -> tuple[Output, Output]:

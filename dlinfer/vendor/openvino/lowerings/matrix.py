@@ -9,7 +9,7 @@ from openvino import Output
 
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.lowerings.shapes import rank
-from dlinfer.vendor.openvino.registry import Call, lowers
+from dlinfer.vendor.openvino.registry import Call, defaults, lowers
 
 aten, dlinfer = torch.ops.aten, torch.ops.dlinfer
 
@@ -50,10 +50,7 @@ def linears(b: Builder, x: Output, weights: list[Output], biases: list[Output | 
     return [linear(b, x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 
 
-@lowers(aten.mm.default, aten.bmm.default, aten.matmul.default, refuses=floats)
-@lowers(aten.mv.default, aten.dot.default, aten.vdot.default, refuses=floats)
-def matmul(b: Builder, x: Output, y: Output) -> Output:
-    return product(x, y)
+lowers(*defaults("mm bmm matmul mv dot vdot"), refuses=floats)(lambda b, x, y: product(x, y))
 
 
 @lowers(aten.inner.default, refuses=floats)

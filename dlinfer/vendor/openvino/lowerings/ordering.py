@@ -8,7 +8,7 @@ from openvino import Output
 from dlinfer.vendor.openvino.builder import Builder, Size
 from dlinfer.vendor.openvino.lowerings import integers
 from dlinfer.vendor.openvino.lowerings.shapes import rank
-from dlinfer.vendor.openvino.registry import Build, Call, lowers
+from dlinfer.vendor.openvino.registry import Build, lowers, unless
 
 aten = torch.ops.aten
 I64, F32 = ov.Type.i64, ov.Type.f32
@@ -36,8 +36,7 @@ def _ordered(b: Builder, x: Output, number: Size, dim: int, largest: bool) -> li
     return [op.gather_elements(x, place, axis).output(0), place]
 
 
-def _has_dims(call: Call) -> str | None:
-    return None if call.fake("self").dim() else "a tensor of no dimensions"
+_has_dims = unless(lambda call: call.fake("self").dim(), "a tensor of no dimensions")
 
 
 @lowers(aten.topk.default, refuses=_has_dims)

@@ -15,13 +15,13 @@ from dlinfer.vendor.openvino.dtypes import SHORT
 from dlinfer.vendor.openvino.lowerings import integers
 from dlinfer.vendor.openvino.lowerings.ordering import sorted_first
 from dlinfer.vendor.openvino.lowerings.shapes import rank
-from dlinfer.vendor.openvino.registry import Build, Call, lowers
+from dlinfer.vendor.openvino.registry import Build, Call, lowers, unless
 from dlinfer.vendor.openvino.workarounds.precision import kept_wide
 
 aten = torch.ops.aten
 
 
-def axes_of(b: Builder, x: Output, dim: Any) -> list[int]:
+def axes_of(x: Output, dim: Any) -> list[int]:
     """Return the dimensions of a ``dim`` argument; all for None and for an empty list."""
     if dim is None or dim == [] or not rank(x):
         return list(range(rank(x)))
@@ -54,7 +54,7 @@ def _at_most(b: Builder, axes: Sequence[int], number: int) -> bool:
 
 @lowers(aten.sum.default, aten.sum.dim_IntList)
 def sum_(b: Builder, x: Output, *, dim: Any = None, keepdim: bool = False) -> Output:
-    axes = axes_of(b, x, dim)
+    axes = axes_of(x, dim)
     if x.get_element_type() == ov.Type.boolean and axes and _at_most(b, axes, 1 << 24):
         # float32 holds the count
         return b.cast(op.reduce_sum(b.cast(x, ov.Type.f32), b.axes(axes), keepdim).output(0), b.kind)
@@ -64,7 +64,7 @@ def sum_(b: Builder, x: Output, *, dim: Any = None, keepdim: bool = False) -> Ou
 @lowers(aten.mean.default, aten.mean.dim)
 def mean(b: Builder, x: Output, *, dim: Any = None, keepdim: bool = False) -> Output:
     x = b.cast(x, b.kind)
-    axes = axes_of(b, x, dim)
+    axes = axes_of(x, dim)
     if not axes:
         return x
     sizes = b.call.fake("self").shape
@@ -103,7 +103,7 @@ def _reduced_bools(b: Builder, x: Output, axes: Sequence[int], keep: bool, large
 
 def _amax(largest: bool) -> Build:
     def build(b: Builder, x: Output, dim: Any = None, keepdim: bool = False) -> Output:
-        axes = axes_of(b, x, dim)
+        axes = axes_of(x, dim)
         if b.kind == ov.Type.boolean:
             return _reduced_bools(b, x, axes, keepdim, largest)
         kind = integers.computed_in(b.kind)
@@ -118,13 +118,13 @@ lowers(aten.amin.default, aten.min.default)(_amax(False))
 
 @lowers(aten.aminmax.default)
 def aminmax(b: Builder, x: Output, dim: Any = None, keepdim: bool = False) -> list[Output]:
-    axes = axes_of(b, x, dim)
+    axes = axes_of(x, dim)
     return [_extreme(b, x, axes, keepdim, largest) for largest in (False, True)]
 
 
 def _any(largest: bool) -> Build:
     def build(b: Builder, x: Output, dim: Any = None, keepdim: bool = False) -> Output:
-        result = _reduced_bools(b, b.cast(x, ov.Type.boolean), axes_of(b, x, dim), keepdim, largest)
+        result = _reduced_bools(b, b.cast(x, ov.Type.boolean), axes_of(x, dim), keepdim, largest)
         return b.cast(result, b.kind)
 
     return build
@@ -134,13 +134,14 @@ lowers(aten.any.default, aten.any.dim, aten.any.dims)(_any(True))
 lowers(aten.all.default, aten.all.dim, aten.all.dims)(_any(False))
 
 
-def _floats(call: Call) -> str | None:
-    return None if call.result.is_floating_point() else "a product of whole numbers, computed in float32"
+_floats = unless(
+    lambda call: call.result.is_floating_point(), "a product of whole numbers, computed in float32"
+)
 
 
 @lowers(aten.prod.default, aten.prod.dim_int, refuses=_floats)
 def prod(b: Builder, x: Output, *, dim: Any = None, keepdim: bool = False) -> Output:
-    axes = axes_of(b, x, dim)
+    axes = axes_of(x, dim)
     x = b.cast(x, b.kind)
     return op.reduce_prod(x, b.axes(axes), keepdim).output(0) if axes else x
 
@@ -174,7 +175,7 @@ def _variance(root: bool, with_mean: bool) -> Build:
         unbiased: bool = True,
         keepdim: bool = False,
     ) -> Output | list[Output]:
-        axes = axes_of(b, x, dim)
+        axes = axes_of(x, dim)
         variance, mean = moments(b, x, axes, int(unbiased) if correction is None else correction)
         statistics = [op.sqrt(variance).output(0) if root else variance, mean]
         if not with_mean:
@@ -213,7 +214,7 @@ def _known_norm(call: Call) -> str | None:
 
 @lowers(aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim, aten.norm.Scalar, refuses=_known_norm)
 def norm(b: Builder, x: Output, order: Any = 2, *, dim: Any = None, keepdim: bool = False) -> Output:
-    x, axes = b.cast(x, ov.Type.f32), b.axes(axes_of(b, x, dim))
+    x, axes = b.cast(x, ov.Type.f32), b.axes(axes_of(x, dim))
     if not rank(x):
         result = op.abs(x)
     elif order == 1:
@@ -225,7 +226,7 @@ def norm(b: Builder, x: Output, order: Any = 2, *, dim: Any = None, keepdim: boo
 
 @lowers(aten.logsumexp.default)
 def logsumexp(b: Builder, x: Output, dim: Any, keepdim: bool = False) -> Output:
-    axes = axes_of(b, x, dim)
+    axes = axes_of(x, dim)
     x = b.cast(x, ov.Type.f32)
     if not axes:
         return b.cast(x, b.kind)

@@ -20,7 +20,7 @@ from dlinfer.vendor.openvino.lowerings.gathering import index_parts, no_masks
 from dlinfer.vendor.openvino.lowerings.places import inside_dim
 from dlinfer.vendor.openvino.lowerings.shapes import leading, rank
 from dlinfer.vendor.openvino.lowerings.slicing import FURTHEST, cut
-from dlinfer.vendor.openvino.registry import Call, lowers
+from dlinfer.vendor.openvino.registry import Build, Call, lowers, unless
 from dlinfer.vendor.openvino.workarounds.precision import kept_wide
 from dlinfer.vendor.openvino.written import Rows
 
@@ -55,8 +55,7 @@ def index_copy(b: Builder, x: Output, dim: int, index: Output, source: Output) -
     return _placed(b, x, place, flat, source, b.call.fake("index").numel())
 
 
-def _whole_step(call: Call) -> str | None:
-    return None if isinstance(call.fake("step"), int) else "a step that varies"
+_whole_step = unless(lambda call: isinstance(call.fake("step"), int), "a step that varies")
 
 
 @lowers(aten.slice_scatter.default, refuses=_whole_step)
@@ -180,20 +179,18 @@ def _summed_in(kind: ov.Type) -> ov.Type:
     return F32 if kind in SHORT else integers.computed_in(kind)
 
 
-@lowers(aten.scatter.src, refuses=_same_rank)
-def scatter_src(b: Builder, x: Output, dim: int, index: Output, src: Output) -> Output:
-    return _scatter(b, x, dim, index, _within(b, src, index), "none")
-
-
 @lowers(aten.scatter.value, refuses=_same_rank)
 def scatter_value(b: Builder, x: Output, dim: int, index: Output, value: Any) -> Output:
     source = op.broadcast(b.cast(value, b.kind), op.shape_of(index, "i64")).output(0)
     return _scatter(b, x, dim, index, source, "none")
 
 
-@lowers(aten.scatter_add.default, refuses=_same_rank)
-def scatter_add(b: Builder, x: Output, dim: int, index: Output, src: Output) -> Output:
-    return _scatter(b, x, dim, index, _within(b, src, index), "sum")
+def _scatters(how: str) -> Build:
+    return lambda b, x, dim, index, src: _scatter(b, x, dim, index, _within(b, src, index), how)
+
+
+lowers(aten.scatter.src, refuses=_same_rank)(_scatters("none"))
+lowers(aten.scatter_add.default, refuses=_same_rank)(_scatters("sum"))
 
 
 @lowers(aten.scatter_reduce.two, aten.scatter.reduce, refuses=_reduced)

@@ -11,7 +11,7 @@ from openvino import Output
 from dlinfer.graph.engine_kit.empty_operands import without_elements
 from dlinfer.graph.torch_private.symbols import fixed_size
 from dlinfer.vendor.openvino.builder import Builder, Size
-from dlinfer.vendor.openvino.registry import Call, lowers
+from dlinfer.vendor.openvino.registry import Call, defaults, lowers
 
 aten = torch.ops.aten
 I64 = ov.Type.i64
@@ -63,13 +63,7 @@ def _computes_sizes_of_nothing(call: Call) -> str | None:
     return without_elements(call.name) if 0 in sizes and None in sizes else None
 
 
-@lowers(
-    aten.view.default,
-    aten.reshape.default,
-    aten._unsafe_view.default,
-    aten._reshape_alias.default,
-    refuses=_computes_sizes_of_nothing,
-)
+@lowers(*defaults("view reshape _unsafe_view _reshape_alias"), refuses=_computes_sizes_of_nothing)
 def view(b: Builder, x: Output, size: list[Size], *_: Any) -> Output:
     known = None if any(isinstance(length, int) and length == -1 for length in size) else size
     return to_result(b, x, known)
@@ -80,16 +74,9 @@ def view_as(b: Builder, x: Output, other: Output) -> Output:
     return to_result(b, x, [b.size(other, dim) for dim in range(rank(other))])
 
 
-@lowers(
-    aten.flatten.using_ints,
-    aten.unflatten.int,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.unsqueeze.default,
-    aten.ravel.default,
-    refuses=_computes_sizes_of_nothing,
-)
+@lowers(*defaults("squeeze unsqueeze ravel"), refuses=_computes_sizes_of_nothing)
+@lowers(aten.flatten.using_ints, aten.unflatten.int, refuses=_computes_sizes_of_nothing)
+@lowers(aten.squeeze.dim, aten.squeeze.dims, refuses=_computes_sizes_of_nothing)
 def reshaped(b: Builder, x: Output, *_: Any) -> Output:
     return to_result(b, x)
 
@@ -228,11 +215,5 @@ def roll(b: Builder, x: Output, shifts: list[Size], dims: Sequence[int] = ()) ->
     return op.reshape(x, op.shape_of(original, "i64"), False).output(0) if flat else x
 
 
-@lowers(aten.pixel_shuffle.default)
-def pixel_shuffle(b: Builder, x: Output, factor: int) -> Output:
-    return op.depth_to_space(x, "depth_first", factor).output(0)
-
-
-@lowers(aten.pixel_unshuffle.default)
-def pixel_unshuffle(b: Builder, x: Output, factor: int) -> Output:
-    return op.space_to_depth(x, "depth_first", factor).output(0)
+lowers(aten.pixel_shuffle.default)(lambda b, x, factor: op.depth_to_space(x, "depth_first", factor))
+lowers(aten.pixel_unshuffle.default)(lambda b, x, factor: op.space_to_depth(x, "depth_first", factor))

@@ -11,27 +11,21 @@ import openvino.opset16 as op
 import torch
 from openvino import Output
 
-from dlinfer.vendor.openvino.builder import Builder, Size
+from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.lowerings import integers
-from dlinfer.vendor.openvino.registry import Build, Call, Check, lowers, taken
+from dlinfer.vendor.openvino.registry import Build, Call, Check, lowers, taken, unless
 
 aten = torch.ops.aten
 I64, F32, BOOL = ov.Type.i64, ov.Type.f32, ov.Type.boolean
 
 
-@lowers(aten.sym_size.int)
-def sym_size(b: Builder, x: Output, dim: int) -> Size:
-    return b.size(x, dim)
+lowers(aten.sym_size.int)(lambda b, x, dim: b.size(x, dim))
+lowers(operator.getitem)(lambda b, values, index: values[index])
 
 
 @lowers(aten.sym_numel.default)
 def sym_numel(b: Builder, x: Output) -> Output:
     return op.reduce_prod(op.shape_of(x, "i64"), b.axes([0]), False).output(0)
-
-
-@lowers(operator.getitem)
-def getitem(b: Builder, values: Any, index: int) -> Any:
-    return values[index]
 
 
 def _on_numbers(*targets: Any, python: Any = None, refuses: Check = taken) -> Callable[[Build], Build]:
@@ -52,21 +46,24 @@ def _kind(b: Builder) -> ov.Type:
     return I64 if whole else F32
 
 
-def _computes(function: Any) -> Build:
-    """Return a lowering that computes in the result's type."""
-    return lambda b, *values: function(*(b.cast(value, _kind(b)) for value in values)).output(0)
+def _computes(function: Any, kind: ov.Type | None = None) -> Build:
+    """Return a lowering that computes in a type, by default the result's."""
+    return lambda b, *values: function(*(b.cast(value, kind or _kind(b)) for value in values)).output(0)
 
 
 add = _on_numbers(operator.add)(_computes(op.add))
-for _target, _function in {
-    operator.sub: op.subtract,
-    operator.mul: op.multiply,
-    operator.neg: op.negative,
-    operator.abs: op.abs,
-    torch.sym_max: op.maximum,
-    torch.sym_min: op.minimum,
-}.items():
-    _on_numbers(_target)(_computes(_function))
+for _target, _function, _type in (
+    (operator.sub, op.subtract, None),
+    (operator.mul, op.multiply, None),
+    (operator.neg, op.negative, None),
+    (operator.abs, op.abs, None),
+    (torch.sym_max, op.maximum, None),
+    (torch.sym_min, op.minimum, None),
+    (operator.truediv, op.divide, F32),
+    (operator.and_, op.logical_and, BOOL),
+    (operator.or_, op.logical_or, BOOL),
+):
+    _on_numbers(_target)(_computes(_function, _type))
 
 
 @lowers(torch.sym_sum)
@@ -74,19 +71,10 @@ def sym_sum(b: Builder, values: list[Any]) -> Any:
     return functools.reduce(lambda x, y: add(b, x, y), values)
 
 
-@_on_numbers(operator.floordiv)
-def floordiv(b: Builder, x: Any, y: Any) -> Output:
-    return integers.floor_divide(b, b.cast(x, I64), y)
-
-
-@_on_numbers(operator.mod)
-def mod(b: Builder, x: Any, y: Any) -> Output:
-    return integers.remainder(b, b.cast(x, I64), y)
-
-
-@_on_numbers(operator.truediv)
-def truediv(b: Builder, x: Any, y: Any) -> Output:
-    return op.divide(b.cast(x, F32), b.cast(y, F32)).output(0)
+_on_numbers(operator.floordiv)(lambda b, x, y: integers.floor_divide(b, b.cast(x, I64), y))
+_on_numbers(operator.mod)(lambda b, x, y: integers.remainder(b, b.cast(x, I64), y))
+_on_numbers(torch.sym_float, python=float)(lambda b, x: b.cast(x, F32))
+_on_numbers(torch.sym_not, operator.not_, python=operator.not_)(lambda b, x: op.logical_not(x).output(0))
 
 
 def _small_power(call: Call) -> str | None:
@@ -105,11 +93,6 @@ def pow_(b: Builder, x: Any, y: Any) -> Output:
     return b.cast(op.power(b.cast(x, F32), b.cast(y, F32)).output(0), _kind(b))
 
 
-@_on_numbers(torch.sym_float, python=float)
-def sym_float(b: Builder, x: Output) -> Output:
-    return b.cast(x, F32)
-
-
 def _rounds(function: Any) -> Build:
     def build(b: Builder, x: Output) -> Output:
         return b.cast(function(x).output(0), I64) if x.get_element_type().is_real() else x
@@ -117,10 +100,10 @@ def _rounds(function: Any) -> Build:
     return build
 
 
-def _of_whole(call: Call) -> str | None:
-    """Refuse to round a float: the model computes it in float32, Python in 64 bits."""
-    floats = isinstance(call.fake(0), torch.SymFloat)
-    return "a size that is rounded from a float, which OpenVINO computes in 32 bits" if floats else None
+_of_whole = unless(
+    lambda call: not isinstance(call.fake(0), torch.SymFloat),
+    "a size that is rounded from a float, which OpenVINO computes in 32 bits",
+)
 
 
 for _target, _python, _function in (
@@ -153,21 +136,6 @@ for _target, _function in {
     operator.ge: op.greater_equal,
 }.items():
     _on_numbers(_target)(_compares(_function))
-
-
-@_on_numbers(torch.sym_not, operator.not_, python=operator.not_)
-def sym_not(b: Builder, x: Output) -> Output:
-    return op.logical_not(x).output(0)
-
-
-@_on_numbers(operator.and_)
-def and_(b: Builder, x: Any, y: Any) -> Output:
-    return op.logical_and(b.cast(x, BOOL), b.cast(y, BOOL)).output(0)
-
-
-@_on_numbers(operator.or_)
-def or_(b: Builder, x: Any, y: Any) -> Output:
-    return op.logical_or(b.cast(x, BOOL), b.cast(y, BOOL)).output(0)
 
 
 @lowers(torch.sym_ite)

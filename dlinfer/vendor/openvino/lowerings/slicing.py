@@ -9,11 +9,11 @@ import torch
 from openvino import Output
 
 from dlinfer.graph.torch_private.symbols import fixed_size
-from dlinfer.vendor.openvino.builder import Builder, Size
+from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.lowerings import integers
 from dlinfer.vendor.openvino.lowerings.creation import iota
 from dlinfer.vendor.openvino.lowerings.shapes import rank
-from dlinfer.vendor.openvino.registry import Build, Call, lowers
+from dlinfer.vendor.openvino.registry import Build, Call, lowers, unless
 
 aten = torch.ops.aten
 I64 = ov.Type.i64
@@ -55,8 +55,9 @@ def narrow(b: Builder, x: Output, dim: int, start: Any, length: Any) -> Output:
     return cut(b, x, dim, start, end)
 
 
-def _fixed_order(call: Call) -> str | None:
-    return None if isinstance(call.arguments["n"], int) else "differences of an order that varies"
+_fixed_order = unless(
+    lambda call: isinstance(call.arguments["n"], int), "differences of an order that varies"
+)
 
 
 @lowers(aten.diff.default, refuses=_fixed_order)
@@ -91,15 +92,7 @@ def _parts(b: Builder, x: Output, dim: int, lengths: Sequence[Any]) -> list[Outp
     return list(op.variadic_split(x, b.scalar(dim % rank(x), I64), sizes).outputs())
 
 
-def _lengths(b: Builder, dim: int) -> list[Any] | None:
-    """Return the fixed lengths of the call's parts; None if one varies."""
-    lengths = [fixed_size(part.shape[dim]) for part in b.call.result]
-    return None if None in lengths else lengths
-
-
-@lowers(aten.split_with_sizes.default, aten.split.sizes)
-def split_with_sizes(b: Builder, x: Output, sizes: list[Size], dim: int = 0) -> list[Output]:
-    return _parts(b, x, dim, sizes)
+lowers(aten.split_with_sizes.default, aten.split.sizes)(lambda b, x, sizes, dim=0: _parts(b, x, dim, sizes))
 
 
 @lowers(aten.split.Tensor, aten.chunk.default, aten.unsafe_chunk.default, aten.tensor_split.sections)
@@ -108,8 +101,8 @@ def split(b: Builder, x: Output, how: Any, dim: int = 0) -> list[Output]:
 
     tensor_split's lengths differ by at most one, the longer ones first.
     """
-    lengths = _lengths(b, dim)
-    if lengths is not None:
+    lengths = [fixed_size(part.shape[dim]) for part in b.call.result]
+    if None not in lengths:
         return _parts(b, x, dim, lengths)
     number = len(b.call.result)
     if number == 1:
@@ -150,9 +143,7 @@ def pad(b: Builder, x: Output, widths: list[Any], mode: str = "constant", value:
     return op.pad(x, b.numbers(before), b.numbers(after), _MODES[mode], filler).output(0)
 
 
-@lowers(aten.constant_pad_nd.default)
-def constant_pad_nd(b: Builder, x: Output, widths: list[Any], value: Any = 0) -> Output:
-    return pad(b, x, widths, "constant", value)
+lowers(aten.constant_pad_nd.default)(lambda b, x, widths, value=0: pad(b, x, widths, "constant", value))
 
 
 def _triangle(lower: bool) -> Build:
@@ -170,9 +161,10 @@ lowers(aten.tril.default)(_triangle(True))
 lowers(aten.triu.default)(_triangle(False))
 
 
-def _fixed_window(call: Call) -> str | None:
-    known = all(isinstance(call.fake(name), int) for name in ("size", "step"))
-    return None if known else "windows of a size that varies"
+_fixed_window = unless(
+    lambda call: all(isinstance(call.fake(name), int) for name in ("size", "step")),
+    "windows of a size that varies",
+)
 
 
 @lowers(aten.unfold.default, refuses=_fixed_window)
@@ -202,8 +194,7 @@ def diagonal(b: Builder, x: Output, offset: int = 0, dim1: int = 0, dim2: int = 
     number = op.maximum(left, b.scalar(0, I64))
     places = iota(b, number.output(0))
     flat = op.add(
-        op.multiply(op.add(places, b.scalar(first[0], I64)), columns),
-        op.add(places, b.scalar(first[1], I64)),
+        op.multiply(op.add(places, b.scalar(first[0], I64)), columns), op.add(places, b.scalar(first[1], I64))
     )
     sizes = [b.size(moved, dim) for dim in range(rank(x) - 2)]
     joined = op.multiply(rows, columns).output(0)

@@ -9,14 +9,13 @@ from openvino import Output
 
 from dlinfer.vendor.openvino.builder import Builder, Size
 from dlinfer.vendor.openvino.lowerings.shapes import rank
-from dlinfer.vendor.openvino.registry import Build, Call, lowers
+from dlinfer.vendor.openvino.registry import Build, Call, lowers, unless
 
 aten = torch.ops.aten
 I64, F32 = ov.Type.i64, ov.Type.f32
 
 
-def _floats(call: Call) -> str | None:
-    return None if call.result.is_floating_point() else "an image of whole numbers"
+_floats = unless(lambda call: call.result.is_floating_point(), "an image of whole numbers")
 
 
 def _resized(
