@@ -5,13 +5,16 @@ kernel computes the experts of a decode step together, at the speed of memory; t
 times as long. It needs rows of whole 16-byte words. For other sizes (toy models) a loop runs over the chosen experts.
 """
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from dlinfer import ops
 from dlinfer.ops import moe_gating_topk_softmax as gating
-from dlinfer.ops.core.checks import FLOATS
+from dlinfer.ops.core.checks import FLOATS, Rules
 from dlinfer.ops.moe.clamped import clamped
 from dlinfer.ops.moe.routing import check_ids
 from dlinfer.vendor.cpu.compiled import compiled
@@ -24,6 +27,16 @@ def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> 
     return (kernel or gating.reference)(router_logits, topk, n_groups)
 
 
+@contextmanager
+def in_the_ops_words(topk_ids: Tensor, experts: int, rules: Rules) -> Iterator[None]:
+    """Raise the op's error if the kernel called here refuses the ids, which it reads."""
+    try:
+        yield
+    except RuntimeError:
+        check_ids(topk_ids, experts, rules)
+        raise
+
+
 def fused_moe(
     hidden_states: Tensor,
     gate_up_weights: Tensor,
@@ -33,40 +46,14 @@ def fused_moe(
     topk: int,
     renormalize: bool,
 ) -> Tensor:
-    experts = gate_up_weights.shape[0]
+    ids = (topk_ids, gate_up_weights.shape[0], ops.fused_moe.rules)
     stacks = (gate_up_weights, down_weights)
     kernel = compiled("fused_moe", hidden_states, *stacks) if hidden_states.dtype in FLOATS else None
     if kernel is not None:
-        try:
+        with in_the_ops_words(*ids):
             return kernel(hidden_states, *stacks, topk_weights, topk_ids, renormalize)
-        except RuntimeError:
-            check_ids(topk_ids, experts, ops.fused_moe.rules)  # raises the op's own error for wrong ids
-            raise
-    check_ids(topk_ids, experts, ops.fused_moe.rules)
-    return grouped_moe(hidden_states, *stacks, topk_weights, topk_ids, renormalize)
-
-
-def grouped_moe(
-    hidden_states: Tensor,
-    gate_up_weights: Tensor,
-    down_weights: Tensor,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    renormalize: bool,
-) -> Tensor:
-    """Compute ``fused_moe`` by torch. The ids must be valid."""
-    experts, topk = gate_up_weights.shape[0], topk_ids.shape[1]
-    weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
-    if renormalize:
-        weights = weights / weights.sum(dim=-1, keepdim=True)
-    order, _, ends = _by_expert(topk_ids, experts)
-    token = order // topk
-    product = _grouped if _groupable(hidden_states, gate_up_weights, down_weights) else _looped
-    gate, up = product(hidden_states[token], gate_up_weights, ends).chunk(2, dim=-1)
-    results = product(functional.silu(gate).mul_(up), down_weights, ends)
-    out = torch.zeros(hidden_states.shape, dtype=weights.dtype)
-    out.index_add_(0, token, results * weights.flatten()[order, None])
-    return out.to(hidden_states.dtype)
+    check_ids(*ids)
+    return _by_torch(hidden_states, stacks, topk_weights, topk_ids, renormalize)
 
 
 def fused_moe_clamped(
@@ -80,24 +67,48 @@ def fused_moe_clamped(
     alpha: float,
     limit: float,
 ) -> Tensor:
-    experts = gate_up_weights.shape[0]
+    ids = (topk_ids, gate_up_weights.shape[0], ops.fused_moe_clamped.rules)
     stacks = (gate_up_weights, gate_up_bias, down_weights, down_bias)
     kernel = compiled("fused_moe_clamped", hidden_states, *stacks) if hidden_states.dtype in FLOATS else None
     if kernel is not None:
-        try:
+        with in_the_ops_words(*ids):
             return kernel(hidden_states, *stacks, topk_weights, topk_ids, alpha, limit)
-        except RuntimeError:
-            check_ids(topk_ids, experts, ops.fused_moe_clamped.rules)
-            raise
-    check_ids(topk_ids, experts, ops.fused_moe_clamped.rules)
+    check_ids(*ids)
+
+    def activated(gate: Tensor, up: Tensor) -> Tensor:
+        return clamped(gate, up, alpha, limit).to(hidden_states.dtype)
+
+    return _by_torch(hidden_states, stacks[::2], topk_weights, topk_ids, False, activated, stacks[1::2])
+
+
+def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """Return the product in new memory."""
+    return functional.silu(gate).mul_(up)
+
+
+def _by_torch(
+    hidden_states: Tensor,
+    stacks: Sequence[Tensor],
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    renormalize: bool,
+    activated: Callable[[Tensor, Tensor], Tensor] = silu_mul,
+    biases: Sequence[Tensor] = (),
+) -> Tensor:
+    """Compute the mixture by torch. The ids must be valid. stacks, biases: of gate and up, and of down."""
     weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
-    order, expert, ends = _by_expert(topk_ids, experts)
+    if renormalize:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    order, expert, ends = _by_expert(topk_ids, stacks[0].shape[0])
     token = order // topk_ids.shape[1]
-    product = _grouped if _groupable(hidden_states, gate_up_weights, down_weights) else _looped
-    gate_up = product(hidden_states[token], gate_up_weights, ends).to(weights.dtype)
-    gate, up = (gate_up + gate_up_bias.index_select(0, expert)).chunk(2, dim=-1)
-    activated = clamped(gate, up, alpha, limit).to(hidden_states.dtype)
-    results = product(activated, down_weights, ends).to(weights.dtype) + down_bias.index_select(0, expert)
+    product = _grouped if _groupable(hidden_states, *stacks) else _looped
+
+    def projected(rows: Tensor, which: int) -> Tensor:
+        results = product(rows, stacks[which], ends)
+        return results if not biases else results.to(weights.dtype) + biases[which].index_select(0, expert)
+
+    gate, up = projected(hidden_states[token], 0).chunk(2, dim=-1)
+    results = projected(activated(gate, up), 1)
     out = torch.zeros(hidden_states.shape, dtype=weights.dtype)
     out.index_add_(0, token, results * weights.flatten()[order, None])
     return out.to(hidden_states.dtype)

@@ -4,15 +4,16 @@ The products read the chosen experts' weights in place, and no others.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from dlinfer import ops
 from dlinfer.ops.moe.clamped import clamped
 from dlinfer.ops.moe.routing import Product, check_ids
 from dlinfer.vendor.cpu.four_bit.linears import mxfp4_matmul, weight_quant_matmul
+from dlinfer.vendor.cpu.moe import silu_mul
 
 _ROWS = 4096
 """The most rows of all experts together with activations in memory. This rarely splits an expert's rows."""
@@ -34,15 +35,13 @@ def fused_moe_w4a16(
 ) -> Tensor:
     check_ids(topk_ids, gate_up_weights.shape[0], ops.fused_moe_w4a16.rules)
 
-    def by(weights: Tensor, scales: Tensor, zeros: Tensor | None) -> Product:
-        def product(x: Tensor, expert: int) -> Tensor:
-            own = None if zeros is None else zeros[expert]
-            return weight_quant_matmul(x, weights[expert], scales[expert], own, None, group_size)
+    def product(weights: Tensor, scales: Tensor, zeros: Tensor | None, x: Tensor, expert: int) -> Tensor:
+        own = None if zeros is None else zeros[expert]
+        return weight_quant_matmul(x, weights[expert], scales[expert], own, None, group_size)
 
-        return product
-
-    products = by(gate_up_weights, gate_up_scales, gate_up_zeros), by(down_weights, down_scales, down_zeros)
-    return routed(hidden_states, topk_weights, topk_ids, renormalize, *products)
+    gate_up = partial(product, gate_up_weights, gate_up_scales, gate_up_zeros)
+    down = partial(product, down_weights, down_scales, down_zeros)
+    return routed(hidden_states, topk_weights, topk_ids, renormalize, gate_up, down)
 
 
 def fused_moe_mxfp4(
@@ -61,21 +60,15 @@ def fused_moe_mxfp4(
     check_ids(topk_ids, gate_up_weights.shape[0], ops.fused_moe_mxfp4.rules)
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
 
-    def by(weights: Tensor, scales: Tensor, bias: Tensor) -> Product:
-        def product(x: Tensor, expert: int) -> Tensor:
-            return mxfp4_matmul(x, weights[expert], scales[expert]).to(wide).add_(bias[expert])
-
-        return product
+    def product(weights: Tensor, scales: Tensor, bias: Tensor, x: Tensor, expert: int) -> Tensor:
+        return mxfp4_matmul(x, weights[expert], scales[expert]).to(wide).add_(bias[expert])
 
     def activated(gate: Tensor, up: Tensor) -> Tensor:
         return clamped(gate, up, alpha, limit).to(hidden_states.dtype)
 
-    products = by(gate_up_weights, gate_up_scales, gate_up_bias), by(down_weights, down_scales, down_bias)
-    return routed(hidden_states, topk_weights, topk_ids, False, *products, activated)
-
-
-def _silu(gate: Tensor, up: Tensor) -> Tensor:
-    return functional.silu(gate).mul_(up)
+    gate_up = partial(product, gate_up_weights, gate_up_scales, gate_up_bias)
+    down = partial(product, down_weights, down_scales, down_bias)
+    return routed(hidden_states, topk_weights, topk_ids, False, gate_up, down, activated)
 
 
 def routed(
@@ -85,7 +78,7 @@ def routed(
     renormalize: bool,
     gate_up: Product,
     down: Product,
-    activated: Callable[[Tensor, Tensor], Tensor] = _silu,
+    activated: Callable[[Tensor, Tensor], Tensor] = silu_mul,
 ) -> Tensor:
     """Return each token's weighted sum of its experts' gated MLPs, summed in float32 and rounded once.
 

@@ -6,7 +6,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -135,29 +135,24 @@ class ClusterCompiler:
 
 def _as_laid_out(subgraph: Subgraph) -> Callable[..., Any]:
     """Lay out the subgraph's results like the fakes: decompositions may choose other layouts."""
-    orders = [dense_order(fake(node)) for node in subgraph.outputs]
-
-    def run(*inputs: Any) -> tuple[Any, ...]:
-        results = subgraph.graph_module(*inputs)
-        return tuple(
-            result if order is None or dense_order(result) == order else laid_out(result, order)
-            for result, order in zip(results, orders, strict=True)
-        )
-
-    return run
+    return _in_layouts(subgraph.graph_module, map(fake, subgraph.outputs))
 
 
 def node_by_node(graph: fx.GraphModule) -> Callable[..., Any]:
     """Run the graph's ops one by one, with results laid out like the fakes. Other steps rely on these strides."""
     (outputs,) = graph.graph.output_node().args
     assert isinstance(outputs, (list, tuple))
-    values = [fake(node) if isinstance(node, fx.Node) else node for node in outputs]
+    return _in_layouts(graph, (fake(node) if isinstance(node, fx.Node) else node for node in outputs))
+
+
+def _in_layouts(function: Callable[..., Any], values: Iterable[Any]) -> Callable[..., Any]:
+    """Lay out each of the function's results like its value."""
     orders = [dense_order(value) if isinstance(value, torch.Tensor) else None for value in values]
 
     def run(*inputs: Any) -> tuple[Any, ...]:
         return tuple(
-            result if order is None else laid_out(result, order)
-            for result, order in zip(graph(*inputs), orders, strict=True)
+            result if order is None or dense_order(result) == order else laid_out(result, order)
+            for result, order in zip(function(*inputs), orders, strict=True)
         )
 
     return run
@@ -202,7 +197,7 @@ def spelled(graph_module: fx.GraphModule) -> list[str]:
     return [*inputs, *_calls(graph_module)]
 
 
-def cluster_key(graph: fx.GraphModule, twins: Twins, surroundings: "_Surroundings") -> Key:
+def cluster_key(graph: fx.GraphModule, twins: Twins, surroundings: _Surroundings) -> Key:
     """Return a cluster's key: its ops, and its inputs' dtypes, sizes, strides and ranges of symbols."""
     ranges = sorted(symbols.symbol_ranges(twins.values).items())
     content = (*map(_shown, twins.values), *(f"{name}: {limits}" for name, limits in ranges), *_calls(graph))

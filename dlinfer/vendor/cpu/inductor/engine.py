@@ -14,14 +14,7 @@ from torch import fx
 from dlinfer.graph.cache.disk import ArtifactCache, MissingEntryError
 from dlinfer.graph.engine import CompiledRegion, Engine
 from dlinfer.graph.ir.callee import COUNT_WRITES
-from dlinfer.graph.ir.dialect import (
-    is_compute,
-    is_size,
-    model_line,
-    storages,
-    tensors_of,
-    written_arguments,
-)
+from dlinfer.graph.ir.dialect import is_compute, is_size, model_line, storages, tensors_of, written_arguments
 from dlinfer.graph.ir.extract import Subgraph, extract
 from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.ir.program import Function, Program, Step, refer

@@ -23,46 +23,22 @@ from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.four_bit.linears import native_matmul
 from dlinfer.vendor.cpu.inductor.aten_calls import ATEN_CALLS
 from dlinfer.vendor.cpu.inductor.escaping import LOOPS_ESCAPE
-from dlinfer.vendor.cpu.inductor.fusible import (
-    CALLS,
-    NATIVE_FLOATS,
-    NORMS,
-    QUANTISING,
-    is_call,
-    is_norm_call,
-)
+from dlinfer.vendor.cpu.inductor.fusible import CALLS, NATIVE_FLOATS, NORMS, QUANTISING, is_call, is_norm_call
 
 # The C++ kernels take these over if ``_is_native`` allows it. They read weights in place, without packing or copies.
 _NATIVE = {
     "aten::add": "add_whole",
     "aten::add_": "add_whole_",
-    "aten::embedding": "embedding",
-    "aten::index_copy_": "index_copy_",
-    "aten::linear": "linear",
-    "aten::scaled_dot_product_attention": "scaled_dot_product_attention",
-    "dlinfer::linear": "linear",
-    "dlinfer::linears": "linears",
-    "dlinfer::linear_bf12": "linear_bf12",
-    "dlinfer::embedding_bf12": "embedding_bf12",
-    "dlinfer::weight_quant_matmul": "weight_quant_matmul",
-    "dlinfer::linear_w8a8": "linear_w8a8",
-    "dlinfer::dynamic_quant": "dynamic_quant",
-    "dlinfer::rms_norm_w8a8": "rms_norm_w8a8",
-    "dlinfer::add_rms_norm_w8a8": "add_rms_norm_w8a8",
-    "dlinfer::rms_norm": "rms_norm",
-    "dlinfer::add_rms_norm": "add_rms_norm",
-    "dlinfer::apply_rotary_pos_emb": "apply_rotary_pos_emb",
-    "dlinfer::silu_and_mul": "silu_and_mul",
-    "dlinfer::silu_mul": "silu_mul",
-    "dlinfer::gelu_mul": "gelu_mul",
-    "dlinfer::fill_kv_cache": "fill_kv_cache",
-    "dlinfer::paged_decode_attention": "paged_decode_attention",
-    "dlinfer::prefill_attention": "prefill_attention",
-    "dlinfer::paged_prefill_attention": "paged_prefill_attention",
-    "dlinfer::moe_gating_topk_softmax": "moe_gating_topk_softmax",
-    "dlinfer::fused_moe": "fused_moe",
-    "dlinfer::fused_moe_clamped": "fused_moe_clamped",
-    "dlinfer::fused_moe_bf12": "fused_moe_bf12",
+    **{f"aten::{name}": name for name in "embedding index_copy_ linear scaled_dot_product_attention".split()},
+    **{
+        f"dlinfer::{name}": name
+        for name in (
+            *"linear linears linear_bf12 embedding_bf12 weight_quant_matmul linear_w8a8 dynamic_quant".split(),
+            *"rms_norm_w8a8 add_rms_norm_w8a8 rms_norm add_rms_norm apply_rotary_pos_emb".split(),
+            *"silu_and_mul silu_mul gelu_mul fill_kv_cache paged_decode_attention prefill_attention".split(),
+            *"paged_prefill_attention moe_gating_topk_softmax fused_moe fused_moe_clamped fused_moe_bf12".split(),
+        )
+    },
 }
 
 
