@@ -10,12 +10,7 @@ import numpy as np
 
 from dlinfer.vendor.megengine.lite.binding import devices
 from dlinfer.vendor.megengine.lite.binding.checks import instance, whole, wrong
-from dlinfer.vendor.megengine.lite.binding.dtypes import (
-    for_copying,
-    for_sharing,
-    from_list,
-    lite_type,
-)
+from dlinfer.vendor.megengine.lite.binding.dtypes import for_copying, for_sharing, from_list, lite_type
 from dlinfer.vendor.megengine.lite.binding.enums import LiteDeviceType
 from dlinfer.vendor.megengine.lite.binding.library import library
 from dlinfer.vendor.megengine.lite.layout import LiteLayout, array_at, copied

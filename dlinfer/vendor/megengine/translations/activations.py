@@ -34,16 +34,15 @@ def _softmax(writer: NodeList, result: Tensor, self: Value, dim: int, **rest: An
     return writer.op("softmax", self, like=result, axis=dim % len(self.shape))
 
 
-@translation(ours.silu_and_mul.default)
-def _silu_and_mul(writer: NodeList, result: Tensor, x: Value) -> Value:
-    size = x.shape[-1] // 2
-    gate, up = (part(writer, x, -1, start, start + size) for start in (0, size))
-    return writer.op("mul", _silu(writer, result, gate), up, like=result)
-
-
 @translation(ours.silu_mul.default)
 def _silu_mul(writer: NodeList, result: Tensor, gate: Value, up: Value) -> Value:
     return writer.op("mul", _silu(writer, result, gate), up, like=result)
+
+
+@translation(ours.silu_and_mul.default)
+def _silu_and_mul(writer: NodeList, result: Tensor, x: Value) -> Value:
+    size = x.shape[-1] // 2
+    return _silu_mul(writer, result, *(part(writer, x, -1, start, start + size) for start in (0, size)))
 
 
 @translation(ours.gelu_mul.default)

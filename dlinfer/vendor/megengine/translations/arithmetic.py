@@ -45,9 +45,13 @@ for _kind, _op in {
     translation(_op.Tensor, _op.Scalar)(_elementwise(_kind, torch.bool))
 
 
-@translation(aten.rsub.Scalar)
-def _rsub(writer: NodeList, result: Tensor, self: Value, other: float, alpha: float = 1) -> Value:
-    return writer.op("sub", other, writer.op("mul", self, alpha, like=self), like=result)
+translation(aten.rsub.Scalar)(
+    lambda writer, result, self, other, alpha=1: writer.op(
+        "sub", other, writer.op("mul", self, alpha, like=self), like=result
+    )
+)
+translation(aten.reciprocal.default)(lambda writer, result, self: writer.op("div", 1.0, self, like=result))
+translation(aten.rsqrt.default)(lambda writer, result, self: _pow(writer, result, self, -0.5))
 
 
 @translation(aten.pow.Tensor_Scalar)
@@ -58,16 +62,6 @@ def _pow(writer: NodeList, result: Tensor, self: Value, exponent: float) -> Valu
         root = writer.op("sqrt", self, like=result)
         return root if exponent > 0 else writer.op("div", 1.0, root, like=result)
     raise UntranslatableError(f"a power of {exponent}: MegEngine's result differs for negative numbers")
-
-
-@translation(aten.rsqrt.default)
-def _rsqrt(writer: NodeList, result: Tensor, self: Value) -> Value:
-    return writer.op("div", 1.0, writer.op("sqrt", self, like=result), like=result)
-
-
-@translation(aten.reciprocal.default)
-def _reciprocal(writer: NodeList, result: Tensor, self: Value) -> Value:
-    return writer.op("div", 1.0, self, like=result)
 
 
 @translation(aten.clamp.default)

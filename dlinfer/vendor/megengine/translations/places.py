@@ -9,37 +9,20 @@ from dlinfer.vendor.megengine.nodes import NodeList, Value
 from dlinfer.vendor.megengine.translations.table import (
     aten,
     broadcast,
+    defaults,
     movable,
     reshaped,
     translation,
 )
 
 
-@translation(
-    aten.view.default,
-    aten.reshape.default,
-    aten._unsafe_view.default,
-    aten.flatten.using_ints,
-    aten.unflatten.int,
-    aten.unsqueeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.squeeze.default,
-    mixed=True,
-)
+@translation(*defaults("view reshape _unsafe_view unsqueeze squeeze"), mixed=True)
+@translation(aten.flatten.using_ints, aten.unflatten.int, aten.squeeze.dim, aten.squeeze.dims, mixed=True)
 def _reshape(writer: NodeList, result: Tensor, **arguments: Any) -> Value:
     return reshaped(writer, movable(writer, arguments["self"]), result.shape)
 
 
-@translation(
-    aten.contiguous.default,
-    aten.clone.default,
-    aten.alias.default,
-    aten.detach.default,
-    aten.dropout.default,
-    aten.lift_fresh_copy.default,
-    mixed=True,
-)
+@translation(*defaults("contiguous clone alias detach dropout lift_fresh_copy"), mixed=True)
 def _same(writer: NodeList, result: Tensor, **arguments: Any) -> Value:
     return next(value for value in arguments.values() if isinstance(value, Value))
 
@@ -51,9 +34,9 @@ def _transpose(writer: NodeList, result: Tensor, self: Value, dim0: int, dim1: i
     return writer.op("transpose", movable(writer, self), like=result, order=order)
 
 
-@translation(aten.t.default, mixed=True)
-def _t(writer: NodeList, result: Tensor, self: Value) -> Value:
-    return self if len(self.shape) < 2 else _transpose(writer, result, self, 0, 1)
+translation(aten.t.default, mixed=True)(
+    lambda writer, result, self: self if len(self.shape) < 2 else _transpose(writer, result, self, 0, 1)
+)
 
 
 @translation(aten.permute.default, mixed=True)

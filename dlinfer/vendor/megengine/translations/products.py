@@ -7,14 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value
-from dlinfer.vendor.megengine.translations.table import (
-    aten,
-    broadcast,
-    float32,
-    ours,
-    reshaped,
-    translation,
-)
+from dlinfer.vendor.megengine.translations.table import aten, broadcast, float32, ours, reshaped, translation
 
 
 @translation(aten.linear.default)

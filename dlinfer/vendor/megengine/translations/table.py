@@ -34,6 +34,11 @@ def translation(*targets: Any, mixed: bool = False) -> Callable[[Translation], T
     return register
 
 
+def defaults(names: str) -> list[Any]:
+    """Return the overloads ``default`` of aten's ops of these names."""
+    return [getattr(aten, name).default for name in names.split()]
+
+
 def float32(*values: Any) -> None:
     """Raise UntranslatableError for a tensor that is not float32, also in lists."""
     for value in values:

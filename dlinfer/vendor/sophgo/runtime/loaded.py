@@ -24,21 +24,19 @@ _ADVICE = {"order": "load it before that network, or compile that one for anothe
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """An input or output of a network. dtype: a bm_data_type_t. shapes, places, addresses: one for each stage.
+    """An input or output of a network. dtype: a bm_data_type_t. shapes, places: one for each stage.
 
     device: the caller's number of its device. max_bytes: its size in the largest stage.
-    places: its memory from the runtime, for ``LoadedModel.memory``; addresses: that memory's device addresses.
+    places: its memory from the runtime, for ``LoadedModel.memory``.
     """
 
     name: str
     dtype: int
     scale: float
-    zero_point: int
     max_bytes: int
     device: int
     shapes: tuple[tuple[int, ...], ...]
     places: tuple[Place, ...]
-    addresses: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,6 @@ class NetworkInfo:
     name: str
     is_dynamic: bool
     addr_mode: int
-    core_num: int
     stage_num: int
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
@@ -141,11 +138,9 @@ class LoadedModel:
 
     @staticmethod
     def _tensor(answer: dict[str, Any]) -> TensorInfo:
-        memories = answer.pop("memories")
         shapes = tuple(map(tuple, answer.pop("shapes")))
-        places = tuple(Place(each["number"], 0, each["size"]) for each in memories)
-        addresses = tuple(each["address"] for each in memories)
-        return TensorInfo(**answer, shapes=shapes, places=places, addresses=addresses)
+        places = tuple(Place(each["number"], 0, each["size"]) for each in answer.pop("memories"))
+        return TensorInfo(**answer, shapes=shapes, places=places)
 
     def memory(self, tensor: TensorInfo, stage: int) -> DeviceMemory:
         """Return the runtime's memory of an input or output, which keeps the model alive."""

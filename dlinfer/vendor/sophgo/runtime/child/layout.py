@@ -5,44 +5,35 @@ The order of fields, and bm_runtime_flag_t: libsophon's header bmdef.h. bm_mem_d
 """
 
 import ctypes
-from ctypes import POINTER
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint, c_uint64
 
 MAX_DIMS = 8
+
+
+_ADDRESS = (("address", c_uint64), ("reserved", c_uint), ("dmabuf_fd", c_int), ("flags", c_uint))
 
 
 class DeviceMemory(ctypes.Structure):
     """bm_device_mem_t: address and size in bytes of device memory."""
 
-    _fields_ = (
-        ("address", ctypes.c_ulong),
-        ("reserved", ctypes.c_uint),
-        ("dmabuf_fd", ctypes.c_int),
-        ("flags", ctypes.c_uint),
-        ("size", ctypes.c_uint),
-    )
+    _fields_ = (*_ADDRESS, ("size", c_uint))
 
 
 class LargeMemory(ctypes.Structure):
     """bm_device_mem_u64_t: address and 64-bit size of device memory."""
 
-    _fields_ = (
-        ("address", ctypes.c_uint64),
-        ("reserved", ctypes.c_uint),
-        ("dmabuf_fd", ctypes.c_int),
-        ("flags", ctypes.c_uint),
-        ("size", ctypes.c_uint64),
-    )
+    _fields_ = (*_ADDRESS, ("size", c_uint64))
 
 
 class Shape(ctypes.Structure):
     """bm_shape_t."""
 
-    _fields_ = (("num_dims", ctypes.c_int), ("dims", ctypes.c_int * MAX_DIMS))
+    _fields_ = (("num_dims", c_int), ("dims", c_int * MAX_DIMS))
 
     @classmethod
     def of(cls, sizes: list[int]) -> "Shape":
         """Return the structure for a shape of at most MAX_DIMS sizes."""
-        return cls(len(sizes), (ctypes.c_int * MAX_DIMS)(*sizes))
+        return cls(len(sizes), (c_int * MAX_DIMS)(*sizes))
 
     def sizes(self) -> list[int]:
         return list(self.dims[: self.num_dims])
@@ -51,12 +42,7 @@ class Shape(ctypes.Structure):
 class Tensor(ctypes.Structure):
     """bm_tensor_t."""
 
-    _fields_ = (
-        ("dtype", ctypes.c_int),
-        ("shape", Shape),
-        ("memory", DeviceMemory),
-        ("store_mode", ctypes.c_int),
-    )
+    _fields_ = (("dtype", c_int), ("shape", Shape), ("memory", DeviceMemory), ("store_mode", c_int))
 
 
 class Stage(ctypes.Structure):
@@ -74,24 +60,27 @@ class Network(ctypes.Structure):
     """bm_net_info_t."""
 
     _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("is_dynamic", ctypes.c_bool),
-        ("input_num", ctypes.c_int),
-        ("input_names", POINTER(ctypes.c_char_p)),
-        ("input_dtypes", POINTER(ctypes.c_int)),
-        ("input_scales", POINTER(ctypes.c_float)),
-        ("output_num", ctypes.c_int),
-        ("output_names", POINTER(ctypes.c_char_p)),
-        ("output_dtypes", POINTER(ctypes.c_int)),
-        ("output_scales", POINTER(ctypes.c_float)),
-        ("stage_num", ctypes.c_int),
+        ("name", c_char_p),
+        ("is_dynamic", c_bool),
+        *(
+            (side + field, kind)
+            for side in ("input_", "output_")
+            for field, kind in (
+                ("num", c_int),
+                ("names", POINTER(c_char_p)),
+                ("dtypes", POINTER(c_int)),
+                ("scales", POINTER(c_float)),
+            )
+        ),
+        ("stage_num", c_int),
         ("stages", POINTER(Stage)),
-        ("max_input_bytes", POINTER(ctypes.c_size_t)),
-        ("max_output_bytes", POINTER(ctypes.c_size_t)),
-        ("input_zero_points", POINTER(ctypes.c_int)),
-        ("output_zero_points", POINTER(ctypes.c_int)),
-        ("input_devices", POINTER(ctypes.c_int)),
-        ("output_devices", POINTER(ctypes.c_int)),
-        ("core_num", ctypes.c_int),
-        ("addr_mode", ctypes.c_int32),
+        ("max_input_bytes", POINTER(c_size_t)),
+        ("max_output_bytes", POINTER(c_size_t)),
+        *(
+            (side + field, POINTER(c_int))
+            for field in ("zero_points", "devices")
+            for side in ("input_", "output_")
+        ),
+        ("core_num", c_int),
+        ("addr_mode", c_int32),
     )

@@ -55,7 +55,7 @@ class Model:
         net: Network = self.chip.bmrt.bmrt_get_network_info(self._runtime, name).contents
         return {
             "name": name.decode(),
-            **{field: getattr(net, field) for field in ("is_dynamic", "addr_mode", "core_num", "stage_num")},
+            **{field: getattr(net, field) for field in ("is_dynamic", "addr_mode", "stage_num")},
             "inputs": [self._tensor(net, "input", index) for index in range(net.input_num)],
             "outputs": [self._tensor(net, "output", index) for index in range(net.output_num)],
         }
@@ -67,7 +67,6 @@ class Model:
             "name": getattr(net, f"{side}_names")[index].decode(),
             "dtype": getattr(net, f"{side}_dtypes")[index],
             "scale": getattr(net, f"{side}_scales")[index],
-            "zero_point": getattr(net, f"{side}_zero_points")[index],
             "max_bytes": getattr(net, f"max_{side}_bytes")[index],
             "device": device,
             "shapes": [getattr(stage, f"{side}_shapes")[index].sizes() for stage in stages],
@@ -79,7 +78,7 @@ class Model:
         copy = type(block).from_buffer_copy(block)
         number = self.chip.know(Memory(device, copy, owned=False))
         self._memories.append(number)
-        return {"number": number, "address": block.address, "size": block.size}
+        return {"number": number, "size": block.size}
 
     def run(self, network: str, inputs: list[Any], outputs: list[Any]) -> list[list[int]]:
         """Run a network, wait for its end, and return the outputs' shapes. Raises RefusedError.
