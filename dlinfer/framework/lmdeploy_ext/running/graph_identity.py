@@ -31,7 +31,7 @@ _REUSE = "which blocks are used again: numbers in the block tables"
 
 LEFT_OUT: dict[str, dict[str, str]] = {
     "BuildModelContext": {
-        "max_batch_size": "sizes the buffers of DeepEP, part of expert parallelism, which is not served",
+        "max_batch_size": "sizes the buffers of DeepEP, part of expert parallelism, which is not served"
     },
     "CacheConfig": {
         "max_batches": _SCHEDULED,

@@ -35,16 +35,10 @@ from dlinfer.utils import computing
 
 # Field of the attention metadata -> what each of its sizes counts.
 _METADATA_SIZES = {
-    "kv_start_indices": ("tokens",),
-    "q_start_loc": ("sequences",),
-    "q_seqlens": ("sequences",),
-    "kv_seqlens": ("sequences",),
-    "kv_seqlens_cpu": ("sequences",),
-    "fresh": ("sequences",),
-    "cu_seqlens_q": ("ends",),
-    "cu_seqlens_q_cpu": ("ends",),
+    **dict.fromkeys(("kv_start_indices", "adapter_ids"), ("tokens",)),
+    **dict.fromkeys("q_start_loc q_seqlens kv_seqlens kv_seqlens_cpu fresh".split(), ("sequences",)),
+    **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_q_cpu"), ("ends",)),
     "block_offsets": ("sequences", "blocks"),
-    "adapter_ids": ("tokens",),
     "kept_rows": ("kept",),
 }
 # Inputs that are the same at each step of an engine: a graph may depend on their sizes and numbers.

@@ -143,13 +143,8 @@ class _Joined:
         return cache_slots(inputs.seq_length, ends, starts, inputs.block_offsets, size, tokens)
 
 
-_OF_THE_STEP = (
-    "logits_indices",
-    "seq_logit_length",
-    "is_chunk",
-    "is_first_chunk",
-    "is_last_chunk",
-    "is_chunk_multimodal",
+_OF_THE_STEP = frozenset(
+    "logits_indices seq_logit_length is_chunk is_first_chunk is_last_chunk is_chunk_multimodal".split()
 )
 """Fields of ModelInputs that are read after a step's forward, and do not affect it."""
 

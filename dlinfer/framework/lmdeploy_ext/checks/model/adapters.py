@@ -240,10 +240,7 @@ def build_model(original: Original, self: Any) -> None:
     when=activation.is_on,
 )
 def load_lora_weights(
-    original: Original,
-    model: torch.nn.Module,
-    weights: Iterable[tuple[str, torch.Tensor]],
-    adapter_id: int,
+    original: Original, model: torch.nn.Module, weights: Iterable[tuple[str, torch.Tensor]], adapter_id: int
 ) -> None:
     begin = "base_model.model."
     renamed = [(begin + _path(model, name.removeprefix(begin)), weight) for name, weight in weights]

@@ -6,17 +6,9 @@ from dlinfer.framework.lmdeploy_ext.device.activation import corrects, refuse
 from dlinfer.framework.patching import Original
 
 _LANGUAGE_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
+    *"vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads".split(),
+    *"head_dim rms_norm_eps max_position_embeddings pad_token_id".split(),
     "num_replicate_key_value_heads",  # LMDeploy's own field, for tensor parallelism
-    "head_dim",
-    "rms_norm_eps",
-    "max_position_embeddings",
-    "pad_token_id",
 )
 _SECTIONS = [8, 12, 12]  # transformers' default
 

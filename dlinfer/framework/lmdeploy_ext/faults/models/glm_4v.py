@@ -36,8 +36,7 @@ def prepare(
 
 
 @corrects(
-    "lmdeploy.vl.model.glm4_v:GLM4VisionModel.proc_messages",
-    why="drops all but the first text of a message",
+    "lmdeploy.vl.model.glm4_v:GLM4VisionModel.proc_messages", why="drops all but the first text of a message"
 )
 def proc_messages(
     original: Original, messages: Any, chat_template: Any, tools: Any = None, chat_template_kwargs: Any = None

@@ -10,11 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 from lmdeploy.pytorch.backends.causal_conv1d import CausalConv1dImpl
-from lmdeploy.pytorch.backends.gated_delta_rule import (
-    GatedDeltaMeta,
-    GatedDeltaMetaImpl,
-    GatedDeltaRuleImpl,
-)
+from lmdeploy.pytorch.backends.gated_delta_rule import GatedDeltaMeta, GatedDeltaMetaImpl, GatedDeltaRuleImpl
 from torch import Tensor, nn
 from torch.nn import functional
 
