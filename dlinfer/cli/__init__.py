@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser_of_all() -> argparse.ArgumentParser:
     """Return the parser of all commands; docs/reference/cli.md is generated from the parser."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="dlinfer", description="LLM serving on any accelerator. Start with `dlinfer doctor`."
     )
     parser.add_argument("--version", action="version", version=f"dlinfer {__version__}")
@@ -49,8 +49,22 @@ def parser_of_all() -> argparse.ArgumentParser:
     _add_new_vendor(commands)
     _add_preflight(commands)
     _add_quantise(commands)
+    _add_serve(commands)
     _add_toolchain(commands)
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Lets one command take options that it does not declare: those of the server that ``dlinfer serve`` starts."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Parse as argparse does, but keep options that are unknown where the command has ``server_options``."""
+        arguments, rest = self.parse_known_args(args, namespace)
+        if hasattr(arguments, "server_options"):
+            arguments.server_options = rest
+        elif rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return arguments
 
 
 def _add_explain(commands: Any) -> None:
@@ -146,6 +160,21 @@ def _add_quantise(commands: Any) -> None:
     )
     quantise.add_arguments(command)
     command.set_defaults(run=quantise.run)
+
+
+def _add_serve(commands: Any) -> None:
+    from dlinfer.cli import serve
+
+    text = "serve a model with one LMDeploy server for each NUMA node, or several, behind a router"
+    command = commands.add_parser(
+        "serve",
+        help=text,
+        description=f"{_sentence(text)} (docs/guides/scaling.md).",
+        epilog=serve.EXIT,
+        allow_abbrev=False,
+    )
+    serve.add_arguments(command)
+    command.set_defaults(run=serve.run)
 
 
 def _add_toolchain(commands: Any) -> None:

@@ -104,7 +104,8 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.mindie_ext": "framework.mindie_ext.errors framework.mindie_ext.config "
     "framework.mindie_ext.sampling "
     "framework.mindie_ext.batch framework.mindie_ext.parallel framework.mindie_ext.model framework.mindie_ext.cache",
-    "dlinfer.cli": "dlinfer errors settings toolchain vendor ops graph.engine graph.selftest "
+    "dlinfer.serve": "errors",  # processes, files and HTTP; it starts LMDeploy and imports nothing of it
+    "dlinfer.cli": "dlinfer errors settings toolchain serve vendor ops graph.engine graph.selftest "
     "explanation conformance vendor.* framework.lmdeploy_ext.contract framework.lmdeploy_ext "
     "framework.lmdeploy_ext.preflight framework.lmdeploy_ext.quantise",
     "dlinfer.__main__": "cli",
@@ -137,6 +138,7 @@ THIRD_PARTY = {
     "dlinfer.framework.transformers_ext": TORCH | {"transformers"},
     "dlinfer.framework": TORCH | {"packaging"},
     "dlinfer.conformance": TORCH,
+    "dlinfer.serve": {"aiohttp", "prometheus_client"},
     "dlinfer.cli.explain": TORCH | {"transformers"},
     "dlinfer.cli": TORCH | {"rich"},
     "dlinfer.vendor.maca.moe": TORCH | {"triton"},  # which MetaX ships with its torch

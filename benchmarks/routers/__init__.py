@@ -1,0 +1,1 @@
+"""Routers before servers: what each changes, loses and costs. ``python -m benchmarks.routers --help``."""

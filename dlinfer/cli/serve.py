@@ -1,0 +1,88 @@
+"""``dlinfer serve``: one server for each NUMA node, or several, behind a router."""
+
+import argparse
+import asyncio
+import logging
+import platform
+import sys
+from pathlib import Path
+
+from dlinfer.errors import DlinferError
+from dlinfer.serve.errors import JoinError, ReplicaOptionError, ServeSystemError
+
+EXIT = (
+    "All other options are those of `lmdeploy serve api_server` and go to each server; MODEL comes before them. "
+    "Exit status: 0 after SIGTERM or Ctrl-C, 1 when it cannot start or go on, 2 for options that it refuses."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own arguments."""
+    parser.add_argument("model", metavar="MODEL", help="a model folder or hub id, as LMDeploy takes it")
+    parser.add_argument("--replicas", type=int, metavar="N", help="servers (default: one for each NUMA node)")
+    parser.add_argument("--join", metavar="URL", help="send this machine's servers to the router at URL")
+    parser.add_argument(
+        "--join-key",
+        type=Path,
+        metavar="FILE",
+        help="a file with a secret: machines that have it may join this router, or with --join this machine may",
+    )
+    parser.set_defaults(server_options=[])
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal, and return the exit status."""
+    logging.basicConfig(level=logging.INFO, format="dlinfer serve: %(message)s", stream=sys.stdout)
+    try:
+        supervisor = _supervisor(arguments)
+    except DlinferError as error:
+        sys.stderr.write(f"dlinfer serve: error: {error}\n")
+        return 2
+    try:
+        asyncio.run(supervisor.run())
+    except DlinferError as error:
+        sys.stderr.write(f"dlinfer serve: error: {error}\n")
+        return 1
+    return 0
+
+
+def _supervisor(arguments: argparse.Namespace):
+    if platform.system() != "Linux":
+        raise ServeSystemError(system=platform.system())
+    from dlinfer.serve import join, options, placement, router
+    from dlinfer.serve.supervisor import Supervisor
+    from dlinfer.vendor.cpu.host import cpus
+
+    if arguments.replicas is not None and arguments.replicas < 1:
+        raise ReplicaOptionError(
+            option="--replicas", reason="it is below 1", advice="give a number from 1 up."
+        )
+    nodes = cpus.cores_by_node()
+    placements = placement.place(nodes, cpus.usable_cpus().quota, arguments.replicas)
+    several = len(placements) > 1 or arguments.join is not None or arguments.join_key is not None
+    server = options.read(arguments.server_options, several)
+    key = None if arguments.join_key is None else _secret(arguments.join_key)
+    if arguments.join is not None:
+        if key is None:
+            raise JoinError(
+                url=arguments.join, detail="no --join-key is given", advice="give both machines the same."
+            )
+        if server.host == "0.0.0.0":
+            server = server.at(join.local_address(arguments.join))
+    elif several:
+        router.find()
+    return Supervisor(arguments.model, server, placements, key, arguments.join)
+
+
+def _secret(path: Path) -> str:
+    try:
+        text = path.read_text().strip()
+    except OSError as error:
+        text, detail = "", str(error)
+    else:
+        detail = "the file is empty"
+    if not text:
+        raise ReplicaOptionError(
+            option=f"--join-key {path}", reason=detail, advice="name a file with a secret."
+        )
+    return text

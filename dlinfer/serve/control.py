@@ -1,0 +1,159 @@
+"""The supervisor's own pages. The router sends ``/metrics`` and ``/dlinfer`` here.
+
+``GET /metrics``: the counters of all replicas and of the router. ``GET /dlinfer/replicas``: how they are.
+``PUT /dlinfer/replicas`` with ``{"urls": [...]}``: servers of another machine. They stay for some seconds, so the other
+machine says it again and again. It needs the secret of the file that ``--join-key`` names.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp import web
+from prometheus_client import Metric
+
+from dlinfer.serve.metrics import merge
+from dlinfer.serve.replica import Replica
+
+JOIN_PATH = "/dlinfer/replicas"
+LEASE_SECONDS = 15.0
+
+
+@dataclass
+class Joined:
+    """Servers of other machines, and when each was named last. changed: called when one is new."""
+
+    changed: Callable[[], None]
+    seen: dict[str, float] = field(default_factory=dict)
+
+    def add(self, urls: Iterable[str]) -> None:
+        """Take these for another while."""
+        before = len(self.seen)
+        self.seen |= dict.fromkeys(urls, time.monotonic())
+        if len(self.seen) != before:
+            self.changed()
+
+    def remove(self, urls: Iterable[str]) -> None:
+        """Take these no more."""
+        for url in urls:
+            self.seen.pop(url, None)
+        self.changed()
+
+    def expire(self) -> None:
+        """Drop servers that were not named for a while."""
+        late = time.monotonic() - LEASE_SECONDS
+        if gone := [url for url, when in self.seen.items() if when < late]:
+            self.remove(gone)
+
+
+class Control:
+    """The pages. router_metrics: returns the router's. key: the secret of those who join; None: nobody may."""
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        joined: Joined,
+        router_metrics: Callable[[], Awaitable[str]],
+        key: str | None,
+    ) -> None:
+        self._replicas, self._joined, self._router_metrics, self._key = replicas, joined, router_metrics, key
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> str:
+        """Listen on a free port of this machine, and return the URL."""
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/metrics", self._metrics),
+                web.get(JOIN_PATH, self._list),
+                web.put(JOIN_PATH, self._join),
+                web.delete(JOIN_PATH, self._leave),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        _, port = self._runner.addresses[0][:2]
+        return f"http://127.0.0.1:{port}"
+
+    async def stop(self) -> None:
+        """Listen no more."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _list(self, _: web.Request) -> web.Response:
+        replicas = [
+            {"number": replica.number, "state": replica.state, "restarts": replica.restarts}
+            for replica in self._replicas
+        ]
+        return web.json_response({"replicas": replicas, "joined": len(self._joined.seen)})
+
+    async def _join(self, request: web.Request) -> web.Response:
+        urls = await self._allowed_urls(request)
+        self._joined.add(urls)
+        return web.json_response({"joined": len(urls)})
+
+    async def _leave(self, request: web.Request) -> web.Response:
+        self._joined.remove(await self._allowed_urls(request))
+        return web.json_response({})
+
+    async def _allowed_urls(self, request: web.Request) -> list[str]:
+        secret = request.headers.get("x-join-key", "")
+        if self._key is None or not hmac.compare_digest(secret.encode(), self._key.encode()):
+            raise web.HTTPForbidden(text="the join key is wrong, or this router has none (--join-key)")
+        try:
+            urls = (await request.json())["urls"]
+            parts = [urlsplit(url) for url in urls]
+            if not all(part.scheme == "http" and part.hostname and part.port for part in parts):
+                raise ValueError("not http://HOST:PORT")
+        except (ValueError, TypeError, KeyError) as error:
+            raise web.HTTPBadRequest(text=f"urls: {error}") from error
+        return [f"http://{part.hostname}:{part.port}" for part in parts]
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        servers = {str(replica.number): replica.url for replica in self._replicas if replica.ready}
+        servers |= {url.removeprefix("http://"): url for url in self._joined.seen}
+        # A server that was started with --api-keys asks for one here too.
+        headers = {name: request.headers[name] for name in ("Authorization",) if name in request.headers}
+        answers = await asyncio.gather(*(_scrape(url, headers) for url in servers.values()))
+        if 401 in answers:
+            raise web.HTTPUnauthorized
+        texts = {name: text for name, text in zip(servers, answers, strict=True) if isinstance(text, str)}
+        own = merge(texts, self._own())
+        return web.Response(text=own + await self._router_metrics(), content_type="text/plain")
+
+    def _own(self) -> list[Metric]:
+        ready = Metric(
+            "dlinfer:replicas_ready",
+            "Replicas that get requests, those of other machines among them.",
+            "gauge",
+        )
+        ready.add_sample(
+            ready.name, {}, sum(replica.ready for replica in self._replicas) + len(self._joined.seen)
+        )
+        restarts = Metric(
+            "dlinfer:replica_restarts",
+            "How often a replica ended by itself and was started again.",
+            "counter",
+        )
+        for replica in self._replicas:
+            restarts.add_sample(f"{restarts.name}_total", {"replica": str(replica.number)}, replica.restarts)
+        return [ready, restarts]
+
+
+async def _scrape(url: str, headers: dict[str, str]) -> str | int:
+    """The text of a server's metrics, or the status that it answers with instead; 0 for none."""
+    timeout = aiohttp.ClientTimeout(total=5)
+    with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+        async with (
+            aiohttp.ClientSession(timeout=timeout, headers=headers) as client,
+            client.get(f"{url}/metrics") as answer,
+        ):
+            return await answer.text() if answer.status == 200 else answer.status
+    return 0

@@ -1,0 +1,211 @@
+"""Envoy's configuration for replicas: files that ``dlinfer serve`` writes and Envoy reads.
+
+Envoy passes requests and answers on byte by byte, on any path, and:
+
+- sends the turns of one conversation to one replica, unless that replica has far more to do than the others;
+- asks another replica when one dies before it has answered;
+- closes the connection of a stream whose replica dies, so that no client takes it for complete.
+
+The list of replicas is a file of its own. Envoy reads it again whenever it is replaced; no connection is lost by that.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+ONE_SERVER_PATHS = (
+    "/abort_request",
+    "/destroy_weights_update_group",
+    "/distserve",
+    "/init_weights_update_group",
+    "/is_sleeping",
+    "/sleep",
+    "/terminate",
+    "/update_weights",
+    "/wakeup",
+)
+"""Prefixes of LMDeploy's paths that change or ask one server. Through a router they would reach any one."""
+
+_BODY_BYTES = 64 << 20
+"""Bytes of a request at most. Envoy keeps a request until it is answered, to be able to send it again."""
+
+# A replica takes this times the average of unfinished requests before a conversation moves to another one.
+_MOST_LOAD_PERCENT = 125
+
+_TYPE = "type.googleapis.com/envoy"
+_REPLICAS = "replicas"
+_CONTROL = "control"
+
+
+def write_bootstrap(folder: Path, listen: tuple[str, int], control: str) -> Path:
+    """Write the file that Envoy starts with, and return its path.
+
+    folder: also holds the list of replicas (``write_replicas``) and Envoy's admin socket.
+    listen: the address of clients. control: the URL of the supervisor's own server.
+    """
+    config = {
+        "node": {"id": "dlinfer", "cluster": "dlinfer"},
+        "admin": {"address": {"pipe": {"path": str(admin_socket(folder)), "mode": 0o600}}},
+        "static_resources": {
+            "listeners": [_listener(listen)],
+            "clusters": [_replicas_cluster(folder), _cluster(_CONTROL, [control])],
+        },
+    }
+    path = folder / "envoy.json"
+    path.write_text(json.dumps(config, indent=1))
+    return path
+
+
+def write_replicas(folder: Path, urls: Iterable[str]) -> None:
+    """Replace the list of replicas that get new requests. Requests under way at others go on."""
+    assignment = {"@type": f"{_TYPE}.config.endpoint.v3.ClusterLoadAssignment", **_endpoints(_REPLICAS, urls)}
+    draft = folder / "replicas.draft"
+    draft.write_text(json.dumps({"resources": [assignment]}))
+    os.replace(draft, _replicas_file(folder))  # Envoy watches for files that are moved here
+
+
+def admin_socket(folder: Path) -> Path:
+    """The socket of Envoy's administration interface."""
+    return folder / "admin.sock"
+
+
+def _replicas_file(folder: Path) -> Path:
+    return folder / "replicas.json"
+
+
+def _listener(listen: tuple[str, int]) -> dict[str, Any]:
+    host, port = listen
+    manager = {
+        "@type": f"{_TYPE}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "router",
+        "stream_idle_timeout": "0s",  # an answer may take as long as it takes
+        "drain_timeout": "1s",
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": _routes()}]},
+        "http_filters": [
+            _filter("lua", {"default_source_code": {"inline_string": _lua()}}),
+            _filter("router", {}),
+        ],
+        "local_reply_config": {
+            "body_format": {
+                "json_format": {
+                    "object": "error",
+                    "type": "router_error",
+                    "message": "%LOCAL_REPLY_BODY%",
+                    "code": "%RESPONSE_CODE%",
+                }
+            }
+        },
+    }
+    return {
+        "name": "clients",
+        "address": _address(host, port),
+        "per_connection_buffer_limit_bytes": _BODY_BYTES,
+        "filter_chains": [
+            {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
+        ],
+    }
+
+
+def _routes() -> list[dict[str, Any]]:
+    refused = {
+        "status": 501,
+        "body": {"inline_string": "This path changes or asks one server: call that server, not the router."},
+    }
+    routes: list[dict[str, Any]] = [
+        {"match": {"path_separated_prefix": path}, "direct_response": refused} for path in ONE_SERVER_PATHS
+    ]
+    own = [{"path": "/metrics"}, {"path_separated_prefix": "/dlinfer"}]
+    routes += [{"match": match, "route": {"cluster": _CONTROL, "timeout": "30s"}} for match in own]
+    to_replicas = {
+        "cluster": _REPLICAS,
+        "timeout": "0s",
+        "hash_policy": [{"header": {"header_name": "x-dlinfer-prefix"}}],
+        "retry_policy": {
+            "retry_on": "reset,connect-failure,refused-stream",
+            "num_retries": 5,
+            "retry_host_predicate": [
+                {
+                    "name": "envoy.retry_host_predicates.previous_hosts",
+                    "typed_config": {
+                        "@type": f"{_TYPE}.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+                    },
+                }
+            ],
+            "host_selection_retry_max_attempts": 8,
+            "retry_back_off": {"base_interval": "0.05s", "max_interval": "1s"},
+        },
+    }
+    return [*routes, {"match": {"prefix": "/"}, "route": to_replicas}]
+
+
+def _replicas_cluster(folder: Path) -> dict[str, Any]:
+    source = {"path": str(_replicas_file(folder)), "watched_directory": {"path": str(folder)}}
+    return _cluster(_REPLICAS) | {
+        "type": "EDS",
+        "eds_cluster_config": {
+            "eds_config": {"path_config_source": source, "resource_api_version": "V3"},
+        },
+        "lb_policy": "RING_HASH",
+        "common_lb_config": {
+            "healthy_panic_threshold": {"value": 0.0},
+            "update_merge_window": "0s",  # a replica that is well gets requests at once
+            "consistent_hashing_lb_config": {"hash_balance_factor": _MOST_LOAD_PERCENT},
+        },
+        "ignore_health_on_host_removal": True,
+        "health_checks": [
+            {
+                "timeout": "10s",
+                "interval": "2s",
+                "no_traffic_interval": "2s",
+                "unhealthy_threshold": 3,
+                "healthy_threshold": 1,
+                "http_health_check": {"path": "/health"},
+            }
+        ],
+    }
+
+
+def _cluster(name: str, urls: Iterable[str] = ()) -> dict[str, Any]:
+    limits = {"max_connections": 50_000, "max_pending_requests": 50_000, "max_requests": 50_000}
+    return {
+        "name": name,
+        "connect_timeout": "5s",
+        "load_assignment": _endpoints(name, urls),
+        "circuit_breakers": {"thresholds": [limits | {"max_retries": 50_000}]},
+        "per_connection_buffer_limit_bytes": 1 << 20,
+        "typed_extension_protocol_options": {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+                "@type": f"{_TYPE}.extensions.upstreams.http.v3.HttpProtocolOptions",
+                # uvicorn closes a connection that was idle for 5 seconds.
+                "common_http_protocol_options": {"idle_timeout": "4s"},
+                "explicit_http_config": {"http_protocol_options": {}},
+            }
+        },
+    }
+
+
+def _endpoints(name: str, urls: Iterable[str]) -> dict[str, Any]:
+    endpoints = [{"endpoint": {"address": _address(*host_and_port(url))}} for url in urls]
+    return {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]}
+
+
+def _address(host: str, port: int) -> dict[str, Any]:
+    return {"socket_address": {"address": host, "port_value": port}}
+
+
+def host_and_port(url: str) -> tuple[str, int]:
+    """Host and port of ``http://HOST:PORT``."""
+    host, _, port = url.removeprefix("http://").rstrip("/").rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _filter(name: str, config: dict[str, Any]) -> dict[str, Any]:
+    kind = {"lua": "Lua", "router": "Router"}[name]
+    config = {"@type": f"{_TYPE}.extensions.filters.http.{name}.v3.{kind}"} | config
+    return {"name": f"envoy.filters.http.{name}", "typed_config": config}
+
+
+def _lua() -> str:
+    return Path(__file__).with_name("affinity.lua").read_text()

@@ -1,0 +1,70 @@
+"""Membership of this machine's servers at the router of another one."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from dlinfer.serve.control import JOIN_PATH, LEASE_SECONDS
+from dlinfer.serve.errors import JoinError
+
+logger = logging.getLogger("dlinfer")
+
+
+def local_address(router_url: str) -> str:
+    """Return this machine's address as the router's machine sees it. Raises JoinError for a URL without a host."""
+    parts = urlsplit(router_url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise JoinError(url=router_url, detail="it is not http://HOST:PORT", advice="correct --join.")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((parts.hostname, parts.port or 80))  # sends nothing
+            return probe.getsockname()[0]
+    except OSError as error:
+        raise JoinError(
+            url=router_url, detail=str(error), advice="correct --join, or start the router first."
+        ) from None
+
+
+class Membership:
+    """Names the ready servers to the router until it is cancelled; then takes them back.
+
+    ready: returns the URLs of the servers that answer now.
+    """
+
+    def __init__(self, router_url: str, key: str, ready: Callable[[], list[str]]) -> None:
+        self._url = router_url.rstrip("/") + JOIN_PATH
+        self._key, self._ready = key, ready
+        self._named: set[str] = set()
+
+    async def run(self) -> None:
+        """Run until cancelled. Raises JoinError when the router refuses; a router that is away is asked again."""
+        timeout = aiohttp.ClientTimeout(total=5)
+        async with aiohttp.ClientSession(timeout=timeout, headers={"x-join-key": self._key}) as client:
+            try:
+                while True:
+                    try:
+                        await self._name(client)
+                    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                        logger.warning("the router %s does not answer: %s", self._url, error)
+                    await asyncio.sleep(1)
+            finally:
+                await client.delete(self._url, json={"urls": sorted(self._named)})
+
+    async def _name(self, client: aiohttp.ClientSession) -> None:
+        ready = set(self._ready())
+        if gone := self._named - ready:
+            await client.delete(self._url, json={"urls": sorted(gone)})
+        async with client.put(self._url, json={"urls": sorted(ready)}) as answer:
+            if answer.status in (400, 403, 404, 405):
+                advice = (
+                    "give --join-key the same secret on both machines, and --join the URL of a dlinfer serve."
+                )
+                raise JoinError(url=self._url, detail=f"{answer.status} {await answer.text()}", advice=advice)
+        self._named = ready
+
+
+assert LEASE_SECONDS > 5  # several turns of the loop above

@@ -1,0 +1,95 @@
+"""Where replicas run: each gets CPUs of one NUMA node, as many threads as these can run, and the node's memory.
+
+Standard library only.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import floor
+from typing import Any
+
+from dlinfer.serve.errors import ReplicaCountError
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One replica's share of the machine.
+
+    cpus: logical CPUs that it may run on. threads: how many threads its kernels use.
+    node: the NUMA node whose memory it takes first; None is any.
+    """
+
+    cpus: tuple[int, ...]
+    threads: int
+    node: int | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.node is None else f", NUMA node {self.node}"
+        return f"{self.threads} thread{'s' * (self.threads > 1)} on CPUs {_ranges(self.cpus)}{where}"
+
+    def encode(self) -> str:
+        """Return the placement as one word of a command line."""
+        return f"{','.join(map(str, self.cpus))}/{self.threads}/{'' if self.node is None else self.node}"
+
+    @classmethod
+    def decode(cls, text: str) -> "Placement":
+        """Return the placement that ``encode`` wrote."""
+        cpus, threads, node = text.split("/")
+        return cls(tuple(map(int, cpus.split(","))), int(threads), int(node) if node else None)
+
+
+Cores = Mapping[int | None, Sequence[tuple[int, ...]]]
+"""NUMA node -> its cores, each as the logical CPUs of the core."""
+
+
+def place(nodes: Cores, quota: float | None, replicas: int | None) -> list[Placement]:
+    """Return the placement of each replica.
+
+    nodes: the cores that may be used. quota: CPUs' worth of time that all replicas share; None is no limit.
+    replicas: how many; None is one for each NUMA node.
+
+    Replicas are spread over nodes and share the cores of a node evenly. Raises ReplicaCountError for more replicas
+    than cores.
+    """
+    names = sorted(nodes, key=lambda node: -1 if node is None else node)
+    count = replicas or len(names)
+    cores = sum(map(len, nodes.values()))
+    if count > cores:
+        raise ReplicaCountError(count=count, cores=cores)
+    threads = cores if quota is None else max(1, floor(quota / count))
+    shares: list[tuple[int | None, list[tuple[int, ...]]]] = []
+    if count < len(names):  # a replica gets several nodes
+        for part in _parts(names, count):
+            node = part[0] if len(part) == 1 else None
+            shares.append((node, [core for name in part for core in nodes[name]]))
+    else:
+        numbers = [len(part) for part in _parts(range(count), len(names))]
+        for node, number in zip(names, numbers, strict=True):
+            shares += [(node, part) for part in _parts(nodes[node], number)]
+    return [
+        Placement(
+            cpus=tuple(sorted(cpu for core in share for cpu in core)),
+            threads=min(len(share), threads),
+            node=node if len(names) > 1 else None,
+        )
+        for node, share in shares
+    ]
+
+
+def _parts(items: Sequence[Any], count: int) -> list[list[Any]]:
+    """The items in ``count`` runs of nearly equal length, the longer ones first."""
+    size, longer = divmod(len(items), count)
+    ends = [size * at + min(at, longer) for at in range(count + 1)]
+    return [list(items[begin:end]) for begin, end in pairwise(ends)]
+
+
+def _ranges(cpus: Sequence[int]) -> str:
+    """``0-3,8`` for the numbers 0, 1, 2, 3 and 8."""
+    runs: list[list[int]] = []
+    for cpu in cpus:
+        if runs and runs[-1][-1] == cpu - 1:
+            runs[-1].append(cpu)
+        else:
+            runs.append([cpu])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

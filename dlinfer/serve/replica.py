@@ -1,0 +1,192 @@
+"""One server: started, watched, started again when it dies, and stopped when its requests are answered."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import aiohttp
+
+from dlinfer.serve import child
+from dlinfer.serve.errors import ReplicaStartError
+from dlinfer.serve.placement import Placement
+
+logger = logging.getLogger("dlinfer")
+
+_FAILED_STARTS = 3
+"""So many ends in a row before the first answer, and the replica is given up."""
+
+_LONGEST_PAUSE = 30.0
+_POLL_SECONDS = 0.5
+_WATCH_SECONDS = 5.0
+# /health says 503 when nothing has moved for a time of its own (LMDEPLOY_HEALTH_UNHEALTHY_AFTER). So much longer, and
+# the server is taken for stuck.
+_STUCK_SECONDS = 180.0
+_LOG_LINES = 30
+
+
+class Replica:
+    """A server on a port of its own.
+
+    number: of this replica, for logs. words: the command of the server. address: host and port that it listens on.
+    changed: called when the replica becomes ready or stops to be.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        words: Sequence[str],
+        address: tuple[str, int],
+        placement: Placement | None,
+        changed: Callable[[], None],
+    ) -> None:
+        self.number, self.placement = number, placement
+        self.url = f"http://{address[0]}:{address[1]}"
+        self.state = "starting"  # then "ready", "draining", "stopped"
+        self.restarts = 0
+        self.seconds_to_start = 0.0
+        self._words = words
+        self._changed = changed
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._log: deque[str] = deque(maxlen=_LOG_LINES)
+        self._ending = False
+        self._restarting = False
+        self._came_up = asyncio.Event()
+
+    @property
+    def ready(self) -> bool:
+        """Whether new requests may be sent here."""
+        return self.state == "ready"
+
+    async def run(self, alone: Callable[[], bool]) -> None:
+        """Keep the server running until ``stop``.
+
+        alone: whether no other replica serves now. Raises ReplicaStartError after several failed starts, if so.
+        """
+        failed = 0
+        while not self._ending:
+            begun = time.monotonic()
+            process = await self._start()
+            if await self._until_ready(process):
+                failed = 0
+                self.seconds_to_start = time.monotonic() - begun
+                self._set("ready")
+                self._came_up.set()
+                await self._watch(process)
+            else:
+                failed += 1
+            status = await process.wait()
+            if self._ending:
+                break
+            self._set("starting")
+            if not self._restarting:
+                self.restarts += 1
+                logger.warning("replica %d ended with status %d; it is started again", self.number, status)
+            self._restarting = False
+            if failed >= _FAILED_STARTS and alone():
+                raise ReplicaStartError(number=self.number, times=failed, log="\n".join(self._log))
+            if failed:
+                await asyncio.sleep(min(2.0 ** (failed - 1), _LONGEST_PAUSE))
+        self._set("stopped")
+
+    async def stop(self) -> None:
+        """Let running requests finish, and end the server."""
+        self._ending = True
+        await self._end()
+
+    async def restart(self, routed_away: float) -> None:
+        """Stop the server when its requests are answered, start it again, and return when it answers.
+
+        routed_away: seconds after which no new request is sent here.
+        """
+        self._restarting = True
+        self._came_up.clear()
+        self._set("draining")
+        await asyncio.sleep(routed_away)
+        await self._end()
+        await self._came_up.wait()
+
+    def kill(self) -> None:
+        """End the server at once."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _end(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            await self._process.wait()
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        process = self._process = await asyncio.create_subprocess_exec(
+            *child.command(self.placement, *self._words),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            limit=1 << 20,
+            start_new_session=True,
+        )
+        self._reader = asyncio.create_task(self._read_log(process))
+        return process
+
+    async def _read_log(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        while True:
+            try:
+                line = await process.stdout.readline()
+            except ValueError:  # a line of over a MiB
+                continue
+            if not line:
+                return
+            text = line.decode(errors="replace").rstrip()
+            if '"GET /health HTTP/1.1" 200' in text:  # twice a second
+                continue
+            self._log.append(text)
+            sys.stdout.write(f"[{self.number}] {text}\n")
+            sys.stdout.flush()
+
+    async def _until_ready(self, process: asyncio.subprocess.Process) -> bool:
+        """Wait for the first answer. False: the process ended before."""
+        while process.returncode is None:
+            if await healthy(self.url):
+                return True
+            await asyncio.sleep(_POLL_SECONDS)
+        return False
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """Return when the process has ended; kill it when it is stuck."""
+        well = time.monotonic()
+        while process.returncode is None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _WATCH_SECONDS)
+                return
+            if self.state != "ready" or await healthy(self.url):
+                well = time.monotonic()
+            elif time.monotonic() - well > _STUCK_SECONDS:
+                logger.warning(
+                    "replica %d says 503 or nothing for %d s; it is killed", self.number, _STUCK_SECONDS
+                )
+                self.kill()
+
+    def _set(self, state: str) -> None:
+        if state != self.state:
+            self.state = state
+            self._changed()
+
+
+async def healthy(url: str) -> bool:
+    """Whether a server says that it is well."""
+    timeout = aiohttp.ClientTimeout(total=10)
+    with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as client,
+            client.get(f"{url}/health") as answer,
+        ):
+            return answer.status == 200
+    return False
