@@ -96,12 +96,12 @@ class Settings:
         "1: weights of linear arrive as [in, out] instead of [out, in]; LMDeploy reads the same variable and "
         "transposes them",
     )
-    cpu_kv_cache_gib: float = _setting(
-        4.0,
+    cpu_kv_cache_gib: float | None = _setting(
+        None,
         "DLINFER_CPU_KV_CACHE_GIB",
         _positive,
-        "GiB of KV cache on device cpu where the engine's own option (LMDeploy's cache_max_entry_count) was "
-        "left at its default; at most half of the free memory is taken",
+        "GiB of KV cache on device cpu if LMDeploy's cache_max_entry_count and num_gpu_blocks are not given. Empty: a "
+        "quarter of the free memory, or 4 GiB if that is more, but at most half of the free memory",
     )
     cpu_isa: str = _setting(
         "",
@@ -199,6 +199,9 @@ def describe() -> list[tuple[str, str, str]]:
 
 
 def _written(value: Any) -> str:
+    """Return a setting's value as text for the environment; None as the empty text, which leaves a variable unset."""
+    if value is None:
+        return ""
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 

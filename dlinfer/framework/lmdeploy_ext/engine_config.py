@@ -9,6 +9,7 @@ from dlinfer.framework.lmdeploy_ext.checks.options import features as refusals
 from dlinfer.framework.lmdeploy_ext.conversion import loading
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_configs
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks, devices, vendor_devices
+from dlinfer.framework.lmdeploy_ext.device.unchosen import is_given, mark_defaults
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
 from dlinfer.framework.patching import Original, replaces
 from dlinfer.vendor import discovery
@@ -30,8 +31,9 @@ def _post_init(original: Original, self: Any) -> None:
     vendor_devices.check_available(device_type)
     refusals.check_engine_config(self)
     cache_blocks.choose(self)
+    mark_defaults(self, "cache_max_entry_count", "max_prefill_token_num")
     chosen = discovery.device(devices.torch_device(device_type)).max_prefill_tokens
-    if chosen is not None and self.max_prefill_token_num == LMDEPLOY_DEFAULT_PREFILL:
+    if chosen is not None and not is_given(self.max_prefill_token_num):
         self.max_prefill_token_num = chosen
     # The original asserts that device, dtype and the KV cache's quantisation are listed. So these fields hold listed
     # values during the call, and the original still runs all its other checks.
@@ -46,10 +48,6 @@ def _post_init(original: Original, self: Any) -> None:
         if kv_quantisation.is_served(policy):
             self.quant_policy = type(self.quant_policy)(policy)
     activation.activate(device_type)
-
-
-LMDEPLOY_DEFAULT_PREFILL = 8192
-"""LMDeploy's default of ``max_prefill_token_num``; this value counts as "not chosen by the user"."""
 
 
 @replaces("lmdeploy.utils:get_max_batch_size", why="asserts that device_type is one of four")

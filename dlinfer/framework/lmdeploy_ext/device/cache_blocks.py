@@ -60,3 +60,17 @@ def _adjust_block_size(original: Original, self: Any) -> None:
         self.cache_config.kernel_block_size = needed
         self.cache_config.block_size = max(self.cache_config.block_size, needed)
         self.model_config.block_size = self.cache_config.block_size
+
+
+@replaces(
+    "lmdeploy.pytorch.engine.executor.base:ExecutorBase._maybe_disable_unsupported_prefix_caching",
+    why="turns prefix caching off for models with a sliding window, whose blocks it drops outside the window",
+    when=activation.is_on,
+    essential=False,
+)
+def _keep_prefix_caching(original: Original, self: Any, *, check_window: bool = True) -> None:
+    config = self.cache_config
+    if config.enable_prefix_caching and (config.window_size or 0) > 0:
+        # Blocks outside the window stay, for sequences that begin alike. Attention masks by the layer's own window.
+        config.window_size = -1
+    original(self, check_window=check_window)

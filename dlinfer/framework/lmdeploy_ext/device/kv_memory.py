@@ -5,13 +5,14 @@ much memory is free. Host memory is shared with other processes, and zeroing a c
 device with shared memory:
 
 - the free memory is what this process may still use, by its cgroup's limit, not the host's RAM;
-- an explicit ``cache_max_entry_count`` is a fraction of that free memory, as on a card;
-- LMDeploy's default of 0.8 means "not chosen": then the cache gets ``DLINFER_CPU_KV_CACHE_GIB``, but never more
-  than half of the free memory.
+- a ``cache_max_entry_count`` that the user gave is a fraction of that free memory, as on a card;
+- without it the cache gets ``DLINFER_CPU_KV_CACHE_GIB``;
+- without both it gets a quarter of the free memory, or 4 GiB if that is more, but at most half of the free memory.
 
 On every device of ours:
 
-- a cache that is not sized by ``num_gpu_blocks`` holds at most ``max_batch_size`` sequences of ``session_len`` tokens;
+- a cache of a size that nobody chose holds at most ``max_batch_size`` sequences of ``session_len`` tokens, unless
+  prefix caching keeps the tokens of earlier sequences too;
 - an explicit ``num_gpu_blocks`` is used unchanged, if it fits.
 
 With tp=N each rank has its part of the free memory and of ``DLINFER_CPU_KV_CACHE_GIB``.
@@ -23,11 +24,11 @@ from typing import Any
 from dlinfer import settings
 from dlinfer.errors import MemoryPlanError
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device.unchosen import is_given
 from dlinfer.framework.patching import Original, replaces
 
 logger = logging.getLogger("dlinfer")
 
-LMDEPLOY_DEFAULT_FRACTION = 0.8
 _SMALLEST = 16  # blocks: LMDeploy refuses fewer, and shrinks its prefill to get that many
 _GIB = 1 << 30
 _ADVICE = (
@@ -39,21 +40,6 @@ _ADVICE = (
 def gib(size: float) -> str:
     """Return a number of bytes as text, in GiB or MiB."""
     return f"{size / _GIB:.2f} GiB" if size >= _GIB / 100 else f"{size / (1 << 20):.2f} MiB"
-
-
-def plan_blocks(
-    *, free: int, block_bytes: int, fraction: float, default_bytes: int | None, useful_blocks: int | None
-) -> int:
-    """Return the number of KV cache blocks.
-
-    free: bytes this process may still allocate. block_bytes: bytes of one block over all layers. fraction: the engine's
-    cache_max_entry_count. default_bytes: the budget if no fraction was chosen; None if memory is not shared.
-    useful_blocks: the most blocks that can ever be filled, or None if a session may have any length.
-    """
-    chosen = fraction != LMDEPLOY_DEFAULT_FRACTION
-    budget = free * fraction if chosen or default_bytes is None else min(default_bytes, free / 2)
-    blocks = int(budget // block_bytes)
-    return blocks if useful_blocks is None else min(blocks, useful_blocks)
 
 
 @replaces(
@@ -77,14 +63,52 @@ def _cache_config(original: Original, engine_config: Any) -> Any:
     return cache_config
 
 
-def _useful_blocks(cache_config: Any) -> int | None:
-    session_len = getattr(cache_config, "dlinfer_session_len", None)
-    if session_len is None:
+def _chosen_gib() -> float | None:
+    """Return the setting DLINFER_CPU_KV_CACHE_GIB on a device with shared memory; None elsewhere or if it is unset."""
+    return settings.current().cpu_kv_cache_gib if activation.device().memory().shared else None
+
+
+def _chosen_bytes(config: Any, free: int, ranks: int) -> int | None:
+    """Return the bytes of a rank's KV cache that the user chose, or None. The parameters are plan_blocks's."""
+    if is_given(config.cache_max_entry_count):
+        return int(free * config.cache_max_entry_count)
+    chosen = _chosen_gib()
+    return None if chosen is None else int(chosen * _GIB / ranks)
+
+
+def _default_bytes(config: Any, free: int, ranks: int) -> int:
+    """Return the bytes of a rank's KV cache that the user left to us. The parameters are plan_blocks's."""
+    if activation.device().memory().shared:
+        return min(max(4 * _GIB // ranks, free // 4), free // 2)
+    return int(free * config.cache_max_entry_count)
+
+
+def _useful_blocks(config: Any) -> int | None:
+    """Return the most blocks that running sequences can fill; None for any number.
+
+    config: a CacheConfig. Prefix caching also keeps blocks of sequences that have ended.
+    """
+    session_len = getattr(config, "dlinfer_session_len", None)
+    if session_len is None or config.enable_prefix_caching:
         return None
     # One block more for each sequence that is not aligned with blocks, and one for the token being generated.
-    per_sequence = -(-session_len // cache_config.block_size) + 2
-    needed = per_sequence * cache_config.max_batches + cache_config.num_reserved_gpu_blocks
-    return max(needed, _SMALLEST)
+    per_sequence = -(-session_len // config.block_size) + 2
+    return max(per_sequence * config.max_batches + config.num_reserved_gpu_blocks, _SMALLEST)
+
+
+def plan_blocks(config: Any, free: int, block_bytes: int, ranks: int = 1) -> int:
+    """Return the number of KV cache blocks.
+
+    config: a CacheConfig. free: bytes that each rank may still allocate. block_bytes: of one block over all layers.
+    ranks: the processes of tensor parallelism, which share the host's memory.
+    """
+    if config.num_gpu_blocks:
+        return config.num_gpu_blocks
+    chosen = _chosen_bytes(config, free, ranks)
+    if chosen is not None:
+        return chosen // block_bytes
+    blocks, useful = _default_bytes(config, free, ranks) // block_bytes, _useful_blocks(config)
+    return blocks if useful is None else min(blocks, useful)
 
 
 def _of_first_rank(executor: Any, sizes: Any) -> int:
@@ -104,34 +128,39 @@ def _update_num_gpu_blocks(
         return
     config, free = self.cache_config, min(free_mems)
     block_bytes = _of_first_rank(self, cache_block_sizes)
-    shared = activation.device().memory().shared
-    blocks = config.num_gpu_blocks or plan_blocks(
-        free=free,
-        block_bytes=block_bytes,
-        fraction=config.cache_max_entry_count,
-        default_bytes=int(settings.current().cpu_kv_cache_gib * _GIB / len(free_mems)) if shared else None,
-        useful_blocks=_useful_blocks(config),
-    )
+    option, blocks = _size_option(config), plan_blocks(config, free, block_bytes, len(free_mems))
     size = gib(blocks * block_bytes)
     if blocks < _SMALLEST or blocks * block_bytes > free:
-        fraction = f"cache_max_entry_count={config.cache_max_entry_count}"
-        asked = f"{fraction} ({size}; at least {_SMALLEST} blocks are needed)"
-        if config.num_gpu_blocks:
-            asked = f"num_gpu_blocks={blocks} ({size})"
+        asked = f"{option} ({size}; at least {_SMALLEST} blocks are needed)"
         raise _too_large(asked, blocks, block_bytes, free)
     config.num_gpu_blocks = blocks
     if spec_cache_config is not None:  # a draft model's cache has as many blocks as the target's
         spec_cache_config.num_gpu_blocks = blocks
     logger.info(
-        "KV cache: %d blocks of %d tokens = %s of %s that this process may still use. To change it: "
-        "cache_max_entry_count (a fraction, now %s%s) or num_gpu_blocks in PytorchEngineConfig%s.",
+        "KV cache: %d blocks of %d tokens = %s of %s that this process may still use, by %s. To change it: "
+        "cache_max_entry_count (a fraction) or num_gpu_blocks in PytorchEngineConfig%s.",
         blocks,
         config.block_size,
         size,
         gib(free),
-        config.cache_max_entry_count,
-        f"; {LMDEPLOY_DEFAULT_FRACTION} counts as not chosen" if shared else "",
+        option,
         _or_setting(),
+    )
+
+
+def _size_option(config: Any) -> str:
+    """Return the option that decides the size of the KV cache, with its value. config: a CacheConfig."""
+    if config.num_gpu_blocks:
+        return f"num_gpu_blocks={config.num_gpu_blocks}"
+    fraction, chosen = config.cache_max_entry_count, _chosen_gib()
+    if is_given(fraction):
+        return f"cache_max_entry_count={fraction}"
+    if chosen is not None:
+        return f"DLINFER_CPU_KV_CACHE_GIB={chosen:g}"
+    return (
+        "default"
+        if activation.device().memory().shared
+        else f"the default cache_max_entry_count={float(fraction)}"
     )
 
 

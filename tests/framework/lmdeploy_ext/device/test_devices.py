@@ -11,8 +11,7 @@ from lmdeploy.pytorch.backends import get_backend
 
 from dlinfer import settings
 from dlinfer.errors import UnknownVendorError
-from dlinfer.framework.lmdeploy_ext import engine_config
-from dlinfer.framework.lmdeploy_ext.device import activation, devices, kv_memory, vendor_devices
+from dlinfer.framework.lmdeploy_ext.device import activation, devices, vendor_devices
 from dlinfer.framework.lmdeploy_ext.layers.positions import windows
 from dlinfer.framework.lmdeploy_ext.running import backend
 from dlinfer.framework.lmdeploy_ext.running.backend import OpsBackend
@@ -58,14 +57,14 @@ def test_a_device_type_is_ours_where_a_vendor_puts_frameworks_on_it(plugins):
 
 @pytest.mark.parametrize(
     ("device", "given", "chosen"),
-    [("cpu", engine_config.LMDEPLOY_DEFAULT_PREFILL, 1024), ("cpu", 4096, 4096), ("acme", 8192, 8192)],
+    [("cpu", {}, 1024), ("cpu", {"max_prefill_token_num": 8192}, 8192), ("acme", {}, 8192)],
 )
 def test_a_prefill_is_as_large_as_the_vendor_says_where_the_user_says_nothing(
     plugins, monkeypatch, device, given, chosen
 ):
     plugins("acme", vendor("acme"))
     monkeypatch.setattr(activation, "activate", lambda device_type: None)  # another may be active
-    config = PytorchEngineConfig(device_type=device, max_prefill_token_num=given)
+    config = PytorchEngineConfig(device_type=device, **given)
     assert config.max_prefill_token_num == chosen
 
 
@@ -138,12 +137,6 @@ def test_a_vendor_of_kernels_alone_runs_eagerly(runner, plugins):
     discovery.use("acme")
     with settings.override(engine=""):
         assert runner() == "EagerRunner"
-
-
-def test_a_device_s_own_memory_is_taken_as_on_a_card():
-    numbers = {"free": 100 << 20, "block_bytes": 1 << 20, "fraction": 0.8, "useful_blocks": None}
-    assert kv_memory.plan_blocks(**numbers, default_bytes=None) == 80
-    assert kv_memory.plan_blocks(**numbers, default_bytes=10 << 20) == 10
 
 
 def test_lmdeploy_is_told_what_the_vendor_says_of_memory(monkeypatch):
