@@ -103,6 +103,20 @@ class Settings:
         "GiB of KV cache on device cpu if LMDeploy's cache_max_entry_count and num_gpu_blocks are not given. Empty: a "
         "quarter of the free memory, or 4 GiB if that is more, but at most half of the free memory",
     )
+    cpu_step_seconds: float = _setting(
+        0.25,
+        "DLINFER_CPU_STEP_SECONDS",
+        _positive,
+        "seconds between two tokens of a stream while LMDeploy's device cpu also reads other requests' prompts: each "
+        "step reads as many prompt tokens as this time allows, by measurement; prompts wait longer if it is smaller",
+    )
+    cpu_prompt_seconds: float = _setting(
+        2.0,
+        "DLINFER_CPU_PROMPT_SECONDS",
+        _positive,
+        "seconds of a step of LMDeploy's device cpu that only reads prompts, at most max_prefill_token_num tokens: new "
+        "and cancelled requests wait as long",
+    )
     cpu_isa: str = _setting(
         "",
         "DLINFER_CPU_ISA",

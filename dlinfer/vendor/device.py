@@ -82,8 +82,9 @@ class Device(ABC):
     max_batch_size: the default number of sequences decoded together.
     max_prefill_tokens: the default number of prompt tokens computed together; None leaves it to the framework.
         Sequences that decode meanwhile wait for the whole chunk.
-    prefill_tokens_beside_decoding: the number of tokens in a step that mixes prompts and decoding; None leaves it to
-        the framework.
+    seconds_beside_decoding: how long a step may take that mixes decoding and prompts, and therefore how many prompt
+        tokens it reads. None leaves it to the framework.
+    seconds_of_prompts: how long a step may take that only reads prompts; at most ``max_prefill_tokens`` of them.
     graph_class: the name of the graph class in ``streams``, such as "CUDAGraph". None if the vendor's kernels cannot be
         captured because they need host numbers that ``host_numbers`` cannot provide.
     padding_length: the number of keys of a padding row in a captured step: 0, or 1 if the kernels document no length of
@@ -95,7 +96,8 @@ class Device(ABC):
     communicator: str
     max_batch_size: int
     max_prefill_tokens: int | None = None
-    prefill_tokens_beside_decoding: int | None = None
+    seconds_beside_decoding: float | None = None
+    seconds_of_prompts: float | None = None
     graph_class: str | None = None
     padding_length: int = 0
     tensor_parallel: bool = False

@@ -33,7 +33,9 @@ ISA_VARIABLES = (
 
 A library reads each once in a process, and so does this module."""
 
-UNKEYED_SETTINGS = frozenset({"cache_dir", "cpu_kv_cache_gib", "debug", "sophgo_timeout"})
+UNKEYED_SETTINGS = frozenset(
+    {"cache_dir", "cpu_kv_cache_gib", "cpu_prompt_seconds", "cpu_step_seconds", "debug", "sophgo_timeout"}
+)
 """Settings that no compiled code depends on. Every other setting is part of every key."""
 
 OPTION_SETTINGS = frozenset({"engine", "engine_options", "fallback", "small_regions", "vendor"})

@@ -4,6 +4,7 @@ import os
 
 from torch import Tensor
 
+from dlinfer import settings
 from dlinfer.vendor.cpu.host import shares
 from dlinfer.vendor.cpu.host.memory import usable_memory
 from dlinfer.vendor.cpu.host.threads import fit_threads
@@ -16,15 +17,14 @@ class CpuDevice(Device):
     tensor_parallel = True
     # Memory bandwidth bounds decode on a CPU: past some tens of sequences a larger batch only adds latency.
     max_batch_size = 64
-    # Products of 512 rows already run at the CPU's peak, and each thousand tokens delay decoding sequences by seconds.
+    # Products of 512 rows run at the CPU's peak already, and more rows take longer for nothing.
     max_prefill_tokens = 1024
-    # The tokens of a decoding stream then come half a second apart (0.5B, two cores). Products of 256 rows lose a
-    # tenth.
-    prefill_tokens_beside_decoding = 256
 
     def __init__(self) -> None:
         self.streams = HostStreams()
         self._share: shares.MemoryShare | None = None
+        self.seconds_beside_decoding = settings.current().cpu_step_seconds
+        self.seconds_of_prompts = settings.current().cpu_prompt_seconds
         fit_threads()
         _keep_few_primitives()
 

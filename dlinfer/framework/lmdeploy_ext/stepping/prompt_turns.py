@@ -11,29 +11,46 @@ from typing import Any
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths
 from dlinfer.framework.lmdeploy_ext.stepping import ending_sequences as last_tokens
+from dlinfer.framework.lmdeploy_ext.stepping import prompt_pace
 from dlinfer.framework.patching import Original, replaces
 
 FOLLOWED = "dlinfer_followed"
 """Key of a decoding step's forward inputs: whether a portion of prompts will be sent right after it."""
 
 
-def _portion(maker: Any, is_ahead: bool) -> int | None:
-    """Return the most prompt tokens for a step while sequences decode; None for LMDeploy's own limit.
+RANKS_BESIDE = 256
+"""Prompt tokens of a step that also decodes, if several ranks compute it: their steps are not timed."""
+
+
+def _takes_turns(maker: Any, is_ahead: bool) -> bool:
+    """Whether decoding and portions of prompts take turns: some sequence decodes on, and prompts may be divided.
 
     maker: LMDeploy's InputsMaker. is_ahead: whether the previous step is still being computed.
     """
-    if rope_lengths.governs(maker) or not last_tokens.decodes_on(maker, is_ahead):
-        return None
-    beside = activation.device().prefill_tokens_beside_decoding
-    if beside is None:
-        return None
-    return max(beside - len(maker.running_seqs), maker.scheduler.cache_config.block_size)
+    if activation.device().seconds_beside_decoding is None or rope_lengths.governs(maker):
+        return False
+    return last_tokens.decodes_on(maker, is_ahead)
 
 
-def _set_limits(maker: Any, portion: int | None) -> None:
-    """Set the scheduler's and the chunks' limit of prompt tokens, between two forwards; None for LMDeploy's own."""
+def _prompt_limit(maker: Any, is_ahead: bool) -> int | None:
+    """Return the most prompt tokens for the next step; None for LMDeploy's own limit. maker, is_ahead: as above."""
+    device, decodes = activation.device(), _takes_turns(maker, is_ahead)
+    seconds = device.seconds_beside_decoding if decodes else device.seconds_of_prompts
+    if seconds is None or rope_lengths.governs(maker):
+        return None
+    if not _is_one_process(maker.executor):
+        return RANKS_BESIDE if decodes else None
+    block = maker.scheduler.cache_config.block_size
+    return max(block, prompt_pace.of(maker.executor.model_agent).tokens(seconds, decodes=decodes))
+
+
+def _set_limits(maker: Any, limit: int | None) -> None:
+    """Set the limit of prompt tokens for the scheduler and for the chunks of a long prompt; None for LMDeploy's own.
+
+    To be called between two forwards.
+    """
     most = maker.config.max_prefill_token_num
-    limit = most if portion is None else min(most, portion)
+    limit = most if limit is None else min(most, limit)
     chunker = maker.long_context_chunker
     if limit == chunker.max_prefill_token_num == most:
         return
@@ -61,7 +78,7 @@ _MAKER = "lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync"
     essential=False,
 )
 def _do_prefill(original: Original, self: Any) -> bool:
-    if _portion(self, is_ahead=True) is None:
+    if not _takes_turns(self, is_ahead=True):
         return original(self)
     return self._last_forward_kind == "decode" and _has_prompts(self)
 
@@ -79,14 +96,14 @@ def _make_forward_inputs(
     if is_ahead and not prefill and _would_decode_in_vain(self):
         last_tokens.note(self, None)
         return None
-    _set_limits(self, _portion(self, is_ahead))
+    _set_limits(self, _prompt_limit(self, is_ahead))
     step = original(self, prefill, enable_empty)
     last_tokens.note(self, step)
     if step is None or not activation.is_synchronous() or not _is_one_process(self.executor):
         return step
     # A step that decodes because no prompt could be admitted is followed by another one.
     decodes = step["inputs"] is None and step["delta"] is not None
-    takes_turns = decodes and not prefill and _portion(self, is_ahead=True) is not None
+    takes_turns = decodes and not prefill and _takes_turns(self, is_ahead=True)
     step[FOLLOWED] = takes_turns and _has_prompts(self)
     return step
 

@@ -19,7 +19,7 @@ import torch
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.faults.sampling.steps import texts_of
-from dlinfer.framework.lmdeploy_ext.stepping import joined_forward, prompt_turns
+from dlinfer.framework.lmdeploy_ext.stepping import joined_forward, prompt_pace, prompt_turns
 from dlinfer.framework.lmdeploy_ext.stepping.joined_forward import Step
 from dlinfer.framework.patching import Original, replaces
 from dlinfer.utils import computing
@@ -131,7 +131,7 @@ def _steps_of(agent: Any) -> StepThread | None:
 async def _step(original: Original, self: Any, *args: Any, **kwargs: Any) -> None:
     followed = kwargs.pop(prompt_turns.FOLLOWED, False)
     steps = _steps_of(self)
-    step = functools.partial(original, self, *args, **kwargs)
+    step: Step = functools.partial(original, self, *args, **kwargs)
     if steps is None:
         await step()
         return
@@ -143,13 +143,14 @@ async def _step(original: Original, self: Any, *args: Any, **kwargs: Any) -> Non
     held: list[dict[str, Any]] = []
     following = functools.partial(_following, original, self, held)
     if second is None:
-        await steps.run(step, following, era)
+        await steps.run(prompt_pace.timed(self, step, kwargs.get("inputs"), decodes=False), following, era)
     elif joined_forward.can_join(self, kwargs, second):
         second.pop(prompt_turns.FOLLOWED, None)
         prompts = functools.partial(original, self, **second)
-        await steps.run(functools.partial(joined_forward.joined, self, step, prompts, second), following, era)
+        both = functools.partial(joined_forward.joined, self, step, prompts, second)
+        await steps.run(prompt_pace.timed(self, both, second.get("inputs"), decodes=True), following, era)
     else:
-        await steps.run(step, era=era)
+        await steps.run(prompt_pace.timed(self, step, kwargs.get("inputs"), decodes=False), era=era)
         held.append(second)
     for taken in held:
         if steps.era == era:
@@ -166,7 +167,8 @@ def _following(original: Original, agent: Any, held: list[dict[str, Any]]) -> St
         ready = joined_forward.received(agent, agent._in_que.get_nowait())
         if not ready.get(prompt_turns.FOLLOWED):
             ready.pop(prompt_turns.FOLLOWED, None)
-            return functools.partial(original, agent, **ready)
+            step = functools.partial(original, agent, **ready)
+            return prompt_pace.timed(agent, step, ready.get("inputs"), decodes=False)
         held.append(ready)
     return None
 

@@ -15,7 +15,7 @@ from lmdeploy.pytorch.engine.inputs_maker import InputsMakerAsync
 from lmdeploy.pytorch.messages import MessageStatus
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.stepping import prompt_turns
+from dlinfer.framework.lmdeploy_ext.stepping import prompt_pace, prompt_turns
 from examples.tiny_models.build import build
 
 BLOCK = 64
@@ -44,7 +44,7 @@ class Maker:
         self.long_context_chunker = SimpleNamespace(
             enabled=lambda: chunk is not None, max_prefill_token_num=MOST, max_prefill_num=MOST, seq=chunk
         )
-        self.executor = object()
+        self.executor = SimpleNamespace(model_agent=object())
 
     def make(self, prefill: bool, ahead: bool = False, **payload: Any) -> dict[str, Any] | None:
         """Inputs as the patched method makes them, where the original gives ``payload``.
@@ -54,13 +54,25 @@ class Maker:
         return prompt_turns._make_forward_inputs.build(lambda *_: payload or None)(self, prefill, ahead)
 
 
+class Pace:
+    """A pace at which a step reads BESIDE tokens beside decoding, and MOST without."""
+
+    beside = BESIDE
+
+    @classmethod
+    def tokens(cls, seconds: float, *, decodes: bool) -> int:
+        assert seconds == (0.25 if decodes else 2.0)
+        return cls.beside if decodes else MOST
+
+
 do_prefill = prompt_turns._do_prefill.build(lambda maker: True)
 DECODES = {"inputs": None, "delta": object()}
 
 
 @pytest.fixture
 def on_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = SimpleNamespace(prefill_tokens_beside_decoding=BESIDE)
+    device = SimpleNamespace(seconds_beside_decoding=0.25, seconds_of_prompts=2.0)
+    monkeypatch.setattr(prompt_pace, "of", lambda agent: Pace)
     monkeypatch.setattr(activation, "_active", "cpu")
     monkeypatch.setattr(activation, "device", lambda: device)
     monkeypatch.setattr(activation, "is_synchronous", lambda: True)
@@ -92,14 +104,25 @@ class TestTurns:
 
 @pytest.mark.usefixtures("on_host")
 class TestLimits:
-    def test_sequences_that_decode_take_their_tokens_of_it(self):
+    def test_a_step_beside_decoding_reads_what_its_time_allows(self):
         maker = Maker(running=3, last="decode")
         maker.make(prefill=True)
-        assert maker.scheduler.cache_config.max_prefill_token_num == BESIDE - 3
-        assert maker.long_context_chunker.max_prefill_token_num == BESIDE - 3
+        assert maker.scheduler.cache_config.max_prefill_token_num == BESIDE
+        assert maker.long_context_chunker.max_prefill_token_num == BESIDE
 
-    def test_a_block_is_left_beside_any_number_of_them(self):
-        maker = Maker(running=BESIDE, last="decode")
+    def test_ranks_are_not_timed(self, monkeypatch):
+        monkeypatch.setattr(prompt_turns, "_is_one_process", lambda executor: False)
+        monkeypatch.setattr(prompt_pace, "of", None)
+        maker = Maker(running=3, last="decode")
+        maker.make(prefill=True)
+        assert maker.long_context_chunker.max_prefill_token_num == prompt_turns.RANKS_BESIDE
+        maker.running_seqs = []
+        maker.make(prefill=True)
+        assert maker.long_context_chunker.max_prefill_token_num == MOST
+
+    def test_a_block_is_read_however_little_time_is_left(self, monkeypatch):
+        monkeypatch.setattr(Pace, "beside", 8)
+        maker = Maker(running=1, last="decode")
         maker.make(prefill=True)
         assert maker.long_context_chunker.max_prefill_token_num == BLOCK
 
@@ -113,7 +136,7 @@ class TestLimits:
     def test_the_limit_comes_back_when_nobody_decodes(self):
         maker = Maker(running=1, last="decode", chunk=sequence(2000))
         maker.make(prefill=True)
-        assert maker.long_context_chunker.max_prefill_num == BESIDE - 1
+        assert maker.long_context_chunker.max_prefill_num == BESIDE
         maker.running_seqs = []
         maker.make(prefill=True)
         assert maker.long_context_chunker.max_prefill_num == MOST
@@ -123,8 +146,8 @@ class TestLimits:
     def test_a_step_has_no_more_than_the_limit_however_little_is_left_of_a_prompt(self, rest):
         maker = Maker(running=1, last="decode", chunk=sequence(rest))
         maker.make(prefill=True)
-        assert maker.long_context_chunker.max_prefill_num == BESIDE - 1
-        assert maker.long_context_chunker.max_prefill_token_num == BESIDE - 1
+        assert maker.long_context_chunker.max_prefill_num == BESIDE
+        assert maker.long_context_chunker.max_prefill_token_num == BESIDE
 
     def test_lengths_that_must_be_computed_at_once_stay(self):
         maker = Maker(running=1, last="decode")

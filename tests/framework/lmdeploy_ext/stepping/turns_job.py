@@ -11,7 +11,7 @@ from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
 
 from dlinfer.framework.lmdeploy_ext.running import graph_runner
 from dlinfer.framework.lmdeploy_ext.stepping import joined_forward
-from dlinfer.vendor.cpu.device import CpuDevice
+from dlinfer.framework.lmdeploy_ext.stepping.prompt_pace import PromptPace
 
 LIMIT = 48
 BLOCK = 16
@@ -72,7 +72,7 @@ def run(model: str, eager: bool, caching: bool) -> dict[str, Any]:
 
 def main() -> None:
     _, model, mode = sys.argv
-    CpuDevice.prefill_tokens_beside_decoding = LIMIT
+    PromptPace.tokens = lambda self, seconds, *, decodes: LIMIT if decodes else 1024
     joined_forward._Joined = Counted  # pyright: ignore[reportPrivateUsage]
     told = {
         name: run(model, mode == "eager", caching)
