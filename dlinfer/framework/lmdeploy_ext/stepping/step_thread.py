@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import functools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +53,7 @@ class StepThread:
         self._steps = asyncio.new_event_loop()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="dlinfer-step")
         self._host: asyncio.AbstractEventLoop | None = None
+        self._clock: int | None = None
 
     async def run(
         self, step: Step, following: Callable[[], Step | None] = lambda: None, era: int | None = None
@@ -75,6 +77,7 @@ class StepThread:
 
     def _run(self, first: Step, following: Callable[[], Step | None], era: int) -> None:
         computing.listen(self._computes)
+        self._clock = time.pthread_getcpuclockid(threading.get_ident())
         step: Step | None = first
         while step is not None:
             with self.idle, torch.inference_mode():  # each thread has its own mode
@@ -110,6 +113,12 @@ class StepThread:
         """Drop the steps taken so far and their outputs, as nobody waits for them. The caller holds ``idle``."""
         self.era += 1
         self._outputs.clear()
+
+    def computed_seconds(self) -> int:
+        """Return the CPU time of the steps' thread in whole seconds; 0 before its first step."""
+        if self._clock is None:
+            return 0
+        return int(time.clock_gettime(self._clock))
 
     def close(self) -> None:
         """Wait for the step under way and end the thread."""
@@ -218,3 +227,17 @@ def _release(original: Original, self: Any) -> None:
         steps.close()
         setattr(self, _NAME, None)
     original(self)
+
+
+@replaces(
+    "lmdeploy.pytorch.engine.engine:Engine.get_local_health_status",
+    why="takes one step of more than LMDEPLOY_HEALTH_UNHEALTHY_AFTER seconds for an engine that hangs",
+    essential=False,
+)
+def _health(original: Original, self: Any) -> dict[str, Any]:
+    """Count each second that a step computes as progress of the scheduler. A step that waits for ever makes none."""
+    status = original(self)
+    steps: StepThread | None = getattr(getattr(self.executor, "model_agent", None), _NAME, None)
+    if steps is not None and status["schedule_metrics"] is not None:
+        status["schedule_metrics"].scheduler_tick += steps.computed_seconds()
+    return status

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -330,3 +331,38 @@ def test_a_model_that_runs_eagerly_tells_that_it_computes():
     runner = backend.EagerRunner(Model(), unused, unused, unused, torch.device("cpu"))
     before = computing.count()
     assert runner(x=3) == (3, before + 1)
+
+
+def test_a_step_that_computes_is_progress_for_health_and_one_that_waits_is_none(agent):
+    status = step_thread._health.build(
+        lambda engine: {"alive": True, "schedule_metrics": SimpleNamespace(scheduler_tick=7)}
+    )
+    engine = SimpleNamespace(executor=SimpleNamespace(model_agent=agent))
+
+    def tick() -> int:
+        return status(engine)["schedule_metrics"].scheduler_tick
+
+    async def main() -> None:
+        assert tick() == 7
+        steps = step_thread._steps_of(agent)
+
+        async def compute() -> None:
+            while time.thread_time() < 2.1:
+                sum(range(1000))
+
+        await steps.run(compute)
+        computed = tick()
+        assert computed >= 9
+
+        async def wait() -> None:
+            await asyncio.sleep(1.1)
+
+        await steps.run(wait)
+        assert tick() == computed
+
+    run(main())
+
+
+def test_an_engine_without_steps_has_lmdeploys_health():
+    status = step_thread._health.build(lambda engine: {"alive": False, "schedule_metrics": None})
+    assert status(SimpleNamespace(executor=SimpleNamespace())) == {"alive": False, "schedule_metrics": None}
