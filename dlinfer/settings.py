@@ -68,6 +68,12 @@ def _positive(variable: str, text: str) -> float:
     return value
 
 
+def _count(variable: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise SettingError(variable=variable, given=text, expected="a whole number above 0")
+    return int(text)
+
+
 def _setting(default: Any, variable: str, parse: Callable[[str, str], Any], doc: str) -> Any:
     return field(default=default, metadata={"variable": variable, "parse": parse, "doc": doc})
 
@@ -146,6 +152,20 @@ class Settings:
         _choice("int8"),
         "int8: 33 rows or more that meet a weight of 4 bits are rounded to 8 bits, by row and group of at most 128, on "
         "CPUs with AVX-512 VNNI. Prompts are read faster, rounded as OpenVINO rounds them. Empty keeps the rows",
+    )
+    max_requests: int | None = _setting(
+        None,
+        "DLINFER_MAX_REQUESTS",
+        _count,
+        "requests that LMDeploy's api_server holds at once, running and waiting; the next one is answered 429 with "
+        "Retry-After; empty is no limit",
+    )
+    request_seconds: float | None = _setting(
+        None,
+        "DLINFER_REQUEST_SECONDS",
+        _positive,
+        "seconds after which LMDeploy's api_server cancels a request: it is answered 504, or its stream is cut; a "
+        "request's header X-Request-Timeout may ask for less; empty is no limit",
     )
     engine: str = _setting(
         "",

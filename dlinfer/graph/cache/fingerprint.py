@@ -34,7 +34,17 @@ ISA_VARIABLES = (
 A library reads each once in a process, and so does this module."""
 
 UNKEYED_SETTINGS = frozenset(
-    {"cache_dir", "cpu_kv_cache_gib", "cpu_prompt_seconds", "cpu_step_seconds", "debug", "sophgo_timeout"}
+    {
+        *(
+            "cache_dir",
+            "debug",
+            "sophgo_timeout",
+            "cpu_kv_cache_gib",
+            "cpu_prompt_seconds",
+            "cpu_step_seconds",
+        ),
+        *("max_requests", "request_seconds"),
+    }
 )
 """Settings that no compiled code depends on. Every other setting is part of every key."""
 

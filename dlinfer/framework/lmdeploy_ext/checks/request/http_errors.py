@@ -3,9 +3,11 @@
 LMDeploy's endpoints handle only the errors that they expect; any other error becomes a bare 500.
 """
 
+import functools
 from typing import Any
 
 from dlinfer.errors import GenerationOptionError, UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.checks.request.limits import Limits
 from dlinfer.framework.lmdeploy_ext.device import activation, kv_memory
 from dlinfer.framework.patching import Original, replaces
 
@@ -23,9 +25,13 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+_limits = Limits()
+
+
 @replaces(
     "lmdeploy.serve.utils.server_utils:EngineSleepingMiddleware.__call__",
-    why="stands around every endpoint, where an error that none of them expects is a bare 500",
+    why="stands around every endpoint, where an error that none of them expects is a bare 500, and requests have no "
+    "limits",
     essential=False,
 )
 async def answer_refusal(original: Original, self: Any, scope: Any, receive: Any, send: Any) -> None:
@@ -39,7 +45,7 @@ async def answer_refusal(original: Original, self: Any, scope: Any, receive: Any
         await send(message)
 
     try:
-        await original(self, scope, receive, watched)
+        await _limits.run(functools.partial(original, self), scope, receive, watched)
     except (GenerationOptionError, UnsupportedFeatureError) as error:
         if started:  # the status is already sent
             raise

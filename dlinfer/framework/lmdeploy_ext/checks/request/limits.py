@@ -1,0 +1,139 @@
+"""Bounds the requests of LMDeploy's api_server: how many it holds at once, and how long each may take.
+
+LMDeploy queues requests without limit and computes each to its end, although its client may have stopped waiting.
+"""
+
+import asyncio
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from dlinfer import settings
+
+ROUTES = frozenset(
+    [
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/generate",
+        "/pooling",
+        "/get_ppl",
+    ]
+)
+"""Paths whose requests the engine computes. Other paths, such as /health, have no limits."""
+HEADER = b"x-request-timeout"
+"""A request's own limit, in seconds. It cannot exceed the server's."""
+
+_KEPT = 32
+_LONGEST_RETRY = 60
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+class Limits:
+    """The requests that a server holds, and the seconds that its last requests took."""
+
+    def __init__(self) -> None:
+        self._held = 0
+        self._seconds: deque[float] = deque(maxlen=_KEPT)
+
+    async def run(self, app: App, scope: Any, receive: Any, send: Any) -> None:
+        """Let an ASGI application answer a request within the limits of the settings; otherwise answer 429 or 504."""
+        if scope["type"] != "http" or scope["method"] != "POST" or _path(scope) not in ROUTES:
+            await app(scope, receive, send)
+            return
+        most = settings.current().max_requests
+        if most is not None and self._held >= most:
+            await self._refuse(most, scope, receive, send)
+            return
+        self._held += 1
+        start = time.monotonic()
+        try:
+            await _within(_deadline(scope), app, scope, receive, send)
+        finally:
+            self._held -= 1
+            self._seconds.append(time.monotonic() - start)
+
+    async def _refuse(self, most: int, scope: Any, receive: Any, send: Any) -> None:
+        text = f"The server holds {most} requests already and takes no more (DLINFER_MAX_REQUESTS). Try again later."
+        response = _error(scope, "ENGINE_UNAVAILABLE", 429, text)
+        response.headers["Retry-After"] = str(self._retry_after(most))
+        await response(scope, receive, send)
+
+    def _retry_after(self, most: int) -> int:
+        """Return the seconds after which one of the held requests is likely to have ended."""
+        mean = sum(self._seconds) / len(self._seconds) if self._seconds else 0.0
+        return min(max(1, math.ceil(mean / most)), _LONGEST_RETRY)
+
+
+def _path(scope: Any) -> str:
+    return scope["path"].removeprefix(scope.get("root_path", ""))
+
+
+def _deadline(scope: Any) -> float | None:
+    """Return the seconds that a request may take; None for any time."""
+    own = [_seconds(value) for name, value in scope["headers"] if name == HEADER]
+    limits = [seconds for seconds in (settings.current().request_seconds, *own) if seconds is not None]
+    return min(limits, default=None)
+
+
+def _seconds(text: bytes) -> float | None:
+    """Return the seconds of a header; None if they are no positive number."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < math.inf else None
+
+
+async def _within(seconds: float | None, app: App, scope: Any, receive: Any, send: Any) -> None:
+    """Run an application; cancel it after ``seconds`` and tell the client so: by a 504, or in the stream.
+
+    LMDeploy's endpoints take a cancellation for the end of the answer, so what they send afterwards is dropped.
+    """
+    started: dict[bytes, bytes] | None = None
+
+    async def watched(message: Any) -> None:
+        nonlocal started
+        if limit.expired():
+            return
+        if message["type"] == "http.response.start":
+            started = dict(message["headers"])
+        await send(message)
+
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            await app(scope, receive, watched)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+    if not limit.expired():
+        return
+    text = f"The answer was not complete after {seconds:g} s, the time limit of this request."
+    response = _error(scope, "REQUEST_CANCELLED", 504, text)
+    if started is None:
+        await response(scope, receive, send)
+    elif started.get(b"content-type", b"").startswith(b"text/event-stream"):
+        await send({"type": "http.response.body", "body": _event(response.body)})
+
+
+def _event(body: bytes) -> bytes:
+    """Return an error's JSON body as the last event of a stream, as OpenAI's and Anthropic's clients read it."""
+    error = json.loads(body)
+    if error.get("type") == "error":
+        return b"event: error\ndata: " + json.dumps(error).encode() + b"\n\n"
+    return b"data: " + json.dumps({"error": error.get("error", error)}).encode() + b"\n\n"
+
+
+def _error(scope: Any, code: str, status: int, text: str) -> Any:
+    """Return a response with an error in the protocol of the request's path. code: a member of LMDeploy's ErrorCode."""
+    from lmdeploy.serve.core.exceptions import ErrorCode, RequestError
+    from lmdeploy.serve.utils.server_utils import protocol_error_response
+
+    error = RequestError(getattr(ErrorCode, code), text)
+    error.status_code = status
+    return protocol_error_response(_path(scope), error)
