@@ -113,8 +113,8 @@ class Settings:
         0.25,
         "DLINFER_CPU_STEP_SECONDS",
         _positive,
-        "seconds between two tokens of a stream while LMDeploy's device cpu also reads other requests' prompts: each "
-        "step reads as many prompt tokens as this time allows, by measurement; prompts wait longer if it is smaller",
+        "seconds between two tokens of a stream while LMDeploy's device cpu also reads prompts. A step reads as many "
+        "prompt tokens as this time allows, by measurement. A smaller time lets prompts wait longer",
     )
     cpu_prompt_seconds: float = _setting(
         2.0,

@@ -55,14 +55,13 @@ def of(agent: Any) -> PromptPace:
 
 def timed(agent: Any, step: Step, inputs: Any, *, decodes: bool) -> Step:
     """Return a step that also records its time. inputs: its ModelInputs of prompts, None if it only decodes."""
-    reads = inputs is not None and not inputs.is_decoding
     if inputs is not None and inputs.is_dummy:
         return step
+    tokens = 0 if inputs is None or inputs.is_decoding else inputs.input_ids.numel()
 
     async def run() -> None:
         start = time.perf_counter()
         await step()
-        tokens = inputs.input_ids.numel() if reads else 0
-        of(agent).note(time.perf_counter() - start, tokens, decodes=decodes or not reads)
+        of(agent).note(time.perf_counter() - start, tokens, decodes=decodes or tokens == 0)
 
     return run

@@ -50,15 +50,15 @@ def _set_limits(maker: Any, limit: int | None) -> None:
     To be called between two forwards.
     """
     most = maker.config.max_prefill_token_num
-    limit = most if limit is None else min(most, limit)
+    tokens = most if limit is None else min(most, limit)
     chunker = maker.long_context_chunker
-    if limit == chunker.max_prefill_token_num == most:
+    if tokens == chunker.max_prefill_token_num == most:
         return
     from lmdeploy.pytorch.long_context import get_long_context_chunk_limit
 
-    maker.scheduler.cache_config.max_prefill_token_num = chunker.max_prefill_token_num = limit
+    maker.scheduler.cache_config.max_prefill_token_num = chunker.max_prefill_token_num = tokens
     if chunker.enabled():
-        chunker.max_prefill_num = get_long_context_chunk_limit(chunker.seq, limit)
+        chunker.max_prefill_num = get_long_context_chunk_limit(chunker.seq, tokens)
 
 
 def _has_prompts(maker: Any) -> bool:

@@ -78,5 +78,8 @@ def test_a_step_is_timed_as_what_it_does(monkeypatch, of, decodes, noted):
     async def step() -> None:
         pass
 
-    asyncio.run(prompt_pace.timed(SimpleNamespace(), step, of, decodes=decodes)())
+    async def main() -> None:
+        await prompt_pace.timed(SimpleNamespace(), step, of, decodes=decodes)()
+
+    asyncio.run(main())
     assert found == ([noted] if noted else [])

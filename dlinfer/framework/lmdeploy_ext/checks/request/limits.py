@@ -105,8 +105,9 @@ async def _within(seconds: float | None, app: App, scope: Any, receive: Any, sen
             started = dict(message["headers"])
         await send(message)
 
+    limit = asyncio.timeout(seconds)
     try:
-        async with asyncio.timeout(seconds) as limit:
+        async with limit:
             await app(scope, receive, watched)
     except TimeoutError:
         if not limit.expired():
