@@ -233,7 +233,7 @@ def describe() -> list[tuple[str, str, str]]:
 
 
 def _written(value: Any) -> str:
-    """Return a setting's value as text for the environment; None as the empty text, which leaves a variable unset."""
+    """Return a setting as text for the environment; empty for None, which leaves a variable unset."""
     if value is None:
         return ""
     return str(int(value)) if isinstance(value, bool) else str(value)

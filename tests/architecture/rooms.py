@@ -66,7 +66,7 @@ ARROWS: dict[str, str] = {
     "graph.report graph.options graph.engine graph.bound_call framework.lmdeploy_ext.errors "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.sampling framework.lmdeploy_ext.layers "
     "framework.lmdeploy_ext.vision",
-    "dlinfer.framework.lmdeploy_ext.checks": "errors framework framework.lmdeploy_ext.versions "
+    "dlinfer.framework.lmdeploy_ext.checks": "errors settings framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.errors framework.lmdeploy_ext.device framework.lmdeploy_ext.conversion "
     "framework.lmdeploy_ext.layers framework.lmdeploy_ext.faults.sampling "
     "framework.lmdeploy_ext.faults.models",
