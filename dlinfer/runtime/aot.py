@@ -42,13 +42,14 @@ def compile(
     module: a module, in the mode (eval, train) to compile it in, or an ExportedProgram.
     args, kwargs: an example call; not needed for an ExportedProgram.
     dynamic_shapes: which sizes may change, as for torch.export. If a size's range starts at 0 or 1
-        (``Dim("batch", min=1, max=64)``), a trial run at these sizes decides whether the artifact serves them.
-    engine: name of the graph engine; overrides the option.
+        (``Dim("batch", min=1, max=64)``), a trial run at size 0 or 1 decides whether the artifact accepts that size.
+    engine: name of the graph engine; overrides ``engine`` in ``options``.
     options: as for ``torch.compile(backend="dlinfer", options=...)``.
 
     Returns an Artifact, callable like the module for inference; it shares the module's weights. Raises CaptureError if
-    torch.export cannot capture the module, or if the module behaves differently at a requested size of 1. Raises
-    CompileOptionError, EngineUnavailableError and, under the fallback policy ``error``, GraphFallbackError.
+    torch.export cannot capture the module, or if ``dynamic_shapes`` asks for size 1 and the module computes something
+    else at that size. Raises CompileOptionError, EngineUnavailableError and, under the fallback policy ``error``,
+    GraphFallbackError.
     """
     if is_autocast_enabled() and not isinstance(module, ExportedProgram):
         raise CaptureError(
@@ -121,10 +122,11 @@ def _export(
 
 
 def _with_plain_strides(example: torch.Tensor) -> torch.Tensor:
-    """Return the example; if it is contiguous, with the strides that torch gives a new tensor of its sizes.
+    """Return the example; a contiguous one gets the strides that torch gives a new tensor of its sizes.
 
-    A dimension of size 1 may have any stride, and torch.export would take an unusual one for another dynamic size. A
-    lazily conjugated or negated example is resolved, as it is in each call.
+    In a contiguous tensor, a dimension of size 1 may still have any stride. torch.export would mistake an unusual
+    stride for a second dynamic size. A lazily conjugated or negated example is resolved first; each call also resolves
+    its inputs.
     """
     example = resolved(example)
     plain = torch.empty(example.shape, device="meta").stride()

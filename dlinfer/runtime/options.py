@@ -25,7 +25,8 @@ class SessionOptions:
 
     engine: name of the graph engine; None takes the engine that the artifact was compiled for.
     engine_options: the engine's own options, name -> value. They override the options stored in the artifact.
-    fallback: what happens to nodes that the engine refuses, as in CompileOptions; None takes DLINFER_FALLBACK.
+    fallback: what happens to nodes that the engine refuses: ``allow``, ``warn`` or ``error``; None takes
+        DLINFER_FALLBACK.
     cache_dir: folder for the engine's compiled files; None takes DLINFER_CACHE_DIR.
     io: ``caller``: each call brings its input and output tensors; ``owned``: the session allocates them once, at the
         highest sizes, and ``get_input_tensor`` and similar calls return them.
@@ -43,7 +44,7 @@ class SessionOptions:
     allow_ops: tuple[str, ...] = ()
 
     AFTER_SETUP = ("io", "enable_metrics", "enable_profiling")
-    """The options that may change while a session is set up; other options need ``reset`` first."""
+    """The options that may change after ``Session.setup``; for others, call ``Session.reset`` first."""
 
     def __post_init__(self) -> None:
         for name, (expected, is_valid) in _EXPECTED.items():
@@ -67,7 +68,7 @@ class SessionOptions:
         return cls().changed(_from_yaml(options) if isinstance(options, (str, Path)) else options or {})
 
     def changed(self, changes: Mapping[str, object]) -> "SessionOptions":
-        """Return these options with ``changes`` applied."""
+        """Return a copy of the options with these values changed."""
         known = self.names()
         for name, value in changes.items():
             if name not in known:

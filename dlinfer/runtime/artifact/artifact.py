@@ -20,10 +20,10 @@ from dlinfer.runtime.artifact.stage import Stage
 class Artifact:
     """The result of ``dlinfer.compile``. It shares the module's weights.
 
-    It copies only weights that torch holds lazily conjugated or negated.
+    Only weights that torch holds lazily conjugated or negated are copied.
 
-    interface: one port for each leaf of (args, kwargs), and one for each output.
-    stored: the stage that ``save`` writes, or a text that says why the artifact cannot be saved.
+    interface: describes each tensor or number in (args, kwargs) and each output, one port for each.
+    stored: the stage that ``save`` writes, or the reason, as text, why the artifact cannot be saved.
     """
 
     run: CompiledGraph
@@ -62,12 +62,12 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Bundle:
-    """The result of ``dlinfer.bundle``. entries: name -> the entry's stages, one for each shape profile."""
+    """The result of ``dlinfer.bundle``. entries: name -> the artifacts of that entry, one for each set of sizes."""
 
     entries: Mapping[str, tuple[Artifact, ...]]
 
     def __getitem__(self, entry: str) -> Artifact:
-        """Return the first stage of an entry. Raises SessionCallError for an unknown entry."""
+        """Return the (first) artifact of an entry. Raises SessionCallError for an unknown entry."""
         if entry not in self.entries:
             raise SessionCallError(what="entry", name=entry, detail=f"it has {', '.join(self.entries)}")
         return self.entries[entry][0]

@@ -38,7 +38,7 @@ _LENGTH = struct.Struct("<Q")
 _OLD_END = re.compile(rb"dlinfer-artifact [0-9a-f]{64}")
 _LARGEST_JSON = 1 << 28
 _COARSEST_STEP = 2_000_000_000
-"""The coarsest step of a file system's times, in nanoseconds: FAT counts in steps of two seconds."""
+"""The coarsest resolution of file times, in nanoseconds: FAT stores them in steps of two seconds."""
 
 
 # --- writing
@@ -59,7 +59,10 @@ def json_bytes(data: Json) -> bytes:
 def write_container(
     sink: IO[bytes] | SealedWriter, manifest: Json, contents: Mapping[str, Member | bytes]
 ) -> None:
-    """Write the header, the members in order, the manifest and the digests. The first member is aligned."""
+    """Write the header, the members in order, the manifest and the digests.
+
+    The first member starts at a multiple of 64 bytes.
+    """
     members = {
         name: part if isinstance(part, Member) else Member(len(part), [part])
         for name, part in (*contents.items(), (MANIFEST, json_bytes(manifest)))
@@ -137,8 +140,9 @@ class MappedFile:
 class Container:
     """A container that was checked from end to end.
 
-    members: name -> contents, not copied: a view of the bytes, or of a private mapping of ``file``. Writes to the
-    mapping stay in this process. manifest: its data. digests: name -> SHA-256 of the header and of each member.
+    members: name -> the member's contents, not copied. They are a view of the bytes in memory, or of a private mapping
+    of ``file``: writes to that mapping stay in this process.
+    manifest: the parsed JSON of the manifest. digests: name -> SHA-256, of the header and of each member.
     """
 
     source: str
@@ -150,7 +154,8 @@ class Container:
     def check_unchanged(self, *, contents: bool = False) -> None:
         """Raise ArtifactCorruptError if the file's size or times changed since it was opened.
 
-        contents: also compare the digests of all members if a write could have left the times unchanged.
+        contents: also compare the digests of all members, if the file was so new when it was opened that a later write
+        may show the same time.
         """
         if self.file is None:
             return
@@ -205,7 +210,9 @@ def open_container(origin: Path | Buffer, source: str, key: bytes | str | None =
 
 
 def _checked(whole: memoryview) -> tuple[dict[str, memoryview], dict[str, bytes]]:
-    """Return each member's contents, not copied, and the digests. Raises CodecError or the errors of malformed data."""
+    """Return two dicts: name -> contents (not copied), and name -> digest. Raises CodecError; a malformed header may
+    raise other errors.
+    """
     if len(whole) < _LENGTH.size:
         raise CodecError("it ends too early")
     (length,) = _LENGTH.unpack_from(whole)

@@ -27,10 +27,11 @@ from dlinfer.runtime.options import SessionOptions
 
 @dataclass
 class LoadedStage:
-    """A stage that can run once ``weights`` are set. A call takes the bound inputs and returns all graph results.
+    """A stage that can run once ``weights`` are set. It is called with the bound inputs and returns all results.
 
-    results: name and port of each result; the port is None for a result that is no tensor.
-    numbers: the numbers of its weights in the file. written: the numbers of the weights that the graph writes.
+    results: (name, port) of each result; the port is None for a result that is no tensor.
+    numbers: for each weight, its index among the file's tensors. written: those indices of weights that the graph
+    writes.
     lock: held during each run. Stages that must not run at once share a lock.
     """
 
@@ -48,11 +49,11 @@ class LoadedStage:
 
 
 def load_stage(artifact: ReadArtifact, stage: Stage[int], options: SessionOptions) -> LoadedStage:
-    """Lower the stored graph through its engine. The caller sets the weights.
+    """Lower the graph of a stage through its engine. The caller then sets the stage's weights.
 
     Raises ArtifactCorruptError, EngineUnavailableError, and CompileOptionError for options that the engine lacks.
-    Raises TorchStateChangedError if the graph needs another default dtype, and CaptureError if a call cannot check an
-    assumption of the engine. Raises GraphFallbackError under the fallback policy ``error``.
+    Raises TorchStateChangedError if the graph needs another default dtype, and CaptureError if the engine adds a guard
+    that calls cannot check. Raises GraphFallbackError under the fallback policy ``error``.
     """
     return run_plain(_load_stage, (artifact, stage, options))
 
@@ -88,7 +89,7 @@ def _load_stage(artifact: ReadArtifact, stage: Stage[int], options: SessionOptio
 
 
 def read_stage(artifact: ReadArtifact, stage: Stage[int], options: SessionOptions) -> ReadGraph:
-    """Return the graph of a stage, after every op ran on fake tensors. Raises ArtifactCorruptError."""
+    """Rebuild the graph of a stage and run every op on fake tensors. Raises ArtifactCorruptError if that fails."""
     try:
         with refuse_malformed():
             numbers = range(stage.graph["weights"], len(stage.tensors))

@@ -25,9 +25,10 @@ T = TypeVar("T", torch.Tensor, int)
 class Stage(Generic[T]):
     """One graph of an entry, for the sizes that its interface allows.
 
-    engine_options: the engine's options that a file stores. small_regions, eager_ops: as in CompileOptions.
-    requirement: the settings of torch that the graph depends on.
-    graph: the graph as JSON. tensors: its weights, then its constants; for a stage read from a file, their numbers.
+    engine_options: the options of the engine that are stored in files. small_regions: whether the engine also compiles
+    small regions. eager_ops: the ops that always run eagerly.
+    requirement: the settings of torch that the graph depends on. graph: the graph as JSON.
+    tensors: the graph's weights, then its constants. A stage from a file has indices among the file's tensors instead.
     results: the names of all results. Results that are tensors are also the interface's outputs.
     entry: the name of the stage's entry in a file.
     """
@@ -48,7 +49,7 @@ class Stage(Generic[T]):
 def stage_of(
     exported: Exported, interface: Interface, engine: Engine, options: CompileOptions, model: str
 ) -> Stage[torch.Tensor] | str:
-    """Return a graph, after its passes, as a stage; if it cannot be stored, return the reason as a text."""
+    """Return a graph on which the passes ran as a stage, or the reason, as text, why it cannot be stored."""
     if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in exported.weights):
         return "a weight is of a class of its own"
     graph_module = exported.captured.graph_module

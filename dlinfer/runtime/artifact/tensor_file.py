@@ -23,7 +23,7 @@ PLAIN_DTYPES = frozenset(
         *"float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu".split(),
     )
 )
-"""The dtypes that a tensor in a file may have: those with whole bytes for each element."""
+"""The dtypes that a tensor in a file may have: an element takes one byte or several, never a part of one."""
 
 _CHUNK = 1 << 24
 
@@ -36,7 +36,7 @@ class TensorTable:
     _known: dict[tuple[int, Layout], int] = field(default_factory=dict[tuple[int, Layout], int])
 
     def add(self, tensor: torch.Tensor) -> int:
-        """Return the number of a tensor. Two tensors with equal address and layout have the same number."""
+        """Add a tensor and return its index. Two tensors with equal address and layout get the same index."""
         detail = ""
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             detail = f"it has layout {tensor.layout} on {tensor.device}"
@@ -51,7 +51,7 @@ class TensorTable:
         return number
 
     def offsets(self) -> dict[int, int]:
-        """Return number -> the tensor's byte offset in the member, in the member's order."""
+        """Return tensor index -> byte offset in the member, sorted as the tensors lie in the member."""
         spans = [(tensor.data_ptr(), Layout.of(tensor).span, str(tensor.device)) for tensor in self.tensors]
         offsets: dict[int, int] = {}
         end = 0
@@ -128,10 +128,10 @@ def read_layouts(items: Json) -> list[tuple[Layout, int]]:
 
 
 class TensorFile:
-    """The tensors of an artifact from a file. CPU tensors use the file's memory; others lie on their device."""
+    """The tensors of an artifact from a file. CPU tensors use the file's memory; others are copied to their device."""
 
     def __init__(self, placed: Sequence[tuple[Layout, int]], container: Container, member: str) -> None:
-        """Check and keep the tensors of one member. placed: each tensor's layout and its offset in the member.
+        """Check the layouts of the tensors in one member. placed: (layout, offset in the member) of each tensor.
 
         Raises ArtifactCorruptError for a tensor that is misaligned or ends beyond the member.
         """
@@ -156,7 +156,10 @@ class TensorFile:
         return self._tensors[number]
 
     def copies(self, written: Collection[int]) -> dict[int, torch.Tensor]:
-        """Return number -> copy, for these tensors and all that overlap them. The copies overlap in the same way."""
+        """Return index -> copy, for the tensors ``written`` and all that overlap them.
+
+        The copies overlap in the same way as the tensors.
+        """
         copies: dict[int, torch.Tensor] = {}
         for numbers in self._blocks:
             if frozenset(written).isdisjoint(numbers):
@@ -180,7 +183,7 @@ def _laid_out(memory: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def _writable(memory: memoryview) -> memoryview:
-    """Return the same memory without its read-only mark, which makes torch warn; see ``TensorFile.tensor``."""
+    """Return the same memory, not marked as read-only: for a read-only buffer, torch would warn."""
     if not memory.readonly or not len(memory):
         return memory
     array = numpy.frombuffer(memory, numpy.uint8)

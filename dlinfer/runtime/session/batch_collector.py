@@ -29,8 +29,8 @@ class BatchCollector:
     ) -> None:
         """Allocate the batch, or take ``tensor`` as its memory.
 
-        shape: [batch, ...]. tensor: a contiguous tensor of this shape to fill; its dtype and device then replace the
-        arguments. Raises BatchCollectorError.
+        shape: [batch, ...]. tensor: a contiguous tensor of this shape to fill. Its dtype and device replace the
+        arguments ``dtype`` and ``device``. Raises BatchCollectorError.
         """
         self._shape, self._dtype = tuple(shape), dtype if tensor is None else tensor.dtype
         if not shape or not all(type(size) is int and size >= 0 for size in shape):
@@ -56,7 +56,7 @@ class BatchCollector:
     def collect(self, array: object) -> int:
         """Copy a sample into the first free place and return the place's id.
 
-        array: a numpy array or torch tensor of the batch's shape without its first dimension. Raises
+        array: a numpy array or torch tensor; its shape is the batch's shape without the first dimension. Raises
         BatchCollectorError if no place is free or the sample's shape or dtype does not fit.
         """
         sample = self._sample(array)
@@ -89,7 +89,7 @@ class BatchCollector:
         return batch_id
 
     def free(self, indexes: Iterable[int]) -> None:
-        """Mark samples as free; they keep their content until they are collected again."""
+        """Mark the places with these ids as free. Their contents stay until a new sample is copied there."""
         batch_ids = [self._checked(index) for index in indexes]
         with self._lock:
             self._free.update(batch_ids)

@@ -1,4 +1,4 @@
-"""Run a stage repeatedly as fast as the engine goes: nothing is looked up, checked or converted between runs."""
+"""Run a stage repeatedly at the engine's full speed: nothing is looked up, checked or converted between runs."""
 
 import time
 from array import array
@@ -32,8 +32,8 @@ def benchmark(
 ) -> tuple[BenchmarkResult, "array[float]"]:
     """Run a stage repeatedly after a warm-up run; return the result, and each run's latency in seconds.
 
-    num_inferences: how many runs; inf_time: for how many seconds. Raises SessionCallError if both are given, or if a
-    limit is no positive number.
+    num_inferences: how many runs; inf_time: for how many seconds. Without either, 40 runs. Raises SessionCallError if
+    both are set, or if one is not a positive number.
     """
     runs = _runs(num_inferences, inf_time)
     limit = float("inf") if inf_time is None else inf_time

@@ -1,6 +1,6 @@
 """Queries of a session that work before ``setup``: entries, stages, inputs, outputs, and the session's own tensors.
 
-Method names and indexes follow Sophgo's ``sail.EngineLLM``: an entry is a graph there, a stage a shape profile.
+Method names and indexes follow Sophgo's ``sail.EngineLLM``, which calls an entry a graph.
 """
 
 from collections.abc import Mapping, Sequence
@@ -99,7 +99,7 @@ class Introspection:
         return list(self._port(entry, index, "inputs", stage).max_shape)
 
     def get_output_shape(self, entry: str, index: int, stage: int = 0) -> list[int]:
-        """Return the sizes of an output in a stage, as for inputs."""
+        """Return the sizes of an output in a stage. A dynamic size is its highest value, or -1 if it has no limit."""
         return list(self._port(entry, index, "outputs", stage).max_shape)
 
     def get_input_max_shape(self, entry: str, index: int) -> list[int]:
@@ -138,7 +138,7 @@ class Introspection:
         return _shapes_and_dtypes(self.signature(entry).inputs)
 
     def model_output_shape_dict(self, entry: str | None = None) -> dict[str, tuple[list[int], str]]:
-        """Return name -> (sizes, dtype) for each output, as for inputs."""
+        """Return name -> (sizes as ``get_output_shape`` returns them, numpy's name of the dtype) for each output."""
         return _shapes_and_dtypes(self.signature(entry).outputs)
 
     # --- the session's own tensors
@@ -146,31 +146,37 @@ class Introspection:
     def get_input_tensors(self, entry: str, tensor_name: str | None = None, stage: int = 0) -> Tensors:
         """Return index -> the session's own tensor, for each input or only for ``tensor_name``.
 
-        The tensors have the highest sizes. A run does not copy an input that is one of these tensors, or an
-        ``io_tensor`` view of one. The result is empty if addr_mode is 0.
+        Each tensor has the highest sizes of its input. Pass one of them, or its view from ``io_tensor``, as an input,
+        and the run does not copy it. The result is empty if ``get_addr_mode`` returns 0.
         """
         return self._own(entry, "inputs", stage, tensor_name) if self.get_addr_mode(entry) else {}
 
     def get_output_tensors(self, entry: str, tensor_name: str | None = None, stage: int = 0) -> Tensors:
-        """Return index -> the session's own tensor of each output, which every run overwrites."""
+        """Return index -> the session's own tensor, for each output or only for ``tensor_name``.
+
+        Every run overwrites these tensors. The result is empty if ``get_addr_mode`` returns 0.
+        """
         return self._own(entry, "outputs", stage, tensor_name) if self.get_addr_mode(entry) else {}
 
     def get_input_tensor(self, entry: str, index: int, stage: int = 0) -> torch.Tensor:
-        """Return the session's own tensor of an input. Raises SessionCallError if addr_mode is 0."""
+        """Return the session's own tensor of an input. Raises SessionCallError if ``get_addr_mode`` returns 0."""
         return self._own_one(entry, index, "inputs", stage)
 
     def get_output_tensor(self, entry: str, index: int, stage: int = 0) -> torch.Tensor:
-        """Return the session's own tensor of an output. Raises SessionCallError if addr_mode is 0."""
+        """Return the session's own tensor of an output. Raises SessionCallError if ``get_addr_mode`` returns 0."""
         return self._own_one(entry, index, "outputs", stage)
 
     def get_input_tensors_addrmode0(self, entry: str, stage: int = 0) -> Tensors:
-        """Return the tensors of ``get_input_tensors`` in any addr_mode. The caller keeps other runs from using them."""
+        """Return index -> the session's own tensor of each input, also if ``get_addr_mode`` returns 0.
+
+        The caller must ensure that no other run uses the tensors meanwhile.
+        """
         return self._own(entry, "inputs", stage)
 
     def get_output_tensors_addrmode0(self, entry: str, stage: int = 0) -> Tensors:
-        """Return the tensors of ``get_output_tensors`` in any addr_mode.
+        """Return index -> the session's own tensor of each output, also if ``get_addr_mode`` returns 0.
 
-        With addr_mode 0, a run writes these tensors only if the caller passes them as ``outputs``.
+        In that case, a run writes to these tensors only if the caller passes them as ``outputs``.
         """
         return self._own(entry, "outputs", stage)
 

@@ -1,7 +1,7 @@
 """Runtime memory of sessions: each session's own tensors for inputs and outputs.
 
-Two sessions may share one arena if they never need to run at once: each then waits for the other's run to end. Within
-a session nothing is shared: every stage of every entry has its own place in the arena.
+The tensors lie in an arena, one large tensor on each device. Two sessions may share an arena; while one of them runs,
+the other waits. Within a session nothing is shared: every stage of every entry has its own place in the arena.
 """
 
 import math
@@ -26,7 +26,7 @@ def ports_of(interface: Interface, side: Side) -> Sequence[Port]:
 
 
 def nbytes(port: Port) -> int | None:
-    """Return the bytes of an input or output at its highest sizes; None if a size has no highest value."""
+    """Return the size in bytes of an input or output at its highest sizes; None if a size has no highest value."""
     return None if -1 in port.max_shape else math.prod(port.max_shape) * port.dtype.itemsize
 
 
@@ -40,7 +40,8 @@ class RuntimeMemory:
     def reserve(self, device: torch.device, size: int) -> torch.Tensor:
         """Return the device's arena, of at least ``size`` bytes. Every caller gets the same memory.
 
-        If the arena is too small, a larger one replaces it. Earlier callers keep the old arena and share it no longer.
+        If the arena is too small, a larger one replaces it. Earlier callers keep the old arena, which later callers do
+        not get.
         """
         with self.lock:
             known = self._arenas.get(device)
@@ -87,7 +88,10 @@ class IoMemory:
         self._bytes = {place: arenas[port.device][starts[place] :] for place, port in ports.items()}
 
     def bytes_of(self, entry: str, stage: int, side: Side, port: Port) -> torch.Tensor:
-        """Return the arena's bytes from a port's place on. Raises SessionCallError if a size has no highest value."""
+        """Return the arena as bytes, from the start of a port's tensor to the end.
+
+        Raises SessionCallError if a size has no highest value.
+        """
         memory = self._bytes.get((entry, stage, side, port.name))
         if memory is None:
             detail = "a size of it has no highest value; compile with a Dim that has a max"

@@ -1,4 +1,4 @@
-"""The memory plan as JSON: the bytes of a stage's tensors, and the nodes between which each is needed."""
+"""The memory plan as JSON: for each tensor of a stage, its size in bytes, and its first and last node."""
 
 import math
 from collections import defaultdict
@@ -29,10 +29,11 @@ class _Life(TypedDict):
 
 
 def memory_plan(read: ReadGraph, interface: Interface, weights: Sequence[Layout]) -> dict[str, object]:
-    """Return the bytes that one stage needs at its highest sizes. Sizes without a limit count as compiled.
+    """Return how many bytes one stage needs at its highest sizes.
 
-    Every storage that a node allocates counts from that node to the last node that reads it. An engine that fuses
-    nodes needs less. Weights, inputs and outputs are listed separately.
+    A size without a limit counts with the value that the graph was compiled with. Every storage that a node allocates
+    counts from that node to the last node that reads it. An engine that fuses nodes needs less. Weights, inputs and
+    outputs are listed separately.
     """
     sizes = {name: high or interface.usual(name) for name, (_, high) in interface.symbols.items()}
     nodes = list(read.captured.graph_module.graph.nodes)
@@ -68,7 +69,7 @@ def memory_plan(read: ReadGraph, interface: Interface, weights: Sequence[Layout]
 
 
 def _nbytes(node: fx.Node, memory: int, sizes: Mapping[str, int], names: Mapping[object, str]) -> int | None:
-    """Return the bytes of the node's result in this storage; None if only a run determines its size."""
+    """Return the size in bytes of the node's result that lies in this storage; None if only a run determines it."""
     for leaf in pytree.tree_leaves(fake(node)):
         if isinstance(leaf, torch.Tensor) and storage_id(leaf) == memory:
             try:

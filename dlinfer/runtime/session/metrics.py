@@ -8,7 +8,7 @@ import numpy as np
 
 PERCENTILES = {"P25": 25.0, "P50": 50.0, "P75": 75.0, "P90": 90.0, "P99": 99.0, "P999": 99.9}
 KEPT = 100_000
-"""The number of latest latencies that percentiles are computed from. They take about 3 MiB."""
+"""Percentiles cover this many of the latest runs. Their latencies take about 3 MiB."""
 
 
 class Metrics:
@@ -43,7 +43,7 @@ class Metrics:
     def summary(self) -> dict[str, float]:
         """Return num_of_inferences, min_latency, max_latency, P25 to P999, total_inference_time and avg_latency.
 
-        Times are in seconds. Percentiles are numpy's: linear between the two latencies around the rank. If nothing was
+        Times are in seconds. Percentiles are interpolated linearly, as by ``numpy.percentile``. If nothing was
         recorded, the total is 0.0 and all other times are nan. The keys are those of Qualcomm's
         ``qaic.Session.get_metrics``.
         """

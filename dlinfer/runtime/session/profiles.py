@@ -15,7 +15,7 @@ from dlinfer.graph.ir.program import Function, Program
 from dlinfer.runtime.artifact.loading import LoadedStage
 
 PROFILED_RUNS = 10
-"""How many first runs are profiled. A profile slows a run down several times."""
+"""Only this many runs, the first ones, are profiled: profiling makes a run several times slower."""
 
 
 # --- op by op
@@ -25,7 +25,7 @@ PROFILED_RUNS = 10
 class OpTimes:
     """The time of one step of a run.
 
-    name: the names of its results. call: the op or region that it calls. line: the model's source line.
+    name: the names of the step's results. call: the op or region that the step calls. line: the model's source line.
     """
 
     name: str
@@ -36,9 +36,9 @@ class OpTimes:
 
 
 def time_ops(stage: LoadedStage, values: Sequence[object], path: str | Path | None = None) -> list[OpTimes]:
-    """Run once and time every step. A region is one step if its engine runs it with an executor of its own.
+    """Run once and return the time of every step. A region that its engine compiles into one function is one step.
 
-    path: a file that gets the rows as JSON.
+    path: a file to write the times to, as JSON.
     """
     graph = stage.run
     rows: list[OpTimes] = []
@@ -65,7 +65,7 @@ def _timed(
     rows: list[OpTimes],
     untimed: Collection[str] = (),
 ) -> Program:
-    """Return a program whose steps also append their times to ``rows``, except steps that call one of ``untimed``."""
+    """Return the program with steps that append their times to ``rows``. Steps that call one of ``untimed`` do not."""
     numbered = [replace(step, callee=f"{index} {step.callee}") for index, step in enumerate(program.steps)]
 
     def resolve(reference: str) -> Function:

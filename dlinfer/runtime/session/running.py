@@ -43,8 +43,8 @@ class Values:
         """Return name -> result, without results that are None.
 
         A result named in ``outputs`` is copied into the caller's tensor or array. Other results are numpy arrays if
-        all input arrays are, else tensors. Raises ArtifactInputError if a result does not fit its output, or if numpy
-        lacks its dtype.
+        all input arrays are, else tensors. Raises ArtifactInputError if a result does not fit the tensor or array in
+        ``outputs``, or if numpy lacks its dtype.
         """
         named: Results = {}
         for (name, port), result in zip(stage.results, results, strict=True):
@@ -60,10 +60,10 @@ class Values:
 
 
 def _tensor_of(port: Port, value: object) -> object:
-    """Return an input's value for the graph. A numpy array becomes a tensor that shares its memory.
+    """Return an input as the graph takes it: a numpy array becomes a tensor that shares its memory.
 
-    The array is copied only if its memory may not be written, or if the graph reads another device's memory. Raises
-    ArtifactInputError.
+    The array is copied only if it is read-only, or if the graph reads the input on another device. Raises
+    ArtifactInputError if the value does not fit.
     """
     if port.number or isinstance(value, torch.Tensor):
         return value
@@ -98,7 +98,7 @@ def _numpy_of(port: Port, tensor: torch.Tensor) -> Array:
 
 
 def check_outputs(interface: Interface, outputs: Mapping[str, object], symbols: Mapping[str, int]) -> None:
-    """Check a caller's output tensors and arrays before the run, so that a run that fails writes no cache.
+    """Check a caller's output tensors and arrays before the run, which may already write to a KV cache.
 
     A size that only the run determines is checked after the run. Raises SessionCallError for a name that is no
     output, and ArtifactInputError for a tensor or array that cannot hold the result.

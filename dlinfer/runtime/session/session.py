@@ -45,7 +45,8 @@ def load(
 ) -> "Session":
     """Open an artifact that ``artifact.save`` wrote, from a file or from its bytes.
 
-    devices: which devices to run on, by torch's name or index; by default the artifact's devices.
+    devices: which devices to run on, by torch's name or index; by default the devices that the artifact was compiled
+        for.
     flags: ``Flags.SHARE_MEM`` lets sessions run in the same memory, one at a time.
     options: SessionOptions as a dict, or a YAML file of them. key: for an encrypted artifact, its 32 bytes or the
         name of a registered decryption.
@@ -113,7 +114,7 @@ class Session(Introspection):
         """Map the weights and lower the graphs. Without this call, the first run does both.
 
         Raises ArtifactCorruptError if a graph is malformed, or if the file was written into after ``load``. Also
-        raises any error of finding and running the engine.
+        raises the errors of an engine that is missing or cannot compile the graph.
         """
         with self._setting_up:
             if self._running:
@@ -151,9 +152,9 @@ class Session(Introspection):
             stage.lock = self._memory.lock if alone else contextlib.nullcontext()
 
     def reset(self) -> None:
-        """Release all that ``setup`` allocated: weights, buffers, compiled graphs, io tensors.
+        """Release all that ``setup`` allocated: weights, buffers, compiled graphs, input and output tensors.
 
-        The next run sets the session up again, with buffers as the file stores them.
+        The next run sets the session up again. Buffers, such as KV caches, then have the values stored in the file.
         """
         self.wait()
         with self._setting_up:
