@@ -210,8 +210,9 @@ def open_container(origin: Path | Buffer, source: str, key: bytes | str | None =
 
 
 def _checked(whole: memoryview) -> tuple[dict[str, memoryview], dict[str, bytes]]:
-    """Return two dicts: name -> contents (not copied), and name -> digest. Raises CodecError; a malformed header may
-    raise other errors.
+    """Return two dicts: name -> contents (not copied), and name -> digest.
+
+    Raises CodecError; a malformed header may raise other errors.
     """
     if len(whole) < _LENGTH.size:
         raise CodecError("it ends too early")

@@ -49,7 +49,7 @@ class Stage(Generic[T]):
 def stage_of(
     exported: Exported, interface: Interface, engine: Engine, options: CompileOptions, model: str
 ) -> Stage[torch.Tensor] | str:
-    """Return a graph on which the passes ran as a stage, or the reason, as text, why it cannot be stored."""
+    """Return a graph, after its passes ran, as a stage. If it cannot be stored, return the reason as text."""
     if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in exported.weights):
         return "a weight is of a class of its own"
     graph_module = exported.captured.graph_module
