@@ -23,10 +23,14 @@ _MODULES = (
     eight_bit_linears, rows, four_bit_experts, four_bit_linears, causal_conv1d, gated_delta_rule, sparse,
 )  # fmt: skip
 
-KERNELS: dict[str, Kernel] = {
-    name: function
+_FUNCTIONS = [
+    (name, function)
     for module in _MODULES
     for name, function in vars(module).items()
     if name in registry() and getattr(function, "__module__", "") == module.__name__
-}
+]
+
+KERNELS: dict[str, Kernel] = dict(_FUNCTIONS)
 """Op -> the function of its name in one of these modules."""
+
+assert len(KERNELS) == len(_FUNCTIONS), "two functions have the name of one op"

@@ -81,7 +81,7 @@ def fused_moe_clamped(
     return _by_torch(hidden_states, stacks[::2], topk_weights, topk_ids, False, activated, stacks[1::2])
 
 
-def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+def gated_silu(gate: Tensor, up: Tensor) -> Tensor:
     """Return the product in new memory."""
     return functional.silu(gate).mul_(up)
 
@@ -92,7 +92,7 @@ def _by_torch(
     topk_weights: Tensor,
     topk_ids: Tensor,
     renormalize: bool,
-    activated: Callable[[Tensor, Tensor], Tensor] = silu_mul,
+    activated: Callable[[Tensor, Tensor], Tensor] = gated_silu,
     biases: Sequence[Tensor] = (),
 ) -> Tensor:
     """Compute the mixture by torch. The ids must be valid. stacks, biases: of gate and up, and of down."""

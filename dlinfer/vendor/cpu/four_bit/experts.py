@@ -13,7 +13,7 @@ from dlinfer import ops
 from dlinfer.ops.moe.clamped import clamped
 from dlinfer.ops.moe.routing import Product, check_ids
 from dlinfer.vendor.cpu.four_bit.linears import mxfp4_matmul, weight_quant_matmul
-from dlinfer.vendor.cpu.moe import silu_mul
+from dlinfer.vendor.cpu.moe import gated_silu
 
 _ROWS = 4096
 """The most rows of all experts together with activations in memory. This rarely splits an expert's rows."""
@@ -78,7 +78,7 @@ def routed(
     renormalize: bool,
     gate_up: Product,
     down: Product,
-    activated: Callable[[Tensor, Tensor], Tensor] = silu_mul,
+    activated: Callable[[Tensor, Tensor], Tensor] = gated_silu,
 ) -> Tensor:
     """Return each token's weighted sum of its experts' gated MLPs, summed in float32 and rounded once.
 
