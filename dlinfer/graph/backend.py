@@ -57,7 +57,10 @@ def dlinfer_backend(
 
 
 def _or_eager(compiled: CompiledGraph, graph_module: fx.GraphModule, policy: str) -> Compiled:
-    """Return a function that runs ``compiled``, or ``graph_module`` as a fallback if a call's inputs share memory."""
+    """Return a function that runs ``compiled``.
+
+    For a call with inputs that share memory, it runs ``graph_module`` eagerly, or raises under the policy ``error``.
+    """
 
     def run(*inputs: object) -> object:
         try:
@@ -76,10 +79,11 @@ def compile_graph(
     *,
     keep_floats: bool = True,
 ) -> tuple[CompiledGraph, fx.Graph, GraphReport]:
-    """Compile a graph for Dynamo; return (compiled graph, the graph after the passes, report).
+    """Compile a graph for Dynamo. Return the compiled graph, the fx graph after the passes, and the report.
 
-    keep_floats: see ``capture``. Raises CaptureError, InferenceOnlyError, EngineUnavailableError and, under the
-    fallback policy ``error``, GraphFallbackError.
+    keep_floats: whether Python floats that change between calls become inputs of the graph; see ``capture``.
+    Raises CaptureError, InferenceOnlyError, EngineUnavailableError and, under the fallback policy ``error``,
+    GraphFallbackError.
     """
     _refuse_gradients(graph_module, example_inputs)
     engine = find_engine(options.wanted_engine, graph_device(_values(graph_module, example_inputs)).type)
@@ -126,7 +130,7 @@ def _requires_grad(value: object) -> bool:
 
 
 def _values(graph_module: fx.GraphModule, example_inputs: Sequence[object]) -> Iterator[object]:
-    """Yield the inputs and each node's result. A graph without inputs shows its device only in results."""
+    """Yield the inputs and each node's result. Their device is the graph's; a graph without inputs has results only."""
     yield from example_inputs
     yield from (node.meta.get("example_value") for node in graph_module.graph.nodes)
 

@@ -34,7 +34,7 @@ from dlinfer.vendor.base import Vendor
 class CompiledRegion:
     """A compiled region, with facts for reports.
 
-    run: a Program if the engine runs steps, else another RegionRun.
+    run: what executes the region: a Program if the engine runs steps, otherwise an object of the engine's own.
     placement: node name -> how the node runs: ``kernel ...`` or ``cluster ...``.
     refused: node name -> why the node runs eagerly although the engine accepted it.
     notes: other facts, a sentence each. The engine may append notes while the region runs.
@@ -92,7 +92,7 @@ class Engine(ABC):
         return None
 
     def check_options(self, options: Mapping[str, object]) -> None:
-        """Raise CompileOptionError for an unknown option or an invalid value. The error lists the allowed ones."""
+        """Raise CompileOptionError for an unknown option or an invalid value. The error lists what is allowed."""
         for name, value in options.items():
             expected = f"none: engine {self.name!r} has no options"
             raise CompileOptionError(option=f"engine_options[{name!r}]", given=value, expected=expected)
@@ -106,7 +106,7 @@ class Engine(ABC):
     def join(
         self, steps: Sequence[Step], outputs: Iterable[str]
     ) -> tuple[Sequence[Step], Mapping[str, Function]]:
-        """Join steps into fewer calls; return (the new steps, callee -> function for the joined steps)."""
+        """Join steps into fewer calls. Return the new steps, and callee -> function for the joined ones."""
         return steps, {}
 
     def restore(self, callees: Collection[str], cache_dir: Path) -> None:

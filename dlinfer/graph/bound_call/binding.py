@@ -1,14 +1,15 @@
-"""The reader of a bound call's inputs, as one generated function.
+"""Generate the function that reads a bound call's inputs, the reader.
 
-The reader compares weights and steady arguments with the objects that it has bound, and reads all other inputs from the
-call's arguments. It notices a replaced object, such as a KV cache in a list, a parameter or a module (assignment,
-``load_state_dict(assign=True)``), and another number in an attribute. Writes into bound tensors need no comparison. The
-reader does not notice a tensor that changes its own dtype or layout, by ``resize_``, ``parameter.data = ...`` or
-``Module.to(dtype)``. Call ``BoundCall.unbind`` after these.
+The reader has bound the weights and the steady arguments of an earlier call. It checks that these are still the same
+objects, and reads all other inputs from the call's arguments. It notices a replaced object, such as a KV cache in a
+list, a parameter or a module (assignment, ``load_state_dict(assign=True)``), and a number in an attribute that has
+changed. Writes into bound tensors need no check. The reader does not notice a tensor that changes its own dtype or
+layout, by ``resize_``, ``parameter.data = ...`` or ``Module.to(dtype)``. Call ``BoundCall.unbind`` after these.
 
-The reader compares a bound list or dict with a copy. This is fast, because Python counts identical elements as equal.
-For two different tensors Python calls ``==``. A result of several elements has no truth value, so Python raises an
-error, and the reader returns None. Tensors of one element raise no error, so they are also compared with ``is``.
+The reader keeps a copy of each bound list or dict, and compares the list or dict with its copy. This is fast, because
+Python counts identical elements as equal. For two different tensors Python calls ``==``. If the result has several
+elements, it has no truth value, so Python raises an error, and the reader returns None. Tensors of one element raise no
+error, so they are also compared with ``is``.
 """
 
 import re
@@ -41,10 +42,12 @@ def bind(
 ) -> Reader:
     """Bind a call's steady objects, and return the reader of later calls.
 
-    sources: the expression of each value of the interface. count: how many of these values, from the first on, are
-    inputs of the program; the others are only compared. scope: the values in a call that fits the interface.
+    sources: for each value of the interface, the expression that reads it. count: the first ``count`` of these values
+    are inputs of the program; the others are only compared.
+    scope: the arguments and globals of the call, which fits the interface.
     defaults: the default values of arguments that a call may leave out.
-    hooks: the value of ``RemovableHandle.next_id`` before the interface was checked; another value shows a new hook.
+    hooks: the value of ``RemovableHandle.next_id`` before the interface was checked. torch increases it for each new
+    hook.
     """
     writer = _Writer(scope, steady)
     ports = iter(interface.inputs)
@@ -68,7 +71,8 @@ def bind(
 class _Writer:
     """Writes the source of a Reader: a line for each check, and a scope with the objects that the lines name.
 
-    reads: the lines that read inputs from a call's arguments.
+    reads: the lines that read inputs from a call's arguments. A step is one method call, attribute or index of an
+    expression: ``L['a'].b[0]`` takes the steps ``.b`` and ``[0]`` from the argument ``a``.
     """
 
     def __init__(self, scope: Scope, steady: Collection[str]) -> None:
@@ -90,7 +94,7 @@ class _Writer:
         return self._names[id(value)]
 
     def bound(self, source: str, value: object) -> None:
-        """Add checks that an expression still evaluates to the same object: one check for each step."""
+        """Add checks that an expression still evaluates to the same object: a check for each step of the expression."""
         argument = root(source)
         if argument not in self._steady:  # a steady number in an argument that changes
             self._compare(_text(source), value)
@@ -106,7 +110,7 @@ class _Writer:
     def constant(self, source: str, value: object) -> None:
         """Add a check that an expression still has an equal value.
 
-        If possible, this binds the object that holds the value, so that the reader takes one step only.
+        If possible, this binds the object before the last step, so that the reader evaluates the last step only.
         """
         if is_argument(source) or root(source) not in ("", *self._steady):
             self._compare(source, value)
@@ -140,14 +144,20 @@ class _Writer:
         self._checks[f"{self._read(container, step)} is not {self.name(result)}"] = None
 
     def _read(self, container: object, step: str) -> str:
-        """Return code that takes one step from an object. It reads ``__dict__``: ``Module.__getattr__`` is slow."""
+        """Return code that takes one step from an object.
+
+        The code reads an attribute from ``__dict__`` if it is there, because ``Module.__getattr__`` is slow.
+        """
         own = getattr(container, "__dict__", {})
         if step[1:] in own and own[step[1:]] is _taken(container, step):
             return f"{self.name(own)}[{step[1:]!r}]"
         return f"{self.name(container)}{step}"
 
     def _steady_holder(self, argument: str, steps: Sequence[str]) -> object:
-        """Return the object at the end of some steps; None if a property on the way makes a new object at each read."""
+        """Return the object that an argument's steps lead to.
+
+        Return None if one of the steps is a property that makes a new object at each read.
+        """
         holder = self._arguments.get(argument)
         for step in steps:
             container, holder = holder, _taken(holder, step)
@@ -189,7 +199,7 @@ def _steps(source: str) -> list[str]:
 
 
 def _taken(value: Any, step: str) -> Any:
-    """Take one step of an expression from ``value``: a method call, an attribute or an index."""
+    """Return the result of one step from ``value``: a method call, an attribute or an index."""
     if step.endswith("()"):
         return getattr(value, step[1:-2])()
     if step.startswith("."):

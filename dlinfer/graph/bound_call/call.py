@@ -27,9 +27,10 @@ from dlinfer.graph.torch_private.thread_state import is_autocast_enabled
 class BoundCall:
     """A compiled function.
 
-    sources: an expression for each value of the interface: first the program's inputs, then constants and the numbers
-        that only conditions read.
-    hooks: expressions of modules' hook dicts, which must be empty. steady: see ``capture_call``.
+    sources: an expression for each value of the interface. The program's inputs come first, then the constants and the
+        numbers that appear in conditions only.
+    hooks: expressions of modules' hook dicts, which must be empty.
+    steady: names of arguments that are the same object at each call.
     """
 
     function: Callable[..., object]

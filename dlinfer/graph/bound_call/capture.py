@@ -1,7 +1,7 @@
 """Capture a function as a bound call.
 
-Dynamo captures the function once. The adaptor compiles one call for each combination of flags that it passes. It marks
-sizes that change (``mark_unbacked``). A capture with a guard on such a size is refused.
+Dynamo captures the function once. The adaptor compiles one call for each combination of flags that it passes to the
+function. It marks sizes that change (``mark_unbacked``). A capture with a guard on such a size is refused.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,12 +37,13 @@ def capture_call(
     steady: Sequence[str],
     options: CompileOptions,
 ) -> tuple[BoundCall, torch.Tensor]:
-    """Compile ``function`` for calls like this one, and run it once; return (the bound call, the result).
+    """Compile ``function`` for calls like this one, and run it once. Return the bound call, and the result of the run.
 
     function: a module, or a method of a module. It must return one new tensor and store no tensor. Its other effects on
     Python objects happen in this first run only.
-    steady: names of arguments that are the same object at each call. The call binds anew if another object comes. For
-    a number that never changes in a changing argument, give ``argument.field`` or ``argument.size()[2]``.
+    steady: names of arguments that are the same object at each call. If another object comes, the call binds that
+    object from then on. For a number that never changes inside a changing argument, give ``argument.field`` or
+    ``argument.size()[2]``.
     Raises CaptureError if the function is not one graph, or if the graph depends on a value that is not steady.
     """
     traced = Traced(function)
@@ -94,8 +95,8 @@ class _Backend:
     """A Dynamo backend that keeps the compiled graph and the graph's assumptions.
 
     receiver: the parameter that holds the function's owner, such as ``self``.
-    _inputs: (source, fake) of each input. _written: for each input, whether the graph writes it.
-    _conditions: (a condition over v0, v1, ..., the sources of v0, v1, ...).
+    _inputs: pairs (source, fake), one for each input. _written: for each input, whether the graph writes it.
+    _conditions: pairs (condition, sources). The condition's variable v0 is the first source, v1 the second, and so on.
     _twice: pairs of sources that are the same tensor. _specialized: sources of constants.
     _first_run: the inputs and outputs of the run at capture.
     """
@@ -175,9 +176,9 @@ class _Backend:
                 raise _CannotServeError(f"its result is a view of {name}, which each call may copy")
 
     def interface(self, scope: Scope, steady: Sequence[str]) -> tuple[Interface, list[str]]:
-        """Return (the interface of the graph, the source of each of its values).
+        """Return two things: the graph's interface, and the list of the sources of the interface's values.
 
-        Raises _CannotServeError if a port would fit this call only.
+        Raises _CannotServeError if the graph fixes the value or the strides of an input that may change between calls.
         """
         ports: list[Port] = []
         constants: dict[int, object] = {}
@@ -235,7 +236,7 @@ class _Backend:
 def _port(source: str, fake: object, value: Any, held: bool) -> Port:
     """Return the port of an input, which checks the input's fixed sizes.
 
-    value: the input in the captured call. held: whether the graph keeps the input between calls.
+    value: the input in the captured call. held: whether the bound call keeps this input between calls.
     """
     if not isinstance(fake, torch.Tensor):
         return Port.of_number(source_name(source), None)

@@ -13,7 +13,7 @@ Scope = Mapping[str, Mapping[str, object]]
 """The values of ``L`` and ``G`` in a call. ``L['self']`` is the function's owner."""
 
 ABSENT = (KeyError, AttributeError, IndexError, TypeError)
-"""The errors that ``evaluate`` raises for an expression without a value."""
+"""The errors that ``evaluate`` may raise if an expression has no value in a scope, such as a missing attribute."""
 
 _EXPRESSION = re.compile(
     r"L\['(\w+)'\](\.(?:size|stride|storage_offset)\(\)|\.\w+|\['\w+'\]|\[\d+\])*|G\['\w+'\]"
@@ -42,7 +42,7 @@ class Traced:
 
 
 def root(source: str) -> str:
-    """Return the argument that an expression reads from; empty for a global or an unknown form of expression."""
+    """Return the name of the argument that an expression reads from. Empty if it reads a global or cannot be parsed."""
     match = _EXPRESSION.fullmatch(source)
     return match[1] or "" if match else ""
 
@@ -61,7 +61,7 @@ def is_steady(source: str, steady: Collection[str]) -> bool:
 
 
 def evaluate(source: str, scope: Scope) -> Any:
-    """Return the value of an expression. Raises one of ABSENT if it has none, and KeyError for an unknown form."""
+    """Return an expression's value. Raises one of ABSENT if there is none, and KeyError for an unknown expression."""
     if not _EXPRESSION.fullmatch(source):
         raise KeyError(source)
     return eval(source, {"__builtins__": {}}, dict(scope))

@@ -1,8 +1,8 @@
 """Compiled calls on disk, so that a second process starts without capturing or compiling.
 
-Dynamo alone needs seconds for a large model. The adaptor passes an identity: a text with everything that the graph
-depends on, such as the model's code, its configuration and dtypes. A call of this identity from the disk cache runs
-after a check of its inputs.
+Dynamo's capture alone takes seconds for a large model. The adaptor passes an identity: a text with everything that the
+graph depends on, such as the model's code, its configuration and dtypes. If the disk cache has a call with this
+identity, the call's inputs are checked, and it runs.
 """
 
 import json
@@ -37,9 +37,9 @@ def compile_call(
     steady: Sequence[str] = (),
     options: CompileOptions | None = None,
 ) -> tuple[BoundCall, torch.Tensor, bool]:
-    """Compile ``function`` for calls like this one, or load it, and run it once.
+    """Load the compiled call from disk, or compile ``function`` for calls like this one. Then run the call once.
 
-    Returns (the bound call, the result, whether the bound call was on disk).
+    Return three things: the bound call, the result of the run, and whether the bound call was on disk.
     identity: a text with everything that the graph depends on, except torch, dlinfer, the CPU and the options.
     steady: names of arguments that are the same object at each call (KV caches); see ``capture_call``.
     Raises CaptureError if the function is not one graph that returns one tensor.

@@ -1,4 +1,4 @@
 """The disk cache of compiled code, for engines, bound calls and self-tests.
 
-Each entry is bytes under a key, and checked on reading. A read returns the stored bytes, or nothing.
+An entry is some bytes, stored under a key. Each read checks them for damage, and returns the stored bytes or nothing.
 """

@@ -1,9 +1,9 @@
 """The disk cache of compiled artifacts: entries by key, checked on reading, safe for several processes.
 
 An entry is one file: a header line with a SHA-256 of the rest, the text of its key, then the engine's bytes. The file
-is written elsewhere and renamed, so readers see it whole or not at all. A reader removes an entry with a wrong
-checksum, and its artifact is compiled again. If a reader refuses an entry, or cannot read the folder, it reports the
-entry, which stays until the next compilation replaces it.
+is written elsewhere and renamed, so readers see it whole or not at all. An entry with a wrong checksum is removed, and
+its artifact is compiled again. An entry that cannot be opened, or that the engine's reader refuses, is reported and
+stays until the next compilation replaces it.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from dlinfer.graph.debug import show, wanted
 T = TypeVar("T")
 _MAGIC = b"dlinfer-artifact-2"
 _COMPARED = 20
-"""How many stored keys of the same subject, newest first, are compared with a key that was not found."""
+"""The most stored keys that are compared with a missing key. They have the same subject; the newest come first."""
 
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()
@@ -44,7 +44,7 @@ def counts() -> dict[str, int]:
 
 @contextlib.contextmanager
 def uncounted() -> Generator[None]:
-    """Keep this thread's loads and stores in the block out of ``counts``: they belong to no model of the user."""
+    """Keep loads and stores of this thread in the ``with`` block out of ``counts``, as they serve no user's model."""
     before = getattr(_thread, "uncounted", False)
     _thread.uncounted = True
     try:
@@ -68,9 +68,9 @@ class ArtifactCache:
         self.folder = folder / kind
 
     def load(self, key: Key, read: Callable[[bytes], T]) -> T | None:
-        """Return ``read(bytes)`` for the bytes stored under ``key``; None if there is no sound entry.
+        """Return ``read(bytes)`` for the bytes stored under ``key``; None if no readable entry is stored.
 
-        On a miss, DLINFER_DEBUG shows how the key of the nearest entry differs.
+        On a miss, DLINFER_DEBUG prints how the key of the nearest entry differs.
         """
         if _unusable(key):
             return None
@@ -81,7 +81,7 @@ class ArtifactCache:
         return value
 
     def load_named(self, name: str, read: Callable[[bytes], T]) -> T | None:
-        """Load an entry by its key's name, as ``load`` does. A miss shows no nearest entry."""
+        """Load an entry as ``load`` does, but by its key's name. A miss prints nothing of the nearest entry."""
         path = self.folder / name
         try:
             with path.open("rb") as file:
@@ -154,7 +154,7 @@ def _payload(data: bytes, name: str) -> bytes | None:
 
 
 def _stored_key(path: Path) -> str:
-    """Return the text of an entry's key, unchecked. Raises ValueError if the file has none."""
+    """Return the key's text in a cache file, without a check of the checksum. Raises ValueError for another file."""
     with path.open("rb") as file:
         if not file.readline(200).startswith(_MAGIC):
             raise ValueError("no entry")
@@ -169,7 +169,7 @@ def _remove(path: Path, status: os.stat_result) -> None:
 
 
 def _unusable(key: Key) -> bool:
-    """Return whether the cache must not be used: code on disk changed after this process loaded it. Warn if so."""
+    """Return whether code on disk changed after this process loaded it. If so, warn: the cache must not be used."""
     change = key.environment.changed
     if change:
         _note("not used", Path(key.kind), CodeChangedError(change))
@@ -178,7 +178,7 @@ def _unusable(key: Key) -> bool:
 
 
 def _note(outcome: str, path: Path, error: Exception | None = None) -> None:
-    """Count and show an outcome. Warn of an OSError, once for each text."""
+    """Count the outcome of a load or a store, and print it under DLINFER_DEBUG. Warn once of the same OSError."""
     if not getattr(_thread, "uncounted", False):
         with _lock:
             _counts[outcome] += 1

@@ -29,9 +29,9 @@ ISA_VARIABLES = (
     "MKL_CBWR",
     "OPENBLAS_CORETYPE",
 )
-"""Environment variables that force a library's instruction set, or allow it to round more.
+"""Environment variables that change how libraries compute: with which instruction set, or with less precision.
 
-A library reads each once in a process, and so does this module."""
+A library reads each variable once in a process, and so does this module."""
 
 UNKEYED_SETTINGS = frozenset(
     {
@@ -49,19 +49,20 @@ UNKEYED_SETTINGS = frozenset(
 """Settings that no compiled code depends on. Every other setting is part of every key."""
 
 OPTION_SETTINGS = frozenset({"engine", "engine_options", "fallback", "small_regions", "vendor"})
-"""Settings that are defaults of options. They are not in keys, because a key holds the options and the vendors."""
+"""Settings that only give defaults of options and choose the vendor. Keys hold the options and vendors themselves."""
 
 _PROCESS = uuid.uuid4().hex
 
 
 @dataclass(frozen=True)
 class Environment:
-    """The environment of a compilation. In an equal environment the compiled code is right, and as fast.
+    """Everything outside the graph that compiled code depends on. If all is equal, stored code is as good as new.
 
     dlinfer: its version, and the digest of its loaded code.
     vendors: name -> the origin of the vendor's code; for a plug-in with its version and code digest.
-    cpu: the CPU's flags. cpu_model: the CPU's name; libraries choose kernels by the model.
-    isa: the instruction set that torch uses. forced_isa: the set ``ISA_VARIABLES``. threads: torch's thread count.
+    cpu: the CPU's flags. cpu_model: the CPU's name; libraries choose kernels by it.
+    isa: the instruction set that torch uses. forced_isa: those of ISA_VARIABLES that are set, with their values.
+    threads: torch's thread count.
     torch_state: settings of torch that a capture or a compilation reads. settings: dlinfer's settings.
     """
 
@@ -142,7 +143,8 @@ _loaded_code = functools.cache(LoadedCode)
 def _digest(root: Path, module: str, loaded_at: int, changed: list[str]) -> str:
     """Return the digest of loaded code.
 
-    If a file changed since it was loaded, append the reason to ``changed``, and return a text unique to this process.
+    If a file changed since it was loaded, append the reason to ``changed``, and return a text that is unique to this
+    process.
     """
     try:
         return _loaded_code(root, module, loaded_at).digest()

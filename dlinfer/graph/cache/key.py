@@ -22,10 +22,14 @@ _SUBJECT, _DIGEST = 12, 40
 class Key:
     """Everything that compiled code depends on. Values are plain data: numbers, texts, None, and containers of these.
 
-    kind: ``cluster``, ``call``, ... subject: the compiled thing's name; a miss compares stored keys of this subject.
-    content: text of the compiled thing, line by line. device: where the code runs.
-    engine: the engine's name. engine_identity: its version and the like. engine_options, options: of the compilation.
-    disabled_passes, steady: names. variant: a number that tells apart entries with equal content.
+    kind: ``cluster``, ``call``, ... subject: the name of what is compiled; a miss is compared with stored keys of the
+    same subject.
+    content: the compiled graph or model as lines of text. device: where the code runs.
+    engine: the engine's name. engine_identity: facts of the engine that its stored programs depend on, such as
+    versions.
+    engine_options, options: the options of the compilation. disabled_passes: names of passes. steady: names of
+    arguments.
+    variant: a number that tells apart entries with equal content.
     """
 
     kind: str
@@ -102,7 +106,10 @@ def _canonical(value: object) -> object:
 
 
 def differences(stored: str, needed: str) -> list[str]:
-    """Return the fields that differ between two canonical texts: ``environment.threads: 4 is stored, 2 is wanted``."""
+    """Return the fields that differ between two canonical texts.
+
+    Each is one text, such as ``environment.threads: 4 is stored, 2 is wanted``.
+    """
     return [
         f"{name}: {_shown(old, new)} is stored, {_shown(new, old)} is wanted"
         for name, old, new in _differing("", json.loads(stored), json.loads(needed))

@@ -27,7 +27,7 @@ class CodeChangedError(Exception):
 class LoadedCode:
     """The code of a package, or of a module with one file, as this process loaded it.
 
-    root: the package's folder, or the module's file. module: the prefix of the names of all its modules.
+    root: the package's folder, or the module's file. module: the name of the package or module, such as ``dlinfer``.
     loaded_at: a time in nanoseconds before the first of the modules was loaded.
     """
 
@@ -43,7 +43,8 @@ class LoadedCode:
     def digest(self) -> str:
         """Return the digest, which does not depend on the folder. Raises CodeChangedError if a loaded file changed.
 
-        The first call computes it from all files. Modules that are loaded later must have the text that was hashed.
+        The first call computes the digest from all files. Later calls check the modules that were loaded in the
+        meantime: their files must not have changed since the first call.
         """
         now = time.time_ns()
         if not self._change and len(sys.modules) != self._modules:
@@ -56,7 +57,7 @@ class LoadedCode:
         return self._digest
 
     def _changed_module(self) -> str:
-        """Return why a module that no earlier call checked may differ from its file; empty if none may."""
+        """Check the modules that no earlier call checked. Return which file changed or is gone; empty if none did."""
         self._modules = len(sys.modules)
         for name, module in list(sys.modules.items()):
             path: str | None = getattr(module, "__file__", None)

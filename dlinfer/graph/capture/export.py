@@ -19,7 +19,7 @@ from dlinfer.graph.ir.global_state import explicit_dtypes
 from dlinfer.graph.torch_private.fake_mode import mode_of
 
 Reference = Callable[[Sequence[torch.Tensor], Sequence[object]], Sequence[object]]
-"""A function that runs the module on (weights, inputs), and returns its outputs. It may write into both."""
+"""A function that runs the module on (weights, inputs), and returns its outputs. It may write into its arguments."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Exported:
 
     weights: the tensors of the STATIC inputs. inputs: the module's names for the other inputs.
     ranges: symbol -> the range that torch.export knows. names: a name for each output of the module.
-    examples: a value for each input that is no weight. reference: runs the module. Both are None if unknown.
+    examples: a value for each input that is not a weight; None if unknown.
+    reference: a function that runs the module; None if unknown.
     """
 
     captured: Captured
@@ -117,7 +118,10 @@ def _with_resolved(captured: Captured, weights: list[torch.Tensor]) -> Captured:
 
 
 def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """Return a copy that passes may change. It lacks ``_assert_tensor_metadata``: fakes show the same facts."""
+    """Return a copy that passes may change.
+
+    It leaves out ``_assert_tensor_metadata`` nodes: the fakes have the dtypes and devices that these assert.
+    """
     copy = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in graph.nodes:
@@ -141,7 +145,11 @@ def input_names(placeholders: Iterable[torch.fx.Node], program: ExportedProgram)
 
 
 def _output_names(program: ExportedProgram) -> list[str]:
-    """Return a name for each output: ``logits`` for a key or field, ``output_0`` in a tuple, else ``output``."""
+    """Return a name for each output of the module.
+
+    A dict key or field such as ``logits`` is the name. Tuple items are ``output_0``, ``output_1``, ... A single output
+    is ``output``.
+    """
     spec = program.call_spec.out_spec
     assert spec is not None
     leaves, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(spec.num_leaves)), spec))

@@ -1,7 +1,8 @@
 """Float arguments, such as a temperature, as dynamic inputs of the graph.
 
 Dynamo passes a float as a 0-d tensor and reads it with ``item``. The capture records arithmetic and comparisons on the
-0-d tensor, with casts that round results as for a Python number. Any other use specializes on the value, with a guard.
+0-d tensor. It inserts casts, so that results are rounded as if the operand were a Python number. Any other use
+specializes on the value, with a guard.
 """
 
 import itertools
@@ -63,7 +64,8 @@ def changing_floats(graph: fx.Graph) -> set[fx.Node]:
     """Return the inputs whose floats may change between calls.
 
     They are the function's arguments, and inputs that caused a recompilation. Floats of modules, such as the eps of
-    LayerNorm, stay constants, because fusion rules read their values. On devices other than the CPU, all floats do.
+    LayerNorm, stay constants, because fusion rules read their values. If an input is not on the CPU, all floats stay
+    constants.
     """
     placeholders = graph.find_nodes(op="placeholder")
     if any(_device(node) not in (HOST, None) for node in placeholders):
@@ -85,9 +87,11 @@ def _device(node: fx.Node) -> str | None:
 
 
 def on_floats(node: fx.Node, args: Any, kwargs: object, floats: tuple[bool, ...]) -> object:
-    """Run a node with float inputs as 0-d float64 tensors; return its result, or None if it needs the floats' values.
+    """Run a node whose float inputs are 0-d float64 tensors. Return its result.
 
-    floats: for each positional argument, whether it is a float input.
+    Return None if the node needs the values of the floats.
+
+    args: the node's arguments. floats: for each of them, whether it is a float input.
     """
     expected = node.meta.get("example_value")
     if kwargs or len(args) != 2:

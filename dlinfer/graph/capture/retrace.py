@@ -47,7 +47,7 @@ def fake_result(
 ) -> object:
     """Run a node's call on the fakes of its arguments, and return the result.
 
-    check: a function that is called before it, with the node's target, args and kwargs.
+    check: called before the run with the node's target, args and kwargs; it may raise.
     """
     assert callable(node.target)
     args, kwargs = map_arg((node.args, node.kwargs), fake)

@@ -97,7 +97,10 @@ def trace(
     *,
     decomposed: bool = False,
 ) -> Captured:
-    """Trace ``function`` on fake inputs of ``mode``. decomposed: see ``trace_coarse``. Raises CaptureError."""
+    """Trace ``function`` on fake inputs of ``mode``. Raises CaptureError.
+
+    decomposed: trace after dispatch, which decomposes ops such as ``linear``; see ``trace_coarse``.
+    """
     try:
         with traceback.preserve_node_meta():
             graph_module = trace_coarse(function, fakes, mode, decomposed=decomposed)
@@ -127,7 +130,7 @@ def _refuse_read_indices(graph_module: fx.GraphModule) -> None:
 
 
 def _drop_without_result(graph: fx.Graph) -> None:
-    """Drop calls whose result is no tensor or number, such as ``promote_types``; tracing has used their results.
+    """Drop calls whose result is neither a tensor nor a number, such as ``promote_types``. Tracing has used it.
 
     Raises CaptureError if a node reads such a result.
     """

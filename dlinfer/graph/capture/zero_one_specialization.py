@@ -1,8 +1,9 @@
 """Let a graph serve sizes 0 and 1, which torch.export never traces.
 
-torch.export traces with every dynamic size at 2 or more, and then declares the whole range. A model may behave
-differently at size 1 (``if x.shape[0] == 1``, ``squeeze``). So this module runs the captured graph at sizes 0 and 1,
-op by op. Each result must have the sizes of its fake. Outputs and writes must equal those of the original module.
+torch.export traces with every dynamic size at 2 or more. It then states the user's whole range, even if that starts at
+0 or 1. But a model may behave differently at size 1 (``if x.shape[0] == 1``, ``squeeze``). So this module runs the
+captured graph at sizes 0 and 1, op by op. Each result must have the sizes of its fake. Outputs and writes must equal
+those of the original module.
 """
 
 import itertools
@@ -32,9 +33,9 @@ from dlinfer.utils.closeness import difference
 def from_one_on(exported: Exported) -> Exported:
     """Re-trace the graph with unbacked symbols if a size may be 0 or 1, so that torch specializes on neither value.
 
-    If the module and examples are known, a range keeps 0 and 1 only after successful test runs at these sizes. A graph
-    that cannot be re-traced is returned unchanged. Raises CaptureError if a declared minimum is 1 and the module
-    behaves differently at size 1.
+    If the module and examples are known, test runs at sizes 0 and 1 come first. A size at which they fail is removed
+    from the range. A graph that cannot be re-traced is returned unchanged. Raises CaptureError if a declared minimum is
+    1 and the module behaves differently at size 1.
     """
     captured = exported.captured
     symbols = dict.fromkeys(symbol for value in captured.fakes for symbol in symbols_of(value))

@@ -27,7 +27,7 @@ class CodecError(ValueError):
 
 @contextmanager
 def refuse_malformed() -> Generator[None]:
-    """Raise CodecError for errors in the block that malformed data causes. dlinfer's own errors pass through."""
+    """Turn errors that malformed data causes in the ``with`` block into CodecError. dlinfer's own errors stay."""
     try:
         yield
     except (CodecError, DlinferError):
@@ -37,7 +37,7 @@ def refuse_malformed() -> Generator[None]:
 
 
 def first_line(cause: Exception) -> str:
-    """Return the first line of an error's text, after the error's class unless it is a ValueError with text."""
+    """Return the first line of an error's text, such as ``KeyError: 'name'``. For a ValueError the class is omitted."""
     text = (str(cause).strip().splitlines() or [""])[0][:300]
     return text if text and isinstance(cause, ValueError) else f"{type(cause).__name__}: {text}"
 
@@ -68,8 +68,9 @@ def encode(value: object) -> Json:
 def decode(data: Json, references: Mapping[str, Callable[[str], object]]) -> Any:
     """Return the argument that ``encode`` wrote.
 
-    references: ``node`` or ``constant`` -> a function from a name to its object. A missing kind is refused.
-    Raises CodecError for other data, and the errors of these functions.
+    references: functions that return the object with a name, under ``node`` for nodes and ``constant`` for constants. A
+    reference is refused if its function is not there.
+    Raises CodecError for other data. Errors of the functions pass unchanged.
     """
     if data is None or isinstance(data, (bool, int, float, str)):
         return data

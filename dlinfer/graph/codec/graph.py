@@ -155,7 +155,8 @@ class ReadGraph:
 
     captured: the graph with its inputs' fakes, in a fake mode of its own.
     symbols: name of a symbol in the file -> its symbolic size in this fake mode.
-    interface: the written interface, with the reader's assumptions about sizes, and ``written`` set for its inputs.
+    interface: the interface in the file, with two additions: conditions on sizes that arose while the ops ran on fakes,
+    and the flag ``written`` of each input.
     writes: numbers of the weights and constants that the graph writes.
     """
 
@@ -173,7 +174,7 @@ def read_graph(
 ) -> ReadGraph:
     """Return the graph that ``write_graph`` wrote, after every op ran on fake tensors.
 
-    weights: the layouts of weights and constants, by number. constants: number -> the constant's tensor.
+    weights: the layouts of the weights, then of the constants. constants: number -> the constant's tensor.
     allowed: names of trusted ops outside torch's and dlinfer's own namespaces.
     Raises CodecError if the data is not such a graph, or does not fit the weights.
     """
@@ -229,7 +230,10 @@ class _Reader:
         )
 
     def add_inputs(self, interface: Interface) -> list[fx.Node]:
-        """Add placeholders for the weights, then for the other inputs. Return the placeholders of the ports."""
+        """Add placeholders for the weights, then for the other inputs.
+
+        Return the placeholders of the interface's ports, which are neither weights nor constants.
+        """
         weights, constants = self.data["weights"], interface.constants
         nodes = [self.add(name_of(name), "placeholder", name) for name in _list(self.data["inputs"])]
         if type(weights) is not int or len(nodes) != weights + len(interface.inputs) + len(constants):
@@ -316,7 +320,10 @@ def _list(data: Json) -> list[Json]:
 
 
 def _stack_trace(line: Json) -> str:
-    """Return a stack trace that ``model_line`` reads as this line; empty for a line of another form."""
+    """Return a line ``file:number`` of the model's source as a stack trace; empty if the line has another form.
+
+    ``model_line`` reads the file and the number from this trace.
+    """
     if not isinstance(line, str) or any(sign in line for sign in '\n\r"') or len(line) > 500:
         return ""
     path, colon, rest = line.partition(":")

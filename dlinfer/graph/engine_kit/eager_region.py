@@ -18,7 +18,7 @@ def eager_region(
     reason: str,
     name: str = "",
 ) -> CompiledRegion:
-    """Compile the region to eager steps, and report each node that computes as refused.
+    """Compile the region to steps that run eagerly. Report that the engine refused each node that computes.
 
     name: the node that caused the refusal; empty if no single node did.
     Raises GraphFallbackError under the policy ``error``.
@@ -42,5 +42,5 @@ def eager_program(region: Subgraph) -> Program:
 
 
 def computing(region: Subgraph) -> list[fx.Node]:
-    """Return the nodes of a region that compute: calls that are neither views nor sizes."""
+    """Return the nodes of a region that compute tensors. Views and the arithmetic of sizes are not among them."""
     return [n for n in region.graph_module.graph.nodes if n.op == "call_function" and is_compute(n)]

@@ -36,7 +36,7 @@ class EmptyOperands:
     """A check of a call's inputs. It raises RefusedError if an operand that must have elements has none."""
 
     def __init__(self, graph: fx.Graph, shapes: Shapes) -> None:
-        """Find the sizes to check. Raises UnknownSizeError if the inputs do not determine one of these sizes."""
+        """Find the sizes that each call must check. Raises UnknownSizeError if one does not follow from the inputs."""
         self._names: list[str] = []
         sizes: list[Sequence[int | torch.SymInt]] = []
         for node in graph.nodes:
