@@ -29,7 +29,7 @@ ISA_VARIABLES = (
     "MKL_CBWR",
     "OPENBLAS_CORETYPE",
 )
-"""Environment variables that change how libraries compute: with which instruction set, or with less precision.
+"""Environment variables that choose a library's instruction set, or permit the library to compute less precisely.
 
 A library reads each variable once in a process, and so does this module."""
 

@@ -33,9 +33,9 @@ from dlinfer.utils.closeness import difference
 def from_one_on(exported: Exported) -> Exported:
     """Re-trace the graph with unbacked symbols if a size may be 0 or 1, so that torch specializes on neither value.
 
-    If the module and examples are known, test runs at sizes 0 and 1 come first. A size at which they fail is removed
-    from the range. A graph that cannot be re-traced is returned unchanged. Raises CaptureError if a declared minimum is
-    1 and the module behaves differently at size 1.
+    If the module and examples are known, test runs at sizes 0 and 1 come first. If a run at a size fails, the range
+    begins above this size. A graph that cannot be re-traced is returned unchanged. Raises CaptureError if a declared
+    minimum is 1 and the module behaves differently at size 1.
     """
     captured = exported.captured
     symbols = dict.fromkeys(symbol for value in captured.fakes for symbol in symbols_of(value))

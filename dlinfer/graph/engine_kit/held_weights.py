@@ -39,7 +39,10 @@ class _Built:
         return self.samples.same()  # no weight has moved
 
     def changed(self, marks: tuple[tuple[int, int, int], ...]) -> list[int]:
-        """Return the indices of weights whose memory or contents have changed. marks: of the call's weights."""
+        """Return the indices of weights whose memory or contents have changed.
+
+        marks: the marks of the weights in the new call.
+        """
         moved = {
             number for number, (new, old) in enumerate(zip(marks, self.marks, strict=True)) if new != old
         }
@@ -51,7 +54,8 @@ class HeldWeights:
     """A region with built-in weights, called with all inputs. It compiles at the first call and when a weight changed.
 
     held: indices of the inputs that are built in. names: names of all inputs.
-    build: compiles with the held tensors, in the order of ``held``; its result is called with all inputs.
+    build: compiles the region with the built-in tensors, which it takes in the order of ``held``. It returns the
+    compiled function, which takes all inputs of the region.
     notes: a list that gets a sentence for each recompilation.
 
     A weight has changed if its address, its version or one of its sampled elements differs. Torch does not count writes

@@ -23,7 +23,7 @@ class OnnxEngine(ValueEngine[Options]):
     """An engine for runtimes that read ONNX.
 
     opset: the models' ONNX opset version. translations: a static method that returns translations of torch ops to
-    onnxscript; they are tried before the standard ones. placement: how reports say that nodes run.
+    onnxscript; they are tried before the standard ones. placement: the word for this engine's nodes in reports.
     """
 
     opset = OPSET
