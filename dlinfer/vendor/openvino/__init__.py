@@ -1,4 +1,4 @@
-"""OpenVINO as a graph engine: Intel's runtime runs whole regions. Its eager kernels are the cpu vendor's."""
+"""The OpenVINO vendor: Intel's runtime runs regions of a graph as models. The eager kernels are the cpu vendor's."""
 
 import os
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from dlinfer.vendor.openvino.layout import LAYOUT
 OLDEST = (2026, 1)
 _ADVICE = 'pip install "dlinfer[openvino]"'
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-"""oneDNN's variables that limit instructions, which OpenVINO reads too; the first one that is set counts."""
+"""oneDNN's variables that forbid newer CPU instructions. OpenVINO obeys them too; the first one that is set counts."""
 _BELOW_AVX512 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2")
 
 
 def _probe() -> Probe:
-    """Return whether the package is installed. Does not import it, which takes a third of a second."""
+    """Return whether OpenVINO is usable, and why not. Does not import the package, which takes a third of a second."""
     if util.find_spec("openvino") is None:
         return Probe(False, "the package openvino is not installed", _ADVICE)
     version = metadata.version("openvino")
@@ -31,7 +31,7 @@ def _probe() -> Probe:
 
 
 def _ends_the_process(limit: str) -> bool:
-    """Return whether OpenVINO would call AVX-512 kernels, which the CPU has but oneDNN's limit excludes."""
+    """Return whether OpenVINO crashes with this limit of oneDNN's: it calls AVX-512 kernels if the CPU has AVX-512."""
     from dlinfer.graph.cache.fingerprint import cpu_flags
 
     return limit.upper() in _BELOW_AVX512 and "avx512f" in cpu_flags().split()

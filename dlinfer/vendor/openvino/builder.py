@@ -1,8 +1,7 @@
 """Build an OpenVINO model from a pure function (``graph.functional``), one lowering after the other.
 
-After each lowering the builder checks type and rank of the result: an error there refuses the region instead of giving
-wrong numbers. Sizes are i64 scalars, or Python numbers if known.
-"""
+After each lowering the builder checks type and rank of the result: a wrong lowering then refuses the region instead of
+giving wrong numbers. Sizes are i64 scalars, or Python numbers if known."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +25,7 @@ from dlinfer.vendor.openvino.written import InPlace, Rows
 Size = int | Output
 
 INDEX = "an index out of range"
-"""The fault that raises in torch too."""
+"""The reason of a fault for which torch, too, would raise an error."""
 
 _WITHIN_16_BITS = (ov.Type.boolean, ov.Type.i8, ov.Type.u8, ov.Type.i16)
 
@@ -36,14 +35,15 @@ class LoweringError(RefusedError):
 
 
 class Builder:
-    """Writes ops and constants for lowerings. call: the current one.
+    """Writes OpenVINO's ops and constants for the nodes of a graph.
 
-    keep: memory of the model's constants.
-    limits: (index input, fake size, whether negative indices count from the end) -> the size, or (input, dimension).
-    places: checked indices (``lowerings.places``).
-    faults: reason -> bools; if one is true, torch has to run the call.
-    sums: (reason, type, rank) -> sums of elements; if one is NaN, torch has to run the call.
-    """
+    call: the call that is being lowered.
+    values: node -> its value in the model. keep: memory of the model's constants. notes: for reports.
+    limits: indices to check before each call: (index input, fake size, whether negative indices count from the end) ->
+        the indexed size, or (input, dimension) that has it.
+    places: index tensors that the model itself checks (``lowerings.places``).
+    faults: reason -> bool tensors; if one is true, torch has to run the call.
+    sums: (reason, type, rank) -> sums of elements; if one is NaN, torch has to run the call."""
 
     call: Call
 
@@ -116,7 +116,7 @@ class Builder:
         return [output for output in kept if isinstance(output, Output)]
 
     def assembled(self, node: fx.Node) -> Any:
-        """Return a node's value, Rows as the whole tensor: an output, a Python number, or a list of these."""
+        """Return a node's value: an output, a Python number, or a list of these. Rows become the whole tensor."""
         value = self.values[node]
         if isinstance(value, InPlace):
             raise LoweringError("an input is read after the model has written it in place", node.name)
@@ -169,8 +169,8 @@ class Builder:
     def full(self, number: Any, sizes: Any) -> Output:
         """Fill a tensor of the call's dtype with a number.
 
-        The broadcast is explicit: OpenVINO moves sums and products through others, and then takes size 1 instead of 0.
-        """
+        The broadcast is a node of its own. OpenVINO moves sums and products through other broadcasts, and then takes
+        size 1 where a size is 0."""
         return op.broadcast(self.cast(number, self.kind), sizes, self.axes([]), "EXPLICIT").output(0)
 
     def axes(self, values: Sequence[int]) -> Output:
@@ -211,7 +211,7 @@ class Builder:
         ).output(0)
 
     def _cast_fault(self, value: Output, kind: ov.Type) -> None:
-        """Add a fault for floats that are NaN or too large for the plugin's int64."""
+        """Let torch run a call if ``value``, floats to become int64, has NaN or numbers too large for the plugin."""
         inside = op.less(op.abs(self.cast(value, ov.Type.f32)), self.scalar(float(KEPT.cast), ov.Type.f32))
         self.fault(
             op.logical_not(inside).output(0),
@@ -232,7 +232,7 @@ class Builder:
         self.sums.setdefault(alike, []).append(op.reduce_sum(x, axes, True).output(0))
 
     def found_faults(self) -> dict[str, Output]:
-        """Return reason -> a bool: whether torch has to run the call."""
+        """Return reason -> a bool scalar of the model that is true if torch has to run the call."""
         for (reason, _, _), sums in self.sums.items():
             self.fault(op.is_nan(op.concat(sums, 0)).output(0), reason)
         combined: dict[str, Output] = {}
@@ -275,10 +275,9 @@ class Builder:
         return op.reshape(self.cast(number, ov.Type.i64), self.axes([1]), False).output(0)
 
     def shaped(self, x: Output, old: Sequence[Any], new: Sequence[Any], sizes: Sequence[Size]) -> Output:
-        """Reshape ``x``. old, new: its old and new sizes in fakes. sizes: the new ones as values.
+        """Reshape ``x``. old, new: its old and new sizes in fakes. sizes: the new sizes as values of the model.
 
-        OpenVINO can copy sizes by position and infer one more, which needs no computation at run time.
-        """
+        OpenVINO can copy sizes by position and infer one more. If that is enough, no size is computed at run time."""
         written: list[int] = []
         for index, size in enumerate(new):
             same = index < len(old) and str(old[index]) == str(size) and size_range(size)[0] >= 1
@@ -297,7 +296,7 @@ _TOO_LARGE = "a 64-bit constant beyond 32 bits, which OpenVINO does not keep"
 
 
 def _without_elements(result: Any) -> bool:
-    """Return whether a call's result is one tensor of fixed sizes without elements."""
+    """Return whether a call's result is one tensor, has fixed sizes and no elements."""
     if not isinstance(result, Tensor):
         return False
     sizes = list(map(fixed_size, result.shape))

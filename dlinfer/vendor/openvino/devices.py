@@ -1,4 +1,4 @@
-"""OpenVINO's devices: checks that one exists, and its compilation properties."""
+"""OpenVINO's devices: check that a device exists, and choose the properties for compiling on it."""
 
 import functools
 import os
@@ -13,12 +13,12 @@ from dlinfer.vendor.openvino.options import OpenVINOOptions
 
 @functools.cache
 def core() -> ov.Core:
-    """Return the process's only core; it loads a device's plugin at its first use."""
+    """Return OpenVINO's core, one for the process. It loads a device's plugin when the device is first used."""
     return ov.Core()
 
 
 class _Process:
-    """forked: this process was forked after its parent loaded OpenVINO, so it lacks OpenVINO's threads."""
+    """forked: whether the parent loaded OpenVINO before it forked this process, which lacks OpenVINO's threads then."""
 
     forked = False
 
@@ -62,10 +62,9 @@ def has_float16() -> bool:
 def properties(options: OpenVINOOptions, precision: str, cache: str) -> dict[str, Any]:
     """Return a model's compilation properties. precision: its floating type. cache: the type of its KV caches.
 
-    They fix everything that would change numbers: defaults differ between devices and releases, and the CPU's default
-    of 8 bits for KV caches failed. Keys and values have their own properties, since the mode ACCURACY ignores the
-    common one and takes float32.
-    """
+    Every property that changes numbers is set: defaults differ between devices and releases, and KV caches in 8 bits,
+    the CPU's default, gave wrong results. Keys and values have properties of their own, since the mode ACCURACY ignores
+    the common one and takes float32."""
     hint = precision if options.precision == "model" else options.precision
     if hint == "f16" and options.device.split(".")[0] == "CPU" and not has_float16():
         hint = "f32"  # bfloat16 would silently lose three bits of each number

@@ -10,7 +10,8 @@ from torch import Tensor
 from dlinfer.vendor.openvino.int_ranges.kept import Kept
 
 KEPT = Kept("OpenVINO", bits=32, cast=2**24)
-"""The CPU plugin keeps 32 bits of int64, and casts floats through float32, which lacks odd numbers above 2**24."""
+"""The CPU plugin's limits: it keeps 32 bits of int64. It casts floats to integers through float32, which is exact up to
+2**24 only."""
 
 _TYPES: dict[torch.dtype, ov.Type] = {
     torch.float32: ov.Type.f32,
@@ -25,14 +26,14 @@ _TYPES: dict[torch.dtype, ov.Type] = {
 }
 
 SHORT = {ov.Type.bf16: torch.bfloat16, ov.Type.f16: torch.float16}
-"""16-bit floats."""
+"""OpenVINO's 16-bit floating types -> torch's."""
 
 # numpy has no bfloat16: its bits are passed as integers.
 _BITS = {torch.bfloat16: torch.int16}
 
 
 def refusal(dtype: torch.dtype) -> str | None:
-    """Return why OpenVINO cannot take tensors of a dtype, or None."""
+    """Return why OpenVINO cannot take tensors of a dtype; None if it can."""
     if dtype is torch.float64:
         return "float64, which OpenVINO's plugins compute in float32"
     return None if dtype in _TYPES else f"dtype {str(dtype).removeprefix('torch.')}"
@@ -53,11 +54,11 @@ def shared(tensor: Tensor) -> ov.Tensor:
 
 
 def constant(tensor: Tensor, keep: list[Tensor]) -> Output:
-    """Return a constant on a contiguous tensor's memory, which ``keep`` must hold as long as the constant lives.
+    """Return a constant on a contiguous tensor's memory. Appends to ``keep`` what must live as long as the constant.
 
-    The CPU plugin makes infinities in bfloat16 constants finite, also when it folds. So a tensor with infinities
-    becomes a float32 constant, which each run converts after an op that is never folded: a roll by 0.
-    """
+    The CPU plugin makes infinities in bfloat16 constants finite, also when it folds constants. So a bfloat16 tensor
+    with infinities becomes a float32 constant. The model converts it at each call, after a roll by 0, which is never
+    folded."""
     if tensor.dtype is not torch.bfloat16 or not _has_infinities(tensor):
         keep.append(tensor)
         return Constant(shared(tensor), True).output(0)

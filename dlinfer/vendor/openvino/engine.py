@@ -1,4 +1,4 @@
-"""The graph engine ``openvino``: a region becomes one OpenVINO model, for all sizes, on torch's memory."""
+"""The graph engine ``openvino``: a region becomes one OpenVINO model for all sizes, which uses torch's memory."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ assert lowerings  # imported for what it registers
 
 
 class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
-    """Runs graphs in OpenVINO's runtime."""
+    """Runs regions of a graph in OpenVINO's runtime."""
 
     name = "openvino"
     options_type = OpenVINOOptions
@@ -46,7 +46,7 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
         self.selftest = selftest(self)
 
     def read_options(self, options: Mapping[str, object]) -> OpenVINOOptions:
-        """Read options. Raises CompileOptionError, also for a missing device, and UnsupportedFeatureError."""
+        """Read options. Raises CompileOptionError, also for a missing device, or UnsupportedFeatureError."""
         check_process()
         chosen = super().read_options(options)
         if chosen.device != "CPU":
@@ -54,11 +54,11 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
         return chosen
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
-        """Refuse dtypes that OpenVINO lacks or computes in another type."""
+        """Return why OpenVINO lacks a dtype or computes it in another type; None if it takes the dtype."""
         return dtypes.refusal(dtype)
 
     def refuses_op(self, node: fx.Node) -> str | None:
-        """Refuse a node without a lowering for its arguments. A node that writes is lowered as its functional twin."""
+        """Return why OpenVINO cannot run a node, or None. A mutating node is lowered as its functional variant."""
         if (number := _number_beyond(node)) is not None:
             return f"{number}, which the dtype of its tensor does not hold: torch wraps it around"
         if not written_arguments(node):
@@ -73,7 +73,7 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
         return op is not None and any(word in op._schema.name for word in _HEAVY)
 
     def lower(self, function: Function, options: OpenVINOOptions, policy: str) -> Lowered:
-        """Build a model of the function with weights as parameters."""
+        """Build a model of the function, with its weights as parameters. ``compile`` turns them into constants."""
         template = template_of(function, type(function.graph_module).__name__)
         if (reason := template.misfit(options)) is not None:
             raise RefusedError(reason)
@@ -82,7 +82,7 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
         return OpenVINOLowered(function, template, options)
 
     def _check_precision(self, function: Function, precision: str) -> None:
-        """Raise RefusedError if the self-test failed for an op in the model's precision."""
+        """Raise RefusedError if the self-test failed for one of the function's ops in this precision."""
         assert self.selftest is not None
         for node in function.graph_module.graph.nodes:
             if node.op == "call_function" and is_compute(node):
@@ -91,7 +91,7 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
                     raise RefusedError(reason, node.name)
 
     def keeps(self, callees: Collection[str]) -> bool:
-        """Return False: each process compiles its models again."""
+        """Return False: compiled models are not stored, so each process compiles them again."""
         return False
 
     def identity(self, cache_dir: Path) -> str:
@@ -103,7 +103,7 @@ _HEAVY = ("linear", "matmul", "mm", "conv", "attention", "moe")
 
 
 def _number_beyond(node: fx.Node) -> int | None:
-    """Return a number in elementwise arithmetic that a tensor's integer dtype cannot hold, or None."""
+    """Return a number in a node's arithmetic that the integer dtype of a tensor operand cannot hold, or None."""
     op = overload(node)
     if op is None:
         return None
@@ -115,7 +115,7 @@ def _number_beyond(node: fx.Node) -> int | None:
 
 
 def _twin_call(node: fx.Node, twin: FunctionalCall) -> Call:
-    """Return the call of a writing node's functional twin."""
+    """Return the call of ``twin``, the functional variant of a mutating node."""
     op = twin.op
     assert op is not None
     parameters = op._schema.arguments

@@ -17,7 +17,7 @@ def kernels() -> Mapping[str, Kernel]:
 
 
 def _on_views(kernel: Kernel) -> Kernel:
-    """Wrap a kernel of the cpu vendor: it gets views of caches of LAYOUT in its own layout."""
+    """Wrap a kernel of the cpu vendor: it gets KV caches of LAYOUT as views in the ops' own layout."""
     names = list(inspect.signature(kernel).parameters)
     places = [names.index(name) for name in _CACHES if name in names]
     if not places:

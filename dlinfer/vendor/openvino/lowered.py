@@ -2,8 +2,7 @@
 
 If the model would be wrong for a call, torch runs the call, under the fallback policy. The reasons are inputs or
 intermediate integers of more than 32 bits, which the plugin cuts, and indices out of range. The model detects some of
-these itself: its last outputs say so, and its other results are dropped.
-"""
+these cases itself: then one of its last outputs, a bool for each reason, is true, and its results are dropped."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +30,7 @@ from dlinfer.vendor.openvino.workarounds.precision import rounded
 
 
 class OpenVINOLowered(Lowered):
-    """A template. Held weights become constants of the compiled model."""
+    """A template that can be compiled. The weights in ``held`` become constants of the compiled model."""
 
     placement = "kernel OpenVINO"
 
@@ -77,7 +76,7 @@ class OpenVINOLowered(Lowered):
         return run
 
     def _precise(self, model: ov.Model, hints: dict[str, Any]) -> ov.CompiledModel:
-        """Compile the model; in float32 alone if OpenVINO would round some of its float32 to 16 bits."""
+        """Compile the model. If OpenVINO would round some of its float32 to 16 bits, compile all of it in float32."""
         compiled = self._compiled(model, hints)
         node = self._rounded(compiled)
         if node is None:
@@ -98,13 +97,14 @@ class OpenVINOLowered(Lowered):
             raise RefusedError(f"OpenVINO does not compile it: {_message(cause)}") from cause
 
     def _rounded(self, compiled: ov.CompiledModel) -> str | None:
-        """Return a float32 node that the CPU plugin rounds to 16 bits against the options, or None."""
+        """Return a float32 node that the CPU plugin rounds to 16 bits against the options; None if there is none."""
         if self._options.precision != "model" or self._options.device.split(".")[0] != "CPU":
             return None
         return rounded(compiled, self.template.model, self.template.precise)
 
     def check(self, inputs: Sequence[Any]) -> None:
-        """Raise RefusedError for attention over no keys, and for a KV cache that the model would copy and write."""
+        """Raise RefusedError for attention over no keys, and for a KV cache that would be copied: it is not
+        contiguous."""
         self._check_empty(inputs)
         if not all(inputs[index].is_contiguous() for index in self._kept):
             raise RefusedError("a KV cache that is not contiguous")
@@ -112,8 +112,7 @@ class OpenVINOLowered(Lowered):
     def _check_numbers(self, inputs: Sequence[Any], held: Mapping[int, Interval]) -> None:
         """Raise RefusedError for integers of more than 32 bits, WrongInputError for an index out of range.
 
-        held: ranges of built-in weights.
-        """
+        held: intervals of the weights that became constants, by position of the input."""
         intervals = dict(held)
 
         def interval(index: int) -> Interval:
@@ -135,7 +134,7 @@ class OpenVINOLowered(Lowered):
             raise RefusedError(reason)
 
     def _tensors(self, inputs: Sequence[Any]) -> list[Tensor]:
-        """Return contiguous tensors for the model's parameters, numbers as tensors."""
+        """Return a contiguous tensor for each parameter of the model; numbers become tensors."""
         numbers = self.template.numbers
         return [
             torch.tensor(inputs[index]) if index in numbers else inputs[index].contiguous()
@@ -143,7 +142,7 @@ class OpenVINOLowered(Lowered):
         ]
 
     def _contents(self, inputs: Sequence[Any], outputs: list[Tensor]) -> list[Tensor]:
-        """Return the function's values; write rows into their inputs' own memory."""
+        """Return the function's outputs. Writes new rows into the memory of the inputs that they belong to."""
         remaining = iter(outputs)
         parts = [
             (result, *(self._part(origin, inputs, remaining, result.target) for origin in _origins(result)))
@@ -154,7 +153,9 @@ class OpenVINOLowered(Lowered):
     def _part(
         self, origin: int | None, inputs: Sequence[Any], remaining: Iterator[Tensor], target: int | None
     ) -> Tensor | None:
-        """Return the model's next output, or an input, copied if another result may overwrite it."""
+        """Return the tensor that ``origin`` means: the model's next output, or an input; None if ``origin`` is None.
+
+        An input is copied if it becomes a fresh output, or if another result may overwrite it."""
         if origin is None:
             return None
         if origin == OUTPUT:
@@ -166,7 +167,7 @@ class OpenVINOLowered(Lowered):
 
 
 def _written(inputs: Sequence[Any], result: Result, source: Tensor | None, index: Tensor | None) -> Tensor:
-    """Return a result's value: a fresh tensor, or the input that now has the new content."""
+    """Return a result's value: ``source`` as a fresh tensor, or the input that now has the new content."""
     if result.target is not None and result.kind != "fresh":
         target = inputs[result.target]
         if source is not None and index is not None:
@@ -178,14 +179,14 @@ def _written(inputs: Sequence[Any], result: Result, source: Tensor | None, index
 
 
 def _origins(result: Result) -> tuple[int | None, int | None]:
-    """Return (source, index) of a result: each an input's number, OUTPUT for the model's next output, or None."""
+    """Return where source and index of a result come from: an input's position, OUTPUT, or None if it has none."""
     if result.kind == "rows":
         return result.source, result.index
     return (result.source, None) if result.kind == "fresh" else (None, None)
 
 
 def _dtypes(result: Result) -> list[torch.dtype]:
-    """Return the dtypes of the model's outputs for a result."""
+    """Return the dtypes of the model outputs that a result takes."""
     kinds = zip(_origins(result), (getattr(torch, result.dtype), torch.int64), strict=True)
     return [dtype for origin, dtype in kinds if origin == OUTPUT]
 

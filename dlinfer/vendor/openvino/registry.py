@@ -5,15 +5,14 @@ A lowering is a function with its check beside it::
     @lowers(aten.flip.default, refuses=_needs_fixed_dims)
     def flip(b, x, dims): ...
 
-It takes the builder and the op's arguments in the schema's order, tensors as OpenVINO outputs, and returns the op's
-results. A keyword-only parameter gets the argument of its name; if the overload lacks it, its default. A function with
-such parameters gets only as many positional arguments as it declares::
+The function takes the builder and the op's arguments in the schema's order, tensors as OpenVINO outputs. It returns the
+op's results. A keyword-only parameter gets the argument of its name, or its own default if the overload has no such
+argument. A function with such parameters gets only as many positional arguments as it declares::
 
     @lowers(aten.sum.default, aten.sum.dim_IntList)
     def sum_(b, x, *, dim=None, keepdim=False): ...
 
-The check takes the Call before anything is built, and returns a reason to refuse it, or None.
-"""
+The check takes the Call before anything is built. It returns why it refuses the call; None if it takes it."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,9 +37,8 @@ _aten = torch.ops.aten
 class Call:
     """A call of an op or of a Python function on sizes.
 
-    target: the op or function. arguments: parameter name, or position -> argument, with nodes for values.
-    result: its fake result. name: its name in messages.
-    """
+    target: the op or function. name: its name in messages. result: the fake of its result.
+    arguments: parameter name, or position for a Python function -> argument. Values in the graph are nodes."""
 
     target: Any
     arguments: Mapping[Any, Any]
@@ -53,14 +51,14 @@ class Call:
         return cls(node.target, values, fake(node), op_name(node))
 
     def fake(self, parameter: Any) -> Any:
-        """Return the fake value of an argument, also of nodes in a list."""
+        """Return an argument with fakes in place of nodes, also in a list."""
         value = self.arguments[parameter]
         if isinstance(value, (list, tuple)):
             return [fake(item) if isinstance(item, fx.Node) else item for item in value]
         return fake(value) if isinstance(value, fx.Node) else value
 
     def is_node(self, parameter: Any) -> bool:
-        """Return whether the graph computes an argument."""
+        """Return whether an argument is a value in the graph, not a fixed one."""
         return isinstance(self.arguments[parameter], fx.Node)
 
 
@@ -70,9 +68,10 @@ Build = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Lowering:
-    """build: builds the op in OpenVINO. refuses: returns why it cannot lower a call, or None.
-    takes_rows: it takes ``written.Rows``; otherwise it gets the whole tensor.
-    """
+    """How to lower an op.
+
+    build: builds the op in OpenVINO. refuses: returns why a call cannot be lowered, or None.
+    takes_rows: ``build`` takes ``written.Rows``; otherwise it gets the whole tensor in their place."""
 
     build: Build
     refuses: Check
@@ -96,17 +95,17 @@ _table: dict[Any, Lowering] = {}
 
 
 def taken(call: Call) -> str | None:
-    """Accept every call."""
+    """Return None: the check that accepts every call."""
     return None
 
 
 def unless(is_taken: Callable[[Call], Any], reason: str) -> Check:
-    """Return a check that gives the reason if ``is_taken`` is false for a call."""
+    """Return a check that refuses a call with ``reason`` if ``is_taken`` is false for the call."""
     return lambda call: None if is_taken(call) else reason
 
 
 def defaults(names: str) -> list[Any]:
-    """Return the overloads ``default`` of aten's ops of these names."""
+    """Return the overload ``default`` of each of aten's ops with these names, which spaces separate."""
     return [getattr(_aten, name).default for name in names.split()]
 
 
@@ -144,11 +143,10 @@ _REDUCED = (*_EXTREMES, _aten.logsumexp, _aten.var, _aten.std, _aten.var_mean, _
 
 
 def not_empty(call: Call) -> Iterator[Sequence[Any]]:
-    """Yield sizes that must not be 0, because OpenVINO would return uninitialised memory or crash.
+    """Yield the sizes of a call that must not be 0: OpenVINO would return uninitialised memory or crash.
 
-    In torch, attention over no keys is zeros, and so is a product over nothing; OpenVINO gets that wrong with weights.
-    An extreme of no elements raises in torch. The deviation of none is NaN; OpenVINO crashes on it after another op.
-    """
+    In torch, attention over no keys is zeros, and so is a product over nothing; OpenVINO gets that product wrong if a
+    factor is a weight. The maximum of no elements raises in torch. Their deviation is NaN; OpenVINO may crash on it."""
     packet = getattr(call.target, "overloadpacket", None)
     if packet is _aten.scaled_dot_product_attention:
         yield call.fake("key").shape[-2:-1]

@@ -1,9 +1,8 @@
 """Run a compiled model on torch's memory: one infer request per thread, tensors bound once.
 
-Setting a tensor costs more than running a small model, so a request remembers the address and sizes of each input and
-sets only changed ones. It keeps no caller's tensor alive: the same address, sizes and dtype are the same binding, even
-if the memory has a new owner.
-"""
+Setting a tensor costs more than running a small model. So a request remembers the address and sizes of each input, and
+sets only inputs that changed. It does not keep the caller's tensors alive. If other memory later has the same address
+and sizes, the binding is right for it too."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ class Requests:
     """
 
     def __init__(self, compiled: ov.CompiledModel, dtypes: Sequence[torch.dtype], keep: Any) -> None:
-        """dtypes: the outputs' dtypes. keep: memory of the model's constants."""
+        """dtypes: the outputs' dtypes. keep: memory of the model's constants, which must stay alive with the model."""
         self._compiled = compiled
         self._dtypes = tuple(dtypes)
         self._keep = keep

@@ -24,10 +24,10 @@ from dlinfer.vendor.openvino.passes.cached_attention import CACHED_ATTENTION
 
 BLOCK, HEADS, KV_HEADS, SIZE = LAYOUT.block_size or 0, 4, 2, 64
 SEQUENCES = ((3, 40), (1, 0), (37, 31))
-"""(new tokens, old tokens) of each sequence: across two blocks, an empty cache, within a block."""
+"""The numbers of new and of old tokens of each sequence: across two blocks, an empty cache, within a block."""
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-"""Tolerances of scores and sums of up to 68 terms in any order; in 16 bits, also of rounded probabilities."""
+"""Tolerances of scores and sums of up to 68 terms in any order; in 16 bits with the rounding of probabilities."""
 
 
 def selftest(engine: Engine) -> SelfTest:
@@ -46,7 +46,9 @@ def _version() -> str:
 
 
 def _step(sequences: tuple[tuple[int, int], ...]) -> Callable[[torch.dtype], list[Tensor]]:
-    """Return a function that builds a step's inputs: q, k, v, both caches, slots, table, ends of queries, lengths."""
+    """Return a function from a dtype to the inputs of an attention with these numbers of new and old tokens.
+
+    The inputs: q, k, v, both caches, slots, table of blocks, ends of queries, lengths."""
 
     def inputs(dtype: torch.dtype) -> list[Tensor]:
         tokens = sum(new for new, _ in sequences)
@@ -72,7 +74,7 @@ def _step(sequences: tuple[tuple[int, int], ...]) -> Callable[[torch.dtype], lis
 
 
 def _numbers(*sizes: int, shift: int) -> Tensor:
-    """Return different numbers between -1.5 and 1.5, unordered."""
+    """Return a tensor of different numbers between -1.5 and 1.5, in no order. shift: different for each tensor."""
     count = torch.arange(1, torch.Size(sizes).numel() + 1, dtype=torch.float64) + 1000 * shift
     return ((count * 0.6180339887498949) % 1.0 * 3 - 1.5).view(sizes)
 
@@ -89,7 +91,7 @@ def _attention(decodes: bool) -> Callable[..., Tensor]:
 
 
 def _expected(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> list[Tensor]:
-    """Compute each sequence in float64, after writing keys and values to their slots one by one."""
+    """Return attention in float64, sequence by sequence, after writing keys and values to their slots one by one."""
     k_cache, v_cache, slots, table, ends, lengths = rest
     caches = [cache.clone() for cache in (k_cache, v_cache)]
     for token, slot in enumerate(slots.tolist()):

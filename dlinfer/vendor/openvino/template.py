@@ -1,8 +1,7 @@
 """A region as an OpenVINO model with weights as parameters, and the data to run it.
 
-It can be stored without the weights, since it is a model and plain data. The data say where each input goes, what each
-output is and how large, and which conditions the inputs must meet.
-"""
+Both can be stored, since the weights are no part of them. The data say where each input goes, what each output is and
+how large, and which conditions the inputs must meet."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,14 +34,13 @@ OUTPUT = -1
 
 @dataclass(frozen=True)
 class Result:
-    """One output of the function.
+    """What one output of the function is, as a value or as a change of an input.
 
     kind: ``fresh``: the value is ``source``. ``rows``: the rows ``source`` are written into the input ``target`` at the
-        places ``index`` along ``dim``. ``kept``: the model writes the input's own memory.
-    target: the input that the value overwrites; None for a fresh tensor.
-    source, index: an input's number, or OUTPUT for the model's next output. The CPU plugin does not write an output
-        that is an unchanged input.
-    """
+        places ``index`` along ``dim``. ``kept``: the model writes into the memory of the input ``target`` itself.
+    target: position of the input that the value overwrites; None if it overwrites none.
+    source, index: position of an input, or OUTPUT for the model's next output. An unchanged input needs a position,
+        since the CPU plugin does not write it to an output."""
 
     kind: str
     dtype: str
@@ -60,13 +58,13 @@ class Template:
     numbers: positions of inputs that are numbers. held: positions of inputs that become constants.
     sizes: the outputs' sizes, as ``dlinfer.graph.engine_kit.output_sizes`` writes them.
     int64_inputs: positions of int64 inputs; the plugin keeps 32 bits of them.
-    limits: (index input, size of the dimension that it indexes, whether negative indices count from the end).
+    limits: indices to check before each call: (position of the index input, size of the dimension that it indexes,
+        whether negative indices count from the end).
     ranges: checks that a call's integers stay within 32 bits.
-    faults: reasons to reject a call; the model has one more bool output for each.
-    keep: memory of the model's constants. notes: for reports.
-    cache: the floating type of inputs that the model writes; empty if there are none.
-    precise: names of nodes that compute float32 beside 16 bits.
-    """
+    faults: reasons to reject a call; for each, one more output of the model is a bool that is true if the reason holds.
+    precision: the model's own floating type. cache: the type of the KV caches that it writes; empty if there are none.
+    precise: names of the nodes that compute float32 though the model's own type has 16 bits.
+    keep: memory of the model's constants. notes: for reports."""
 
     model: ov.Model
     inputs: tuple[str, ...]
@@ -85,7 +83,7 @@ class Template:
     precise: frozenset[str] = frozenset()
 
     def misfit(self, options: OpenVINOOptions) -> str | None:
-        """Return why the model cannot have these options, or None."""
+        """Return why the model cannot be compiled with these options; None if it can."""
         if not self.cache:
             return None
         if options.device.split(".")[0] != "CPU":
@@ -96,7 +94,7 @@ class Template:
 
 
 def template_of(function: Function, name: str) -> Template:
-    """Write a function in OpenVINO's opset. Raises LoweringError, which names a node."""
+    """Write a function in OpenVINO's opset. Raises LoweringError with the name of a node that cannot be written."""
     graph = function.graph_module.graph
     builder = Builder()
     precise = Precise()
@@ -169,10 +167,9 @@ def _cache(results: Sequence[Result]) -> str:
 
 
 def _precision(graph: fx.Graph) -> str:
-    """Return the model's own floating dtype: a 16-bit one if it has any.
+    """Return the model's own floating type: a 16-bit one if any tensor has it, but "f32" if both 16-bit types occur.
 
-    Packed weights do not count: they have 16-bit scales and biases in models of any dtype.
-    """
+    Packed weights do not count: they have 16-bit scales and biases in models of any dtype."""
     floats = {
         tensor.dtype for node in graph.nodes if not _of_packed_weights(node) for tensor in tensors_of(node)
     }
@@ -190,7 +187,7 @@ def _of_packed_weights(node: fx.Node) -> bool:
 def _results(
     builder: Builder, graph: fx.Graph, writes: Sequence[int | None]
 ) -> tuple[list[Output], tuple[Result, ...], list[Any]]:
-    """Return (outputs of the model, a Result for each value, the outputs' sizes in fakes)."""
+    """Return three values: the model's outputs, a Result for each value of the function, the outputs' fake sizes."""
     inputs = [builder.values[node] for node in graph.find_nodes(op="placeholder")]
     outputs: list[Output] = []
     sizes: list[Any] = []

@@ -1,8 +1,7 @@
 """Weights as constants of a model: on torch's own memory, or compressed to 8 or 4 bits.
 
-In the graph a compressed weight is integers, a conversion and a product with scales. The CPU plugin recognises these
-before a linear layer and keeps the integers. Both forms are symmetric: a weight is ``integer * scale``.
-"""
+A compressed weight is three nodes: integers, a conversion, and a product with scales. The CPU plugin recognises these
+nodes before a linear layer and keeps the integers. 8 and 4 bits are both symmetric: a weight is ``integer * scale``."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,11 +32,10 @@ def with_weights(
     notes: list[str],
     precision: str = "f32",
 ) -> tuple[ov.Model, list[Tensor]]:
-    """Return (a copy of the model with some parameters as constants, the constants' memory).
+    """Return two values: a copy of the model with some parameters as constants, and the constants' memory.
 
-    weights: parameter name -> tensor. precision: the model's own. The caller must keep the memory as long as the
-    compiled model.
-    """
+    weights: parameter name -> tensor. precision: the model's own floating type. The caller must keep the memory alive
+        as long as the compiled model."""
     copy = model.clone()
     keep: list[Tensor] = []
     for node in list(copy.get_ops()):
@@ -87,7 +85,7 @@ def _constant(weight: Tensor, keep: list[Tensor], notes: list[str], parameter: A
 
 
 def _is_compressible(weight: Tensor, notes: list[str], parameter: Any) -> bool:
-    """Return whether integers and scales can represent a weight. They cannot represent NaN and infinities."""
+    """Return whether a weight can be compressed: it is a float matrix without NaN and infinities."""
     if weight.dim() != 2 or not weight.is_floating_point():
         return False
     if bool(weight.isfinite().all()):
@@ -97,7 +95,7 @@ def _is_compressible(weight: Tensor, notes: list[str], parameter: Any) -> bool:
 
 
 def _is_linear(target: Any) -> bool:
-    """Return whether an input is the weight of a linear layer: the second operand of ``x @ weight.T``."""
+    """Return whether a port takes the weight of a linear layer: it is the second operand of ``x @ weight.T``."""
     node = target.get_node()
     if node.get_type_name() != "MatMul":
         return False
@@ -105,10 +103,9 @@ def _is_linear(target: Any) -> bool:
 
 
 def compressed(weight: Tensor, options: OpenVINOOptions, keep: list[Tensor]) -> Output:
-    """Return a [out, in] weight, computed from integers and scales, in its own sizes and type.
+    """Return a [out, in] weight as integers times scales, with its own sizes and type.
 
-    Rows get 8 bits if the group size does not divide their length.
-    """
+    With ``int4``, the weight gets 8 bits all the same if the group size does not divide the length of its rows."""
     rows, columns = weight.shape
     grouped = options.weights == "int4" and columns % options.group_size == 0
     size, largest = (options.group_size, 7) if grouped else (columns, 127)
@@ -128,10 +125,10 @@ def compressed(weight: Tensor, options: OpenVINOOptions, keep: list[Tensor]) -> 
 
 
 def _quantised(weight: Tensor, size: int, largest: int) -> tuple[Tensor, Tensor]:
-    """Quantise a few rows at a time: integers from -largest to largest, and float32 scales [rows, groups, 1].
+    """Return two tensors: integers from -largest to largest, and float32 scales [rows, groups, 1].
 
-    weight: [rows, groups * size]. The integers are int8 [rows, columns], or two in a byte if ``largest`` has 4 bits.
-    """
+    weight: [rows, groups * size], quantised a few rows at a time. The integers are int8 [rows, columns]; if ``largest``
+        is 7, two share a byte."""
     step = max(1, _WIDENED_NUMBERS // max(weight.shape[1], 1))
     numbers, scales = [], []
     for some in weight.detach().split(step):
@@ -142,7 +139,7 @@ def _quantised(weight: Tensor, size: int, largest: int) -> tuple[Tensor, Tensor]
 
 
 def quantised(weight: Tensor, largest: int) -> tuple[Tensor, Tensor]:
-    """Return (int8 values from -largest to largest, rounded to nearest, float32 scales [..., 1])."""
+    """Return two tensors: int8 values from -largest to largest, rounded to nearest, and float32 scales [..., 1]."""
     wide = weight.float()
     # At least the smallest normal number: smaller ones may be flushed to 0.
     scales = (wide.abs().amax(-1, keepdim=True) / largest).clamp_min(torch.finfo(torch.float32).tiny)
@@ -156,18 +153,18 @@ _PACKED, _SEPARATOR = "packed numbers", "|"
 
 
 def packed_name(parameter: str, groups: int, size: int) -> str:
-    """Return the name of the node that unpacks a parameter of AWQ's words to float32 [out, groups, size].
+    """Return a name for the node that unpacks AWQ's words in a parameter to float32 [out, groups, size].
 
-    If the parameter becomes a constant, a 4-bit constant replaces the node.
-    """
+    By this name ``with_weights`` finds the node, to replace it by a 4-bit constant if the parameter becomes a
+    constant."""
     return _SEPARATOR.join((_PACKED, parameter, str(groups), str(size)))
 
 
 def _four_bits(words: Tensor, groups: int, size: int, keep: list[Tensor]) -> Output:
     """Unpack words [groups * size, out / 8] to a 4-bit constant [out, groups, size], converted to float32.
 
-    The plugin recognises this as the start of a compressed weight and keeps it in 4 bits.
-    """
+    The plugin recognises the constant and its conversion as the start of a compressed weight, and keeps it in 4
+    bits."""
     rows = [_packed(AWQ.unpack(part).t()) for part in words.detach().split(_WIDENED_WORDS, 1)]
     held = torch.cat(rows)
     keep.append(held)

@@ -1,9 +1,8 @@
 """New contents of an input that are not one tensor of the model: some rows of it, or memory written in place.
 
 OpenVINO has no op that writes into its input: ``index_copy`` of a few rows would copy the whole cache, at each call and
-in each layer. So such a value keeps its parts: the old content, the rows, and their places. Attention reads the parts.
-The rows are results of the model, and torch writes them into the cache's own memory afterwards.
-"""
+in each layer. So the new content keeps its parts: the old content, the new rows, and their places. Attention reads the
+parts. The new rows are results of the model; afterwards torch writes them into the cache's own memory."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +14,11 @@ from openvino import Output
 
 @dataclass
 class Rows:
-    """base: the old content. index: i64 [rows], places along ``dim``. source: the new rows, with base's sizes except
-    along ``dim``. sizes: source's sizes in fakes. unique: no place repeats. full: the whole tensor, if built.
-    """
+    """A tensor whose rows at some places are replaced.
+
+    base: the old content. index: i64 [rows], places along ``dim``. source: the new rows, with base's sizes except along
+        ``dim``. sizes: source's sizes in fakes. unique: no place repeats. full: the whole tensor; None until it is
+        built."""
 
     base: Output
     dim: int
@@ -28,7 +29,7 @@ class Rows:
     full: Output | None = None
 
     def whole(self) -> Output:
-        """Return ``full``, built at most once."""
+        """Return the whole tensor, built at the first call."""
         if self.full is None:
             self.full = self.put()
         return self.full

@@ -1,4 +1,4 @@
-"""The bits that an engine keeps of integers, and intervals of integers."""
+"""Which bits of integers an engine keeps, and intervals of integers."""
 
 from dataclasses import dataclass
 
@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 Interval = tuple[int, int]
-"""(smallest, largest)."""
+"""The smallest and the largest integer."""
 
 
 @dataclass(frozen=True)
 class Kept:
     """An engine's limits for integers.
 
-    engine: its name in reasons. bits: kept of dtypes with more bits; narrower dtypes wrap around as in torch.
-    cast: the largest float that may become an integer. The engine itself must detect larger ones and NaN.
-    """
+    engine: its name in reasons.
+    bits: the bits that it keeps of wider dtypes; narrower dtypes wrap around as in torch.
+    cast: the largest float that may be cast to an integer. The engine itself must detect larger floats and NaN."""
 
     engine: str
     bits: int
@@ -23,7 +23,7 @@ class Kept:
 
     @property
     def limits(self) -> Interval:
-        """The smallest and largest integer."""
+        """The smallest and largest integer that the engine keeps."""
         return -(1 << (self.bits - 1)), (1 << (self.bits - 1)) - 1
 
     def holds(self, x: tuple[float, float]) -> bool:
@@ -36,7 +36,7 @@ class Kept:
         return dtype is not torch.bool and torch.iinfo(dtype).bits > self.bits
 
     def limits_of(self, dtype: torch.dtype) -> Interval:
-        """Return the range of an integer or bool dtype in the engine."""
+        """Return the interval of the integers or bools that a tensor of this dtype can have in the engine."""
         if dtype is torch.bool:
             return 0, 1
         info = torch.iinfo(dtype)
@@ -48,7 +48,7 @@ class Kept:
 
 
 def range_of(tensor: Tensor) -> Interval:
-    """Return the interval of a tensor's integers or bools; (0, 0) without elements."""
+    """Return the interval of a tensor's integers or bools; (0, 0) if it has no elements."""
     if not tensor.numel():
         return 0, 0
     if tensor.dtype is torch.bool:

@@ -1,10 +1,9 @@
 """Bound the integers of a region at one call, for an engine that keeps fewer bits than torch.
 
 Each value gets an interval, computed from those of its operands. Lowering only records the order of ops. The intervals
-start from a call's actual inputs and sizes, so torch never has to run a model whose numbers stay small, like token ids
-and positions. Inputs are first rounded up to powers of two. A success is remembered for all calls up to these bounds,
-so most calls compare a few numbers. The result of an unknown op may be any number of its dtype.
-"""
+start from a call's actual inputs and sizes: a model whose numbers stay small, like token ids and positions, always runs
+in the engine. Inputs are first rounded up to powers of two. A success is remembered for all calls up to these bounds,
+so most calls compare a few numbers. The result of an unknown op may be any number of its dtype."""
 
 import math
 import operator
@@ -21,10 +20,9 @@ from dlinfer.vendor.openvino.int_ranges.rules import ARITHMETIC, KEEPS, NUMBERS,
 
 
 class Ranges:
-    """Callable: takes a call's inputs and returns why integers may exceed the engine's bits, or None.
+    """Callable: takes a call's inputs and returns why integers may exceed the engine's bits; None if they cannot.
 
-    Threads may call it at once. inputs: positions of the inputs with needed ranges.
-    """
+    Threads may call it at once. inputs: positions of the inputs whose intervals the check needs."""
 
     def __init__(self, graph: fx.Graph, kept: Kept) -> None:
         """Raise UnknownSizeError for a size that does not follow from the inputs."""
@@ -46,7 +44,7 @@ class Ranges:
         self._fit: set[tuple[Any, ...]] = set()
 
     def __call__(self, inputs: Sequence[Any], ranges: Mapping[int, Interval]) -> str | None:
-        """Check a call. ranges: position in ``self.inputs`` -> range of that input."""
+        """Check a call. ranges: interval of each input in ``self.inputs``, by position."""
         if not self._steps:
             return None
         (numbers,) = self._numbers(inputs)
@@ -68,14 +66,14 @@ class Ranges:
         return None
 
     def _number(self, value: Any) -> int:
-        """Return the position of a size among the numbers of a call."""
+        """Return the position of a size in the list of sizes that each call computes. Appends a new size."""
         (size,) = sizes_of([[value]], self._values)[0]
         if size not in self._sizes:
             self._sizes.append(size)
         return self._sizes.index(size)
 
     def _elements(self, node: fx.Node) -> list[int]:
-        """Return positions of sizes. Their sum bounds the number of elements that the call sums or counts."""
+        """Return positions of sizes, as ``_number`` does. Their sum bounds how many elements a node sums or counts."""
         named = arguments(node) if overload(node) is not None else {}
         tensors = [value for value in map(fake, node.all_input_nodes) if isinstance(value, Tensor)]
         dims = named.get("dim")
@@ -153,10 +151,9 @@ class Ranges:
         return lambda known, numbers: [unknown] * results if results else unknown
 
     def _operands(self, node: fx.Node, keeps: bool) -> dict[str, list[Any]]:
-        """Return parameter -> nodes, positions of sizes, or intervals, for integer tensors and numbers.
+        """Return parameter -> its integers: nodes, positions of sizes (see ``_number``), or intervals of fixed numbers.
 
-        keeps: only operands that may be elements of the result.
-        """
+        keeps: leave out operands that cannot be elements of the result."""
         operands: dict[str, list[Any]] = {}
         for name, argument in arguments(node).items():
             every = argument if isinstance(argument, (list, tuple)) else [argument]
@@ -181,10 +178,10 @@ class Ranges:
 
 
 Step = Callable[[dict[fx.Node, Any], Sequence[Interval]], Any]
-"""Takes the intervals of nodes so far and of a call's sizes."""
+"""Takes the intervals of the nodes computed so far and the intervals of a call's sizes."""
 
 _CHOOSES = (None, "amax", "amin")
-"""Reductions of a scatter that select an element."""
+"""Values of a scatter's ``reduce`` for which each result is one of the operands' elements."""
 
 
 def _read(
@@ -199,13 +196,13 @@ def _read(
 
 
 def _rounded(x: Interval) -> Interval:
-    """Widen an interval to powers of two."""
+    """Widen an interval: its ends become -2**i or 0, and 2**j - 1 or 0."""
     low, high = x
     return -(1 << (-low).bit_length()) if low < 0 else 0, (1 << high.bit_length()) - 1 if high > 0 else 0
 
 
 def _aten_name(node: fx.Node) -> str:
-    """Return an aten op's name without its overload, the full name of another op, or "" for other nodes."""
+    """Return an aten op's name without its overload, another op's with its namespace, or "" for a node without op."""
     op = overload(node)
     return "" if op is None else op._schema.name.removeprefix("aten::")
 
@@ -216,7 +213,7 @@ def _is_whole(value: Any) -> TypeGuard[Tensor]:
 
 
 def _casts(node: fx.Node) -> bool:
-    """Return whether a node converts a float to an integer."""
+    """Return whether a node converts floats to integers."""
     first = next((fake(parent) for parent in node.all_input_nodes if isinstance(fake(parent), Tensor)), None)
     casts = _aten_name(node) in ("to", "_to_copy", "type_as", "sum", "cumsum")
     return casts and first is not None and first.is_floating_point()
@@ -228,7 +225,7 @@ def _has_whole(node: fx.Node) -> bool:
 
 
 def _needed(graph: fx.Graph, kept: Kept) -> set[fx.Node]:
-    """Return the nodes whose intervals are needed: checked arithmetic and its operands."""
+    """Return the nodes whose intervals are needed: arithmetic that may leave the engine's bits, and its operands."""
     needed: set[fx.Node] = set()
     waiting = [node for node in graph.nodes if node.op == "call_function" and _checked(node, kept)]
     while waiting:

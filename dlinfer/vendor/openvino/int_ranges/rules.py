@@ -19,13 +19,13 @@ KEEPS = frozenset(
         *"maximum minimum clamp clip clamp_min clamp_max".split(),
     ]
 )
-"""Ops whose results are elements of their operands, or 0 or 1."""
+"""Ops each of whose results is 0, 1 or an element of an operand."""
 
 PLACES = frozenset("index indices condition mask n elements".split())
 """Parameters that are never elements of the result."""
 
 NUMBERS = frozenset("self other value fill_value s min max".split())
-"""Parameters of ops of ``KEEPS`` that may be numbers, and then elements of the result."""
+"""Parameters of ``KEEPS`` ops that may be Python numbers; such a number may be an element of the result."""
 
 
 def hull(*intervals: Interval) -> Interval:
@@ -46,7 +46,7 @@ def _mul(x: Interval, y: Interval) -> Interval:
 
 
 def many(x: Interval, number: int) -> Interval:
-    """Return the interval of sums of at most ``number`` terms."""
+    """Return the interval of sums of at most ``number`` terms that lie in ``x``."""
     return min(0, x[0] * number), max(0, x[1] * number)
 
 
@@ -105,7 +105,8 @@ _RULES: Mapping[str, Callable[[Mapping[str, Any]], Interval]] = {
     "argmax argmin argsort bucketize": lambda a: (0, a["elements"]),
 }
 ARITHMETIC = {name: rule for names, rule in _RULES.items() for name in names.split()}
-"""Op -> interval of its result. ``elements`` bounds the number of elements that the call sums or counts."""
+"""Op -> function from the intervals of its arguments to that of its result. The argument ``elements`` is no interval:
+the op adds up or counts at most so many elements."""
 
 ORDERS = frozenset(("sort", "topk", "max", "min"))
 

@@ -20,7 +20,7 @@ F32 = ov.Type.f32
 
 @lowers(aten.relu.default)
 def relu(b: Builder, x: Output) -> Output:
-    """Avoid OpenVINO's Relu, which returns 0 for NaN."""
+    """Return x, or 0 where x is negative. OpenVINO's own Relu returns 0 for NaN."""
     zero = b.scalar(0, b.kind)
     if b.kind.is_real():
         return op.select(op.less(x, zero), zero, x).output(0)
@@ -60,7 +60,7 @@ def leaky_relu(b: Builder, x: Output, slope: Any = 0.01) -> Output:
 
 @lowers(aten.prelu.default)
 def prelu(b: Builder, x: Output, weight: Output) -> Output:
-    """One slope per channel (dimension 1), or one for all."""
+    """Multiply negative elements by a slope: one for each channel (dimension 1), or one for all."""
     if rank(x) > 2 and rank(weight) == 1:
         weight = channels(b, weight, rank(x))
     negative = op.less(x, b.scalar(0, b.kind))
@@ -85,7 +85,9 @@ def hardsigmoid(b: Builder, x: Output) -> Output:
 
 @lowers(aten.mish.default)
 def mish(b: Builder, x: Output) -> Output:
-    """x * tanh(log(1 + e)), e = exp(x), as x * n / (n + 2), n = e * (e + 2). OpenVINO's own loses digits."""
+    """x * tanh(log(1 + e)) with e = exp(x), computed as x * n / (n + 2) with n = e * (e + 2).
+
+    OpenVINO's own Mish is less exact."""
     wide = b.cast(x, F32)
     power = exp(op.minimum(wide, b.scalar(20.0, F32)))  # above that the factor is 1 in float32
     twice = op.multiply(power, op.add(power, b.scalar(2.0, F32)))
@@ -118,7 +120,9 @@ def glu(b: Builder, x: Output, dim: int = -1) -> Output:
 
 
 def _softmax(function: Any, of_scalar: Any) -> Build:
-    """Lower to a softmax in the result's dtype. The input is converted first, as for a ``dtype`` argument."""
+    """Return a lowering to ``function``, a softmax in the result's dtype. The input is converted before, as torch does.
+
+    of_scalar: computes it for a tensor of rank 0, which is given to it twice."""
 
     def build(b: Builder, x: Output, dim: int, *_: Any) -> Output:
         x = b.cast(x, b.kind)
@@ -136,9 +140,9 @@ lowers(aten.log_softmax.int, aten._log_softmax.default)(_softmax(op.log_softmax,
 def where_defined(b: Builder, x: Output, axis: int, result: Output) -> Output:
     """Return ``result``, a softmax of x, with NaN along ``axis`` where torch's softmax is NaN.
 
-    torch returns NaN if x has NaN or positive infinity, or only negative infinities; OpenVINO returns numbers. One
-    maximum detects it: over 0 for negative infinity, 1 for a finite number, 2 for others.
-    """
+    torch returns NaN for a row with NaN or positive infinity, and for a row of negative infinities only; OpenVINO
+    returns numbers. The maximum of a row's codes tells: 0 stands for negative infinity, 1 for a finite number, 2 for
+    the others."""
     wide = b.cast(x, F32)  # float32 holds infinity of any type of x
     zero, unit, two, infinity = (b.scalar(value, F32) for value in (0.0, 1.0, 2.0, float("inf")))
     finite_or_none = op.select(op.less(op.negative(infinity), wide), unit, zero)

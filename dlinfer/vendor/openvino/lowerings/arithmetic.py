@@ -17,10 +17,10 @@ aten = torch.ops.aten
 
 
 def computed_in(b: Builder, *operands: Any) -> ov.Type:
-    """Return the type to compute a result of ``b.kind`` in.
+    """Return the type in which to compute a result of type ``b.kind``.
 
-    torch computes a 16-bit float with a Python number in float32: it does not round the number to 16 bits.
-    """
+    torch computes a 16-bit float with a Python number in float32, since it does not round that number to 16 bits. 8-bit
+    and 16-bit integers are computed in i32."""
     kind = b.kind
     if kind in SHORT:
         for operand in operands:
@@ -72,7 +72,7 @@ lowers(aten.minimum.default, aten.min.other)(_pair(op.minimum, op.logical_and, k
 
 
 def _exact(call: Call) -> str | None:
-    """Return why a rounded quotient or a remainder is refused, or None. The plugin's quotients are not exact."""
+    """Return why a remainder of floats, or a rounded quotient, is refused; None if the plugin computes it exactly."""
     by = call.fake("other")
     whole = not call.result.is_floating_point()
     if whole or (isinstance(by, (int, float)) and by and math.frexp(by)[0] in (0.5, -0.5)):
@@ -97,7 +97,7 @@ def div_mode(b: Builder, x: Any, y: Any, rounding_mode: str | None) -> Output:
 
 
 def _divisor(b: Builder, y: Any, kind: ov.Type) -> Any:
-    """Return a divisor of integers. torch runs calls with a divisor of 0, and raises."""
+    """Return a divisor of integers. If it is 0 in a call, torch runs that call, and raises."""
     if isinstance(y, Output) or not y:
         y = b.cast(y, kind)
         b.fault(op.equal(y, b.scalar(0, kind)).output(0), "a whole number is divided by 0")
@@ -209,7 +209,7 @@ def addcdiv(b: Builder, x: Any, y: Any, z: Any, value: Any = 1) -> Output:
 
 @lowers(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(b: Builder, x: Any, end: Any, weight: Any) -> Output:
-    """Interpolate from the nearer end, as torch does: otherwise rounding loses the far end itself."""
+    """Interpolate from ``x`` to ``end``, starting at the nearer of the two, as torch does: so both ends are exact."""
     kind = ov.Type.f32 if b.kind in SHORT else b.kind
     x, end, weight = (b.cast(value, kind) for value in (x, end, weight))
     way = op.subtract(end, x)

@@ -49,7 +49,7 @@ def _taken(call: Call) -> str | None:
 
 
 def _alike(call: Call, groups: int) -> bool:
-    """Return whether queries, keys and values have the same batch sizes and, except for groups, heads."""
+    """Return whether queries, keys and values have equal batch sizes, and equal heads unless heads are grouped."""
     shapes = [list(map(str, call.fake(name).shape[:-2])) for name in ("query", "key", "value")]
     if groups > 1:
         shapes[0][-1] = shapes[1][-1]
@@ -57,7 +57,7 @@ def _alike(call: Call, groups: int) -> bool:
 
 
 def _groups(call: Call) -> tuple[int, str | None]:
-    """Return (number of query heads per key head, why the call is refused or None)."""
+    """Return two values: the number of query heads for each key head, and why the call is refused or None."""
     if not call.arguments.get("enable_gqa") or call.fake("query").dim() < 3:
         return 1, None
     heads = [fixed_size(call.fake(name).shape[-3]) for name in ("query", "key", "value")]
@@ -113,7 +113,7 @@ def _base(value: Output | Rows) -> Output:
 
 
 def _writes_keys(k: Rows, v: Rows) -> bool:
-    """Return whether the rows are tokens of all heads, at the same places of both caches."""
+    """Return whether the new rows are tokens, for all heads, at the same places in both caches."""
     names = [rows.index.get_node().get_friendly_name() for rows in (k, v)]
     return k.dim == v.dim == rank(k.base) - 2 and (k.index == v.index or names[0] == names[1])
 
@@ -124,7 +124,9 @@ def _writes_keys(k: Rows, v: Rows) -> bool:
 def _additive(
     b: Builder, q: Output, k: Output, mask: Output | None, causal: bool
 ) -> tuple[Output | None, Output | None]:
-    """Return (summand for the scores, whether each query sees a key). torch returns 0 for a query that sees none."""
+    """Return two values: what to add to the scores (or None), and whether each query sees any key (None if all do).
+
+    torch returns 0 for a query that sees no key."""
     kind = q.get_element_type()
     if causal:
         mask = _causal(b, q, k)
@@ -150,7 +152,9 @@ def _causal(b: Builder, q: Output, k: Output) -> Output:
 
 
 def _grouped(b: Builder, q: Output, mask: Output | None, groups: int) -> tuple[Output, Output | None]:
-    """Reshape [batch, heads, queries, size] to [batch, key heads, groups * queries, size], and the mask likewise."""
+    """Reshape the mask, and q from [batch, heads, queries, size] to [batch, key heads, groups * queries, size].
+
+    All query heads of a key head then are rows of one product. mask: None, or a tensor that broadcasts to scores."""
     heads, size = b.size(q, 1), b.size(q, 3)
     assert isinstance(heads, int) and isinstance(size, int)
     rows = op.reshape(q, b.axes([0, heads // groups, -1, size]), True).output(0)
@@ -216,7 +220,7 @@ def _over_rows(b: Builder, q: Output, k: Rows, v: Rows, mask: Output | None, sca
 
 
 def _look_for_repeated(b: Builder, v: Rows) -> None:
-    """Let torch run a call that writes a place twice."""
+    """Let torch run a call that writes to a place of the cache twice."""
     if v.unique or b.size(v.index, 0) == 1:
         return
     key = ("repeated", v.index.get_node().get_friendly_name(), v.index.get_index())

@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def _stand_in(value: Any) -> Any:
-    """Return a tensor of one element, or a number, that promotes like the value."""
+    """Return a number, or a tensor of one element, that takes part in type promotion just as the value does."""
     if isinstance(value, Tensor):
         return torch.empty((1,) * value.dim(), dtype=value.dtype, device="meta")
     if isinstance(value, (bool, torch.SymBool)):
@@ -45,10 +45,9 @@ def _compares(function: Any) -> Build:
 
 
 def _exact(b: Builder, x: Any, kind: ov.Type) -> Output:
-    """Return a value for an exact comparison, bfloat16 as float32.
+    """Return a value in a type that compares exactly: float32 for bfloat16, else ``kind``.
 
-    If the CPU plugin widens a bfloat16 constant itself, infinity becomes the largest finite number.
-    """
+    If the CPU plugin itself widens a bfloat16 constant, infinity becomes the largest finite number."""
     if not isinstance(x, Output) and kind in SHORT:
         x = float(torch.tensor(x, dtype=SHORT[kind]))  # what torch compares with
     return b.cast(x, ov.Type.f32 if kind == ov.Type.bf16 else kind)
@@ -64,7 +63,7 @@ def greater(x: Any, y: Any) -> Output:
 
 
 def greater_equal(x: Any, y: Any) -> Output:
-    """x >= y, like ``greater``."""
+    """x >= y, as y <= x; the reason is the same as for ``greater``."""
     return op.less_equal(y, x).output(0)
 
 
@@ -120,7 +119,9 @@ lowers(aten.isnan.default)(lambda b, x: op.not_equal(x, x).output(0))
 
 
 def _to_infinity(compares: Any, of_integers: Any) -> Build:
-    """Lower to a comparison of absolute values with infinity; ``of_integers`` compares integers with themselves."""
+    """Return a lowering that compares absolute values of floats with infinity by ``compares``.
+
+    ``of_integers`` compares integers with themselves, which gives true or false for all of them."""
 
     def build(b: Builder, x: Output) -> Output:
         kind = x.get_element_type()

@@ -25,7 +25,7 @@ def to(b: Builder, x: Output, *_: Any) -> Output:
 )
 @lowers(*defaults("dropout feature_dropout alpha_dropout"))
 def same(b: Builder, x: Output, *_: Any) -> Output:
-    """Return x. Dropout gets here only outside training, since the engine gets no random ops."""
+    """Return x. Dropout does nothing outside training; in training it is a random op, which the engine never gets."""
     return x
 
 
@@ -36,7 +36,7 @@ def copy(b: Builder, x: Output, source: Output, non_blocking: bool = False) -> O
 
 
 def _plain_nan(b: Builder, x: Any) -> Any:
-    """Return x with plain NaNs before it becomes bfloat16: rounding turns other NaNs into zeros or infinities."""
+    """Return x with plain NaNs if it becomes bfloat16: rounding turns other NaNs into zeros or infinities."""
     if b.kind != ov.Type.bf16 or not isinstance(x, Output):  # numbers of the graph are plain
         return x
     kind = x.get_element_type()

@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def _plain(function: Any) -> Build:
-    """Lower to one op in the result's type. torch converts integers to floats first."""
+    """Return a lowering to one op in the result's type. Integers are converted to floats first, as in torch."""
 
     return lambda b, x: function(b.cast(x, b.kind)).output(0)
 
@@ -27,7 +27,7 @@ for _name in "log sqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh ata
 
 
 def _of_wide(function: Any) -> Build:
-    """Lower to a formula in float32, since 16-bit floats are too coarse for its intermediate values."""
+    """Return a lowering to a formula, computed in float32: 16-bit floats are too coarse for its intermediate values."""
 
     def build(b: Builder, x: Output) -> Output:
         result = function(b, b.cast(x, ov.Type.f32))
@@ -41,7 +41,7 @@ def _number(b: Builder, value: float) -> Output:
 
 
 def exp(x: Any) -> Any:
-    """Return e to the power of x. OpenVINO's Exp returns infinity for NaN."""
+    """Return e to the power of x, also NaN for NaN, where OpenVINO's own Exp returns infinity."""
     return op.select(op.is_nan(x), x, op.exp(x))
 
 
@@ -49,11 +49,10 @@ _LN2, _LN10 = 0.6931471805599453, 2.302585092994046
 
 
 def opposite(b: Builder, x: Any) -> Any:
-    """Return -x of float32, in the form that the plugin would rewrite it to.
+    """Return -x for float32 x, as a product with -1.
 
-    The plugin rewrites negations, differences with a constant and quotients. Its own nodes lose the mark that keeps
-    them in float32 beside bfloat16 (workarounds/precision.py).
-    """
+    The plugin would rewrite a negation, a difference with a constant or a quotient by itself. The new nodes then lack
+    the mark that keeps them in float32 beside bfloat16 (workarounds/precision.py)."""
     return op.multiply(x, _number(b, -1.0))
 
 
@@ -90,7 +89,7 @@ def log1p_exp(b: Builder, x: Any) -> Any:
 
 
 def _erf(b: Builder, x: Output) -> Any:
-    """Use OpenVINO's Erf, with its absolute error of 1e-7, but near 0 the first terms of Maclaurin's series."""
+    """Return erf(x): OpenVINO's Erf, whose absolute error is 1e-7, but near 0 the first terms of Maclaurin's series."""
     square = op.multiply(x, x)
     series = _number(b, 1 / 216)
     for divisor in (-42, 10, -3, 1):
@@ -157,7 +156,7 @@ lowers(aten.neg.default, aten.negative.default)(_signed(op.negative))
 
 
 def _sign(x: Output) -> Any:
-    """Return 0 for NaN, as torch does."""
+    """Return the sign of x; 0 for NaN, as torch does."""
     if not x.get_element_type().is_real():
         return op.sign(x)
     zero = Constant(x.get_element_type(), ov.Shape([]), [0.0])

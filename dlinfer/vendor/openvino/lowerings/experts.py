@@ -1,8 +1,7 @@
-"""Mixture of experts: every expert computes every token, weighted by 0 if the token did not choose it.
+"""Mixture of experts: every expert computes every token. A result counts 0 if the token did not choose the expert.
 
-OpenVINO has no grouped product. Computing all experts costs experts / topk times the products, but reads the weights
-once; docs/vendors/openvino.md has the costs.
-"""
+OpenVINO has no grouped product. Computing all experts multiplies the work by experts / topk, but reads the weights
+once; docs/vendors/openvino.md has the costs."""
 
 import openvino as ov
 import openvino.opset16 as op
@@ -69,7 +68,7 @@ def fused_moe(
 
 
 def _shares(b: Builder, weights: Output, ids: Output, experts: int, renormalize: bool) -> list[Output]:
-    """Return each token's weight of each expert, and whether it chose the expert: both [experts, tokens, 1]."""
+    """Return two tensors [experts, tokens, 1]: each token's weight of each expert, and whether it chose that expert."""
     weights = b.cast(weights, F32)
     if renormalize:
         weights = op.divide(weights, op.reduce_sum(weights, b.axes([-1]), True)).output(0)

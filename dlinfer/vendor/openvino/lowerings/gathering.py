@@ -1,4 +1,4 @@
-"""Reading by index. Some of torch's ops count negative indices from the end, others raise for them."""
+"""Reading by index. Some of torch's ops count negative indices from the end; the others raise for negative indices."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +37,9 @@ def index_select(b: Builder, x: Output, dim: int, index: Output) -> Output:
 
 
 def _first(b: Builder, x: Output, axis: int, number: Size) -> Output:
-    """Cut a dimension to its first elements. OpenVINO wrongly drops a Slice before GatherElements if sizes vary."""
+    """Return the first ``number`` elements of a dimension, by StridedSlice.
+
+    OpenVINO wrongly drops a Slice before GatherElements if sizes vary."""
     ends = [*[0] * axis, number]
     kept = [1] * axis + [0]
     return op.strided_slice(
@@ -47,7 +49,7 @@ def _first(b: Builder, x: Output, axis: int, number: Size) -> Output:
 
 @lowers(aten.gather.default)
 def gather(b: Builder, x: Output, dim: int, index: Output, sparse_grad: bool = False) -> Output:
-    """Gather from x after cutting it: OpenVINO does not take an index that is smaller in the other dimensions."""
+    """Return elements of x by index along ``dim``. Where ``index`` is smaller in another dimension, x is cut first."""
     if rank(x) == 0:
         return op.broadcast(x, op.shape_of(index, "i64")).output(0) if rank(index) else x
     place = dim % rank(x)
@@ -89,11 +91,10 @@ def index(b: Builder, x: Output, indices: Sequence[Output | None]) -> Output:
 def index_parts(
     b: Builder, x: Output, indexed: Sequence[tuple[int, Output]]
 ) -> tuple[list[int], Output, Output, int]:
-    """Combine several indices into one.
+    """Combine several indices into one, for a dimension that joins all the indexed dimensions.
 
-    Returns (x's dimensions with the indexed ones first, x in that order with these flattened, places in the flattened
-    dimension, rank of the places).
-    """
+    Returns four values: x's dimensions with the indexed ones first; x in that order, with the indexed ones flattened to
+    one; places in that dimension; the rank of the places."""
     dims = [dim for dim, _ in indexed]
     order = [*dims, *(dim for dim in range(rank(x)) if dim not in dims)]
     moved = op.transpose(x, b.axes(order)).output(0) if order != sorted(order) else x
@@ -117,7 +118,9 @@ def _product(b: Builder, shape: Any, dims: Sequence[int]) -> Output:
 def _in_place(
     b: Builder, gathered: Output, indexed: Sequence[tuple[int, Output]], order: Sequence[int], spread: int
 ) -> Output:
-    """Move the gathered dimensions to the place of the indexed ones if those were neighbours, else to the front."""
+    """Move the gathered dimensions from the front to the place of the indexed ones if those were neighbours.
+
+    order: x's dimensions, the indexed ones first. spread: number of gathered dimensions."""
     dims = [dim for dim, _ in indexed]
     first = dims[0]
     if dims != list(range(first, first + len(dims))) or first == 0:
@@ -140,7 +143,7 @@ def _same_sizes(call: Call) -> str | None:
 
 @lowers(aten.take_along_dim.default, refuses=_same_sizes)
 def take_along_dim(b: Builder, x: Output, index: Output, dim: int | None = None) -> Output:
-    """With a dimension torch takes indices modulo its size; without one it raises for indices out of range."""
+    """Return elements by index. With ``dim`` indices wrap around its size; else torch raises for one out of range."""
     if dim is not None:
         wrapped = integers.remainder(b, b.cast(index, I64), b.size(x, dim))
         return op.gather_elements(x, wrapped, dim % rank(x)).output(0)

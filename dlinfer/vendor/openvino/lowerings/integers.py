@@ -1,9 +1,8 @@
-"""Exact integer arithmetic, which OpenVINO's CPU plugin computes in float32.
+"""Exact integer arithmetic, where OpenVINO's CPU plugin computes in float32.
 
 The plugin keeps i64 as 32 bits (docs/vendors/openvino.md). It computes division, remainders, comparisons, sums and
-maxima of integers in float32, which is exact to 2**24 only. Addition, products, shifts, bit operations, minima and
-maxima of two, cumulative sums and sorting are exact; the functions here use only those.
-"""
+maxima of integers in float32, which is exact to 2**24 only. Addition, products, shifts, bit operations, cumulative
+sums, sorting, and the minimum or maximum of two tensors are exact; the functions here use only those."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from dlinfer.vendor.openvino.builder import Builder
 
 NARROW = (ov.Type.i8, ov.Type.u8, ov.Type.i16)
-"""Types that saturate where torch wraps around. They are computed in i32, whose conversion back wraps."""
+"""Types that saturate in OpenVINO but wrap around in torch. They are computed in i32; converting back wraps around."""
 
 
 def computed_in(kind: ov.Type) -> ov.Type:
@@ -42,7 +41,7 @@ def _floored(rest: Output, y: Output, kind: ov.Type) -> Output:
 
 
 def _one_less(b: "Builder", rest: Output, y: Output, kind: ov.Type) -> Output:
-    """Return -1 where a remainder and y have opposite signs, 1 where it is as large as y, else 0."""
+    """Return a quotient's correction: -1 if remainder and y differ in sign, 1 if the remainder is not below y, or 0."""
     zero = b.scalar(0, kind)
     other_sign = op.less(op.multiply(op.sign(rest), op.sign(y)), zero)
     too_large = op.greater_equal(op.subtract(op.abs(rest), op.abs(y)), zero)
@@ -61,7 +60,7 @@ def remainder(b: "Builder", x: Output, y: Any) -> Output:
 
 
 def truncated(b: "Builder", x: Output, y: Any) -> tuple[Output, Output]:
-    """Return (quotient rounded towards zero, remainder with x's sign)."""
+    """Return two values: the quotient rounded towards zero, and the remainder, which has x's sign."""
     kind = x.get_element_type()
     y = b.cast(y, kind)
     quotient = floor_divide(b, x, y)
@@ -73,12 +72,11 @@ def truncated(b: "Builder", x: Output, y: Any) -> tuple[Output, Output]:
 
 
 def difference(b: "Builder", x: Any, y: Any, kind: ov.Type) -> tuple[Output, Output]:
-    """Return two operands that compare in float32 as x and y compare exactly.
+    """Return two operands that compare in float32 just as x and y compare exactly.
 
-    A number below 2**24 compares exactly with anything rounded to float32. Two tensors compare by the sign of their
-    difference. It may need 33 bits, so it is computed in halves: x - y = 2 * h + l with h in -2**31..2**31 - 1 and l in
-    -1, 0, 1. The sign is h's unless h is 0.
-    """
+    If x or y is a fixed number below 2**24, they compare exactly as they are. Otherwise the operands are a number with
+    the sign of x - y, and 0. The difference may need 33 bits, so it is computed in halves: x - y = 2 * h + l with h in
+    -2**31..2**31 - 1 and l in -1, 0, 1. Its sign is h's unless h is 0."""
     small = [not isinstance(value, Output) and abs(value) < 1 << 24 for value in (x, y)]
     if any(small):
         return b.cast(x, kind), b.cast(y, kind)

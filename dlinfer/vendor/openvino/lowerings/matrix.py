@@ -15,17 +15,16 @@ aten, dlinfer = torch.ops.aten, torch.ops.dlinfer
 
 
 def floats(call: Call) -> str | None:
-    """Refuse products of integers, which would be rounded to float32."""
+    """Return why a product of integers is refused, which would be rounded to float32; None for floats."""
     result = call.result[0] if isinstance(call.result, (list, tuple)) else call.result
     return None if result.is_floating_point() else "a product of matrices of whole numbers"
 
 
 def product(x: Output, y: Output, transpose_x: bool = False, transpose_y: bool = False) -> Output:
-    """x @ y over the last two dimensions, each transposed on request. A vector is a row of x or a column of y.
+    """Return x @ y over the last two dimensions, each transposed on request. A vector is a row of x or a column of y.
 
-    Vectors become matrices by explicit nodes: OpenVINO's own would compute float32 in 16 bits
-    (``workarounds/precision.py``).
-    """
+    Explicit nodes make vectors matrices: those that OpenVINO inserts itself would compute float32 in 16 bits
+    (``workarounds/precision.py``)."""
     vectors = [axis for axis, value in ((-2, x), (-1, y)) if rank(value) == 1]
     if rank(x) == 1:
         x, transpose_x = op.unsqueeze(x, _axes([0])).output(0), False
@@ -69,7 +68,7 @@ def outer(b: Builder, x: Output, y: Output) -> Output:
 
 
 def _counts(call: Call) -> str | None:
-    """Refuse alpha=0: torch then does not read the matrices, not even NaN in them, except in ``baddbmm``."""
+    """Return why alpha=0 is refused: torch then reads no matrix, so NaN in it does not count, except in ``baddbmm``."""
     if call.arguments["alpha"] == 0 and call.target is not aten.baddbmm.default:
         return "a product by 0, whose matrices must not be read"
     return floats(call)

@@ -1,4 +1,4 @@
-"""Normalisation by layer, group, batch and root mean square. Statistics are float32 for every dtype, as in torch."""
+"""Layer, group, batch and root mean square normalisation. Statistics are float32 for every dtype, as in torch."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def _affine(b: Builder, x: Output, weight: Output | None, bias: Output | None) -
 
 
 def _last(x: Output, shape: list[int]) -> list[int]:
-    """Return the dimensions that ``normalized_shape`` covers."""
+    """Return the dimensions that ``shape``, the argument ``normalized_shape``, covers: x's last ones."""
     return list(range(rank(x) - len(shape), rank(x)))
 
 
@@ -47,7 +47,7 @@ def native_layer_norm(
 
 
 def _by_channel(b: Builder, x: Output, weight: Output | None, bias: Output | None, like: Output) -> Output:
-    """Like ``_affine``, with one number per channel, in the type of ``like``."""
+    """Multiply by a weight and add a bias, both with one number for each channel; return the type of ``like``."""
     parameters = [
         None if parameter is None else channels(b, parameter, rank(like)) for parameter in (weight, bias)
     ]
@@ -114,14 +114,14 @@ def root_mean_square(b: Builder, x: Output, axes: list[int], eps: float) -> Outp
 def aten_rms_norm(
     b: Builder, x: Output, shape: list[int], weight: Output | None = None, eps: float | None = None
 ) -> Output:
-    """Compute in float32 and round once, unlike ``dlinfer.rms_norm``. torch's default eps is float32's too."""
+    """Normalise and multiply in float32, round once; ``dlinfer.rms_norm`` rounds twice. eps: None means float32's."""
     small = torch.finfo(torch.float32).eps if eps is None else eps
     return b.cast(_affine(b, root_mean_square(b, x, _last(x, shape), small), weight, None), b.kind)
 
 
 @lowers(dlinfer.rms_norm.default)
 def rms_norm(b: Builder, x: Output, weight: Output, eps: float) -> Output:
-    """Round to x's dtype before multiplying by the weight."""
+    """Normalise in float32 and round to x's dtype, then multiply by the weight, which rounds again."""
     normal = b.cast(root_mean_square(b, x, [rank(x) - 1], eps), x.get_element_type())
     return op.multiply(normal, weight).output(0)
 

@@ -15,13 +15,13 @@ I64, F32 = ov.Type.i64, ov.Type.f32
 
 
 def sorted_first(b: Builder, x: Output, number: Size, axis: int, largest: bool) -> list[Output]:
-    """Return [values, indices] of the first ``number`` elements along an axis. NaN may come anywhere."""
+    """Return two tensors: values and indices of the first ``number`` elements along an axis. NaN may come anywhere."""
     mode = "max" if largest else "min"
     return list(op.topk(x, b.cast(number, I64), axis, mode, "value", "i64", stable=True).outputs())
 
 
 def _ordered(b: Builder, x: Output, number: Size, dim: int, largest: bool) -> list[Output]:
-    """Return [values, indices] of the first ``number`` elements along a dimension. NaN is larger than all numbers."""
+    """Return two tensors: values and indices of the first ``number`` elements along ``dim``. NaN is the largest."""
     kind, axis = x.get_element_type(), dim % rank(x)
     if not kind.is_real():
         wide = ov.Type.i32 if kind == ov.Type.boolean else integers.computed_in(kind)
@@ -67,7 +67,7 @@ def _best(largest: bool) -> Build:
 
 
 def _first_of_floats(b: Builder, x: Output, axis: int, largest: bool) -> list[Output]:
-    """Return [value, index] of the largest or smallest element along an axis, or of the first NaN."""
+    """Return two tensors: value and index of the largest or smallest element along an axis, or of the first NaN."""
     value, place = sorted_first(b, x, 1, axis, largest)
     none = op.is_nan(x).output(0)
     _, first = sorted_first(b, b.cast(none, ov.Type.i32), 1, axis, True)

@@ -1,9 +1,8 @@
 """A linear layer with a 4-bit weight.
 
-The lowering unpacks the words by arithmetic, which is right for any weight. It names the unpacked numbers and zero
-points after their input. If that becomes a constant, ``weights.with_weights`` replaces them by 4-bit constants, which
-the CPU plugin keeps in 4 bits.
-"""
+The lowering unpacks the words by arithmetic, which is right for any weight. It names the nodes of the unpacked numbers
+and zero points after the input that holds the words. If that input becomes a constant, ``weights.with_weights``
+replaces these nodes by 4-bit constants, which the CPU plugin keeps in 4 bits."""
 
 import openvino as ov
 import openvino.opset16 as op
@@ -54,7 +53,9 @@ def weight_quant_matmul(
 
 
 def _rows(b: Builder, words: Output, groups: int, size: int, out_features: int) -> Output:
-    """Unpack words [groups * size, out_features / 8] to float32 [out_features, groups, size], and name the node."""
+    """Unpack words [groups * size, out_features / 8] to float32 [out_features, groups, size].
+
+    If the words are an input, the result's node gets a name that ``weights.with_weights`` finds."""
     parts = []
     for which in range(AWQ.per_word):
         place = b.scalar(AWQ.order.index(which) * AWQ.bits, ov.Type.i32)

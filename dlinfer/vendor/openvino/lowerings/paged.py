@@ -32,7 +32,11 @@ I32, F32 = ov.Type.i32, ov.Type.f32
 
 
 class Pages(NamedTuple):
-    """The start of each sequence among the tokens, and of its blocks in the table; shared by a model's layers."""
+    """Where each sequence starts and ends, as OpenVINO's attention takes it; shared by a model's layers.
+
+    past: the number of cached tokens. begins: the first of each sequence's new tokens, and their number at the end.
+    blocks: the table of blocks, flattened. block_begins: the first of each sequence's blocks. longest: largest
+        length."""
 
     past: Output
     begins: Output
@@ -58,7 +62,7 @@ def _refusal(call: Call) -> str | None:
 
 
 def foreign_layout() -> str | None:
-    """Return why KV caches have another layout than OpenVINO's attention needs, or None."""
+    """Return why KV caches have another layout than OpenVINO's attention needs; None if they have that layout."""
     vendor = discovery.activate_default("cpu")
     if vendor is not None and vendor.kv_cache_layout == LAYOUT:
         return None
@@ -67,7 +71,7 @@ def foreign_layout() -> str | None:
 
 
 def _settle(x: Tensor) -> str | None:
-    """Guard that all sizes but the first (tokens, blocks) stay the same: the model is built for them."""
+    """Return why a size after the first is unknown, or None. Guards these sizes: the model is built for them."""
     for size in x.shape[1:]:
         if not example_number(size) or size != example_number(size):
             return "heads, head sizes or block size are known at run time only"
@@ -75,7 +79,7 @@ def _settle(x: Tensor) -> str | None:
 
 
 def _sizes(x: Tensor) -> list[int]:
-    """Return the sizes that ``_settle`` guards."""
+    """Return all sizes but the first, which ``_settle`` guards."""
     return [size for symbol in x.shape[1:] if (size := fixed_size(symbol)) is not None]
 
 

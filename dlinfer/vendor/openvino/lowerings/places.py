@@ -24,9 +24,8 @@ _KEEPS_VALUES = ("Convert", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Bro
 def inside(b: Builder, index: Output, size: Any, shown: Any, negative: bool) -> Output:
     """Return an i64 index counted from the start, always in 0..size-1.
 
-    size: the indexed dimension's size as a value. shown: the same in fakes. negative: whether torch's op counts
-    negative indices from the end; otherwise it raises for them.
-    """
+    size: the indexed dimension's size as a value of the model. shown: the same size as fakes show it. negative: whether
+        torch's op counts negative indices from the end; otherwise it raises for them."""
     fixed = fixed_size(shown)
     if fixed is not None and _known_inside(index, fixed, negative):
         return b.cast(index, I64)
@@ -42,12 +41,12 @@ def inside(b: Builder, index: Output, size: Any, shown: Any, negative: bool) -> 
 
 
 def inside_dim(b: Builder, x: Output, dim: int, index: Output, negative: bool) -> Output:
-    """Like ``inside``, for an index into one dimension of x, the call's ``self``."""
+    """Return an i64 index into one dimension of x, the call's ``self``: counted from the start, always in range."""
     return inside(b, index, b.size(x, dim), b.call.fake("self").shape[dim], negative)
 
 
 def _input_size(size: Any) -> tuple[str, int] | None:
-    """Return (input, dimension) for a size of an input, or None."""
+    """Return the input and the dimension of that input whose size this is; None if it is something else."""
     gather = size.get_node()
     if gather.get_type_name() != "Gather":
         return None
@@ -77,7 +76,9 @@ def _counted(b: Builder, index: Output, size: Any) -> Output:
 
 
 def _known_inside(index: Output, size: int, negative: bool) -> bool:
-    """Return whether an index is a constant in range, or a sort's index in range. Raises LoweringError."""
+    """Return whether an index needs no check: a constant, or a sort's index, in range and counted from the start.
+
+    Raises LoweringError for a constant that is out of range."""
     node = index.get_node()
     if node.get_type_name() == "Constant":
         values = numpy.asarray(node.data)

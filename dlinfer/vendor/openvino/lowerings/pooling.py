@@ -17,7 +17,9 @@ F32 = ov.Type.f32
 
 
 def _taken(call: Call) -> str | None:
-    """Refuse images without a batch, and integers. The op's name tells the number of the image's dimensions."""
+    """Return why an image without a batch, or of integers, is refused; None for others.
+
+    The digit in the op's name is the number of the image's dimensions."""
     x = call.fake("self")
     if x.dim() != int(call.target._schema.name[-2]) + 2:
         return "an image without a batch"
@@ -25,14 +27,14 @@ def _taken(call: Call) -> str | None:
 
 
 def _windows(x: Output, kernel: Any, stride: Any, padding: Any) -> tuple[list[int], list[int], list[int]]:
-    """Return (sizes, strides, padding) of windows, for each dimension of the image."""
+    """Return three lists, with a number for each dimension of the image: the windows' sizes, strides and padding."""
     dims = rank(x) - 2
     sizes = spread(kernel, dims)
     return sizes, spread(stride, dims) if stride else sizes, spread(padding, dims)
 
 
 def _rounding(ceil: bool) -> str:
-    """Return the rounding type. torch drops a window that starts in the padding after the image."""
+    """Return OpenVINO's rounding type. As in torch, "ceil_torch" drops windows that start in the padding at the end."""
     return "ceil_torch" if ceil else "floor"
 
 
@@ -50,11 +52,10 @@ def max_pool(
 
 
 def _of_all_floats(b: Builder, x: Output, pooled: Any) -> Output:
-    """Return the largest element of each window, also negative infinity and NaN.
+    """Return the largest element of each window, also negative infinity and NaN. pooled: the plugin's own pooling.
 
-    OpenVINO starts from the lowest finite number and skips NaN. So a second pooling finds windows of only negative
-    infinity (0) and with NaN (2).
-    """
+    OpenVINO starts from the lowest finite number and skips NaN. So a second pooling of codes finds the windows with NaN
+    (code 2) and those of negative infinity only (code 0)."""
     kind = x.get_element_type()
     zero, unit, two = (b.scalar(value, F32) for value in (0.0, 1.0, 2.0))
     finite = op.less(b.scalar(float("-inf"), F32), b.cast(x, F32))

@@ -22,14 +22,14 @@ aten = torch.ops.aten
 
 
 def axes_of(x: Output, dim: Any) -> list[int]:
-    """Return the dimensions of a ``dim`` argument; all for None and for an empty list."""
+    """Return the dimensions that a ``dim`` argument names: all of them for None and for an empty list."""
     if dim is None or dim == [] or not rank(x):
         return list(range(rank(x)))
     return [int(axis) % rank(x) for axis in (dim if isinstance(dim, Sequence) else [dim])]
 
 
 def _sum(b: Builder, x: Output, axes: Sequence[int], keep: bool) -> Output:
-    """Sum in x's type. A sum of integers is the last of the cumulative sums, which are exact."""
+    """Sum in x's type. Integers are summed exactly: the result is the last of their cumulative sums."""
     if x.get_element_type().is_real() or not axes:
         return op.reduce_sum(x, b.axes(axes), keep).output(0) if axes else x
     zero = b.scalar(0, x.get_element_type())
@@ -42,7 +42,7 @@ def _sum(b: Builder, x: Output, axes: Sequence[int], keep: bool) -> Output:
 
 
 def _at_most(b: Builder, axes: Sequence[int], number: int) -> bool:
-    """Return whether these dimensions of the call's input have at most ``number`` elements at every call."""
+    """Return whether these dimensions of the call's input together have at most ``number`` elements, at every call."""
     total = 1
     for axis in axes:
         _, highest = size_range(b.call.fake("self").shape[axis])
@@ -82,9 +82,8 @@ def count(b: Builder, x: Output, axes: Sequence[int], kind: ov.Type) -> Output:
 def _extreme(b: Builder, x: Output, axes: Sequence[int], keep: bool, largest: bool) -> Output:
     """Return the largest or smallest element, exact for integers and infinities too.
 
-    OpenVINO's reductions start from the lowest finite number and compute integers in float32; its sorting does neither.
-    Both skip NaN, so this adds it.
-    """
+    OpenVINO's reductions start from the lowest finite number, and compute integers in float32; so this sorts instead.
+    Sorting skips NaN, so NaN is put in afterwards."""
     result = x
     for axis in axes:
         result, _ = sorted_first(b, result, 1, axis, largest)
@@ -147,7 +146,7 @@ def prod(b: Builder, x: Output, *, dim: Any = None, keepdim: bool = False) -> Ou
 
 
 def moments(b: Builder, x: Output, axes: Sequence[int], correction: Any) -> tuple[Output, Output]:
-    """Return (variance, mean) in float32, with dimensions kept."""
+    """Return two tensors, variance and mean, in float32 and with the reduced dimensions kept as size 1."""
     x = b.cast(x, ov.Type.f32)
     number = count(b, x, axes, ov.Type.f32)
     mean = op.divide(op.reduce_sum(x, b.axes(axes), True), number).output(0)
@@ -164,7 +163,7 @@ def _finished(b: Builder, value: Output, axes: Sequence[int], keep: bool, kind: 
 
 
 def _variance(root: bool, with_mean: bool) -> Build:
-    """Return a lowering of variance or its root, optionally with the mean. ``unbiased=False`` means correction 0."""
+    """Return a lowering of variance, or of its root, perhaps with the mean. ``unbiased=False`` means correction 0."""
 
     def build(
         b: Builder,

@@ -38,7 +38,9 @@ def _rows(b: Builder, x: Output, dim: int, index: Output, value: Output) -> Outp
 def _placed(
     b: Builder, x: Output, dim: int, index: Output, source: Output, number: Any, unique: bool = False
 ) -> Output | Rows:
-    """Replace rows of x. Returns Rows if x is an input of the model, else the whole tensor. number: of rows, a fake."""
+    """Replace rows of x. Returns Rows if x is an input of the model, else the whole tensor.
+
+    number: how many rows, as fakes show it. unique: no place repeats."""
     sizes = list(b.call.fake("self").shape)
     sizes[dim] = number
     rows = Rows(x, dim, b.cast(index, I64), source, tuple(sizes), unique)
@@ -76,7 +78,7 @@ def slice_scatter(
 
 
 def _clamped(b: Builder, start: Any, size: Size) -> Any:
-    """Return a start counted from the beginning, clamped to the size."""
+    """Return a start counted from the beginning, and between 0 and the size."""
     if isinstance(start, int) and start >= 0:
         if isinstance(size, int):
             return min(start, size)
@@ -137,7 +139,7 @@ def _picked_first(b: Builder, values: Output, before: int, spread: int, rest: in
 
 
 _REDUCTIONS = {"add": "sum", "multiply": "prod", "amax": "max", "amin": "min"}
-"""torch's name of a reduction -> OpenVINO's, if they differ."""
+"""torch's name of a reduction -> OpenVINO's name, where the two differ."""
 
 
 def _same_rank(call: Call) -> str | None:
@@ -147,7 +149,9 @@ def _same_rank(call: Call) -> str | None:
 
 
 def _reduced(call: Call) -> str | None:
-    """Refuse extremes of floats without ``self``: the plugin starts them from a finite number and loses infinity."""
+    """Return why a scatter is refused; None if it is taken.
+
+    An extreme of floats without ``self`` is refused: the plugin starts from a finite number and loses infinity."""
     arguments = call.arguments
     alone = not arguments.get("include_self", True) and arguments["reduce"] in ("amax", "amin")
     if alone and call.fake("self").is_floating_point():
@@ -175,7 +179,7 @@ def _scatter(
 
 
 def _summed_in(kind: ov.Type) -> ov.Type:
-    """Return the type to sum in: the plugin would round 16-bit floats after each summand."""
+    """Return the type to sum in: float32 for 16-bit floats, since the plugin would round after each summand."""
     return F32 if kind in SHORT else integers.computed_in(kind)
 
 

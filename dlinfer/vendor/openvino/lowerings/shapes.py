@@ -39,7 +39,9 @@ def to_result(b: Builder, x: Output, sizes: Sequence[Size] | None = None) -> Out
 
 
 def sizes_of(b: Builder, x: Output, old: Sequence[Any], new: Sequence[Any]) -> list[Size]:
-    """Return new sizes as values: fixed, or one of x's. At most one follows from the number of elements."""
+    """Return the sizes ``new`` of a fake as values: fixed numbers, or sizes of x.
+
+    At most one may be neither: it follows from the number of elements."""
     values: list[Size] = []
     for size in new:
         fixed = fixed_size(size)
@@ -58,7 +60,7 @@ def sizes_of(b: Builder, x: Output, old: Sequence[Any], new: Sequence[Any]) -> l
 
 
 def _computes_sizes_of_nothing(call: Call) -> str | None:
-    """Refuse results that are always empty but have varying sizes: OpenVINO skips the ops that compute these."""
+    """Refuse results that have varying sizes but are always empty: OpenVINO skips the ops that compute the sizes."""
     sizes = list(map(fixed_size, call.result.shape))
     return without_elements(call.name) if 0 in sizes and None in sizes else None
 
@@ -127,12 +129,12 @@ def expand(b: Builder, x: Output, size: list[Size], *_: Any) -> Output:
 
 
 def repeated(b: Builder, x: Output, sizes: Sequence[Size]) -> Output:
-    """Broadcast x to sizes; 1 keeps x's own size."""
+    """Broadcast x to sizes. A size of 1 keeps the size that x has there."""
     return op.broadcast(x, b.numbers(sizes), broadcast_spec="BIDIRECTIONAL").output(0)
 
 
 def _kept(b: Builder, x: Output, size: Sequence[Size]) -> list[Size] | None:
-    """Return sizes to broadcast to, 1 where x keeps its own; None if it keeps all."""
+    """Return sizes to broadcast to, with 1 where x keeps its own; None if x keeps all of its sizes."""
     old, new = b.call.fake("self").shape, b.result.shape
     more = len(new) - len(old)
     same = [place >= more and str(old[place - more]) == str(symbol) for place, symbol in enumerate(new)]

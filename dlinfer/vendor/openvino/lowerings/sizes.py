@@ -1,4 +1,4 @@
-"""Arithmetic on sizes. Integers are i64 scalars, or Python numbers if known."""
+"""Arithmetic on sizes. Integers are i64 scalars of the model, or Python numbers if they are known."""
 
 import functools
 import math
@@ -29,7 +29,7 @@ def sym_numel(b: Builder, x: Output) -> Output:
 
 
 def _on_numbers(*targets: Any, python: Any = None, refuses: Check = taken) -> Callable[[Build], Build]:
-    """Register the decorated function. If all numbers are known, call ``python`` or the target itself instead."""
+    """Register the decorated function. If a call's operands are all known, ``python`` or the target computes it."""
 
     def register(build: Build) -> Build:
         def either(b: Builder, *values: Any) -> Any:
@@ -47,7 +47,7 @@ def _kind(b: Builder) -> ov.Type:
 
 
 def _computes(function: Any, kind: ov.Type | None = None) -> Build:
-    """Return a lowering that computes in a type, by default the result's."""
+    """Return a lowering that computes in ``kind``; None means the result's own type."""
     return lambda b, *values: function(*(b.cast(value, kind or _kind(b)) for value in values)).output(0)
 
 

@@ -18,7 +18,7 @@ from dlinfer.vendor.openvino.registry import Build, Call, lowers, unless
 aten = torch.ops.aten
 I64 = ov.Type.i64
 FURTHEST = 2**31 - 1
-"""An end after every element. The CPU plugin keeps 32 bits of ends."""
+"""An ``end`` after every element of any dimension. The CPU plugin keeps 32 bits of a slice's ends."""
 
 
 def position(b: Builder, value: Any) -> Output:
@@ -62,7 +62,7 @@ _fixed_order = unless(
 
 @lowers(aten.diff.default, refuses=_fixed_order)
 def diff(b: Builder, x: Output, n: int = 1, dim: int = -1, *ends: Output | None) -> Output:
-    """Return differences of neighbours, n times. ``ends`` are first added before and after x."""
+    """Return differences of neighbours, n times. ends: tensors to put before and after x first, each may be None."""
     before, after = ends or (None, None)
     kind = integers.computed_in(b.kind)
     parts = [b.cast(part, kind) for part in (before, x, after) if part is not None]
@@ -85,7 +85,7 @@ def unbind(b: Builder, x: Output, dim: int = 0) -> list[Output]:
 
 
 def _parts(b: Builder, x: Output, dim: int, lengths: Sequence[Any]) -> list[Output]:
-    """Split x into parts of these lengths, which cover it."""
+    """Split x into parts of these lengths, whose sum is the size of x."""
     if len(lengths) == 1:
         return [x]
     sizes = b.numbers(lengths)
@@ -97,10 +97,9 @@ lowers(aten.split_with_sizes.default, aten.split.sizes)(lambda b, x, sizes, dim=
 
 @lowers(aten.split.Tensor, aten.chunk.default, aten.unsafe_chunk.default, aten.tensor_split.sections)
 def split(b: Builder, x: Output, how: Any, dim: int = 0) -> list[Output]:
-    """Split into the captured number of parts. If lengths vary, all but the last are equal.
+    """Split into the captured number of parts. If lengths vary between calls, all parts but the last are equally long.
 
-    tensor_split's lengths differ by at most one, the longer ones first.
-    """
+    For tensor_split the lengths differ by at most one, and the longer parts come first."""
     lengths = [fixed_size(part.shape[dim]) for part in b.call.result]
     if None not in lengths:
         return _parts(b, x, dim, lengths)
@@ -182,7 +181,7 @@ def unfold(b: Builder, x: Output, dimension: int, size: int, step: int) -> Outpu
 
 @lowers(aten.diagonal.default)
 def diagonal(b: Builder, x: Output, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Output:
-    """Flatten the two dimensions and gather the diagonal."""
+    """Return a diagonal: flatten the two dimensions into one, and gather the diagonal's elements from it."""
     first, other = dim1 % rank(x), dim2 % rank(x)
     order = [dim for dim in range(rank(x)) if dim not in (first, other)] + [first, other]
     moved = op.transpose(x, b.axes(order)).output(0)

@@ -1,9 +1,8 @@
 """Merge a cache write and paged attention into one node, for engines whose attention writes the cache itself.
 
-Such attention takes each sequence's blocks and appends the new tokens to the old ones; it takes no slots. So two nodes
-may merge only if the slots are exactly these places. That depends on values: the graph assumes it, and ``check_slots``
-checks it before each run.
-"""
+Such attention takes the blocks of each sequence, and appends the new tokens to the old ones; it takes no slots. So two
+nodes may merge only if the write's slots are exactly the places after the old tokens. That depends on values. The graph
+assumes it, and ``check_slots`` checks it before each run."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -111,10 +110,10 @@ def _arguments_of(attention: fx.Node) -> dict[str, Any] | None:
 
 
 def _fill_of(attention: fx.Node, effects: Effects) -> fx.Node | None:
-    """Return the cache write to merge an attention with: the last one to its caches, with no conflict between.
+    """Return the cache write that an attention can merge with; None if there is none.
 
-    The caches must be inputs, since an engine writes them in place.
-    """
+    It is the last write before the attention, to the same caches, with no node between that reads or writes them. The
+    caches must be inputs, since an engine writes them in place."""
     caches = [arguments(attention)[name] for name in ("k_cache", "v_cache")]
     if any(cache.op != "placeholder" for cache in caches) or storages(caches[0]) & storages(caches[1]):
         return None
@@ -130,25 +129,25 @@ def _fill_of(attention: fx.Node, effects: Effects) -> fx.Node | None:
 
 
 _MADE_LIKE = frozenset(f"aten.{name}" for name in ("new_empty", "empty_like", "new_zeros", "zeros_like"))
-"""Ops that read only a tensor's sizes and dtype, like those that allocate an attention's output."""
+"""Ops that read a tensor's sizes and dtype, but not its values; such ops allocate an attention's output."""
 
 
 def _reads(node: fx.Node) -> Memory:
-    """Return identities of the memory with values that a node reads."""
+    """Return the memory whose values a node reads."""
     if not is_compute(node) or op_name(node) in _MADE_LIKE:
         return frozenset()
     return memory_read(node)
 
 
 def _before(node: fx.Node) -> Iterator[fx.Node]:
-    """Yield the calls before a node, nearest first."""
+    """Yield the calls before a node, the nearest first, back to the inputs."""
     while (node := node.prev).op in ("call_function", "get_attr"):
         if node.op == "call_function":
             yield node
 
 
 def _insert_checks(rewriter: Rewriter, merged: list[fx.Node]) -> None:
-    """Insert one check before the first of the nodes that share slots and tables."""
+    """Insert one check of the slots for all nodes that share slots and tables, before the first of these nodes."""
     groups: dict[tuple[Any, ...], list[fx.Node]] = {}
     for node in merged:
         named = arguments(node)
@@ -165,7 +164,7 @@ _CHECKED = ("kv_start_indices", "block_offsets", "block_size", "q_ends", "kv_seq
 
 
 def cached_attention_pass(engine: str) -> Pass:
-    """Return the pass for an engine's ``passes``."""
+    """Return the pass that merges cache writes and attention, for the ``passes`` of the engine of this name."""
     return Pass(
         f"{engine}.cached_attention",
         "the engine's attention writes the cache itself, and a separate write would need a copy",

@@ -1,10 +1,9 @@
 """Keep OpenVINO 2026.4.1 from fusing attention wrongly with the ops around it.
 
 The CPU plugin fuses scores, softmax and product with transpositions on all sides and with later elementwise ops. If
-there are as many heads as tokens, the results are wrong. The process crashes if the fused node, or a later op, is read
-twice. With fixed sizes it also crashes if a later op reads another tensor, and compares or divides it or comes after a
-transposition. A roll by 0 stops the fusion: no pass folds it. It costs a copy.
-"""
+there are as many heads as tokens, the results are wrong. The process crashes if two ops read the fused node or the same
+later op. With fixed sizes it also crashes if a later op that divides, compares or follows a transposition reads another
+tensor. A roll by 0 stops the fusion, since no pass folds it. It costs a copy."""
 
 import openvino as ov
 import openvino.opset16 as op
@@ -54,7 +53,7 @@ def _is_square(node: Node) -> bool:
 
 
 def _forks(node: Node) -> bool:
-    """Return whether a node, or an op that depends on it, is read twice before the next product."""
+    """Return whether two ops read a node, or read an op that depends on the node, before the next matrix product."""
     readers = [port.get_node() for output in node.outputs() for port in output.get_target_inputs()]
     fused = [reader for reader in readers if reader.get_type_name() not in _ENDS]
     return bool(fused) and (len(readers) > 1 or any(map(_forks, fused)))
@@ -65,7 +64,7 @@ def _is_fixed(node: Node) -> bool:
 
 
 def _joins(node: Node) -> bool:
-    """Return whether an op that depends on a node also reads another tensor, before the next product."""
+    """Return whether an op that depends on a node also reads another float tensor, before the next matrix product."""
     for reader in node.output(0).get_target_inputs():
         behind = reader.get_node()
         if behind.get_type_name() in _ENDS:

@@ -1,16 +1,15 @@
 """Workarounds for values that depend on constants only: OpenVINO 2026.4.1 computes them once, then overwrites them.
 
-OpenVINO folds many before it compiles. The CPU plugin runs the other ops once, but a later op may reuse their memory
-for its result. The next call, or another op of the same call, then reads that result. The operand of a roll keeps its
-memory if the roll is not constant itself. So these values get a roll by an input that is always 0.
+OpenVINO folds many of these values before it compiles. The CPU plugin computes the others once, but a later op may
+reuse their memory for its result. The next call, or another op of the same call, then reads that result. The operand of
+a roll keeps its memory if the roll is not constant itself. So these values get a roll by an input that is always 0.
 
 OpenVINO also drops an Abs of an operand that it considers non-negative, and it considers every converted constant so.
 It fuses a product with NaN and the sum after it into one op, which treats NaN as a number.
 
-It combines constants of neighbouring linear ops first: ``(x + c) * d`` becomes ``x * d + c * d``. With infinite or
-extreme constants that overflows or gives NaN, unlike the separate ops. It multiplies by the reciprocal of a constant
-divisor, which is 0 for a divisor above 2**126.
-"""
+OpenVINO combines constants of neighbouring linear ops: ``(x + c) * d`` becomes ``x * d + c * d``. With infinite or
+extreme constants that overflows or gives NaN, unlike the separate ops. To divide by a constant, OpenVINO multiplies by
+its reciprocal, which is 0 for a divisor above 2**126."""
 
 from collections.abc import Callable, Iterator
 from math import prod
@@ -23,7 +22,7 @@ from openvino import Input, Node, Output
 from openvino.passes import ConstantFolding, Manager
 
 NOWHERE = "no places"
-"""Name of the last input, int64 [1], of such a model. No argument of a function has this name."""
+"""Name of the extra last input, int64 [1] and always 0, by which rolls shift. No function's argument has this name."""
 
 # Ops that write their results to their own memory. Weights before them stay compressed.
 _APART = ("Constant", "Convolution", "ConvolutionBackpropData", "Gather", "GroupConvolution", "MatMul")
@@ -36,7 +35,7 @@ _SMALLEST, _LARGEST = 2.0**-60, 2.0**60
 
 
 Write = Callable[..., Output]
-"""Builds nodes by a function of values: ``plainly``, or ``precision.precisely`` if float32 is beside 16 bits."""
+"""Builds nodes by a function of values: ``plainly``, or ``precision.precisely`` if float32 nodes need a mark."""
 
 
 def plainly(function: Callable[..., Node], *values: Output) -> Output:
@@ -44,11 +43,10 @@ def plainly(function: Callable[..., Node], *values: Output) -> Output:
 
 
 def part_constants(model: ov.Model, write: Write = plainly) -> None:
-    """Separate values of constants only from ops that may overwrite them; mutates the model.
+    """Put a roll between values that depend on constants only and ops that may overwrite them; mutates the model.
 
-    Their readers then run at each call, and may overwrite other such values, so this repeats. Extreme constants of
-    neighbouring linear ops are separated first: OpenVINO then keeps the order of these ops.
-    """
+    The readers of such a roll then run at each call, and may overwrite other values, so this repeats. Extreme constants
+    of neighbouring linear ops come first: behind a roll, OpenVINO does not combine them."""
     nowhere, parting = None, set[str]()
     while readers := list(_combined(model)) or list(_overwriting(model, parting)):
         for reader in readers:
@@ -105,7 +103,7 @@ def no_places() -> ov.Tensor:
 
 
 def _combined(model: ov.Model) -> Iterator[Input]:
-    """Yield extreme constants that OpenVINO would combine with those of the linear op before, and extreme divisors."""
+    """Yield inputs with extreme constants: divisors, and those that OpenVINO would combine with a linear op before."""
     known = _of_constants(model)
     for node in model.get_ordered_ops():
         kind = node.get_type_name()
@@ -125,7 +123,7 @@ def _combined(model: ov.Model) -> Iterator[Input]:
 
 
 def _data_and_constant(node: Node, known: set[str]) -> tuple[Input | None, Input | None]:
-    """Return (data, constant) inputs of a node if exactly one of its two inputs depends on constants only."""
+    """Return two inputs, data and constant, of a node with one input of each kind; None twice for any other node."""
     inputs = node.inputs()
     if len(inputs) != 2:
         return None, None
@@ -148,10 +146,9 @@ def _is_extreme(value: Output) -> bool:
 def _overwriting(model: ov.Model, parting: set[str]) -> Iterator[Input]:
     """Yield inputs of ops that may overwrite a value of constants only before it is read again.
 
-    An op that also depends on an input of the model overwrites it for the next call. If several ops read the value, one
+    An op that also depends on an input of the model overwrites the value for the next call. If several ops read it, one
     that itself depends on constants only overwrites it for the others: the plugin does not find readers after a
-    reshape. parting: names of ops that only copy.
-    """
+    reshape. parting: names of the rolls, which only copy."""
     known = _of_constants(model)
     for node in model.get_ordered_ops():
         if node.get_name() not in known or node.get_type_name() == "Constant":
@@ -186,7 +183,7 @@ def _is_folded(node: Node) -> bool:
 
 
 def _folded(value: Output) -> Node:
-    """Return a value's node after folding. Folds a copy, since folding alone may change a node's type."""
+    """Return the node that a value has after folding. Folds a copy: the folding pass alone may change a node's type."""
     copy = ov.Model([value], [], "constants").clone()  # pyright: ignore[reportGeneralTypeIssues]
     manager = Manager()
     manager.register_pass(ConstantFolding())
@@ -195,7 +192,7 @@ def _folded(value: Output) -> Node:
 
 
 def _first_of(parted: Output, value: Output) -> Node:
-    """Return the first of the separating ops, which reads the value itself."""
+    """Return the first of the nodes that separate ``parted`` from ``value``, which reads the value itself."""
     node = parted.get_node()
     while node.input_value(0) != value:
         node = node.input_value(0).get_node()
@@ -210,7 +207,7 @@ def _parted(value: Any, nowhere: Any) -> Node:
 
 
 def _times_one(value: Any, nowhere: Any) -> Node:
-    """Separate a divisor by a product with 1: OpenVINO moves reciprocals through a roll, up to the constant."""
+    """Separate a divisor by a product with 1, not a roll: OpenVINO moves reciprocals through rolls to the constant."""
     unit = op.convert(op.equal(nowhere, op.constant([0], ov.Type.i64)), value.get_element_type())
     product = op.multiply(value, unit)
     return product if len(value.get_partial_shape()) else op.squeeze(product, op.constant([0], ov.Type.i64))

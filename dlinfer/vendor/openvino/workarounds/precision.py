@@ -1,12 +1,11 @@
-"""Keep float32 beside 16 bits: OpenVINO 2026.4.1 computes it in 16 bits too unless each node is marked.
+"""Keep float32 in models of a 16-bit type: OpenVINO 2026.4.1 computes it in 16 bits too unless each node is marked.
 
-The mark is a runtime attribute that the Python API can neither create nor copy, but writing the model as text and
-reading it again creates it. The plugin's rewrites drop it from some products (a transposed operand, a linear layer with
-a bias), so the precision of each compiled node is checked.
+The mark is a runtime attribute. The Python API can neither create nor copy it, but writing the model as text and
+reading it again creates it. The plugin's rewrites drop the mark from some products (a transposed operand, a linear
+layer with a bias), so the precision of each compiled node is checked.
 
 For bfloat16 the plugin changes the precision of nodes. For float16 it converts the model, and rounds between marked and
-unmarked nodes: inputs, constants and results need the mark too.
-"""
+unmarked nodes: inputs, constants and results need the mark too."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from pathlib import Path
@@ -23,18 +22,20 @@ from dlinfer.vendor.openvino.devices import core
 
 _SHORT = ("bf16", "f16")
 _PRECISE = "precise_0"
-"""Written as text it becomes the attribute ``DisablePrecisionConversion``."""
+"""Key of the mark while the model is built. Writing the model as text turns it into ``DisablePrecisionConversion``."""
 
 
 class Precise:
-    """The nodes of a model that compute float32, recorded while the model is built."""
+    """Collects the nodes of a model that compute float32, for marking them once the model is built."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
         self._inside: set[str] = set()
 
     def note(self, node: fx.Node, outputs: Collection[Output]) -> None:
-        """Record an fx node's outputs, and the new nodes that they depend on."""
+        """Record which new nodes of the model an fx node became. outputs: its values in the model.
+
+        Nodes that compute float32 inside an op on 16 bits are kept apart from float32 of the graph itself."""
         tensors = [
             *tensors_of(node),
             *(tensor for parent in node.all_input_nodes for tensor in tensors_of(parent)),
@@ -57,12 +58,11 @@ class Precise:
                 waiting += [port.get_source_output().get_node() for port in node.inputs()]
 
     def marked(self, model: ov.Model, precision: str) -> tuple[ov.Model, frozenset[str]]:
-        """Return (the model with its float32 nodes marked, names of these except casts to 16 bits).
+        """Return two values: the model with its float32 nodes marked, and these nodes' names except casts to 16 bits.
 
-        precision: that of all other nodes. An op on 16 bits may compute float32 inside, with numbers beyond float16,
-        such as a sum of squares. For f16 these nodes are marked too; for bf16 only those of ``kept_wide`` and of
-        pointwise ops.
-        """
+        precision: the model's 16-bit type. An op on 16 bits may compute float32 inside, with numbers beyond float16,
+            such as a sum of squares. For f16 such nodes are marked too; for bf16 only those of ``kept_wide`` and of
+            pointwise ops."""
         nodes = [node for node in model.get_ops() if _is_wide(node)]
         outside = [node for node in nodes if node.get_name() not in self._inside]
         inside = [
@@ -90,7 +90,7 @@ def kept_wide(node: Node) -> Node:
 
 
 def precisely(function: Callable[..., Node], *values: Output) -> Output:
-    """Return the output of the nodes that a function builds for values, with float32 nodes marked."""
+    """Return the output of the nodes that ``function`` builds for these values, with the mark on float32 nodes."""
     stand_ins = [op.parameter(value.get_partial_shape(), value.get_element_type()) for value in values]
     model = ov.Model([function(*stand_ins)], stand_ins, "precise")  # pyright: ignore[reportGeneralTypeIssues]
     model = _with_marks(model, filter(_is_wide, model.get_ops()))
@@ -101,10 +101,9 @@ def precisely(function: Callable[..., Node], *values: Output) -> Output:
 
 
 def rounded(compiled: ov.CompiledModel, model: ov.Model, precise: Collection[str]) -> str | None:
-    """Return the first of the ``precise`` nodes that a compiled model rounds to 16 bits, or None.
+    """Return the first of the ``precise`` nodes that a compiled model rounds to 16 bits; None if it rounds none.
 
-    model: the source of the compiled model, with or without weights.
-    """
+    model: the model that was compiled, with or without weights."""
     if not precise:
         return None
     known = {node.get_friendly_name() for node in model.get_ops()}
@@ -123,7 +122,7 @@ def rounded(compiled: ov.CompiledModel, model: ov.Model, precise: Collection[str
 
 
 def _with_marks(model: ov.Model, nodes: Iterable[Node]) -> ov.Model:
-    """Write the model as text and read it again, with the attribute on some nodes."""
+    """Return the model with the mark on ``nodes``: write it as text and read it again."""
     # Other runtime information is no attribute and would be lost: attention's numbers of heads.
     infos = {node.get_friendly_name(): dict(node.get_rt_info().items()) for node in model.get_ops()}
     for node in nodes:
@@ -153,12 +152,12 @@ def _info(node: Node, key: str) -> str:
 
 
 def _layers(node: Node) -> list[str]:
-    """Return the model's nodes that became this node of a runtime model, in order."""
+    """Return the names of the model's nodes that were fused into this node of a runtime model, in order."""
     return [layer for layer in _info(node, "originalLayersNames").split(",") if layer]
 
 
 def _added(node: Node, known: Set[str]) -> Iterator[Node]:
-    """Yield each node that the plugin itself put in front of a node, up to the model's own nodes."""
+    """Yield the nodes that the plugin itself put before a node, up to the model's own, whose names are ``known``."""
     seen: set[str] = set()
     waiting = [node]
     while waiting:
@@ -180,7 +179,7 @@ def _is_short(node: Node) -> bool:
 
 
 def _sources(node: Node) -> Iterator[Node]:
-    """Yield the nodes that compute the floats that a runtime model's node reads, before conversions by the plugin."""
+    """Yield the nodes whose floats a runtime model's node reads; the plugin's reorderings between them are skipped."""
     for port in node.inputs():
         source = port.get_source_output().get_node()
         while _info(source, "layerType") == "Reorder":
