@@ -25,7 +25,7 @@ from dlinfer.vendor.openvino.written import InPlace, Rows
 Size = int | Output
 
 INDEX = "an index out of range"
-"""The reason of a fault for which torch, too, would raise an error."""
+"""The reason of the fault that raises an error in torch too."""
 
 _WITHIN_16_BITS = (ov.Type.boolean, ov.Type.i8, ov.Type.u8, ov.Type.i16)
 

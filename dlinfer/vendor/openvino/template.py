@@ -34,7 +34,7 @@ OUTPUT = -1
 
 @dataclass(frozen=True)
 class Result:
-    """What one output of the function is, as a value or as a change of an input.
+    """One output of the function: a value, or a change of an input.
 
     kind: ``fresh``: the value is ``source``. ``rows``: the rows ``source`` are written into the input ``target`` at the
         places ``index`` along ``dim``. ``kept``: the model writes into the memory of the input ``target`` itself.

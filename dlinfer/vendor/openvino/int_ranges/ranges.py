@@ -181,7 +181,7 @@ Step = Callable[[dict[fx.Node, Any], Sequence[Interval]], Any]
 """Takes the intervals of the nodes computed so far and the intervals of a call's sizes."""
 
 _CHOOSES = (None, "amax", "amin")
-"""Values of a scatter's ``reduce`` for which each result is one of the operands' elements."""
+"""Values of a scatter's ``reduce`` that select: each result is one of the operands' elements."""
 
 
 def _read(

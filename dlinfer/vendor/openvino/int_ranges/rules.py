@@ -19,7 +19,7 @@ KEEPS = frozenset(
         *"maximum minimum clamp clip clamp_min clamp_max".split(),
     ]
 )
-"""Ops each of whose results is 0, 1 or an element of an operand."""
+"""Ops that select: each result is 0, 1 or an element of an operand."""
 
 PLACES = frozenset("index indices condition mask n elements".split())
 """Parameters that are never elements of the result."""

@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def computed_in(b: Builder, *operands: Any) -> ov.Type:
-    """Return the type in which to compute a result of type ``b.kind``.
+    """Return the type that a result of type ``b.kind`` is computed in.
 
     torch computes a 16-bit float with a Python number in float32, since it does not round that number to 16 bits. 8-bit
     and 16-bit integers are computed in i32."""

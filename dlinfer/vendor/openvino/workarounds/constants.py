@@ -22,7 +22,8 @@ from openvino import Input, Node, Output
 from openvino.passes import ConstantFolding, Manager
 
 NOWHERE = "no places"
-"""Name of the extra last input, int64 [1] and always 0, by which rolls shift. No function's argument has this name."""
+"""Name of the extra last input, int64 [1] and always 0, that shifts rolls by 0. No function's argument has this
+name."""
 
 # Ops that write their results to their own memory. Weights before them stay compressed.
 _APART = ("Constant", "Convolution", "ConvolutionBackpropData", "Gather", "GroupConvolution", "MatMul")
