@@ -1,6 +1,6 @@
 """Gated activations whose gate and up are two tensors (Shazeer, 2020, arXiv:2002.05202).
 
-They also take the two halves of ``silu_and_mul``'s tensor without a copy, because these are views.
+Both tensors may be strided views, so the two halves of ``silu_and_mul``'s tensor need no copy.
 """
 
 from collections.abc import Iterator

@@ -41,9 +41,10 @@ def _call_fill_kv_cache(
 
     k: [tokens, kv_heads, head_size], v: [tokens, kv_heads, head_size_v], any strides; both may have a leading
         dimension of 1.
-    k_cache: [blocks, block_size, kv_heads, head_size], v_cache: likewise with head_size_v; in the vendor's layout,
-        dtype of k; both are mutated. v_cache may be a view of k_cache if v is the same view of k. Quantised caches
-        have the dtype and the last size of their format, see ``dlinfer.ops.attention.kv_quantisation``.
+    k_cache: [blocks, block_size, kv_heads, head_size], v_cache: [blocks, block_size, kv_heads, head_size_v]. Both are
+        in the vendor's layout, have k's dtype, and are mutated. v_cache may be a view of k_cache if v is the same view
+        of k. Quantised caches have the dtype and the last size of their format, see
+        ``dlinfer.ops.attention.kv_quantisation``.
     kv_start_indices: [tokens], int32 or int64, slot = block * block_size + offset. Slots do not repeat. A negative
         slot marks a padding token, which is not written (vLLM's convention; LMDeploy passes no negative slot).
     k_scales_zeros, v_scales_zeros: empty or None if the caches are not quantised. For int8 and int4: [blocks,
@@ -52,7 +53,7 @@ def _call_fill_kv_cache(
     quant_bits: LMDeploy's quant_policy: 8, 4, 16 (float8_e4m3fn) or 17 (float8_e5m2); 0 or None for no quantisation.
 
     Returns (k_cache, v_cache). Raises OpArgumentError, also for a slot past the end of the cache, and
-    UnsupportedFeatureError for a cache quantised in another way.
+    UnsupportedFeatureError for a cache in another quantised format.
     """
     guard_layout(k_cache)
     scales = scales_of("fill_kv_cache", quant_bits, k_scales_zeros, v_scales_zeros)

@@ -11,13 +11,13 @@ from dlinfer.vendor import KVCacheLayout, discovery
 
 
 def canonical(cache: Tensor) -> Tensor:
-    """Return a view of ``cache``, in the vendor's layout, as [blocks, block_size, kv_heads, head_size]."""
+    """Return a view [blocks, block_size, kv_heads, head_size] of ``cache``, which is in the vendor's layout."""
     order = kv_order(cache.device.type)
     return cache if order == KVCacheLayout.order else KVCacheLayout(order).canonical(cache)
 
 
 def kv_order(device_type: str) -> str:
-    """Return the order of a cache's dimensions under the device's active vendor.
+    """Return the order of a cache's dimensions under the device's active vendor, such as "BSHD".
 
     This makes the default vendor active if no vendor is. Dynamo guards the order, so traced code that calls this
     function is recompiled when the order changes.

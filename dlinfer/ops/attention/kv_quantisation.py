@@ -16,10 +16,10 @@ in float32::
     code = clamp(floor(x / scale + zero + 1/2), 0, levels)          x is read as (code - zero) * scale
 
 This is LMDeploy's arithmetic (``pytorch/kernels/cuda/fill_kv_cache.py``) except in three cases, where LMDeploy's gives
-NaN or wraps around. A vector of equal elements has a scale. The second bound keeps a zero finite in float16. Codes are
-computed from the scale and zero that are stored, in the model's dtype, and stay in their range. A value that is read
-differs from x by at most scale / 2 + 1.5 eps max |x|, with the eps of the model's dtype. A vector with an infinity or
-NaN is read as NaN.
+NaN or wraps around. A vector of equal elements has a scale other than 0. The bound max |x| / 2^15 of the scale keeps
+the zero finite in float16. Codes are clamped, and are computed from the stored scale and zero, which are rounded to the
+model's dtype. A value that is read differs from x by at most scale / 2 + 1.5 eps max |x|, with the eps of the model's
+dtype. A vector with an infinity or NaN is read as NaN.
 
 Formats 16 and 17 have one float32 scale for a whole cache. The caller passes it (LMDeploy: 1), and no op writes it::
 
@@ -49,12 +49,12 @@ _LARGEST_ZERO = 1 << 15
 
 
 def is_scaled_by_token(quant_bits: int) -> bool:
-    """Return whether each token and head has a scale and a zero, which the op that writes the cache sets."""
+    """Return whether each token and head has its own scale and zero. The op that writes the cache computes them."""
     return quant_bits in (INT4, INT8)
 
 
 def stored_size(head_size: int, quant_bits: int) -> int:
-    """Return the size of a cache's last dimension for ``head_size``, which must be even for int4."""
+    """Return the size of a cache's last dimension. ``head_size`` must be even for int4."""
     return head_size // 2 if quant_bits == INT4 else head_size
 
 
@@ -67,10 +67,10 @@ def read_size(cache: Tensor, quant_bits: int) -> int:
 
 
 def quantise(x: Tensor, quant_bits: int, scales_zeros: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Quantise x [..., head_size]: return (codes [..., stored size], scales and zeros [..., 2] or None for fp8).
+    """Quantise x [..., head_size]. Return two new tensors: codes [..., stored size], and scales and zeros [..., 2].
 
-    scales_zeros: for int8 and int4 the cache's scales and zeros; only their dtype is used. For fp8 the scale, one
-    element. Computed in float32 (float64 for float64); both results are new tensors.
+    For fp8 the second result is None. scales_zeros: for int8 and int4 the cache's scales and zeros; only their dtype is
+    used. For fp8 the scale, one element. Computed in float32 (float64 for float64).
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if not is_scaled_by_token(quant_bits):
@@ -117,7 +117,7 @@ Scales = Tensor | Sequence[Tensor | None] | None
 def scales_of(
     op: str, quant_bits: int | None, k_scales_zeros: Scales, v_scales_zeros: Scales, *others: object
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the scale tensors of a call as (of keys, of values), or None if its caches are not quantised.
+    """Return two tensors, the scales of the keys and of the values; None if the caches of the call are not quantised.
 
     others: arguments of unsupported formats; each must be None. Raises UnsupportedFeatureError if one is not None, for
     an unknown ``quant_bits``, and if scales and ``quant_bits`` do not fit together.
@@ -155,7 +155,9 @@ def _refuse(op: str, feature: str, advice: str) -> UnsupportedFeatureError:
 
 
 def check_format(rules: Rules, quant_bits: int) -> None:
-    """Raise unless ``quant_bits`` names a format. A traced number is guarded, because dtypes and sizes depend on it."""
+    """Raise unless ``quant_bits`` is a known format. torch guards a symbolic one: dtypes and sizes depend on it.
+        
+    """
     rules.require(int(quant_bits) in STORED, "quant_bits", "4, 8, 16 or 17", lambda: quant_bits)
 
 
@@ -168,7 +170,7 @@ def check_quantised_cache(
     model_name: str,
     model: Tensor,
 ) -> None:
-    """Check ``{name}_cache`` and ``{name}_scales_zeros`` against the vectors ``model`` [tokens, heads, head_size]."""
+    """Check ``{name}_cache`` and ``{name}_scales_zeros``. model: keys or values [tokens, heads, head_size] to store."""
     head_size = model.shape[2]
     cache_name, scales_name = f"{name}_cache", f"{name}_scales_zeros"
     dtype = STORED[int(quant_bits)]

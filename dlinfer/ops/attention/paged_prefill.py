@@ -104,7 +104,7 @@ def _call_paged_prefill_attention(
     q: [tokens, q_heads, head_size], any strides.
     k, v: keys and values of q's tokens; not read, because the cache already has them.
     k_cache: [blocks, block_size, kv_heads, head_size], in the vendor's layout and q's dtype.
-    v_cache: likewise with head_size_v.
+    v_cache: [blocks, block_size, kv_heads, head_size_v], likewise.
     block_offsets: [sequences, max_blocks], int32 or int64, the blocks of each sequence in order. Entries after a
         sequence's last block are not read.
     block_size: slots in a block, as in the caches.
@@ -124,7 +124,7 @@ def _call_paged_prefill_attention(
     quant_bits, k_scales_zeros, v_scales_zeros: describe quantised caches, see ``fill_kv_cache``.
 
     Returns attn_output, or a new tensor if attn_output is None. Raises OpArgumentError. Raises UnsupportedFeatureError
-    for a mask or a cache quantised in another way.
+    for another mask, and for a cache in another quantised format.
     """
     refuse_mask("paged_prefill_attention", attn_mask, causal)
     guard_layout(k_cache)

@@ -42,8 +42,9 @@ def prefill_attention(
 ) -> None:
     """The torch op behind ``dlinfer.ops.prefill_attention``, which documents the arguments.
 
-    q_ends: [sequences], ``actual_seq_lengths_cpu``. attn_output: mutated; row i may share memory with row i of q. Rows
-    after the last end are not written. window_left, window_right: -1 for no bound. Returns nothing.
+    q_ends: [sequences], the index after each sequence's last query (``actual_seq_lengths_cpu``). attn_output: mutated,
+    except rows after the last query; row i may share memory with row i of q. window_left, window_right: -1 for no
+    bound. Returns nothing.
     """
     scoring = Scoring(
         softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks
@@ -92,7 +93,8 @@ def _call_prefill_attention(
     head_size_v: the last size of a new attn_output; None takes v's.
     softmax_scale: None is 1 / sqrt(head_size).
     attn_output: [tokens, q_heads, head_size_v], mutated; may be q itself or ``q[..., :head_size_v]``.
-    actual_seq_lengths_cpu: [sequences], where each sequence's queries end in q, if the caller has it.
+    actual_seq_lengths_cpu: [sequences], the index after each sequence's last query in q; None computes it from
+        q_seqlens.
     causal: a query sees no later key.
     sliding_window: see ``dlinfer.ops.attention.semantics.window``.
     logit_softcapping: 0 or None for no cap.

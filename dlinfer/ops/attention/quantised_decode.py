@@ -36,7 +36,7 @@ def quantised_paged_decode_attention(
 ) -> None:
     """The torch op that ``dlinfer.ops.paged_decode_attention`` calls for quantised caches (``kv_quantisation``).
 
-    It reads keys and values in q's dtype.
+    It dequantises keys and values to q's dtype.
 
     k_cache, v_cache: [blocks, block_size, kv_heads, stored size], in the vendor's layout and the format's dtype.
     q, block_offsets, block_size, kv_seqlens, max_kv_seq_len, num_q_heads, num_kv_heads, attn_output (mutated),

@@ -47,8 +47,8 @@ def quantised_paged_prefill_attention(
 ) -> None:
     """The torch op that ``dlinfer.ops.paged_prefill_attention`` calls for quantised caches (``kv_quantisation``).
 
-    It dequantises keys and values to q's dtype, those of q's own tokens too, as LMDeploy does on CUDA. Its arguments
-    are those of the torch op ``paged_prefill_attention``, except the caches and their scales.
+    It dequantises all keys and values to q's dtype. Even the new tokens' own are read from the cache, as on CUDA in
+    LMDeploy. Its arguments are those of the torch op ``paged_prefill_attention``, except the caches and their scales.
 
     k_cache, v_cache: [blocks, block_size, kv_heads, stored size], in the vendor's layout and the format's dtype.
     ``q, block_offsets, block_size, q_ends, kv_seqlens, max_q_seq_len, max_kv_seq_len, num_q_heads, num_kv_heads``.
@@ -74,9 +74,9 @@ def quantised_sequences(
     kv_seqlens: Tensor,
     dtype: torch.dtype,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield each sequence's (keys, values), dequantised to ``dtype``, each [kv_len, kv_heads, size].
+    """Yield (keys, values) of each sequence, dequantised to ``dtype``. Each is [kv_len, kv_heads, size].
 
-    caches: (cache, scales and zeros) of the keys, then of the values.
+    caches: two pairs (cache, scales and zeros), one for keys and one for values.
     """
     for blocks, kv_len in zip(block_offsets, ints(kv_seqlens), strict=True):
         keys, values = (_read(*cache, quant_bits, blocks, kv_len, dtype) for cache in caches)

@@ -26,9 +26,10 @@ _CASES = ("block boundaries", "values smaller than keys", "a padding row", "all 
 def quantised_attention_samples(
     make: SampleMaker, table: Sequence[Case], arguments: Callable[[SampleMaker, Case], tuple[Any, ...]]
 ) -> Iterator[Sample]:
-    """Yield the first case in each format, and in int8 also the cases that read the cache differently.
+    """Yield samples: the first case of ``table`` in each format, and in int8 also all cases named in ``_CASES``.
 
-    arguments: returns the arguments of the op without quantisation. Unwritten slots dequantise to NaN.
+    arguments: a function that returns the arguments of the op for caches that are not quantised. Unwritten slots
+    dequantise to NaN.
     """
     named = [(f"{name}, {table[0].name}", table[0], quant_bits) for name, quant_bits in FORMATS.items()]
     named += [(f"int8, {case.name}", case, INT8) for case in table if case.name in _CASES]
@@ -43,7 +44,7 @@ def quantised_attention_samples(
 def quantised_cache(
     make: SampleMaker, blocks: int, block_size: int, kv_heads: int, head_size: int, quant_bits: int
 ) -> tuple[Tensor, Tensor]:
-    """Return a filled cache as (cache, scales and zeros), both in the vendor's layout."""
+    """Return two tensors, a filled cache and its scales and zeros, both in the vendor's layout."""
     return _quantised(make, make.cache(blocks, block_size, kv_heads, head_size), quant_bits)
 
 

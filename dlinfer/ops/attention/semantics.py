@@ -56,10 +56,9 @@ def window(sliding_window: int | Sequence[int] | None) -> tuple[int, int]:
 
 
 def refuse_mask(op: str, attn_mask: Sequence[Tensor | None] | None, causal: bool = True) -> None:
-    """Raise UnsupportedFeatureError for a mask tensor, unless the mask only repeats ``causal``.
+    """Raise UnsupportedFeatureError for a mask tensor, except for the causal template if ``causal`` is true.
 
-    LMDeploy's backend for Ascend passes such a mask at every prefill: one causal template for all lengths, which the
-    vendor's kernel reads.
+    LMDeploy's backend for Ascend passes this template, one for all lengths, at every prefill: Ascend's kernel reads it.
     """
     masks = [] if attn_mask is None else [mask for mask in attn_mask if mask is not None]
     if masks and not (causal and all(map(_is_template, masks))):
@@ -75,7 +74,7 @@ _templates: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictio
 
 
 def _is_template(mask: Tensor) -> bool:
-    """Return whether a mask is the causal template of 2048 x 2048. The values of each template are read once."""
+    """Return whether a mask is the causal template of 2048 x 2048. The values of each mask are compared once."""
     if tuple(mask.shape) != (_TEMPLATE, _TEMPLATE) or mask.dtype not in (torch.int8, torch.uint8, torch.bool):
         return False
     if _templates.get(id(mask)) is not mask:
@@ -106,7 +105,7 @@ def check_heads(rules: Rules, num_q_heads: int, num_kv_heads: int) -> None:
 def check_pages(
     rules: Rules, k_cache: Tensor, v_cache: Tensor, block_size: int, num_q_heads: int, num_kv_heads: int
 ) -> None:
-    """Raise unless both caches have ``block_size`` slots in a block, and the heads fit together."""
+    """Raise unless blocks of both caches have ``block_size`` slots, and num_q_heads is a multiple of num_kv_heads."""
     check_heads(rules, num_q_heads, num_kv_heads)
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         actual = canonical(cache).shape[1]
@@ -132,7 +131,7 @@ class Scoring(NamedTuple):
 def attend_all(
     q: Tensor, q_ends: Tensor, sequences: Iterable[tuple[Tensor, Tensor]], out: Tensor, scoring: Scoring
 ) -> None:
-    """Write the attention of each sequence over its keys and values to ``out``. Rows after the last end are kept."""
+    """Write the attention of each sequence over its keys and values to ``out``. Later rows of ``out`` are kept."""
     rows: list[Tensor] = []
     start = 0
     for end, (k, v) in zip(ints(q_ends), sequences, strict=True):

@@ -1,7 +1,7 @@
 """DeepSeek's sparse attention (DeepSeek-V3.2, 2025, arXiv:2512.02556): an indexer chooses what each token attends to.
 
 Both ops read paged caches. The queries of sequence b end before row ``actual_seq_lengths_query[b]`` and begin after the
-queries of sequence b - 1. They are the last tokens of the sequence in the cache.
+queries of sequence b - 1. These queries are the last tokens of sequence b in the cache.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def lightning_indexer(
     """Choose, for each token, the positions with the highest sum over heads of weight * relu(query . key).
 
     query: [tokens, heads, size], float32, float16 or bfloat16, any strides.
-    key: the indexer's cache in the vendor's layout, of one head and ``size``; dtype of query.
+    key: the indexer's cache in the vendor's layout, with one head of ``size``; dtype of query.
     weights: [tokens, heads], dtype of query.
     actual_seq_lengths_query: [sequences], int32 or int64, on any device: the index after each sequence's last query.
     actual_seq_lengths_key: [sequences], likewise: the number of tokens of each sequence in the cache, queries included.
@@ -89,7 +89,7 @@ def chosen_positions(
 def _sequences(
     rules: Rules, query: Tensor, q_ends: Tensor, kv_seqlens: Tensor, block_table: Tensor, slots: Tensor
 ) -> Iterator[tuple[int, int, int, Tensor]]:
-    """Yield (first query, end of its queries, tokens, blocks) of each sequence with queries. Reads tensor values."""
+    """Yield (first query, index after the last query, number of tokens, block ids) of each sequence with queries."""
     ends, lengths, start = ints(q_ends), ints(kv_seqlens), 0
     rules.require(
         (ends[-1] if ends else 0) == query.shape[0],
@@ -120,8 +120,8 @@ def sparse_flash_attention(
     """Compute latent attention to chosen positions: softmax(scale * (query . key + query_rope . key_rope)) times value.
 
     query: [tokens, heads, size], float32, float16 or bfloat16, any strides. query_rope: [tokens, heads, rope size].
-    key, value, key_rope: caches in the vendor's layout, of one head, and of ``size``, the result's size and the rope
-        size; key and value may be one tensor. All of query's dtype.
+    key, value, key_rope: caches in the vendor's layout, each with one head, of query's dtype. Their last sizes are
+        ``size``, the result's size and the rope size. key and value may be one tensor.
     sparse_indices: [tokens, 1, count], int32 or int64: positions in the token's sequence. Negative positions, and
         positions after the query's own, are ignored.
     scale: the factor of the scores.

@@ -53,11 +53,11 @@ class Rules:
         torch._check(condition, lambda: str(error()))  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
 
     def error(self, argument: str, expected: str, actual: object) -> OpArgumentError:
-        """Return the error to raise, for rules that do not fit ``require``."""
+        """Return an OpArgumentError, for a rule that raises by itself instead of by ``require``."""
         return OpArgumentError(op=self.op, argument=argument, expected=expected, given=actual)
 
     def floating(self, argument: str, tensor: Tensor) -> None:
-        """Require float32, float16 or bfloat16, or the oracle's float64."""
+        """Require float32, float16 or bfloat16. float64 passes too, because the oracle computes in it."""
         if tensor.dtype not in FLOATS and tensor.dtype is not torch.float64:
             raise self.error(argument, "a float32, float16 or bfloat16 tensor", tensor.dtype)
 
@@ -83,7 +83,7 @@ class Rules:
             raise self.error(argument, f"a tensor on {model.device} like {model_name}", tensor.device)
 
     def rank(self, argument: str, tensor: Tensor, *ranks: int) -> None:
-        """Require as many dimensions as one of ``ranks``."""
+        """Require a number of dimensions that is in ``ranks``."""
         if tensor.dim() not in ranks:
             expected = " or ".join(str(rank) for rank in ranks)
             raise self.error(argument, f"{expected} dimensions", f"{tensor.dim()}: {tuple(tensor.shape)}")

@@ -3,16 +3,17 @@
 ``op.takes(x="float [..., in_features]", weight="like x [out_features, in_features]")``. A declaration is
 ``DTYPE [on NAME] [SIZES]``:
 
-- DTYPE: ``float`` (float32, float16 or bfloat16), ``int`` (int32 or int64), a dtype of torch, or ``any``. ``float``
-  and ``float32`` also take the oracle's float64. ``like NAME`` is dtype and device of another argument. ``cache like
-  NAME`` also reads the sizes in the order [blocks, block_size, kv_heads, head_size].
+- DTYPE: ``float`` (float32, float16 or bfloat16), ``int`` (int32 or int64), a dtype of torch, or ``any``. ``float`` and
+  ``float32`` also take the oracle's float64. ``like NAME`` is dtype and device of another argument. ``cache like NAME``
+  is the same for a KV cache; its SIZES are in the order [blocks, block_size, kv_heads, head_size].
 - ``on NAME``: the device of another argument.
-- SIZES: a new name is set to the size of its dimension. For a known name (an int parameter's too), a number or an
-  expression, the dimension must have that size. For ``A = B`` it must equal both sides. A leading ``...`` is any number
-  of dimensions, ``*NAME`` the sizes of another argument. Expressions may call ``groups(size, group_size)``.
+- SIZES: a new name is set to the size of its dimension. If the name is known or is an int parameter, or for a number or
+  an expression, the dimension must have that size. For ``A = B`` the size must equal both sides. A leading ``...`` is
+  any number of dimensions, ``*NAME`` the sizes of another argument. Expressions may call ``groups(size, group_size)``.
 
-An argument that is None is not checked. Results are declared likewise, ``returns="like x [..., out_features]"``. Their
-DTYPE may be a dtype parameter. Their ``...`` has the sizes of ``...`` in the argument that they name.
+An argument that is None is not checked. Results are declared likewise, ``returns="like x [..., out_features]"``. The
+DTYPE of a result may be a dtype parameter. ``...`` of a result has the same sizes as ``...`` of the argument after
+``like`` or ``on``.
 """
 
 import re
@@ -31,7 +32,7 @@ _COMMA = re.compile(r",(?![^(]*\))")  # not inside of parentheses
 
 
 class _Declared(NamedTuple):
-    """One parsed declaration. has_any: whether the sizes begin with ``...``, which ``sizes`` lacks."""
+    """One parsed declaration. has_any: whether the sizes begin with ``...``; ``sizes`` is without it."""
 
     name: str
     is_cache: bool
@@ -42,7 +43,7 @@ class _Declared(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """The name that the generated source gives to the tensor whose sizes are checked."""
+        """The name, in the generated source, of the tensor to check; for a cache it is the canonical view."""
         return f"canonical_{self.name}" if self.is_cache else self.name
 
     @property
@@ -112,9 +113,10 @@ class Declarations:
     def check(
         self, rules: Rules, extra: Callable[..., None] | None, names: Sequence[str]
     ) -> Callable[..., None]:
-        """Return the argument check, a function of all the op's parameters. It is generated, because each call runs it.
+        """Return the argument check, a function of all the op's parameters. It is generated, so that calls are fast.
 
-        extra: called after the rules for ranks with the arguments ``names``: parameters and ``rules``.
+        extra: a function to call after the rules for ranks. names: its arguments, a choice of the op's parameters and
+        ``rules``.
         """
         between = [] if extra is None else [f"extra({', '.join(names)})"]
         lines = [*self._first, *between, *self._rest] or ["pass"]

@@ -50,7 +50,7 @@ def reset() -> None:
 
 
 def take(op: str, vendor: str, reason: str, args: tuple[object, ...]) -> None:
-    """Apply the policy to a call that is about to run on the reference. Raise FallbackError under ``error``."""
+    """Apply the policy to a call that the reference implementation will run. Raise FallbackError under ``error``."""
 
     def refusal() -> DlinferError:
         return FallbackError(op=op, vendor=vendor, reason=reason, call=describe(args), caller=caller())
@@ -66,7 +66,7 @@ def take(op: str, vendor: str, reason: str, args: tuple[object, ...]) -> None:
 
 
 def settle(kind: Fallback, policy: str, refusal: Callable[[], DlinferError], text: Callable[[], str]) -> None:
-    """Raise ``refusal()`` under ``error``; else count the fallback, and under ``warn`` warn at the first of a kind."""
+    """Raise ``refusal()`` under ``error``; else count the fallback. Under ``warn``, warn once for each ``kind``."""
     if policy == "error":
         raise refusal()
     with _lock:

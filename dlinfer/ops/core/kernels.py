@@ -41,9 +41,9 @@ def install() -> None:
 
 
 def kernel_authors(vendor: Vendor) -> Mapping[str, str]:
-    """Return op -> name of the vendor whose kernel runs it while ``vendor`` is active: ``vendor`` or the host's vendor.
+    """Return op -> name of the vendor whose kernel runs it while ``vendor`` is active: ``vendor`` or the host's.
 
-    The dict has no ops that run on the reference. Loads the kernels, and raises the errors of loading.
+    Ops that run on the reference are not in the dict. This loads the kernels; an error while loading is raised.
     """
     if vendor.name not in _authors:
         kernels = discovery.kernels_of(vendor)
@@ -53,7 +53,9 @@ def kernel_authors(vendor: Vendor) -> Mapping[str, str]:
 
 
 def several_implementations(vendor: Vendor) -> dict[str, list[str]]:
-    """Return op -> names of its kernels, the preferred first, for ops with several kernels of ``vendor``."""
+    """Return op -> names of its kernels in order of preference, for each op with several kernels of ``vendor``.
+        
+    """
     kernels = {op: implementations(kernel) for op, kernel in discovery.kernels_of(vendor).items()}
     return {op: list(map(kernel_name, several)) for op, several in kernels.items() if len(several) > 1}
 
@@ -120,7 +122,7 @@ def _misfit(vendor: Vendor, what: str, spec: OpSpec, parameters: tuple[str, ...]
 
 
 def _takes_call(signature: inspect.Signature, names: Sequence[str]) -> bool:
-    """Return whether a function takes an op's arguments by position and by name. Others must be optional."""
+    """Return whether a function takes an op's arguments by position and by name, and needs no other argument."""
     try:
         signature.bind(**dict.fromkeys(names))
         by_position = signature.bind(*names).arguments
@@ -157,7 +159,7 @@ def _bound_kernel(spec: OpSpec, vendor: Vendor, kernel: Kernel | None) -> Callab
 
 
 def _counting(spec: OpSpec, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a kernel so that its writes raise ``tensor._version``, as writes of torch's own ops do."""
+    """Wrap a kernel so that its writes increment ``tensor._version``, as writes of torch's own ops do."""
     if not spec.mutates:
         return run
     places = tuple(map(spec.parameters.index, spec.mutates))
@@ -172,8 +174,8 @@ def _counting(spec: OpSpec, run: Callable[..., Any]) -> Callable[..., Any]:
 def refusal(name: str, device_type: str, args: Sequence[Any]) -> str | None:
     """Return why no kernel of the device's active vendor would run a call of an op; None if a kernel would.
 
-    args: the torch op's arguments, real or fake tensors. No kernel is run, so a kernel that would raise KernelDeclined
-    during the call counts as running it.
+    args: the torch op's arguments, real or fake tensors. No kernel is run: if a kernel would raise KernelDeclined only
+    during the call, the result is None all the same.
     """
     vendor = discovery.activate_default(device_type)
     if vendor is None:

@@ -11,7 +11,7 @@ from dlinfer.utils import closeness
 
 
 def widened(value: Any) -> Any:
-    """Return copies of arguments, with floating tensors in float64; 8-bit tensors keep their dtype."""
+    """Return copies of a call's arguments, floating tensors as float64. 8-bit tensors keep their dtype."""
     if isinstance(value, list | tuple):
         return [widened(item) for item in cast("Sequence[object]", value)]
     if isinstance(value, Tensor):
@@ -45,7 +45,7 @@ def difference(
 ) -> str | None:
     """Describe how a call's results differ from ``expected``; None if they are within the op's tolerance.
 
-    8-bit codes may be one step away, because float64 may round a value halfway between two codes the other way.
+    8-bit codes may be one step away: if a value is near the middle of two codes, float64 may round it to the other one.
     """
     within = op.tolerances[dtype]
     return closeness.difference(

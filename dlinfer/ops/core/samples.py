@@ -14,7 +14,7 @@ class Sample:
     """One call of a torch op.
 
     name: what is special about the sample, for test ids. args: positional arguments in the schema's order.
-    aliased: an output shares memory with an input. opcheck copies arguments apart, so it can't test such samples.
+    aliased: an output shares memory with an input. opcheck copies each argument, so it can't test such samples.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Samples of ops by name, for conformance and tests of kernels, which ask for them in order."""
+"""Samples of ops by name, for conformance and kernel tests, which request an op's samples mostly in order."""
 
 import threading
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from dlinfer.ops.core.spec import OpSpec
 
 
 class SamplesInTurn:
-    """Samples of an op by name, computed anew at each call, for callers that ask for them in order.
+    """Samples of an op by name, computed anew at each call, for callers that request them in order.
 
-    An op's samples come from one random generator, so a sample requires all samples before it. This class keeps
-    iterations, and continues one that has not passed the requested sample; else it starts another. No two samples share
-    memory that the op writes.
+    An op's samples come from one random generator, so all samples before the requested one must be computed first. To
+    save that work, this class keeps unfinished iterations over the samples. It continues one that has not yet passed
+    the requested sample, else it starts a new iteration. No two samples share memory that the op writes.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class SamplesInTurn:
         self._begun: dict[int, list[Iterator[Sample]]] = {}  # key: index of the next sample
 
     def arguments(self, op: OpSpec, make: SampleMaker, name: str) -> tuple[Any, ...]:
-        """Return the arguments of the op's sample ``name``. make: a fresh maker; an earlier equal one may be used."""
+        """Return the arguments of the op's sample ``name``. make: an unused maker."""
         key = (op.name, make.dtype, make.device, make.layout, make.seed)
         with self._lock:
             if key != self._key:

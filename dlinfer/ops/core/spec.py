@@ -116,7 +116,7 @@ class OpSpec:
         return function
 
     def python_call(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Register the function behind ``dlinfer.ops.<op>``, if not the torch op. It must call ``op.overload``."""
+        """Register the function behind ``dlinfer.ops.<op>`` in place of the torch op. It must call ``op.overload``."""
         self._call = function
         self.__doc__ = function.__doc__
         return function
@@ -189,8 +189,9 @@ def fused_op(
 
     mutates: names of the tensor parameters that the op writes.
     tolerances: how far a kernel may be from the reference in float64: for each dtype, or one for all dtypes.
-    version: raise by one when the schema or the meaning of the op changes; artifacts store the version they need.
-    makes_codes: the op quantises; its codes are defined for its input's dtype, so the oracle computes in that dtype.
+    version: to be incremented when the schema or the meaning of the op changes; artifacts store the version they need.
+    makes_codes: the op quantises. The codes depend on the input's dtype, so the oracle computes in that dtype, not in
+    float64.
     """
 
     def decorate(reference: Callable[..., Any]) -> OpSpec:

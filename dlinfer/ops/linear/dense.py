@@ -23,7 +23,7 @@ TOLERANCES = {
 
 @fused_op(tolerances=TOLERANCES)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The torch op behind ``dlinfer.ops.linear``. weight: [out_features, in_features] under every setting."""
+    """The torch op behind ``dlinfer.ops.linear``. weight: [out_features, in_features], whatever the settings are."""
     return functional.linear(x, weight, bias)
 
 
@@ -31,7 +31,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _call_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, all_reduce: bool = False, group: Any = ""
 ) -> Tensor:
-    """Compute x @ weight.T + bias, and with ``all_reduce`` the sum of this over a process group.
+    """Compute x @ weight.T + bias; with ``all_reduce``, sum the result over a process group.
 
     x: [..., in_features], weight: [out_features, in_features], bias: [out_features] or None; one floating dtype,
         any strides. With DLINFER_LINEAR_USE_NN_LAYOUT=1 weight must be [in_features, out_features].

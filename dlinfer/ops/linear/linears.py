@@ -25,9 +25,10 @@ def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None
     Returns one new tensor [..., out_features] of x's dtype for each weight, in their order. Nothing is mutated.
     Raises OpArgumentError.
 
-    A kernel may sum the products in another order than ``linear``, and then bits differ. For normal numbers each result
-    differs from the exact one by at most (in_features + 2) * 2**-24 times the sum of the products' magnitudes, plus the
-    roundings to the dtype. Vendor cpu's C++ kernels return the same bits as their ``linear`` does for each weight.
+    A kernel may sum the products in another order than ``linear``, and then the results may differ in their last bits.
+    For normal numbers each result differs from the exact one by at most (in_features + 2) * 2**-24 times the sum of the
+    products' magnitudes, plus the roundings to the dtype. The C++ kernels of vendor cpu return the same bits as their
+    ``linear`` with each weight.
     """
     return [functional.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 

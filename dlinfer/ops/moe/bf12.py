@@ -29,8 +29,9 @@ def fused_moe_bf12(
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [bytes], uint8, contiguous: the stack [experts, 2 * intermediate, hidden], gate above up, as a
-        matrix [experts * 2 * intermediate, hidden] that ``ops.quantised.bf12.pack`` packed. It is multiplied in the
-        dtype of hidden_states; float16 rounds numbers below 2 ** -14 and has none above 65504.
+        matrix [experts * 2 * intermediate, hidden] that ``ops.quantised.bf12.pack`` packed. The unpacked weight is
+        multiplied in the dtype of hidden_states; in float16, numbers below 2 ** -14 are rounded, and those above 65504
+        are infinite.
     down_weights: [bytes], likewise: the stack [experts, hidden, intermediate] as [experts * hidden, intermediate].
     topk_weights: [tokens, topk], any floating dtype.
     topk_ids: [tokens, topk], int32 or int64, of 0..num_experts-1.

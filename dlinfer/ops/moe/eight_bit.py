@@ -66,11 +66,11 @@ def _call_fused_moe_w8a8(
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; int8 or float8_e4m3fn.
     gate_up_scales: [experts, 2 * intermediate, 1], float32 or bfloat16: the scale of each row.
-    down_weights: [experts, hidden, intermediate], and down_scales: [experts, hidden, 1], likewise. hidden and
+    down_weights: [experts, hidden, intermediate], likewise. down_scales: [experts, hidden, 1], likewise. hidden and
         intermediate are at least 1.
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
     renormalize: divide a token's weights by their sum.
-    moe_metadata: read for its ``ep_size``.
+    moe_metadata: only its ``ep_size`` is read.
 
     Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. hidden_states, and the activation
     between the two products, are quantised token by token as by ``dynamic_quant``, to the weights' dtype. Raises
@@ -157,8 +157,9 @@ def fused_moe_blocked_fp8(
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; float8_e4m3fn.
-    gate_up_scales: [experts, 2 * intermediate / block_size, hidden / block_size], rounded up, float32.
-    down_weights: [experts, hidden, intermediate], and down_scales, likewise. hidden and intermediate are at least 1.
+    gate_up_scales: [experts, 2 * intermediate / block_size, hidden / block_size], both rounded up, float32.
+    down_weights: [experts, hidden, intermediate], likewise. down_scales:
+        [experts, hidden / block_size, intermediate / block_size], likewise. hidden and intermediate are at least 1.
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
     renormalize: divide a token's weights by their sum.
     block_size: rows and columns of a block; 128 in known checkpoints.
@@ -248,8 +249,8 @@ def fused_moe_static_fp8(
     gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; float8_e4m3fn.
     gate_up_scales: [experts, 2 * intermediate, 1], float32: the scale of each row.
     gate_up_input_scale: [1] or [experts], float32: the scale of an expert's input.
-    down_weights: [experts, hidden, intermediate], and down_scales, down_input_scale, likewise. hidden and intermediate
-        are at least 1.
+    down_weights: [experts, hidden, intermediate], down_scales: [experts, hidden, 1], and down_input_scale: likewise.
+        hidden and intermediate are at least 1.
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
     renormalize: divide a token's weights by their sum.
 

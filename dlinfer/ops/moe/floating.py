@@ -57,11 +57,11 @@ def _call_fused_moe(
 
     hidden_states: [tokens, hidden], any strides.
     gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; dtype of hidden_states.
-    down_weights: [experts, hidden, intermediate], likewise.
+    down_weights: [experts, hidden, intermediate], dtype of hidden_states.
     topk_weights: [tokens, topk], any floating dtype.
     topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
     renormalize: divide a token's weights by their sum.
-    moe_metadata: read for its ``ep_size``. With tensor parallelism each rank passes its slice of the intermediate
+    moe_metadata: only its ``ep_size`` is read. With tensor parallelism each rank passes its slice of the intermediate
         size and gets a partial sum, which the framework reduces.
     chunked_moe_layout: must be None.
 

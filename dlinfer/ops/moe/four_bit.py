@@ -45,8 +45,8 @@ def fused_moe_w4a16(
     renormalize: divide a token's weights by their sum.
     group_size: rows of a weight that share a scale and a zero point; the last group may be shorter. 0 means all rows.
 
-    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Computed in float32 at least, one
-    expert's weights widened at a time, and rounded once. Raises OpArgumentError, also for ids out of range.
+    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Computed in float32 at least and rounded
+    once. The weights of one expert at a time are dequantised. Raises OpArgumentError, also for ids out of range.
     """
     check_ids(topk_ids, gate_up_weights.shape[0], fused_moe_w4a16.rules)
     packing, wide = AWQ.of_groups(group_size), torch.promote_types(hidden_states.dtype, torch.float32)

@@ -43,7 +43,7 @@ def fused_moe_mxfp4(
     alpha: the factor in the sigmoid. limit: > 0.
 
     Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Computed in float32 at least and rounded
-    once, one expert's weights widened at a time. Raises OpArgumentError, also for ids out of range.
+    once. The weights of one expert at a time are dequantised. Raises OpArgumentError, also for ids out of range.
     """
     check_ids(topk_ids, gate_up_weights.shape[0], fused_moe_mxfp4.rules)
     wide = torch.promote_types(hidden_states.dtype, torch.float32)

@@ -15,7 +15,7 @@ from dlinfer.utils.type_annotation import MoeMetadata
 
 @fused_op(tolerances=Tolerance(2e-6, 2e-7, "a float32 softmax of exactly converted logits"))
 def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> tuple[Tensor, Tensor]:
-    """The torch op behind ``dlinfer.ops.moe_gating_topk_softmax``; n_groups: ``moe_metadata.router_n_groups``."""
+    """The torch op behind ``dlinfer.ops.moe_gating_topk_softmax``. n_groups: ``moe_metadata.router_n_groups``."""
     weights = router_logits.to(torch.promote_types(router_logits.dtype, torch.float32)).softmax(dim=-1)
     if n_groups < 1:
         return weights.topk(topk, dim=-1)
@@ -33,8 +33,8 @@ def _call_moe_gating_topk_softmax(
 
     router_logits: [..., experts], any strides.
     topk: 1..experts.
-    moe_metadata: read for its ``router_n_groups``; below 1 means no groups. Else the experts form that many equal
-        groups in order, and the best topk / router_n_groups experts of each group are chosen.
+    moe_metadata: only its ``router_n_groups`` is read; below 1 means no groups. Else the experts form that many groups
+        of equal size, in order, and the best topk / router_n_groups experts of each group are chosen.
 
     Returns weights [..., topk], float32, not renormalised, and ids [..., topk], int64. Both are in the order of falling
     weights; with groups, group by group. Nothing is mutated. The softmax is taken in float32, as in LMDeploy
@@ -89,7 +89,7 @@ def _moe_gating_topk_softmax_samples(make: SampleMaker) -> Iterator[Sample]:
 
 
 Product = Callable[[Tensor, int], Tensor]
-"""A function from (rows of one expert, the expert's number) to rows times the expert's weight, in float32 at least."""
+"""A function of (rows, expert). It returns the rows times that expert's weight, in float32 at least."""
 
 
 def silu_gated(gate: Tensor, up: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def _rms_norm_samples(make: SampleMaker) -> Iterator[Sample]:
 
 @fused_op(tolerances=TOLERANCES)
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Compute the rms_norm of x + residual; return it with x + residual as the new residual.
+    """Compute the rms_norm of x + residual, and return also x + residual, the new residual.
 
     x, residual: [..., hidden], same shape and dtype, any strides. weight: [hidden], same dtype. eps: > 0.
 

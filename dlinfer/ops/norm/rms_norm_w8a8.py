@@ -60,13 +60,13 @@ def _rms_norm_w8a8_samples(make: SampleMaker) -> Iterator[Sample]:
 def add_rms_norm_w8a8(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the rms_norm_w8a8 of x + residual; return it with x + residual as the new residual.
+    """Compute the rms_norm_w8a8 of x + residual, and return also x + residual, the new residual.
 
     x, residual: [..., hidden], same shape and dtype, any strides. weight: [hidden], same dtype. eps: > 0.
     quant_dtype: torch.int8 or torch.float8_e4m3fn.
 
-    Returns (numbers, scales, sum): as rms_norm_w8a8 returns them, and a new contiguous tensor of x's shape and dtype.
-    Nothing is mutated. The sum is rounded to x's dtype before it is normalised. Raises OpArgumentError.
+    Returns (numbers, scales, sum): the two results of rms_norm_w8a8, and x + residual, a new contiguous tensor of x's
+    dtype. Nothing is mutated. The sum is rounded to x's dtype before it is normalised. Raises OpArgumentError.
     """
     total = (x + residual).contiguous()
     return *rms_norm_w8a8.reference(total, weight, eps, quant_dtype), total

@@ -13,8 +13,8 @@ A matrix [rows, columns] becomes one tensor uint8 [bytes]. Words and integers ar
    bytes swapped, so that the bits do not overlap. Words 32..63 hold quarters 3 and 4 likewise. Word 64 + j holds the
    codes of number j of each quarter, quarter 1 in the lowest bits.
 2. After the words, int64: the base; ``strips + 1`` starts (the last start is the number of exceptions); the exceptions.
-   Exceptions starts[s]..starts[s + 1] - 1 belong to strip s, sorted. Each is ``column << 18 | row in strip << 16 |
-   bits``, so they are in the order of columns.
+   Exceptions number starts[s] to starts[s + 1] - 1 belong to strip s. Each is ``column << 18 | row in strip << 16 |
+   bits``. Those of a strip are sorted, and so in the order of columns.
 
 The base, 0..240, is the smallest base that leaves the fewest exceptions.
 """
@@ -38,7 +38,7 @@ _CODES = 15  # exponents that have a code, without exponent 0
 _BASES = 256 - _CODES
 _FIELD = 0x807F
 _AT_A_TIME = 2**20
-"""How many numbers are unpacked at a time: some megabytes, for any size of the matrix."""
+"""How many numbers are packed or unpacked at a time, so that temporary tensors take only some megabytes."""
 
 _RULES = Rules("bf12")
 
@@ -73,7 +73,8 @@ def check_packed(rules: Rules, argument: str, packed: Tensor, rows: int, columns
 def pack(weight: Tensor) -> Tensor:
     """Return the packed bytes of a matrix: a new tensor uint8 [bytes] on the weight's device.
 
-    weight: [rows, columns], bfloat16, any strides. It is read twice, some rows at a time. Raises OpArgumentError.
+    weight: [rows, columns], bfloat16, any strides. The weight is read twice, some rows at a time. Raises
+    OpArgumentError.
     """
     if weight.dtype is not torch.bfloat16:
         raise _RULES.error("weight", "a bfloat16 tensor", weight.dtype)
@@ -119,7 +120,7 @@ def _base(weight: Tensor) -> tuple[int, int]:
 
 
 def _wide_rows(weight: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield (first row, bits as int32 [some rows, columns]) from the top down: whole strips, except at the end."""
+    """Yield (index of the first row, bits as int32 [rows, columns]) for pieces of the weight as in ``_steps``."""
     for row, count in _steps(*weight.shape):
         yield row, weight[row : row + count].contiguous().view(torch.int16).int() & 0xFFFF
 
@@ -207,7 +208,10 @@ def _rows(parts: _Parts, which: Tensor, columns: int) -> Tensor:
 
 
 def _exceptions(parts: _Parts, strip: Tensor, in_strip: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (index of the row, entry) of each exception in some rows. strip, in_strip: the rows' places."""
+    """Return two tensors with one element for each exception in some rows: the index among these rows, and the entry.
+
+    strip, in_strip: the strip of each row, and its index in that strip.
+    """
     begin, end = parts.starts[strip], parts.starts[strip + 1]
     count = end - begin
     at_row = torch.arange(strip.numel(), device=strip.device).repeat_interleave(count)
@@ -223,7 +227,7 @@ def _swapped(words: Tensor) -> Tensor:
 
 
 def _steps(rows: int, columns: int) -> Iterator[tuple[int, int]]:
-    """Yield (first row, count) of pieces of about ``_AT_A_TIME`` numbers: whole strips, except in the last piece."""
+    """Yield (first row, number of rows) of pieces of about ``_AT_A_TIME`` numbers. Only the last may cut a strip."""
     step = max(_AT_A_TIME // max(columns, 1) // STRIP, 1) * STRIP
     for row in range(0, rows, step):
         yield row, min(step, rows - row)

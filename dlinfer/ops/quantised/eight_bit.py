@@ -14,7 +14,7 @@ LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 LEAST_OF_TOKEN = 1e-7
 LEAST_OF_BLOCK = 1e-6
-"""The lower bounds of a row's largest value, as in LMDeploy's kernels, so that zeros have a scale too."""
+"""Lower bounds of the largest value of a token and of a block, as in LMDeploy's kernels. So zeros have a scale."""
 
 
 def narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -30,14 +30,18 @@ def narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def per_token(x: Tensor, dtype: torch.dtype, least: float = LEAST_OF_TOKEN) -> tuple[Tensor, Tensor]:
-    """Return (rows as 8-bit numbers, scale of each row: float32 [..., 1]). With ``least`` 0, zeros get the scale 0."""
+    """Return the rows as 8-bit numbers, and the scale of each row, float32 [..., 1].
+
+    least: the value that counts as the largest if all values of a row are smaller. If it is 0, a row of zeros has the
+    scale 0.
+    """
     wide = x.to(torch.float32).contiguous()
     scale = wide.abs().amax(-1, keepdim=True).clamp(min=least) / LARGEST[dtype]
     return narrowed(torch.where(scale == 0, 0.0, wide / scale), dtype), scale
 
 
 def rounded_in_blocks(x: Tensor, block_size: int, power_of_two: bool) -> Tensor:
-    """Return x in float32, rounded as in float8_e4m3fn with one scale for each ``block_size`` neighbours of a row.
+    """Return x in float32, rounded as in float8_e4m3fn. Each ``block_size`` neighbours in a row share a scale.
 
     power_of_two: round scales up to powers of two (ue8m0).
     """
@@ -62,7 +66,7 @@ def next_power_of_two(values: Tensor) -> Tensor:
 
 
 def rounded_by(x: Tensor, scale: Tensor) -> Tensor:
-    """Return x in float32, rounded as in float8_e4m3fn with ``scale``, which broadcasts."""
+    """Return x in float32, rounded as in float8_e4m3fn: x / scale is rounded. ``scale`` broadcasts."""
     scale = scale.to(torch.float32)
     return narrowed(x.to(torch.float32) / scale, torch.float8_e4m3fn).to(torch.float32) * scale
 
@@ -73,7 +77,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def widened_blocks(weight: Tensor, scale: Tensor, block_size: int) -> Tensor:
-    """Return a weight [..., out, in] times ``scale`` [..., out / block, in / block] of each block, in float64."""
+    """Return a weight [..., out, in] in float64, each block times its scale [..., out / block, in / block]."""
     for dim in (-1, -2):
         scale = scale.repeat_interleave(block_size, dim).narrow(dim, 0, weight.shape[dim])
     return weight.to(torch.float64) * scale
@@ -86,6 +90,6 @@ def check_quant_dtype(rules: Rules, argument: str, dtype: torch.dtype) -> None:
 
 
 def check_quantised_rows(rules: Rules, x: Tensor, quant_dtype: torch.dtype) -> None:
-    """Raise unless the rows of x are not empty and ``quant_dtype`` is one of the two 8-bit dtypes."""
+    """Raise if the rows of x are empty, or if ``quant_dtype`` is not one of the two 8-bit dtypes."""
     rules.require(x.shape[-1] >= 1, "x", "a last dimension of at least 1", lambda: tuple(x.shape))
     check_quant_dtype(rules, "quant_dtype", quant_dtype)

@@ -33,8 +33,8 @@ def _call_linear_bf12(
     """Compute x @ w.T + bias for a packed weight w: the same result as ``dlinfer.ops.linear`` with w before packing.
 
     x: [..., in_features], float32, float16 or bfloat16, any strides.
-    weight: [bytes], uint8, contiguous: w [out_features, in_features], as ``ops.quantised.bf12.pack`` packs it. It is
-        multiplied in x's dtype; float16 rounds numbers below 2 ** -14 and has none above 65504.
+    weight: [bytes], uint8, contiguous: w [out_features, in_features], as ``ops.quantised.bf12.pack`` packs it. w is
+        multiplied in x's dtype; in float16, numbers below 2 ** -14 are rounded, and those above 65504 are infinite.
     bias: [out_features] or None, x's dtype.
     out_features: the number of rows of w, which the packed bytes do not store.
     all_reduce: sum the result over ``group``, a torch.distributed.ProcessGroup; "" or None is the default group.

@@ -29,9 +29,9 @@ class Quantised(NamedTuple):
 class Packing:
     """One packed layout of a weight [in_features, out_features].
 
-    bits: bits of one number; a word of dtype ``storage`` holds ``per_word`` numbers.
+    bits: the size of one number in bits. A word of dtype ``storage`` holds ``per_word`` numbers.
     along: the features whose neighbours share a word, "in" or "out". Words of zero points hold neighbours of "out".
-    order: the bits of a word from i * bits upwards hold the neighbour with the index order[i].
+    order: bits i * bits to (i + 1) * bits - 1 of a word hold the neighbour with the index order[i].
     group_size: how many in_features share a scale and a zero point; 0 for all of them. The last group may be shorter.
     symmetric: no zero points are stored; every zero point is the middle, 2 ** (bits - 1).
     zero_bias: the number to add to a stored zero point; 1 in GPTQ's first format.
@@ -73,20 +73,21 @@ class Packing:
     def pack(self, numbers: Tensor) -> Tensor:
         """Pack numbers [in_features, out_features] of any integer dtype: return a new tensor of words.
 
-        The packed size is divided by ``per_word``. Raises OpArgumentError if it is no multiple of ``per_word``.
+        The dimension ``along`` becomes smaller by the factor ``per_word``. Raises OpArgumentError if its size is no
+        multiple of ``per_word``.
         """
         return self._pack(numbers, dim=0 if self.along == "in" else 1)
 
     def unpack(self, words: Tensor) -> Tensor:
-        """Return the numbers [in_features, out_features], int32, in ``words``: the inverse of ``pack``."""
+        """Unpack words: return their numbers [in_features, out_features], int32. This is the inverse of ``pack``."""
         return self._unpack(words, dim=0 if self.along == "in" else 1)
 
     def repack(self, words: Tensor, target: "Packing") -> Tensor:
         """Return the numbers of ``words`` packed in the layout ``target``: a new tensor of ``target.storage``.
 
-        words: see ``pack``, any strides. To save memory, only a few rows are unpacked at a time, and none from "in" to
-        "out". Raises OpArgumentError if ``target`` has other bits, or a packed size that is no multiple of its
-        ``per_word``.
+        words: see ``pack``, any strides. To save memory, only a few rows at a time are unpacked. From "in" to "out",
+        bits are moved without unpacking. Raises OpArgumentError if ``target`` has other bits, or if the size that it
+        packs is no multiple of its ``per_word``.
         """
         if self.bits != target.bits:
             expected = f"a layout of {self.bits} bits"
@@ -101,10 +102,12 @@ class Packing:
         return torch.cat([target.pack(self.unpack(part)) for part in torch.split(words, step)])
 
     def _turn(self, words: Tensor, target: "Packing", out: Tensor) -> None:
-        """Repack words along "in" as words along "out", written to ``out`` [rows, per_word, columns / per_word].
+        """Repack words along "in" as words along "out", and write them to ``out``.
 
-        words: [rows, columns] along "in". ``per_word`` neighbouring words of a row are a square of numbers, which is
-        transposed: swap blocks of half its size, then the blocks inside them (Warren, Hacker's Delight, 7-3).
+        words: [rows, columns] along "in". out: [rows, per_word, columns / per_word]. ``per_word`` neighbouring words of
+        a row are a square matrix of numbers.
+        Transpose it: swap its two off-diagonal quarters, then those of each quarter, and so on (Warren, Hacker's
+        Delight, 7-3).
         """
         neighbours = torch.unflatten(words, 1, (-1, self.per_word))
         square = [neighbours[:, :, which].clone() for which in target.order]
