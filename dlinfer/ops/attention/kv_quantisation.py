@@ -155,9 +155,7 @@ def _refuse(op: str, feature: str, advice: str) -> UnsupportedFeatureError:
 
 
 def check_format(rules: Rules, quant_bits: int) -> None:
-    """Raise unless ``quant_bits`` is a known format. torch guards a symbolic one: dtypes and sizes depend on it.
-        
-    """
+    """Raise unless ``quant_bits`` is a known format. torch guards a symbolic one: dtypes and sizes depend on it."""
     rules.require(int(quant_bits) in STORED, "quant_bits", "4, 8, 16 or 17", lambda: quant_bits)
 
 

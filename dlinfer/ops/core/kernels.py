@@ -53,9 +53,7 @@ def kernel_authors(vendor: Vendor) -> Mapping[str, str]:
 
 
 def several_implementations(vendor: Vendor) -> dict[str, list[str]]:
-    """Return op -> names of its kernels in order of preference, for each op with several kernels of ``vendor``.
-        
-    """
+    """Return op -> names of its kernels in order of preference, for each op with several kernels of ``vendor``."""
     kernels = {op: implementations(kernel) for op, kernel in discovery.kernels_of(vendor).items()}
     return {op: list(map(kernel_name, several)) for op, several in kernels.items() if len(several) > 1}
 
