@@ -4,7 +4,7 @@ from dlinfer.errors import DlinferError
 
 
 def in_short(error: BaseException) -> str:
-    """Return an error's class name and the first line of its text, which may be a page long."""
+    """Return an error's class name and the first line of its text. The other lines may fill a page."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip(' :.')}" if lines else type(error).__name__
 
@@ -38,14 +38,14 @@ class CalibrationError(DlinferError, RuntimeError):
 
 
 class LossError(DlinferError, RuntimeError):
-    """The loss from packing a model's weights cannot be measured: the format, the text or the model does not fit."""
+    """The loss from packing a model's weights cannot be measured for this format, text or model."""
 
     message = "the loss of {path!r} cannot be measured: {detail}."
     next_step = "{advice}"
 
 
 class NoDeviceGraphError(DlinferError, RuntimeError):
-    """Graph mode needs a device's graphs (as CUDA graphs), and the device's torch package does not offer them."""
+    """Graph mode needs device graphs (like CUDA graphs), and the device's torch package does not offer them."""
 
     message = "steps cannot be captured: {module} has no {name}."
     next_step = "set eager_mode=True, or install a build of the device's torch package that has it."

@@ -1,7 +1,8 @@
 """Lists all patches on LMDeploy, and applies each when its LMDeploy module is imported.
 
-Patches apply at import, whatever the device, since LMDeploy's modules copy each other's names while they load. On
-LMDeploy's own devices each patch calls the original function.
+Patches apply at import, because LMDeploy's modules copy functions from each other by ``from ... import``: a patch
+applied later would miss the copies. Patches apply for every device. On LMDeploy's own devices each patch calls the
+original function.
 """
 
 import importlib
@@ -47,7 +48,8 @@ activation.provide(_records, _changed)
 def on_import(module: ModuleType | None) -> None:
     """Apply the patches and the device view to the LMDeploy modules that are loaded.
 
-    The import hook calls this for each LMDeploy module. module: the one that was just executed, or None.
+    The import hook calls this for each LMDeploy module. module: the one that was just executed; None if the adaptor
+    itself was just imported.
     """
     activation.patches().apply_loaded()
     byte_order_mark.OF_TRANSFORMERS.apply_loaded()

@@ -1,4 +1,4 @@
-"""Checks in a child process whether ``PytorchEngineConfig(device_type=...)`` works here, as in a user's script.
+"""Checks in a child process whether ``PytorchEngineConfig(device_type=...)`` works in this environment.
 
 LMDeploy takes seconds to import and may be broken, so the calling process never imports LMDeploy.
 """
@@ -77,7 +77,7 @@ def check() -> FrameworkState:
 
 
 def _try_devices() -> tuple[Literal["ready", "manual", "failed"], str, str, str]:
-    """Return (state, detail, next step, traceback) after trying each of our device types."""
+    """Try each of our device types, and return (state, detail, next step, traceback): see ``FrameworkState``."""
     autoload = os.environ.get(_SWITCH, "1") == "1"  # as torch reads it
     if autoload and not _hook_is_installed():
         detail = "torch does not know dlinfer's autoload hook: dlinfer is on the path, but not installed"
@@ -103,7 +103,7 @@ def _hook_is_installed() -> bool:
 
 
 def _try_device(device_type: str, import_line: str) -> tuple[str, str]:
-    """Return (error, traceback of the autoload hook) of one device type; both are empty if it works."""
+    """Try one device type, and return (error, traceback of the autoload hook). Both are empty if the type works."""
     command = [sys.executable, "-c", _CHILD, device_type, import_line]
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)

@@ -1,1 +1,1 @@
-"""Compares LMDeploy's source with this package: the names that each side uses from the other. Imports no LMDeploy."""
+"""Compares LMDeploy's source with this package: the names that each uses from the other. Never imports LMDeploy."""

@@ -49,7 +49,7 @@ def imports(tree: Tree) -> Iterator[Use]:
 
 
 def calls(tree: Tree) -> Iterator[Use]:
-    """Yield every call of a ``dlinfer`` name in LMDeploy, also if LMDeploy re-exports that name from a module."""
+    """Yield every call of a ``dlinfer`` name in LMDeploy, also if a module of LMDeploy's re-exports that name."""
     holders = list(tree.holding(PACKAGE))
     words = {local for module in holders for local, name in module.imports.items() if within(name, PACKAGE)}
     for module in tree.holding(PACKAGE, *words):
@@ -80,9 +80,9 @@ class Asked:
         return {op: sorted(arguments) for op, arguments in sorted(texts.items())}
 
     def compare(self, reach: Reach, record: Record) -> Iterator[Drift | Elsewhere]:
-        """Yield a Drift for each use that does not fit ``dlinfer``, and for each recorded use that is gone.
+        """Yield a Drift for each use that does not fit ``dlinfer`` and for each recorded use that is not there now.
 
-        It is an Elsewhere if the device never runs that code.
+        A use in code that the device never runs gives an Elsewhere instead of a Drift.
         """
         for use in (*self.imports, *self.calls):
             differs = _differs(use, record)
@@ -133,7 +133,7 @@ def _differs(use: Use, record: Record) -> tuple[Kind, str, str, str] | None:
 
 
 def resolve(name: str) -> Any:
-    """Return the object that a dotted ``dlinfer`` name means, or ``_MISSING``."""
+    """Return the object that a dotted ``dlinfer`` name means; ``_MISSING`` if there is none."""
     first, *parts = name.split(".")
     target: Any = importlib.import_module(first)
     for part in parts:

@@ -1,4 +1,4 @@
-"""Finds patched LMDeploy functions whose body differs from the reviewed body. Runs at every start of a device."""
+"""Finds patched LMDeploy functions whose body differs from the reviewed body. Runs whenever a device is activated."""
 
 import hashlib
 import importlib.util
@@ -33,8 +33,8 @@ def changed(
 ) -> Iterator[tuple[Patch, str]]:
     """Yield (patch, recorded release) for each patch whose original function differs from the recorded body.
 
-    version: of the source. source: returns its folder. recorded: the folder of records. Files equal to the recorded
-    ones are not parsed, so checking a reviewed release takes milliseconds.
+    version: LMDeploy's version. source: a function that returns LMDeploy's folder. recorded: the folder of records.
+    A file whose digest equals the recorded one is not parsed, so checking a reviewed release takes milliseconds.
     """
     record, root = records.nearest(version, recorded), source()
     others = {file for file, known in record.files.items() if digest(root / file) != known}

@@ -1,4 +1,4 @@
-"""Compares an LMDeploy source tree with this package, and records a reviewed one."""
+"""Compares an LMDeploy source tree with this package, and writes the record of a reviewed source tree."""
 
 import functools
 from pathlib import Path
@@ -17,8 +17,8 @@ from dlinfer.framework.lmdeploy_ext.versions import describe
 def check(device: str, source: Path | None = None, recorded: Path = records.FOLDER) -> Report:
     """Return the comparison of LMDeploy's source with this package, for one device type.
 
-    source: the folder that holds the package ``lmdeploy``; None takes the installed one. recorded: the folder of
-    records. Reads files only, for some seconds. Raises FrameworkSourceError.
+    source: the folder that holds the package ``lmdeploy``; None takes the installed package. recorded: the folder of
+    records. Takes some seconds, and only reads files. Raises FrameworkSourceError.
     """
     tree = Tree(source if source is not None else installed_source())
     adaptor = _adaptor()
@@ -56,9 +56,9 @@ def check(device: str, source: Path | None = None, recorded: Path = records.FOLD
 
 
 def record(source: Path | None = None, folder: Path = records.FOLDER) -> Path:
-    """Write the record of a source tree, once a person has read its drifts, and return the record's file.
+    """Write the record of a source tree, and return the record's path. Call it once a person has read all drifts.
 
-    source: the folder that holds the package ``lmdeploy``; None takes the installed one. folder: where records lie.
+    source: the folder that holds the package ``lmdeploy``; None takes the installed package. folder: where to write.
     """
     tree = Tree(source if source is not None else installed_source())
     adaptor = _adaptor()

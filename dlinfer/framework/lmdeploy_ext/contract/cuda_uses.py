@@ -1,4 +1,4 @@
-"""Finds ``torch.cuda`` and "cuda" devices in LMDeploy's source. The device view may have to cover new ones."""
+"""Finds uses of ``torch.cuda`` and "cuda" in LMDeploy's source. ``device/view.py`` may have to redirect new uses."""
 
 import ast
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ EXCUSED = {
     "lmdeploy.pytorch.engine.executor.ray_executor": "Ray is refused",
     "lmdeploy.pytorch.engine.mp_engine.ray_engine": "Ray is refused",
 }
-"""Package or module -> why it never runs on a device of ours."""
+"""Package or module of LMDeploy's -> why our devices never run it."""
 
 
 def uses(tree: Tree) -> dict[str, list[str]]:
-    """Return module -> its mentions of CUDA, without the modules in ``EXCUSED``."""
+    """Return module -> its mentions of CUDA. Modules in ``EXCUSED`` are left out."""
     mentions = {
         module.name: sorted({text for text, _ in _mentions(module)})
         for module in tree.holding("cuda")
@@ -47,7 +47,7 @@ def compare(tree: Tree, record: Record) -> Iterator[Drift]:
 
 
 def _mentions(module: Module) -> Iterator[tuple[str, int]]:
-    """Yield (text, line) of each mention: ``torch.cuda.Event``, ``x.cuda`` or ``'cuda'``, each attribute in full."""
+    """Yield (text, line) of each mention of CUDA, such as ``torch.cuda.Event``, ``x.cuda`` or ``'cuda'``."""
     inner = {node.value for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Attribute) and node not in inner:

@@ -45,8 +45,8 @@ class Drift:
 class Elsewhere:
     """A name or call of LMDeploy's that does not fit this package, in code that the checked device never runs.
 
-    name: the ``dlinfer`` name, and the kind of difference if that name exists. where: ``file:line``.
-    device: the only device that runs this code, or empty. reason: why the checked device does not run it.
+    name: the ``dlinfer`` name; if ``dlinfer`` has that name, the kind of difference follows. where: ``file:line``.
+    device: the only device that runs this code; empty if no single one does. reason: why the checked device does not.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class Looked:
-    """How much was compared.
+    """How many names, calls and other things were compared.
 
     names: ``dlinfer`` names that LMDeploy imports. calls: LMDeploy's calls of ``dlinfer``. specs: BuildSpecs.
     patches: our patches. methods: methods of our classes that extend LMDeploy's. imports: our imports from LMDeploy.
@@ -77,7 +77,7 @@ class Report:
 
     schema: the version of this format. lmdeploy: the version of the source. source: its folder.
     device: the device type. admitted: whether the version is inside the adaptor's tested range.
-    record: the version of the record that was compared; the source's own version if that has a record.
+    record: the version of the record that was compared: the source's own version, or the nearest one with a record.
     drifts: the differences, essential ones first. elsewhere: differences in code that the device never runs.
     """
 

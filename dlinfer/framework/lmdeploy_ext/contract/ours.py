@@ -1,4 +1,4 @@
-"""Reads from this adaptor's source what it uses of LMDeploy: names, base classes, BuildSpecs and their fields."""
+"""Reads from our adaptor's source which names, base classes, BuildSpecs and BuildSpec fields of LMDeploy it uses."""
 
 import ast
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ BACKEND = f"{ROOT}.running.backend"
 
 @dataclass(frozen=True)
 class Taken:
-    """A name of LMDeploy's that a file of ours imports. name: dotted, in full. where: ``file:line``. by: that file."""
+    """A name of LMDeploy's that a file of ours imports. name: full dotted name. where: ``file:line``. by: our file."""
 
     name: str
     where: str
@@ -47,7 +47,7 @@ class Extended:
 
 
 class Adaptor:
-    """The parsed source of our adaptor, and its patches. package: the framework that the adaptor is for."""
+    """The parsed source of our adaptor, and its patches. package: the name of the framework's package."""
 
     def __init__(self, patches: tuple[Patch, ...], package: str = "lmdeploy") -> None:
         self.patches, self.package = patches, package
@@ -60,7 +60,7 @@ class Adaptor:
         ]
 
     def severity(self, module: Module) -> Severity:
-        """Return ``optional`` for a file of ours that belongs to preflight or has optional patches only."""
+        """Return ``optional`` for a file of ours in preflight or with optional patches only; else ``essential``."""
         if within(module.name, f"{ROOT}.preflight"):
             return "optional"
         essential = [patch.essential for patch in self.patches if patch.home == module.name]
@@ -92,7 +92,7 @@ class Adaptor:
 
     @cached_property
     def own_specs(self) -> dict[str, tuple[Module, ast.AST]]:
-        """Name of each BuildSpec that our backend builds itself -> (file, the code that builds it)."""
+        """Name of each BuildSpec that our backend builds itself -> (our module, syntax tree of its builder)."""
         module = self.tree.module(BACKEND)
         table = getattr(module.names.get("_OURS"), "value", None) if module is not None else None
         assert module is not None and isinstance(table, ast.Dict), f"{BACKEND} has a table _OURS"
@@ -103,7 +103,9 @@ class Adaptor:
         }
 
     def _builder(self, backend: Module, value: ast.expr) -> tuple[Module, ast.AST]:
-        """Return (file, code) for a value of the table ``_OURS``: a class, or the whole file for a function."""
+        """Return (our module, syntax tree) of the code behind a value of the backend's table ``_OURS``.
+
+        The tree is the class's if the value is a class of another module, and that whole module's for a function."""
         first, *rest = dotted(value).split(".")
         home = self.tree.module(backend.imports.get(first, ""))
         if home is None or not rest:
@@ -112,7 +114,7 @@ class Adaptor:
         return home, node if isinstance(node, ast.ClassDef) else home.tree
 
     def fields_read(self, spec: str) -> Iterator[tuple[str, str]]:
-        """Yield (field, where) for each field that our code reads from the BuildSpec named ``spec``."""
+        """Yield (field, ``file:line``) for each field that our code reads from the BuildSpec named ``spec``."""
         module, builder = self.own_specs[spec]
         for node in ast.walk(builder):
             if isinstance(node, ast.Attribute) and dotted(node.value).rpartition(".")[2] == "spec":

@@ -1,7 +1,7 @@
-"""Finds the definitions of LMDeploy's dlinfer backend that run on a device, starting from the BuildSpecs it builds.
+"""Finds the definitions in LMDeploy's dlinfer backend that can run on a device.
 
 A device of ours builds some BuildSpecs with its own layers and refuses others by name (``running/backend.py``). Code
-of LMDeploy's that runs only for those BuildSpecs is no part of the device's contract.
+of LMDeploy's that serves only such BuildSpecs need not fit our package.
 """
 
 import ast
@@ -49,7 +49,7 @@ class Reach:
 
     @cached_property
     def builders(self) -> dict[str, list[str]]:
-        """BuildSpec -> LMDeploy's backend classes that build it; a class comes before its bases."""
+        """BuildSpec -> names of LMDeploy's backend classes that build it. A class comes before its bases."""
         builders: dict[str, list[str]] = {}
         for backend, spec, _ in self._branches:
             builders.setdefault(spec, []).append(name_of(backend.node))
@@ -57,7 +57,7 @@ class Reach:
 
     @cached_property
     def definitions(self) -> set[tuple[str, str]]:
-        """(module, top-level definition) of everything that can run on the device."""
+        """Pairs (module, name) of all top-level definitions that can run on the device."""
         seen: set[tuple[str, str]] = set()
         waiting = list(self._roots())
         while waiting:
@@ -71,7 +71,7 @@ class Reach:
     def why_not(self, module: Module, definition: str, name: str) -> tuple[str, str]:
         """Return (device, reason) for a definition of LMDeploy's that this device does not run; else two empty strings.
 
-        device: the only one that runs it, or empty. name: the ``dlinfer`` name that the definition uses.
+        The returned device is the only one that runs the definition, or empty. name: the ``dlinfer`` name that it uses.
         """
         vendor = vendor_of(module.name, name)
         if vendor and vendor != self.device:
@@ -84,7 +84,7 @@ class Reach:
 
     @cached_property
     def _branches(self) -> list[tuple[Found, str, list[ast.stmt]]]:
-        """(backend, BuildSpec, code that builds it) for each ``if isinstance(spec, ...)`` in a ``build_op``."""
+        """(backend, BuildSpec, body of the ``if``) for each ``if isinstance(spec, ...)`` in a ``build_op``."""
         return [
             (backend, dotted(kind).rpartition(".")[2], node.body)
             for backend in self._chain
@@ -97,7 +97,9 @@ class Reach:
         ]
 
     def _roots(self) -> Iterator[Found]:
-        """Yield where the search starts: code for specs that we do not build, backends' other methods, our imports."""
+        """Yield the definitions from which the search starts.
+
+        They are named in branches for specs that we do not build, in backends' other methods, and by our imports."""
         done = set(self.adaptor.own_specs)
         for backend, spec, body in self._branches:
             if spec not in done:
@@ -116,7 +118,7 @@ class Reach:
                 yield definition
 
     def _named(self, module: Module, node: ast.AST) -> Iterator[Found]:
-        """Yield the top-level definitions that a node names or imports, in the packages of ``_FOLLOWED``."""
+        """Yield the top-level definitions in packages of ``_FOLLOWED`` that a syntax node names or imports."""
         names = [name for _, name, _ in module.imported(node)]
         names += [module.full(name) for inner in ast.walk(node) if (name := dotted(inner))]
         for definition in map(self.tree.find, names):

@@ -1,7 +1,7 @@
-"""Reads and writes the records of reviewed LMDeploy releases: one file for each release, in ``recorded``.
+"""Reads and writes the records of reviewed LMDeploy releases: one file for each release, in the folder ``recorded``.
 
-Signatures need no record: they are compared with our code. A record holds what a person has judged: the bodies of
-functions that we replace or extend, the arguments of op calls, and the list of BuildSpecs.
+A record holds what a person has reviewed: the bodies of functions that we replace or extend, the arguments of op
+calls, and the BuildSpecs. It holds no signatures, because they are compared with our code.
 """
 
 import json
@@ -15,8 +15,8 @@ FOLDER = Path(__file__).parent / "recorded"
 class Record:
     """One reviewed LMDeploy release.
 
-    names: ``dlinfer`` names that LMDeploy imports. calls: op -> the arguments of its calls. specs: BuildSpec -> fields.
-    bodies: function as ``module:path`` -> fingerprint. files: file with patched functions -> its digest.
+    names: ``dlinfer`` names that LMDeploy imports. calls: op -> argument texts. specs: BuildSpec -> fields.
+    bodies: function as ``module:path`` -> fingerprint. files: file with patched functions -> the file's digest.
     cuda: module -> its mentions of CUDA.
     """
 
@@ -42,7 +42,7 @@ def versions(folder: Path = FOLDER) -> list[str]:
 
 
 def nearest(version: str, folder: Path = FOLDER) -> Record:
-    """Return the record of a version, else of the newest recorded version before it, else of the oldest."""
+    """Return the record of ``version``; else of the newest recorded version before it; else the oldest record."""
     from packaging.version import Version
 
     recorded = versions(folder)

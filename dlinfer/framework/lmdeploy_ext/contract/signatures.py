@@ -13,7 +13,9 @@ _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def text_of(function: Function) -> str:
-    """Return a function's parameters and defaults as text, as ``patching.bare_signature`` does for imported ones."""
+    """Return a function's parameters and defaults as text, without annotations: ``(x, size=4)``.
+
+    The text equals that of ``patching.bare_signature``, which takes an imported function."""
     return f"({ast.unparse(_FloatsWorkedOut().visit(_bare(function.args)))})"
 
 
@@ -29,7 +31,7 @@ def signature_of(function: Function) -> Signature:
 
 
 def constructor_of(tree: Tree, definition: Found) -> Signature | None:
-    """Return the signature of calling a class, from ``__init__`` or a dataclass's fields; None without either."""
+    """Return the signature of a class's constructor, from ``__init__`` or dataclass fields; None without either."""
     init = tree.member(definition, "__init__")
     if init is not None and isinstance(init.node, Function):
         return signature_of(init.node)
@@ -51,7 +53,7 @@ def _is_dataclass(node: ast.AST) -> bool:
 
 
 def fields_of(node: ast.AST) -> list[tuple[str, bool]]:
-    """Return (name, whether the field has a default) for each annotated field of a class."""
+    """Return pairs (name, whether the field has a default) of a class's annotated fields."""
     return [
         (field.target.id, field.value is not None)
         for field in getattr(node, "body", ())
@@ -75,7 +77,7 @@ def misfit(call: ast.Call, signature: Signature) -> str:
 
 
 def unknown_keyword(call: ast.Call, signature: Signature) -> str:
-    """Return the first keyword of a call that the signature lacks, or empty."""
+    """Return the first keyword of a call that the signature lacks; empty if it has all."""
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
         return ""
     names = (keyword.arg for keyword in call.keywords)
@@ -83,7 +85,7 @@ def unknown_keyword(call: ast.Call, signature: Signature) -> str:
 
 
 def crossed(call: ast.Call, signature: Signature) -> str:
-    """Return an error text if an argument named like one parameter is passed as another one; else empty."""
+    """Return an error text if a call passes a variable named like one parameter as another parameter; else empty."""
     places = list(signature.parameters)
     passed = dict(zip(places, call.args, strict=False))
     passed |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
@@ -95,7 +97,7 @@ def crossed(call: ast.Call, signature: Signature) -> str:
 
 
 def accepts(ours: Signature, theirs: Signature) -> str:
-    """Return why our method does not take every call that their method takes; empty if it does."""
+    """Return why our method refuses a call that their method takes; empty if ours takes every such call."""
     own, named = list(ours.parameters.values()), ours.parameters
     takes_all = all(any(parameter.kind is kind for parameter in own) for kind in _VARIADIC)
     for at, parameter in enumerate(theirs.parameters.values()):
@@ -143,7 +145,7 @@ def _bare(arguments: ast.arguments) -> ast.arguments:
 
 
 class _FloatsWorkedOut(ast.NodeTransformer):
-    """Replaces ``float("inf")`` by ``inf``, as in the signature of an imported function."""
+    """Replaces ``float("inf")`` by ``inf``, since the signature of an imported function shows the value."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         match node:
@@ -153,7 +155,7 @@ class _FloatsWorkedOut(ast.NodeTransformer):
 
 
 def _root(node: ast.AST) -> str:
-    """Return the name behind an argument: ``x`` for ``x.squeeze(0)``, ``scale`` for ``self.scale``."""
+    """Return the variable or attribute inside an argument: ``x`` in ``x.squeeze(0)``, ``scale`` in ``self.scale``."""
     while isinstance(node, ast.Call | ast.Subscript):
         inner = node.func if isinstance(node, ast.Call) else node.value
         node = inner.value if isinstance(node, ast.Call) and isinstance(inner, ast.Attribute) else inner

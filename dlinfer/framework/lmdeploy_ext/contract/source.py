@@ -16,7 +16,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign 
 
 @dataclass(frozen=True)
 class Module:
-    """One parsed file. names: its top-level definitions by name. imports: local name -> full dotted name."""
+    """One parsed file. names: name -> top-level definition. imports: local name -> full dotted name."""
 
     name: str
     path: Path
@@ -39,7 +39,7 @@ class Module:
                         yield local, full, statement.lineno
 
     def full(self, name: str) -> str:
-        """Return the full name of what a dotted name means at the top level of this module."""
+        """Return the full name of the object that a dotted name means at this module's top level."""
         first, dot, rest = name.partition(".")
         imported = first in self.imports and first not in self.names
         return (self.imports[first] if imported else f"{self.name}.{first}") + dot + rest
@@ -52,7 +52,7 @@ class Module:
 
 @dataclass(frozen=True)
 class Found:
-    """A definition and its module. owner: the class, if the definition is a method."""
+    """A definition and its module. owner: the method's class; None if the definition is no method."""
 
     module: Module
     node: Definition
@@ -60,7 +60,7 @@ class Found:
 
     @property
     def name(self) -> str:
-        """``package.module:Class.name``."""
+        """The full name, as ``package.module:Class.name``."""
         return f"{self.module.name}:{self.owner.name + '.' if self.owner else ''}{name_of(self.node)}"
 
 
@@ -68,7 +68,7 @@ class Tree:
     """The source files of one package."""
 
     def __init__(self, folder: Path, package: str = "lmdeploy") -> None:
-        """List the package's files. folder: the package, or the folder around it. Raises FrameworkSourceError."""
+        """List the package's files. folder: the package's folder, or its parent. Raises FrameworkSourceError."""
         root = folder / package
         if not root.is_dir() and folder.name == package:
             root = folder
@@ -103,7 +103,7 @@ class Tree:
         return self._parsed[name]
 
     def holding(self, *words: str, below: str = "") -> Iterator[Module]:
-        """Yield the modules of the package ``below`` (empty: all modules) whose text holds any of the words."""
+        """Yield the modules whose text holds any of the words. below: only modules of this package; empty for all."""
         for name in self.paths:
             if within(name, below or self.package) and any(word in self.text(name) for word in words):
                 module = self.module(name)
@@ -116,7 +116,7 @@ class Tree:
         return f"{self.package}/{module.path.relative_to(self.root)}:{line}"
 
     def origin(self, name: str) -> str:
-        """Return the full name of the place that defines ``name``, following imports between modules."""
+        """Return the full name under which ``name`` is defined. Follows imports from module to module."""
         seen: set[str] = set()
         while name not in seen:
             seen.add(name)
@@ -126,7 +126,7 @@ class Tree:
         return name
 
     def find(self, name: str) -> Found | None:
-        """Return the definition of a full dotted name, or None. Follows imports and base classes."""
+        """Return the definition of a full dotted name; None if there is none. Follows imports and base classes."""
         module, (first, *rest) = self._split(self.origin(name))
         node = module.names.get(first) if module is not None else None
         definition = Found(module, node) if module is not None and node is not None else None
@@ -135,18 +135,18 @@ class Tree:
         return definition
 
     def member(self, definition: Found, name: str) -> Found | None:
-        """Return a method of a class by name, its own or inherited, or None."""
+        """Return the own or inherited method of a class with this name; None if there is none."""
         return next((member for member in self.members(definition) if name_of(member.node) == name), None)
 
     def members(self, definition: Found) -> Iterator[Found]:
-        """Yield a class's methods, then those of its bases in this tree. An overridden name comes several times."""
+        """Yield a class's methods, then those of its bases in this tree. Overridden methods are included."""
         for base in self.bases(definition):
             assert isinstance(base.node, ast.ClassDef)
             for function in functions(base.node):
                 yield Found(base.module, function, base.node)
 
     def bases(self, definition: Found) -> list[Found]:
-        """Return a class, then its bases in this tree, nearest first; empty for other definitions."""
+        """Return a class, then its bases in this tree, nearest first; an empty list if the definition is no class."""
         if not isinstance(definition.node, ast.ClassDef):
             return []
         chain = [definition]
@@ -189,7 +189,7 @@ class Tree:
 
 
 def within(name: str, package: str) -> bool:
-    """Return whether a full name is a package or lies inside that package."""
+    """Return whether a full dotted name is that of a package or of something inside it."""
     return name == package or name.startswith(f"{package}.")
 
 

@@ -1,4 +1,4 @@
-"""Reads LMDeploy's BuildSpecs and compares them with the record and with the fields that our layers read."""
+"""Compares LMDeploy's BuildSpecs with the recorded ones, and their fields with those that our layers read."""
 
 import ast
 import re
@@ -25,7 +25,7 @@ _UNBUILT = (
 
 @dataclass(frozen=True)
 class Spec:
-    """One BuildSpec. where: ``file:line``. fields: ``name``, or ``name=`` for a field with a default."""
+    """One BuildSpec. where: ``file:line``. fields: each as ``name``, or as ``name=`` if it has a default."""
 
     name: str
     where: str
@@ -44,7 +44,7 @@ def all_specs(tree: Tree) -> dict[str, Spec]:
 
 
 def models_of(tree: Tree, spec: str) -> list[str]:
-    """Return the served architectures whose layers use the BuildSpec named ``spec``, also through other layers."""
+    """Return the served architectures whose layers use the BuildSpec ``spec``, directly or through other layers."""
     names, grew = {spec}, True
     layers = list(tree.holding("class ", "def ", below=_LAYERS))
     while grew:

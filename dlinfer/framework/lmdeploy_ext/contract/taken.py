@@ -1,4 +1,4 @@
-"""Compares this adaptor's patches, base classes and imports from LMDeploy with LMDeploy's source."""
+"""Compares our adaptor's patches, base classes and imports with LMDeploy's source."""
 
 import ast
 from collections.abc import Iterator
@@ -32,19 +32,19 @@ _CALLED_AS = {
     "moe:FusedMoEW8A8Impl": f"{_CUDA_MOE}.w8a8.TritonFusedMoEW8A8Impl",
     "moe:FusedMoEBlockedF8Impl": f"{_CUDA_MOE}.blocked_fp8.TritonFusedMoEBlockedF8Impl",
 }
-"""Abstract class of LMDeploy's -> the class of LMDeploy's to compare our ``forward`` with instead.
+"""Abstract class of LMDeploy's -> a subclass of LMDeploy's, whose ``forward`` is compared with ours instead.
 
 LMDeploy's layers call ``forward`` with other parameters than these abstract classes declare.
 """
 
 
 def originals(tree: Tree, patches: tuple[Patch, ...]) -> dict[str, Found | None]:
-    """Return the target of each patch -> the function that the patch replaces, or None if the source lacks it."""
+    """Return target of each patch -> the function that the patch replaces; None if the source lacks that function."""
     return {patch.target: tree.find(patch.target.replace(":", ".")) for patch in patches}
 
 
 def bodies(tree: Tree, adaptor: Adaptor) -> dict[str, str]:
-    """Return ``module:path`` -> fingerprint for the functions that we replace and the methods of classes we extend."""
+    """Return ``module:path`` -> fingerprint of each function that we replace and each method of a class we extend."""
     replaced = originals(tree, adaptor.patches)
     prints = {target: fingerprint(function.node) for target, function in replaced.items() if function}
     bases = (tree.find(extended.base) for extended in adaptor.extends)
@@ -53,7 +53,7 @@ def bodies(tree: Tree, adaptor: Adaptor) -> dict[str, str]:
 
 
 def compare_patches(tree: Tree, adaptor: Adaptor, record: Record) -> Iterator[Drift]:
-    """Yield a drift for each patch whose original function is missing or changed, if the release needs the patch."""
+    """Yield a drift for each patch that this release needs, if its original function is missing or changed."""
     replaced = originals(tree, adaptor.patches)
     for patch in adaptor.patches:
         if not contains(patch.versions, tree.version):
@@ -83,7 +83,7 @@ def _other_body(
 
 
 def compare_classes(tree: Tree, adaptor: Adaptor, record: Record) -> Iterator[Drift]:
-    """Yield drifts of our classes that extend LMDeploy's: in methods that they override, inherit or lack."""
+    """Yield drifts of methods that our subclasses of LMDeploy's classes override, inherit or lack."""
     compared: set[str] = set()
     for extended in adaptor.extends:
         base = tree.find(extended.base)
@@ -121,7 +121,7 @@ def _overridden(tree: Tree, extended: Extended, member: Found, node: Function, w
 
 
 def compare_names(tree: Tree, adaptor: Adaptor) -> Iterator[Drift]:
-    """Yield drifts of the LMDeploy names that we import or call, the device view's modules, and StepContext fields."""
+    """Yield drifts of LMDeploy's names: those that we import or call, the device view's modules, StepContext fields."""
     for taken in adaptor.takes:
         if taken.name not in tree.paths and tree.find(taken.name) is None:
             module, _, name = taken.name.rpartition(".")
@@ -152,7 +152,7 @@ def _misfit(tree: Tree, definition: Found, call: ast.Call) -> str:
 
 
 def _context(tree: Tree, adaptor: Adaptor) -> Iterator[Drift]:
-    """Yield a drift for each field that our layers read from LMDeploy's StepContext and the source lacks."""
+    """Yield a drift for each field that our layers read from LMDeploy's StepContext, but that the source lacks."""
     context = tree.find(_CONTEXT)
     if context is None:
         return

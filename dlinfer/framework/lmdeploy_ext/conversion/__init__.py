@@ -1,5 +1,5 @@
 """Converts quantised checkpoints to formats that LMDeploy's layers read, and packs floating-point checkpoints.
 
-Input: a ``quantization_config``, and the checkpoint's tensors one by one. Output: a configuration and tensors in the
-layout of AWQ, ``smooth_quant`` or ``fp8``.
+A conversion reads a ``quantization_config``, and the checkpoint's tensors one by one. It gives a configuration and
+tensors in the layout of AWQ, ``smooth_quant`` or ``fp8``.
 """
