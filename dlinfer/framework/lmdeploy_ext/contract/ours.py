@@ -105,7 +105,8 @@ class Adaptor:
     def _builder(self, backend: Module, value: ast.expr) -> tuple[Module, ast.AST]:
         """Return (our module, syntax tree) of the code behind a value of the backend's table ``_OURS``.
 
-        The tree is the class's if the value is a class of another module, and that whole module's for a function."""
+        The tree is the class's if the value is a class of another module, and that whole module's for a function.
+        """
         first, *rest = dotted(value).split(".")
         home = self.tree.module(backend.imports.get(first, ""))
         if home is None or not rest:

@@ -99,7 +99,8 @@ class Reach:
     def _roots(self) -> Iterator[Found]:
         """Yield the definitions from which the search starts.
 
-        They are named in branches for specs that we do not build, in backends' other methods, and by our imports."""
+        They are named in branches for specs that we do not build, in backends' other methods, and by our imports.
+        """
         done = set(self.adaptor.own_specs)
         for backend, spec, body in self._branches:
             if spec not in done:

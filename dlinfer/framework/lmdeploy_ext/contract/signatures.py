@@ -15,7 +15,8 @@ _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 def text_of(function: Function) -> str:
     """Return a function's parameters and defaults as text, without annotations: ``(x, size=4)``.
 
-    The text equals that of ``patching.bare_signature``, which takes an imported function."""
+    The text equals that of ``patching.bare_signature``, which takes an imported function.
+    """
     return f"({ast.unparse(_FloatsWorkedOut().visit(_bare(function.args)))})"
 
 

@@ -1,4 +1,4 @@
-"""Describes a conversion: the quantised checkpoint that goes in, and the plan of what LMDeploy loads instead."""
+"""Describes a conversion: a quantised checkpoint, and the plan that turns it into what LMDeploy loads."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,41 +10,44 @@ from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 ADVICE = "use a checkpoint in a served format (AWQ of 4 bits is one), or the unquantised model"
 CONVERTED_FROM = "converted_from"
-"""The key that a conversion adds to a ``quantization_config``; its value is the format of the files."""
+"""The key that a conversion adds to ``quantization_config``. Its value names the format of the stored checkpoint."""
 
 FLOATS = "floats"
-"""The start of ``CONVERTED_FROM``'s value if DLINFER_CPU_WEIGHTS packs floating-point files at load."""
+"""The start of the value of ``CONVERTED_FROM`` if DLINFER_CPU_WEIGHTS packs floating-point files while they load."""
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Keys of config.json that may hold the number of experts."""
 
 SERVED = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
-"""LMDeploy's classes that are served with experts of 4 bits: their tokens were compared."""
+"""LMDeploy's model classes that we serve with 4-bit experts, because we have compared the tokens that they generate."""
 
 INTERMEDIATE = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
-"""Keys of config.json that may hold the in_features of down projections, of experts too."""
+"""Keys of config.json that may hold the in_features of down projections, dense layers' or experts'."""
 
 _INSIDE = ("text_config", "llm_config", "language_config")
 
 Convert = Callable[[str, Tensor, Any], Iterable[tuple[str, Tensor]]]
-"""A function from one tensor of a file, (name, tensor, layer), to the (name, tensor) pairs that LMDeploy loads.
+"""A function that takes one tensor of a file, and returns the pairs (name, tensor) that LMDeploy loads instead.
 
-layer: LMDeploy's linear layer or our packed experts that own the tensor, or None. Raises UnsupportedFeatureError for
-values that the target format cannot hold.
+Its arguments: the tensor's name; the tensor; the layer that owns it, which is a linear layer of LMDeploy's or our
+packed experts, or None for other tensors. Raises UnsupportedFeatureError for values that the target format cannot hold.
 """
 
 
 def language_configs(config: Any) -> list[Any]:
-    """Return a configuration (a dict, or transformers' object), then the language model configurations inside it."""
+    """Return a list: a model's configuration, then the language model's configurations nested in it.
+
+    config: a dict, or a configuration object of transformers.
+    """
     mapped = isinstance(config, Mapping)
     nested = (config.get(name) if mapped else getattr(config, name, None) for name in _INSIDE)
     return [config, *(part for part in nested if part is not None)]
 
 
 def linear_sizes(model: Mapping[str, Any]) -> dict[str, int]:
-    """Return name in config.json -> size, for in_features and out_features of a decoder's linear layers.
+    """Return every in_features and out_features of a decoder's linear layers: name in config.json -> size.
 
-    Heads' sizes are left out for latent attention, whose projections differ.
+    With latent attention (MLA) the sizes of heads are left out, because its projections have other sizes.
     """
     hidden, heads = model.get("hidden_size") or 0, model.get("num_attention_heads")
     sizes = {"hidden_size": hidden, **{name: model.get(name) or 0 for name in INTERMEDIATE}}
@@ -61,11 +64,11 @@ def shown(sizes: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a checkpoint is converted.
+    """The plan of a checkpoint's conversion.
 
-    config: the ``quantization_config`` for LMDeploy; None if LMDeploy loads an unquantised model, and only our layer
-    knows that weights are packed. convert: converts each tensor.
-    packs: whether floating-point weights are packed into fewer bytes than in the files.
+    config: the ``quantization_config`` for LMDeploy; None if LMDeploy is to load an unquantised model, and only our
+    layer knows that weights are packed. convert: the function that converts each tensor.
+    packs: whether floating-point weights take fewer bytes in memory than in the files.
     """
 
     config: dict[str, Any] | None
@@ -74,7 +77,7 @@ class Plan:
 
     @property
     def changes_bytes(self) -> bool:
-        """Whether the weights in memory take another number of bytes than in LMDeploy's own layers."""
+        """Whether the weights' size in memory differs from their size in LMDeploy's own layers."""
         return self.packs or self.config is None
 
 
@@ -82,7 +85,7 @@ class Plan:
 class Checkpoint:
     """A quantised checkpoint.
 
-    source: its format, for errors. config: its ``quantization_config``. model: the contents of config.json.
+    source: its format, for error texts. config: its ``quantization_config``. model: the contents of config.json.
     """
 
     source: str
@@ -95,11 +98,11 @@ class Checkpoint:
             raise refuse(f"a quantised model ({self.source} {detail})", ADVICE)
 
     def named(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``config``, made for LMDeploy, with the files' format under ``CONVERTED_FROM``."""
+        """Return ``config``, a converted configuration, with the stored format under the key ``CONVERTED_FROM``."""
         return {**config, CONVERTED_FROM: self.source}
 
     def require_packed(self, is_packed: bool, name: str) -> None:
-        """Raise UnsupportedFeatureError unless the layer ``name``, which LMDeploy builds as packed, is packed."""
+        """Raise UnsupportedFeatureError if the files have the layer ``name`` unpacked. LMDeploy builds it as packed."""
         self.require(is_packed, f"with layers that are not packed ({name})")
 
     @property
@@ -108,12 +111,12 @@ class Checkpoint:
         return any(self.model.get(name) for name in EXPERTS)
 
     def require_served_experts(self) -> None:
-        """Raise UnsupportedFeatureError for a model with experts whose class is not served with experts of 4 bits."""
+        """Raise UnsupportedFeatureError if the model has experts, and its class is not in ``SERVED``."""
         for name in (self.model.get("architectures") or [""]) if self.has_experts else []:
             self.require(name in SERVED, f"with experts of {name}; served are {', '.join(SERVED)}")
 
     def require_plain(self) -> None:
-        """Raise UnsupportedFeatureError for vision-language models and latent attention: their layers differ."""
+        """Raise UnsupportedFeatureError for vision-language models and latent attention: we do not convert them."""
         nested = self.model.get("vision_config") or language_configs(self.model)[1:]
         self.require(not nested, "of a vision-language model")
         self.require(not self.model.get("kv_lora_rank"), "with latent attention")

@@ -1,11 +1,12 @@
 """Plans the conversion of compressed-tensors checkpoints, which llm-compressor writes.
 
-The format: github.com/neuralmagic/compressed-tensors. A linear layer with a weight [out, in] is stored as
+The format is described at github.com/neuralmagic/compressed-tensors. A linear layer with a weight [out, in] has these
+tensors:
 
-- ``pack-quantized``: ``weight_packed`` int32 [out, in / 8], which holds the weight's numbers plus 8, ``weight_scale``
-  [out, groups], ``weight_shape``, and for asymmetric weights ``weight_zero_point`` int32 [out / 8, groups];
-- ``int-quantized``, ``float-quantized`` and ``naive-quantized`` (either of the two): ``weight`` in 8 bits [out, in],
-  ``weight_scale`` [out, 1], [1], or for each block, and with static input scales ``input_scale`` [1].
+- ``pack-quantized``: ``weight_packed`` int32 [out, in / 8], which holds the weight's numbers plus 8; ``weight_scale``
+  [out, groups]; ``weight_shape``; for asymmetric weights also ``weight_zero_point`` int32 [out / 8, groups];
+- ``int-quantized``, ``float-quantized``, and ``naive-quantized``, an old name for both: ``weight`` in 8 bits [out, in];
+  ``weight_scale`` [out, 1] by row, [1] by tensor, or one for each block; ``input_scale`` [1] if it is static.
 """
 
 import re
@@ -21,7 +22,7 @@ from dlinfer.framework.lmdeploy_ext.conversion.four_bits import FourBits, plan_o
 from dlinfer.ops.quantised.packing import GPTQ
 
 _WORDS = replace(GPTQ, zero_bias=0)
-"""The layout of the words in ``weight_packed``, after a transpose."""
+"""The layout of the words in a transposed ``weight_packed``."""
 
 # Layers that no checkpoint packs and no class of LMDeploy's expects packed. Ignore rules may name them.
 _NEVER_PACKED = ("lm_head", "embed_tokens", "norm", "gate", "shared_expert_gate")
@@ -37,7 +38,7 @@ _SHOWN = "num_bits type strategy group_size block_structure symmetric dynamic ac
 
 
 class _Scheme(dict[str, Any]):
-    """The scheme that quantises weights or inputs, with defaults filled in; empty if they are not quantised."""
+    """The quantisation scheme of weights or inputs, with defaults filled in; empty if they are not quantised."""
 
     def __init__(self, stored: Mapping[str, Any] | None) -> None:
         super().__init__({"symmetric": True, "dynamic": False, "type": "int", **stored} if stored else {})
@@ -51,7 +52,7 @@ class _Scheme(dict[str, Any]):
 
 
 def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
-    """Return the plan that converts a checkpoint to AWQ, smooth_quant, fp8 or packed experts.
+    """Return the plan that converts a compressed-tensors checkpoint to AWQ, smooth_quant, fp8 or packed experts.
 
     config: its ``quantization_config``. model: the contents of config.json. Raises UnsupportedFeatureError.
     """
@@ -78,9 +79,9 @@ def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
 
 
 def _check_ignored(rules: list[str], checkpoint: Checkpoint) -> None:
-    """Refuse ignore rules that leave some of a decoder's layers in floats, or that do not ignore lm_head.
+    """Refuse ignore rules that leave only some of a decoder's layers in floats, or that do not ignore lm_head.
 
-    Rules may leave every layer except the experts in floats: see ``_experts_alone``.
+    One exception is taken: rules that leave all layers except experts in floats. See ``_experts_alone``.
     """
     layers = _decoder_layers(checkpoint)
     alone = _experts_alone(rules, checkpoint)
@@ -92,7 +93,7 @@ def _check_ignored(rules: list[str], checkpoint: Checkpoint) -> None:
 
 
 def _decoder_layers(checkpoint: Checkpoint) -> list[str]:
-    """Return the possible names of a decoder's linear layers in checkpoints; the model may lack some."""
+    """Return the names that a decoder's linear layers may have in a checkpoint. A model may lack some of them."""
     layers = checkpoint.model.get("num_hidden_layers") or 1
     return [f"model.layers.{layer}.{name}" for layer in range(layers) for name in _LAYERS]
 
@@ -102,7 +103,7 @@ def _ignores(rules: list[str], name: str) -> bool:
 
 
 def _experts_alone(rules: list[str], checkpoint: Checkpoint) -> bool:
-    """Return whether ignore rules leave every linear layer in floats except the experts, which have 4 bits."""
+    """Return whether only the experts are quantised, to 4 bits, and ignore rules leave all other layers in floats."""
     model = checkpoint.model
     if not checkpoint.has_experts or checkpoint.config.get("format") != "pack-quantized":
         return False
@@ -162,10 +163,10 @@ def _float8(weights: _Scheme, inputs: _Scheme, checkpoint: Checkpoint) -> Plan:
 
 
 def _converter(checkpoint: Checkpoint, scale: str | None = None) -> Convert:
-    """Return a function that converts tensors of layers in 8 bits.
+    """Return a function that converts the tensors of 8-bit layers.
 
-    scale: LMDeploy's name for the weight scales, which become float32; None keeps their name and dtype, for static
-    input scales.
+    scale: the new name of ``weight_scale`` in LMDeploy, which then also becomes float32. None keeps its name and dtype,
+    as layers with static input scales need them.
     """
     input_scales: dict[int, Tensor] = {}  # identity of a layer -> the scale of its input
 

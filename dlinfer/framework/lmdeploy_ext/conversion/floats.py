@@ -1,7 +1,7 @@
 """Quantises a floating-point checkpoint at load time, if DLINFER_CPU_WEIGHTS or DLINFER_CPU_HEAD is set.
 
-The numbers equal those that ``dlinfer quantise`` writes: AWQ for int4, W8A8 for int8. Each weight is packed as it is
-read, some rows at a time, so at most one weight is in memory in floats.
+The packed numbers equal those that ``dlinfer quantise`` writes: AWQ for int4, W8A8 for int8. Each weight is packed
+right after it is read, some rows at a time. So memory holds at most one weight in floats.
 """
 
 import math
@@ -30,15 +30,15 @@ ADMITTED: Mapping[str, tuple[str, ...]] = {
     "int8": (*_DENSE, "MixtralForCausalLM"),  # LMDeploy's Qwen2-MoE and Qwen3-MoE have no int8 experts
     "int4": (*_DENSE, *SERVED),
 }
-"""Value of DLINFER_CPU_WEIGHTS -> architectures that are packed: their tokens were compared in the format."""
+"""Value of DLINFER_CPU_WEIGHTS -> architectures that may be packed: those whose generated tokens we have compared."""
 
 SETTING = "DLINFER_CPU_WEIGHTS"
 
 GROUP = 128
-"""The largest int4 group: inputs that share a scale. If it does not divide a model's sizes, groups are smaller."""
+"""The most inputs that share an int4 scale. The group is smaller if this number does not divide a model's sizes."""
 
 _PIECE = 1 << 18
-"""The most elements that are packed at once, or ``ROWS`` rows if larger. Packing takes 64 bits for each element."""
+"""The most elements that are packed at once, unless ``ROWS`` rows have more. Packing takes 64 bits for each element."""
 
 _PACKED = re.compile(
     r"model\.layers\.\d+\.(?:self_attn\.[qkvo]_proj"
@@ -48,9 +48,10 @@ _PACKED = re.compile(
 
 
 def plan(bits: str, model: Mapping[str, Any]) -> Plan:
-    """Return the plan that packs a floating-point model. bits: int8 or int4. model: the contents of config.json.
+    """Return the plan that packs a floating-point model to int8 or int4.
 
-    Raises UnsupportedFeatureError for an architecture that is not in ``ADMITTED``, and for sizes that int4 cannot pack.
+    bits: ``int8`` or ``int4``. model: the contents of config.json. Raises UnsupportedFeatureError for an architecture
+    that is not in ``ADMITTED``, and for sizes that int4 cannot pack.
     """
     setting = f"{SETTING}={bits}"
     for name in model.get("architectures") or ["a model that names no architecture"]:
@@ -85,10 +86,10 @@ def _group(model: Mapping[str, Any]) -> int:
 
 
 def packed(setting: str, form: Format, name: str, weight: Tensor) -> dict[str, Tensor]:
-    """Return a weight [out, in] as the format's tensors: last part of the name -> tensor.
+    """Quantise a weight [out, in], and return the format's tensors: last part of a tensor's name -> tensor.
 
-    setting: the setting and its value, for errors. name: the weight's name. Raises UnsupportedFeatureError if the
-    weight is no floating-point matrix, not finite, or too large for the format.
+    setting: the user's setting with its value, for error texts. name: the weight's name. Raises UnsupportedFeatureError
+    if the weight is no floating-point matrix, or has values that are not finite or too large for the format.
     """
     feature = f"{setting} for {name}"
     if weight.ndim != 2 or not weight.is_floating_point() or weight.dtype.itemsize == 1:
@@ -116,9 +117,9 @@ def packed(setting: str, form: Format, name: str, weight: Tensor) -> dict[str, T
 def packed_head(
     weights: Iterable[tuple[str, Tensor]], model: torch.nn.Module
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield a file's tensors, with the output projection or tied embedding packed to int8 if the model's are.
+    """Yield a file's tensors. Pack the output projection or tied embedding to int8 if ``model`` has it packed.
 
-    If they are tied, a stored output projection is left out. Raises UnsupportedFeatureError for values not finite.
+    If the two are tied, a stored output projection is left out. Raises UnsupportedFeatureError for infinities and NaN.
     """
     parameters = {name for name, _ in model.named_parameters()}
     tables = [name for name in ("model.embed_tokens", "lm_head") if f"{name}.numbers" in parameters]

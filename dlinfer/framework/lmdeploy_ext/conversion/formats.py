@@ -13,7 +13,7 @@ from torch import Tensor
 from dlinfer.ops.quantised.packing import AWQ, Packing
 
 ROWS = 128
-"""The rows of a weight's piece are a multiple of this number: one FP8 block, and whole AWQ words."""
+"""A piece of a weight has a multiple of this many rows, so that it holds whole FP8 blocks and whole AWQ words."""
 
 GROUP_SIZES = (32, 64, 128)
 """Group sizes that AWQ kernels support: LMDeploy's CUDA kernels need a power of two, TurboMind needs 128."""
@@ -23,19 +23,19 @@ _LARGEST_INT8 = 127.0
 
 
 def pieces(weight: Tensor, most: int) -> tuple[Tensor, ...]:
-    """Split a weight [out_features, in_features] by rows into pieces of ``most`` elements, at least ``ROWS`` rows."""
+    """Split a weight [out_features, in_features] by rows into pieces of ``most`` elements or of ``ROWS`` rows."""
     return weight.split(max(most // max(weight.shape[1], 1) // ROWS, 1) * ROWS)
 
 
 Parts = dict[str, tuple[str, tuple[int, ...]]]
-"""Last part of a tensor's name -> safetensors' name of its dtype, and its shape."""
+"""Last part of a tensor's name -> (safetensors' name of its dtype, its shape)."""
 
 
 class Format(ABC):
     """A format of quantised weights. Weights are floating-point [out_features, in_features].
 
-    name: the format's name on the command line. shared: which elements share a scale, in words. dtype: the dtype to
-    write into ``config.json``; None keeps the model's. joined: the dimension that concatenates the pieces' tensors.
+    name: the format's name on the command line. shared: a text that says which elements share a scale. dtype: the dtype
+    to write into ``config.json``; None keeps the model's. joined: the dimension along which pieces' tensors are joined.
     """
 
     name: ClassVar[str]
@@ -45,7 +45,7 @@ class Format(ABC):
 
     @property
     def group(self) -> str:
-        """The elements that share a scale, in words."""
+        """A text that says which elements share a scale."""
         return self.shared
 
     @abstractmethod
@@ -62,16 +62,19 @@ class Format(ABC):
 
     @abstractmethod
     def quantise(self, rows: Tensor) -> dict[str, Tensor]:
-        """Return the tensors of ``parts`` for rows of a weight: a multiple of ``ROWS``, or all of them."""
+        """Quantise rows of a weight, and return the tensors that ``parts`` names.
+
+        rows: all rows of the weight, or a multiple of ``ROWS``.
+        """
 
     @abstractmethod
     def dequantise(self, parts: dict[str, Tensor]) -> Tensor:
-        """Return the rows that quantised tensors stand for, float32 [rows, in_features]."""
+        """Return the weight's rows that quantised tensors stand for, as float32 [rows, in_features]."""
 
 
 @dataclass(frozen=True)
 class AwqInt4(Format):
-    """AutoAWQ's layout "gemm": 4 bits, with a zero point and a float16 scale for ``group_size`` neighbours in a row."""
+    """AutoAWQ's 4-bit layout "gemm": ``group_size`` neighbours in a row share a zero point and a float16 scale."""
 
     name = "awq-int4"
     dtype = "float16"  # LMDeploy serves AWQ in float16, whatever the configuration says
@@ -143,7 +146,7 @@ class W8A8(Format):
 class BlockedFp8(Format):
     """DeepSeek's blocked FP8: float8_e4m3fn numbers with a float32 scale for each block of 128 rows and 128 columns.
 
-    The weight is the number times its ``weight_scale_inv``, in spite of that name.
+    A weight is its number times ``weight_scale_inv``. The name misleads: the scale is not inverted.
     """
 
     name = "fp8"

@@ -1,8 +1,8 @@
-"""Converts 4-bit weights in the layouts of GPTQ and compressed-tensors to those of LMDeploy's layers.
+"""Converts 4-bit weights from the layouts of GPTQ and compressed-tensors to the layouts of LMDeploy's layers.
 
-LMDeploy's AWQ layers have one group size for the whole model. The size must divide the in_features of each layer, and
-the out_features of layers that LMDeploy joins. LMDeploy's experts for compressed-tensors have symmetric groups of 32
-inputs with bfloat16 scales. A stored group of another size becomes several smaller groups with equal scales and zeros.
+LMDeploy's AWQ layers have one group size for the whole model. It must divide the in_features of each layer, and the
+out_features of layers that LMDeploy joins into one. LMDeploy's experts for compressed-tensors have symmetric groups
+of 32 inputs with bfloat16 scales. A larger stored group becomes several groups with equal scales and zero points.
 """
 
 import math
@@ -23,7 +23,7 @@ _PARTS |= {"weight_g_idx": "order"}
 
 
 def stored_group(group_size: Any, checkpoint: Checkpoint) -> int:
-    """Return the group size of a configuration; 0 means one group of all in_features.
+    """Return a configuration's group size; 0 if all in_features form one group, which the configuration writes as -1.
 
     Raises UnsupportedFeatureError for a value other than -1 or a positive integer.
     """
@@ -35,7 +35,8 @@ def stored_group(group_size: Any, checkpoint: Checkpoint) -> int:
 def _require_order(name: str, group_of: Tensor, stored: int, checkpoint: Checkpoint) -> None:
     """Raise UnsupportedFeatureError unless groups consist of neighbouring inputs, in order.
 
-    name: the layer. group_of: ``g_idx`` [in_features], or empty. stored: the group size, 0 for all inputs.
+    name: the layer's name. group_of: ``g_idx`` [in_features], each input's group; or an empty tensor. stored: the group
+    size; 0 if all inputs form one group.
     """
     size = group_of.numel()
     expected = torch.arange(size, device=group_of.device) // (stored or max(size, 1))
@@ -44,9 +45,10 @@ def _require_order(name: str, group_of: Tensor, stored: int, checkpoint: Checkpo
 
 
 def _spread(name: str, rows: Tensor, inputs: int, stored: int, group: int, checkpoint: Checkpoint) -> Tensor:
-    """Repeat rows, one for each stored group, so that there is one for each smaller group of ``group`` inputs.
+    """Repeat the rows of stored groups, so that each smaller group of ``group`` inputs has a row.
 
-    stored: the stored group size, 0 for all. inputs: the layer's in_features. name: for errors.
+    rows: one for each stored group. inputs: the layer's in_features. stored: the stored group size; 0 if all inputs
+    form one group. name: the tensor's name, for error texts.
     """
     size = stored or inputs
     detail = f"with {rows.shape[0]} groups of {size} inputs in {name}, which has {inputs}"
@@ -58,8 +60,9 @@ def _spread(name: str, rows: Tensor, inputs: int, stored: int, group: int, check
 class FourBits:
     """The layout of a checkpoint's 4-bit weights, and their conversion to AWQ.
 
-    stored: the group size, 0 for all in_features. packing: how numbers lie in words. transposed: whether tensors are
-    [out, in], as in compressed-tensors. symmetric: whether there are no zero points.
+    stored: the group size; 0 if all in_features form one group. packing: the order of numbers in 32-bit words.
+    transposed: whether tensors are [out, in], as in compressed-tensors. symmetric: whether the files have no zero
+    points.
     """
 
     checkpoint: Checkpoint
@@ -82,7 +85,7 @@ class FourBits:
         return Plan(self.checkpoint.named(AwqInt4(group).config()), self.convert)
 
     def convert(self, name: str, tensor: Tensor, layer: Any) -> Iterable[tuple[str, Tensor]]:
-        """Yield the AWQ tensors that replace one tensor of the checkpoint; none if AWQ does not need the tensor."""
+        """Yield the AWQ tensors that replace one tensor of the checkpoint: none if AWQ does not need it."""
         owner, _, part = name.rpartition(".")
         kind = _PARTS.get(part)
         if kind is None:
@@ -134,9 +137,10 @@ _CONFIG = {
 
 
 def plan_of_experts(stored: int, symmetric: bool, checkpoint: Checkpoint) -> Plan:
-    """Return the plan of a compressed-tensors checkpoint with only its experts packed. stored: the group size, or 0.
+    """Return the plan of a compressed-tensors checkpoint in which only the experts are packed.
 
-    Raises UnsupportedFeatureError for zero points or other groups.
+    stored: the group size; 0 if all inputs form one group. Raises UnsupportedFeatureError for zero points, and for
+    group sizes that are no multiple of 32.
     """
 
     def require(is_served: Any, detail: str) -> None:

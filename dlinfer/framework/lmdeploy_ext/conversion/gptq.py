@@ -1,7 +1,7 @@
-"""Plans the conversion of 4-bit GPTQ checkpoints, as AutoGPTQ and GPTQModel store them, to AWQ.
+"""Plans the conversion to AWQ of 4-bit GPTQ checkpoints in the layouts of AutoGPTQ and GPTQModel.
 
 GPTQ: Frantar et al., 2022, arXiv:2210.17323. Each linear layer has ``qweight`` int32 [in / 8, out], ``qzeros`` int32
-[groups, out / 8], ``scales`` [groups, out] and, in some files, ``g_idx`` [in].
+[groups, out / 8], ``scales`` [groups, out] and in some files ``g_idx`` [in], the group of each input.
 """
 
 import re
@@ -22,7 +22,7 @@ _EXPERTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}  # Mixtral's 
 def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
     """Return the plan that converts a GPTQ checkpoint to AWQ. Raises UnsupportedFeatureError.
 
-    config: its ``quantization_config``. model: the contents of config.json.
+    config: the checkpoint's ``quantization_config``. model: the contents of config.json.
     """
     checkpoint = Checkpoint("gptq", config, model)
     bits, layout = config.get("bits"), config.get("checkpoint_format") or config.get("format") or "gptq"
@@ -44,16 +44,19 @@ def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
 
 
 def _unlisted(modules: Any) -> list[str]:
-    """Return the linear layers that a configuration's list of quantised modules leaves out; empty without a list."""
+    """Return the linear layers that are missing in a configuration's list of quantised modules.
+
+    modules: None if there is no list; then the result is empty.
+    """
     names = [name for part in modules or () for name in ([part] if isinstance(part, str) else part)]
     listed = {_EXPERTS.get(last, last) for last in (name.rpartition(".")[2] for name in names)}
     return sorted(set(_LAYERS) - listed) if names else []
 
 
 def _rule_of_its_own(rules: Mapping[str, Any]) -> str:
-    """Return the first rule of GPTQModel's ``dynamic`` that does more than leave routers in floats; else empty.
+    """Return the first of GPTQModel's ``dynamic`` rules that does more than leave routers in floats; else empty.
 
-    A rule is a regular expression that matches layer names. With the prefix ``-:`` it leaves these layers in floats.
+    A rule is a regular expression for layer names. The prefix ``-:`` means that the matching layers stay in floats.
     """
     inside = ("self_attn", "mlp", "mlp.experts.0", "mlp.shared_expert")
     names = [f"model.layers.0.{part}.{name}" for part in inside for name in _LAYERS]

@@ -21,9 +21,9 @@ _SHOWN = 3
 
 
 def rewrite(hf_config: Any) -> None:
-    """Replace ``quantization_config`` in transformers' configuration by the one of the converted checkpoint.
+    """Replace ``quantization_config`` in transformers' configuration by that of the converted checkpoint.
 
-    If LMDeploy does not know the method, the key is removed, and ``experts_packed_as`` names the method for our layer.
+    If LMDeploy does not know the method, the key is removed instead, and ``experts_packed_as`` names the method.
     Raises UnsupportedFeatureError for a checkpoint that cannot be converted.
     """
     stored: Any = getattr(hf_config, "quantization_config", None)
@@ -48,9 +48,9 @@ def rewrite(hf_config: Any) -> None:
 
 
 def stored_dtype(hf_config: Any) -> str | None:
-    """Return the dtype, bfloat16 or float32, of a checkpoint converted to AWQ; None for other checkpoints.
+    """Return the model's dtype, ``bfloat16`` or ``float32``, if its checkpoint is converted to AWQ; else None.
 
-    LMDeploy would replace the dtype by float16.
+    LMDeploy sets the dtype of AWQ models to float16. The returned dtype is to be kept instead.
     """
     config = getattr(hf_config, "quantization_config", None)
     if not isinstance(config, Mapping) or CONVERTED_FROM not in config or config.get("quant_method") != "awq":
@@ -62,16 +62,16 @@ def stored_dtype(hf_config: Any) -> str | None:
 _JOINED = {f"{part}_proj": "qkv_proj" for part in "qkv"} | dict.fromkeys(
     ("gate_proj", "up_proj"), "gate_up_proj"
 )
-"""Projection -> the joined layer that has it in LMDeploy, for classes whose packed_modules_mapping lacks it."""
+"""Projection -> LMDeploy's joined layer that contains it, if the model's packed_modules_mapping lacks both."""
 
 _EXPERT_PARTS: dict[str, str] = dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), "gate_up")
 _EXPERT_PARTS |= dict.fromkeys(("down_proj", "w2"), "down")
 
 
 def place_of(path: str) -> str:
-    """Return the path in LMDeploy's model of an expert's projection in a checkpoint; other paths stay.
+    """Return the path in LMDeploy's model of an expert's projection. Other paths are returned unchanged.
 
-    ``model.layers.0.mlp.experts.7.up_proj`` becomes ``model.layers.0.mlp.experts.gate_up``.
+    The checkpoint's ``model.layers.0.mlp.experts.7.up_proj`` becomes ``model.layers.0.mlp.experts.gate_up``.
     """
     before, _, inside = path.partition(".experts.")
     expert, _, name = inside.partition(".")
@@ -79,9 +79,10 @@ def place_of(path: str) -> str:
 
 
 class Layers:
-    """Finds LMDeploy's linear layers by the names of tensors in checkpoints, which have no joined layers.
+    """Finds the linear layer of LMDeploy's model that owns a tensor of a checkpoint.
 
-    Experts of 4 bits count as two layers: gate and up of all experts, and down of all experts.
+    LMDeploy joins layers that checkpoints store apart (q, k and v). 4-bit experts count as two layers: one holds gate
+    and up of all experts, the other holds down of all experts.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -90,7 +91,7 @@ class Layers:
         self._joined = _JOINED | {part: whole for whole, parts in named.items() for part in parts}
 
     def of(self, name: str) -> torch.nn.Module | None:
-        """Return the linear layer that owns a checkpoint's tensor; None for other tensors (embeddings, norms)."""
+        """Return the linear layer that owns the tensor ``name``; None if no linear layer does (embeddings, norms)."""
         path = place_of(name.rpartition(".")[0])
         parent, _, last = path.rpartition(".")
         whole = self._joined.get(last, last)
@@ -99,7 +100,7 @@ class Layers:
 
 
 def plan_of_folder(folder: Path) -> Plan | None:
-    """Return the plan that converts or packs the checkpoint in a folder, or None if it loads unchanged."""
+    """Return the plan that converts or packs the checkpoint in a folder; None if the checkpoint loads unchanged."""
     if not (folder / "config.json").is_file():
         return None
     model = model_files.read_json(folder / "config.json")
@@ -112,13 +113,13 @@ def plan_of_folder(folder: Path) -> Plan | None:
 def converted(
     weights: Iterable[tuple[str, Tensor]], plan: Plan, layers: Layers
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield a file's tensors as LMDeploy loads them, after conversion. Raises UnsupportedFeatureError."""
+    """Convert a file's tensors, and yield those that LMDeploy loads instead. Raises UnsupportedFeatureError."""
     for name, tensor in weights:
         yield from plan.convert(name, tensor, layers.of(name))
 
 
 def _with_nan_noted(weights: Iterable[tuple[str, Tensor]], names: list[str]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors, and append the names of tensors with NaN to ``names``. This reads each tensor once more."""
+    """Yield the tensors unchanged, and append the names of tensors with NaN to ``names``. Reads all values."""
     for name, tensor in weights:
         is_wide = tensor.is_floating_point() and tensor.dtype.itemsize > 1
         if is_wide and tensor.numel() and tensor.amax().isnan():

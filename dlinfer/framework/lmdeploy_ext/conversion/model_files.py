@@ -40,11 +40,11 @@ DTYPES = _WIDE | {
     **{f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)},
     **{f"U{bits}": getattr(torch, f"uint{bits}") for bits in (8, 16, 32, 64)},
 }
-"""safetensors' name of a dtype -> torch's. Dtypes with several numbers in a byte (F4, F6) are left out."""
+"""safetensors' name of a dtype -> torch's dtype. Dtypes with several numbers in a byte (F4, F6) are left out."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, with or without a byte-order mark. Raises OSError or ValueError."""
+    """Return the JSON object in a file, which may begin with a byte-order mark. Raises OSError or ValueError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:
@@ -55,7 +55,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def readable_config(folder: Path) -> dict[str, Any]:
-    """Return a folder's config.json, or an empty dict if unreadable; ``check_model_folder`` raises the error."""
+    """Return a folder's config.json; an empty dict if it cannot be read, which ``check_model_folder`` reports."""
     try:
         return read_json(folder / "config.json")
     except (OSError, ValueError):
@@ -64,7 +64,7 @@ def readable_config(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor in a safetensors file. dtype: safetensors' name. begin: the offset of its first byte in the file."""
+    """A tensor's entry in a safetensors file. dtype: safetensors' name. begin: the file offset of its first byte."""
 
     name: str
     file: str
@@ -83,14 +83,14 @@ class Stored:
 
 
 def index_or_file(folder: Path) -> str | None:
-    """Return the name of the weight file or index of weight files that LMDeploy reads; None if there is none."""
+    """Return the name of the file that LMDeploy reads first: the weight file or its index; None without either."""
     return next((name for name in NAMES if (folder / name).is_file()), None)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the weight files that LMDeploy loads: the single file, or else the files in the index.
+    """Return the weight files that LMDeploy loads: the single file, or all files that the index names.
 
-    Other files in the folder do not count: Mistral's ``consolidated.safetensors`` holds all weights a second time.
+    A folder may hold further weight files. Mistral's ``consolidated.safetensors`` holds all weights a second time.
     """
     name = index_or_file(folder)
     if name is None or not name.endswith(".index.json"):
@@ -99,7 +99,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def is_pickled(path: Path) -> bool:
-    """Return whether torch has pickled a weight file; it is in safetensors' format otherwise."""
+    """Return whether a weight file is pickled by torch. All others are in safetensors' format."""
     return path.suffix != ".safetensors"
 
 
@@ -107,7 +107,7 @@ def is_pickled(path: Path) -> bool:
 
 
 def header(path: Path) -> dict[str, Stored]:
-    """Return the tensors of a safetensors file by name, in the order of their bytes. The file must be whole."""
+    """Return name -> entry of a safetensors file's tensors, in the order of their bytes. The file must be complete."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         entries = json.loads(file.read(length))
@@ -120,7 +120,7 @@ def header(path: Path) -> dict[str, Stored]:
 
 
 def read(folder: Path) -> list[Stored]:
-    """Return every tensor of the safetensors files that LMDeploy loads, each name once. The files must be whole."""
+    """Return the entries of all tensors in the safetensors files that LMDeploy loads. The files must be complete."""
     stored: dict[str, Stored] = {}
     for path in weight_files(folder):
         stored |= {} if is_pickled(path) else header(path)
@@ -130,7 +130,7 @@ def read(folder: Path) -> list[Stored]:
 def loaded_bytes(tensors: list[Stored], itemsize: int, tied: bool) -> int:
     """Return the size in bytes of all weights in memory, if each unquantised number takes ``itemsize`` bytes.
 
-    tied: whether the output projection is the embedding; then a stored projection is not loaded.
+    tied: whether the model uses the embedding as output projection; then a stored projection is not loaded.
     """
     others = [stored for stored in tensors if not stored.name.endswith("lm_head.weight")]
     loaded = others if tied and others else tensors
@@ -138,12 +138,12 @@ def loaded_bytes(tensors: list[Stored], itemsize: int, tied: bool) -> int:
 
 
 def largest_file(folder: Path) -> int:
-    """Return the size of the largest weight file in bytes. A file is mapped as a whole while its tensors are copied."""
+    """Return the size of the largest weight file in bytes. LMDeploy maps one whole file at a time to copy its tensors."""
     return max((path.stat().st_size for path in weight_files(folder)), default=0)
 
 
 def largest_tensor(tensors: list[Stored]) -> int:
-    """Return the size of the largest tensor in bytes: the resident part of a file if ``tensors`` reads it."""
+    """Return the size of the largest tensor in bytes. ``tensors()`` keeps at most one tensor of a file in memory."""
     return max((stored.nbytes for stored in tensors), default=0)
 
 
@@ -151,9 +151,9 @@ def largest_tensor(tensors: list[Stored]) -> int:
 
 
 def empty_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor on torch's device ``meta``) for a weight file. A dtype that torch lacks becomes uint8.
+    """Yield (name, tensor on the device ``meta``) of a weight file's tensors. A dtype that torch lacks becomes uint8.
 
-    Raises whatever torch raises for a broken pickled file.
+    A broken pickled file raises torch's own error.
     """
     if is_pickled(path):
         yield from _pickled(path, "meta").items()
@@ -169,13 +169,13 @@ def tensor(path: Path, name: str) -> Tensor:
 
 
 def tensors(path: str | Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield (prefix + name, tensor) for a safetensors file, and give each tensor's pages back to the system after use.
+    """Yield (prefix + name, tensor) of a safetensors file's tensors. Release a tensor's pages before the next one.
 
-    safetensors itself maps files for torch as writable, and Linux refuses that for a file larger than the memory. It
-    also keeps pages resident until the file is closed, so a checkpoint would be in memory twice while it is packed.
+    The package safetensors maps files as writable, and Linux refuses that for a file larger than the memory. It also
+    keeps pages resident until the file is closed, so a checkpoint would be in memory twice while it is packed.
 
-    A tensor is a view of the file; do not write to it. It may be kept: later reads fetch the pages from the file again.
-    Raises UnsupportedFeatureError, before the first tensor, for a dtype that is not in ``DTYPES``.
+    A tensor is a view of the file; do not write to it. You may keep it: a later access reads its pages from the file
+    again. Raises UnsupportedFeatureError, before the first tensor, for a dtype that is not in ``DTYPES``.
     """
     path = Path(path)
     tensors = header(path).values()

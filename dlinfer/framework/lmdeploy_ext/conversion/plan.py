@@ -1,4 +1,4 @@
-"""Decides by a model's configuration alone whether its checkpoint is converted, and how."""
+"""Decides from a model's configuration whether its checkpoint is converted, and how. Reads no weights."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,13 +16,14 @@ from dlinfer.framework.lmdeploy_ext.device import activation
 _BF12 = "bf12"
 _CONVERTED = ("gptq", "compressed-tensors", "mxfp4")
 QUANTISED_FORMATS = ("awq", *_CONVERTED)
-"""Values of LMDeploy's option model_format that we accept, for checkpoints that are already quantised."""
+"""Values of LMDeploy's option model_format that we accept. They are for checkpoints that are already quantised."""
 
 
 def plan_of(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan | None:
-    """Return the plan that converts a quantised checkpoint; None if its method is not converted.
+    """Return the plan that converts a quantised checkpoint; None if its quantisation method needs no conversion.
 
-    config: its ``quantization_config``. model: the contents of config.json. Raises UnsupportedFeatureError.
+    config: the checkpoint's ``quantization_config``. model: the contents of config.json. Raises
+    UnsupportedFeatureError.
     """
     method = config.get("quant_method")
     if method not in _CONVERTED or CONVERTED_FROM in config:
@@ -36,7 +37,7 @@ def plan_of(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan | None:
 
 
 def _mxfp4(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
-    """Return the plan of gpt-oss with experts in 4-bit floats. Raises UnsupportedFeatureError for another model.
+    """Return the plan of gpt-oss with experts in MXFP4 (4-bit floats). Raises UnsupportedFeatureError for other models.
 
     Format: OCP Microscaling Formats specification 1.0. Each projection of the experts has ``..._blocks`` uint8
     [experts, out, in / 32, 16] and ``..._scales`` uint8 [experts, out, in / 32]. A byte of blocks holds two E2M1
@@ -49,13 +50,13 @@ def _mxfp4(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
 
 
 def asked_bits() -> str:
-    """Return the value of DLINFER_CPU_WEIGHTS if the active device shares the host's memory; else empty."""
+    """Return the value of DLINFER_CPU_WEIGHTS; empty unless a device is active that uses the host's memory."""
     bits = settings.current().cpu_weights
     return bits if bits and activation.active() is not None and activation.device().memory().shared else ""
 
 
 def packs_bf12(hf_config: Any) -> bool:
-    """Return whether DLINFER_CPU_WEIGHTS=bf12 packs a model's weights: its checkpoint must not be quantised.
+    """Return whether DLINFER_CPU_WEIGHTS=bf12 packs a model's weights. It packs unquantised checkpoints only.
 
     BF12 packing is lossless, so LMDeploy gets no ``quantization_config`` and builds its usual layers.
     """
@@ -66,10 +67,10 @@ def packs_bf12(hf_config: Any) -> bool:
 
 
 def packs_head(config: Any) -> bool:
-    """Return whether the output projection is packed to int8: by DLINFER_CPU_HEAD, or else with the other weights.
+    """Return whether the output projection is packed to int8, by DLINFER_CPU_HEAD, or if unset as the weights are.
 
-    It is never packed if the active device does not share the host's memory. config: LMDeploy's
-    ``quantization_config``, or None.
+    It is packed only if the active device uses the host's memory. config: LMDeploy's ``quantization_config``, or None
+    if the model is not quantised.
     """
     asked = settings.current().cpu_head
     if activation.active() is None or not activation.device().memory().shared or asked == "kept":
@@ -78,12 +79,12 @@ def packs_head(config: Any) -> bool:
 
 
 def is_packed_as_it_loads(config: Any) -> bool:
-    """Return whether a ``quantization_config`` comes from DLINFER_CPU_WEIGHTS, which packs unquantised files."""
+    """Return whether ``config`` is a ``quantization_config`` of weights that DLINFER_CPU_WEIGHTS packs as they load."""
     return isinstance(config, Mapping) and str(config.get(CONVERTED_FROM, "")).startswith(FLOATS)
 
 
 def asked_plan(model: Mapping[str, Any]) -> Plan | None:
-    """Return the plan of DLINFER_CPU_WEIGHTS to pack a floating-point checkpoint, or None.
+    """Return the plan that packs a checkpoint to int8 or int4; None if DLINFER_CPU_WEIGHTS asks for neither.
 
     model: config.json's contents, without a ``quantization_config``. Raises UnsupportedFeatureError.
     """

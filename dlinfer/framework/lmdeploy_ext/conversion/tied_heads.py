@@ -1,7 +1,7 @@
 """Decides by transformers' rule whether the output projection is tied to the embedding.
 
-transformers ties them if ``tie_word_embeddings`` is true, unless the files hold two different tensors. Then it keeps
-both and warns. LMDeploy drops a stored projection whenever ``tie_word_embeddings`` is true.
+transformers ties them if ``tie_word_embeddings`` is true, except if the files hold two different tensors: then it uses
+both and warns. LMDeploy ignores a stored projection whenever ``tie_word_embeddings`` is true.
 """
 
 import logging
@@ -20,7 +20,10 @@ _ROWS = 1 << 12
 
 
 def settle(hf_config: Any, folder: Path | None) -> None:
-    """Set transformers' ``tie_word_embeddings`` to false if the stored projection differs from the embedding."""
+    """Set ``tie_word_embeddings`` to false if the stored projection differs from the embedding.
+
+    hf_config: transformers' configuration, changed in place. folder: the model folder; None does nothing.
+    """
     tying = [part for part in language_configs(hf_config) if getattr(part, "tie_word_embeddings", False)]
     if not tying or folder is None or not folder.is_dir():
         return
