@@ -138,7 +138,7 @@ def loaded_bytes(tensors: list[Stored], itemsize: int, tied: bool) -> int:
 
 
 def largest_file(folder: Path) -> int:
-    """Return the size of the largest weight file in bytes. LMDeploy maps one whole file at a time to copy its tensors."""
+    """Return the size of the largest weight file in bytes. Loading maps one whole file at a time."""
     return max((path.stat().st_size for path in weight_files(folder)), default=0)
 
 

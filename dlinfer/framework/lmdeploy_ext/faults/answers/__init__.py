@@ -1,1 +1,1 @@
-"""Answers as their protocols define them: text, stops, choices, log-probabilities and tool calls."""
+"""Patches that give answers as their protocols define them: text, stops, choices, log-probabilities and tool calls."""

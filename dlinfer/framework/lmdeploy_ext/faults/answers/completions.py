@@ -1,7 +1,7 @@
 """Serve ``POST /v1/completions`` with all the choices, prompts and log-probabilities that its protocol defines.
 
-LMDeploy 0.18 serves one choice for each prompt, and ignores ``echo`` and log-probabilities. It streams a list of
-prompts one after another, all as choice 0.
+LMDeploy 0.18 serves one choice for each prompt, and ignores ``echo`` and log-probabilities. If a streamed request has
+several prompts, LMDeploy answers them one after another, all as choice 0.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ class _Choice:
 
 
 _UNDECLARED = ("stop_token_ids", "min_new_tokens", "include_stop_str_in_output")
-"""Request fields that LMDeploy's protocol declares for other endpoints, but not for this one."""
+"""Request fields that LMDeploy's protocol declares for other endpoints, but not for ``/v1/completions``."""
 
 
 class _Completion:
-    """One completion request. Its choices are generated concurrently, each in an engine session of its own."""
+    """A completion request. Its choices are generated concurrently, each in a separate engine session."""
 
     def __init__(self, request: Any, body: dict[str, Any], server_context: Any) -> None:
         self.request = request
@@ -53,7 +53,7 @@ class _Completion:
         self._answers: asyncio.Queue[tuple[_Choice, Any]] = asyncio.Queue(maxsize=256)
 
     async def prepare(self) -> None:
-        """Open a session for each choice, and check all prompts. After a RequestError no session is left open."""
+        """Open a session for each choice, and check all prompts. If this raises, all sessions are closed again."""
         request = self.request
         prompts = request.prompt
         if isinstance(prompts, str) or isinstance(prompts[0], int):
@@ -70,7 +70,10 @@ class _Completion:
         self.choices.sort(key=lambda choice: choice.index)
 
     async def _prepare(self, prompt: Any, number: int, own_session: int | None) -> None:
-        """Add the choices of one prompt. number: the prompt's place in the request."""
+        """Add the choices of one prompt. number: the prompt's index in the request.
+
+        own_session: the session id that the request asks for, if it has a single choice; else None.
+        """
         request = self.request
         count = request.n or 1
         choices = [
@@ -133,7 +136,7 @@ class _Completion:
         return self.engine.tokenizer.encode(prompt, add_bos=True) if isinstance(prompt, str) else list(prompt)
 
     async def _score(self, prompt: Any, length: int) -> Sequence[Any]:
-        """Return the log-probabilities of a prompt's ``length`` tokens, without the first token's."""
+        """Return the log-probabilities of a prompt's tokens from the second on. length: the number of its tokens."""
         if length < 2:
             return []
         config = self._config(logprobs=max(self.request.logprobs, 1), logprob_start_len=0, stop_words=None)
@@ -145,9 +148,9 @@ class _Completion:
         return rows
 
     async def parts(self) -> AsyncIterator[tuple[Any, list[int]]]:
-        """Yield (CompletionResponseStreamChoice, generated token ids) of all choices as the engine returns them.
+        """Yield (CompletionResponseStreamChoice, its token ids) for each engine output of any choice, as it arrives.
 
-        Raises the first error of a choice.
+        The token ids are empty for an echoed prompt. If a choice fails, this raises the choice's error.
         """
         from lmdeploy.serve.openai.protocol import CompletionResponseStreamChoice
 
@@ -172,7 +175,7 @@ class _Completion:
             )
 
     async def _run(self, choice: _Choice) -> None:
-        """Put the choice's answers into the queue, then None or the error."""
+        """Put the choice's answers into the queue; at the end put None, or the error that ended the choice."""
         from lmdeploy.serve.core.async_engine import GenOut
 
         try:
@@ -200,7 +203,7 @@ class _Completion:
         await cleanup_result_generators(generators, sessions, self.context.session_manager)
 
     def _logprobs(self, choice: _Choice, answer: Any) -> Any:
-        """Return the protocol's LogProbs of an answer; None if the request or the answer has none."""
+        """Return the protocol's LogProbs of an answer; None if the request asks for none or the answer has none."""
         from lmdeploy.serve.openai.protocol import LogProbs
 
         count = self.request.logprobs

@@ -1,8 +1,8 @@
 """Keep ``bad_words``, texts of one or more tokens, out of an answer.
 
 Before each draw, tokens that would complete a forbidden text get the logit -inf. The forbidden text may begin in
-earlier tokens or in the prompt. The check is exact: it compares bytes. It refuses a tokenizer whose tokens' texts do
-not join to the answer's text.
+earlier tokens or in the prompt. The check compares bytes, so it is exact. A tokenizer is refused if the text of an
+answer is not the concatenation of its tokens' texts.
 """
 
 import bisect
@@ -19,17 +19,17 @@ from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.faults.answers.token_text import token_bytes
 
 _ELSEWHERE = b"\xff"
-"""Placeholder for the text of a token that shares nothing with a forbidden text. UTF-8 never contains this byte."""
+"""Stands for the text of a token that cannot be part of a forbidden text. UTF-8 never contains this byte."""
 
 
 @dataclass(frozen=True)
 class ForbiddenText:
-    """A logits processor that forbids one text. It holds plain data, since it is sent to the engine's process.
+    """A logits processor that forbids one text. It holds plain data, because it is sent to the engine's process.
 
     text: the forbidden text, UTF-8.
-    pieces: token id -> text of the token, for tokens that may hold a part of the forbidden text or have no text.
-    vocabulary: number of tokens of the tokenizer. A model's further tokens have no text.
-    completing: entry n lists the tokens that complete the text after an answer that ends in the text's first n bytes.
+    pieces: token id -> text of the token, for tokens that may hold a part of the forbidden text, or that have no text.
+    vocabulary: number of the tokenizer's tokens. A model may have further tokens; they have no text.
+    completing: entry n lists the tokens that complete the forbidden text if its first n bytes end the answer so far.
     """
 
     text: bytes
@@ -38,8 +38,9 @@ class ForbiddenText:
     completing: tuple[torch.Tensor, ...] = field(repr=False)
 
     def __call__(self, token_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Set the logits [vocabulary] of completing tokens to -inf, in place. token_ids: of prompt and answer so
-        far.
+        """Set to -inf, in place, the logits [vocabulary] of tokens that would complete the forbidden text.
+
+        token_ids: the tokens of the prompt and of the answer so far.
         """
         tail = self._tail(token_ids)
         for length, tokens in enumerate(self.completing):
@@ -48,13 +49,13 @@ class ForbiddenText:
         return logits
 
     def within(self, vocab_size: int) -> "ForbiddenText":
-        """Return a processor without tokens >= ``vocab_size``: the tokenizer may have them, the model does not."""
+        """Return a processor without tokens >= ``vocab_size``, as a tokenizer may have more tokens than the model."""
         if vocab_size >= self.vocabulary:
             return self
         return replace(self, completing=tuple(tokens[tokens < vocab_size] for tokens in self.completing))
 
     def _tail(self, token_ids: torch.Tensor) -> bytes:
-        """Return the last bytes of the tokens' text: enough for any unfinished beginning of the forbidden text."""
+        """Return the last bytes of the tokens' text: at least as many as the forbidden text has, less one."""
         longest = len(self.text) - 1
         tail = b""
         end = len(token_ids)
@@ -68,10 +69,10 @@ class ForbiddenText:
 
 
 def forbid(text: str, tokenizer: Any, skip_special_tokens: bool) -> ForbiddenText:
-    """Return the logits processor that forbids ``text``. tokenizer: LMDeploy's.
+    """Return the logits processor that forbids ``text``.
 
-    skip_special_tokens: whether special tokens add no text to the answer.
-    Raises UnsupportedFeatureError for a tokenizer whose tokens' texts do not join to the answer's text.
+    tokenizer: LMDeploy's. skip_special_tokens: whether special tokens add no text to the answer. Raises
+    UnsupportedFeatureError if the text of an answer is not the concatenation of its tokens' texts.
     """
     plain = tokenizer.model.model
     if plain not in _vocabularies:
@@ -86,7 +87,7 @@ def forbid(text: str, tokenizer: Any, skip_special_tokens: bool) -> ForbiddenTex
 
 
 class _Vocabulary:
-    """The texts of a tokenizer's tokens, sorted by their beginnings and by their ends for a fast search."""
+    """The texts of a tokenizer's tokens: sorted once by their beginnings, once by their ends, for binary search."""
 
     def __init__(self, pieces: Sequence[bytes], special: Sequence[int]) -> None:
         self._pieces = pieces

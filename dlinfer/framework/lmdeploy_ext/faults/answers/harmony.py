@@ -1,7 +1,7 @@
 """Let GPT-OSS's tokenizer work if the package openai-harmony is not installed.
 
-LMDeploy uses openai-harmony, which downloads a vocabulary, to separate the texts of the model's channels. Without it
-token ids are the same, but the text is all that the model writes, with the channels' names in it.
+LMDeploy separates the texts of the model's channels with openai-harmony, which downloads a vocabulary. Without that
+package token ids are the same. The text then holds the output of all channels, and the channels' names.
 """
 
 import logging

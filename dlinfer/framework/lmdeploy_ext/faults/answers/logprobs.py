@@ -1,4 +1,4 @@
-"""Log-probabilities as clients expect them: the most likely tokens, including the chosen one, as readable text.
+"""Give log-probabilities as clients expect them: the most likely tokens, including the chosen one, as readable text.
 
 LMDeploy 0.18 leaves the chosen token out of ``top_logprobs`` (19 entries instead of 20). It writes tokens and their
 ``bytes`` as its vocabulary spells them (``Ġthe``).
@@ -16,7 +16,7 @@ class Ranked(dict[int, float]):
     """Log-probabilities of the chosen token and of the ``count`` most likely ones, by token id."""
 
     def __init__(self, row: dict[int, float], chosen: int, count: int) -> None:
-        """Take ``row``: token id -> log-probability, of at least the chosen and the ``count`` most likely tokens."""
+        """Take the chosen and the ``count`` most likely tokens from ``row``: token id -> log-probability."""
         self.top = sorted(row.items(), key=lambda item: -item[1])[:count]
         """The ``count`` most likely tokens, best first."""
         super().__init__({chosen: row[chosen]} | dict(self.top))

@@ -1,8 +1,8 @@
 """Find the same tool calls and reasoning in a stream as in the whole text.
 
-LMDeploy's parsers expect each marker (``</tool_call>``, ``<parameter=``) as a piece of text of its own. If the marker
-is several tokens, or a stop string holds text back, a piece may end inside it. LMDeploy then takes the marker for
-arguments or content. Here the text is cut anew, in streams and whole texts, so that each marker is a piece.
+LMDeploy's parsers expect each marker (``</tool_call>``, ``<parameter=``) as a separate piece of text. But a piece may
+end inside a marker, if the marker has several tokens or if text was held back for a stop string. LMDeploy then takes
+the marker for arguments or content. Here all text, streamed or whole, is split again so that each marker is a piece.
 """
 
 import re
@@ -13,7 +13,7 @@ from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.patching import Original
 
 _PIECES = "_dlinfer_pieces"
-"""Attribute of LMDeploy's response parser that holds its Pieces."""
+"""Attribute of LMDeploy's response parser that holds the parser's Pieces."""
 
 
 class Pieces:
@@ -25,7 +25,10 @@ class Pieces:
         self._text = ""
 
     def feed(self, text: str, final: bool) -> Iterator[str]:
-        """Add a piece of text. Yield complete markers and the text between them; all that is left if ``final``."""
+        """Add a piece of text. Yield each complete marker, and the text between markers, as a separate piece.
+
+        final: whether no more text follows. Text that was held back is then yielded too.
+        """
         self._text += text
         done = at = 0
         while match := self._begins.search(self._text, at):

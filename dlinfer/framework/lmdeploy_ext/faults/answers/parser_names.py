@@ -29,7 +29,7 @@ def _validate(
 
 
 def _without_dot(registry: Any, name: str | None) -> str | None:
-    """Return another name of the same parser if ``name`` has a dot, else ``name``."""
+    """Return ``name``; if it has a dot, another name of the same parser that has none."""
     if name is None or "." not in name:
         return name
     parser = registry.module_dict[name]

@@ -1,8 +1,8 @@
-"""Answer a request that requires a tool call by a call of the right function, without endless whitespace.
+"""Make the answer a call of the right function if the request requires a tool call, and limit the call's whitespace.
 
 LMDeploy obeys ``tool_choice="required"``, but treats a named function or required ``allowed_tools`` as "auto". Its
-grammar allows any JSON value as arguments of a function without parameters, and lets a model write whitespace between
-the parts of JSON until the answer is cut off.
+grammar allows any JSON value as arguments of a function without parameters. It lets a model write whitespace between
+the parts of the JSON until the answer reaches its length limit.
 """
 
 from collections.abc import Sequence
@@ -12,16 +12,20 @@ from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.patching import Original
 
 _BLANKS = 2
-"""The most whitespace characters in a row between the parts of a call's arguments."""
+"""The most consecutive whitespace characters between the parts of a call's arguments."""
 _BOUNDED_PATTERNS = {r"\s*": rf"\s{{0,{_BLANKS}}}", r"\d+": r"\d{1,6}"}
-"""Pattern in LMDeploy's or xgrammar's format -> bounded pattern: whitespace after the last call, a call's number."""
+"""Unbounded regex in LMDeploy's or xgrammar's format -> bounded regex.
+
+The first is for the whitespace after the last call, the second for a call's number.
+"""
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def callable_tools(request: Any) -> tuple[Sequence[Any], bool] | None:
-    """Return the tools that a request must call, and whether it may call just one; None for "auto".
+    """Return the tools of which a request requires a call; None if it requires none.
 
-    request: a ChatCompletionRequest. Raises ValueError if it names a function that is not among its tools.
+    The returned bool says whether exactly one call is allowed. request: a ChatCompletionRequest. Raises ValueError if
+    the request names a function that is not among its tools.
     """
     from lmdeploy.serve.openai.protocol import AllowedToolChoice, ToolChoice
 
@@ -43,9 +47,9 @@ def callable_tools(request: Any) -> tuple[Sequence[Any], bool] | None:
 
 
 def bounded(style: Any, *, only_one: bool) -> Any:
-    """Return a structural tag, or a part of one, with bounded whitespace and bounded numbers of calls.
+    """Return a copy of xgrammar's structural tag that bounds whitespace and the digits of a call's number.
 
-    only_one: whether nothing may follow the first call.
+    style: the tag, or a part of one. only_one: whether nothing may follow the first call.
     """
     if isinstance(style, list):
         return [bounded(part, only_one=only_one) for part in style]
@@ -61,7 +65,7 @@ def bounded(style: Any, *, only_one: bool) -> Any:
 
 
 def _with_parameters(tool: Any) -> Any:
-    """Return the tool; if it has no parameters, with the schema of no arguments, as OpenAI's protocol says."""
+    """Return the tool. Without parameters it gets the schema of an empty object, as OpenAI's protocol says."""
     if tool.function.parameters is not None:
         return tool
     function = tool.function.model_copy(update={"parameters": _NO_ARGUMENTS})

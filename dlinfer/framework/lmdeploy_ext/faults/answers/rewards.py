@@ -1,7 +1,7 @@
 """Score every text that a reward model can read, in ``/pooling`` and ``Pipeline.get_reward_score``.
 
-LMDeploy 0.18 answers with a 500 to a text of one token. It does the same, after a failure in the engine, to an empty
-text, to ids outside the vocabulary and to a text that is too long.
+LMDeploy 0.18 answers a text of one token with the HTTP status 500. An empty text, ids outside the vocabulary or a text
+that is too long make its engine fail, and give the same status.
 """
 
 from collections.abc import Sequence

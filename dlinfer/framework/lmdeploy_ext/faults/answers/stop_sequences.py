@@ -1,6 +1,6 @@
 """Let ``/v1/messages`` report which of its ``stop_sequences`` ended an answer.
 
-LMDeploy 0.18 reports ``end_turn`` instead, and ``stop_sequence`` for a request that was aborted.
+LMDeploy 0.18 reports ``end_turn`` for such an answer, and ``stop_sequence`` for a request that was aborted.
 """
 
 import functools

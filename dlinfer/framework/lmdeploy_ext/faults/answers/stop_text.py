@@ -11,7 +11,7 @@ from typing import Any
 
 
 class StopReason(str):
-    """The finish reason ``"stop"`` that also says which stop string ended the answer."""
+    """The finish reason ``"stop"``, with the stop string that ended the answer in ``sequence``."""
 
     sequence: str
 
@@ -23,7 +23,7 @@ class StopReason(str):
 
 @dataclass
 class Release:
-    """Text, tokens and log-probabilities that are final: no later token changes them."""
+    """Text, tokens and log-probabilities that may go to the client, because no later token can change them."""
 
     text: str
     token_ids: list[int]
@@ -31,14 +31,14 @@ class Release:
 
 
 class StopText:
-    """Cuts an answer before the first stop string.
+    """Ends an answer before its first stop string.
 
-    A token belongs to the answer when its text begins before the cut. Tokens without text of their own, such as the
-    first bytes of a character, share the text of the next token that has some.
+    A token belongs to the answer if its text begins before the answer's end. A token without text of its own, such as
+    the first bytes of a character, counts with the next token that has text.
 
     stops: strings that end the answer; empty ones never match.
     include: whether the answer keeps the stop string and its tokens.
-    least: number of first tokens that no stop string may begin in.
+    least: number of tokens at the start of the answer in which a stop string has no effect.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False, least: int = 0) -> None:
@@ -53,10 +53,13 @@ class StopText:
         self._without_text: list[tuple[int, Any]] = []
         self.stopped: StopReason | None = None
         self.token_count = 0
-        """Number of tokens released."""
+        """Number of tokens released so far."""
 
     def feed(self, token_ids: Sequence[int], logprobs: Sequence[Any] | None, text: str) -> Release:
-        """Add tokens whose joint text is ``text``; return what may be handed out. Not for use after ``stopped``."""
+        """Add tokens, and return what may go to the client now. Do not call it again once ``stopped`` is set.
+
+        text: the text of all these tokens together.
+        """
         begin = self._offset + len(self._text)
         self._text += text
         self._fed += len(token_ids)
@@ -74,13 +77,13 @@ class StopText:
         return self._release(self._offset + len(self._text) - self._held_back())
 
     def finish(self) -> Release:
-        """Return all text and tokens that were held back. Call it once no token follows."""
+        """Return all text and tokens that were held back. Call it after the last token."""
         released = self._release(self._offset + len(self._text), *self._without_text)
         self._without_text.clear()
         return released
 
     def _cut(self) -> int | None:
-        """Return the offset where a stop string ends the answer, and set ``stopped``. Return None without a stop."""
+        """Return the offset at which a stop string ends the answer, and set ``stopped``; None without a stop."""
         start = max(self._floor - self._offset, 0)
         found_at = ((self._text.find(stop, start), stop) for stop in self._stops)
         cuts = [(at, -len(stop), stop) for at, stop in found_at if at >= 0]
@@ -105,7 +108,10 @@ class StopText:
         return released
 
     def _release(self, end: int, *further: tuple[int, Any]) -> Release:
-        """Release the text up to the offset ``end``, the tokens that end there or before, and ``further`` tokens."""
+        """Release the text up to the offset ``end``, and all tokens whose text ends there or before.
+
+        further: tokens without text to release as well, as pairs (id, log-probabilities).
+        """
         text, self._text = self._text[: end - self._offset], self._text[end - self._offset :]
         self._offset = end
         whole: list[tuple[int, Any]] = []

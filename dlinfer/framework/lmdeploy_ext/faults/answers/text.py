@@ -1,8 +1,8 @@
-"""Make the text of an answer depend on its tokens alone, and cut it before the first stop string.
+"""Make the text of an answer depend only on its tokens, and end it before the first stop string.
 
-LMDeploy 0.18 detokenises together all tokens that arrived since its event loop last looked. If they end inside a
-character, it loses the text of all of them. LMDeploy drops stop strings of several tokens with a warning. Here tokens
-are detokenised one by one, and stop strings are searched for in the text.
+LMDeploy 0.18 detokenises tokens in batches: all that have arrived when its event loop comes to them. If a batch ends
+inside a character, the text of the whole batch is lost. LMDeploy drops stop strings of several tokens with a warning.
+Here tokens are detokenised one by one, and stop strings are searched for in the text.
 """
 
 import dataclasses
@@ -20,10 +20,10 @@ from dlinfer.framework.patching import Original
 
 @dataclasses.dataclass
 class _Progress:
-    """The state of one request, shared by our generators before and after LMDeploy's own generator.
+    """The state of one request. Our generators share it: one feeds LMDeploy's generator, the others read from that.
 
-    more: whether further tokens of the same engine output follow.
-    stopped: whether a stop string ended the answer, so that nobody reads what the engine still computes.
+    more: whether further tokens of the current engine output follow.
+    stopped: whether a stop string has ended the answer, so that the engine may stop computing it.
     """
 
     more: bool = False
@@ -31,7 +31,7 @@ class _Progress:
 
 
 _PROGRESS = "_dlinfer_progress"
-"""Attribute of LMDeploy's Session that holds the _Progress of its current request."""
+"""Attribute of LMDeploy's Session that holds the _Progress of the session's current request."""
 
 
 @corrects(
@@ -69,7 +69,7 @@ async def _one_by_one(outputs: Any, progress: _Progress, handle: Any, session_id
 
 
 def _split(output: Any) -> Iterator[Any]:
-    """Split an engine output into outputs of one token. The last one keeps the fields that describe all tokens."""
+    """Split an engine output into outputs of one token. Only the last one has the fields that describe all tokens."""
     from lmdeploy.messages import ResponseType
 
     metrics = output.req_metrics
@@ -109,7 +109,7 @@ async def _generate(
 
 
 async def _ranked(answers: Any, count: int) -> AsyncIterator[Any]:
-    """Yield answers whose rows of log-probabilities are Ranked: ``count`` most likely tokens and the chosen one."""
+    """Yield the answers with each token's log-probabilities as a Ranked: the chosen and the ``count`` best."""
     async with aclosing(answers):
         async for answer in answers:
             if answer.logprobs:
@@ -119,7 +119,7 @@ async def _ranked(answers: Any, count: int) -> AsyncIterator[Any]:
 
 
 async def _joined(answers: Any, progress: _Progress) -> AsyncIterator[Any]:
-    """Yield one answer for each engine output: join the answers to the tokens that ``_split`` took apart."""
+    """Join the answers of tokens that ``_split`` took apart, and yield one answer for each engine output."""
     whole: Any = None
     async with aclosing(answers):
         async for answer in answers:
@@ -140,7 +140,7 @@ def _add(first: Any, second: Any) -> Any:
 
 
 async def _stopping(answers: Any, progress: _Progress, config: Any) -> AsyncIterator[Any]:
-    """Yield answers that end before the first stop string. config: the request's GenerationConfig."""
+    """Yield the answers up to the first stop string. config: the request's GenerationConfig."""
     text = StopText(config.stop_words, config.include_stop_str_in_output, config.min_new_tokens or 0)
     waiting: list[Any] = []  # Releases of the tokens of one engine output
     async with aclosing(answers):
@@ -157,7 +157,10 @@ async def _stopping(answers: Any, progress: _Progress, config: Any) -> AsyncIter
 
 
 def _ending(answer: Any, text: StopText, waiting: list[Any]) -> Any:
-    """Return the last answer: the text held back, and what LMDeploy adds if a stop token is to be shown."""
+    """Return the last answer, with the text held back so far, and with the stop token if LMDeploy's ``answer`` has it.
+
+    waiting: the Releases since the answer before.
+    """
     if text.stopped is not None:
         return _holding(dataclasses.replace(answer, finish_reason=text.stopped), text, waiting)
     waiting.append(text.finish())
@@ -174,7 +177,7 @@ def _ending(answer: Any, text: StopText, waiting: list[Any]) -> Any:
 
 
 def _holding(answer: Any, text: StopText, released: list[Any]) -> Any:
-    """Return ``answer`` with the released text, tokens and log-probabilities."""
+    """Return ``answer`` with the text, tokens and log-probabilities of ``released``, a list of Releases."""
     return dataclasses.replace(
         answer,
         response="".join(part.text for part in released),
@@ -203,9 +206,9 @@ def _convert(original: Original, self: Any, tokenizer: Any) -> None:
 
 
 def _special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Return text -> id of special and added tokens of transformers' tokenizer, inside LMDeploy's two wrappers.
+    """Return text -> id of a tokenizer's special and added tokens. A stop or bad word with such a text means the token.
 
-    A stop or bad word that equals such a text means the token.
+    tokenizer: the one of transformers, which LMDeploy wraps twice.
     """
     special = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
     return dict(tokenizer.get_added_vocab()) | dict(special)

@@ -1,4 +1,4 @@
-"""The bytes of text that each token of a vocabulary stands for."""
+"""Finds the bytes of text that each token of a vocabulary stands for."""
 
 import random
 import weakref
@@ -9,7 +9,10 @@ _known: "weakref.WeakKeyDictionary[Any, Sequence[bytes] | None]" = weakref.WeakK
 
 
 def token_bytes(tokenizer: Any) -> Sequence[bytes] | None:
-    """Return the bytes of each token's text, by token id; None if they do not join to the tokenizer's own text."""
+    """Return the bytes of each token's text, by token id.
+
+    None if they are unknown, or if their concatenation differs from the text that the tokenizer decodes.
+    """
     if tokenizer not in _known:
         _known[tokenizer] = _read(tokenizer)
     return _known[tokenizer]

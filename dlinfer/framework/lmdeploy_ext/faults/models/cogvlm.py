@@ -1,7 +1,7 @@
 """Compute CogVLM and CogVLM2 as their authors' code does, where LMDeploy differs.
 
-An image's opening token and patch tokens use the vision expert's weights, its closing token the text expert's. The
-image's place in the prompt tells which tokens these are. Their ids do not: a text may hold them too.
+The opening token and the patch tokens of an image use the vision expert's weights; the closing token uses the text
+expert's. These tokens are found by the image's place in the prompt, not by their ids, which a text may hold too.
 """
 
 from typing import Any
@@ -24,9 +24,10 @@ _MODEL = "lmdeploy.pytorch.models.cogvlm"
 
 
 def with_images(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the language model's arguments, with image features in ``inputs_embeds`` in place of the pixels.
+    """Return the language model's arguments. Image features in ``inputs_embeds`` replace the pixels in ``images``.
 
-    A prefill without images gets an empty ``vision_ids``, so that it runs the graph of a prefill with images.
+    A prefill without images gets an empty ``vision_ids``, so that the same graph serves prefills with and without
+    images.
     """
     images, embeds = arguments.pop("images", None), arguments["inputs_embeds"]
     if arguments["attn_metadata"].is_decoding:
@@ -42,7 +43,7 @@ def with_images(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 def _filled(embeds: Tensor, features: Tensor, experts: Tensor) -> Tensor:
     """Write features [images, tokens of an image, hidden] into embeds [1, tokens, hidden], and return embeds.
 
-    experts: int64, the places of all image tokens except the closing ones, in the images' order.
+    experts: int64, the indices of all image tokens except the closing ones, in the order of the images.
     """
     closing = experts.view(len(features), -1)[:, -1] + 1
     embeds[0, experts] = features[:, :-1].flatten(0, 1).to(embeds)

@@ -1,6 +1,6 @@
 """Correct GLM-4V (glm-4v-9b): ChatGLM with an image encoder, whose features replace the tokens of an image.
 
-An image's place in the prompt tells which tokens these are. Their ids do not: a text may hold them too.
+These tokens are found by the image's place in the prompt, not by their ids, which a text may hold too.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ CLASS = "ChatGLMForConditionalGeneration"
 
 
 def with_images(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the language model's arguments, with image features in ``inputs_embeds`` in place of the pixels."""
+    """Return the language model's arguments. Image features in ``inputs_embeds`` replace the pixels in ``images``."""
     images, mask = arguments.pop("images", None), arguments.pop("image_mask", None)
     if images is not None:
         features = model.transformer.vision(images).flatten(0, 1)[None]
@@ -45,7 +45,7 @@ def proc_messages(
 
 
 def _joined(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with all its text parts joined into one, behind its other parts."""
+    """Return a message whose text parts are joined into one, which follows the other parts."""
     content = message["content"]
     if not isinstance(content, list) or message["role"] in ("preprocess", "forward"):
         return message

@@ -1,4 +1,4 @@
-"""Correct MiniCPM3: the sizes of its attention heads, and logits for the requested tokens alone."""
+"""Correct MiniCPM3: the sizes of its attention heads, and logits for the requested tokens only."""
 
 import types
 from typing import Any

@@ -1,7 +1,7 @@
-"""Compute the positions of CogVLM and GLM-4V, where all patch tokens of an image share one position.
+"""Compute the positions of tokens in CogVLM and GLM-4V, where all patch tokens of an image share one position.
 
-Tokens after an image therefore have a position below their index. Each sequence remembers where its images end, and
-how far each lowers later positions. A sequence that is computed again after an eviction counts no image twice.
+Tokens after an image therefore have a position below their index. For each sequence we store where its images end,
+and by how much each image lowers later positions. So no image counts twice if an evicted sequence is computed again.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,10 @@ def pixels(context: Any) -> Tensor | None:
 
 
 def of_images(context: Any, closing: bool) -> Tensor:
-    """Return whether each token of the step is an image's: bool [tokens]. closing: whether its last token counts."""
+    """Return a mask, bool [tokens], that is true for the tokens of images in this step.
+
+    closing: whether the last token of an image counts.
+    """
     seen = torch.zeros(context.input_ids.shape[1], dtype=torch.bool)
     for _, _, spans in _spans(context):
         for begin, end in spans:
@@ -31,10 +34,10 @@ def of_images(context: Any, closing: bool) -> Tensor:
 
 
 def _spans(context: Any) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-    """Yield (start, history, spans) for each sequence.
+    """Yield (start, history, spans) for each sequence of a step.
 
-    start: index in the step of the sequence's first new token. history: number of its cached tokens.
-    spans: (begin, end) of its images, as indices in the step.
+    start: index in the step of the sequence's first new token. history: number of the sequence's cached tokens.
+    spans: (begin, end) of each of its images, as indices in the step.
     """
     starts = context.q_start_loc.tolist()
     histories = (context.kv_seqlens - context.q_seqlens).tolist()

@@ -11,7 +11,7 @@ SAVED_AS = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
 
 
 def check(config: Any) -> None:
-    """Raise UnsupportedFeatureError for a PhiMoE whose rope parameters our rotary tables do not serve."""
+    """Raise UnsupportedFeatureError for a PhiMoE with rope parameters that our rotary tables do not support."""
     parameters = rope_parameters.parameters(config)
     kind = rope_parameters.rope_type(parameters)
     if kind not in ("default", "longrope", "su"):

@@ -1,4 +1,4 @@
-"""Build the rotary tables of Phi-3.5-MoE and MiniCPM3. LMDeploy's classes expect transformers 4's rope parameters."""
+"""Build the rotary tables of Phi-3.5-MoE and MiniCPM3. LMDeploy's classes expect the rope keys of transformers 4."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from dlinfer.framework.patching import Original, Patch
 
 
 class _Unscaled:
-    """A view of a configuration that hides its rope parameters. LMDeploy's classes fail on transformers 5's."""
+    """A configuration without its rope parameters, because LMDeploy's classes fail on those of transformers 5."""
 
     def __init__(self, config: Any) -> None:
         self._config = config

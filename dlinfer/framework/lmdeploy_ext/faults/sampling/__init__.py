@@ -1,1 +1,1 @@
-"""Which token comes next, and which logits are returned."""
+"""Patches for the choice of the next token, and for the logits that are returned."""

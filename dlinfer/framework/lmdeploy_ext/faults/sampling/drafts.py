@@ -1,9 +1,10 @@
 """Make speculative decoding draw the tokens that the target model alone would draw for the same seed.
 
-LMDeploy accepts a draft token by a random number without a seed, and draws another token after a rejection. Here each
-position is drawn as without drafts, and a draft token is accepted if it equals the drawn token. Both ways accept a
-draft token with the probability that the target gives it. LMDeploy also counts one token for each step towards
-``min_new_tokens`` and the seed's offset, though a step may add several.
+LMDeploy accepts a draft token by a random number without a seed, and draws another token after a rejection. Here a
+token is drawn for each position from the target's logits, with the request's seed. A draft token is accepted if it
+equals the drawn token. Both ways accept a draft token with the probability that the target gives it.
+
+A step may add several tokens. LMDeploy counts them as one for ``min_new_tokens`` and for the seed's offset.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ FEATURE = "speculative decoding"
 
 
 def count(inputs: Any, rows: Sequence[tuple[int, Text, Sequence[int]]]) -> None:
-    """Set ``num_ignore_eos`` and ``random_offsets`` of each row that verifies drafts, by its position in its text.
+    """Set ``num_ignore_eos`` and ``random_offsets`` of rows that verify drafts, from each row's position in its text.
 
     inputs: a step's SamplingInputs. rows: the result of ``texts.of_rows``.
     """
@@ -47,7 +48,7 @@ def _forward(
     expanded_sampling_inputs: Any,
     draft_probs: Tensor | None = None,
 ) -> Any:
-    """Draw each position, and accept the drafts that equal the drawn tokens.
+    """Draw a token for each position, and accept draft tokens up to the first that differs from the drawn one.
 
     target_logits: [B, drafts + 1, V], after penalties and logits processors. draft_token_ids: [B, drafts].
     """

@@ -1,11 +1,11 @@
-"""Keep characters that text, or JSON under a schema, cannot hold out of the grammar of a guided answer.
+"""Forbid halves of surrogate pairs, and control characters in JSON strings, in the grammar of a guided answer.
 
-xgrammar counts half of a surrogate pair as a character. A decoder writes three replacement characters for it, so that a
-string exceeds its ``maxLength``. In strings of bounded length xgrammar allows tabs and other control characters, which
-JSON forbids.
+xgrammar counts half of a surrogate pair as a character. A decoder writes three replacement characters for it, so that
+a string exceeds its ``maxLength``. In strings of bounded length xgrammar allows tabs and other control characters,
+which JSON forbids.
 
-Both faults are corrected in the grammar's text, unless xgrammar cannot read its text back. A schema's ``pattern`` is
-not part of this text, and stays as it is.
+Both faults are corrected in the text form of the grammar. A grammar whose text xgrammar cannot read back stays as it
+is. So does a schema's ``pattern``, which the text does not contain.
 """
 
 import functools
@@ -16,7 +16,7 @@ from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.patching import Original
 
 _LITERALS = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]')
-"""Matches strings and character classes. Strings are matched so that one that looks like a class is left alone."""
+"""Matches character classes, and strings as well, so that ``[...]`` inside a string is not taken for a class."""
 _SURROGATES = r"\ud800-\udfff"
 _ANY, _ANY_BUT_SURROGATES = r"\0-\U0010ffff", r"\0-\ud7ff\ue000-\U0010ffff"
 _IN_BOUNDED_STRINGS, _IN_STRINGS = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\]"
@@ -32,7 +32,7 @@ def _mended_literal(match: re.Match[str], is_json: bool) -> str:
 
 
 def mended(grammar: str, is_json: bool) -> str:
-    """Return a grammar's text without surrogates; if ``is_json``, without control characters in strings too."""
+    """Return a grammar's text that allows no surrogates and, if ``is_json``, no control characters in strings."""
     return _LITERALS.sub(functools.partial(_mended_literal, is_json=is_json), grammar)
 
 

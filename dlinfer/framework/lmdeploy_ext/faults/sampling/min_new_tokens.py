@@ -1,7 +1,7 @@
 """Let a text stop after ``min_new_tokens=N`` tokens, not only after N + 1.
 
-LMDeploy forbids stop words by two counts of the tokens. One is right. The other lags one token behind, and forbids stop
-words while this count is below N.
+LMDeploy has two checks that forbid stop words in the first N tokens. One is right. The other reads a token count that
+is one too low, so it forbids stop words for one token more. Here the second check is removed.
 """
 
 from typing import Any
@@ -14,7 +14,10 @@ from dlinfer.framework.patching import Original
 
 
 def _padded(words: list[list[int]]) -> tuple[Tensor | None, Tensor | None]:
-    """Return the rows padded to int64 [B, N], and where they hold a token, bool [B, N]; two None if all are empty."""
+    """Return a tensor of the rows, int64 [B, N], padded with -1; and a mask, bool [B, N], true where there is a token.
+
+    Both are None if all rows are empty.
+    """
     width = max(map(len, words))
     if width == 0:
         return None, None

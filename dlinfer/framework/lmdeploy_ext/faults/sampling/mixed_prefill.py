@@ -1,4 +1,4 @@
-"""Prefill requests for the log-probabilities of their input apart from requests for tokens."""
+"""Never put requests that score their input and requests that generate tokens into the same prefill."""
 
 from typing import Any
 
@@ -24,5 +24,5 @@ def _schedule(
 
 
 def _scores(seq: Any) -> bool:
-    """Return whether a sequence asks for the logprobs of its input. Such a sequence asks for no tokens."""
+    """Return whether a sequence asks for the log-probabilities of its input. Such a sequence generates no tokens."""
     return seq.logprob_start_pos >= 0

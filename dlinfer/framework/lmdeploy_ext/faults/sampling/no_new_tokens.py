@@ -1,4 +1,4 @@
-"""Keep the batch of the engine and of the model agent alike after a request with ``max_new_tokens=0``."""
+"""After a request with ``max_new_tokens=0``, keep the same rows in the engine's batch as in the model agent's."""
 
 from typing import Any
 

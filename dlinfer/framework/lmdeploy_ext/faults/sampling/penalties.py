@@ -1,12 +1,12 @@
-"""Apply penalties and logits processors, and end texts that repeat themselves, by each row's own text.
+"""Apply penalties and logits processors to each row by the row's own text, and end texts that repeat themselves.
 
 Penalties are as vLLM and OpenAI define them. The repetition penalty applies to tokens of prompt and answer: it divides
-positive logits and multiplies negative ones. Then ``frequency_penalty`` times a token's count in the answer is
-subtracted, and ``presence_penalty`` once if the answer has the token.
+positive logits and multiplies negative ones. From the result we subtract ``frequency_penalty`` times the token's count
+in the answer, and ``presence_penalty`` if the answer has the token.
 
-LMDeploy penalises no token of the prompt, and ignores the two penalties of OpenAI's protocol. Other requests decide
-whether it penalises the newest token. Once a request of another length joins the batch, its logits processors (such as
-``bad_words``) read a text with padding inside. This text also lacks tokens of accepted drafts.
+LMDeploy penalises no token of the prompt, and ignores the two penalties of OpenAI's protocol. Whether it penalises the
+newest token depends on other requests. If requests in a batch have different lengths, logits processors (such as
+``bad_words``) read texts with padding inside. These texts also lack the tokens of accepted drafts.
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,16 @@ from dlinfer.framework.lmdeploy_ext.faults.sampling.texts import Text
 from dlinfer.framework.patching import Original
 
 OPENAI = ("presence_penalty", "frequency_penalty")
-"""Penalties of OpenAI's protocol: attributes that a GenerationConfig and a SamplingParam may have."""
+"""The penalties of OpenAI's protocol, as names of attributes that a GenerationConfig or SamplingParam may have."""
 
 Row = tuple[int, Text, Sequence[int]]
 
 
 def apply(scores: Tensor, rows: Sequence[Row], temperature: Tensor | None) -> Tensor:
-    """Penalise the tokens in each row's text, in place, and return scores.
+    """Penalise the tokens in each row's text. Change ``scores`` in place, and return it.
 
-    scores: [B, V], already divided by the temperature [B], None for 1. rows: the result of ``texts.of_rows``.
+    scores: logits [B, V], already divided by the temperature. temperature: [B]; None means 1 for all rows. rows: the
+    result of ``texts.of_rows``.
     """
     penalised = [row for row in rows if row[1].rules.penalises]
     if not penalised:
@@ -66,10 +67,10 @@ def apply(scores: Tensor, rows: Sequence[Row], temperature: Tensor | None) -> Te
 
 
 def end_repeating(scores: Tensor, rows: Sequence[Row], inputs: Any, window: int) -> Tensor:
-    """Forbid all tokens except the first stop word in rows that repeat themselves, in place, and return scores.
+    """Allow only the first stop word in rows whose text repeats itself. Change ``scores`` in place, and return it.
 
-    scores: [B, V]. inputs: SamplingInputs of the B rows. window: how many last tokens to search for repetitions.
-    A row without a stop word, or that may not stop yet, is not changed.
+    scores: logits [B, V]. inputs: SamplingInputs of the B rows. window: how many of the last tokens to search for
+    repetitions. A row is not changed if it has no stop word, or must not stop yet.
     """
     checked = [row for row in rows if row[1].rules.ngram_size > 0]
     if not checked or inputs.stop_words is None or inputs.stop_words.numel() == 0:

@@ -1,4 +1,4 @@
-"""Return the model's own logits for ``output_logits="all"``, not logits that sampling has scaled in place."""
+"""Return the model's own logits for ``output_logits="all"``. LMDeploy's are those that sampling scales in place."""
 
 from typing import Any
 

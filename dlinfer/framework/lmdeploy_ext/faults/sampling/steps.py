@@ -1,8 +1,8 @@
-"""Advance each sequence's text and grammar by the tokens that reach the client, and by no others.
+"""Advance each sequence's text and grammar only by tokens that reach the client.
 
-LMDeploy draws a token after every chunk of a prompt and gives it to the request's grammar, though only the last chunk's
-token belongs to the answer. A preemption drops the newest token, and the next prefill draws it again, but LMDeploy
-leaves it in the grammar.
+LMDeploy draws a token after every chunk of a prompt and advances the request's grammar by it, though only the last
+chunk's token belongs to the answer. A preemption drops the newest token, and the next prefill draws it again. LMDeploy
+does not take the dropped token back from the grammar.
 """
 
 from typing import Any
@@ -15,12 +15,12 @@ _NAME = "dlinfer_texts"  # the attribute of an agent that holds its Texts
 
 
 def texts_of(agent: Any) -> Texts:
-    """Return the Texts of a model agent's sequences, made at the first call."""
+    """Return the model agent's Texts. The first call creates them."""
     return vars(agent).setdefault(_NAME, Texts())
 
 
 def _is_unfinished(inputs: Any) -> bool:
-    """Return whether ModelInputs are of a chunk that does not end its prompt."""
+    """Return whether ModelInputs hold a chunk of a prompt that is not the prompt's last chunk."""
     return inputs.is_chunk and not inputs.is_last_chunk
 
 

@@ -1,8 +1,8 @@
-"""Keep the tokens of each sequence in the model agent, where the next token is drawn.
+"""Store the tokens of each sequence in the model agent, where the next token is drawn.
 
-LMDeploy makes the inputs of a step while the previous step computes, so generated tokens in these inputs lack the
-newest one, unless another request's prefill came between. Here a prefill brings the tokens so far, and each draw
-appends to them. A preempted sequence starts anew with the prefill that re-reads its tokens.
+LMDeploy makes the inputs of a step while the previous step computes. So their list of generated tokens lacks the
+newest token, unless another request's prefill came between. Here a prefill brings the sequence's tokens so far, and
+each draw appends its token. After a preemption the next prefill replaces the stored tokens.
 """
 
 from array import array
@@ -19,12 +19,12 @@ _ROW = "dlinfer_row"
 
 @dataclass(frozen=True)
 class Rules:
-    """How a request's earlier tokens affect its next token, from its SamplingParam.
+    """The fields of a request's SamplingParam by which earlier tokens affect the next token.
 
     repetition: penalty on tokens of prompt and answer. presence, frequency: penalties on tokens of the answer, as
     OpenAI and vLLM define them. ngram_size, ngram_count: a text ends once its last ``ngram_size`` tokens occur in it
     ``ngram_count`` times. has_drafts: whether speculative decoding may add several tokens in one step.
-    min_new_tokens: 0 without drafts. has_processors: whether logits processors read prompt and answer.
+    min_new_tokens: stored only with drafts, else 0. has_processors: whether logits processors read prompt and answer.
     """
 
     repetition: float = 1.0
@@ -60,7 +60,7 @@ NO_RULES = Rules()
 
 @dataclass(frozen=True)
 class Start:
-    """A sequence's rules and tokens when a prefill reads it. prompt: empty if no rule reads the prompt's tokens."""
+    """A sequence's rules and tokens at its prefill. prompt: the prompt's tokens; empty if no rule reads them."""
 
     rules: Rules
     prompt: np.ndarray
@@ -79,7 +79,7 @@ class Start:
 
 
 class Text:
-    """The tokens of one sequence, kept and counted as its rules need them."""
+    """The tokens of one sequence. Stores and counts only the tokens that the sequence's rules read."""
 
     def __init__(self, start: Start) -> None:
         self.rules, self.prompt_length = start.rules, start.prompt_length
@@ -105,13 +105,13 @@ class Text:
                 self._counts[self._place_of(token)] += 1
 
     def all_tokens(self, drafted: Sequence[int] = ()) -> np.ndarray:
-        """Return the tokens of prompt, answer and ``drafted``, int64 [N], for logits processors."""
+        """Return the tokens of prompt, answer and ``drafted`` for logits processors, int64 [N]."""
         return np.array(self._all + array("q", drafted))
 
     def counts(self, drafted: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
-        """Return the distinct tokens [N] and how often each was generated [N]: 0 if only the prompt has the token.
+        """Return the distinct tokens [N], and how often each was generated [N]: 0 for a token of the prompt only.
 
-        drafted: draft tokens to count as generated for this call only.
+        drafted: draft tokens that this call counts as generated, without storing them.
         """
         tokens, counts = np.array(self._tokens), np.array(self._counts)
         if not drafted:
@@ -126,7 +126,7 @@ class Text:
     def repeats(self, window: int, drafted: Sequence[int] = ()) -> bool:
         """Return whether the last ``ngram_size`` tokens occur ``ngram_count`` times in the last ``window`` tokens.
 
-        drafted: draft tokens to append for this call only.
+        drafted: draft tokens that this call appends to the text, without storing them.
         """
         size = self.rules.ngram_size
         recent = np.array([*self._recent[-window:], *drafted][-window:])
@@ -144,15 +144,15 @@ class Text:
 
 
 class Texts:
-    """The texts of one model agent's sequences, by session and sequence."""
+    """The Text of each sequence of a model agent, by session id and sequence id."""
 
     def __init__(self) -> None:
         self._texts: dict[tuple[int, int], Text] = {}
 
     def begin(self, inputs: Any, drafted: Sequence[Sequence[int]] | None = None) -> list[tuple[int, Start]]:
-        """Attach to each row of a step's SamplingInputs its Text. Return (row, Start) of the rows that start anew.
+        """Attach its Text to each row of a step's SamplingInputs. Return (row, Start) for each row of a prefill.
 
-        drafted: for each row the draft tokens that this step verifies.
+        drafted: the draft tokens that this step verifies, for each row; None without drafts.
         """
         ended = set(inputs.session_to_cleanup or ())
         if ended:
@@ -172,9 +172,9 @@ class Texts:
         return starts
 
     def add(self, inputs: Any, tokens: Any) -> None:
-        """Append a step's drawn tokens to the texts of its SamplingInputs' rows.
+        """Append the tokens that a step has drawn to the texts of its rows.
 
-        tokens: int64 [B], or [B, N] with -1 behind a row's last token.
+        inputs: the step's SamplingInputs. tokens: int64 [B], or [B, N] with -1 after a row's last token.
         """
         if not self._texts:
             return
@@ -190,7 +190,7 @@ class Texts:
 def of_rows(contexts: Iterable[dict[str, Any]] | None) -> Iterator[tuple[int, Text, Sequence[int]]]:
     """Yield (row, Text, draft tokens before the row's position) for each row that has a text.
 
-    contexts: a ``SamplingInputs.session_ctx``. Speculative decoding repeats a sequence's entry for each position.
+    contexts: the ``session_ctx`` of SamplingInputs. With speculative decoding a sequence has one row for each position.
     """
     before, place = None, 0
     for row, context in enumerate(contexts or ()):

@@ -1,1 +1,1 @@
-"""Starting and ending a server and its processes."""
+"""Patches for the start and the end of a server and its processes."""

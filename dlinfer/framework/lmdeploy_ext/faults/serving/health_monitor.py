@@ -1,4 +1,4 @@
-"""End the health monitor of a server even if Python swallows the first cancellation of its task."""
+"""End a server's health monitor even if Python swallows the first cancellation of the monitor's task."""
 
 import asyncio
 from typing import Any

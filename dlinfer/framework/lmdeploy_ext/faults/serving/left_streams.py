@@ -1,7 +1,7 @@
-"""End the stream of a client that leaves without an error in the log of the engine's process.
+"""Log no error if a client leaves during its stream.
 
-LMDeploy 0.18 cancels the stream's task. Before Python 3.12 ``asyncio.wait_for`` may swallow the cancellation
-(bpo-37658). The task then publishes to a closed mailbox, and each such client causes a traceback in the log.
+LMDeploy 0.18 cancels the stream's task in the engine's process. Before Python 3.12 ``asyncio.wait_for`` may swallow
+the cancellation (bpo-37658). The task then publishes to a closed mailbox, which logs a traceback for each such client.
 """
 
 import asyncio

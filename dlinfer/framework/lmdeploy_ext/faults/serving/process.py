@@ -1,10 +1,10 @@
-"""Start and end the process that ``lmdeploy serve api_server`` runs its engine in, and report its failures.
+"""Start and end the process in which ``lmdeploy serve api_server`` runs its engine, and report this process's failures.
 
-LMDeploy 0.18 publishes the engine's port through a ``multiprocessing.Manager``, a third process. The parent shuts it
-down as soon as it sees the port. If the child still waits for the manager's answer, the start fails. A parent that
-ends before it serves (SIGTERM, SIGKILL) leaves manager and engine running for ever, and an interrupted one (SIGINT)
-waits for the engine for ever. Here a pipe carries the port, and a closed pipe tells the parent that the child is gone.
-A thread of the child waits for the parent's death.
+LMDeploy 0.18 publishes the engine's port through a ``multiprocessing.Manager``, a third process. The parent shuts the
+manager down as soon as it sees the port. If the child still waits for the manager's answer, the start fails. A parent
+that is killed during the start (SIGTERM, SIGKILL) leaves manager and engine running forever; one that is interrupted
+(SIGINT) waits for the engine forever. Here a pipe carries the port, and a closed pipe tells the parent that the child
+has ended. A thread of the child waits for the parent's end.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from dlinfer.framework.lmdeploy_ext.errors import in_short
 from dlinfer.framework.patching import Original
 
 _SHUTDOWN_SECONDS = 10
-"""How long an engine may take to end when asked to, before it is killed; LMDeploy's own figure."""
+"""How long an engine may take to end before it is killed. LMDeploy has the same limit."""
 
 # --- in the engine's process
 
@@ -30,8 +30,8 @@ _SHUTDOWN_SECONDS = 10
 def run_engine_process(report: Connection, **kwargs: Any) -> None:
     """Run ``ZMQMPEngine._mp_proc(**kwargs)`` in the engine's process, and report to the parent through a pipe.
 
-    Sends ``("port", number)`` when the RPC socket is bound, and ``("failed", error or text)`` when an
-    exception ends the process. The exception is raised again.
+    Sends ``("port", number)`` once the RPC socket is bound. If an exception ends the process, sends
+    ``("failed", error)`` with one of our errors, or with another error's text; then raises the exception again.
     """
     from lmdeploy.pytorch.engine.mp_engine.zmq_engine import ZMQMPEngine
 
@@ -46,7 +46,7 @@ def run_engine_process(report: Connection, **kwargs: Any) -> None:
 
 
 class _PortPublisher(contextlib.nullcontext[None]):
-    """Replaces the shared dict and the condition of ``_mp_proc``. Storing the port sends it through the pipe."""
+    """Replaces the shared dict and the condition that ``_mp_proc`` takes. Storing a port sends it through the pipe."""
 
     def __init__(self, report: Connection) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class _PortPublisher(contextlib.nullcontext[None]):
 
 
 def _end_with_parent() -> None:
-    """Wait for the parent's death, then end this process: by SIGTERM, and by force if that takes too long."""
+    """Wait until the parent has ended, then end this process: by SIGTERM, and by force if that takes too long."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -107,7 +107,7 @@ def _start_mp_proc(
 
 
 def _receive(engine: Any) -> tuple[str, Any]:
-    """Return the next message of the engine's process, or ``("failed", how it ended)`` if it died without one."""
+    """Return the next message of the engine's process. If it ended without one, return ``("failed", how it ended)``."""
     try:
         return engine.start_report.recv()
     except (EOFError, OSError):  # OSError if it died in the middle of a message
