@@ -97,7 +97,7 @@ class Reach:
         ]
 
     def _roots(self) -> Iterator[Found]:
-        """Yield the definitions from which the search starts.
+        """Yield the definitions where the search starts.
 
         They are named in branches for specs that we do not build, in backends' other methods, and by our imports.
         """

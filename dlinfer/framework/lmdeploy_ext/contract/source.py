@@ -116,7 +116,7 @@ class Tree:
         return f"{self.package}/{module.path.relative_to(self.root)}:{line}"
 
     def origin(self, name: str) -> str:
-        """Return the full name under which ``name`` is defined. Follows imports from module to module."""
+        """Return the full name of the definition behind ``name``. Follows imports from module to module."""
         seen: set[str] = set()
         while name not in seen:
             seen.add(name)

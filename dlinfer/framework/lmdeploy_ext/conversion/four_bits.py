@@ -137,7 +137,7 @@ _CONFIG = {
 
 
 def plan_of_experts(stored: int, symmetric: bool, checkpoint: Checkpoint) -> Plan:
-    """Return the plan of a compressed-tensors checkpoint in which only the experts are packed.
+    """Return the plan of a compressed-tensors checkpoint that packs only the experts.
 
     stored: the group size; 0 if all inputs form one group. Raises UnsupportedFeatureError for zero points, and for
     group sizes that are no multiple of 32.

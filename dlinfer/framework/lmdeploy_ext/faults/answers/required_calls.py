@@ -22,7 +22,7 @@ _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additional
 
 
 def callable_tools(request: Any) -> tuple[Sequence[Any], bool] | None:
-    """Return the tools of which a request requires a call; None if it requires none.
+    """Return the tools that a request requires the model to call; None if it requires no call.
 
     The returned bool says whether exactly one call is allowed. request: a ChatCompletionRequest. Raises ValueError if
     the request names a function that is not among its tools.

@@ -38,7 +38,7 @@ class StopText:
 
     stops: strings that end the answer; empty ones never match.
     include: whether the answer keeps the stop string and its tokens.
-    least: number of tokens at the start of the answer in which a stop string has no effect.
+    least: number of first tokens. A stop string that begins in one of them has no effect.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False, least: int = 0) -> None:
@@ -83,7 +83,7 @@ class StopText:
         return released
 
     def _cut(self) -> int | None:
-        """Return the offset at which a stop string ends the answer, and set ``stopped``; None without a stop."""
+        """Return the offset where a stop string ends the answer, and set ``stopped``; None without a stop string."""
         start = max(self._floor - self._offset, 0)
         found_at = ((self._text.find(stop, start), stop) for stop in self._stops)
         cuts = [(at, -len(stop), stop) for at, stop in found_at if at >= 0]

@@ -19,7 +19,7 @@ _ROW = "dlinfer_row"
 
 @dataclass(frozen=True)
 class Rules:
-    """The fields of a request's SamplingParam by which earlier tokens affect the next token.
+    """The rules for how a request's earlier tokens affect its next token, from its SamplingParam.
 
     repetition: penalty on tokens of prompt and answer. presence, frequency: penalties on tokens of the answer, as
     OpenAI and vLLM define them. ngram_size, ngram_count: a text ends once its last ``ngram_size`` tokens occur in it

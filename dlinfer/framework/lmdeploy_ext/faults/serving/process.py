@@ -1,4 +1,4 @@
-"""Start and end the process in which ``lmdeploy serve api_server`` runs its engine, and report this process's failures.
+"""Start and end the engine's process of ``lmdeploy serve api_server``, and report this process's failures.
 
 LMDeploy 0.18 publishes the engine's port through a ``multiprocessing.Manager``, a third process. The parent shuts the
 manager down as soon as it sees the port. If the child still waits for the manager's answer, the start fails. A parent
