@@ -1,4 +1,4 @@
-"""The embedded default: any CPU that torch runs on, with vectorised torch kernels."""
+"""The cpu vendor, which dlinfer falls back to: any CPU that torch runs on, with C++ kernels and vectorised torch."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The C++ kernels for eager calls: those that can be built here and pass their self-test on this CPU."""
+"""The C++ kernels for eager calls. A kernel is used if it can be built here and passes its self-test on this CPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,14 +17,13 @@ _kernels: dict[str, Callable[..., Any]] = {}
 def compiled(
     name: str, *tensors: torch.Tensor, dtype: torch.dtype | None = None
 ) -> Callable[..., Any] | None:
-    """Return the C++ kernel of a name for tensors of one dtype, or None if torch's kernel has to serve the call.
+    """Return the C++ kernel ``name`` for tensors of one dtype, or None if torch's kernel has to serve the call.
 
     tensors: tensors of the call, for messages; the first one's dtype selects the self-test.
-    dtype: selects the self-test instead, for a first tensor of 8-bit numbers.
+    dtype: selects the self-test instead, for a call whose first tensor has 8-bit numbers.
 
-    The first call of a dtype builds the library, if it is not there yet, and runs the kernel's self-test. None counts
-    as a fallback. Raises FallbackError if the policy is ``error``.
-    """
+    The first call of a dtype builds the library, if it is not there yet, and runs the kernel's self-test. Each None
+    counts as a fallback. Raises FallbackError instead if the fallback policy is ``error``."""
     key = (name, dtype or tensors[0].dtype)
     reason = _reasons.get(key)
     if reason is None:
@@ -36,7 +35,7 @@ def compiled(
 
 
 def _reason(name: str, dtype: torch.dtype) -> str:
-    """Return why a kernel is not used, or "". Cached, except inside a self-test, which may use any kernel."""
+    """Return why a kernel is not used, or "" if it is. Cached, except inside a self-test, which may use any kernel."""
     missing = native.why_not()
     if missing is not None:
         return _reasons.setdefault((name, dtype), f"the C++ kernels cannot be built: {missing}")

@@ -1,4 +1,4 @@
-"""The host as a device for serving frameworks: its memory is shared with other programs, and it has no queues."""
+"""The host as a device for serving frameworks: it shares its memory with other programs, and runs work at once."""
 
 import os
 
@@ -29,12 +29,12 @@ class CpuDevice(Device):
         _keep_few_primitives()
 
     def memory(self) -> DeviceMemory:
-        """Return the memory that the host and this process's cgroup still allow; as a rank, only its part."""
+        """Return the memory that the host and this process's cgroup still allow. A rank gets its part only."""
         usable = usable_memory() if self._share is None else self._share.usable()
         return DeviceMemory(usable.available, usable.limit, usable.source, shared=True)
 
     def share(self, index: int, count: int) -> None:
-        """Keep this process to its part of the host's CPUs and memory."""
+        """Limit this process to its part of the host's CPUs and memory. index: its rank among ``count`` processes."""
         shares.take(shares.share_of(index, count))
         self._share = shares.MemoryShare(count)
 
@@ -57,6 +57,6 @@ _CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
 def _keep_few_primitives() -> None:
-    """Set the cache sizes, which the libraries read at the process's first product. A user's own settings stay."""
+    """Limit the caches of oneDNN and torch, which read these sizes at the first product. A user's settings stay."""
     for name in _CACHES:
         os.environ.setdefault(name, _KEPT)

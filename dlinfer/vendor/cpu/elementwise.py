@@ -1,10 +1,9 @@
 """Norms, rotation, activation and linear on CPU, rounded where HF transformers rounds.
 
 ``torch.nn.functional.rms_norm`` is not used, because it rounds only once, after the weight. Linear layers, norms,
-rotation and silu are in C++ (csrc/), in a half to a quarter of torch's time for the few rows of a decode step. Without
-C++ torch's kernels compute the same, under the fallback policy. Compiled graphs compute rotation and activation in
-their own loops.
-"""
+rotation and silu are in C++ (csrc/): for the few rows of a decode step they take a half to a quarter of torch's time.
+Without C++, torch's kernels compute the same, under the fallback policy. In compiled graphs inductor's loops may
+compute rotation and activation."""
 
 import torch
 from torch import Tensor

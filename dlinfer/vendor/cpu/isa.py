@@ -1,8 +1,7 @@
 """The instructions that the C++ kernels are compiled for, if DLINFER_CPU_ISA names them.
 
-A level with a name that ends in "_model" is for tests, and used only on request. It compiles the kernels of a level
-above AVX2 on any CPU with AVX2: a header (csrc/model) computes that level's instructions in software.
-"""
+A level whose name ends in "_model" is for tests, and used only on request. On any CPU with AVX2 it compiles the kernels
+of a higher level: a header (csrc/model) computes that level's instructions in software."""
 
 from pathlib import Path
 
@@ -52,15 +51,14 @@ def is_model(level: str) -> bool:
 
 
 def modelled(level: str) -> str:
-    """Return the level that a model imitates. Any other level is returned unchanged."""
+    """Return the level that a level for tests imitates. Any other level is returned unchanged."""
     return level.removesuffix(_MODEL)
 
 
 def flags() -> tuple[str, ...]:
-    """Return the compiler flags of the chosen level; none if no level is chosen.
+    """Return the compiler flags of the level in DLINFER_CPU_ISA; none if it is not set.
 
-    Raises SettingError if this CPU cannot run the level: the kernels would end the process.
-    """
+    Raises SettingError if this CPU lacks the level's instructions: the kernels would end the process."""
     chosen = settings.current().cpu_isa
     if not chosen:
         return ()

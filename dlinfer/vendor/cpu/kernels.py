@@ -31,6 +31,6 @@ _FUNCTIONS = [
 ]
 
 KERNELS: dict[str, Kernel] = dict(_FUNCTIONS)
-"""Op -> the function of its name in one of these modules."""
+"""Op -> its kernel: the function of the op's name in one of these modules."""
 
 assert len(KERNELS) == len(_FUNCTIONS), "two functions have the name of one op"

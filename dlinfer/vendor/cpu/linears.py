@@ -1,4 +1,4 @@
-"""Several linear layers of one input on CPU: one C++ kernel for all, or torch's kernel for one after the other."""
+"""Several linear layers of one input on CPU: one C++ kernel for all, or torch's kernel once for each layer."""
 
 from collections.abc import Sequence
 

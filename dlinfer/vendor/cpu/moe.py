@@ -2,8 +2,8 @@
 
 Both read the chosen experts' weights in place, so neither decode nor prefill copies weights or loops in Python. The C++
 kernel computes the experts of a decode step together, at the speed of memory; torch's ``grouped_mm`` takes two to four
-times as long. It needs rows of whole 16-byte words. For other sizes (toy models) a loop runs over the chosen experts.
-"""
+times as long. ``grouped_mm`` also needs rows of whole 16-byte words. For other sizes (toy models) a loop runs over the
+chosen experts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> 
 
 @contextmanager
 def in_the_ops_words(topk_ids: Tensor, experts: int, rules: Rules) -> Iterator[None]:
-    """Raise the op's error if the kernel called here refuses the ids, which it reads."""
+    """Raise the op's own error if the kernel that runs in this context refuses the ids."""
     try:
         yield
     except RuntimeError:
@@ -82,7 +82,7 @@ def fused_moe_clamped(
 
 
 def gated_silu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return the product in new memory."""
+    """Return silu(gate) * up in new memory, computed by torch."""
     return functional.silu(gate).mul_(up)
 
 
@@ -95,7 +95,7 @@ def _by_torch(
     activated: Callable[[Tensor, Tensor], Tensor] = gated_silu,
     biases: Sequence[Tensor] = (),
 ) -> Tensor:
-    """Compute the mixture by torch. The ids must be valid. stacks, biases: of gate and up, and of down."""
+    """Compute the mixture by torch. The ids must be valid. stacks, biases: two each, of gate and up, and of down."""
     weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
     if renormalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -115,7 +115,7 @@ def _by_torch(
 
 
 def _by_expert(topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort choices by expert: return their places in topk_ids, their experts, and the end of each expert's rows."""
+    """Sort choices by expert. Return three tensors: places in topk_ids, experts, and the end of each expert's rows."""
     expert, order = topk_ids.flatten().sort(stable=True)
     every = torch.arange(experts, dtype=expert.dtype)
     return order, expert, torch.searchsorted(expert, every, right=True, out_int32=True)
@@ -129,7 +129,7 @@ def _groupable(hidden_states: Tensor, *weights: Tensor) -> bool:
 
 
 def _grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """Multiply the rows of expert e, which end at ``ends[e]``, by its weight [out, in]."""
+    """Multiply the rows of each expert by its weight [out, in]. The rows of expert e end at ``ends[e]``."""
     return functional.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
 
 

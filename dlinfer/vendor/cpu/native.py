@@ -41,14 +41,13 @@ _outcome: str | None = None  # "" once loaded, else why not; None before the fir
 
 
 class BuildError(Exception):
-    """The library cannot be built here; the text says why. ``load`` keeps it for ``why_not``."""
+    """The library cannot be built here; the message says why. ``load`` keeps the message for ``why_not``."""
 
 
 def why_not(folder: Path | None = None) -> str | None:
-    """Load the kernels; return None, or the reason why they cannot be loaded.
+    """Load the kernels; return why they cannot be loaded, or None if they are loaded.
 
-    Only the first call of a process loads them (see ``load``); later calls return the same result.
-    """
+    Only the first call of a process loads them (see ``load``); later calls return the same result."""
     load(folder)
     return _outcome or None
 
@@ -116,12 +115,10 @@ def _default_folder() -> Path:
 
 @contextmanager
 def memory_for_results() -> Iterator[None]:
-    """Make loops that are compiled or loaded in this context take large results from the library's memory, if it is
-    loaded.
+    """Take large results of loops from the library's memory, for loops that are compiled or loaded in this context.
 
-    The C library returns large memory to the system and gets it again page by page, which takes up to a fifth of a
-    prefill's time (csrc/common/result_memory.h).
-    """
+    Does nothing if the library is not loaded. The C library would return large memory to the system and get it again
+    page by page, which takes up to a fifth of a prefill's time (csrc/common/result_memory.h)."""
     if why_not() is not None:
         yield
         return
@@ -133,11 +130,10 @@ def memory_for_results() -> Iterator[None]:
 
 
 def build(folder: Path, flags: Sequence[str] = ()) -> Path:
-    """Return the path of a sound library: the wheel's, the one in ``folder``, or one compiled into it now.
+    """Return the path of a sound library: the wheel's, or one in ``folder``, compiled into it now if it is missing.
 
     flags: more compiler flags, behind FLAGS and those of DLINFER_CPU_ISA. Raises BuildError; SettingError if
-    DLINFER_CPU_ISA names instructions that this CPU lacks.
-    """
+        DLINFER_CPU_ISA names instructions that this CPU lacks."""
     ready = None if flags else _ready()
     if ready is not None and _is_sound(ready):
         return ready
@@ -179,7 +175,7 @@ def _compiler() -> list[str]:
 
 
 def _fingerprint(command: Sequence[str]) -> str:
-    """Hash all that the library depends on. The compiler's macros tell its version and, with -march=native, the CPU."""
+    """Hash all that the library depends on. The compiler's macros show its version and, with -march=native, the CPU."""
     macros = _run([*command, "-dM", "-E", "-x", "c++", os.devnull])
     digest = hashlib.sha256("\0".join([torch.__version__, *command, macros]).encode())
     digest.update(_digest())
@@ -199,7 +195,7 @@ def _sources(pattern: str) -> list[Path]:
 
 @contextmanager
 def _one_process_at_a_time(path: Path) -> Iterator[None]:
-    """Let other processes wait for the one that compiles. The kernel frees the lock when its owner dies."""
+    """Let one process compile while the others wait. The kernel frees the lock when the owner of the lock dies."""
     with path.open("w") as file:
         with suppress(OSError):  # a file system without locks: both compile, and the later rename wins
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -253,10 +249,9 @@ def _first_error(output: str) -> str:
 
 
 def _is_sound(path: Path) -> bool:
-    """Return whether the file is as it was compiled. A damaged one would load, and then crash or compute wrong results.
+    """Return whether the file is as it was compiled. A damaged library would load, but crash or compute wrong results.
 
-    The checksum stands behind the library's last section, which loaders do not read.
-    """
+    The checksum stands behind the library's last section; loaders do not read it."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -296,7 +291,7 @@ def _load_library(path: Path) -> None:
 
 
 def _register_fakes() -> None:
-    """Register shape functions for fake tensors. Each serves the kernels in its key."""
+    """Register functions that return a kernel's results for fake tensors. A function serves the kernels in its key."""
 
     def like_first(x: Tensor, *rest: object) -> Tensor:
         return x.new_empty(x.shape)

@@ -21,10 +21,10 @@ LEVELS = ("avx2", "avx512", "avx512_bf16", "amx")
 
 
 def library(sources: bytes) -> Path | None:
-    """Return the library of the best level that this CPU runs, or of DLINFER_CPU_ISA; None if none fits this torch.
+    """Return the wheel's library of the highest level that this CPU runs, or of DLINFER_CPU_ISA.
 
-    sources: the digest of the C++ sources, which the library must have. Raises SettingError as ``isa.flags``.
-    """
+    None if the wheel has no such library for this torch. sources: digest of the C++ sources; the library must be built
+    from them. Raises SettingError if this CPU lacks the level in DLINFER_CPU_ISA."""
     isa.flags()  # raises for a level that this CPU lacks
     chosen = settings.current().cpu_isa
     here = [level for level in LEVELS if not isa.missing(level)]
@@ -40,7 +40,7 @@ def name(level: str, sources: bytes) -> str:
 
 
 def make(folder: Path, sources: bytes, compiled: Callable[[tuple[str, ...], Path], None]) -> list[Path]:
-    """Compile every level into a folder and return the files. compiled: takes compiler flags and the file to make."""
+    """Compile every level into a folder. Return the files. compiled: takes compiler flags and the file to make."""
     paths = [folder / name(level, sources) for level in LEVELS]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         list(threads.map(compiled, map(isa.flags_of, LEVELS), paths))

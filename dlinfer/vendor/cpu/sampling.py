@@ -9,7 +9,7 @@ from dlinfer.vendor.device import Sampler
 
 
 class CpuSampler(Sampler):
-    """Orders equal logits by token. Computes draws in float32, whatever the logits' dtype."""
+    """Chooses tokens by the C++ kernels. Of equal logits the lower token comes first. Draws are computed in float32."""
 
     def largest(self, logits: Tensor) -> Tensor | None:
         kernel = compiled("largest_tokens", logits) if _taken("largest_tokens", logits) else None
@@ -36,7 +36,7 @@ def _as(dtype: torch.dtype, limits: Tensor | None) -> Tensor | None:
 
 
 def _taken(name: str, logits: Tensor) -> bool:
-    """Return whether the kernels take such logits; count a fallback if not. Raises FallbackError."""
+    """Return whether the kernels take such logits. If not, counts a fallback, or raises FallbackError."""
     if logits.dtype not in FLOATS:
         reason = f"logits are {str(logits.dtype).removeprefix('torch.')}"
     elif logits.dim() != 2 or logits.shape[1] == 0:

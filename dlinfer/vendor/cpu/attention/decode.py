@@ -1,4 +1,4 @@
-"""Decode attention: in C++ (csrc/attention/decode.cpp), which reads pages in place, or by torch over copies."""
+"""Decode attention: in C++ (csrc/attention/decode.cpp), which reads pages in place, or by torch, which copies them."""
 
 import torch
 from torch import Tensor

@@ -1,9 +1,8 @@
 """Decode attention by torch, for quantised caches and for calls that the C++ kernel does not serve.
 
 It copies the batch's keys and values out of their pages, padded to the longest sequence, and attends in one call. If
-that would read more than twice the keys of the batch, the batch is split into groups of similar length, at most one for
-each power of two.
-"""
+padding would more than double the keys that are read, the batch is split into groups of sequences. The lengths in a
+group differ by less than a factor of two."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -56,7 +55,7 @@ def gathered_decode(
 
 
 class _Batch(NamedTuple):
-    """Some sequences. q: [sequences, kv_heads, group, size]. first: the block that each reading begins with."""
+    """Some sequences. lengths: their numbers of keys. first: for each sequence, the first block that is read."""
 
     queries: Tensor  # [batch, kv_heads, group, size]
     block_offsets: Tensor  # [batch, max_blocks]
@@ -65,7 +64,7 @@ class _Batch(NamedTuple):
 
 
 def _groups(count: Tensor) -> Iterator[tuple[Tensor | None, int]]:
-    """Yield (rows, number of blocks to read for each row); rows None means all rows."""
+    """Yield groups of sequences as pairs: their rows in the batch (None means all), and the blocks to read for each."""
     longest = int(count.max())
     if count.shape[0] == 1 or count.shape[0] * longest <= 2 * int(count.sum()):
         yield None, longest

@@ -1,4 +1,4 @@
-"""The paged KV cache on CPU. Writes run in C++ unless the cache is quantised. Reads are by blocks."""
+"""The paged KV cache on CPU. Writes run in C++ unless the cache is quantised. Reads copy whole blocks."""
 
 from typing import NamedTuple
 

@@ -15,7 +15,7 @@ _ROWS_AT_LEAST = 128  # for pieces of a window, which read only their rows' wind
 
 
 def _extras(scoring: Scoring) -> Extras:
-    """Return the extras, shaped for the heads and queries of one sequence."""
+    """Return the options of a call, shaped for the heads and queries of one sequence."""
     return Extras(
         scoring.softmax_scale,
         scoring.logit_softcapping,
@@ -25,7 +25,7 @@ def _extras(scoring: Scoring) -> Extras:
 
 
 def _bounds(scoring: Scoring) -> tuple[int | None, int | None]:
-    """Return (lowest, highest) visible value of key position - query position; None is no bound."""
+    """Return the lowest and the highest visible value of key position - query position. None means no bound."""
     highest = 0 if scoring.causal else scoring.window_right if scoring.window_right >= 0 else None
     return -scoring.window_left if scoring.window_left >= 0 else None, highest
 

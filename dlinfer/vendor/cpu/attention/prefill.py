@@ -1,8 +1,7 @@
 """Prefill attention: in C++ (csrc/attention/prefill.cpp), which reads pages in place, or by torch.
 
-torch's kernel takes one sequence a call and copies its pages. It serves quantised caches by design, so these calls do
-not count as fallbacks. Other calls that the C++ kernel cannot serve do.
-"""
+By torch, each sequence is one call, and its pages are copied. Calls with quantised caches always run by torch, so they
+do not count as fallbacks. Other calls by torch do count."""
 
 from collections.abc import Callable
 from typing import Any

@@ -2,10 +2,9 @@
 
 ``dlinfer.ops.attention.semantics`` explains the formula and its arguments. torch's CPU flash kernel (the one that
 ``torch.nn.functional.scaled_dot_product_attention`` picks) sums in float32, serves grouped query heads without
-repeating keys, and gives zeros for rows that see nothing. Sinks follow from its log-sum-exp:
-out * exp(lse) / (exp(lse) + exp(sink)) = out * sigmoid(lse - sink).
-It needs one head size for q, k and v, and has no soft-cap. This module computes the scores of other calls in float32.
-"""
+repeating keys, and returns zeros for a query without visible keys. Sinks follow from its log-sum-exp ``lse``: out *
+exp(lse) / (exp(lse) + exp(sink)) = out * sigmoid(lse - sink). The kernel needs one head size for q, k and v, so smaller
+heads are padded. It has no soft cap: scores of calls with one are computed here, in float32."""
 
 from dataclasses import dataclass
 
@@ -20,9 +19,8 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 class Extras:
     """The options of a call beyond softmax(q k) v.
 
-    slopes: broadcasts with [batch, heads, queries, keys]; or None.
-    sinks: broadcasts with [batch, heads, queries]; or None.
-    """
+    slopes: ALiBi's, which broadcast with [batch, heads, queries, keys]; None without ALiBi.
+    sinks: broadcasts with [batch, heads, queries]; None without sinks."""
 
     scale: float
     softcap: float
@@ -51,10 +49,9 @@ def attend(
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, extras: Extras) -> Tensor:
-    """Run torch's flash kernel, and apply sinks; shapes as in ``attend``.
+    """Run torch's flash kernel, and apply sinks. Shapes are those of ``attend``.
 
-    bias: added to the scores, or None. causal: query i sees keys 0..i.
-    """
+    bias: added to the scores, or None. causal: query i sees keys 0..i only."""
     size, size_v = q.shape[3], v.shape[3]
     if size_v < size:
         v = functional.pad(v, (0, size - size_v))

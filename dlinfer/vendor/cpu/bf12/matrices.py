@@ -10,14 +10,14 @@ from dlinfer.vendor.cpu.compiled import compiled
 
 
 def pack(weight: Tensor) -> Tensor:
-    """Pack like ``ops.quantised.bf12.pack``, with the same bytes, but on all threads and into large pages."""
+    """Pack into the same bytes as ``ops.quantised.bf12.pack``, but on all threads and into large memory pages."""
     fits = weight.dtype is torch.bfloat16 and weight.ndim == 2
     kernel = compiled("pack_bf12", weight) if fits else None
     return (kernel or bf12.pack)(weight)
 
 
 def unpack(packed: Tensor, rows: int, columns: int) -> Tensor:
-    """Unpack like ``ops.quantised.bf12.unpack``."""
+    """Return the [rows, columns] matrix that ``pack`` packed, as ``ops.quantised.bf12.unpack`` does."""
     kernel = compiled("unpack_bf12", packed, dtype=torch.bfloat16)
     return (kernel or bf12.unpack)(packed, rows, columns)
 

@@ -1,8 +1,7 @@
 """Products of 8-bit numbers: exact for int8; float rows with float8 weights, dequantised piece by piece.
 
-The C++ kernels read the weight in place; the float8 kernel is for few rows, such as a decode step's. Without them, and
-for float64, torch multiplies one piece of the weight after the other.
-"""
+The C++ kernels read the weight in place; the float8 kernel is for few rows, such as a decode step's. For other calls
+torch multiplies one piece of the weight after the other."""
 
 import functools
 
@@ -16,13 +15,13 @@ from dlinfer.ops.core.checks import FLOATS
 from dlinfer.vendor.cpu.compiled import compiled
 
 PIECE = 2 << 20
-"""The most elements of a weight that are dequantised at a time, unless one row has more: 8 MiB in float32."""
+"""The most elements of a weight to dequantise at a time, 8 MiB in float32. A single row may have more."""
 
 FEWEST_COLUMNS = 64
-"""The fewest columns of an int8 result that one product computes, however many rows it has."""
+"""The fewest columns of an int8 result to compute in one product, even if the result has many rows."""
 
 FEW_FP8_ROWS = 16
-"""The most rows of activations for the C++ kernel, which dequantises the weight again for every four rows."""
+"""The most rows of activations to give the C++ kernel: it dequantises the whole weight again for every four rows."""
 
 
 def scaled_int8_product(
@@ -101,7 +100,9 @@ def _widened(
 
 
 def _pieces(weight: Tensor, multiple: int = 1, most: int = PIECE) -> list[tuple[int, int]]:
-    """Return (first row, end) of pieces that begin at a multiple and have at most ``most`` rows."""
+    """Split a weight's rows into pieces, as pairs (first row, end). Each begins at a multiple of ``multiple``.
+
+    most: the most rows of a piece."""
     rows, columns = weight.shape
     step = max(min(PIECE // max(columns, 1), most) // multiple, 1) * multiple
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
@@ -109,5 +110,5 @@ def _pieces(weight: Tensor, multiple: int = 1, most: int = PIECE) -> list[tuple[
 
 @functools.cache
 def _torch_is_exact() -> bool:
-    """Return whether torch's int8 product is exact. Without VNNI or AMX oneDNN saturates sums of pairs to 16 bits."""
+    """Return whether torch's int8 product is exact. Without VNNI or AMX oneDNN adds pairs in 16 bits, and saturates."""
     return any("vnni" in flag or flag == "amx_int8" for flag in cpu_flags().split())

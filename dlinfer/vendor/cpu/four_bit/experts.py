@@ -16,7 +16,7 @@ from dlinfer.vendor.cpu.four_bit.linears import mxfp4_matmul, weight_quant_matmu
 from dlinfer.vendor.cpu.moe import gated_silu
 
 _ROWS = 4096
-"""The most rows of all experts together with activations in memory. This rarely splits an expert's rows."""
+"""The most rows, of all experts together, whose activations are in memory at a time. Rarely splits an expert's rows."""
 
 
 def fused_moe_w4a16(
@@ -82,9 +82,8 @@ def routed(
 ) -> Tensor:
     """Return each token's weighted sum of its experts' gated MLPs, summed in float32 and rounded once.
 
-    gate_up, down: the products, of any dtype, before and after the activation. They take rows of hidden_states. All
-    other work is done for all experts at once: for one token it takes as long as a product.
-    """
+    gate_up, down: the products before and after the activation, with results of any dtype. Each takes rows and an
+        expert. All other work is done for all experts at once: for one token it takes as long as a product."""
     weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
     if renormalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -103,7 +102,9 @@ def routed(
 
 
 def _spans(chosen: list[int], counts: list[int], first: int, behind: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (expert, begin, end) for the rows [first, behind), relative to ``first``. Rows are sorted by expert."""
+    """Yield (expert, begin, end) for the experts with rows in [first, behind). begin, end: relative to ``first``.
+
+    chosen, counts: the experts and their numbers of rows, in the rows' order."""
     end = 0
     for expert, count in zip(chosen, counts, strict=True):
         begin, end = max(end, first), end + count

@@ -1,8 +1,7 @@
 """The cgroups of this process for one controller, in both interfaces (v1 and v2).
 
-A limit of any ancestor binds too, so a hierarchy lists all ancestors. Contracts: the kernel's
-Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst.
-"""
+A limit of an ancestor holds for this process too, so a hierarchy lists all ancestors. Contracts: the kernel's
+Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst."""
 
 import os
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ class Hierarchy(NamedTuple):
 
 
 def hierarchies(controller: str, root: Path = Path("/")) -> Iterator[Hierarchy]:
-    """Yield the hierarchies that may limit this process by a controller, such as ``memory``. root: for tests."""
+    """Yield the hierarchies that may limit this process for a controller, such as ``memory``. root: for tests."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
         mounts = list(_mounts(root))

@@ -13,9 +13,9 @@ from dlinfer.vendor.cpu.host.cgroups import hierarchies
 class UsableCpus:
     """The CPUs of this process.
 
-    logical: numbers of the logical CPUs in its affinity. cores: the number of their physical cores. nodes: the number
-    of their NUMA nodes. machine: the number of logical CPUs of the machine. quota: in CPUs, None without a limit.
-    """
+    logical: numbers of the logical CPUs that its affinity allows. cores: how many physical cores they are. nodes: how
+        many NUMA nodes they are on. machine: how many logical CPUs the machine has. quota: in CPUs; None without a
+        limit."""
 
     logical: frozenset[int]
     cores: int
@@ -25,11 +25,13 @@ class UsableCpus:
 
     @property
     def threads(self) -> int:
-        """The number of threads that can run at once."""
+        """The number of threads that can run at once: one for each physical core, and no more than the quota."""
         return self.cores if self.quota is None else max(1, min(self.cores, ceil(self.quota)))
 
     def physical(self, root: Path = Path("/")) -> dict[tuple[int, ...], int]:
-        """The logical CPUs of each core -> the core's NUMA node, sorted by the first CPU. root: as below."""
+        """Return each core's logical CPUs -> the core's NUMA node, sorted by the first CPU.
+
+        root: the folder with ``proc`` and ``sys``, for tests."""
         nodes = {
             number: int(folder.name.removeprefix("node"))
             for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
@@ -64,16 +66,15 @@ def usable_cpus(root: Path = Path("/")) -> UsableCpus:
 
 
 def _siblings(number: int, root: Path) -> frozenset[int]:
-    """The logical CPUs of the core of one of them."""
+    """Return the logical CPUs of the core that the logical CPU ``number`` belongs to."""
     text = _text(root / f"sys/devices/system/cpu/cpu{number}/topology/core_cpus_list")
     return frozenset(_numbers(text) or {number})
 
 
 def cores_by_node(root: Path = Path("/")) -> dict[int | None, list[tuple[int, ...]]]:
-    """NUMA node -> its physical cores that this process may use, each as the logical CPUs of the core.
+    """Return NUMA node -> its physical cores that this process may use, each as the logical CPUs of the core.
 
-    The node is None where the system names none. root: the folder with ``proc`` and ``sys``, for tests.
-    """
+    The node is None if the system does not tell it. root: the folder with ``proc`` and ``sys``, for tests."""
     system = root / "sys/devices/system"
     homes = {
         number: int(folder.name.removeprefix("node"))
@@ -87,7 +88,7 @@ def cores_by_node(root: Path = Path("/")) -> dict[int | None, list[tuple[int, ..
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yield the quota of each cgroup, in CPUs."""
+    """Yield the quota, in CPUs, of each cgroup that limits this process."""
     for version, folders in hierarchies("cpu", root):
         for folder in folders:
             if version == "v2":

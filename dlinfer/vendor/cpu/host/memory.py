@@ -88,6 +88,6 @@ def _limits(names: _Names, folder: Path, root: Path) -> Iterator[UsableMemory]:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Parse a kernel file with a name and a number in each line."""
+    """Parse a kernel file that has a name and a number in each line."""
     rows = (line.replace(":", " ").split() for line in path.read_text().splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) >= 2 and row[1].isdigit()}

@@ -42,9 +42,10 @@ class Share:
 def share_of(index: int, count: int, root: Path = Path("/")) -> Share:
     """Return the share of rank ``index`` of ``count`` ranks on this host.
 
-    Whole NUMA nodes where there are as many as ranks, else a part of the cores of one node, else of all cores. With
-    fewer cores than ranks, all ranks share all CPUs. root: the folder with ``proc`` and ``sys``, for tests.
-    """
+    With at least as many NUMA nodes as ranks, a share is whole nodes. Otherwise it is a part of the cores of one node
+    or, if the ranks do not divide evenly among the nodes, of all cores. With fewer cores than ranks, all ranks share
+    all CPUs.
+    root: the folder with ``proc`` and ``sys``, for tests."""
     usable = usable_cpus(root)
     by_node: dict[int, list[tuple[int, ...]]] = {}
     for core, node in usable.physical(root).items():
@@ -70,11 +71,10 @@ def _part(items: list[_T], index: int, count: int) -> list[_T]:
 
 
 def take(share: Share) -> None:
-    """Keep this process to a share: the CPUs of all its threads, torch's threads, the node of its memory.
+    """Limit this process to a share: the CPUs of all its threads, the number of torch's threads, its memory's node.
 
-    ``OMP_NUM_THREADS`` and ``MKL_NUM_THREADS`` are the user's choice, and stay; with more threads than the share has
-    CPUs, the affinity stays too.
-    """
+    If the user has set ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS``, torch's number of threads is kept. If it is more
+    than the share has CPUs, CPUs and memory are not limited either."""
     if "OMP_NUM_THREADS" not in os.environ and "MKL_NUM_THREADS" not in os.environ:
         torch.set_num_threads(share.threads)
     if torch.get_num_threads() > len(share.cpus) or not sys.platform.startswith("linux"):
@@ -87,7 +87,7 @@ def take(share: Share) -> None:
 
 
 def _prefer_memory_of(node: int) -> None:
-    """Let this thread, and those that it starts, take memory of a NUMA node first."""
+    """Let this thread, and the threads that it starts, take memory of a NUMA node as long as that node has some."""
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None:
         return
@@ -111,7 +111,7 @@ class MemoryShare:
         self._count, self._budget, self._before = count, whole.available // count, _own_memory()
 
     def usable(self) -> UsableMemory:
-        """The memory that this process may still allocate, with its part of the limit."""
+        """Return the memory that this process may still allocate of its part. ``limit`` is its part of the limit."""
         whole = usable_memory()
         left = self._budget - (_own_memory() - self._before)
         available = max(0, min(whole.available, left))
@@ -119,7 +119,7 @@ class MemoryShare:
 
 
 def _own_memory() -> int:
-    """The bytes of this process that no file backs; 0 where the system does not tell."""
+    """Return the size in bytes of this process's memory that no file backs; 0 where the system does not tell."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("RssAnon:"):

@@ -1,7 +1,6 @@
 """Calls of torch's own ops that the C++ kernels take over.
 
-torch's ops serve more than the kernels: vectors as weights, other dtypes, devices and layouts. torch keeps such calls.
-"""
+torch's ops also take vectors as weights, other dtypes, devices and layouts. Such calls stay with torch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +18,7 @@ _WHOLE = (torch.int64, torch.int32)
 
 
 def _is_plain_table(node: fx.Node) -> bool:
-    """Return whether rows are taken from a float table in host memory with dense rows."""
+    """Return whether an ``aten.embedding`` reads a float table in host memory, whose rows are dense."""
     values = map_arg(arguments(node), fake)
     table, places = values["weight"], values["indices"]
     return (
@@ -58,7 +57,7 @@ def _is_plain_attention(node: fx.Node) -> bool:
 
 
 def _is_plain_copy(node: fx.Node) -> bool:
-    """Return whether rows are copied into a tensor of their dtype and rank."""
+    """Return whether an ``aten.index_copy_`` copies rows into a tensor of the rows' dtype and rank."""
     values = map_arg(arguments(node), fake)
     to, places, rows = values["self"], values["index"], values["source"]
     return (
@@ -71,7 +70,7 @@ def _is_plain_copy(node: fx.Node) -> bool:
 
 
 def _is_sum_of_whole(node: fx.Node) -> bool:
-    """Return whether two integer tensors are added, of the same sizes or the second with one element."""
+    """Return whether an ``aten.add`` adds two integer tensors, and the second has the first's sizes or one element."""
     values = map_arg(arguments(node), fake)
     x, y = values["self"], values["other"]
     return (
@@ -86,7 +85,7 @@ def _is_sum_of_whole(node: fx.Node) -> bool:
 
 
 def _adds_whole(node: fx.Node) -> bool:
-    """Return whether an integer is added in place to a contiguous integer tensor."""
+    """Return whether an ``aten.add_`` adds a Python integer to a contiguous integer tensor."""
     values = map_arg(arguments(node), fake)
     x, y = values["self"], values["other"]
     return (
@@ -116,4 +115,4 @@ ATEN_CALLS: dict[Any, Callable[[fx.Node], bool]] = {
     _aten.linear.default: _is_plain_linear,
     _aten.scaled_dot_product_attention.default: _is_plain_attention,
 }
-"""Op -> whether its C++ kernel serves a call."""
+"""Op -> function that returns whether the op's C++ kernel serves a call."""

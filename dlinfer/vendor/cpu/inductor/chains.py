@@ -1,12 +1,11 @@
 """Chains: runs of steps that need no Python, executed by one call of csrc/chain.
 
-A step can join a chain if it calls a C++ kernel or is a view, and all its arguments are tensors and numbers. The same
-kernels run in the same order. A chain only saves the time of Python and the dispatcher in each call, some milliseconds
-for a decode step of a model of 24 layers, and lets other Python threads run meanwhile.
+A step can join a chain if it calls a C++ kernel or is a view, and all its arguments are tensors and numbers. A chain
+runs the same kernels in the same order. It only saves the time of Python and the dispatcher in each call: some
+milliseconds for a decode step of a model of 24 layers. Meanwhile other Python threads can run.
 
 A chain is encoded as integers, which ``csrc/chain/chain.cpp`` reads: the numbers of tensors, registers and sizes, then
-the steps, then the registers of its results. Each list follows its length.
-"""
+the steps, then the registers of the chain's results. Before each list stands its length."""
 
 import functools
 import struct
@@ -28,7 +27,7 @@ from dlinfer.vendor.cpu.inductor.kernels import places_of
 SHORTEST = 3
 """The fewest steps of a chain. Shorter runs are called step by step."""
 LONG = 64
-"""The fewest steps of a chain that tells others that it computes: those of some layers."""
+"""The fewest steps, about those of a few layers, of a chain that waiting threads hear of (``Chain.is_long``)."""
 
 # Views, and reshape, which copies only if it must. The dispatcher takes longer than their work.
 _VIEWS = frozenset(
@@ -43,11 +42,11 @@ _LISTS = {"native linears": 1, "op aten.split_with_sizes.default": 1}
 _NONE, _TENSOR, _MAYBE_TENSOR, _INT, _SIZE, _FLOAT, _MAYBE_FLOAT, _BOOL, _DTYPE = range(9)
 _TENSORS, _MAYBE_TENSORS, _INTS = range(9, 12)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
-"""The dtypes that a step may take as arguments, encoded as their index here."""
+"""The dtypes that a step may have as an argument. The code of a dtype is its index here."""
 _KERNEL, _DISPATCHED, _CONTIGUOUS = range(3)
 
 _dropped: deque[int] = deque()
-"""Handles of chains without users, until the next chain is made."""
+"""Handles of chains that nothing refers to any more. The next chain to be made frees their memory."""
 
 
 class _NotChainableError(Exception):
@@ -97,7 +96,7 @@ def _longest(steps: Sequence[Step], begin: int) -> "tuple[int, _Writer]":
 
 
 def _items_first(steps: Sequence[Step]) -> list[Step]:
-    """Move each step that takes an item of a sequence right behind the step that makes the sequence."""
+    """Move each step that takes an item of a sequence to the place right behind the step that makes the sequence."""
     items: dict[str, list[Step]] = {}
     sequences = {name for step in steps if isinstance(step.results, str) for name in step.names}
     for step in steps:
@@ -131,7 +130,10 @@ def _last_reads(steps: Sequence[Step], kept: Iterable[str]) -> dict[str, int]:
 
 @dataclass
 class _Written:
-    """A step that has been encoded. head: its callee. arguments: encoded. results, reads: registers."""
+    """A step that has been encoded, and the step itself as ``part``.
+
+    head: its encoded callee. arguments: encoded. gives_list: whether it returns a list. results, reads: the registers
+        that it writes and reads."""
 
     head: list[int]
     arguments: list[int]
@@ -200,7 +202,7 @@ class _Writer:
             raise _NotChainableError
 
     def _take_layout(self, step: Step) -> None:
-        """Encode ``graph.ir.layout.laid_out``: a copy, if needed, that is dense in the given order of dimensions."""
+        """Encode a call of ``graph.ir.layout.laid_out``: copy unless the tensor is dense in this order of dims."""
         source, order = step.args
         argument = self._argument("Tensor", source)
         if order is not None:
@@ -272,7 +274,7 @@ class _Writer:
                 raise _NotChainableError
 
     def _tensor(self, value: Value | Constant) -> int:
-        """Return a tensor's register. Inputs have negative ones until the chain is complete."""
+        """Return the register of a tensor. An input gets a negative number, which ``joined`` replaces."""
         key = _key(value)
         if key in self._sequences:
             raise _NotChainableError
@@ -290,7 +292,9 @@ class _Writer:
     # --- the whole chain
 
     def joined(self, read_later: Iterable[str], callee: str) -> tuple[Step, Callable[..., Any]]:
-        """Return the step that replaces all encoded ones, and its chain. read_later: the results that others read."""
+        """Return the step that replaces all the encoded ones, and the chain that it calls.
+
+        read_later: names of the results that later steps read; only these are results of the chain."""
         names = tuple(name for name in read_later if name in self._registers)
         results = [self._registers[name] for name in names]
         code = self._code(results)
@@ -324,7 +328,7 @@ class _Writer:
 
 
 def _placed(arguments: list[int], place: Callable[[int], int]) -> list[int]:
-    """Replace registers in encoded arguments by their final numbers."""
+    """Replace each register in encoded arguments by ``place`` of it, its number in the complete chain."""
     placed, at = [arguments[0]], 1
     while at < len(arguments):
         kind, value = arguments[at], arguments[at + 1]
@@ -343,12 +347,12 @@ def _text(text: str) -> list[int]:
 
 
 def _key(value: Value | Constant) -> str:
-    """Return a name that differs between a value and a constant of the same name."""
+    """Return a name for a value or constant, which differs between a value and a constant of the same name."""
     return value.name if isinstance(value, Value) else f"constant {value.name}"
 
 
 def _kind(formal: Any) -> str:
-    """Return the type of an argument in its signature. torch's ``type`` gives "int" for a dtype."""
+    """Return an argument's type in a signature, "ScalarType" for a dtype: torch's ``type`` says "int" for a dtype."""
     return "ScalarType" if str(formal.real_type) == "ScalarType" else str(formal.type)
 
 
@@ -371,7 +375,7 @@ def _op(callee: str) -> torch._ops.OpOverload:
 
 
 def _bound(op: torch._ops.OpOverload, step: Step) -> Iterable[tuple[Any, Any]]:
-    """Yield (argument of the op's signature, its value in the step)."""
+    """Yield pairs: an argument of the op's signature, and its value in the step."""
     kind, _, name = step.callee.partition(" ")
     places = places_of(name) if kind == "native" else None
     args = step.args if places is None else [step.args[place] for place in places]
@@ -393,13 +397,12 @@ def _free_dropped() -> None:
 
 
 class Chain:
-    """A chain in the library's memory, for as long as something may call it.
+    """A callable chain. The library keeps it in memory as long as this object lives.
 
-    The garbage collector may drop a chain at any time, also while a thread traces: a call of torch there would be
-    recorded in the graph. So the next chain to be made frees the memory of dropped ones.
+    The garbage collector may drop a chain at any time, also while a thread traces. A call of torch would then be
+    recorded in the graph, so the memory is freed later, when the next chain is made.
 
-    is_long: the chain tells threads that wait for a step to compute (``utils.computing``).
-    """
+    is_long: before it runs, the chain tells waiting threads that a long computation begins (``utils.computing``)."""
 
     def __init__(self, code: list[int], is_long: bool = False) -> None:
         self._is_long = is_long

@@ -30,7 +30,9 @@ from dlinfer.vendor.cpu.inductor.twins import Twins, twins_of
 
 @dataclass
 class _Compiled:
-    """A compiled cluster. assumptions: about the symbols of its sizes. measure: of the work of a call."""
+    """A compiled cluster. ``origin`` says where it comes from, ``reason`` why its nodes run one by one.
+
+    assumptions: what the compiler assumed about the symbols of sizes. measure: tells whether a call has little work."""
 
     run: Callable[..., Any]
     assumptions: list[str]
@@ -41,7 +43,7 @@ class _Compiled:
 
     @property
     def origin_again(self) -> str:
-        """The origin to report for a second use: an eager cluster runs eagerly every time."""
+        """The origin that later uses report: "shared", or "eager" again for a cluster that runs node by node."""
         return self.origin if self.origin == "eager" else "shared"
 
 
@@ -55,14 +57,13 @@ class ClusterCompiler:
         self._lock = threading.Lock()
 
     def run(self, name: str) -> Callable[..., Any]:
-        """Return the function for a name from ``compile``. It takes the cluster's inputs and returns its outputs."""
+        """Return the function for a name that ``compile`` returned: from the cluster's inputs to its outputs."""
         return self._runs[name]
 
     def load(self, name: str, cache: ArtifactCache) -> bool:
         """Load a cluster from the disk cache for ``run(name)``; return False if the cache holds no sound artifact.
 
-        Artifacts with assumptions about sizes count as missing: callers of ``load`` have no guards.
-        """
+        Artifacts with assumptions about sizes count as missing, since no guards are checked for loaded clusters."""
         with self._lock:
             known = self._compiled.get(name) or cache.load_named(name, _read)
             if known is None or known.assumptions or known.origin == "eager":
@@ -78,10 +79,10 @@ class ClusterCompiler:
     def compile(
         self, subgraph: Subgraph, cache: ArtifactCache, refused: str | None = None
     ) -> tuple[str, ClusterReport]:
-        """Compile a subgraph, or find an equal one: (name for ``run``, report).
+        """Compile a subgraph, or find an equal one. Return the name for ``run``, and a report.
 
-        refused: the reason not to trust compiled loops on this CPU. The subgraph then runs node by node.
-        """
+        refused: why compiled loops are not trusted on this CPU; the subgraph then runs node by node. None trusts
+            them."""
         start = time.perf_counter()
         surroundings = _Surroundings(environment(), code_generator())
         spelling = digest(canonical_text([surroundings.text, *spelled(subgraph.graph_module)]))
@@ -114,7 +115,9 @@ class ClusterCompiler:
     def _fitting(
         self, first: Key, graph: fx.GraphModule, twins: Twins, cache: ArtifactCache, refused: str | None
     ) -> tuple[str, str]:
-        """Return (name, origin) of a compilation of this graph with assumptions that the graph's sizes satisfy."""
+        """Return name and origin of a compilation of this graph whose assumptions hold for the graph's sizes.
+
+        first: the key of the first variant. Each compilation with other assumptions is the next variant."""
         for variant in itertools.count():
             key = replace(first, variant=variant)
             name = key.name
@@ -134,19 +137,19 @@ class ClusterCompiler:
 
 
 def _as_laid_out(subgraph: Subgraph) -> Callable[..., Any]:
-    """Lay out the subgraph's results like the fakes: decompositions may choose other layouts."""
+    """Wrap a subgraph so that its results have the strides of the fakes: decompositions may choose other layouts."""
     return _in_layouts(subgraph.graph_module, map(fake, subgraph.outputs))
 
 
 def node_by_node(graph: fx.GraphModule) -> Callable[..., Any]:
-    """Run the graph's ops one by one, with results laid out like the fakes. Other steps rely on these strides."""
+    """Run a graph's ops one by one. Results get the strides of the fakes, since other steps rely on them."""
     (outputs,) = graph.graph.output_node().args
     assert isinstance(outputs, (list, tuple))
     return _in_layouts(graph, (fake(node) if isinstance(node, fx.Node) else node for node in outputs))
 
 
 def _in_layouts(function: Callable[..., Any], values: Iterable[Any]) -> Callable[..., Any]:
-    """Lay out each of the function's results like its value."""
+    """Wrap a function so that each of its results has the order of dimensions of the value at its place."""
     orders = [dense_order(value) if isinstance(value, torch.Tensor) else None for value in values]
 
     def run(*inputs: Any) -> tuple[Any, ...]:
@@ -169,7 +172,7 @@ class _Surroundings:
 
 
 def code_generator() -> dict[str, Any]:
-    """Return the identity of the code generator: the compiler and inductor's configuration."""
+    """Return all that identifies the code generator: the compiler, and inductor's configuration."""
     everything, unlike = inductor.configuration()
     return {
         "compiler": inductor.compiler(),
@@ -213,7 +216,7 @@ def cluster_key(graph: fx.GraphModule, twins: Twins, surroundings: _Surroundings
 
 
 def _calls(graph_module: fx.GraphModule) -> Iterator[str]:
-    """Yield a line for each node that is no input, with the numbers of the nodes that it reads."""
+    """Yield a line for each node that is no input. It names the nodes that it reads by their numbers."""
     names: dict[fx.Node, str] = {}
     for index, node in enumerate(graph_module.graph.nodes):
         names[node] = f"%{index}"

@@ -38,7 +38,7 @@ from dlinfer.vendor.cpu.inductor.selftest import CLUSTERS, EVERY_DTYPE, selftest
 
 @dataclass
 class _Notes:
-    """Notes about a region during compilation, with the fields of CompiledRegion."""
+    """Notes that are collected while a region is compiled, with the fields of CompiledRegion."""
 
     placement: dict[str, str] = field(default_factory=dict[str, str])
     refused: dict[str, str] = field(default_factory=dict[str, str])
@@ -46,7 +46,7 @@ class _Notes:
 
 
 class InductorEngine(Engine):
-    """Runs graphs on CPU with torch's own code generator."""
+    """The engine ``inductor``: runs graphs on CPU, with torch's own code generator for loops."""
 
     name = "inductor"
     passes: Sequence[Pass] = (SHARED_MASKS,)
@@ -57,7 +57,7 @@ class InductorEngine(Engine):
         self.selftest = self._selftest = selftest()
 
     def refuses(self, node: fx.Node) -> str | None:
-        """Refuse higher-order ops and other devices. Every other op has a kernel."""
+        """Return why a node is refused: a higher-order op or another device. None for others: all have kernels."""
         if node.op == "call_function" and isinstance(node.target, dispatcher.HigherOrderOperator):
             return f"{node.target} is a higher-order op"
         for reader in (node, *node.all_input_nodes):
@@ -111,8 +111,9 @@ class InductorEngine(Engine):
         return CompiledRegion(program, result.placement, result.refused, result.clusters)
 
     def _kernel(self, node: fx.Node, folder: Path, result: _Notes, options: CompileOptions) -> str:
-        """Return the kernel for a node: C++; torch's, if the C++ kernel cannot be built or fails its self-test; or the
-        op's reference, if the vendor's kernel refuses the call. All under the fallback policy."""
+        """Return the reference to a node's kernel: in C++ or, if that cannot be built or fails its self-test, torch's.
+
+        If the vendor's kernel refuses the call, the op's reference runs. Each replacement obeys the fallback policy."""
         reference = kernels.callee_of(node)
         reason = None
         if reference.startswith("native "):
@@ -127,14 +128,14 @@ class InductorEngine(Engine):
         return reference
 
     def _fault_of_native(self, node: fx.Node, reference: str, folder: Path) -> str | None:
-        """Return why a C++ kernel must not be used here, or None."""
+        """Return why a C++ kernel must not be used here; None if it may. folder: dlinfer's cache."""
         missing = native.why_not(folder / "native")
         if missing is not None:
             return f"the C++ kernels cannot be built: {missing}"
         return self._selftest.failure(reference, kernels.precision_of_call(node))
 
     def _known_cluster(self, cluster: Cluster, folder: Path) -> Step | None:
-        """Return a step that computes a cluster with a C++ kernel, or None if no usable kernel computes it."""
+        """Return a step that computes a cluster with a C++ kernel; None if no usable kernel computes it."""
         operands = gated_sum_of(cluster)
         (total,) = cluster.outputs if operands is not None else (None,)
         if operands is None or total is None or self._fault_of_native(total, CALLEE, folder) is not None:
@@ -142,7 +143,7 @@ class InductorEngine(Engine):
         return Step(total.name, "kernel", CALLEE, refer(operands), {}, model_line(total))
 
     def identity(self, cache_dir: Path) -> Mapping[str, object]:
-        """Return this engine's part of a key: whether the C++ kernels can be used, and clusters' code generator."""
+        """Return this engine's part of a cache key: whether C++ kernels can be used, and the loops' code generator."""
         return {"native_kernels": native.why_not(cache_dir / "native") is None} | code_generator()
 
     def join(
@@ -166,7 +167,7 @@ class InductorEngine(Engine):
                 raise MissingEntryError(callee)
 
     def keeps(self, callees: Collection[str]) -> bool:
-        """Return whether ``restore`` can load these callees without a compiler."""
+        """Return whether ``restore`` can load these callees in a process without a compiler."""
         kinds = (callee.partition(" ") for callee in callees)
         return all(self._clusters.keeps(name) for kind, _, name in kinds if kind == "cluster")
 
@@ -192,15 +193,16 @@ class InductorEngine(Engine):
 
 
 def _call(node: fx.Node, kind: str, reference: str) -> list[Step]:
-    """Return the steps of a kernel. Results that are not contiguous are laid out like the graph's: torch's may differ,
-    and attention returns heads side by side."""
+    """Return the steps that call a kernel: the call, and a change of layout if its results may have other strides.
+
+    The graph needs the fakes' strides. torch's kernels may choose others, and attention returns heads side by side."""
     packed = reference.startswith("native ") and reference != "native scaled_dot_product_attention"
     own = packed and all(map(is_contiguous, tensors_of(node)))
     return [Step.of(node, kind, reference)] if own else Step.laid_out(node, kind, reference)
 
 
 def _merge(reports: list[ClusterReport], new: ClusterReport) -> int:
-    """Count one more use of a cluster; return its number, from 1."""
+    """Count one more use of a cluster. Return how often it is used so far in the region."""
     for report in reports:
         if report.key == new.key:
             report.uses += 1

@@ -1,8 +1,7 @@
-"""Put results that leave a region into torch's own memory, which their owner may resize.
+"""Put results that leave a region into torch's own memory, since the code that gets them may resize it.
 
 Large results between two steps come from a pool (csrc/common/result_memory.h). torch cannot resize the pool's memory,
-and FSDP and memory savers free a tensor by ``untyped_storage().resize_(0)``.
-"""
+but FSDP and memory savers free a tensor by ``untyped_storage().resize_(0)``."""
 
 import math
 from collections.abc import Sequence
@@ -15,15 +14,14 @@ from dlinfer.graph.ir.program import Step
 from dlinfer.vendor.cpu import native
 
 LOOPS_ESCAPE = "loops_escape"
-"""The callee of the switch for loops. Kernels have their own switch, which chains can call."""
+"""The callee that switches loops between pool and torch's memory. Kernels have a switch that chains can call."""
 
 
 def in_own_memory(graph: fx.Graph, steps: Sequence[Step]) -> list[Step]:
-    """Add a switch before and after each step with large results that the region returns.
+    """Switch to torch's memory before each step with large results that the region returns, and back after it.
 
     A step that raises outside a chain leaves the switch on until its thread runs the next such step. Until then all
-    results come from torch's memory, which only takes longer.
-    """
+    results come from torch's memory, which only takes longer."""
     if native.why_not() is not None:
         return list(steps)
     leaving = {memory for node in graph.output_node().all_input_nodes for memory in storages(node)}

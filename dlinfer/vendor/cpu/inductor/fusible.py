@@ -1,8 +1,7 @@
 """Decide which nodes inductor compiles into loops, so that neighbours fuse.
 
-Each node is decomposed as inductor would do it. Each remaining op is a loop if inductor has a lowering for it, or else
-a library call (matmul, attention, sort), which gains nothing from fusion.
-"""
+Each node is decomposed as inductor would do it. A node fuses if inductor has a loop for each op that it decomposes
+into. Otherwise it is a library call (matmul, attention, sort), which gains nothing from fusion."""
 
 from typing import Any
 
@@ -53,7 +52,7 @@ _OTHER_NUMBERS = frozenset(
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 NATIVE_FLOATS = frozenset((torch.bfloat16, torch.float16, torch.float32))
-"""The float dtypes of the C++ kernels."""
+"""The floating dtypes that the C++ kernels compute in."""
 _DTYPES = frozenset((*_FLOATS, torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 
 _answers: dict[str, int] = {}
@@ -85,7 +84,7 @@ def loops_of(node: fx.Node) -> int:
 
 
 def is_norm_call(node: fx.Node) -> bool:
-    """Return whether a node is a norm that stays a kernel call."""
+    """Return whether a node is a norm that a kernel computes, not inductor's loops."""
     if overload(node) not in NORMS:
         return False
     dtype = tensors_of(node)[0].dtype
@@ -93,7 +92,7 @@ def is_norm_call(node: fx.Node) -> bool:
 
 
 def is_call(node: fx.Node) -> bool:
-    """Return whether a node is a rotation or gated activation with a C++ kernel."""
+    """Return whether a node is a rotation or gated activation that a C++ kernel computes."""
     if overload(node) not in CALLS or native.why_not() is not None:
         return False
     if overload(node) is ops.gelu_mul.overload and arguments(node)["tanh"] is not True:
@@ -108,13 +107,13 @@ def _gives_other_numbers(op: torch._ops.OpOverload, node: fx.Node) -> bool:
 
 
 def _counts_all_elements(op: torch._ops.OpOverload, node: fx.Node) -> bool:
-    """Return whether a node is an argmax over several dimensions. Loops number elements in memory order."""
+    """Return whether a node is an argmax or argmin over all dimensions. Loops would number elements in memory order."""
     name = op._schema.name.removeprefix("aten::")
     return name in ("argmax", "argmin") and arguments(node)["dim"] is None
 
 
 def _is_data(value: Any) -> bool:
-    """Return whether a non-integer number comes from a tensor's values. Loops take sizes only."""
+    """Return whether a float or bool comes from a tensor's values. Loops take only numbers that depend on sizes."""
     return isinstance(value, (torch.SymFloat, torch.SymBool)) and bool(symbols.free_unbacked_symbols(value))
 
 
@@ -131,7 +130,7 @@ def _key(node: fx.Node) -> str:
 
 
 def decompositions() -> dict[Any, Any]:
-    """Return inductor's decompositions and, for dlinfer's ops, their own bodies."""
+    """Return inductor's decompositions, and the reference of each dlinfer op as the op's decomposition."""
     ours = {spec.overload: spec.reference for spec in registry().values() if not spec.mutates}
     return inductor.decompositions() | ours
 
@@ -163,12 +162,12 @@ def _count_loops(node: fx.Node) -> int:
 
 
 def _example(value: Any) -> Any:
-    """Return a value to trace with: for a float or bool that depends on sizes, the captured call's value."""
+    """Return a value to trace with. For a float or bool that depends on sizes it is the value at capture."""
     return value.node.hint if isinstance(value, (torch.SymFloat, torch.SymBool)) else value
 
 
 class _Hole:
-    """The place of an argument that is another node's result."""
+    """Stands for an argument that is another node's result. index: its number among these arguments."""
 
     def __init__(self, index: int) -> None:
         self.index = index

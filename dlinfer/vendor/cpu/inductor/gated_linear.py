@@ -1,4 +1,4 @@
-"""Fuse a linear layer and the silu_and_mul right behind it into one C++ kernel, with the same bits."""
+"""Fuse a linear layer and the silu_and_mul right behind it into one C++ kernel. The result is the same bit for bit."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ CALLEES = {
     "native linear": "native linear_silu_and_mul",
     "native linear_bf12": "native linear_bf12_silu_and_mul",
 }
-"""Callee of a linear layer -> callee that computes it and silu_and_mul."""
+"""Callee of a linear layer -> callee that computes the layer and silu_and_mul."""
 
 
 def linear_of(node: fx.Node, reference: str, steps: Sequence[Step]) -> Step | None:

@@ -1,8 +1,7 @@
-"""Recognise clusters that a C++ kernel computes: x + sigmoid(gate) * y, the sum with a shared expert's result.
+"""Recognise clusters that a C++ kernel computes: x + sigmoid(gate) * y, which adds a shared expert's result.
 
-The sum stands between products, so it has nothing to fuse with. Python calls inductor's loops, which takes longer than
-the work of a decode step and ends a chain.
-"""
+The sum stands between matrix products, so it has nothing to fuse with. Calling inductor's loops from Python takes
+longer than the work itself in a decode step, and ends a chain."""
 
 import torch
 from torch import Tensor, fx
@@ -20,7 +19,7 @@ _SIGMOID = torch.ops.aten.sigmoid.default
 
 
 def gated_sum_of(cluster: Cluster) -> tuple[fx.Node, fx.Node, fx.Node] | None:
-    """Return (x, gate, y) if a cluster is exactly x + sigmoid(gate) * y and the C++ kernel takes it; else None."""
+    """Return x, gate and y if a cluster is exactly x + sigmoid(gate) * y and the C++ kernel takes it; else None."""
     if len(cluster.body) != 3 or len(cluster.outputs) != 1 or native.why_not() is not None:
         return None
     (total,) = cluster.outputs
@@ -34,7 +33,7 @@ def gated_sum_of(cluster: Cluster) -> tuple[fx.Node, fx.Node, fx.Node] | None:
 
 
 def _factors(node: fx.Node, op: object, of: object) -> tuple[fx.Node, fx.Node] | None:
-    """Return the two arguments of a node that calls ``op``, with a result of ``of`` last; None for any other node."""
+    """Return the two arguments of a call of ``op``, last the one that is a result of ``of``; None for other nodes."""
     if overload(node) is not op or node.kwargs or len(node.args) != 2:
         return None
     for plain, other in (node.args, node.args[::-1]):

@@ -10,10 +10,9 @@ from dlinfer.ops.core.spec import NAMESPACE
 
 
 def kernel_refusal(node: fx.Node) -> str | None:
-    """Return why a call of a dlinfer op would run on the reference; None if a kernel takes it, and for other nodes.
+    """Return why a call of a dlinfer op would run on the op's reference; None if a kernel takes it, and for other ops.
 
-    The kernel is that of the vendor that is active on the node's device.
-    """
+    The kernel is that of the vendor that is active on the node's device."""
     op = overload(node)
     if op is None or op.namespace != NAMESPACE:
         return None

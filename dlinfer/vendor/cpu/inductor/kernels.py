@@ -1,4 +1,4 @@
-"""Callees of nodes that are not loops. They call the vendor's kernel without the dispatcher."""
+"""The callees of nodes that are not loops. They call a vendor's kernels without torch's dispatcher."""
 
 import functools
 from collections.abc import Callable
@@ -43,7 +43,7 @@ _NATIVE = {
 
 
 def callee_of(node: fx.Node, *, native: bool = True) -> str:
-    """Return the reference to the kernel of a node. native=False: the C++ kernels cannot be used."""
+    """Return the reference to a node's kernel, for ``resolve``. native=False: the C++ kernels cannot be used."""
     op = overload(node)
     if op is None:
         return callee.reference(node.target)
@@ -82,20 +82,20 @@ _OF_THE_FIRST = (ops.weight_quant_matmul.overload, ops.fused_moe.overload, ops.f
 
 
 def precision_of_call(node: fx.Node) -> str:
-    """Return the precision that a node's C++ kernel computes in. It selects the self-test."""
+    """Return the precision that a node's C++ kernel computes in, as the self-test names it."""
     if overload(node) in _OF_THE_FIRST:
         return precision_of([fake(next(iter(arguments(node).values())))])
     return precision_of([tensor for near in (node, *node.all_input_nodes) for tensor in tensors_of(near)])
 
 
 def _is_ours(name: str) -> bool:
-    """Return whether this vendor's kernel serves an op. Another vendor's may expect another cache layout."""
+    """Return whether this vendor's own kernel serves an op: another vendor's kernel may expect another cache layout."""
     vendor = discovery.activate_default("cpu")
     return vendor is not None and kernel_authors(vendor).get(name) == "cpu"
 
 
 def _has_own_layout() -> bool:
-    """Return whether caches have this vendor's layout. Another vendor may share its functions, which convert caches."""
+    """Return whether caches have this vendor's layout. Another vendor may use its kernels on views of other caches."""
     return kv_order("cpu") == KVCacheLayout.order
 
 
@@ -104,7 +104,7 @@ def _is_plain_fill(node: fx.Node) -> bool:
 
 
 def _is_plain_mixture(node: fx.Node) -> bool:
-    """Return whether the C++ kernels have the dtype of the logits or hidden states. They check nothing else."""
+    """Return whether a mixture's first tensor, logits or hidden states, has a dtype of the C++ kernels."""
     return not node.kwargs and fake(node.args[0]).dtype in NATIVE_FLOATS  # pyright: ignore[reportArgumentType]
 
 
@@ -122,10 +122,9 @@ def _is_plain_paged(node: fx.Node) -> bool:
 
 
 def _is_plain_attention(node: fx.Node, keys: str, values: str) -> bool:
-    """Return whether the C++ kernel reads a call's tensors as they are. The vendor's function for the op copies others.
+    """Return whether the C++ kernel can read a call's tensors as they are. If not, the vendor's function copies them.
 
-    The kernel takes the op's arguments by position, so none may be given by name.
-    """
+    The kernel takes the op's arguments by position, so none may be given by name."""
     if node.kwargs:
         return False
     fakes = map_arg(arguments(node), fake)
@@ -157,7 +156,7 @@ _IF_PLAIN: dict[Any, Callable[[fx.Node], bool]] = {
 
 
 def resolve(reference: str) -> Callable[..., Any]:
-    """Return the function for a reference from ``callee_of``."""
+    """Return the function for a reference that ``callee_of`` returned."""
     kind, _, name = reference.partition(" ")
     if kind == "native":
         return _native(name)
@@ -185,10 +184,9 @@ def _native(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def places_of(name: str) -> tuple[int, ...] | None:
-    """Return the arguments of an op that its C++ kernel takes, as indices; None if it takes all in their order.
+    """Return the indices of the op's arguments that its C++ kernel takes; None if it takes all of them in their order.
 
-    For example, the kernel reads the block size from the cache's shape.
-    """
+    For example, the kernel takes no block size, since the cache's shape has it."""
     spec = registry().get(name)
     if spec is None:
         return None

@@ -1,9 +1,8 @@
 """The running order of a region: kernels in the model's order, and clusters of loops between them.
 
 Kernels (library calls, dlinfer's heavy ops, writes, random draws) keep their order. A node that fuses moves as late as
-its users, and writes to its inputs, allow. So the nodes before one kernel form one cluster. The repeated layers of a
-model give equal clusters, which are compiled once.
-"""
+possible: before its users, and before writes to its inputs. So the nodes before one kernel form one cluster. The
+    repeated layers of a model give equal clusters, which are compiled once."""
 
 import operator
 from collections.abc import Sequence
@@ -28,9 +27,8 @@ from dlinfer.vendor.cpu.inductor.fusible import loops_of
 class Cluster:
     """Nodes that are compiled together.
 
-    members: the nodes that it computes. body: the members with their views and sizes, in running order.
-    outputs: members that are read outside.
-    """
+    members: the nodes that the cluster computes. body: the members, and the views and sizes that they read, in running
+        order. outputs: members that are read outside the cluster."""
 
     members: tuple[fx.Node, ...]
     body: tuple[fx.Node, ...] = ()
@@ -59,7 +57,7 @@ def schedule(graph: fx.Graph, *, smallest: int) -> list[Item]:
 
 
 def _kinds(calls: Sequence[fx.Node]) -> dict[fx.Node, str]:
-    """Return each node's kind. Loops need known strides: a node with an input of uncertain strides is a kernel."""
+    """Return each node's kind. Loops need known strides: a node that reads a tensor with uncertain ones is a kernel."""
     kinds: dict[fx.Node, str] = {}
     uncertain: set[int] = set()
     for node in calls:
@@ -84,7 +82,7 @@ def _kind(node: fx.Node) -> str:
 
 
 def _keep_in_place(calls: Sequence[fx.Node], kinds: dict[fx.Node, str]) -> None:
-    """Make views and sizes of a tensor that is reshaped in place keep their order, like kernels."""
+    """Give views and sizes of a tensor that is reshaped in place the kind of kernels, so that they keep their order."""
     reshaped = reshaped_memory(calls)
     for node in calls:
         if kinds[node] in ("view", "size") and not reshaped.isdisjoint(memory_read(node)):
@@ -94,7 +92,7 @@ def _keep_in_place(calls: Sequence[fx.Node], kinds: dict[fx.Node, str]) -> None:
 def _latest_slots(
     graph: fx.Graph, calls: Sequence[fx.Node], kinds: dict[fx.Node, str]
 ) -> dict[fx.Node, float]:
-    """Return node -> the latest slot it can run in. Kernel number k has slot k + 0.5; slot k comes before it."""
+    """Return node -> the latest slot that it can run in. Kernel number k is in slot k + 0.5; slot k comes before it."""
     effects = effects_of(graph)
     kernels = [node for node in calls if kinds[node] == "kernel"]
     number = {node: index for index, node in enumerate(kernels)}
@@ -122,7 +120,7 @@ def _latest_slots(
 
 
 def _after(writer: fx.Node, effects: Effects) -> fx.Node:
-    """Return the node right after a writer, so that an open interval up to it includes the write."""
+    """Return the node after a writer. An open interval that ends there includes the write."""
     follower = writer.next
     return follower if follower in effects.position else writer
 
@@ -148,10 +146,9 @@ def _slot_items(nodes: list[fx.Node], kinds: dict[fx.Node, str], smallest: int) 
 
 
 def _with_liveness(graph: fx.Graph, items: Sequence[Item], kinds: dict[fx.Node, str]) -> list[Item]:
-    """Return the items that are needed, with each cluster's body and outputs.
+    """Return the items that are needed, with the body and outputs of each cluster.
 
-    A cluster computes the views and sizes that it reads itself, so most of them are not needed elsewhere.
-    """
+    A cluster computes the views and sizes that it reads itself, so most of them are not needed as items."""
     needed = set(graph.output_node().all_input_nodes)
     order = {node: index for index, node in enumerate(graph.nodes)}
     kept: list[Item] = []
@@ -186,7 +183,7 @@ def _body(
 
 
 def _comes_along(node: fx.Node) -> bool:
-    """Return whether a node is a view or size. In a cluster they are free, and loops can index the viewed tensor."""
+    """Return whether a cluster can compute a view or size itself, at no cost: loops can index the viewed tensor."""
     if node.target is operator.getitem and not is_size(node):
         source = node.all_input_nodes[0]
         return source.op == "call_function" and is_view(source)

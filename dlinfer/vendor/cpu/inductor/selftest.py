@@ -22,7 +22,7 @@ from dlinfer.vendor.cpu.inductor.twins import twins_of
 from dlinfer.vendor.cpu.selftest import kernels as kernel_selftest
 
 CLUSTERS, EVERY_DTYPE = "clusters", "every dtype"
-"""The name and precision of the only case of compiled loops. It has all dtypes, since one compilation takes seconds."""
+"""Name and precision of the only case of compiled loops. It has all dtypes at once: one compilation takes seconds."""
 
 
 def selftest() -> SelfTest:
@@ -58,7 +58,7 @@ def _of_two(x: Tensor, y: Tensor) -> Sequence[Tensor]:
 
 
 def _expected() -> list[Tensor]:
-    """Compute the results with Python's floats, which follow IEEE 754."""
+    """Return the expected results, computed with Python's floats, which follow IEEE 754."""
     by_pairs = by_python(
         lambda a, b: a > b,
         lambda a, b: a <= b,

@@ -1,9 +1,8 @@
-"""Run clusters with little work on one thread: it finishes before others would have begun.
+"""Run clusters with little work on one thread: it has finished before other threads would have begun.
 
-Inductor's loops for any number of rows run on all threads, each with a barrier behind it. In a decode step a cluster
-has a few microseconds of work, and starting and joining threads takes several times that. So a cluster's work is
-measured once, as a function of one input's size, and the calling thread runs small calls alone.
-"""
+Inductor's loops over a varying number of rows use all threads, with a barrier after each loop. In a decode step a
+cluster has a few microseconds of work, and starting and joining threads takes several times that. So a cluster's work
+is measured once, as a function of the size of one input, and the calling thread runs small calls alone."""
 
 import ctypes
 import functools
@@ -18,19 +17,19 @@ from dlinfer.graph.ir.dialect import fake, is_view
 from dlinfer.graph.torch_private.symbols import fixed_size, multiple_of
 
 MOST = 1 << 18
-"""The most results of elementary loops for one thread: about 15 microseconds of work."""
+"""The most elements that all loops of a call compute on one thread: about 15 microseconds of work."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A cluster's work is little if input ``index`` has at most ``most`` elements."""
+    """The rule for a cluster's work: a call has little work if its input ``index`` has at most ``most`` elements."""
 
     index: int
     most: int
 
 
 def measure_of(graph: fx.GraphModule) -> Measure | None:
-    """Return the measure of a decomposed graph; None if its work is always much, or grows with more than one input."""
+    """Return the rule for a decomposed graph. None: it always has much work, or several inputs decide how much."""
     counts = [
         value.numel()
         for node in graph.graph.nodes
@@ -71,10 +70,10 @@ def by_one_thread(run: Callable[..., Any], measure: Measure | None) -> Callable[
 
 @functools.cache
 def _set_threads() -> Callable[[int], None] | None:
-    """Return OpenMP's setter for the calling thread; None if it cannot be found or does not control torch's threads.
+    """Return OpenMP's function that sets the number of threads for the calling thread.
 
-    torch.set_num_threads is no substitute: it sets the number only for threads that have not yet asked for theirs.
-    """
+    None if it cannot be found, or does not control torch's threads. torch.set_num_threads is no substitute: it sets the
+    number only for threads that have not yet asked for it."""
     try:
         setter = ctypes.CDLL(None).omp_set_num_threads
     except (OSError, AttributeError, TypeError):

@@ -1,9 +1,8 @@
-"""Twins: fake copies of a subgraph's inputs, with fresh size symbols that the model does not know.
+"""Twins: fake copies of a subgraph's inputs, with fresh size symbols in place of the model's.
 
-Compiled code of a subgraph must not depend on the model's symbols, since other layers, graphs and processes have other
-ones. The twins' fresh symbols have the same ranges and example values. The compiler's assumptions about them are
-checked against the model's symbols afterwards.
-"""
+Compiled code of a subgraph must not depend on the model's symbols: other layers, graphs and processes have other ones.
+The fresh symbols have the same ranges and example values as the model's. The compiler makes assumptions about them,
+which are checked against the model's symbols afterwards."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from dlinfer.graph.torch_private import fake_mode, symbol_guards, symbols
 
 @dataclass
 class Twins:
-    """values: one for each fake, in order. mode: the twins' fake mode. original: fresh symbol -> the model's symbol."""
+    """values: the twin of each fake, in order. mode: their fake mode. original: fresh symbol -> the model's symbol."""
 
     values: list[Any]
     mode: fake_mode.FakeTensorMode
@@ -24,16 +23,16 @@ class Twins:
     environment: Any = None
 
     def assumptions(self) -> list[str]:
-        """Return the compiler's assumptions about the twins' symbols, as expressions that are true."""
+        """Return what the compiler assumed about the twins' symbols, each assumption as an expression."""
         return symbol_guards.guards_of(self.mode)
 
     def holds(self, assumptions: Sequence[str]) -> bool:
-        """Return whether the model's symbols satisfy these assumptions; if so, add guards for them."""
+        """Return whether assumptions hold for the model's symbols. If so, add guards for them to the model."""
         return symbol_guards.guard_all(assumptions, self.original, self.environment)
 
 
 def twins_of(fakes: Sequence[Any]) -> Twins:
-    """Make twins of tensors and symbolic numbers. Plain numbers are kept."""
+    """Return twins of tensors and of symbolic numbers. Plain numbers are their own twins."""
     mode = fake_mode.fresh_mode()
     twins = Twins([], mode)
     fresh: dict[Any, Any] = {}

@@ -1,9 +1,8 @@
 """The gated delta rule: decoding takes one step of the rule, prefill cuts sequences into chunks.
 
-The changes by a chunk's tokens solve a unit triangular system (the WY form of Yang et al., 2024, arXiv:2406.06484), so
-a few batched products compute all chunks of a batch. Only states pass from chunk to chunk, one step for each chunk of
-the longest sequence.
-"""
+The changes of the state by a chunk's tokens solve a unit triangular system (the WY form of Yang et al., 2024,
+arXiv:2406.06484). So a few batched products compute all chunks of a batch. Only states pass from chunk to chunk, in as
+many steps as the longest sequence has chunks."""
 
 import torch
 from torch import Tensor
@@ -58,7 +57,9 @@ def _read(state: Tensor, x: Tensor) -> Tensor:
 def _chunked(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor, state: Tensor, lengths: Tensor
 ) -> Tensor:
-    """Apply the rule to packed sequences. state [sequences, heads, value size, key size] is written."""
+    """Apply the rule to packed sequences, and return the outputs of all tokens.
+
+    Writes the new states into ``state`` [sequences, heads, value size, key size]."""
     longest = int(lengths.max())
     size = min(_CHUNK, 1 << (longest - 1).bit_length())
     counts = (lengths + (size - 1)) // size

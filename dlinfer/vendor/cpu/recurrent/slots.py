@@ -11,7 +11,7 @@ def states_of(cache: Tensor, state_ids: Tensor, fresh: Tensor) -> Tensor:
 
 
 def keep(cache: Tensor, state_ids: Tensor, states: Tensor, chosen: Tensor | None = None) -> None:
-    """Write states [sequences, ...] into the slots of the sequences that have one and are ``chosen``."""
+    """Write states [sequences, ...] into the slots of the ``chosen`` sequences (None: all) that have a slot."""
     kept = state_ids >= 0 if chosen is None else (state_ids >= 0) & chosen
     if bool(kept.all()):
         cache.index_copy_(0, state_ids.long(), states.to(cache.dtype))

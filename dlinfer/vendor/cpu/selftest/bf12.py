@@ -15,14 +15,14 @@ _NARROW = torch.bfloat16
 
 
 def cases(native: Callable[[str], Callable[..., Tensor]]) -> Iterator[Case]:
-    """Yield the cases. native: returns a kernel by name."""
+    """Yield the cases. native: takes a kernel's name and returns the kernel."""
     for columns in (256, 200):  # whole groups, and not
         yield _gated(native, columns)
     yield _packing(native)
 
 
 def _gated(native: Callable[[str], Callable[..., Tensor]], columns: int) -> Case:
-    """Sum products of -1, 0 and 1, which are exact in any order."""
+    """Return a case that sums products of -1, 0 and 1, which are exact in any order."""
     gates, inputs = small_whole(72, columns, 2) / 16, [small_whole(rows, columns, rows) for rows in ROWS]
 
     def run() -> Sequence[Tensor]:
@@ -39,7 +39,7 @@ def _gated(native: Callable[[str], Callable[..., Tensor]], columns: int) -> Case
 
 
 def _packing(native: Callable[[str], Callable[..., Tensor]]) -> Case:
-    """Pack all bfloat16 numbers of one sign once each, so that most are exceptions."""
+    """Return a case that packs all bfloat16 numbers of one sign once each, so that most do not fit into 12 bits."""
     weight = torch.arange(2**15).short().view(_NARROW)[: 127 * 258].view(127, 258)
 
     def run() -> Sequence[Tensor]:

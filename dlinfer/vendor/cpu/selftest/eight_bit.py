@@ -14,20 +14,20 @@ Native = Callable[[str], Callable[..., Tensor]]
 
 
 def cases(native: Native) -> Iterator[Case]:
-    """Yield the cases. native: returns a kernel by name."""
+    """Yield the cases. native: takes a kernel's name and returns the kernel."""
     for dtype in FLOATS:
         yield _rows(native, dtype)
     yield _widened(native)
 
 
 def _over_blocks(scale: Tensor, rows: int, columns: int) -> Tensor:
-    """Expand a number for each block to one for each place."""
+    """Expand a scale for each block to a scale for each element."""
     whole = scale.repeat_interleave(_BLOCK[0], 0).repeat_interleave(_BLOCK[1], 1)
     return whole[:rows, :columns]
 
 
 def _widened(native: Native) -> Case:
-    """Dequantise every float8 by powers of two, in rows that are no multiple of a register."""
+    """Return a case that dequantises every float8 number by powers of two, in rows that no register's size divides."""
     bits = torch.arange(67 * 137).view(67, 137).remainder(256).to(torch.uint8)
     scale = 2.0 ** small_whole(5, 3, 2)
 
@@ -44,7 +44,7 @@ def _widened(native: Native) -> Case:
 
 
 def _rows(native: Native, dtype: torch.dtype) -> Case:
-    """Quantise numbers with scale 1, so that each stays itself, and norms with a scale of about 1/100."""
+    """Return a case that quantises rows: numbers with scale 1, which stay the same, and norms with about 1/100."""
     x = small_whole(5, 203, 1) * 40
     x[:, 7] = 127
     large = x.clone()

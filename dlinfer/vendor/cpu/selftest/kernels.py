@@ -36,10 +36,10 @@ _OPS: dict[str, Collection[str]] = {
     },
     "linear_blocked_fp8": ("linear_fp8", "rounded_in_blocks"),
 }  # fmt: skip
-"""Ops of any dtype -> their C++ kernels."""
+"""Ops with C++ kernels for any dtype -> these kernels."""
 
 _BF12_OPS = ("linear_bf12", "embedding_bf12", "fused_moe_bf12")
-"""Ops with C++ kernels for bfloat16 alone."""
+"""Ops whose C++ kernels take bfloat16 only."""
 
 
 def owner() -> str:
@@ -72,7 +72,7 @@ def _native(name: str) -> Callable[..., Tensor]:
 
 
 def _op(op: str, kernels: Collection[str], dtype: torch.dtype) -> Case:
-    """Compare an op's kernel with its reference in float64, on the op's samples and larger ones."""
+    """Return a case that compares an op's kernel with its float64 reference, on the op's samples and larger ones."""
     spec = registry()[op]
 
     def calls(layout: KVCacheLayout) -> Iterator[list[Any]]:
@@ -103,10 +103,9 @@ def _op(op: str, kernels: Collection[str], dtype: torch.dtype) -> Case:
 
 
 def _packed_linear(dtype: torch.dtype, rounds: bool) -> Case:
-    """Sum at most 200 products of -1, 0 and 1 with integers from -15 to 15: exact in float32, in any order.
+    """Return a case that sums at most 200 products of -1, 0 and 1 with integers from -15 to 15: exact in any order.
 
-    rounds: each group has a 127, so that quantising to int8 keeps each input.
-    """
+    rounds: the inputs have a 127 in each group, so that quantising them to int8 changes nothing."""
     packing = AWQ.of_groups(48)
     numbers, zeros = small_whole(200, 136, 1) * 7 + 8, small_whole(5, 136, 2) * 7 + 8
     qweight, qzeros = packing.pack(numbers.long()), packing.pack_zeros(zeros.long())
@@ -131,7 +130,9 @@ def _packed_linear(dtype: torch.dtype, rounds: bool) -> Case:
 
 
 def _mxfp4_linear(dtype: torch.dtype) -> Case:
-    """Sum at most 192 products of -1, 0 and 1 with halves from -6 to 6, scaled by powers of two: exact in any order."""
+    """Return a case that sums at most 192 products of -1, 0 and 1 with halves from -6 to 6, times powers of two.
+
+    All sums are exact in any order."""
     generator = torch.Generator().manual_seed(0)
     qweight = torch.randint(-(2**31), 2**31, (192, 17), generator=generator).to(MXFP4.storage)
     scales, inputs = 2.0 ** small_whole(6, 136, 3), [small_whole(rows, 192, rows) for rows in ROWS]
@@ -189,7 +190,9 @@ def _rows_of_table(dtype: torch.dtype) -> Case:
 
 
 def _masked(dtype: torch.dtype) -> Case:
-    """Attend from 70 queries to ranges of 300 keys, and from one: two sequences, three query heads to a key head."""
+    """Return a case of 70 queries, and of one, that each see a range of 300 keys.
+
+    There are two sequences, and three query heads for each key head."""
     q, k, v = (
         small_whole(2 * heads * rows, 40, rows).view(2, heads, rows, 40)
         for heads, rows in ((6, 70), (2, 300), (2, 301))
@@ -240,7 +243,7 @@ def _copied(dtype: torch.dtype) -> Case:
 
 
 def _tokens(dtype: torch.dtype) -> Case:
-    """Sample equal logits, which must be ordered by token, and logits that halve the probability each time."""
+    """Return a case of next tokens: among equal logits, in the order of tokens, and among halving probabilities."""
     equal = torch.zeros(4, 5000)
     equal[:, 1::2] = -torch.inf
     halving = -torch.arange(1000).flip(0).repeat(4, 1) * math.log(2)

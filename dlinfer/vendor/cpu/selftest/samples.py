@@ -21,10 +21,10 @@ from dlinfer.ops.quantised.linear_fp8 import blocked_weight
 from dlinfer.ops.quantised.linear_w8a8 import quantised_weight
 
 ROWS = (1, 2, 7, 40, 65, 130)
-"""Numbers of rows on both sides of each threshold between kernels."""
+"""Numbers of rows on both sides of each threshold where another kernel takes over."""
 
 _FP8_ROWS = (1, 2, 3, 4, 16, 40)
-"""Numbers of rows that give every tile with a float8 weight, and more rows than the kernel takes."""
+"""Numbers of rows that use every tile size of the float8 kernel, and more rows than the kernel takes."""
 
 _EXPERTS, _HIDDEN, _INNER, _TOKENS = 5, 72, 40, 300
 
@@ -67,7 +67,7 @@ def _linear_blocked_fp8(make: SampleMaker) -> Arguments:
 
 
 def _choices(make: SampleMaker) -> tuple[Tensor, Tensor]:
-    """Choose experts: none is expert 2, and the others get one row, some or many."""
+    """Choose experts for tokens: expert 2 gets none, and each other expert gets one, some or many."""
     ids = torch.tensor([[3, 1]]).repeat(_TOKENS, 1)
     ids[7, 1], ids[40:, 1] = 0, 4
     return make.integers(1, 4, _TOKENS, 2) / 4, ids
