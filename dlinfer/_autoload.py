@@ -29,10 +29,11 @@ def install() -> None:
 
 
 class FrameworkFinder(MetaPathFinder):
-    """Finds imports of a framework's modules, and makes the adaptor patch the loaded modules.
+    """Notices imports of a framework's modules, and makes the adaptor patch the loaded modules.
 
-    torch may be imported in the middle of ``import lmdeploy``, while some modules of lmdeploy are half executed. So
-    each notice covers all modules loaded so far, and the imported module once it has been executed.
+    torch may be imported in the middle of ``import lmdeploy``, while some modules of lmdeploy are half executed. So the
+    adaptor is called at each import, for all modules loaded so far, and once more after the imported module was
+    executed.
     """
 
     def find_spec(self, fullname: str, path=None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -55,7 +56,7 @@ def _call_after_execution(loader) -> None:
 
 
 def _notify(module: ModuleType | None) -> bool:
-    """Make the adaptor patch. Return False if the adaptor fails; imports then go on as without dlinfer."""
+    """Make the adaptor patch the loaded modules. Return False if it fails; imports then go on as without dlinfer."""
     global _failure
     if _failure is not None:
         return False

@@ -23,8 +23,9 @@ class DlinferError(Exception):
             self.add_note(f"See docs/reference/errors.md#{type(self).__name__.lower()}")
 
     def again(self) -> "DlinferError":
-        """Return a copy of this error to raise, if this one is kept. Python stores the traceback of each raise in the
-        error, and everything in the traceback's frames lives as long as the error.
+        """Return a copy of this error. Raise the copy if the original is kept, for example in a cache.
+
+        Python stores the traceback of each raise in the error, and the traceback keeps everything in its frames alive.
         """
         new = _rebuild(type(self), self.fields)
         new.__cause__ = self.__cause__
@@ -64,7 +65,7 @@ class OpCallError(DlinferError, TypeError):
 
 
 class KernelFailureError(DlinferError, RuntimeError):
-    """A kernel failed while computing, although its arguments were right: out of memory, or a fault in it."""
+    """A kernel failed while computing, although its arguments were right: memory ran out, or the kernel has a fault."""
 
     message = "dlinfer.ops.{op} failed while computing: {detail}"
     next_step = (
@@ -73,7 +74,7 @@ class KernelFailureError(DlinferError, RuntimeError):
 
 
 class UnsupportedFeatureError(DlinferError, NotImplementedError):
-    """A feature is requested that dlinfer does not serve yet; the refusal comes before any work is lost."""
+    """A feature is requested that dlinfer does not serve yet. The error is raised before work starts."""
 
     message = "{feature} is not supported by {where}."
     next_step = "{advice}"
@@ -289,7 +290,7 @@ class FrameworkSourceError(DlinferError, ValueError):
 
 
 class CaptureError(DlinferError, RuntimeError):
-    """A model cannot be captured as a graph; under the fallback policy it runs eagerly instead."""
+    """A model cannot be captured as a graph. Unless the fallback policy is ``error``, it runs eagerly instead."""
 
     message = "the model cannot be captured as a graph: {reason} (at {line})."
     next_step = "change that line, or run it eagerly: DLINFER_FALLBACK=warn, or without torch.compile."
@@ -366,7 +367,7 @@ class ExplanationError(DlinferError, ValueError):
 
 
 class NotAFunctionError(DlinferError, RuntimeError):
-    """A region's writes to memory cannot be expressed as results. Engines that take no pointers need that."""
+    """A region writes memory in a way that results cannot express, and its engine takes no pointers, only results."""
 
     message = "node {node} has no meaning as values: {reason}."
     next_step = "use engine 'inductor' for this model, or let the fallback policy run the region by torch."
@@ -433,7 +434,7 @@ class ArtifactNotFoundError(ArtifactError, OSError):
 
 
 class ArtifactCorruptError(ArtifactError, ValueError):
-    """An artifact is truncated, altered, or holds something that no artifact holds; nothing in it was used."""
+    """An artifact is truncated or altered, or has contents that ``save`` never writes. Nothing in it was used."""
 
     message = "the artifact {source} is not sound: {detail}."
     next_step = "copy it again from where it was made, or make it again."
@@ -464,7 +465,7 @@ class ArtifactStorageError(ArtifactError, ValueError):
 
 
 class SessionOptionError(DlinferError, ValueError):
-    """An option of dlinfer.load or of a Session does not exist, has an unknown value, or comes too late."""
+    """An option of dlinfer.load or of a Session does not exist, has an unknown value, or is changed too late."""
 
     message = "option {option!r}: {given!r} is not valid. Expected {expected}."
     next_step = "see `dlinfer.runtime.options.SessionOptions` for all options."

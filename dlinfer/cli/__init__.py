@@ -55,10 +55,10 @@ def parser_of_all() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Lets one command take options that it does not declare: those of the server that ``dlinfer serve`` starts."""
+    """A parser that lets ``dlinfer serve`` take undeclared options: those of the server that the command starts."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Parse as argparse does, but keep options that are unknown where the command has ``server_options``."""
+        """Parse as argparse does; if the command has ``server_options``, store unknown options there."""
         arguments, rest = self.parse_known_args(args, namespace)
         if hasattr(arguments, "server_options"):
             arguments.server_options = rest

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 FAILED = "_DLINFER_AUTOLOAD_FAILED"
-"""The environment variable that tells doctor's process which failure occurred."""
+"""The environment variable that passes the failure's text to the process of ``dlinfer doctor``."""
 SWITCH = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 

@@ -15,7 +15,7 @@ ENGINES = ("sophgo",)
 """The engines that write a file for the vendor's runtime; others compile in the process that runs the model."""
 
 _AGAIN = 0.05
-"""The number of seconds after which a lost signal is raised again."""
+"""An exception of a signal that Python dropped is raised again after this many seconds."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +101,7 @@ def _ending() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _asked_again() -> Iterator[None]:
-    """Raise a signal's exception again if Python dropped it because the signal came while a finalizer ran."""
+    """Raise the exception of a signal again if Python dropped it: Python drops exceptions raised in a finalizer."""
     lost: list[int] = []
     before = sys.unraisablehook
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dlinfer.framework.lmdeploy_ext.contract.drift import Report
 
 ESSENTIAL, NOT_READ, OPTIONAL = 1, 2, 3
-"""The exit status if an essential thing drifted, if there is no source to read, and if only optional things drifted."""
+"""Three exit statuses: an essential thing drifted; there is no source to read; only optional things drifted."""
 
 EXIT = (
     "Exit status: 0 when nothing drifted, 1 when something essential did, 3 when only what the device can do without "

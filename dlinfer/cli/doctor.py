@@ -75,9 +75,9 @@ class MemoryBound:
 
 @dataclass(frozen=True)
 class VendorState:
-    """Whether a vendor can be used.
+    """The state of a vendor.
 
-    state: PASS if its probe succeeds and its kernels load. device_type: empty if unknown.
+    state: PASS if the vendor's probe succeeds and its kernels load, else FAIL. device_type: empty if unknown.
     """
 
     name: str

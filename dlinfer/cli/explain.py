@@ -39,7 +39,7 @@ def explain_folder(
 ) -> Explanation:
     """Explain a prefill and one decode step with a static KV cache.
 
-    batch, length: the prompt's sizes, in sequences and tokens. Raises ModelFolderError and the errors of ``explain``.
+    batch: number of sequences. length: tokens of each sequence. Raises ModelFolderError and the errors of ``explain``.
     """
     model = _load(folder)
     from transformers import StaticCache

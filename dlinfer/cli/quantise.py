@@ -75,7 +75,7 @@ _OF_LOSS = ("text", "tokens")
 
 
 def _check_together(arguments: argparse.Namespace) -> None:
-    """Exit with a usage error that names each option that has no effect beside the others."""
+    """Exit with a usage error if an option would have no effect together with the others; the error names it."""
     if arguments.loss:
         # Packing at load time (``--loss`` measures it) chooses group sizes itself and uses no calibration data.
         beside, unused = "--loss", ("group_size", "calibrate", *_SEARCH)

@@ -1,4 +1,4 @@
-"""``dlinfer serve``: one server for each NUMA node, or several, behind a router."""
+"""``dlinfer serve``: start a router and, behind it, one or several servers for each NUMA node."""
 
 import argparse
 import asyncio

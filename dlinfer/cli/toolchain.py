@@ -105,7 +105,7 @@ def _takes(recipe: Toolchain) -> str:
 
 
 def _install_shown(recipe: Toolchain) -> None:
-    """Install a toolchain. A terminal shows a bar of the bytes on disk; other output gets one line for each step."""
+    """Install a toolchain. A terminal shows a bar of the size on disk; other output gets a line for each step."""
     console = Console(stderr=True)
     if not console.is_terminal:
         sys.stderr.write(f"{recipe.name}: {recipe.summary}; it takes {_takes(recipe)}\n")
@@ -136,7 +136,7 @@ def _lines(name: str) -> Callable[[str], None]:
 
 
 def _size(place: Path) -> int:
-    """Return the bytes under a folder, although others may add and remove files meanwhile."""
+    """Return the size in bytes of all files in a folder. Other processes may add and remove files meanwhile."""
     total = 0
     for parent, _, names in os.walk(place):
         for name in names:

@@ -12,7 +12,10 @@ from dlinfer.errors import DlinferError
 
 
 def main(descriptor: int, request: dict[str, Any]) -> int:
-    """Run the checks that have no result in the journal under the present key. Write each begin and each result."""
+    """Run each check without a result in the journal. Write a line when a check begins, and a line with its result.
+
+    descriptor: of the pipe to write to. The journal counts only if its key is the key of this run.
+    """
     with os.fdopen(descriptor, "w", buffering=1) as out:
 
         def say(**line: Any) -> None:

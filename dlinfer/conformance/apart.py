@@ -19,10 +19,10 @@ from dlinfer.conformance.errors import ConformanceError
 from dlinfer.conformance.result import FAILED, Header, Report, Result
 
 TIMEOUT = 600
-"""The seconds that a check may take."""
+"""The time limit of one check in seconds."""
 
 MOST_DEATHS = 20
-"""The number of crashed processes that ends a run: each new process takes seconds to start."""
+"""After this many crashed processes a run gives up: each new process takes seconds to start."""
 
 Progress = Callable[[int, int, Result], None]
 """A function of (number of results so far, number of all results, the new result)."""
@@ -38,10 +38,10 @@ def run(
     progress: Progress | None = None,
     journal: Path | None = None,
 ) -> Report:
-    """Run all checks of a vendor, or only the checks of some ops or with some names.
+    """Run all checks of a vendor; ``ops`` and ``checks`` limit the run to these ops and to the checks of these names.
 
-    journal: a file for the results so far. A later run with the same request, versions and source starts from these
-    results, and adds their seconds to the report's.
+    journal: a file for the results so far. A later run with the same request, versions and source keeps these results.
+    The report's seconds then include theirs.
 
     Raises ConformanceError if the vendor cannot be checked at all.
     """
@@ -89,7 +89,7 @@ class _Run:
         return Report(self._header, results, earlier + time.perf_counter() - start)
 
     def _begin(self, key: str) -> float:
-        """Drop results that have another key than ``key``. Return the seconds that the kept results took."""
+        """Drop all results if the journal's key is not ``key``. Return the seconds that the remaining checks took."""
         if key != self._key:
             self._results = []
         self._key = key
@@ -111,7 +111,7 @@ class _Run:
 
 
 class _Child:
-    """A process that runs checks. begun: the check that runs now, or None; how: how the process ended, in words."""
+    """A process that runs checks. begun: the running check; None between checks. how: how the process ended."""
 
     def __init__(self, request: dict[str, Any], timeout: float) -> None:
         self._timeout = timeout
@@ -126,7 +126,7 @@ class _Child:
         os.close(writing)
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the child's lines until it ends. Kill a child that writes nothing for the timeout."""
+        """Yield the child's output lines until the child ends. Kill it if it writes nothing for ``timeout`` seconds."""
         rest = b""
         with os.fdopen(self._reading, "rb", buffering=0) as pipe, selectors.DefaultSelector() as ready:
             ready.register(pipe, selectors.EVENT_READ)

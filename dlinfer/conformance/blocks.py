@@ -18,7 +18,7 @@ from dlinfer.vendor.claims import DTYPES
 
 HIDDEN, HEADS, KV_HEADS, SIZE, WIDE, EXPERTS, TOP, VOCABULARY = 32, 4, 2, 16, 48, 4, 2, 64
 RANK, TURNED = 32, 16
-"""Sizes in latent attention: a token's latent, and the part of its key that is rotated by position."""
+"""Two sizes in latent attention: of a token's latent vector, and of the part of its key that is rotated by position."""
 LENGTHS = (5, 9, 1)
 """The number of tokens of each prompt, or of patches of each image."""
 CACHES = ("k_cache", "v_cache", "latent_cache")
@@ -31,7 +31,7 @@ Block = Callable[[Tensor, Weights, Step], Tensor]
 
 @dataclass(frozen=True)
 class Blocks:
-    """A block. dtypes: only float32 for a block with experts, because rounding changes the choice of experts."""
+    """One block. dtypes: those to check; with experts only float32, because rounding may select other experts."""
 
     name: str
     run: Block
@@ -63,9 +63,9 @@ def attention(x: Tensor, w: Weights, step: Step) -> Tensor:
 
 
 def mla(x: Tensor, w: Weights, step: Step) -> Tensor:
-    """Compute latent attention with absorbed projections: one head of keys, whose parts are the values.
+    """Compute latent attention with absorbed projections. There is one KV head; a value is the first part of its key.
 
-    The cache of values is a view of the cache of keys, as in frameworks.
+    The value cache is a view of the key cache, as in frameworks.
     """
     h, lengths, ends = ops.rms_norm(x, w["norm"], 1e-6), step["lengths"], step["ends"]
     q = ops.linear(h, w["latent_q"], None, False).view(-1, HEADS, SIZE + TURNED)

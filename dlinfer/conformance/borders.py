@@ -1,6 +1,7 @@
-"""More samples for ops: sizes past the limits of float32 counters and short buffers, and the vendor's block size.
+"""More samples for ops: sizes that float32 counters or short buffers cannot handle, and the vendor's block size.
 
-These samples are large, so only the check ``values`` uses them. Samples over 2**24 run in a thorough run only.
+These samples are large, so only the check ``values`` uses them. Samples with sizes over 2**24 are for thorough runs
+only.
 """
 
 from collections.abc import Callable
@@ -86,14 +87,15 @@ def _far_fill(make: SampleMaker) -> tuple[Any, ...]:
 
 
 def _rows(make: SampleMaker, size: int, count: int = 1) -> list[Tensor]:
-    """Return rows with more than 2**24 elements of few different values: the sample tests addressing."""
+    """Return ``count`` tensors [rows, size] with more than 2**24 elements. Rows repeat: only addressing is tested."""
     rows = COUNT // size + 3
     pattern = make.tensor(count, 1021, size)
     return [rows_of.repeat(-(-rows // 1021), 1)[:rows] for rows_of in pattern]
 
 
 def _in_blocks(batch: Batch, size: int) -> Batch:
-    """Return a batch for larger blocks whose sequences end at the same distances from block ends as in ``batch``."""
+    """Return ``batch`` with blocks of ``size`` slots. Each sequence keeps its distance from the nearest block border.
+    """
 
     def moved(keys: int) -> int:
         whole, rest = divmod(keys, batch.block_size)
@@ -106,7 +108,7 @@ def _in_blocks(batch: Batch, size: int) -> Batch:
 def _served(
     table: tuple[Batch, ...], arguments_of: Callable[[SampleMaker, Batch], tuple[Any, ...]]
 ) -> dict[str, Callable[[SampleMaker], tuple[Any, ...]]]:
-    """Return name -> function that makes arguments, for a table's batches in the vendor's cache block size."""
+    """Return sample name -> function that makes arguments, for the batches of ``table`` in the vendor's block size."""
 
     def made(make: SampleMaker, batch: Batch) -> tuple[Any, ...]:
         return arguments_of(make, _in_blocks(batch, make.layout.block_size or USUAL_BLOCK))

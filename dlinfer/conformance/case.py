@@ -19,7 +19,7 @@ from dlinfer.ops.core.spec import OpSpec
 from dlinfer.vendor.base import HOST, KVCacheLayout, Vendor
 
 CACHES = ("k_cache", "v_cache", "k_scales_zeros", "v_scales_zeros")
-"""The arguments in the vendor's cache layout, which ops write."""
+"""The names of arguments that are caches: they have the vendor's cache layout, and ops write to them."""
 
 DECLINES = (FallbackError, GraphFallbackError)
 """The errors under the policy ``error`` when a kernel or an engine declines a call."""
@@ -48,7 +48,7 @@ class Subject:
         return self.device == HOST
 
     def maker(self, dtype: torch.dtype, *, on_host: bool = False, seed: int = 0) -> SampleMaker:
-        """Return a maker of samples for the vendor, or for the oracle: equal numbers on every device and layout."""
+        """Return a maker of samples for the vendor, or with ``on_host`` for the oracle. Both make the same numbers."""
         layout = self.vendor.kv_cache_layout
         if on_host and not self.on_host:
             layout = KVCacheLayout(block_size=layout.block_size)
@@ -59,7 +59,7 @@ class Subject:
 class Case:
     """One sample of an op in one dtype.
 
-    aliased: arguments share memory. border: the sample is from ``borders``. seed: of its random numbers.
+    aliased: arguments share memory. border: the sample is from ``borders``. seed: of the sample's random numbers.
     """
 
     subject: Subject
@@ -87,7 +87,8 @@ class Case:
     def for_oracle(self) -> list[Any]:
         """Return the call's arguments for the reference, on the host.
 
-        For another device they are copies of the device's arguments, because its samples may be rounded differently.
+        If the vendor's device is not the host, they are copies of the device's arguments, because the device may round
+        the numbers of samples differently.
         """
         if self.subject.on_host:
             return self._made(self.subject.maker(self.dtype, on_host=True, seed=self.seed))
@@ -155,7 +156,7 @@ def poison(dtype: torch.dtype) -> float | int | bool:
 
 
 def dirty_memory(like: list[Tensor]) -> None:
-    """Leave NaN in the memory that the allocator gives next, so that a result left unwritten is not zero by luck."""
+    """Fill memory with NaN and free it. The allocator reuses it, so a result left unwritten is not zero by luck."""
     held = [
         torch.full(tensor.shape, poison(tensor.dtype), dtype=tensor.dtype, device=tensor.device)
         for tensor in like

@@ -38,7 +38,7 @@ def key_of(request: dict[str, Any], header: Header, vendor: Vendor) -> str:
 
 
 def _matters(place: str, module: str) -> bool:
-    """Return whether results depend on a file of dlinfer: all except adaptors, command line and other vendors."""
+    """Return whether results depend on a file of dlinfer; they do not on adaptors, command line and other vendors."""
     top, _, rest = place.partition("/")
     if top in ("framework", "cli"):
         return False
@@ -48,7 +48,7 @@ def _matters(place: str, module: str) -> bool:
 
 
 def _outside(module: str, own: Path) -> Iterator[Path]:
-    """Yield the folder of the vendor's package, unless the package is dlinfer."""
+    """Yield the folder of the vendor's package, or nothing if that package is dlinfer."""
     top = sys.modules.get(module.partition(".")[0])
     file = Path(getattr(top, "__file__", None) or own / "__init__.py")
     if file.name == "__init__.py" and file.parent != own:

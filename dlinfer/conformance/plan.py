@@ -21,11 +21,11 @@ from dlinfer.vendor.claims import DTYPES, Claim, Claims
 
 VALUES = "values"
 DYNAMIC_CASES = 1, 5
-"""How many further samples a function compiled with symbolic sizes gets: in a (quick, thorough) run."""
+"""The number of further samples that a function compiled with symbolic sizes is called with: (quick, thorough) run."""
 
 
 class Of(Enum):
-    """The samples of an op that a check takes. ONE: the first of the first dtype; FIRST: the first of each dtype."""
+    """The samples of an op that a check runs on. ONE: the first of the first dtype. FIRST: the first of each dtype."""
 
     ONE = 1
     FIRST = 2
@@ -34,7 +34,7 @@ class Of(Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """A check. name: in reports; quick, thorough: how many samples in such a run; eager: of kernels, not graphs."""
+    """A check. quick, thorough: the samples in such a run. eager: the check calls kernels, not compiled graphs."""
 
     name: str
     run: Callable[[Any], str | None]
@@ -74,7 +74,7 @@ WHOLE = (
 
 @dataclass(frozen=True)
 class Task:
-    """One check of one case. If ``check`` is None: an op and dtype that the vendor does not claim."""
+    """One check of one case. check: None if the vendor does not claim the op and dtype, so that nothing is checked."""
 
     case: Case | whole.Whole
     check: Check | None
@@ -83,7 +83,7 @@ class Task:
 
 
 def claims_of(subject: Subject) -> Claims:
-    """Return the vendor's claims. A vendor that declares none claims, in part, every op that it has a kernel for.
+    """Return the vendor's claims. If it declares none, it counts as claiming in part every op that it has a kernel for.
 
     Raises UnknownOpError for a claim of an unknown op.
     """
@@ -138,7 +138,7 @@ def whole_blocks(
 
 
 def names() -> dict[str, list[str]]:
-    """Return the names that can limit a run: under "op" ops and blocks, under "check" checks."""
+    """Return the names that can limit a run: "op" -> names of ops and blocks, "check" -> names of checks."""
     checks = dict.fromkeys(check.name for check in (*CHECKS, *WHOLE))
     return {"op": [*registry(), *(block.name for block in blocks.BLOCKS)], "check": list(checks)}
 

@@ -40,7 +40,8 @@ class Result:
 class Header:
     """The subject of a run: vendor, package, device and versions.
 
-    declared: the vendor declares its claims; else it counts as claiming each of its kernels in part.
+    declared: whether the vendor declares its claims; if not, it counts as claiming in part every op that it has a
+    kernel for.
     """
 
     vendor: str

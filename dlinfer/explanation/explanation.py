@@ -98,9 +98,10 @@ def explain(
 ) -> Explanation:
     """Compile a module or function for dlinfer, call it once with these arguments, and explain the compilation.
 
-    options: as for torch.compile(backend="dlinfer"). dynamic: as torch.compile's. The call runs for real, under
-    no_grad, and its writes (a KV cache) stay. Earlier compilations of the same model are neither used nor replaced;
-    but Dynamo remembers which sizes changed in earlier calls, and makes them dynamic if ``dynamic`` is None.
+    options, dynamic: as in ``torch.compile(backend="dlinfer", options=..., dynamic=...)``. The model really runs, under
+    no_grad, and its writes, such as those to a KV cache, stay. Earlier compilations of the same model are neither used
+    nor replaced; but Dynamo remembers which sizes changed in earlier calls, and makes them dynamic if ``dynamic`` is
+    None.
 
     Raises CompileOptionError, EngineUnavailableError, GraphFallbackError under fallback ``error``, and whatever the
     model itself raises.
@@ -120,7 +121,7 @@ def of_process() -> Explanation:
 
 
 def name_of(model_or_function: Any) -> str:
-    """Return the qualified name of a module's class or of a function, with its Python module."""
+    """Return "PYTHON_MODULE.NAME" of a function or, for a torch module, of its class."""
     owner = type(model_or_function) if isinstance(model_or_function, torch.nn.Module) else model_or_function
     name = getattr(owner, "__qualname__", type(owner).__qualname__)
     return f"{getattr(owner, '__module__', '')}.{name}".lstrip(".")

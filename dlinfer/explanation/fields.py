@@ -53,7 +53,7 @@ class Facts:
         return [graph for graph in self.graphs if self.kind_of(graph) == "size-1 variant"]
 
     def kind_of(self, graph: GraphReport) -> str:
-        """Return why a graph exists: its cause if first or loaded, else ``recompile`` or ``size-1 variant``."""
+        """Return ``graph.cause`` for a first or loaded graph, else ``recompile`` or ``size-1 variant``."""
         if graph.cause in (FIRST_CALL, LOADED):
             return graph.cause
         earlier = [other for other in self.graphs if other.index < graph.index]
@@ -69,7 +69,7 @@ class Facts:
 
     @property
     def coverage(self) -> float:
-        """The share of the computing nodes that runs in the engine; 0 if nothing was captured."""
+        """The share of nodes in the engine, without views and arithmetic on sizes; 0 if nothing was captured."""
         inside = sum(len(graph.placed("engine")) for graph in self.graphs)
         outside = sum(len(graph.placed("eager")) for graph in self.graphs)
         if inside + outside == 0:
@@ -78,7 +78,7 @@ class Facts:
 
     @property
     def flop_coverage(self) -> float:
-        """The engine's share of the floating-point operations of all products; 0 if nothing was captured."""
+        """The engine's share of the floating-point operations of all matrix products; 0 if nothing was captured."""
         inside = sum(graph.flops("engine") for graph in self.graphs)
         outside = sum(graph.flops("eager") for graph in self.graphs)
         return share(inside, outside) if self.coverage or inside + outside else 0.0

@@ -30,7 +30,7 @@ class Block:
     rows: list[NodeReport] = field(default_factory=list[NodeReport])
 
     def shape(self) -> tuple[object, ...]:
-        """The parts that must be equal in two layers for them to collapse into one."""
+        """The facts of a block that must be equal in two layers, so that the outline shows them as one."""
         return self.kind, self.title.partition(" #")[0], [(row.op, row.result) for row in self.rows]
 
 

@@ -1,4 +1,4 @@
-"""Render an explanation as plain text: a summary of some lines, or everything."""
+"""Render an explanation as plain text: a short summary, or everything."""
 
 import re
 import textwrap
@@ -115,7 +115,7 @@ def _regions(graph: GraphReport) -> Iterator[str]:
 
 
 def clusters(graph: GraphReport) -> Iterator[tuple[str, str]]:
-    """Yield (short key, facts) for each cluster."""
+    """Yield two texts for each cluster: the first 8 characters of its key, and its facts."""
     for region in graph.regions:
         for cluster in region.clusters:
             reason = f": {cluster.reason}" if cluster.reason else ""
@@ -150,7 +150,7 @@ def counts(numbers: dict[str, int]) -> str:
 
 
 def short_line(line: str) -> str:
-    """Return a source line. If its file is of an installed package, the path begins with the package."""
+    """Return a source line "FILE:LINE". The path of a file in an installed package begins with the package's name."""
     return re.sub(r"/\S*/(?:site|dist)-packages/", "", line)
 
 

@@ -28,7 +28,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class State:
-    """installed: whether an environment of this recipe exists. reason: its CPython, or why it is not installed."""
+    """Whether an environment is installed. reason: its CPython version if installed, else why it does not count."""
 
     installed: bool
     reason: str

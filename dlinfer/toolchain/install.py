@@ -125,7 +125,7 @@ def _run(
 ) -> None:
     """Run a command. Raises ToolchainInstallError, with the command's last output lines, if it fails.
 
-    beat: called about once a second. on_line: called with each output line. variables: added to its environment.
+    beat: called about once a second. on_line: called with each output line. variables: environment variables to add.
     """
     environment = {**os.environ, **variables}
     try:

@@ -42,7 +42,7 @@ def find_interpreter(version: str, toolchain: str) -> Interpreter:
 
 
 def _candidates(version: str) -> Iterator[str]:
-    """Yield executables that may be a CPython of this version, each once, the preferred first."""
+    """Yield paths of executables that may be a CPython of this version, in order of preference, each path once."""
     seen = set()
     for path in (*_on_path(version), *_of_pyenv(version), *_of_uv(version)):
         if path not in seen:

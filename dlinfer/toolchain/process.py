@@ -85,13 +85,13 @@ def run(
 
 
 def own_environment(**changes: str) -> dict[str, str]:
-    """Return the caller's environment for another Python: without variables that select the caller's packages."""
+    """Return environment variables for another Python: ``changes``, and ours except those that select our packages."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_"))}
     return kept | changes
 
 
 class Stop:
-    """Ends, from any thread, all programs that run with this Stop. It also ends later ones at once."""
+    """A switch that ends all programs that run with it. Any thread may use it; programs started later end at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -112,7 +112,7 @@ class Stop:
 
     @contextlib.contextmanager
     def over(self, group: "_Group") -> Iterator[None]:
-        """Let ``now`` kill a group while the block runs. Raises StoppedError if ``now`` was called."""
+        """Run a block during which ``now`` kills ``group``. Raises StoppedError if ``now`` was called."""
         with self._lock:
             self._groups.add(group)
         try:
@@ -148,9 +148,9 @@ class _Group:
         self._process = starter.start(started)
 
     def lines(self, end: float, beat: Callable[[], None] | None) -> Iterator[bytes | None]:
-        """Yield the program's output, line by line, until the program ends. At the time ``end``, yield None and stop.
+        """Yield the program's output, line by line, until the program ends. At the time limit, yield None and stop.
 
-        end: on the clock of ``monotonic``. beat: called about once a second.
+        end: the time limit, on the clock of ``time.monotonic``. beat: called about once a second.
         """
         assert self._process.stdout is not None
         output, begun = self._process.stdout.fileno(), b""

@@ -47,7 +47,7 @@ def difference(
 
 
 def steps(codes: Tensor) -> Tensor:
-    """Return 8-bit numbers as steps from 0, int32: neighbouring numbers are one step apart."""
+    """Return the position of 8-bit numbers among all of their dtype, int32: 0 is at 0, neighbours differ by 1."""
     if not codes.is_floating_point():
         return codes.int()
     bits = codes.view(torch.int8).int()

@@ -1,7 +1,7 @@
-"""Signals that a model's step begins to compute, and so leaves Python's interpreter to other threads.
+"""Signals that a step of the model begins to compute in native code, so that other threads can run Python code.
 
-The computing code sends the signal to the listener of its own thread. If another thread takes the interpreter before
-the signal, the step has to wait.
+Code that computes calls ``begins``, which calls the listener of the same thread. If another thread takes Python's
+interpreter lock earlier, the step has to wait for the lock.
 """
 
 import threading
@@ -17,12 +17,12 @@ _own = _OfThread()
 
 
 def listen(call: Callable[[], None]) -> None:
-    """Make ``call``, which runs whenever a step begins to compute, the listener of this thread; replace the old one."""
+    """Set the listener of this thread: ``call`` runs whenever a step begins to compute. An earlier one is replaced."""
     _own.call = call
 
 
 def begins() -> None:
-    """Send the signal that a step begins to compute on this thread."""
+    """Call the listener of this thread, because a step begins to compute on it."""
     _own.count += 1
     if _own.call is not None:
         _own.call()

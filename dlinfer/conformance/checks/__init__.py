@@ -1,1 +1,1 @@
-"""The checks, one file for each family. A check takes a ``Case``, and raises Failed, Skipped or the call's refusal."""
+"""The checks, one file for each family. A check takes a ``Case``; it raises Failed, Skipped or a DECLINES error."""

@@ -17,7 +17,7 @@ GAP = 3
 
 ROUNDS, CALLS = 4, 60
 LEAKED_BYTES = 48 << 10
-"""The bytes that the process may grow by in a round of calls, because allocators take and keep whole pages."""
+"""How many bytes the process may grow by in a round of calls, because allocators keep whole pages."""
 
 
 def aliasing(case: Case) -> None:
@@ -47,7 +47,7 @@ def mutation(case: Case) -> None:
 
 
 def views(case: Case) -> None:
-    """Check arguments that are views amid NaN or huge integers: a call must neither read nor write these."""
+    """Check arguments that are views of larger tensors. A call must not read or write elements around a view."""
     if case.aliased:
         raise Skipped("its arguments share memory")
     around: list[tuple[Tensor, Tensor]] = []
@@ -69,7 +69,10 @@ def views(case: Case) -> None:
 
 
 def _inside(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (memory full of poison, a view of that memory with the tensor's elements). Rows stay contiguous."""
+    """Return two tensors: one full of ``poison`` values, and a view inside it with the elements of ``tensor``.
+
+    Rows of the view stay contiguous.
+    """
     *rows, size = tensor.shape
     if rows:
         rows[0] += 2
@@ -90,7 +93,7 @@ def _outside(whole: Tensor, view: Tensor) -> Tensor:
 
 
 def leaks(case: Case) -> None:
-    """Check that repeated calls leak nothing: in Python's blocks, the process's memory or the device's memory."""
+    """Check that repeated calls leak no blocks of Python, no memory of the process and no memory of the device."""
     args = case.fresh()
     for _ in range(CALLS):  # warm up: one-time allocations happen now
         case.call(args)
@@ -123,7 +126,7 @@ def _held(case: Case) -> tuple[int, int, int]:
 
 
 def _resident() -> int:
-    """Return the bytes of anonymous memory, swapped out or not; 0 if the system does not report them."""
+    """Return the size of the process's anonymous memory in bytes, swapped or not; 0 if the system reports none."""
     status = Path("/proc/self/status")
     if not status.exists():
         return 0
@@ -132,7 +135,7 @@ def _resident() -> int:
 
 
 def least_growth(held: Callable[[], tuple[int, ...]], work: Callable[[], None]) -> list[int]:
-    """Return the growth of each number of ``held`` over ``work``, as the least of several rounds: leaks always grow."""
+    """Return by how much ``work`` increases each number of ``held``, in the round of several with the least growth."""
     grown: list[list[int]] = []
     before = held()
     for _ in range(ROUNDS):

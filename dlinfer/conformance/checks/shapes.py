@@ -1,4 +1,4 @@
-"""Checks of shapes: results have the shapes and strides of schema and fake function, for any strides of arguments."""
+"""Checks of shapes: results are as the schema and the fake function say, whatever strides the arguments have."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def fake(case: Case) -> None:
 
 
 def turned(case: Case) -> None:
-    """Check that inputs with reversed strides give the same results, with the strides of the fake's results."""
+    """Check that inputs with reversed strides give the same results, with the strides of the fake function."""
     args = _turned(case, case.fresh())
     returned = case.call(args)
     expected = _by_fakes(case, _turned(case, case.fresh()))
@@ -71,7 +71,7 @@ def _listed(returned: Any) -> list[Any]:
 
 
 def _described(returned: Any) -> list[tuple[Any, ...]]:
-    """Return (shape, dtype, strides if there is more than one element, device type) of each result."""
+    """Return (shape, dtype, strides of dimensions larger than 1, device type) of each result."""
     return [
         (
             tuple(result.shape),

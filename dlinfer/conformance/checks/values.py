@@ -70,7 +70,7 @@ def again(case: Case) -> None:
 
 
 def outputs(case: Case) -> None:
-    """Check that a call does not read an output's old contents: NaN stays only in elements that the op keeps."""
+    """Check that a call does not read an output's old contents: with NaN in them, results must be the reference's."""
     if not set(OUTPUTS) & set(case.op.mutates):
         raise Skipped("the op has no output argument")
     if case.aliased:
@@ -103,7 +103,7 @@ def threads(case: Case) -> None:
 
 
 def _at_once(cases: tuple[Case, ...]) -> None:
-    """Call each case in its own thread. Their numbers differ, so a result from another thread is noticed."""
+    """Call each case in its own thread. The cases have different numbers, so a mix-up of results is noticed."""
     faults: list[BaseException] = []
     begin = threading.Barrier(len(cases))
 

@@ -22,7 +22,7 @@ from dlinfer.vendor import discovery
 from dlinfer.vendor.base import HOST, KVCacheLayout
 
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1.5e-1}
-"""Absolute and relative tolerance, for numbers of magnitude one that about ten ops round."""
+"""dtype -> absolute and relative tolerance, for numbers near 1 after about ten ops, each with a rounding."""
 
 REFERENCE = "reference"
 
@@ -50,7 +50,7 @@ class _Model(nn.Module):
 
 
 def eager(case: Whole) -> str:
-    """Check the block on the vendor's kernels. Return the ops that they did not serve."""
+    """Check the block on the vendor's kernels. Return a text that names the ops without a kernel; empty for none."""
     return _compared(case, lambda model: model)
 
 

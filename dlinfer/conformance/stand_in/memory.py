@@ -1,8 +1,8 @@
 """The memory of the stand-in: blocks of host memory that torch treats as memory of the device.
 
-DLPack turns a host tensor into a device tensor: the owner of the memory names the device, and torch maps the kind
-"extension device" to PrivateUse1. In the other direction it turns a device tensor into a host view, for the code that
-emulates the device's processor. Both tensors share memory.
+DLPack turns a host tensor into a device tensor that shares its memory: this module writes the kind "extension device"
+into the DLPack structure, and torch maps that kind to PrivateUse1. For the code that emulates the device's processor,
+DLPack also turns a device tensor into a host view.
 """
 
 import ctypes
@@ -52,7 +52,7 @@ def empty(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> T
 
 
 def _block(count: int, dtype: torch.dtype) -> Tensor:
-    """Return a new flat host tensor, whose memory counts as used device memory while any tensor holds it."""
+    """Return a new flat host tensor. Its memory counts as used device memory until no tensor holds it."""
     global _allocated
     size = max(_FLOOR, count * dtype.itemsize)
     with _lock:
@@ -82,7 +82,7 @@ def on_host(tensor: Tensor) -> Tensor:
 def strided(
     tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int | torch.SymInt
 ) -> Tensor:
-    """Return a view of the tensor's memory, on the tensor's device. The host's kernel reads only sizes."""
+    """Return a view of the tensor's memory, on its device. torch's CPU kernel does this, as it reads no elements."""
     return torch.ops.aten.as_strided.default._op_dk(torch._C.DispatchKey.CPU, tensor, sizes, strides, offset)  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -54,8 +54,8 @@ def install(name: str, module: Module | None = None) -> None:
     """Create the device. For the entry point group ``torch.backends``, which torch loads when it is imported.
 
     module: the object to install as ``torch.<name>``, if torch or frameworks need more than ``Module`` has. If the
-    process already has a PrivateUse1 device under another name, this does and raises nothing, so that ``import torch``
-    goes on. ``why_not`` then returns the reason.
+    process already has a PrivateUse1 device under another name, this function does nothing and raises nothing, so that
+    ``import torch`` goes on. ``why_not`` then returns the reason.
     """
     if _names or torch._C._get_privateuse1_backend_name() != "privateuseone":
         return
@@ -100,7 +100,7 @@ def _as_strided(tensor: Tensor, size: Any, stride: Any, storage_offset: int | No
 
 
 def _viewed(op: Any) -> Any:
-    """Return a kernel of a view op that takes sizes and strides from the host's op."""
+    """Return a device kernel for a view op. It computes sizes and strides with the op on a host view."""
 
     def view(tensor: Tensor, *args: Any) -> Tensor:
         return _view_like(tensor, op(memory.on_host(tensor), *args))
@@ -133,7 +133,7 @@ def _set_to(tensor: Tensor, source: Tensor) -> Tensor:
 
 
 def _set_to_all_of(tensor: Tensor, source: Any) -> Tensor:
-    """Make ``tensor`` a view of a whole storage, as ``UntypedStorage.cpu`` and ``copy_`` need it."""
+    """Make ``tensor`` a flat view of the whole storage ``source``, as ``UntypedStorage.cpu`` and ``copy_`` need it."""
     return _set_(tensor, source, 0, (source.nbytes() // tensor.dtype.itemsize,), (1,))
 
 
@@ -160,7 +160,7 @@ _OWN = {
 
 
 def _by_the_host(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Compute an op on host views: writes reach the device's memory, views stay views, fresh results are moved."""
+    """Compute an op on host views. Writes reach the device's memory, views stay views, new results are moved."""
     schema = op._schema
     arguments = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
     if op not in _TAKES_HOST_TENSORS:
@@ -192,7 +192,7 @@ def _argument(argument: Any, value: Any, arguments: dict[str, Any]) -> Any:
 
 
 def _result(op: Any, returned: Any, value: Any, arguments: dict[str, Any]) -> Any:
-    """Return a result on the device: the argument itself if written, a view of its argument, or a new tensor."""
+    """Return a result on the device: the argument that the op wrote, a view of an argument, or a new tensor."""
     alias = returned.alias_info
     if alias is None:
         return pytree.tree_map_only(Tensor, to_device, value)
