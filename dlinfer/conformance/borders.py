@@ -94,8 +94,7 @@ def _rows(make: SampleMaker, size: int, count: int = 1) -> list[Tensor]:
 
 
 def _in_blocks(batch: Batch, size: int) -> Batch:
-    """Return ``batch`` with blocks of ``size`` slots. Each sequence keeps its distance from the nearest block border.
-    """
+    """Return ``batch`` with blocks of ``size`` slots. Each sequence keeps its distance to the nearest block end."""
 
     def moved(keys: int) -> int:
         whole, rest = divmod(keys, batch.block_size)
