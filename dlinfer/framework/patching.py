@@ -1,7 +1,7 @@
-"""Patches on another library, as records: each has a target, a reason, and the versions and signature that it fits.
+"""Patches of another library's functions. Each names its target, its reason, and the versions and signature it fits.
 
-A patch is checked against the installed library before it is applied, and can be reverted. It also replaces the copies
-of the target that other modules made by ``from module import name``.
+A patch is checked against the installed library before it is applied, and can be reverted. If other modules copied the
+target by ``from module import name``, their copies are replaced too.
 """
 
 import functools
@@ -29,16 +29,16 @@ class Patch:
 
     target: ``"package.module:Class.function"``.
     why: the fault or the gap of the original, for the reader and for reports.
-    signature: the original's parameters and defaults without annotations, as the replacement was written for them:
+    signature: the original's parameters and defaults without annotations, which the replacement was written for:
         ``"(self, path, config=None, **kwargs)"``.
     build: takes the original, returns the replacement. ``replaces`` makes ``build`` from a function.
     versions: the versions of the package that need the patch (PEP 440, ``">=1.2,<1.3"``), for faults that a later
         release may fix. In other versions the original stays. Empty: every version that the signature fits.
     upstream: address of the issue or pull request on the fault. Empty: not reported.
-    essential: False if the package without the patch gives the same answers, only less conveniently. If such a patch
-        does not fit, this is logged and the package runs without the patch.
+    essential: False if the package gives the same answers without the patch, and the patch only adds convenience. If
+        such a patch does not fit, this is logged and the package runs without the patch.
     for_models: the model types that need the patch. Empty: every model.
-    for_feature: the feature that needs the patch. Empty: the need does not depend on a feature.
+    for_feature: the feature that needs the patch. Empty: the patch is needed whatever features are in use.
     """
 
     target: str
@@ -75,9 +75,10 @@ class Patch:
 def replaces(
     target: str, *, why: str, when: Callable[[], bool] | None = None, signature: str = "", **fields: Any
 ) -> Callable[[Callable[..., Any]], Patch]:
-    """Return a decorator that turns a function into a Patch. The function takes the original and then its arguments.
+    """Return a decorator that turns a function into a Patch. The function takes the original, then its arguments.
 
-    when: called at each call. If it returns False, the original runs. None: the replacement always runs.
+    when: called without arguments before each call. If it returns False, the original runs. None: the replacement
+    always runs.
     signature: the original's. Empty: the decorated function's, without its first parameter.
     fields: further fields of Patch.
     """
@@ -102,7 +103,10 @@ _FORWARDED = {
 def _guarded(
     original: Original, replacement: Callable[..., Any], when: Callable[[], bool] | None
 ) -> Callable[..., Any]:
-    """Return the function that callers get, with the replacement's parameters: ``*args`` would be slower."""
+    """Return a function that calls the replacement or, if ``when`` returns False, the original.
+
+    It declares the replacement's parameters, because calls through ``*args`` would be slower.
+    """
     plain: Any = inspect.unwrap(replacement)
     parameters = list(inspect.signature(plain).parameters.values())[1:]
     declared = inspect.Signature([p.replace(annotation=p.empty, default=p.empty) for p in parameters])
@@ -142,11 +146,11 @@ def patches_of(module: ModuleType, package: str) -> list[Patch]:
 
 
 _Place = tuple[Any, str, Any]
-"""An owner, the name of an attribute, and its value before the patch."""
+"""An object, the name of one of its attributes, and the attribute's value before the patch."""
 
 
 class PatchSet:
-    """The patches on one package; applied as its modules appear, reverted all at once."""
+    """The patches of one package, applied when the package's modules are imported, and reverted all at once."""
 
     def __init__(self, package: str, patches: Iterable[Patch]) -> None:
         self.package = package
@@ -192,8 +196,8 @@ class PatchSet:
             self._pending = list(self.patches)
 
     def _apply(self, patch: Patch) -> bool:
-        """Apply or refuse a patch. Return False if its target does not exist yet, before its module has been
-        executed.
+        """Apply or refuse a patch. Return False if its target does not exist yet: its module is not imported, or is
+        still being executed.
         """
         module = sys.modules.get(patch.module)
         if module is None:
@@ -248,7 +252,7 @@ class PatchSet:
 
 
 def bare_signature(function: Callable[..., Any], skip: int = 0) -> str:
-    """Return a function's parameters and defaults as text, without annotations and the first ``skip`` parameters."""
+    """Return a function's parameters and defaults as text, without annotations and without the first ``skip`` ones."""
     signature = inspect.signature(function)
     bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()][skip:]
     return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))

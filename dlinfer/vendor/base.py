@@ -27,12 +27,13 @@ Rule = Callable[..., str | None]
 
 
 def refuses(rule: Rule) -> Callable[[Kernel], Kernel]:
-    """Attach a rule to a kernel that says which calls it does not take. Callers ask the rule before anything runs.
+    """Attach a rule to a kernel. The rule tells callers, before the kernel runs, which calls the kernel refuses.
 
-    rule: takes the op's arguments and returns the reason, or None for a call that the kernel takes. Tensors may be fake
-    tensors, so the rule reads dtypes, ranks, sizes and devices, never values. Caches have the vendor's layout.
+    rule: takes the op's arguments, and returns the reason for a refusal, or None if the kernel takes the call. Tensors
+    may be fake tensors, so the rule reads dtypes, ranks, sizes and devices, never values. Caches have the vendor's
+    layout.
 
-    A kernel that decides by values raises KernelDeclined before it writes anything.
+    If the decision depends on values, the kernel itself raises KernelDeclined, before it writes anything.
     """
 
     def with_rule(kernel: Kernel) -> Kernel:
@@ -43,15 +44,15 @@ def refuses(rule: Rule) -> Callable[[Kernel], Kernel]:
 
 
 def rule_of(kernel: Kernel) -> Rule | None:
-    """Return the kernel's rule from ``refuses``. None: the kernel takes every call, or decides during it."""
+    """Return the rule that ``refuses`` attached. None: the kernel takes every call, or decides while it runs."""
     return getattr(kernel, "refuses", None)
 
 
 def in_order(*kernels: Kernel) -> Kernel:
     """Combine several implementations of an op into one kernel, the preferred one first.
 
-    A call runs on the first implementation that takes it: its rule does not refuse, and it does not raise
-    KernelDeclined. If all decline the call, the kernel declines it with the reason of each.
+    A call runs on the first implementation whose rule does not refuse and which does not raise KernelDeclined. If none
+    takes the call, the combined kernel declines it and gives the reasons of all.
     """
 
     def rule(*args: Any, **kwargs: Any) -> str | None:
@@ -89,13 +90,13 @@ def implementations(kernel: Kernel) -> tuple[Kernel, ...]:
 
 
 def kernel_name(kernel: Kernel) -> str:
-    """Return module and name of an implementation, for people."""
+    """Return the module and the name of an implementation, for messages."""
     return f"{kernel.__module__}.{kernel.__qualname__}"
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Whether a vendor can run on this machine. A probe must be cheap and must not raise."""
+    """Whether a vendor can run on this machine. A vendor's ``probe`` function must be cheap and must not raise."""
 
     available: bool
     reason: str
@@ -104,11 +105,11 @@ class Probe:
 
 @dataclass(frozen=True)
 class KVCacheLayout:
-    """How a vendor orders the four dimensions of a paged KV cache.
+    """The order of the four dimensions in a vendor's paged KV cache.
 
-    order: their names from outer to inner: B block, S slot in the block, H KV head, D head size. The ops describe
+    order: the dimensions from outer to inner: B block, S slot in the block, H KV head, D head size. The ops describe
         caches as [blocks, block_size, kv_heads, head_size] = "BSHD".
-    block_size: the number of slots in a block that the vendor's graph engine needs, or None for any.
+    block_size: the number of slots in a block that the vendor's graph engine needs; None if any number will do.
     """
 
     order: str = "BSHD"
@@ -134,24 +135,27 @@ class Vendor:
     device_type: torch's type of the device that its kernels serve ("cpu", "npu", ...), or "any".
     summary: one line for people.
     probe: returns whether it can run here, and why not.
-    load_kernels: returns op name -> kernel, which may combine several by ``in_order``; called once, at activation. None
-        for a vendor with graph engines only. Ops outside its graphs then run on the host's kernels if these can reach
-        its tensors, else on the reference under the fallback policy (``discovery.kernels_of``).
+    load_kernels: returns a mapping from op names to kernels; called once, at activation. A kernel may combine several
+        by ``in_order``. None for a vendor with graph engines only. Ops outside its graphs then run on the host's
+        kernels if these can reach its tensors, else on the reference under the fallback policy
+        (``discovery.kernels_of``).
     load_device: returns the ``Device`` that serving frameworks need; called once, and may initialise the device. None
         if another vendor provides it for the same device type.
     framework_device: the frameworks' name of the device, as in LMDeploy's ``device_type``; default: the vendor's name.
-    priority: of several available vendors of one device, the highest is the default, unless DLINFER_VENDOR names
-        another or DLINFER_ENGINE an engine that only another provides.
+    priority: the available vendor with the highest priority is a device's default, unless DLINFER_VENDOR names another
+        vendor, or DLINFER_ENGINE an engine that only other vendors provide.
     kv_cache_layout: the layout of the paged KV cache that its kernels expect.
     engines: names of its graph engines.
     load_engine: returns an engine by name.
     default_engine: the engine for graphs on its device if the user names none.
     toolchain: returns the recipe of a second environment, for a vendor that needs one.
     is_reference: its kernels are the ops' own bodies, so running them does not count as a fallback.
-    claims: returns the ops and dtypes that its kernels serve, for ``dlinfer conformance``. None claims in part every op
-        that has a kernel.
-    proofs: returns how far each kernel was tested, without loading an SDK. None leaves the vendor out of the table.
-    interface: the ``INTERFACE`` that it was written for; any other number than dlinfer's is refused. 0: not stated.
+    claims: returns the ops and dtypes that its kernels serve, for ``dlinfer conformance``. None: every op that has a
+        kernel counts as claimed in part.
+    proofs: returns how far each kernel was tested, without loading an SDK. None: the table of ops by vendor leaves the
+        vendor out.
+    interface: the ``INTERFACE`` that the vendor was written for; a number other than dlinfer's is refused. 0: unknown,
+        and accepted.
     """
 
     name: str

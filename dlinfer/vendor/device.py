@@ -16,7 +16,8 @@ from dlinfer.vendor.streams import Streams
 class DeviceMemory(NamedTuple):
     """The memory of a device, in bytes.
 
-    available: bytes that this process may still allocate, never negative. total: the bound, or all memory.
+    available: bytes that this process may still allocate, never negative. total: the limit of this process, or all
+        memory if there is none.
     source: the origin of the numbers, for people.
     shared: whether other programs use the memory too, as on a host. By default a framework takes a small part of shared
         memory and most of a card's own.
@@ -29,14 +30,15 @@ class DeviceMemory(NamedTuple):
 
 
 class Sampler(Protocol):
-    """Draws the next token of each row of logits [B, V], as int64 [B]. None hands the call back to the framework.
+    """Selects the next token of each row of logits [B, V], as int64 [B].
 
-    Nothing is written. Raises FallbackError if the fallback policy forbids handing the call back.
+    A method returns None to let the framework sample instead, or raises FallbackError if the fallback policy forbids
+    that. No argument is mutated.
     """
 
     def largest(self, logits: Tensor) -> Tensor | None:
-        """Return the index of each row's largest logit, the first of equals. NaN counts as largest, as in
-        ``argmax(-1)``."""
+        """Return the index of each row's largest logit, or the first of several. NaN is largest, as in ``argmax(-1)``.
+        """
         ...
 
     def draw(
@@ -49,42 +51,44 @@ class Sampler(Protocol):
     ) -> Tensor | None:
         """Draw by inverting the cumulative distribution of the tokens, sorted from most to least probable.
 
-        numbers: floating [B], in [0, 1): a row's token is the first with a cumulative share above its number.
-        top_k: integer [B]; if positive, only so many tokens may be drawn.
-        top_p: floating [B]; of these, only tokens with at most this cumulative share before them.
+        numbers: floating [B], random numbers in [0, 1). The first token whose cumulative probability exceeds a row's
+        number is drawn.
+        top_k: integer [B]; if positive, only this many tokens may be drawn.
+        top_p: floating [B]; a token may be drawn only if the tokens before it add up to at most this probability.
         min_p: floating [B]; only tokens with at least this fraction of the highest probability.
-        A row whose softmax is NaN gives its first token.
+        If a row's softmax is NaN, its first token is drawn.
         """
         ...
 
 
 class HostNumbers(Protocol):
-    """Host numbers inside one captured graph. A replay uses those of the capture until ``update`` replaces them.
+    """Numbers in host memory that the kernels of one captured graph need.
 
-    kv_seqlens: the length of each row's sequence in the cache, 0 for a padding row.
+    A replay uses the numbers of the capture until ``update`` replaces them. kv_seqlens: the length of each row's
+    sequence in the cache, 0 for a padding row.
     """
 
     def recording(self, kv_seqlens: Sequence[int]) -> AbstractContextManager[None]:
-        """Return a context, for this thread, that records host numbers while the current stream is captured."""
+        """Return a context in which this thread's kernels record their host numbers, while the stream is captured."""
         ...
 
     def update(self, kv_seqlens: Sequence[int]) -> None:
-        """Give new numbers to the replay that was just put on the current stream and waits for them."""
+        """Send new numbers to the replay that was put on the current stream last, and that waits there for them."""
         ...
 
 
 class Device(ABC):
     """One kind of device, for serving frameworks. A vendor creates one object when a framework first asks.
 
-    streams: its streams and events: a module like ``torch.cuda``, or ``HostStreams()`` if calls return when their work
-        is done.
+    streams: a module with streams and events like ``torch.cuda``, or ``HostStreams()`` if the device works
+        synchronously.
     communicator: the torch.distributed backend that joins such devices.
     max_batch_size: the default number of sequences decoded together.
-    max_prefill_tokens: the default number of prompt tokens computed together; None leaves it to the framework.
-        Sequences that decode meanwhile wait for the whole chunk.
-    seconds_beside_decoding: how long a step may take that mixes decoding and prompts, and therefore how many prompt
-        tokens it reads. None leaves it to the framework.
-    seconds_of_prompts: how long a step may take that only reads prompts; at most ``max_prefill_tokens`` of them.
+    max_prefill_tokens: the default number of prompt tokens computed together; None: the framework decides. Sequences
+        that decode wait until the whole chunk is prefilled.
+    seconds_beside_decoding: how long a step that mixes decoding and prefill may take. This limits its prompt tokens.
+        None: the framework decides.
+    seconds_of_prompts: how long a step that only prefills may take. ``max_prefill_tokens`` is a limit in addition.
     graph_class: the name of the graph class in ``streams``, such as "CUDAGraph". None if the vendor's kernels cannot be
         captured because they need host numbers that ``host_numbers`` cannot provide.
     padding_length: the number of keys of a padding row in a captured step: 0, or 1 if the kernels document no length of
@@ -107,29 +111,31 @@ class Device(ABC):
         """Return free and total memory. Called while an engine starts and before each capture."""
 
     def take(self, index: int) -> None:  # noqa: B027 - there is nothing to do where there is one
-        """Make device ``index`` the process's own, before it allocates. By default there is only one device."""
+        """Make device ``index`` the process's current one, before it allocates. By default, with one device, do
+        nothing.
+        """
 
     def share(self, index: int, count: int) -> None:  # noqa: B027 - a card is not shared
-        """Keep this process to its part of a device that ``count`` processes (ranks) of one model share.
+        """Confine this process, one of ``count`` ranks of a model on the same device, to its part of the device.
 
-        Called in each of them, once all have started and before they load weights. index: 0 to count - 1.
+        Called in each rank, once all have started and before they load weights. index: 0 to count - 1.
         """
 
     def graph_runner(self) -> Callable[..., Any] | None:
         """Return the vendor's own graph runner for a model's forward, called like LMDeploy's GraphRunner.
 
-        None uses dlinfer's runner, which compiles for the chosen engine or the vendor's default one.
+        None: dlinfer's graph runner is used, which compiles for the chosen engine or the vendor's default one.
         """
         return None
 
     def host_numbers(self) -> HostNumbers | None:
-        """Return the ``HostNumbers`` for a graph that is about to be captured, or None if its kernels need none."""
+        """Return the ``HostNumbers`` for a graph that is about to be captured; None if its kernels need none."""
         return None
 
     def sampler(self) -> Sampler | None:
-        """Return the vendor's sampler. None leaves sampling to the framework."""
+        """Return the vendor's sampler. None: the framework samples."""
         return None
 
     def pack_bf12(self, weight: Tensor) -> Tensor | None:
-        """Pack a bfloat16 matrix like ``ops.quantised.bf12.pack``, but faster. None leaves it to that function."""
+        """Pack a bfloat16 matrix like ``ops.quantised.bf12.pack``, but faster. None: the caller uses that function."""
         return None

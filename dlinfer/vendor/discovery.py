@@ -42,7 +42,7 @@ class VendorWarning(UserWarning):
 class Origin:
     """The package that a vendor was loaded from.
 
-    loaded_at: a time in nanoseconds before which no module of its package was loaded.
+    loaded_at: a lower bound in nanoseconds: each module of the package was loaded at this time or later.
     """
 
     module: str
@@ -57,8 +57,9 @@ _origins: dict[str, Origin] = {}
 _active: dict[str, Vendor] = {}
 _devices: dict[str, tuple[Vendor, Device]] = {}
 kv_orders: dict[str, str] = {}
-"""Device type -> the active vendor's order of the dimensions of a KV cache. Dynamo guards on values that traced code
-reads here, so a vendor with another layout recompiles the model. A change replaces the dict."""
+"""Maps a device type to the order of a KV cache's dimensions for its active vendor. Dynamo guards on the values that
+traced code reads here, so the model is recompiled for a vendor with another order. A change replaces the dict.
+"""
 _asking = contextvars.ContextVar[frozenset[str]]("_asking", default=frozenset())
 _listeners: list[Callable[[str, Vendor], None]] = []
 
@@ -85,7 +86,7 @@ def get(name: str) -> Vendor:
 
 
 def origin(name: str) -> Origin | None:
-    """Return the origin of a vendor, or None if it has not been loaded."""
+    """Return the origin of a vendor; None if the vendor has not been loaded."""
     return _origins.get(name)
 
 
@@ -175,7 +176,7 @@ def _announce(device_type: str, vendor: Vendor) -> None:
 
 
 def most_recent() -> str:
-    """Return the name of the vendor activated last in this process, or of the host's default one if there was none."""
+    """Return the name of the vendor activated last in this process. If none was, activate the host's default one."""
     with _lock:
         if _active:
             return next(reversed(_active.values())).name
@@ -184,14 +185,14 @@ def most_recent() -> str:
 
 
 def active(device_type: str) -> Vendor | None:
-    """Return the active vendor of a device type, or None if none has been needed or chosen yet."""
+    """Return the active vendor of a device type; None if no op needed one and the user chose none."""
     return _active.get(device_type)
 
 
 def activate_default(device_type: str) -> Vendor | None:
-    """Return the active vendor of a device type, and choose one if needed; None if no vendor serves the device.
+    """Return the active vendor of a device type; if there is none yet, activate the default one.
 
-    Raises the errors of ``default`` and ``use``.
+    Return None if no vendor serves the device. Raises the errors of ``default`` and ``use``.
     """
     with _lock:
         if device_type in _active:
@@ -217,7 +218,7 @@ def default(device_type: str) -> Vendor | None:
 
 
 def loadable() -> list[Vendor]:
-    """Return every vendor that can be loaded; warn of each of the others."""
+    """Return every vendor that can be loaded, and warn about each vendor that cannot."""
     vendors = []
     for name in names():
         try:
@@ -228,10 +229,10 @@ def loadable() -> list[Vendor]:
 
 
 def kernels_of(vendor: Vendor) -> Mapping[str, Kernel]:
-    """Return the kernels in use while a vendor is active: its own, or the host's if it brings none.
+    """Return the kernels that run while a vendor is active: its own or, if it brings none, the host's.
 
-    The host's kernels dereference pointers, so they serve tensors in host memory only. A vendor of another device
-    without kernels of its own has none.
+    The host's kernels dereference pointers, so they only serve tensors in host memory. If a vendor of another device
+    brings no kernels, the mapping is empty.
     """
     token = _asking.set(_asking.get() | {vendor.name})
     try:
@@ -269,9 +270,9 @@ def host(vendor: Vendor) -> Vendor:
 
 
 def device(device_type: str) -> Device:
-    """Return the ``Device`` of a device type: the active vendor's, or else that of the highest priority.
+    """Return the ``Device`` of a device type, from its active vendor or else from the vendor with the highest priority.
 
-    Raises DeviceUnknownError if no vendor has one, VendorUnavailableError if that vendor cannot run here, and
+    Raises DeviceUnknownError if no vendor has one, VendorUnavailableError if the chosen vendor cannot run here, and
     VendorLoadError.
     """
     vendor = active(device_type)
@@ -308,7 +309,7 @@ def device_of(vendor: Vendor) -> Device:
 def author(kernel: Kernel, vendor: Vendor) -> str:
     """Return the name of the vendor whose package defines a kernel, or of ``vendor`` if no other vendor's does.
 
-    A kernel that wraps another with ``functools.wraps`` counts as the other's.
+    For a kernel that wraps another with ``functools.wraps``, the wrapped kernel counts.
     """
     module = getattr(inspect.unwrap(kernel), "__module__", None) or ""
     for entry in entry_points(group=GROUP):
@@ -318,7 +319,7 @@ def author(kernel: Kernel, vendor: Vendor) -> str:
 
 
 def on_activation(listener: Callable[[str, Vendor], None]) -> None:
-    """Call ``listener(device_type, vendor)`` at each change of the active vendor, before it takes effect."""
+    """Call ``listener(device_type, vendor)`` before each change of an active vendor, and now for each active vendor."""
     with _lock:
         _listeners.append(listener)
         for device, vendor in _active.items():

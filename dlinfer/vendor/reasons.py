@@ -11,7 +11,7 @@ from dlinfer.vendor.base import Kernel, refuses
 
 
 def where(rule: Callable[[Any], str | None]) -> Callable[[Kernel], Kernel]:
-    """Attach a rule that gets the kernel's arguments by name: ``where(lambda call: ... call.q ...)``."""
+    """Attach a rule that reads the kernel's arguments as attributes: ``where(lambda call: ... call.q ...)``."""
 
     def with_rule(kernel: Kernel) -> Kernel:
         names = tuple(inspect.signature(kernel).parameters)
@@ -25,18 +25,18 @@ def where(rule: Callable[[Any], str | None]) -> Callable[[Kernel], Kernel]:
 
 
 def first(reasons: Iterable[str | None]) -> str | None:
-    """Return the first reason in a sequence of reasons and Nones, or None."""
+    """Return the first entry that is a reason; None if all entries are None."""
     return next((reason for reason in reasons if reason), None)
 
 
 def dtype(actual: torch.dtype, served: Iterable[torch.dtype]) -> str | None:
-    """Return the reason to refuse a dtype that is not served, or None."""
+    """Return the reason to refuse a dtype that is not served; None if it is served."""
     served = tuple(served)
     return None if actual in served else f"{', '.join(map(_name, served))} are served, not {_name(actual)}"
 
 
 def eight_bits(actual: torch.dtype) -> str | None:
-    """Return the reason to refuse an 8-bit dtype other than int8, or None."""
+    """Return the reason to refuse an 8-bit dtype other than int8; None for int8."""
     return None if actual is torch.int8 else f"torch.int8 is served, not {actual}"
 
 

@@ -1,8 +1,8 @@
 """Streams and events of a device, and trivial ones for a device that works synchronously.
 
 ``Streams`` is the part of ``torch.cuda`` that serving frameworks use. Modules like ``torch.npu`` have the same names,
-so a vendor can pass its module unchanged. On a device without queues (the host) every stream is idle and every event
-has happened; only identity matters, since frameworks compare streams.
+so a vendor can pass its module unchanged. On the host, work runs at once in the caller's thread, so every stream is
+idle and every event has happened. Streams are still distinct objects, since frameworks compare them.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -32,22 +32,22 @@ class Streams(Protocol):
 
 
 class HostStream:
-    """A stream without a queue."""
+    """A stream of the host. Work runs at once in the caller's thread, so the stream is always idle."""
 
     def __init__(self, device: Any = None, priority: int = 0) -> None:
         self.priority = priority
 
     def synchronize(self) -> None:
-        """Nothing is pending."""
+        """Return at once: no work is pending."""
 
     def wait_stream(self, stream: "HostStream") -> None:
-        """The other stream's work is done."""
+        """Return at once: the other stream has no pending work."""
 
     def wait_event(self, event: "HostEvent") -> None:
-        """The event has happened."""
+        """Return at once: the event has happened."""
 
     def record_event(self, event: "HostEvent | None" = None) -> "HostEvent":
-        """Return an event, which has happened."""
+        """Return ``event``, or a new event. Like all events here it has happened."""
         return event if event is not None else HostEvent()
 
     def query(self) -> bool:
@@ -55,7 +55,7 @@ class HostStream:
 
 
 class HostEvent:
-    """An event that has happened."""
+    """An event of the host. It counts as happened from the start."""
 
     def __init__(
         self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
@@ -63,20 +63,20 @@ class HostEvent:
         self.enable_timing = enable_timing
 
     def record(self, stream: HostStream | None = None) -> None:
-        """All earlier work is done already."""
+        """Do nothing: all earlier work is done already."""
 
     def wait(self, stream: HostStream | None = None) -> None:
-        """It has happened."""
+        """Return at once: the event has happened."""
 
     def synchronize(self) -> None:
-        """It has happened."""
+        """Return at once: the event has happened."""
 
     def query(self) -> bool:
         return True
 
 
 class HostStreams:
-    """The ``Streams`` of a device that completes its work before a call returns."""
+    """The ``Streams`` of a device that works synchronously: a call returns when its work is done."""
 
     Stream = HostStream
     Event = HostEvent
@@ -93,7 +93,7 @@ class HostStreams:
         return nullcontext()
 
     def synchronize(self) -> None:
-        """Nothing is pending."""
+        """Return at once: no work is pending."""
 
     def empty_cache(self) -> None:
-        """The host's allocator keeps no cache of its own."""
+        """Do nothing: the host's allocator keeps no cache of its own."""

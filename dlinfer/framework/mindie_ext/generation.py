@@ -74,10 +74,11 @@ class Generation:
         return min(limit for limit in (allowed, longest) if limit is not None)
 
     def generate_token(self, input_metadata: InputMetadata, warmup: bool = False) -> GenerationOutput:
-        """Run one step for each request of the batch: forward, sampling, and the decision which sequences end.
+        """Run one step for each request of the batch: forward, sampling, and the decision whether each sequence ends.
 
-        The forward writes the KV pool in the slots of the new tokens. Sequences are stored until ``clear_cache``, but
-        not with ``warmup``. If the step raises, the stored sequences do not change, so the server may send it again.
+        The forward writes the KV pool in the slots of the new tokens. The sequences' states are kept until
+        ``clear_cache``; ``warmup`` keeps none. If the step raises, the kept states do not change, so the server may
+        send the step again.
 
         Raises GeneratorCallError, SamplingError, PoolMissingError, RankLostError.
         """
@@ -123,7 +124,7 @@ class Generation:
             return output
 
     def generate(self, requests: Several[Request], is_prefill: bool = False) -> GenerationOutput:
-        """Run one step that prefills all requests, or decodes all."""
+        """Run one step that prefills all requests, or one that decodes all of them."""
         block_size = self.pool("generate").kvcache_settings.block_size
         return self.generate_token(InputMetadata.from_requests(requests, None, is_prefill, block_size))
 
@@ -149,10 +150,10 @@ class Generation:
         return self.generate_token(InputMetadata.from_requests(requests, None, flags, block_size))
 
     def warm_up(self, warmup_params: WarmupParams | None = None) -> float:
-        """Compile prefill and decode once. Later steps of any size run without compilation.
+        """Compile one graph for prefill and one for decode. Later steps of any size run without compilation.
 
-        Nothing is written into the pool. Returns the device memory of the pool's blocks in GB (2**30 bytes).
-        With world_size > 1, or eager_mode in the config, nothing is compiled, and each phase runs once in eager mode.
+        Nothing is written into the pool. Returns the size of the pool's device blocks in GB (2**30 bytes). If
+        world_size > 1, or if the config sets eager_mode, nothing is compiled, and each phase runs once in eager mode.
         """
         params = warmup_params or WarmupParams()
         with self.lock:
@@ -166,7 +167,7 @@ class Generation:
             return settings.num_npu_blocks * settings.cache_block_bytes / GB
 
     def swap(self, block_operation: Any) -> None:
-        """Call ``swap_cache`` with the first element of block_operation, as MindIE's scheduler sends it."""
+        """Copy blocks between device and host. MindIE's scheduler wraps the moves: only the first element is read."""
         self.swap_cache(np.asarray(block_operation)[0])
 
     def load_lora(self, lora_name: str, lora_path: str) -> None:
@@ -180,7 +181,7 @@ class Generation:
             self.model_wrapper.adapter_manager.unload_adapter(lora_name)
 
     def _sampling_defaults(self) -> dict[str, float]:
-        """Return the config's sampling parameters, for requests without any."""
+        """Return the config's sampling parameters, which apply to requests that bring none."""
         names = set(DEFAULT_SAMPLING_PARAMS) & set(type(self.config).model_fields)
         chosen = {name: getattr(self.config, name) for name in names}
         return {name: value for name, value in chosen.items() if value is not None}
@@ -194,7 +195,7 @@ class Generation:
 
 
 def _nothing_written(length: int, is_prefill: bool, block_size: int, blocks: int) -> ModelInput:
-    """Return a warm-up forward of one sequence, which writes no slot. A decode reads one key of block 0."""
+    """Return the input of a warm-up forward. It has one sequence, and no token is written into the pool."""
     ends = np.asarray([length], dtype=np.int64)
     needed = -(-length // block_size)
     return ModelInput(

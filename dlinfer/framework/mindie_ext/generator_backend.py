@@ -42,7 +42,7 @@ class GeneratorBackend:
         self.sampler.initialize(self.model_wrapper.device, eos_token_id)
 
     def configure_sampler(self, sampling_metadata: SamplingMetadata) -> None:
-        """Restart the draws of the sequences in ``sampling_metadata``: see ``Sampler.configure``."""
+        """Let the sequences in ``sampling_metadata`` draw again from the first random number of their seeds."""
         self.sampler.configure(sampling_metadata)
 
     def sample(
@@ -54,8 +54,9 @@ class GeneratorBackend:
     ) -> SamplingOutput | tuple[np.ndarray, np.ndarray | None]:
         """Sample a token for each row of logits, with num_threads threads. The logits are not mutated.
 
-        logits: [sequences, vocabulary], floating. sampling_metadata: the sampling parameters; None is greedy. In
-            MindIE's deprecated form, a SamplingData (also as the keyword ``sampling_data``) comes with sampling_param.
+        logits: [sequences, vocabulary], floating. sampling_metadata: the sampling parameters; None: greedy sampling.
+            MindIE's deprecated form passes a SamplingData here, or as the keyword ``sampling_data``, and also
+            sampling_param.
 
         Returns a SamplingOutput, or (token ids, log-probabilities) in the deprecated form. Raises SamplingError.
         """
@@ -73,7 +74,7 @@ class GeneratorBackend:
         return self.sampler(logits, sampling_metadata)
 
     def build_inputs(self, conversations: list[list[dict[str, str]]], **kwargs: Any) -> list[list[int]]:
-        """Return the token ids of each conversation ({"role", "content"} messages) by the chat template."""
+        """Return the token ids of conversations, lists of {"role", "content"} messages, by the chat template."""
         return [self.model_wrapper.make_context(conversation, **kwargs) for conversation in conversations]
 
     def clear_cache(self, sequence_ids: Iterable[int]) -> int:

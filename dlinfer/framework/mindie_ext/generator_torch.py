@@ -27,7 +27,7 @@ class GeneratorTorch(Generation, GeneratorBackend):
     the model. rank: the rank of this process; each of the world_size processes makes its own generator.
     adapter_manager: the LoRA adapters.
 
-    Several threads may call methods, which run one after the other. Raises ModelConfigError, MemoryPlanError,
+    Several threads may call the methods. A lock lets one call run at a time. Raises ModelConfigError, MemoryPlanError,
     RankLostError, and UnsupportedFeatureError for a model or a feature that is not served.
     """
 
@@ -47,7 +47,8 @@ class GeneratorTorch(Generation, GeneratorBackend):
     def kvcache_settings(self) -> KVCacheSettings:
         """Return the sizes of the KV pool that the config asks for.
 
-        npu_mem = -1 takes the memory for max_batch_size sequences, but at most a share of the free device memory.
+        If npu_mem is -1, the pool holds max_batch_size sequences, or fewer if that would take more than a fixed share
+        of the free device memory.
         """
         config = self.config
         npu_mem = config.npu_mem * GB
@@ -180,7 +181,8 @@ class GeneratorTorch(Generation, GeneratorBackend):
             return super().clear_cache(ids)
 
     def pool(self, call: str) -> CachePool:
-        """Return the KV pool. Raises PoolMissingError, which names ``call``."""
+        """Return the KV pool. Raises PoolMissingError if there is none; ``call`` is the method that the message names.
+        """
         if self.cache_pool is None:
             raise PoolMissingError(call=call)
         return self.cache_pool

@@ -1,9 +1,9 @@
 """``attn_implementation="dlinfer"``: transformers' attention on dlinfer's ops.
 
-``prefill_attention`` serves prompts, ``paged_decode_attention`` serves decode steps with one query a sequence. In
-eager mode, the mask is read once a forward and its runs are passed to the op, so no head is repeated and no key
-copied. Under a compiler, the module calls torch's ``scaled_dot_product_attention``, which graph mode fuses for its
-engines.
+``prefill_attention`` serves prompts, ``paged_decode_attention`` serves decode steps with one query a sequence. In eager
+mode, each run of queries that see the same range of keys, or a causal one, is computed by the op on views of the
+tensors. So no head is repeated and no key copied. The mask is read once a forward to find the runs. Under a compiler,
+the module calls torch's ``scaled_dot_product_attention``, which graph mode fuses for its engines.
 """
 
 from typing import Any
@@ -42,7 +42,8 @@ def attention_forward(
     query: [batch, heads, queries, size], key: [batch, kv_heads, keys, size], value: [batch, kv_heads, keys,
         value_size]; any strides; heads are a multiple of kv_heads.
     attention_mask: [batch or 1, heads or 1, queries, keys]; bool, true if the query sees the key, or floating and
-        added to the scores. None: queries see all keys, but several causal queries see keys up to their own position.
+        added to the scores. None: queries see all keys; if attention is causal and there are several queries, each sees
+        keys up to its own position.
     scaling: None is 1 / sqrt(size). softcap: None or 0 turns it off. s_aux: [heads], attention sinks.
     position_bias: added to the scores.
 
@@ -99,9 +100,9 @@ def _is_causal(module: nn.Module, is_causal: bool | None) -> bool:
 
 
 def _known_runs(mask: Tensor) -> list[list[Run]] | None:
-    """Return the mask's runs, or None. The runs are cached for the layers that share the mask.
+    """Return the mask's runs; None if the mask does not consist of a few runs. The result is cached in the mask tensor.
 
-    An inference tensor has no version counter, so its runs are computed at each call.
+    An inference tensor has no version counter that shows mutations, so its runs are computed at each call.
     """
     if mask.is_inference():
         return runs_of(mask)
@@ -121,7 +122,7 @@ def _by_runs(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Compute each run by one op call on views of its queries and keys. A decode step has its own path."""
+    """Compute attention by one op call for each run, on views. Decode steps use ``one_query`` instead."""
     if one_query.serves(query, runs):
         return one_query.attend(query, key, value, runs, scaling, softcap, sinks)
     batch, heads, queries, _ = query.shape

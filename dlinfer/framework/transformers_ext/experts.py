@@ -15,9 +15,9 @@ def are_dispatched(module: nn.Module) -> bool:
 
 
 def refuse_others(module: nn.Module) -> None:
-    """Raise NotFused unless the experts compute ``down(silu(gate) * up)``, gate and up stacked in one weight.
+    """Raise NotFused unless the experts compute ``down(silu(gate) * up)`` from one weight that stacks gate and up.
 
-    That weight is [experts, 2 * intermediate, hidden].
+    The stacked weight is [experts, 2 * intermediate, hidden].
     """
     from transformers.activations import SiLUActivation
     from transformers.integrations.moe import _default_apply_gate

@@ -1,7 +1,7 @@
-"""The forwards that replace the forward of a module's class.
+"""Forwards on dlinfer's ops, which replace the forward that a module inherits from its class.
 
-Each is set as an attribute of the module instance, so the module's class, names, weights and copies do not change.
-If the plan does not fit a call, the class's forward runs, under the fallback policy.
+A forward is set as an attribute of the module instance, so the module's class, names, weights and copies do not change.
+If a call does not fit the module's plan, the class's forward runs, under the fallback policy.
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ PLAN = "_dlinfer"
 
 @dataclass
 class Plan:
-    """The plan of a module's fused forward. name: the module's path in the model. fused: its graphs, or None.
+    """The plan of a module's replaced forward. name: the module's path in the model. fused: the traced graphs, or None.
 
-    children: (parent, name, child) for each module below it at planning time.
+    children: (parent, name, child) for each module below it, as they were when the forward was replaced.
     """
 
     name: str
@@ -44,8 +44,8 @@ def make_plan(name: str, module: nn.Module, fused: Fused | None) -> Plan:
 def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Run the fused graph for the input's number of dimensions. If there is none, run the class's own forward.
 
-    Raises InferenceOnlyError if gradients are recorded. Raises ModuleFallbackError instead of the class's own forward
-    under the fallback policy ``error``.
+    Raises InferenceOnlyError if gradients are recorded. If the fallback policy is ``error``, raises ModuleFallbackError
+    where the class's own forward would run.
     """
     plan: Plan = self._dlinfer  # pyright: ignore[reportAssignmentType]
     fused = plan.fused
@@ -107,7 +107,8 @@ def linear_forward(self: nn.Linear, *args: Any, **kwargs: Any) -> Any:
 
 
 def _changed(module: nn.Module, plan: Plan, device: str) -> str | None:
-    """Return why a module's plan is not valid at present, for any input; None if it is valid."""
+    """Return why no call can use a module's plan at present: training, autocast or a replaced child. None: calls can.
+    """
     if module.training:
         return "it is in training"
     if torch.is_autocast_enabled(device):
@@ -124,7 +125,7 @@ def _other_dtype(x: Tensor, dtype: torch.dtype) -> str | None:
 def _own_forward(
     module: nn.Module, plan: Plan, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Run the class's forward and record the fallback, except under a compiler, where graph mode fuses ops."""
+    """Run the forward of the module's class, and record a fallback unless a compiler traces: graph mode fuses ops."""
     if not torch.compiler.is_compiling():
         kind = type(module).__name__
         fallback.settle(

@@ -21,10 +21,10 @@ from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.torch_private.fake_mode import fresh_mode, with_symbols
 
 RANKS = (2, 3, 4)
-"""Numbers of input dimensions to trace: [tokens, size], [batch, tokens, size], and heads for a norm of each head."""
+"""The numbers of input dimensions to trace. 2: [tokens, size]. 3: [batch, tokens, size]. 4: norms of single heads."""
 
 _LEADING = (3, 5, 7)
-"""Example values of all input sizes but the last. They are traced as symbols, and the graph must fit any value."""
+"""Example sizes of all input dimensions but the last. They are traced as symbols, and the graph must fit any size."""
 
 
 _NOTHING = "nothing of it is a fused op"
@@ -38,9 +38,9 @@ class NotFused(Exception):
 class Fused:
     """A module's forward as graphs of fused ops.
 
-    graphs: number of input dimensions -> the graph, which takes the input, then all parameters and buffers.
-    argument: the name of the input. names: paths of the parameters and buffers. dtype: of the input. ops: names of the
-    dlinfer ops that the graphs call.
+    graphs: maps the number of input dimensions to a graph, which takes the input, then all parameters and buffers.
+    argument: the name of the input. names: paths of the parameters and buffers. dtype: the input's dtype. ops: names of
+    the dlinfer ops that the graphs call.
     """
 
     graphs: dict[int, fx.GraphModule]

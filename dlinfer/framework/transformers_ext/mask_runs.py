@@ -1,6 +1,6 @@
 """Split boolean attention masks into runs of consecutive queries.
 
-All queries of a run see the same range of keys, or each sees one key more than the query before it. Almost all masks
+All queries of a run see the same range of keys, or each query sees one key more than the query before. Almost all masks
 of transformers consist of few runs: causal, sliding window, padding on either side, a static cache that is not full.
 The runs are read from the mask's values, so it does not matter how the mask was made.
 """
@@ -15,8 +15,8 @@ from torch import Tensor
 class Run:
     """A run: the queries ``first`` to ``last`` of one sequence, which see keys from ``begin`` to ``end``.
 
-    ``last`` and ``end`` are exclusive. causal: each query sees one key fewer than the next query, and the last query
-    sees keys up to ``end``. window: the most keys that a query sees; None is no limit.
+    ``last`` and ``end`` are exclusive. causal: the last query sees keys up to ``end``, and each earlier query one key
+    less than the next. window: the most keys that a query sees; None is no limit.
     """
 
     first: int

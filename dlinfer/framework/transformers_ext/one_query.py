@@ -31,7 +31,7 @@ def attend(
 ) -> Tensor:
     """Return attention as a new tensor [batch, 1, heads, value_size].
 
-    runs: from ``runs_of``. Other arguments: as in ``attention_forward``; sinks are its s_aux.
+    runs: from ``runs_of``. sinks: the attention sinks, [heads]. ``attention_forward`` describes the other arguments.
     """
     batch, heads, _, _ = query.shape
     out = query.new_empty(batch, heads, value.shape[-1])

@@ -27,7 +27,9 @@ from dlinfer.framework.transformers_ext.fuse import (
 
 @dataclass(frozen=True)
 class Swapped:
-    """A module whose forward was replaced. name: its path in the model. module: its class. ops: what it now calls."""
+    """A module whose forward was replaced. name: its path in the model. module: its class. ops: those that it now
+    calls.
+    """
 
     name: str
     module: str
@@ -44,7 +46,9 @@ class Kept:
 
 
 class Optimization:
-    """The result of ``optimize``. ``str`` returns one line for each class of modules and its ops or reason."""
+    """The result of ``optimize``. ``str`` has a line for each class of modules: the ops they call, or why they were
+    kept.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -74,10 +78,12 @@ def optimize(model: nn.Module) -> Optimization:
     passes find an op in it. Experts behind transformers' ExpertsInterface run on ``fused_moe``, other linear layers on
     ``linear``. Replaced modules keep their class, their names and the tensors of their weights.
 
-    Under the fallback policy, a replaced module runs its class's own forward in training, under autocast, for inputs
-    of another dtype, and after a change to its children. Calls that record gradients raise InferenceOnlyError.
+    Under the fallback policy, a replaced module runs its class's own forward in training, under autocast, for inputs of
+    another dtype than its weights, and after a change to its children. Calls that record gradients raise
+    InferenceOnlyError.
 
-    Returns the replaced modules, the modules left unchanged with the reason, and ``undo()``.
+    The result lists the replaced modules, and the modules left unchanged with the reason. Its ``undo()`` restores the
+    model.
     """
     done = Optimization(model)
     known: dict[Any, Fused | NotFused] = {}
@@ -163,9 +169,9 @@ def _fused(module: nn.Module, known: dict[Any, Fused | NotFused]) -> Fused:
 
 
 def _key(module: nn.Module) -> Any:
-    """Return a key that two modules share only if one graph fits both.
+    """Return a key that two modules have in common only if one graph fits both.
 
-    It holds classes, numbers and texts, identities of other attributes, and the layouts of weights.
+    The key holds classes, numbers and texts, the identities of all other attributes, and the layouts of weights.
     """
     parts: list[Any] = []
     for name, child in module.named_modules():

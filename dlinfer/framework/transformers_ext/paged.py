@@ -20,12 +20,12 @@ NAME = "dlinfer_paged"
 class Pages:
     """The paged KV cache of one forward, and where its tokens lie in the cache. The forward mutates the caches.
 
-    caches: (keys, values) of each layer by ``layer_idx``: [blocks, block_size, kv_heads, head_size] in the vendor's
-        layout.
+    caches: a pair (keys, values) for each layer, at index ``layer_idx``; [blocks, block_size, kv_heads, head_size] in
+        the vendor's layout.
     slots: [tokens], int32 or int64, block * block_size + offset; negative for tokens that are not written.
     block_tables: [sequences, blocks], int32 or int64; columns after a sequence's last block are not read.
-    q_ends: [sequences], the exclusive end of each sequence's tokens in the row. kv_seqlens: [sequences], the number of
-        keys of each sequence, new keys included.
+    q_ends: [sequences], where each sequence's tokens end in the packed row, exclusive. kv_seqlens: [sequences], the
+        number of keys of each sequence, new keys included.
     block_size: slots in a block. is_decode: whether each sequence has exactly one token.
     """
 
@@ -57,8 +57,8 @@ def paged_attention_forward(
     """Compute attention over pages, as transformers' AttentionInterface calls it. The layer's caches are mutated.
 
     query: [1, heads, tokens, size], key: [1, kv_heads, tokens, size], value: [1, kv_heads, tokens, value_size]: the
-        packed tokens of all sequences. sliding_window: the most keys that a query sees, its own key included. Other
-        arguments as in ``attention_forward``.
+        packed tokens of all sequences. sliding_window: the most keys that a query sees, its own key included.
+        ``attention_forward`` describes the other arguments.
 
     Returns ([1, tokens, heads, value_size], None). Raises UnsupportedFeatureError for masks, biases and attention that
     is not causal, and if ``pages`` is None.

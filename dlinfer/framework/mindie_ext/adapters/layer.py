@@ -8,9 +8,9 @@ from dlinfer.framework.mindie_ext.adapters.weights import LoraWeights
 
 
 class Batch(nn.Module):
-    """The adapter of each token of the current forward, shared by all LoRA layers.
+    """The adapter of each token in the current forward, shared by all LoRA layers.
 
-    ids: [capacity] int64, an adapter's place or -1 for none. Compiled graphs read ids, so they are written in place.
+    ids: [capacity] int64, each token's adapter as a place, or -1. It is changed in place: compiled graphs read it.
     """
 
     ids: Tensor
@@ -24,8 +24,8 @@ class Batch(nn.Module):
 class LoraLinear(nn.Module):
     """Replaces a linear layer: calls the layer, then adds the adapters' products with ``lora_linear``.
 
-    It has places for ``loras`` adapters of rank ``rank`` or less: loras * rank * (in_features + out_features) numbers.
-    The replaced layer's weights are not copied.
+    The layer has places for ``loras`` adapters, each of rank ``rank`` or less. The places take loras * rank *
+    (in_features + out_features) elements. The replaced layer's weights are not copied.
     """
 
     a: Tensor
@@ -49,7 +49,7 @@ class LoraLinear(nn.Module):
             self.register_buffer(name, tensor, persistent=False)
 
     def put(self, place: int, weights: LoraWeights | None) -> None:
-        """Write an adapter into a place; None empties it."""
+        """Write an adapter's weights into a place. If ``weights`` is None, the place is emptied."""
         rank = 0 if weights is None else weights.a.shape[0]
         self.ranks[place] = rank
         if weights is not None:

@@ -21,9 +21,9 @@ class AdapterManager:
     """The adapters of one model.
 
     max_loras: how many adapters may be loaded at once. max_lora_rank: the largest rank of an adapter. capacity: the
-    most tokens of a forward. When an adapter first targets a linear layer, a ``LoraLinear`` replaces the layer for
-    good. Later adapters only change values in it, so compiled graphs stay valid. ``version`` counts the replaced
-    layers: a graph compiled at an earlier version is out of date.
+    largest number of tokens in a forward. When an adapter first targets a linear layer, a ``LoraLinear`` replaces the
+    layer for good. Later adapters only change values in it, so compiled graphs stay valid. ``version`` rises with each
+    replaced layer, and a graph that was compiled at an earlier version is out of date.
     """
 
     def __init__(self, model: nn.Module, max_loras: int, max_lora_rank: int, capacity: int = 4096) -> None:
@@ -83,9 +83,9 @@ class AdapterManager:
         model_name: str | None = None,
         model_id: str | None = None,
     ) -> list[str]:
-        """Return the names, with None, "", "None", model_name and model_id replaced by "base", the model itself.
+        """Return each sequence's adapter; None, "", "None", model_name and model_id become "base", the model itself.
 
-        Raises AdapterError for a name that is not loaded; MindIE's method would use the model itself.
+        Raises AdapterError for a name that is not loaded, where MindIE's method would use the model itself.
         """
         names: list[str] = []
         for adapter in [None] if adapter_ids is None else adapter_ids:
@@ -104,8 +104,8 @@ class AdapterManager:
     def activate(self, names: Sequence[str], token_counts: Sequence[int]) -> Iterator[None]:
         """Use these adapters in forwards inside the block.
 
-        names: one for all sequences, or one for each, as ``preprocess_adapter_ids`` returns them. token_counts: how
-        many tokens each sequence has. Raises AdapterError if all tokens together exceed ``capacity``.
+        names: one name for all sequences, or one name for each sequence, as ``preprocess_adapter_ids`` returns them.
+        token_counts: how many tokens each sequence has. Raises AdapterError if all tokens together exceed ``capacity``.
         """
         if not self._layers:
             yield

@@ -31,7 +31,9 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class LoraWeights:
-    """An adapter's weights for a layer. a: [rank, in_features]. b: [out_features, rank]. scaling: factor of B @ A."""
+    """An adapter's weights for one layer, which adds ``scaling * b @ a``. a: [rank, in_features]. b: [out_features,
+    rank].
+    """
 
     a: Tensor
     b: Tensor
@@ -39,7 +41,7 @@ class LoraWeights:
 
 
 def read_adapter(name: str, path: str) -> dict[str, LoraWeights]:
-    """Return module path -> weights of the adapter in the folder ``path``. Raises AdapterError."""
+    """Read the adapter in a folder. Return a mapping from module paths to weights. Raises AdapterError."""
     folder = Path(path)
     config = _read_config(name, folder)
     for key, plain in _PLAIN.items():

@@ -12,11 +12,11 @@ from dlinfer.framework.mindie_ext.errors import GeneratorCallError
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits that a generator's config and KV pool set for a step.
+    """The limits of one step, set by the generator's config and KV pool.
 
-    block_size: slots in a block. blocks: number of blocks in the pool. max_seq_len: most tokens of a sequence.
-    max_batch_size: most sequences of a step; 0 is no limit. vocab_size: token ids are below it. ignore_eos: default
-    for requests without the parameter.
+    block_size: number of slots in a block. blocks: number of blocks in the pool. max_seq_len: the largest number of
+    tokens in a sequence. max_batch_size: the largest number of sequences in a step; 0 is no limit. vocab_size: all
+    token ids are below it. ignore_eos: the value for requests that do not set ignore_eos.
     """
 
     block_size: int
@@ -29,10 +29,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Step:
-    """A step's forward and its requests.
+    """The forward of one step, and its requests.
 
-    states: one for each request; states of new sequences are not in the store yet. draws: indices of the requests that
-    get a token.
+    states: the state of each request's sequence. A new sequence's state is not in the store yet. draws: indices of the
+    requests for which this step samples a token.
     """
 
     model_input: ModelInput
@@ -41,7 +41,7 @@ class Step:
 
 
 def compose(metadata: InputMetadata, store: SequenceStore, limits: Limits) -> Step:
-    """Return the forward of a step. New sequences are not added to the store. Raises GeneratorCallError."""
+    """Return one step's forward and requests, without storing new sequences. Raises GeneratorCallError."""
     requests = len(metadata.batch_sequence_ids)
     if limits.max_batch_size and requests > limits.max_batch_size:
         _refuse("batch_size", f"at most {limits.max_batch_size} (max_batch_size)", requests)
@@ -98,7 +98,7 @@ def compose(metadata: InputMetadata, store: SequenceStore, limits: Limits) -> St
 
 
 def blocks_of(block_tables: np.ndarray, lengths: np.ndarray, limits: Limits) -> np.ndarray:
-    """Return the blocks that the sequences need, [sequences, most] int32. Columns after a sequence's last block are 0.
+    """Return the blocks that the sequences need, [sequences, longest] int32; 0 after a sequence's last block.
 
     Raises GeneratorCallError if a sequence has too few blocks or names a block that does not exist.
     """

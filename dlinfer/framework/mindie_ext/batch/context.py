@@ -13,7 +13,7 @@ from dlinfer.framework.mindie_ext.batch.input_metadata import InputMetadata
 class SequenceState:
     """The state of one sequence. tokens: prompt and answer so far. kv_length: how many tokens are in the KV pool.
 
-    prompt_length: None until the whole prompt is computed. seed: for sampling, from the request or random.
+    prompt_length: None until the whole prompt is computed. seed: the request's seed for sampling, or a random one.
     """
 
     tokens: list[int]
@@ -54,7 +54,8 @@ class SequenceStore:
 
 
 def new_state(metadata: InputMetadata, index: int, tokens: list[int], ignore_eos: bool) -> SequenceState:
-    """Return the state of a request whose prompt begins in this step. ignore_eos: default if the request has none."""
+    """Return the state of a request whose prompt begins in this step. ignore_eos: used if the request does not set it.
+    """
 
     def of(name: str, default: object = None) -> object:
         values = getattr(metadata, name)

@@ -20,7 +20,7 @@ def metadata_of(
 ) -> SamplingMetadata:
     """Return the sampling metadata of the sequences that get a token. Raises SamplingError.
 
-    defaults: the sampling parameters for requests without any.
+    defaults: the sampling parameters of requests that bring none.
     """
     states = [step.states[index] for index in step.draws]
     ids = metadata.all_sequence_ids[step.draws]

@@ -16,13 +16,14 @@ from dlinfer.framework.mindie_ext.sampling import SAMPLING_DTYPE
 class InputMetadata:
     """A batch of prefills, of decodes, or (is_mix) of both. All arrays have one entry for each request, in order.
 
-    batch_request_ids, batch_max_output_lens: [requests] int64. batch_sequence_ids: the sequence id of each request,
-    [1]. block_tables: [requests, blocks] int32, padded with -1. reserved_sequence_ids: must be empty.
+    batch_request_ids, batch_max_output_lens: [requests] int64. batch_sequence_ids: for each request an array [1], the
+    id of its sequence. block_tables: [requests, blocks] int32, padded with -1. reserved_sequence_ids: must be empty.
     input_ids: the concatenated tokens that this step prefills; empty for decodes, whose tokens the generator knows.
     batch_seq_len: how many tokens of each request this step computes. batch_sampling_params: [requests] records of
     SAMPLING_DTYPE; a record of NaN takes the generator's defaults. batch_ignore_eos: one flag for each request, or
     None for the generator's default. batch_is_prefill, split_start_position, split_end_position, batch_last_prompt:
-    for mixed steps only. Fields for features of MindIE that are not served are refused if a request uses the feature.
+    for mixed steps only. Some fields belong to features of MindIE that are not served. A request that uses such a
+    feature is refused.
     """
 
     batch_size: int
@@ -55,7 +56,7 @@ class InputMetadata:
     batch_last_prompt: np.ndarray | None = None
     computed_blocks: np.ndarray | None = None
     all_sequence_ids: np.ndarray = field(init=False)
-    """[requests] int64."""
+    """[requests] int64: the sequence ids of all requests, concatenated."""
 
     def __post_init__(self) -> None:
         for ids in self.batch_sequence_ids:
@@ -176,7 +177,7 @@ def form_block_tables(requests: Several[Request]) -> np.ndarray:
 
 
 def _records(requests: Several[Request]) -> np.ndarray | None:
-    """Return one sampling record for each request, of NaN if the request has none; None if no request has any."""
+    """Return one sampling record for each request, NaN for requests without parameters; None if all are without."""
     if all(r.sampling_params is None for r in requests):
         return None
     none = np.array([(np.nan,) * len(SAMPLING_DTYPE)], dtype=SAMPLING_DTYPE)

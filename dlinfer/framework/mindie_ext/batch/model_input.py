@@ -9,7 +9,7 @@ import numpy as np
 class ModelInput:
     """The packed tokens of a batch, and their places in the KV pool.
 
-    input_ids: [tokens] int64. position_ids: [tokens] int64; None counts from 0 in each sequence. block_tables:
+    input_ids: [tokens] int64. position_ids: [tokens] int64; None: each sequence's positions count from 0. block_tables:
     [sequences, blocks] int32. slots: [tokens] int32, block * block_size + offset. context_length: [sequences], number
     of keys of each sequence, new keys included. max_seq_len: the largest context_length. prefill_head_indices: [n],
     the tokens whose logits to return; None means all tokens of a prefill. is_prefill: whether any sequence has more

@@ -14,10 +14,10 @@ class GenerationParams:
     """The generation parameters of a request, with MindIE's names. None means the default.
 
     adapter_id: the LoRA adapter of the request. ignore_eos: continue after an end-of-sequence token. logprobs: whether
-    to return log-probabilities. max_new_tokens: the most tokens to generate; by default only the model limits them.
+    to return log-probabilities. max_new_tokens: the most tokens to generate; by default only the model's limit applies.
     seed: for sampling. stop_token_ids: tokens, or lists of consecutive tokens, after which the request ends.
     stop_strings: texts after which the request ends; they need a tokenizer. best_of, n, use_beam_search,
-    response_format, length_penalty: refused unless they have no effect.
+    response_format, length_penalty: only values without an effect are allowed.
     """
 
     adapter_id: str | None = None

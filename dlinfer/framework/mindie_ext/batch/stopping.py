@@ -6,16 +6,16 @@ from dlinfer.framework.mindie_ext.batch.context import SequenceState
 from dlinfer.framework.mindie_ext.batch.generation_output import FinishReason
 
 _WINDOW = 8
-"""The last tokens that are decoded beyond a stop string's length, since a character may need several tokens."""
+"""A character may consist of several tokens, so this many tokens are decoded in addition to a stop string's length."""
 
 
 def why_finished(
     state: SequenceState, eos_token_ids: frozenset[int], max_seq_len: int, tokenizer: Any
 ) -> tuple[FinishReason, int]:
-    """Return why a sequence ends with its last token, and how many characters to cut from its text's end.
+    """Return why a sequence ends with its last token, and how many characters to cut from the end of its text.
 
-    The checks have MindIE's order: end-of-sequence token, stop tokens, stop strings, limits. A sequence that goes on
-    has the reason CONTINUE.
+    A sequence that does not end has the reason CONTINUE. The checks have MindIE's order: end-of-sequence token, stop
+    tokens, stop strings, limits.
     """
     last = state.tokens[-1]
     if not state.ignore_eos and last in eos_token_ids:

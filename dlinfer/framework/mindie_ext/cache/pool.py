@@ -17,11 +17,11 @@ CPU_TO_NPU, NPU_TO_CPU = 0, 1
 
 
 class CachePool:
-    """A paged KV cache: keys and values of all layers in blocks.
+    """A paged KV cache: the keys and values of all layers, in blocks.
 
-    npu_cache, cpu_cache: (keys, values) of each layer on the device and on the host, [blocks, block_size, kv_heads,
-    head_size] in the vendor's layout. If the device is the CPU, both lie in host memory; swaps then still copy blocks
-    and free the blocks of npu_cache.
+    npu_cache, cpu_cache: a pair (keys, values) for each layer, on the device and on the host. Each tensor is [blocks,
+    block_size, kv_heads, head_size] in the vendor's layout. If the device is the CPU, both caches lie in host memory.
+    Swaps still copy blocks between them, so that blocks of npu_cache become free.
     """
 
     def __init__(self, kvcache_settings: KVCacheSettings, device: torch.device) -> None:
@@ -31,7 +31,9 @@ class CachePool:
         self.cpu_cache: list[tuple[Tensor, Tensor]] = []
 
     def allocate_npu_kvcache(self) -> None:
-        """Allocate the device blocks, zeroed. Raises MemoryPlanError if npu_mem holds no block, or memory is short."""
+        """Allocate the device blocks, zeroed. Raises MemoryPlanError for npu_mem below one block or above the free
+        memory.
+        """
         settings = self.kvcache_settings
         memory = discovery.device(self.device.type).memory()
         blocks = settings.num_npu_blocks
@@ -63,13 +65,14 @@ class CachePool:
         self.cpu_cache = self._allocate(settings.num_cpu_blocks, torch.device("cpu"))
 
     def swap_kvcache_method(self, swap_decision: Tensor | Sequence[Sequence[int]]) -> None:
-        """Copy blocks between device and host. The target blocks are mutated; the source blocks keep their contents.
+        """Copy blocks between device and host. Target blocks are overwritten, source blocks keep their contents.
 
         swap_decision: [moves, 3] integers: decision, source block, target block. Decision 0 copies from the host to
             the device, 1 from the device to the host. All moves are checked before the first copy. Copies follow the
-            order of the list, so one call may swap a block out and fill it again.
+            order of the list, so one call may copy a block to the host and then overwrite it.
 
-        Raises SwapError for a malformed list, a block that does not exist, and a block written twice.
+        Raises SwapError for a malformed list, for a block that does not exist, and if consecutive moves in one
+        direction write a block twice.
         """
         dim = self.kvcache_settings.layout.order.index("B")
         for decision, moves in itertools.groupby(self._checked(swap_decision), key=lambda move: move[0]):

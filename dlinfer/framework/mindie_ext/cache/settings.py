@@ -15,8 +15,8 @@ GB = 1 << 30
 class KVCacheSettings:
     """The sizes of a KV pool, with the fields of MindIE's class of this name.
 
-    cpu_mem, npu_mem: bytes of host and of device memory for blocks. block_size: slots in a block.
-    backend_type, is_separated_pd, num_speculative_tokens: stored for callers, without effect.
+    cpu_mem, npu_mem: size in bytes of the host memory and of the device memory for blocks. block_size: slots in a
+    block. backend_type, is_separated_pd, num_speculative_tokens: have no effect; callers may read them.
     """
 
     rank: int
@@ -58,7 +58,7 @@ class KVCacheSettings:
 
     @property
     def cache_block_bytes(self) -> int:
-        """The bytes of one block: keys and values of all layers."""
+        """The size in bytes of one block: the keys and values of all layers."""
         slot = self.num_heads * (self.k_head_size + self.v_head_size) * self.dtype.itemsize
         return self.num_layers * self.block_size * slot
 

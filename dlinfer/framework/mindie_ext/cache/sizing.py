@@ -6,11 +6,11 @@ from dlinfer.framework.mindie_ext.model.model_info import ModelInfo
 from dlinfer.vendor import discovery
 
 _SHARE_OF_HOST, _SHARE_OF_CARD = 0.3, 0.9
-"""Shares of the free memory to use. Other processes need the host's memory; a card's memory is for the model."""
+"""Shares of the free memory that a KV pool takes by default: small on the host, where other processes need memory."""
 
 
 def memory_of_blocks(config: Any, info: ModelInfo, max_seq_len: int) -> int:
-    """Return the bytes of a pool for max_batch_size sequences of max_seq_len tokens, or fewer if memory is short."""
+    """Return the bytes for max_batch_size sequences of max_seq_len tokens, but at most a share of the free memory."""
     slot = info.num_kv_heads * ((info.k_head_size or info.head_size) + (info.v_head_size or info.head_size))
     block = info.num_layers * config.block_size * slot * info.data_byte_size
     memory = discovery.device(info.device.type)

@@ -14,7 +14,7 @@ from dlinfer.framework.mindie_ext.config.visible_devices import VARIABLE, visibl
 from dlinfer.framework.mindie_ext.errors import ModelConfigError
 
 _ALIKE = 0.85
-"""An unknown key counts as a misspelling of a known key at this similarity (difflib's) or more."""
+"""An unknown key is reported as a misspelling of a known key if difflib finds the two at least this similar."""
 
 
 def check_model_config(model_config: Mapping[str, Any]) -> ModelConfig:

@@ -3,7 +3,7 @@
 from typing import Any
 
 Fault = tuple[str, str, Any]
-"""(key, what is expected, what was given)."""
+"""A fault: the key, what is expected, and what was given."""
 
 
 class Faults(list[Fault]):

@@ -1,7 +1,7 @@
 """The devices that a process sees.
 
-``ASCEND_RT_VISIBLE_DEVICES`` lists device numbers, such as "0,1,3". If the variable is not set, each rank has a
-device. On a machine without NPUs the ranks share the host's CPU, and the numbers are places without meaning.
+``ASCEND_RT_VISIBLE_DEVICES`` lists device numbers, such as "0,1,3". If the variable is not set, the ranks use the
+devices 0, 1, 2, and so on. On a machine without NPUs all ranks share the host's CPU, and the numbers have no effect.
 """
 
 import os
@@ -10,9 +10,9 @@ VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
 
 
 def visible_devices(world_size: int) -> list[int]:
-    """Return the numbers of the visible devices; npu_device_id is an index into this list.
+    """Return the numbers of the visible devices. npu_device_id is an index into this list.
 
-    world_size: how many devices to assume if the variable is not set. Raises ValueError for a malformed list.
+    world_size: the number of devices to assume if the variable is not set. Raises ValueError for a malformed list.
     """
     listed = os.environ.get(VARIABLE)
     if listed is None:

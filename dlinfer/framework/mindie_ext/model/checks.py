@@ -12,7 +12,7 @@ from dlinfer.ops.attention.kv_cache import canonical
 
 @dataclass(frozen=True)
 class Forward:
-    """The arguments of a forward, as in ``GeneratorTorch.forward_tensor``; ``rows`` is its lm_head_indices."""
+    """The tensor arguments of ``GeneratorTorch.forward_tensor``. ``rows`` holds its argument lm_head_indices."""
 
     input_ids: Tensor
     position_ids: Tensor | None

@@ -24,14 +24,14 @@ from dlinfer.graph.report.policy import leave_graph
 from dlinfer.graph.torch_private.dynamo import mark_unbacked
 
 _STEADY = ("pages.caches", "pages.block_size", "pages.is_decode")
-"""Arguments that are equal in all calls of a phase, so its graph may depend on their values."""
+"""Arguments with the same values in all calls of a phase, so that graphs may treat the values as constants."""
 
 
 class CompiledModel:
     """A paged model that runs eagerly or, if ``graph`` is true, as compiled graphs.
 
-    compilations: (phase, "compiled" | "loaded" | "eager") for each graph made so far. The list does not grow after
-    the first prefill and the first decode.
+    compilations: a pair for each graph that was made: the phase, and "compiled", "loaded" or "eager". The list does not
+    grow after the first prefill and the first decode.
     """
 
     def __init__(self, model: PagedModel) -> None:
@@ -50,7 +50,7 @@ class CompiledModel:
             return self._compile(kwargs, pages) if call is None else call(**kwargs)
 
     def unbind(self) -> None:
-        """Let go of the caches that the graphs are bound to, before the pool changes."""
+        """Drop the graphs' references to the KV caches, before the pool changes."""
         for call in self._calls.values():
             if isinstance(call, BoundCall):
                 call.unbind()
@@ -77,7 +77,7 @@ class CompiledModel:
 
 
 def _mark_sizes(kwargs: dict[str, Any], pages: Pages) -> None:
-    """Mark the sizes that change from call to call as unbacked, and those that are always equal with one name."""
+    """Mark the input sizes that change from call to call as unbacked. Sizes that are always equal get the same name."""
     tokens = "sequences" if pages.is_decode else "tokens"
     rows = "sequences" if pages.is_decode else "rows"
     for name in ("input_ids", "position_ids"):
@@ -91,7 +91,7 @@ def _mark_sizes(kwargs: dict[str, Any], pages: Pages) -> None:
 
 
 def _identity(model: PagedModel) -> str:
-    """Return a text of all that graphs depend on besides torch, dlinfer and the CPU: code, config, weight layouts."""
+    """Return a text of what graphs depend on, other than torch, dlinfer and the CPU: code, config, weight layouts."""
     classes = {type(module) for module in model.modules()}
     files = sorted({inspect.getfile(kind) for kind in classes if not kind.__module__.startswith("torch.")})
     code = hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in files)).hexdigest()

@@ -12,8 +12,8 @@ from dlinfer.errors import UnsupportedFeatureError
 class ModelInfo:
     """Sizes of a model's keys and values on one rank.
 
-    head_size: of keys and values if they are equal; k_head_size and v_head_size are then 0.
-    data_byte_size: bytes of one element.
+    head_size: the size of a head, if keys and values have the same. Then k_head_size and v_head_size are 0. Otherwise
+    these two hold the sizes. data_byte_size: size in bytes of one element.
     """
 
     device: torch.device

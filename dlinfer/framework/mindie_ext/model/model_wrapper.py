@@ -35,9 +35,9 @@ class ModelWrapper:
     """A Hugging Face model, loaded from safetensors onto a device, with its tokenizer.
 
     tokenizer: None if load_tokenizer is false. adapter_manager: the LoRA adapters. config: the Hugging Face config;
-    config_dict: the config as a dict. model_info: sizes for the KV pool. max_position_embeddings: the most tokens of a
-    sequence. vocab_size: token ids are below it. eos_token_ids: tokens that end a text. optimization: which modules
-    run on fused ops.
+    config_dict: the config as a dict. model_info: sizes for the KV pool. max_position_embeddings: the largest number of
+    tokens in a sequence. vocab_size: all token ids are below it. eos_token_ids: tokens that end a text. optimization:
+    which modules run on fused ops.
     """
 
     def __init__(self, config: ModelConfig, group: Group | None) -> None:

@@ -13,18 +13,22 @@ from dlinfer.framework.mindie_ext.errors import RankError, RankLostError
 from dlinfer.vendor import discovery
 
 TIMEOUT = 600.0
-"""Seconds that a rank waits for the others to join, or for a living rank's answer. Ended ranks are noticed at once."""
+"""Seconds that a rank waits for the others to join, or for a running rank's answer. An ended rank is noticed at once.
+"""
 
 
 class Group:
-    """This process's rank. own: whether ``join`` initialised torch.distributed, so that ``leave`` must end it."""
+    """One rank's view of the ranks. own: whether ``join`` initialised torch.distributed, so that ``leave`` must end it.
+    """
 
     def __init__(self, rank: int, world_size: int, own: bool) -> None:
         self.rank, self.world_size, self._own = rank, world_size, own
 
     @contextmanager
     def watched(self, what: str) -> Iterator[None]:
-        """Raise RankLostError if a collective inside the block fails because another rank ended."""
+        """Raise RankLostError if a collective in the block fails because another rank ended. what: "... while
+        ``what``".
+        """
         try:
             yield
         except (dist.DistError, RuntimeError) as error:

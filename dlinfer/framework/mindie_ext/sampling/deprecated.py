@@ -11,9 +11,9 @@ from dlinfer.framework.mindie_ext.errors import SamplingError
 
 @dataclass
 class SamplingData:
-    """The tokens of the sequences. all_input_ids, output_ids: [sequences, most] integers, or None.
+    """The tokens of a batch's sequences. all_input_ids, output_ids: [sequences, longest] integers, or None.
 
-    request_ids: [sequences]; None numbers the rows, so that draws depend on a sequence's place in the batch.
+    request_ids: [sequences]; None: the sequences are numbered by row, so random draws depend on a sequence's row.
     """
 
     all_input_ids: np.ndarray | None
@@ -30,7 +30,7 @@ class SamplingData:
         is_prefill: bool = True,
         request_ids: np.ndarray | None = None,
     ) -> "SamplingData":
-        """Return a SamplingData. Raises SamplingError if all arrays are None or their lengths differ."""
+        """Return a SamplingData. Raises SamplingError if all arrays are None, or if the arrays differ in length."""
         arrays = [array for array in (all_input_ids, output_ids, request_ids) if array is not None]
         if not arrays or len({len(array) for array in arrays}) != 1:
             raise SamplingError(
@@ -49,7 +49,7 @@ class SamplingData:
 
 @dataclass
 class SamplingParam:
-    """The sampling parameters. arrays: argument name of ``SamplingMetadata.from_numpy`` -> array, not checked yet."""
+    """The sampling parameters. arrays: argument name of ``SamplingMetadata.from_numpy`` to array, not yet checked."""
 
     arrays: dict[str, Any] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""The sampling parameters of a batch: for each sequence, one value of each parameter."""
+"""The sampling parameters of a batch: each parameter is an array with one value for each sequence."""
 
 import secrets
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from dlinfer.framework.mindie_ext.sampling.parameters import checked
 class SamplingMetadata:
     """The sampling parameters of a batch, checked by ``from_numpy`` or ``from_batch``.
 
-    Arrays are [sequences]; None means the default (in brackets): repetition_penalty (1), frequency_penalty (0),
-    presence_penalty (0), temperature (1), top_k_array (0), top_p_array (1), do_sample_array (false),
-    top_logprobs_array (0), seed_array. max_logprobs: the largest value of top_logprobs_array. all_token_ids:
-    [sequences, most] int64, prompts and answers, padded with any value that is no token id; output_token_ids: the
-    answers only. Penalties count these tokens.
+    The arrays are [sequences]. None means the default, here in brackets: repetition_penalty (1), frequency_penalty (0),
+    presence_penalty (0), temperature (1), top_k_array (0), top_p_array (1), do_sample_array (false), top_logprobs_array
+    (0), seed_array. max_logprobs: the largest value of top_logprobs_array. all_token_ids: [sequences, longest] int64,
+    the tokens of prompts and answers, padded with any value that is no token id. output_token_ids: the same for the
+    answers only. The penalties count these tokens.
     """
 
     batch_sequence_ids: list[np.ndarray]
@@ -166,7 +166,7 @@ class SamplingMetadata:
         return metadata
 
     def update_token_ids(self, all_token_ids: np.ndarray | None, output_token_ids: np.ndarray | None) -> None:
-        """Set the tokens that the sequences have so far: [sequences, most] integers each. Raises SamplingError."""
+        """Set the sequences' tokens so far, from integer arrays [sequences, longest]. Raises SamplingError."""
         for name, ids in (("all_token_ids", all_token_ids), ("output_token_ids", output_token_ids)):
             if ids is None:
                 continue

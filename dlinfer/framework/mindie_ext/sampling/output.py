@@ -12,11 +12,11 @@ NO_LOGPROB = -9999.0
 class SamplingOutput:
     """The sampled tokens, as arrays over n sequences.
 
-    token_ids, num_new_tokens, repeating_indices: [n] int64. logprobs: [n] float32, of the sampled tokens; NO_LOGPROB
-    if log-probabilities were not requested. top_token_ids int64, top_logprobs float32: [n, most], the most likely
-    tokens first. num_top_tokens: [n], how many top tokens each sequence requests; most is their maximum.
-    cumulative_logprobs: [n] float32 zeros, for callers that sum. seeds: [n] int64, or None if all sequences are
-    greedy.
+    token_ids, num_new_tokens, repeating_indices: [n] int64. logprobs: [n] float32, the sampled tokens'
+    log-probabilities; NO_LOGPROB if they were not requested. top_token_ids int64, top_logprobs float32: [n, top], the
+    most likely tokens first, where ``top`` is the largest number that a sequence requests. num_top_tokens: [n], how
+    many top tokens each sequence requests. cumulative_logprobs: [n] float32, always 0. seeds: [n] int64, or None if all
+    sequences are greedy.
     """
 
     sequence_ids: np.ndarray | None

@@ -17,7 +17,7 @@ SAMPLING_DTYPE = [
     ("do_sample", "f4"),
     ("top_logprobs", "f4"),
 ]
-"""A record of one sequence."""
+"""The fields of a sampling record: a numpy record that holds the sampling parameters of one sequence."""
 
 DEFAULT_SAMPLING_PARAMS: dict[str, float] = {
     "repetition_penalty": 1.0,
@@ -47,7 +47,7 @@ _RULES: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
 
 
 def checked(name: str, values: np.ndarray | None, count: int) -> np.ndarray | None:
-    """Check a parameter's values and return a copy, [count]. Raises SamplingError."""
+    """Check a parameter's values and return a copy, [count]; None stays None. Raises SamplingError."""
     if values is None:
         return None
     if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iufb":

@@ -35,7 +35,7 @@ class Sampler:
         self.device, self.eos_token_id = device, list(eos_token_id)
 
     def configure(self, metadata: SamplingMetadata) -> None:
-        """Restart the draws of sequences: the next draw of each is the first of its seed."""
+        """Let the sequences draw again from the first random number of their seeds."""
         with self._lock:
             for sequence_id in metadata.all_sequence_ids.tolist():
                 self._drawn.pop(sequence_id, None)
@@ -49,10 +49,10 @@ class Sampler:
     def __call__(self, logits: Tensor, metadata: SamplingMetadata | None = None) -> SamplingOutput:
         """Sample a token for each row of logits. The logits are not mutated.
 
-        logits: [sequences, vocabulary], floating. metadata: None is greedy. Order of operations: repetition, frequency
-        and presence penalty, temperature, top_k, top_p, draw. The greedy token is the most likely after the penalties;
-        of equal tokens, the first. Log-probabilities are computed after the penalties and, if the token is drawn,
-        temperature.
+        logits: [sequences, vocabulary], floating. metadata: None: greedy sampling. Order of operations: repetition,
+        frequency and presence penalty, temperature, top_k, top_p, draw. The greedy token is the most likely one after
+        the penalties; among equally likely tokens, the one with the lowest id. Log-probabilities are computed after the
+        penalties and, for a sequence with do_sample, after the temperature.
 
         Raises SamplingError for logits of another shape, NaN, or a row without a possible token.
         """
@@ -99,7 +99,7 @@ class Sampler:
         self._count(metadata, drawn)
 
     def _uniform(self, metadata: SamplingMetadata, row: int) -> float:
-        """Return the random number in [0, 1) of a sequence's next draw, from its seed and its number of draws."""
+        """Return the random number in [0, 1) for a sequence's next draw, from its seed and number of earlier draws."""
         assert metadata.seed_array is not None
         seed = int(metadata.seed_array[row])
         with self._lock:
@@ -131,7 +131,8 @@ class Sampler:
 
 
 def _draw_row(row: Tensor, metadata: SamplingMetadata, index: int, place: float) -> int:
-    """Return the token at ``place`` in [0, 1) of the cumulative distribution after top_k and top_p."""
+    """Return the token that ``place``, a random number in [0, 1), selects by the probabilities after top_k and top_p.
+    """
     top_k = 0 if metadata.top_k_array is None else int(metadata.top_k_array[index])
     top_p = 1.0 if metadata.top_p_array is None else float(metadata.top_p_array[index])
     left, ids = candidates(row, top_k, top_p)

@@ -48,9 +48,9 @@ def _counts(token_ids: np.ndarray, vocabulary: int) -> Tensor:
 def candidates(row: Tensor, top_k: int, top_p: float) -> tuple[Tensor, Tensor]:
     """Return (logits, token ids) of the tokens that remain after top_k and top_p, the most likely first.
 
-    row: [vocabulary] float32. top_k: keep this many tokens, and all that are as likely as the last; 0 keeps all.
-    top_p: of these, keep the fewest tokens whose probabilities reach top_p together, at least one; 1 keeps all
-    (Holtzman et al., 2020, arXiv:1904.09751).
+    row: [vocabulary] float32. top_k: keep this many tokens, and all tokens that are as likely as the last of these; 0
+    keeps all. top_p: of the tokens that remain, keep the fewest whose probabilities add up to at least top_p; 1 keeps
+    all (Holtzman et al., 2020, arXiv:1904.09751).
     """
     ordered, ids = torch.sort(row, descending=True, stable=True)
     if 0 < top_k < len(row):
