@@ -37,8 +37,7 @@ class Sampler(Protocol):
     """
 
     def largest(self, logits: Tensor) -> Tensor | None:
-        """Return the index of each row's largest logit, or the first of several. NaN is largest, as in ``argmax(-1)``.
-        """
+        """Return the index of each row's largest logit, the first of several. NaN is largest, as in ``argmax(-1)``."""
         ...
 
     def draw(
@@ -111,7 +110,7 @@ class Device(ABC):
         """Return free and total memory. Called while an engine starts and before each capture."""
 
     def take(self, index: int) -> None:  # noqa: B027 - there is nothing to do where there is one
-        """Make device ``index`` the process's current one, before it allocates. By default, with one device, do
+        """Make device ``index`` the process's current one, before it allocates. The default, for one device, does
         nothing.
         """
 

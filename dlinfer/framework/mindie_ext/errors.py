@@ -25,7 +25,8 @@ class RankLostError(DlinferError, RuntimeError):
 
 
 class RankError(DlinferError, RuntimeError):
-    """This process cannot join the ranks: a variable is missing, or torch.distributed runs with another rank or size.
+    """This process cannot join the ranks: a variable is missing, or torch.distributed has another rank or world
+    size.
     """
 
     message = "rank {rank} of {world_size} cannot join: {detail}."

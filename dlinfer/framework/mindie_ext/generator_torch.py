@@ -181,8 +181,7 @@ class GeneratorTorch(Generation, GeneratorBackend):
             return super().clear_cache(ids)
 
     def pool(self, call: str) -> CachePool:
-        """Return the KV pool. Raises PoolMissingError if there is none; ``call`` is the method that the message names.
-        """
+        """Return the KV pool. Raises PoolMissingError if there is none; ``call`` is the method named in the message."""
         if self.cache_pool is None:
             raise PoolMissingError(call=call)
         return self.cache_pool

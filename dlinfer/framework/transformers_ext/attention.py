@@ -1,9 +1,9 @@
 """``attn_implementation="dlinfer"``: transformers' attention on dlinfer's ops.
 
 ``prefill_attention`` serves prompts, ``paged_decode_attention`` serves decode steps with one query a sequence. In eager
-mode, each run of queries that see the same range of keys, or a causal one, is computed by the op on views of the
-tensors. So no head is repeated and no key copied. The mask is read once a forward to find the runs. Under a compiler,
-the module calls torch's ``scaled_dot_product_attention``, which graph mode fuses for its engines.
+mode, the mask is read once a forward and split into runs of queries (``mask_runs``). The op computes each run on views,
+so no head is repeated and no key copied. Under a compiler, the module calls torch's ``scaled_dot_product_attention``,
+which graph mode fuses for its engines.
 """
 
 from typing import Any

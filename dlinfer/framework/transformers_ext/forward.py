@@ -107,8 +107,7 @@ def linear_forward(self: nn.Linear, *args: Any, **kwargs: Any) -> Any:
 
 
 def _changed(module: nn.Module, plan: Plan, device: str) -> str | None:
-    """Return why no call can use a module's plan at present: training, autocast or a replaced child. None: calls can.
-    """
+    """Return why calls cannot use a module's plan now (training, autocast, a replaced child); None if they can."""
     if module.training:
         return "it is in training"
     if torch.is_autocast_enabled(device):

@@ -27,8 +27,8 @@ from dlinfer.framework.transformers_ext.fuse import (
 
 @dataclass(frozen=True)
 class Swapped:
-    """A module whose forward was replaced. name: its path in the model. module: its class. ops: those that it now
-    calls.
+    """A module whose forward was replaced. name: its path in the model. module: its class. ops: what its
+    forward calls.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Kept:
 
 
 class Optimization:
-    """The result of ``optimize``. ``str`` has a line for each class of modules: the ops they call, or why they were
+    """The result of ``optimize``. ``str`` has a line for each class: the ops its modules call, or why they were
     kept.
     """
 

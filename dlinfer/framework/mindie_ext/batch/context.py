@@ -54,8 +54,7 @@ class SequenceStore:
 
 
 def new_state(metadata: InputMetadata, index: int, tokens: list[int], ignore_eos: bool) -> SequenceState:
-    """Return the state of a request whose prompt begins in this step. ignore_eos: used if the request does not set it.
-    """
+    """Return the state of a request whose prompt begins in this step. ignore_eos: used if the request sets none."""
 
     def of(name: str, default: object = None) -> object:
         values = getattr(metadata, name)

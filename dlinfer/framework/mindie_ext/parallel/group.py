@@ -18,7 +18,8 @@ TIMEOUT = 600.0
 
 
 class Group:
-    """One rank's view of the ranks. own: whether ``join`` initialised torch.distributed, so that ``leave`` must end it.
+    """This process's view of the ranks. own: whether ``join`` initialised torch.distributed, and ``leave`` must
+    end it.
     """
 
     def __init__(self, rank: int, world_size: int, own: bool) -> None:

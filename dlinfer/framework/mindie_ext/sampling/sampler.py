@@ -131,8 +131,7 @@ class Sampler:
 
 
 def _draw_row(row: Tensor, metadata: SamplingMetadata, index: int, place: float) -> int:
-    """Return the token that ``place``, a random number in [0, 1), selects by the probabilities after top_k and top_p.
-    """
+    """Return the token that ``place``, a random number in [0, 1), selects from the tokens left by top_k and top_p."""
     top_k = 0 if metadata.top_k_array is None else int(metadata.top_k_array[index])
     top_p = 1.0 if metadata.top_p_array is None else float(metadata.top_p_array[index])
     left, ids = candidates(row, top_k, top_p)
