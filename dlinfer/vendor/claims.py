@@ -36,9 +36,7 @@ class Proof(StrEnum):
     that computes and refuses as the vendor's documents say.
     """
     SCHEMA = "true schema"
-    """The vendor's binaries declare the ops that the kernel calls. What they compute is inferred from other
-    projects.
-    """
+    """The vendor's binaries declare the ops that the kernel calls. Their meaning is inferred from other projects."""
     TRANSCRIBED = "transcribed schema"
     """The vendor's published sources declare the ops that the kernel calls. They were copied by hand, and simulated."""
     STAND_IN = "stand-in"

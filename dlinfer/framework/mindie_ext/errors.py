@@ -25,9 +25,7 @@ class RankLostError(DlinferError, RuntimeError):
 
 
 class RankError(DlinferError, RuntimeError):
-    """This process cannot join the ranks: a variable is missing, or torch.distributed has another rank or world
-    size.
-    """
+    """This process cannot join the ranks: a variable is missing, or torch.distributed runs as another rank or size."""
 
     message = "rank {rank} of {world_size} cannot join: {detail}."
     next_step = "{advice}"

@@ -27,9 +27,7 @@ from dlinfer.framework.transformers_ext.fuse import (
 
 @dataclass(frozen=True)
 class Swapped:
-    """A module whose forward was replaced. name: its path in the model. module: its class. ops: what its
-    forward calls.
-    """
+    """A module whose forward was replaced. name: its path in the model. module: its class. ops: those it now calls."""
 
     name: str
     module: str
@@ -46,9 +44,7 @@ class Kept:
 
 
 class Optimization:
-    """The result of ``optimize``. ``str`` has a line for each class: the ops its modules call, or why they were
-    kept.
-    """
+    """The result of ``optimize``. ``str`` has a line for each class: the ops its modules call, or why it was kept."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""Ascend NPUs: LMDeploy's ops call the ops of the vendor's torch_npu, eagerly or in graphs by its torchair.
+"""Ascend NPUs: LMDeploy's ops run on the vendor's torch_npu, eagerly, or in graphs that the vendor's torchair compiles.
 
 The kernels were tested against the vendor's real schemas and documents, not on a card; docs/vendors/ascend.md has the
 details for each op. torch_npu is loaded with the first kernel. torch calls the device "npu", LMDeploy "ascend".
@@ -12,7 +12,7 @@ from dlinfer.vendor.claims import Proofs
 from dlinfer.vendor.device import Device
 
 BLOCK_SIZE = 128
-"""Slots in a block of the KV cache: the fewest that npu_fused_infer_attention_score reads for prompts."""
+"""Slots in a block of the KV cache. npu_fused_infer_attention_score reads no smaller blocks for prompts."""
 
 
 def _probe() -> Probe:

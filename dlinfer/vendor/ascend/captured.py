@@ -1,9 +1,10 @@
 """Host numbers of kernels in an NPUGraph, updated for each replay.
 
-A captured call keeps the numbers of its capture. So each call with lengths is a task group behind an external event. A
-replay waits at the event until another stream has updated the task with the step's lengths. The order of calls follows
-torch_npu's own graphs (torch_npu 2.13.0, ``npu/graphs.py``, and torchair's CapturedGraphUpdateAndReplay). torch_npu's
-``auto_dispatch_capture`` does the same, but does not see ops inside dlinfer's ops.
+A captured call keeps the numbers of the capture. To replace them, each call that takes sequence lengths is captured as
+a task group behind an external event. A replay waits at the event until another stream has updated the task with the
+lengths of the step. The order of calls follows torch_npu's own graphs (torch_npu 2.13.0, ``npu/graphs.py``, and
+torchair's CapturedGraphUpdateAndReplay). torch_npu's ``auto_dispatch_capture`` does the same, but does not see ops
+inside dlinfer's ops.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from torch import Tensor
 from dlinfer.vendor.ascend import sdk
 
 Numbers = Callable[[list[int]], dict[str, Any]]
-"""Lengths -> the keywords of a task."""
+"""Turns the sequences' lengths into the arguments of a task that depend on them."""
 
 _recording: ContextVar["CapturedLengths | None"] = ContextVar("_recording", default=None)
 
@@ -30,7 +31,7 @@ def current() -> "CapturedLengths | None":
 
 @dataclass(frozen=True)
 class _Task:
-    """A call in the graph. It holds its tensors' addresses only: the graph's pool may reuse their memory."""
+    """A captured call that replays update. Its tensors are weak references: the graph's pool may reuse their memory."""
 
     event: Any
     handle: Any
@@ -40,7 +41,7 @@ class _Task:
 
 
 class CapturedLengths:
-    """The lengths of the sequences in one graph (``dlinfer.vendor.device.HostNumbers``)."""
+    """Passes the sequences' lengths to the kernels in one graph (``dlinfer.vendor.device.HostNumbers``)."""
 
     def __init__(self) -> None:
         self._npu = sdk.cards()
@@ -52,7 +53,7 @@ class CapturedLengths:
 
     @contextmanager
     def recording(self, kv_seqlens: Sequence[int]) -> Iterator[None]:
-        """Record kernels' calls as tasks of the graph that is captured on the current stream."""
+        """Record calls of kernels as tasks, while a graph is captured on the current stream."""
         self._lengths = _served(kv_seqlens)
         token = _recording.set(self)
         try:
@@ -61,7 +62,7 @@ class CapturedLengths:
             _recording.reset(token)
 
     def update(self, kv_seqlens: Sequence[int]) -> None:
-        """Update the tasks of the replay that was just put on the current stream."""
+        """Pass the lengths to the tasks of the replay that was put on the current stream last."""
         if not self._tasks:
             return
         npu, lengths, replaying = self._npu, _served(kv_seqlens), self._npu.current_stream()
@@ -78,7 +79,7 @@ class CapturedLengths:
         self._replayed.record(replaying)
 
     def run(self, op: Callable[..., Any], numbers: Numbers, **arguments: Any) -> None:
-        """Capture a call that writes into its arguments. Each replay gets new ``numbers``."""
+        """Capture ``op``, which writes its results into arguments. ``numbers`` is called again for each replay."""
         npu, stream = self._npu, self._npu.current_stream()
         event = npu.ExternalEvent()
         event.wait(stream)
@@ -90,11 +91,11 @@ class CapturedLengths:
         self._tasks.append(_Task(event, handle, op, places, numbers))
 
     def numbers_of(self, numbers: Numbers) -> dict[str, Any]:
-        """Return the keywords for the lengths of the capture."""
+        """Return the arguments that depend on the lengths, for the lengths of the capture."""
         return numbers(self._lengths)
 
     def once(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
-        """Return a tensor of the graph that the layers of a step share."""
+        """Return the tensor that ``make`` computed for ``key``. It is computed once in a graph, for all layers."""
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]
@@ -104,10 +105,10 @@ class CapturedLengths:
         return self.once(("padding", kv_seqlens.data_ptr()), lambda: kv_seqlens < 1)
 
     def slots(self, slots: Tensor) -> Tensor:
-        """Replace negative slots: a padding row gets a slot that no other row writes.
+        """Replace the negative slots of padding rows by slots that no other row writes.
 
-        The vendor has no slot number for "none", so a padding row (``unwritten``) writes back the current contents. A
-        cache needs two slots for each row.
+        The vendor has no number that means "no slot". A padding row (see ``unwritten``) writes back what its slot
+        holds. So a cache needs two slots for each row.
         """
         return self.once(("slots", slots.data_ptr()), lambda: _distinct(slots))
 
@@ -116,12 +117,12 @@ class CapturedLengths:
 
 
 def _served(kv_seqlens: Sequence[int]) -> list[int]:
-    """Return the lengths for the vendor's attention. A padding row reads one key of block 0; its result is dropped."""
+    """Return the lengths for the vendor's attention: 1 for padding rows, whose results the caller drops."""
     return [max(length, 1) for length in kv_seqlens]
 
 
 def _distinct(slots: Tensor) -> Tensor:
-    """Replace negative slots by free ones. At least half of the first 2 * rows slots are free."""
+    """Replace negative slots by free slots. Among the first 2 * rows slots, at least half are free."""
     rows = slots.shape[0]
     first = torch.arange(2 * rows, device=slots.device)
     taken = (first.unsqueeze(0) == slots.unsqueeze(1)).any(0)

@@ -10,18 +10,18 @@ from dlinfer.vendor.ascend import sdk
 
 @dataclass(frozen=True)
 class Chip:
-    """One generation.
+    """A generation of cards, and what its ops can do.
 
-    name: for people. prefixes: the beginnings of its names in ``torch.npu.get_device_name()``.
-    versions: its first and last number in ``torch.npu.get_soc_version()``; None for any.
+    name: for messages. prefixes: beginnings of the cards' names in ``torch.npu.get_device_name()``.
+    versions: its first and last number in ``torch.npu.get_soc_version()``; None: only names identify it.
     floats: dtypes that models may compute in.
-    fused_attention: has npu_fused_infer_attention_score and npu_scatter_pa_kv_cache.
-    routing: has npu_moe_init_routing_v2, npu_moe_token_unpermute and quantised npu_grouped_matmul.
+    fused_attention: it has npu_fused_infer_attention_score and npu_scatter_pa_kv_cache.
+    routing: it has npu_moe_init_routing_v2, npu_moe_token_unpermute and quantised npu_grouped_matmul.
     token_scales: npu_quant_matmul takes a scale for each token; npu_dynamic_quant and the fused norm return one.
     packed_weights: npu_weight_quant_batchmatmul takes groups and 4 bits.
-    sparse_attention: has npu_lightning_indexer and npu_sparse_flash_attention.
-    swiglu: has npu_swiglu.
-    rope_sizes: head sizes of npu_apply_rotary_pos_emb, which writes in place; others go to npu_rotary_mul.
+    sparse_attention: it has npu_lightning_indexer and npu_sparse_flash_attention.
+    swiglu: it has npu_swiglu.
+    rope_sizes: head sizes for which npu_apply_rotary_pos_emb rotates in place. npu_rotary_mul serves all others.
     """
 
     name: str
@@ -56,7 +56,7 @@ CHIPS = (A2, A3, DUO)
 
 
 def named(device_name: str, soc_version: int | None = None) -> Chip:
-    """Return a card's generation by its number, or by the beginning of its name if the number is unknown."""
+    """Return the generation with a card's number or, if the number is unknown, the one that fits the card's name."""
     for chip in CHIPS:
         if soc_version is not None and chip.versions and chip.versions[0] <= soc_version <= chip.versions[1]:
             return chip

@@ -14,12 +14,12 @@ import torch
 from dlinfer.vendor.base import Probe
 
 TESTED = "2.13.0"
-"""The version of torch_npu with the schemas and documents that the kernels follow."""
+"""The version of torch_npu whose schemas and documents the kernels follow."""
 
 INSTALLED = Path("/usr/local/Ascend")
 HOME_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 MANAGER = Path("/dev/davinci_manager")
-"""The driver's device file, beside one ``davinciN`` for each card."""
+"""The driver's device file. In the same folder lies one file ``davinciN`` for each card."""
 
 _DRIVER = ("libascend_hal", "libdrvdsmi_host", "libdcmi")
 _TRANSFORMERS = ("libatb",)  # of the package NNAL, with its own set_env.sh
@@ -27,7 +27,7 @@ _MISSING = re.compile(r"(lib[\w.+-]+?)\.so[\w.]*: cannot open shared object file
 
 
 def torch_npu_version() -> str:
-    """Return the installed version, or ""."""
+    """Return the installed version of torch_npu, or "" if it is not installed."""
     try:
         return importlib.metadata.version("torch_npu")
     except importlib.metadata.PackageNotFoundError:
@@ -43,7 +43,7 @@ def not_installed() -> Probe:
 
 
 def other_version() -> Probe | None:
-    """Diagnose a torch_npu for another torch. Its binaries fit one release of torch only."""
+    """Return why torch_npu does not fit this torch, whose release must be the same. None: it fits, or is missing."""
     there, here = torch_npu_version(), torch.__version__.split("+")[0]
     if not there or there.split("+")[0].split(".post")[0] == here:
         return None
@@ -75,7 +75,7 @@ def not_loaded(cause: Exception, environment: Mapping[str, str] = os.environ) ->
 
 
 def no_cards() -> Probe:
-    """Diagnose that torch_npu loads but finds no card."""
+    """Return the answer for a torch_npu that loads but finds no card."""
     if MANAGER.exists():
         return Probe(
             False,
@@ -86,7 +86,7 @@ def no_cards() -> Probe:
 
 
 def _source(folder: str, package: str) -> str:
-    """Return the step that sets the environment of one of CANN's packages."""
+    """Return advice: the command that sets the environment of one of CANN's packages, or how to install the package."""
     script = INSTALLED / folder / "set_env.sh"
     if script.is_file():
         return f"source {script}"

@@ -1,23 +1,24 @@
-"""The layout of tensors on the card, for all kernels.
+"""The memory layout of tensors on the card, for all kernels.
 
 Every tensor has torch's layout (ND). The card's own FRACTAL_NZ, in tiles of 16 x 16, makes some products faster. But
 torch shows such a tensor with the shape of an ND one, so copies, slices and checkpoint loaders that do not know the
-layout read garbage. Measure on a card which products gain; then change ``weight`` and ``CACHE_MODE``.
+layout read garbage. To use FRACTAL_NZ, measure on a card which products become faster, and change ``weight`` and
+``CACHE_MODE``.
 """
 
 from torch import Tensor
 
 ND, FRACTAL_NZ = 2, 29
-"""Numbers of formats in CANN's acl_base.h, for npu_format_cast."""
+"""Formats of tensors for npu_format_cast, as numbered in CANN's acl_base.h."""
 
 CACHE_MODE = "Norm"
-"""The mode for npu_scatter_pa_kv_cache (its default is PA_NZ): caches are [blocks, block_size, heads, size], ND."""
+"""npu_scatter_pa_kv_cache's mode for caches [blocks, block_size, heads, size] in format ND. Its default is PA_NZ."""
 
 WEIGHTS = ND
 
 
 def weight(tensor: Tensor) -> Tensor:
-    """Return a weight matrix in the layout for products."""
+    """Return a weight matrix in the memory layout that products read."""
     assert WEIGHTS == ND, "a cast with npu_format_cast belongs here"
     return tensor
 

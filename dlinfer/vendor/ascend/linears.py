@@ -121,23 +121,23 @@ def weight_quant_matmul(
 
 
 _BIAS = {torch.float16: torch.float16, torch.bfloat16: torch.float32}
-"""dtype of x -> dtype of the bias."""
+"""Maps the dtype of x to the dtype of the bias."""
 
 Prepared = tuple[Tensor, Tensor, Tensor]
 
 
 class _PreparedWeights:
-    """AWQ's weights in the vendor's format, made at the first call and kept while the checkpoint's tensor lives.
+    """AWQ's weights in the vendor's format, made at the first call and kept as long as the checkpoint's tensor exists.
 
-    The words hold q - 8 in the vendor's own order of 4-bit numbers. With the offset 8 - zero the vendor computes (q - 8
-    + 8 - zero) * scale.
+    The words hold q - 8 in the vendor's own order of 4-bit numbers. The offset passed to the vendor is 8 - zero, so the
+    vendor computes (q - 8 + 8 - zero) * scale.
     """
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, torch.dtype], tuple[list[weakref.ref[Tensor]], list[int], Prepared]] = {}
 
     def of(self, dtype: torch.dtype, qweight: Tensor, scales: Tensor, offset: Tensor | None) -> Prepared:
-        """Return (words [in, out / 8], scales and offsets [groups, out])."""
+        """Return three tensors: the words [in, out / 8], the scales [groups, out] and the offsets [groups, out]."""
         parts = [part for part in (qweight, scales, offset) if part is not None]
         key, versions = (id(qweight), dtype), [layouts.version(part) for part in parts]
         entry = self._kept.get(key)

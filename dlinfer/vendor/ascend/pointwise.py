@@ -7,7 +7,7 @@ from dlinfer.vendor.ascend import chips, layouts, refusing
 from dlinfer.vendor.base import refuses
 
 _MOST_HEADS = 999
-"""The most heads of npu_rotary_mul, which takes batch (1 here) and heads below 1000, and head sizes below 896."""
+"""The most heads of npu_rotary_mul. It takes a batch (1 here) and heads below 1000, and head sizes below 896."""
 _LARGEST_HEAD = 894
 
 
@@ -41,7 +41,7 @@ def _apart(tensor: Tensor, x: Tensor) -> Tensor:
 
 
 def _turned(x: Tensor, tables: list[Tensor], mode: str) -> Tensor:
-    """Rotate x [rows, heads, size] by cos and sin [rows, 1, size], as one batch: BSND with tables 1S1D."""
+    """Rotate x [rows, heads, size] by cos and sin [rows, 1, size], as one batch in layout BSND."""
     batched = (tensor.unsqueeze(0) for tensor in (x, *tables))
     return torch.ops.npu.npu_rotary_mul(*batched, mode).squeeze(0)
 
@@ -66,14 +66,14 @@ def apply_rotary_pos_emb_interleaved(
 
 
 def _of_token(x: Tensor, table: Tensor) -> int:
-    """Return how many neighbouring rows of x a row of a table rotates: all heads of a token, in LMDeploy's shapes."""
+    """Return the number of consecutive rows of x that one row of ``table`` rotates: all heads of a token, or 1."""
     if table.dim() == x.dim() and table.shape[0] == x.shape[0] and all(n == 1 for n in table.shape[1:-1]):
         return x[0].numel() // x.shape[-1] if x.numel() else 1
     return 1
 
 
 def _pairs(table: Tensor, x: Tensor, heads: int) -> Tensor:
-    """Repeat each number of the first half of each row of ``table``, for both numbers of a pair: [rows, 1, size]."""
+    """Repeat each number in the first half of each row of ``table`` for the two elements of a pair: [rows, 1, size]."""
     size = x.shape[-1]
     half = table[..., : size // 2]
     if heads == 1:

@@ -6,4 +6,4 @@ from dlinfer.vendor.claims import Proof, Proofs
 _OTHERS = {"linear": Proof.NONE}  # torch_npu's kernel of aten::linear, not simulated
 
 PROOFS: Proofs = {op: _OTHERS.get(op, Proof.DOCUMENTS) for op in KERNELS}
-"""paged_decode_attention is proven except over DeepSeek's latent cache, where only the schema is known."""
+"""How far each kernel was tested. For paged_decode_attention over a latent cache, only the vendor's schema is known."""

@@ -1,4 +1,4 @@
-"""Reasons to refuse a call that several kernels share."""
+"""Reasons to refuse a call, shared by several kernels."""
 
 import torch
 from torch import Tensor
@@ -14,17 +14,17 @@ LONGEST = 65535
 
 
 def floating(x: Tensor, of: tuple[torch.dtype, ...] | None = None) -> str | None:
-    """Return the reason to refuse x's dtype, or None. of: the dtypes that the op takes. The card may take fewer."""
+    """Return the reason to refuse x's dtype; None if the op takes it on this card. of: the op's dtypes; None is all."""
     fitting = [dtype for dtype in chips.current().floats if of is None or dtype in of]
     return dtype(x.dtype, fitting)
 
 
 def lacking(has: bool, ops: str) -> str | None:
-    """Return the reason to refuse if this card lacks the vendor's ops, or None."""
+    """Return the reason to refuse a call of ops that this card lacks; None if it has them."""
     return None if has else f"{chips.current().name} has no {ops}"
 
 
 def sizes(*numbers: int) -> str | None:
-    """Return the reason to refuse the sizes of a product, or None."""
+    """Return the reason to refuse the sizes of a product; None if they are served."""
     longest = max(numbers)
     return None if longest <= LONGEST else f"sizes up to {LONGEST} are served, not {longest}"

@@ -1,4 +1,4 @@
-"""The vendor's torch_npu: whether it and a card are usable here, and its ops.
+"""The vendor's torch_npu: load its ops, and find out whether it and a card can be used here.
 
 Kernels call ops by their schemas' names, ``torch.ops.npu``, whether the vendor or a simulation implements them.
 """
@@ -15,7 +15,7 @@ from dlinfer.vendor.ascend import diagnosis
 from dlinfer.vendor.base import Probe
 
 NEEDED = "npu_rms_norm"
-"""An op of every torch_npu: if it is registered, torch_npu is loaded."""
+"""An op that every torch_npu has. If this op is registered, torch_npu is loaded."""
 
 
 def loaded() -> bool:

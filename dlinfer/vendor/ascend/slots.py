@@ -12,9 +12,9 @@ from dlinfer.vendor.base import refuses
 
 
 class _Looked:
-    """The result of checking a step's slots, kept for the other layers: one wait for the card a step, not a layer.
+    """The result of checking a step's slots. All layers share it, so the host waits for the card once a step.
 
-    Slots made in inference mode are identified by their tensor alone, so that tensor must not be written again.
+    In inference mode a tensor has no version counter. Its values are not read again, so it must not be written again.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class _Looked:
         self._padded = False
 
     def padded(self, slots: Tensor, keys: Tensor) -> bool:
-        """Return whether some slots are negative. Raises OpArgumentError for a slot behind the cache's end."""
+        """Return whether some slots are negative. Raises OpArgumentError for a slot beyond the cache."""
         key = layouts.version(slots), keys.shape[0] * keys.shape[1]
         if self._slots is None or self._slots() is not slots or self._key != key:
             check_slots(slots, keys)
@@ -71,9 +71,9 @@ def _captured(
     v_cache: Tensor,
     kv_start_indices: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (k, v, slots) for a graph. Padding rows write back the contents of slots that no other row uses.
+    """Return k, v and slots for a captured graph. A padding row gets a slot that no other row uses, and its contents.
 
-    Raises KernelDeclined for a cache of less than two slots a row.
+    Raises KernelDeclined if the cache has fewer than two slots for each row.
     """
     block_size, rows = k_cache.shape[1], kv_start_indices.shape[0]
     count = k_cache.shape[0] * block_size

@@ -18,9 +18,7 @@ TIMEOUT = 600.0
 
 
 class Group:
-    """This process's view of the ranks. own: whether ``join`` initialised torch.distributed, and ``leave`` must
-    end it.
-    """
+    """This process's view of the ranks. own: ``join`` initialised torch.distributed, so ``leave`` must end it."""
 
     def __init__(self, rank: int, world_size: int, own: bool) -> None:
         self.rank, self.world_size, self._own = rank, world_size, own

@@ -1,1 +1,1 @@
-"""Attention: prompts, prompts with a cached beginning, decoding, and attention to chosen positions."""
+"""Attention of prompts, of prompts whose beginning is cached, and of decode steps, and DeepSeek's sparse attention."""

@@ -12,7 +12,7 @@ _PAGE, _LARGEST_PAGE = 16, 1 << 16
 
 
 def _is_latent(k_cache: Tensor, v_cache: Tensor) -> bool:
-    """Return whether values are the first part of the keys of one head, in the same memory."""
+    """Return whether the caches are a latent cache: one head, whose values are the first part of the keys' memory."""
     if (
         not latent.fits(k_cache.shape[2], k_cache.shape[3], v_cache.shape[3])
         or k_cache.stride() != v_cache.stride()
@@ -127,7 +127,7 @@ def _captured(
     softmax_scale: float,
     window_left: int,
 ) -> Tensor:
-    """Run the attention as a task of a graph. kv_seqlens: int32 [rows], on the device, 0 for padding."""
+    """Compute the attention as a task of the captured graph. kv_seqlens: int32 [rows] on the device, 0 for padding."""
     tables = fused.table(block_offsets)
     if _is_latent(k_cache, v_cache):
         out = q.new_empty(*q.shape[:2], v_cache.shape[3])
@@ -171,9 +171,9 @@ def _captured(
 def _windowed(
     tasks: captured.CapturedLengths, tables: Tensor, block_size: int, kv_seqlens: Tensor, left: int
 ) -> tuple[Tensor, Tensor]:
-    """Return (tables of the blocks that a window reaches, the mask in these blocks).
+    """Return two tensors: the tables of the blocks that a window reaches, and the mask of the slots in these blocks.
 
-    A graph's tables have room for all blocks of a cache. A mask of that size may not fit into the memory.
+    A graph's tables have room for all blocks of a cache. A mask for all of them might not fit into the memory.
     """
     width = min(left // block_size + 2, tables.shape[1])
     key = kv_seqlens.data_ptr(), left, block_size, width

@@ -1,7 +1,8 @@
 """The vendor's fused attention within its documented limits: one call a sequence for prompts, one call for decoding.
 
-The documents allow layout TND, several sequences at once, only for bfloat16 without pages and head size 192 (128 in the
-second version). So a prompt is one call of layout BSND for each sequence; decoding is one call for all.
+Layout TND takes several sequences at once. The documents allow it only for bfloat16 without pages and head size 192
+(128 in the second version of the op). So prompts take one call of layout BSND for each sequence, and decoding one call
+for all sequences.
 """
 
 from functools import cache
@@ -22,7 +23,7 @@ WIDEST = 65535  # heads times head size must be less
 
 
 def refuses(call: Any, size: int) -> str | None:
-    """Return why the fused attention does not take a call, or None. size: the larger of its head sizes."""
+    """Return why the fused attention refuses a call; None if it takes the call. size: the larger of the head sizes."""
     extras = {
         "logit_softcapping": call.logit_softcapping > 0,
         "alibi_slopes": call.alibi_slopes is not None,
@@ -47,7 +48,10 @@ def refuses(call: Any, size: int) -> str | None:
 
 
 def refuses_pages(call: Any, multiple: int, most: int) -> str | None:
-    """Return why the fused attention does not read a call's caches, or None. multiple, most: of the block size."""
+    """Return why the fused attention cannot read a call's caches; None if it can.
+
+    multiple, most: the block size must be a multiple of ``multiple``, and at most ``most``.
+    """
     k_cache, v_cache, block_size = call.k_cache, call.v_cache, call.block_size
     if block_size % multiple or block_size > most:
         return f"blocks of a multiple of {multiple} up to {most} are read, not of {block_size}"
@@ -68,18 +72,18 @@ def aligned(size: int) -> int:
 
 
 def widened(x: Tensor, size: int) -> Tensor:
-    """Pad the last dimension of x with zeros up to ``size``; contiguous. The zeros add nothing to scores."""
+    """Pad the last dimension of x with zeros up to ``size``, contiguous. The zeros do not change attention scores."""
     return functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x.contiguous()
 
 
 @cache
 def template(device: torch.device) -> Tensor:
-    """Return the mask that sparse modes 3 and 4 read: True above the diagonal, whatever the lengths."""
+    """Return the mask that sparse modes 3 and 4 read: True above the diagonal. It serves sequences of any length."""
     return torch.ones(_TEMPLATE, _TEMPLATE, dtype=torch.bool, device=device).triu_(1)
 
 
 def sight(device: torch.device, causal: bool, left: int, right: int) -> dict[str, Any]:
-    """Return the mask keywords for a sequence with several queries. The last query sees the last key."""
+    """Return the mask arguments for a sequence with several queries, the last of which is aligned with the last key."""
     if causal and left < 0:
         return {"sparse_mode": 3, "atten_mask": template(device)}
     ahead = 0 if causal else right
@@ -101,7 +105,7 @@ def outside(kv_seqlens: Tensor, left: int, slots: int) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, num_kv_heads: int, scale: float, **seen: Any) -> Tensor:
-    """Call layout BSND once: q [sequences, tokens, heads, size]; keys and values likewise, or in pages."""
+    """Call the fused attention once, in layout BSND. q: [sequences, tokens, heads, size]; k, v: alike, or in pages."""
     out, _ = torch.ops.npu.npu_fused_infer_attention_score(
         q,
         k,
@@ -116,7 +120,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, num_kv_heads: int, scale: float, **s
 
 
 def told(lengths: list[int]) -> dict[str, Any]:
-    """Return the keywords for the lengths of keys in pages."""
+    """Return the argument that passes the number of each sequence's keys in pages."""
     return {"actual_seq_lengths_kv": lengths}
 
 
@@ -130,7 +134,7 @@ def attend_captured(
     scale: float,
     **seen: Any,
 ) -> Tensor:
-    """Like ``attend`` over pages, but as a task of a graph, which gets each replay's lengths and owns the result."""
+    """Record ``attend`` over pages as a task of the captured graph. Each replay passes its lengths to the task."""
     shared: dict[str, Any] = {
         "num_heads": q.shape[2],
         "num_key_value_heads": num_kv_heads,

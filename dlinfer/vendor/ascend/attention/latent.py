@@ -1,8 +1,10 @@
-"""Prompts over DeepSeek's latent cache: one key head of 512 numbers and 64 rotated ones, for all query heads.
+"""Prompts over DeepSeek's latent cache: one key head, shared by all query heads, with 512 latent and 64 rotated
+elements.
 
-npu_fused_infer_attention_score_v2 takes the two parts separately (query_rope, key_rope), over pages, with up to 16
-queries a row. So a prompt becomes rows of 16 queries and one of the rest; a row sees keys up to its last token. The op
-needs contiguous arguments, so the pages of a step are gathered and their two parts copied apart.
+npu_fused_infer_attention_score_v2 takes the rotated part as separate arguments (query_rope, key_rope), and at most 16
+queries a row. So a prompt is split into rows of 16 queries and a shorter last row. A row sees the keys up to its own
+last token. The arguments must be contiguous, so a step's pages are gathered, and the two parts of the keys copied to
+tensors of their own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,19 +18,19 @@ from dlinfer.vendor.ascend import chips, refusing
 from dlinfer.vendor.ascend.attention import fused
 
 SIZE, ROPE = 512, 64
-"""The size of values, and the number of rotated numbers that keys have besides."""
+"""The size of a value and of a key's latent part, and the size of a key's rotated part."""
 QUERIES, PAGES, HEADS = 16, (16, 128), (1, 2, 4, 8, 16, 32, 64, 128)
-"""The most queries of a row, the slots in a page, and the numbers of heads that the op takes."""
+"""What the op takes: the most queries of a row, the numbers of slots in a page, and the numbers of heads."""
 _PAGE = 128  # for tokens that are in no cache yet
 
 
 def fits(kv_heads: int, size: int, size_v: int) -> bool:
-    """Return whether keys and values have the sizes of a latent cache."""
+    """Return whether the head count and the sizes of keys and values are those of a latent cache."""
     return (kv_heads, size, size_v) == (1, SIZE + ROPE, SIZE)
 
 
 def refuses(call: Any, block_size: int = _PAGE) -> str | None:
-    """Return why a call over a latent cache is not served, or None."""
+    """Return why a call over a latent cache is refused; None if it is served."""
     if not call.causal or call.window_left >= 0 or call.logit_softcapping > 0:
         return "latent prompts are served causal, without window and logit_softcapping"
     if (call.alibi_slopes, call.sinks) != (None, None):
@@ -53,7 +55,7 @@ def attend_to_tokens(
     scale: float,
     out: Tensor,
 ) -> None:
-    """Write the attention of prompts to their own tokens into out. spans: each one's (end of queries, key count)."""
+    """Write the attention of prompts to their own tokens. spans: for each prompt, its end in q and its key count."""
     counts = [-(-length // _PAGE) for _, length in spans]
     pages = [x.new_zeros(sum(counts), _PAGE, x.shape[-1]) for x in (k, v)]
     table = torch.zeros(len(spans), max([*counts, 1]), dtype=torch.int32)
@@ -75,7 +77,7 @@ def attend_to_pages(
     scale: float,
     out: Tensor,
 ) -> None:
-    """Like ``attend_to_tokens``, over caches [blocks, block_size, 1, size]."""
+    """Like ``attend_to_tokens``, but read keys and values from caches [blocks, block_size, 1, size]."""
     block_size = k_cache.shape[1]
     counts = [-(-length // block_size) for _, length in spans]
     chosen = torch.cat([block_offsets[row, :count] for row, count in enumerate(counts)]).long()
@@ -95,7 +97,7 @@ def _attend(
     scale: float,
     out: Tensor,
 ) -> None:
-    """Make one call for all rows with as many queries. keys, values: [pages, slots, size], contiguous."""
+    """Call the op once for all rows of the same number of queries. keys, values: [pages, slots, size], contiguous."""
     latent, rotated = keys[..., :SIZE].contiguous(), keys[..., SIZE:].contiguous()
     rows: dict[int, list[tuple[int, int, int]]] = {}
     for row in _rows(spans):
@@ -128,7 +130,8 @@ def _attend(
 
 
 def _rows(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (first query, end, number of keys that its last query sees, sequence) of each row.
+    """Yield four numbers for each row: its first query, the end of its queries, the number of keys that its last query
+    sees, and its sequence.
 
     Raises KernelDeclined for a sequence with more queries than keys.
     """

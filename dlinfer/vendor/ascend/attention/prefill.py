@@ -63,9 +63,9 @@ def prefill_attention(
 
 
 def _blind(q_len: int, length: int, causal: bool, left: int, right: int) -> int:
-    """Return how many of a sequence's first queries see no key, because it has more queries than keys.
+    """Return how many of a sequence's first queries see no key; there are some if it has more queries than keys.
 
-    Raises KernelDeclined if such queries would see keys behind them.
+    Raises KernelDeclined if the attention has a window but is not causal: such queries would see later keys.
     """
     blind = max(0, q_len - length) if causal or left >= 0 or right >= 0 else 0
     if blind and length and not causal:
@@ -134,7 +134,7 @@ def paged_prefill_attention(
 
 
 def _seen(q: Tensor, q_len: int, length: int, slots: int, sight: tuple[bool, int, int]) -> dict[str, Any]:
-    """Return the mask keywords for the queries of one sequence, whose pages have ``slots`` slots."""
+    """Return the mask arguments for the queries of one sequence. slots: the number of slots in its pages."""
     left = sight[1]
     if q_len > 1:
         return fused.sight(q.device, *sight)

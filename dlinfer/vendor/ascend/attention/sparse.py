@@ -1,4 +1,4 @@
-"""DeepSeek's sparse attention over pages: the vendor's indexer, and its attention to the chosen positions."""
+"""DeepSeek's sparse attention over pages: the vendor's indexer chooses positions, which the attention then reads."""
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ def lightning_indexer(
 
 
 def _rising(positions: Tensor, valid: Tensor) -> Tensor:
-    """Return the valid positions in rising order, then -1."""
+    """Return the valid positions of each row in rising order. -1 fills up the row."""
     order = positions.masked_fill(~valid, _NONE).sort(dim=-1).values
     return order.masked_fill(order == _NONE, -1)
 

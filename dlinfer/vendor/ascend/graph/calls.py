@@ -1,4 +1,4 @@
-"""Checks of a call's values before its graph runs: a graph cannot check them, and the card reports nothing."""
+"""Checks of input values before a graph runs: a graph cannot check them, and the card reports no error for them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from dlinfer.graph.functional.functional_ops import functional_op
 from dlinfer.ops.attention.kv_cache import check_slots
 
 Check = Callable[[Sequence[Any]], None]
-"""Takes a function's inputs. Raises RefusedError; OpArgumentError for a slot behind the cache's end."""
+"""Takes the inputs of a function. Raises OpArgumentError for a slot beyond the cache, RefusedError for other faults."""
 
 _aten = torch.ops.aten
 _SAME_NUMBERS = {
@@ -26,13 +26,13 @@ _SAME_NUMBERS = {
     _aten._to_copy.default,
     _aten.to.dtype,
 }
-"""Ops with the numbers of their first argument as result."""
+"""Ops whose result holds the same numbers as their first argument."""
 
 
 def checks_of(graph_module: fx.GraphModule) -> list[Check]:
-    """Return the checks of a function's inputs, without duplicates: the layers of a step share their tensors.
+    """Return the checks of a function's inputs. Layers that share the same tensors share one check.
 
-    Raises RefusedError if a value to check is computed inside the region.
+    Raises RefusedError if a value to check is not an input, but computed inside the region.
     """
     graph = graph_module.graph
     index = {node: number for number, node in enumerate(graph.find_nodes(op="placeholder"))}
@@ -82,7 +82,7 @@ def _origin(node: object) -> object:
 
 
 def _first(node: object, fill: object) -> object:
-    """Return the cache as it was before other writes to it."""
+    """Return the cache as it was before all writes of ``fill`` to it."""
     node = _origin(node)
     while isinstance(node, fx.Node) and node.op == "call_function":
         call, position = node.args[0], node.args[1] if len(node.args) > 1 else None

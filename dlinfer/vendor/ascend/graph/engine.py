@@ -27,7 +27,7 @@ from dlinfer.vendor.ascend.graph.lowered import AscendLowered, first_line
 
 @dataclass(frozen=True)
 class AscendOptions(EngineOptions):
-    """No options yet: only a card can show which of torchair's settings gain."""
+    """The engine has no options yet, because only tests on a card can show which of torchair's settings help."""
 
 
 class AscendEngine(ValueEngine[AscendOptions]):
@@ -42,7 +42,7 @@ class AscendEngine(ValueEngine[AscendOptions]):
         self._asked: dict[str, str | None] = {}
 
     def refuses_op(self, node: fx.Node) -> str | None:
-        """Refuse calls that a lowering does not take, and ops that torchair does not convert."""
+        """Return why a call cannot be in a graph: its lowering refuses it, or torchair lacks a converter. Else None."""
         op = overload(node)
         if op is not None and op.namespace == NAMESPACE:
             return lowerings.refusal(op, map_arg(arguments(node), fake))
@@ -58,7 +58,7 @@ class AscendEngine(ValueEngine[AscendOptions]):
         return AscendLowered(function)
 
     def _fault(self, node: fx.Node) -> str | None:
-        """Return torchair's error for a graph of this node alone, or None."""
+        """Return torchair's error for a graph of this node alone; None if torchair converts it."""
         op, args, kwargs = node.target, node.args, dict(node.kwargs)
         if written_arguments(node):
             twin = functional_call(node)

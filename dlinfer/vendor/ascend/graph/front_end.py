@@ -62,7 +62,7 @@ def _mode_of(inputs: Sequence[Any]) -> FakeTensorMode:
 
 
 def _drop_own_parts(graph_module: fx.GraphModule) -> None:
-    """Remove writes of a part of a tensor to its own place: values that are a part of the keys, already written."""
+    """Remove writes that copy a part of a tensor onto itself: values that are a part of the keys, already written."""
     aten = torch.ops.aten
     for node in graph_module.graph.find_nodes(op="call_function", target=aten.slice_scatter.default):
         whole, part, *where = node.args
@@ -72,7 +72,7 @@ def _drop_own_parts(graph_module: fx.GraphModule) -> None:
 
 
 def _slice(dim: Any = 0, start: Any = None, end: Any = None, step: Any = 1) -> tuple[Any, ...]:
-    """Return a slice's numbers, with defaults for the missing ones."""
+    """Return the four numbers of a slice, so that slices with and without defaults compare equal."""
     return dim, start or 0, end, step
 
 

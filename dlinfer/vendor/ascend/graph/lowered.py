@@ -14,7 +14,7 @@ from dlinfer.vendor.ascend.graph.text import text_of
 
 
 class AscendLowered(Lowered):
-    """A graph of GE. torchair writes new contents into the memory of its inputs."""
+    """A graph of GE. If an input is written, torchair writes the new contents into the input's memory."""
 
     def __init__(self, function: Function) -> None:
         super().__init__(function)
@@ -27,12 +27,12 @@ class AscendLowered(Lowered):
         self.placement = f"GE graph of {len(self._converted.model.op)} ops"
 
     def check(self, inputs: Sequence[Any]) -> None:
-        """Raise RefusedError or OpArgumentError for a call that the graph would compute wrongly."""
+        """Raise RefusedError or OpArgumentError for inputs with which the graph would compute wrong results."""
         for check in self._checks:
             check(inputs)
 
     def compile(self, weights: tuple[Tensor, ...]) -> Executable:
-        """Return the executable for the card. Weights are inputs and stay in place."""
+        """Return the executable for the card. The weights are inputs of the graph and are not copied."""
         run, writes = self._converted.run, self.function.writes
 
         def execute(*inputs: Any) -> Sequence[Tensor]:
@@ -43,7 +43,7 @@ class AscendLowered(Lowered):
 
 
 def _writing(function: Function) -> Callable[..., Any]:
-    """Return the function with its writes done in place; it returns the other results."""
+    """Return the function with its writes done in place. It returns only the outputs that no input receives."""
 
     def run(*inputs: Any) -> tuple[Tensor, ...]:
         values = fx.Interpreter(function.graph_module).run(*inputs)

@@ -2,8 +2,8 @@
 
 An op is ``%4 = RmsNorm(x=%0, gamma=%1, epsilon=1e-05) -> y: FLOAT16[n0, 64], rstd: FLOAT[n0, 1]``. ``%4:1`` is its
 second result, ``n0`` the first size that changes between calls. Short constants are inline. torchair's private
-attributes, which begin with an underscore, are left out. A result without torchair's note has no dtype. The note of a
-result that is only viewed describes the view.
+attributes, which begin with an underscore, are left out. Dtypes and sizes come from torchair's note on a result: a
+result without a note has none, and if only a view of a result is read, its note describes the view.
 """
 
 import re
@@ -17,7 +17,7 @@ from dlinfer.graph.torch_private.symbols import SYMBOL
 
 _WIDTH = 116
 _SHOWN_NUMBERS = 8
-"""The most numbers of a constant that is written inline."""
+"""A constant with at most this many elements is written inline."""
 _CODES = {"FLOAT": "f", "FLOAT16": "e", "DOUBLE": "d", "INT32": "i", "INT64": "q", "BOOL": "?", "INT8": "b"}
 
 
@@ -92,7 +92,7 @@ def _value(attribute: Any) -> str:
 
 
 def short_constant(op: Any) -> str | None:
-    """Return a short constant as inline text: ``[1, 0]:INT64``. None for longer ones."""
+    """Return a constant of few elements as inline text, such as ``[1, 0]:INT64``; None for any other op."""
     if op.type != "Const":
         return None
     tensor = op.attr["value"].t
@@ -105,7 +105,7 @@ def short_constant(op: Any) -> str | None:
 
 
 def meta_of(desc: Any) -> str:
-    """Return torchair's note on a description's tensor as text, or ""."""
+    """Return torchair's note on the tensor of a description: its dtype and sizes as text, or "" without a note."""
     return desc.attr["_meta"].s.decode() if "_meta" in desc.attr else ""
 
 

@@ -69,9 +69,9 @@ def fused_moe(
 
 
 def _routed(x: Tensor, topk_ids: Tensor, experts: int, scale: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Return the rows of x [tokens, hidden] by expert, the row of each choice, each expert's count, and rows' scales.
+    """Sort the rows of x by expert. scale: [tokens], for a quantised x.
 
-    scale: [tokens], for a quantised x.
+    Returns the sorted rows, the place of each choice's row, the number of each expert's rows, and the rows' scales.
     """
     rows, places, counts, scales = torch.ops.npu.npu_moe_init_routing_v2(
         x,
@@ -89,7 +89,7 @@ def _routed(x: Tensor, topk_ids: Tensor, experts: int, scale: Tensor | None = No
 
 
 def _grouped(rows: Tensor, weights: Tensor, groups: Tensor, **quantised: Any) -> Tensor:
-    """Multiply each expert's rows by its weight [out, in]."""
+    """Multiply the rows of each expert by the expert's weight [out, in]."""
     (out,) = torch.ops.npu.npu_grouped_matmul(
         [rows],
         [layouts.weight(weights.contiguous()).transpose(1, 2)],
@@ -103,7 +103,7 @@ def _grouped(rows: Tensor, weights: Tensor, groups: Tensor, **quantised: Any) ->
 
 
 def _together(rows: Tensor, places: Tensor, topk_weights: Tensor, renormalize: bool) -> Tensor:
-    """Return the weighted sum of each token's rows."""
+    """Return for each token the weighted sum of its rows. places: for each choice of a token, the place of its row."""
     weights = topk_weights.float()
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)

@@ -1,6 +1,6 @@
-"""The storage of experts' weights. LMDeploy calls these functions before it allocates them.
+"""The storage of experts' weights. LMDeploy calls these functions before it allocates the weights.
 
-They return None: LMDeploy then stores the experts one after the other. Storage in chunks would make each chunk one
+They return None, so LMDeploy stores the experts one after the other. Storage in chunks would make each chunk one
 grouped product. A grouped product takes 1024 groups and a routing 10240 experts, so no model that LMDeploy serves needs
 chunks. The layout class exists because LMDeploy names it; ``dlinfer.ops.fused_moe`` refuses it by name.
 """
@@ -15,7 +15,7 @@ MOST_GROUPS = 1024
 
 @dataclass(frozen=True)
 class ChunkedLayout:
-    """experts: their number. chunk: the number of experts in a chunk. stride: a chunk's places, with padding."""
+    """A layout of experts' weights. chunk: the experts in a chunk. stride: the places of a chunk, with padding."""
 
     experts: int
     chunk: int
@@ -27,7 +27,7 @@ class ChunkedLayout:
 
 
 def build_chunked_moe_storage_layout(num_experts: int) -> tuple[int, ChunkedLayout | None]:
-    """Return the number of experts to allocate, and their layout, or None for experts one after the other.
+    """Return the number of experts to allocate, and None as their layout: they are stored one after the other.
 
     Raises ValueError for more experts than one grouped product takes.
     """

@@ -1,1 +1,1 @@
-"""Kernels in Triton for Ascend: none. LMDeploy asks for the card's properties before it builds a model."""
+"""Kernels in Triton for Ascend: there are none, but LMDeploy asks for the card's properties to build a model."""

@@ -1,7 +1,7 @@
 """Lowerings of dlinfer's ops to ATen and to the torch_npu ops that the eager kernels call.
 
-A lowering takes the op's arguments and returns its results; for an op that writes, the new contents. It is traced on
-fake tensors, so it sees no values, and sizes may be symbols.
+A lowering takes the op's arguments and returns the op's results. If the op writes into arguments, the lowering returns
+their new contents instead. Lowerings are traced on fake tensors, so they see no values, and sizes may be symbols.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ LOWERINGS: dict[str, Callable[..., Any]] = {
 
 @cache
 def table() -> dict[Any, Callable[..., Any]]:
-    """Return op, or the functional twin of an op that writes -> its lowering."""
+    """Return a mapping to lowerings from ops, or from the functional twins of ops that write."""
     lowerings: dict[Any, Callable[..., Any]] = {}
     for name, lowering in LOWERINGS.items():
         op = getattr(getattr(torch.ops, NAMESPACE), name).default
@@ -58,7 +58,7 @@ def table() -> dict[Any, Callable[..., Any]]:
 
 
 def refusal(op: OpOverload, arguments: Mapping[str, Any]) -> str | None:
-    """Return why a call of a dlinfer op is not lowered, or None. arguments: by name, tensors as fakes."""
+    """Return why a call of a dlinfer op is not lowered; None if it is. arguments: by name, with fake tensors."""
     name = op._schema.name.partition("::")[2]
     if name not in LOWERINGS:
         return "the engine has no lowering of it"

@@ -14,7 +14,7 @@ def _refuses(k_cache: Tensor, v_cache: Tensor) -> str | None:
 
 
 def _are_of_the_keys(k_cache: Tensor, v_cache: Tensor) -> bool:
-    """Return whether values are the first numbers of the keys, in the same memory (a latent cache)."""
+    """Return whether the caches are a latent cache: values are the first elements of the keys, in the same memory."""
     places = [(cache.shape[:3], cache.stride(), cache.storage_offset()) for cache in (k_cache, v_cache)]
     return places[0] == places[1] and k_cache.untyped_storage()._cdata == v_cache.untyped_storage()._cdata
 
@@ -23,7 +23,7 @@ def _are_of_the_keys(k_cache: Tensor, v_cache: Tensor) -> bool:
 def fill_kv_cache(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Lower to ``ScatterPaKvCache``; for a latent cache, ``ScatterNdUpdate``.
+    """Lower to ``ScatterPaKvCache`` or, for a latent cache, to ``ScatterNdUpdate``.
 
     torchair writes into the caches' own memory unless other nodes read the old contents.
     """

@@ -28,9 +28,9 @@ def paged_decode_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Lower to one ``FusedInferAttentionScore`` of layout BSND for all; lengths are a tensor of the graph.
+    """Lower to one ``FusedInferAttentionScore`` of layout BSND for all. The lengths are a tensor of the graph.
 
-    A padding row has no key, and none of its table's blocks may be read: it reads one key of block 0 and returns zeros.
+    A padding row has no key, and its table may name invalid blocks. It reads one key of block 0 and returns zeros.
     """
     lengths = kv_seqlens.to(torch.int64)
     padding = lengths < 1
@@ -60,6 +60,7 @@ def paged_decode_attention(
 def pages(cache: Tensor) -> Tensor:
     """View a cache [blocks, block_size, heads, size] in layout BSND.
 
-    The number of blocks stays -1 for GE: if a graph read it, torchair would copy the cache before each write.
+    The view passes -1 as the number of blocks. If the graph read that number, torchair would copy the cache before each
+    write.
     """
     return cache.reshape(-1, cache.shape[1], cache.shape[2] * cache.shape[3])

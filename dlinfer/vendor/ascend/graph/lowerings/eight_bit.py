@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 _LEAST = 1e-7 / 127
-"""The scale of a token of zeros (``ops.quantised.eight_bit``)."""
+"""The scale of a token whose elements are all zero (``ops.quantised.eight_bit``)."""
 
 
 def dynamic_quant(x: Tensor, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -14,7 +14,7 @@ def dynamic_quant(x: Tensor, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def rms_norm_w8a8(x: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Lower to ``RmsNorm``, ``DynamicQuant``."""
+    """Lower to ``RmsNorm`` and ``DynamicQuant``."""
     normalised, _ = torch.ops.npu.npu_rms_norm(x, weight, eps)
     numbers, scale = _quantised(normalised)
     return numbers, scale.unsqueeze(-1)
@@ -43,6 +43,6 @@ def linear_w8a8(
 
 
 def _quantised(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return tokens' numbers and scales. A token of zeros stays zeros: the vendor would divide by its scale 0."""
+    """Return the tokens as int8 and their scales. A token of zeros has scale 0, so its int8 numbers are set to 0."""
     numbers, scale = torch.ops.npu.npu_dynamic_quant(x, dst_type=torch.int8)
     return numbers.masked_fill((scale == 0).unsqueeze(-1), 0), scale

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> tuple[Tensor, Tensor]:
-    """Lower to ``MoeGatingTopKSoftmax``. torch's softmax and topk choose the best of each group."""
+    """Lower to ``MoeGatingTopKSoftmax``. With groups of experts, lower to torch's softmax and topk in each group."""
     logits = router_logits.float()
     if n_groups < 1:
         weights, ids, _ = torch.ops.npu.npu_moe_gating_top_k_softmax(logits, None, topk)
@@ -25,7 +25,7 @@ def fused_moe(
     topk: int,
     renormalize: bool,
 ) -> Tensor:
-    """Lower to ``MoeInitRoutingV3``, ``GroupedMatmul``, ``SwiGlu``, ``GroupedMatmul`` and a gather of tokens' rows.
+    """Lower to ``MoeInitRoutingV3``, ``GroupedMatmul``, ``SwiGlu``, ``GroupedMatmul``, and a gather of rows.
 
     The kernel sums rows with npu_moe_token_unpermute, but torchair has no converter for it.
     """
@@ -51,7 +51,7 @@ def fused_moe(
 
 
 def _grouped(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """Multiply each expert's rows by its weight [out, in]."""
+    """Multiply the rows of each expert by the expert's weight [out, in]."""
     (out,) = torch.ops.npu.npu_grouped_matmul(
         [rows],
         [weights.transpose(1, 2)],

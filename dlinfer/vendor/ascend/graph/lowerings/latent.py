@@ -1,8 +1,8 @@
 """Decode attention over DeepSeek's latent cache, with one new token of each sequence.
 
-The kernel calls _npu_paged_attention_mla, but torchair has no converter for it. The second version of the fused
-attention takes keys in two contiguous parts (query_rope, key_rope). So the pages of the tables are gathered, as in the
-kernel for prompts.
+The kernel calls _npu_paged_attention_mla, but torchair has no converter for it. So this calls the second version of the
+fused attention. It takes the rotated parts as separate arguments (query_rope, key_rope), all contiguous, so the pages
+are gathered as in the kernel for prompts.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ def is_latent(k_cache: Tensor, v_cache: Tensor) -> bool:
 
 
 def refuses(call: Any) -> str | None:
-    """Return why a call over a latent cache is left to the kernel, or None."""
+    """Return why a call over a latent cache runs on the kernel instead of in a graph; None if it can be in a graph."""
     if call.num_q_heads not in latent.HEADS:
         return f"latent graphs have {', '.join(map(str, latent.HEADS))} heads, not {call.num_q_heads}"
     if call.block_size not in latent.PAGES:
@@ -28,9 +28,9 @@ def refuses(call: Any) -> str | None:
 
 
 def attend(q: Tensor, k_cache: Tensor, table: Tensor, lengths: Tensor, heads: int, scale: float) -> Tensor:
-    """Return [sequences, 1, heads, 512]. q: [sequences, heads, 576]. table: int32. lengths: int64, at least 1.
+    """Return the attention, [sequences, 1, heads, 512]. A sequence's table entries after its end may be invalid.
 
-    Table entries behind a sequence's end may be invalid: block 0 replaces them.
+    q: [sequences, heads, 576]. table: [sequences, blocks] int32. lengths: [sequences] int64, at least 1.
     """
     rows, width = table.shape
     block_size = k_cache.shape[1]

@@ -11,6 +11,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Lower to ``AddRmsNorm``: (the norm, the sum)."""
+    """Lower to ``AddRmsNorm``. Return the norm, then the sum of x and residual."""
     normalised, _, total = torch.ops.npu.npu_add_rms_norm(x, residual, weight, eps)
     return normalised, total

@@ -7,14 +7,14 @@ from dlinfer.vendor.ascend import chips
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    """Lower to ``SwiGlu`` of the last dimension's halves."""
+    """Lower to ``SwiGlu``, which reads the two halves of the last dimension."""
     return torch.ops.npu.npu_swiglu(x, -1)
 
 
 def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Lower to ``ApplyRotaryPosEmb`` of layout TND for heads of 64 and 128, else to ``RotaryMul``.
+    """Lower to ``ApplyRotaryPosEmb`` of layout TND for head sizes 64 and 128, else to ``RotaryMul``.
 
-    The first writes into its arguments, so torchair passes copies (``TensorMove``).
+    ``ApplyRotaryPosEmb`` writes into its arguments, so torchair passes copies (``TensorMove``).
     """
     size = q.shape[-1]
     tables = [table.reshape(-1, 1, size) for table in (cos, sin)]

@@ -1,6 +1,7 @@
-"""Attention of a prompt: one sequence a graph, since the documents allow several only for few head sizes.
+"""Attention of a prompt. A graph takes one sequence: the documents allow several only for a few head sizes.
 
-The sequence's queries are its last tokens, at most as many as keys. Other calls are left to the kernels (``calls``).
+The sequence has at least as many keys as queries, and its queries are its last tokens. ``calls`` checks this. The
+kernels run all other calls.
 """
 
 from typing import Any
