@@ -1,4 +1,4 @@
-"""Cambricon MLUs: LMDeploy's ops on the ops of the vendor's torch_mlu_ops, eagerly.
+"""Cambricon MLUs: LMDeploy's ops run eagerly on the vendor's torch_mlu_ops.
 
 The kernels were tested against published signatures and documents, not on a card; docs/vendors/camb.md has the details
 for each op. torch_mlu_ops is loaded with the first kernel. torch calls the device "mlu", LMDeploy "camb".

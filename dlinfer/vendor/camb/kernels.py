@@ -32,7 +32,7 @@ IN_FULL = (
     moe_gating_topk_softmax,
     fused_moe,
 )
-"""Kernels that take every call of float16, bfloat16 and float32."""
+"""Kernels that take every call with float16, bfloat16 or float32."""
 
 IN_PART = (
     rms_norm_w8a8,
@@ -44,7 +44,7 @@ IN_PART = (
     paged_decode_attention,
 )
 IN_PART_HALVES = (linear_w8a8, fused_moe_w8a8)
-"""Kernels that decline some calls; the second declines all of float32."""
+"""Kernels that decline all calls with float32, and some with float16 and bfloat16."""
 
 KERNELS: dict[str, Kernel] = {kernel.__name__: kernel for kernel in (*IN_FULL, *IN_PART, *IN_PART_HALVES)}
 

@@ -1,7 +1,8 @@
-"""The layout of tensors for the vendor's ops, for all kernels.
+"""The memory layout of tensors for the vendor's ops, for all kernels.
 
 The documents rarely say which strides an op takes. Rows and weights are passed contiguous. Heads ``[tokens, heads,
-size]`` may be a part of a packed projection, as in the vendor's own vLLM: then only the rows are apart.
+size]`` may be a slice of a packed projection, as in the vendor's own vLLM: a token's heads are dense, and there are
+gaps between tokens.
 """
 
 from functools import cache
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 BLOCK_SIZE = 16
-"""Slots in a block of the KV cache: the only size of flash_attention's pages."""
+"""Slots in a block of the KV cache. flash_attention reads no other size."""
 
 
 def rows(x: Tensor) -> Tensor:
@@ -19,19 +20,19 @@ def rows(x: Tensor) -> Tensor:
 
 
 def heads(x: Tensor) -> Tensor:
-    """Return x [tokens, heads, size] with dense heads within a token; a copy if they are not."""
+    """Return x [tokens, heads, size] with dense heads in each token, copied only if they are not dense."""
     return x if has_dense_heads(x) else x.contiguous()
 
 
 def has_dense_heads(x: Tensor) -> bool:
-    """Return whether a token's heads lie in one piece, and tokens do not overlap."""
+    """Return whether the heads of each token are dense, and tokens do not overlap."""
     tokens, count, size = x.shape
     dense = (x.stride(2) == 1 or size == 1) and (x.stride(1) == size or count == 1)
     return dense and (x.stride(0) >= count * size or tokens == 1)
 
 
 def is_latent(k_cache: Tensor, v_cache: Tensor) -> bool:
-    """Return whether values are the first numbers of each key, in the keys' memory, and keys have no gaps."""
+    """Return whether values are the first elements of the keys, in the same memory, and the keys have no gaps."""
     same = k_cache.untyped_storage()._cdata == v_cache.untyped_storage()._cdata
     return (
         same
@@ -49,7 +50,7 @@ def index(x: Tensor, device: torch.device) -> Tensor:
 
 @cache
 def ones(size: int, device: torch.device) -> Tensor:
-    """Return float32 ones [size], for quantisers that need a smoothing factor for each channel. Never written."""
+    """Return a float32 tensor of ones [size], cached and read-only, for quantisers that need smoothing factors."""
     return torch.ones(size, dtype=torch.float32, device=device)
 
 

@@ -50,14 +50,14 @@ def fused_moe(
 
 
 def _routed(topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each sorted row's token, each choice's sorted row, and the number of rows of each expert."""
+    """Return three tensors: each sorted row's token, each choice's sorted row, and each expert's number of rows."""
     ids = layouts.index(topk_ids, topk_ids.device)
     sources, places, counts, _ = tmo().moe_gen_idx(ids, experts)
     return sources, places, counts
 
 
 def _together(rows: Tensor, places: Tensor, topk_weights: Tensor, renormalize: bool) -> Tensor:
-    """Return the weighted sum of each token's rows. All experts are local, so no counts are passed."""
+    """Return for each token the weighted sum of its rows. All experts are on this card, so no counts are passed."""
     weights = topk_weights.float()
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)

@@ -81,11 +81,11 @@ def dynamic_quant(x: Tensor, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 _LEAST = 1e-7 / 127
-"""The scale of a token of zeros (``ops.quantised.eight_bit``)."""
+"""The scale of a token whose elements are all zero (``ops.quantised.eight_bit``)."""
 
 
 def _zeros_stay(numbers: Tensor, scale: Tensor) -> Tensor:
-    """Return zeros for a row with scale 0. The vendor divides by the scale; its result then is undocumented."""
+    """Set the rows with scale 0 to zeros: the vendor divides by the scale, and documents no result for scale 0."""
     return numbers.masked_fill_((scale == 0).unsqueeze(-1), 0)
 
 

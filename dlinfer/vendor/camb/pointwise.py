@@ -8,7 +8,7 @@ from dlinfer.vendor.camb import layouts, refusing
 from dlinfer.vendor.camb.sdk import tmo
 
 _SMALLEST_HEAD, _LARGEST_HEAD = 2, 256
-"""Limits of apply_rotary."""
+"""The smallest and the largest head size of apply_rotary."""
 
 
 def _refuses_rotation(x: Tensor) -> str | None:
@@ -30,7 +30,7 @@ def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tupl
 def _turned(x: Tensor, sin: Tensor, cos: Tensor, interleaved: bool) -> Tensor:
     """Rotate x [tokens, heads, size] by sin and cos [tokens, size] into a new tensor.
 
-    It is one padded sequence from row 0: the tables hold each token's own row, so there are no positions to look up.
+    All tokens are passed as one padded sequence. Its token i reads row i of the tables, so no position is looked up.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     tmo().apply_rotary(
@@ -64,14 +64,14 @@ def apply_rotary_pos_emb_interleaved(
 
 
 def _of_token(x: Tensor, table: Tensor) -> int:
-    """Return how many neighbouring rows of x a row of a table rotates: all heads of a token, in LMDeploy's shapes."""
+    """Return the number of consecutive rows of x that one row of ``table`` rotates: all heads of a token, or 1."""
     if table.dim() == x.dim() and table.shape[0] == x.shape[0] and all(n == 1 for n in table.shape[1:-1]):
         return x[0].numel() // x.shape[-1]
     return 1
 
 
 def _of_pairs(table: Tensor, x: Tensor, heads: int) -> Tensor:
-    """Repeat each number of the first half of a table's rows, for both numbers of a pair: [rows, size]."""
+    """Repeat each number in the first half of each row of ``table`` for the two elements of a pair: [rows, size]."""
     size = x.shape[-1]
     half = table[..., : size // 2]
     if heads == 1:

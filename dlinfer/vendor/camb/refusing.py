@@ -1,4 +1,4 @@
-"""Reasons to refuse a call that several kernels share."""
+"""Reasons to refuse a call, shared by several kernels."""
 
 import torch
 from torch import Tensor
@@ -12,5 +12,5 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def floating(x: Tensor) -> str | None:
-    """Return the reason to refuse a dtype that the vendor's ops do not compute in, or None."""
+    """Return the reason to refuse x's dtype; None if the vendor's ops compute in it."""
     return dtype(x.dtype, FLOATS)

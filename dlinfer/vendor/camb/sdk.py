@@ -1,6 +1,6 @@
-"""The vendor's torch_mlu and torch_mlu_ops: whether they and a card are usable here, and the ops.
+"""The vendor's torch_mlu and torch_mlu_ops: load them, and find out whether they and a card can be used here.
 
-A process without them pays for one search of sys.path. ``torch_mlu_ops`` may be the vendor's package or a simulation.
+If they are missing, only sys.path is searched. ``torch_mlu_ops`` may be the vendor's package or a simulation.
 """
 
 import importlib
@@ -11,7 +11,7 @@ from typing import Any
 from dlinfer.vendor.base import Probe
 
 PACKAGES = ("torch_mlu", "torch_mlu_ops")
-"""The packages in loading order: the first registers the device, the second its ops."""
+"""The packages in loading order: torch_mlu registers the device, torch_mlu_ops brings the ops."""
 
 _ops: Any = None
 

@@ -12,9 +12,9 @@ from dlinfer.vendor.camb.sdk import tmo
 
 
 class _Checked:
-    """The last slots that passed the check: one wait for the card a step, not a layer.
+    """The last slots that passed the check, kept so that the host waits for the card once a step, not a layer.
 
-    Slots made in inference mode are identified by their tensor alone. That tensor must not be written again.
+    In inference mode a tensor has no version counter. Its values are not read again, so it must not be written again.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class _Checked:
         self._last: tuple[weakref.ref[Tensor], tuple[int, int]] | None = None
 
     def check(self, slots: Tensor, keys: Tensor) -> None:
-        """Raise OpArgumentError for a slot behind the end of the canonical cache ``keys``."""
+        """Raise OpArgumentError for a slot beyond the cache. keys: the cache in its canonical layout."""
         last, key = self._last, (layouts.version(slots), keys.shape[0] * keys.shape[1])
         if last is None or last[0]() is not slots or last[1] != key:
             check_slots(slots, keys)
@@ -40,7 +40,7 @@ def _refuses_caches(k: Tensor, k_cache: Tensor, v_cache: Tensor) -> str | None:
 
 
 def _with_values(k: Tensor, v: Tensor) -> Tensor:
-    """Return keys that begin with their values, for a cache that keeps both in one place."""
+    """Return keys whose first elements are the values, for a latent cache, which stores both in one place."""
     if k.data_ptr() == v.data_ptr() and k.stride() == v.stride():
         return k.contiguous()
     return torch.cat((v, k[..., v.shape[-1] :]), dim=-1)

@@ -1,8 +1,8 @@
-"""MetaX cards: LMDeploy's ops on MetaX's mcoplib, flash_attn and Triton, eagerly.
+"""MetaX cards: LMDeploy's ops run eagerly on MetaX's mcoplib, flash_attn and Triton.
 
 The kernels were tested against MetaX's published schemas and sources, not on a card; docs/vendors/maca.md has the
-details for each op. LMDeploy calls the device "maca", torch "cuda", since MetaX's build of torch imitates CUDA's.
-MetaX's packages are loaded with the first kernel.
+details for each op. LMDeploy calls the device "maca". torch calls it "cuda", since MetaX's build of torch imitates
+CUDA's. MetaX's packages are loaded with the first kernel.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,9 @@ from dlinfer.vendor.device import Device
 from dlinfer.vendor.maca.torch_name import DEVICE_TYPE
 
 BLOCK_SIZE = 64
-"""Slots of a block. flash_attn takes any multiple of 16, flash_mla only 64. By default LMDeploy would cut blocks of
-latent caches to 32."""
+"""Slots in a block of the KV cache. flash_attn takes any multiple of 16, flash_mla only 64. Without this number,
+LMDeploy would use blocks of 32 slots for latent caches.
+"""
 
 
 def _probe() -> Probe:
@@ -39,7 +40,7 @@ def _device() -> Device:
 
 
 def _claims() -> Claims:
-    """Claim all kernels but weight_quant_matmul: its op allows no weights rounded to 16 bits, which awq_gemm has."""
+    """Claim all kernels but weight_quant_matmul. awq_gemm rounds weights to 16 bits, which that op does not allow."""
     from dlinfer.vendor.maca.kernels import IN_HALVES, KERNELS
     from dlinfer.vendor.maca.refusing import FLOATS, HALVES
 

@@ -1,7 +1,7 @@
-"""Attention by flash_attn: of prompts, to their own new tokens or to pages, and of one token a sequence.
+"""Attention by flash_attn: of prompts to their own new tokens or to pages, and of decode steps.
 
-``latent`` serves latent caches by flash_mla. flash-attention counts a window's bounds as the ops do, from the bottom
-right, and also returns zeros for a query that sees no key.
+``latent`` serves latent caches by flash_mla. flash_attn aligns a window with the last key and returns zeros for a query
+that sees no key, like dlinfer's ops.
 """
 
 from typing import Any
@@ -13,9 +13,9 @@ from torch.nn import functional
 from dlinfer.vendor.maca import latent, refusing, sdk, sequences
 
 _ALIGNED, _WIDEST = 8, 512
-"""Head sizes are multiples of the first, up to the second (vLLM-metax; flash-attention itself ends at 256)."""
+"""Head sizes are multiples of 8, up to 512 in vLLM-metax. The original flash-attention ends at 256."""
 _PAGE = 16
-"""Block sizes of a cache are multiples of it (vLLM-metax)."""
+"""Block sizes of a cache are multiples of 16 (vLLM-metax)."""
 
 
 def _refuses(call: Any, size: int) -> str | None:
@@ -57,7 +57,7 @@ def _sight(causal: bool, left: int, right: int) -> dict[str, Any]:
 
 
 def _extras(q: Tensor, cap: float, alibi_slopes: Tensor | None, sinks: Tensor | None) -> dict[str, Any]:
-    """Return keywords for rare features. MetaX's own s_aux is passed only with sinks."""
+    """Return the arguments for softcap, ALiBi and sinks. s_aux, which only MetaX has, is passed only for sinks."""
     slopes = None if alibi_slopes is None else alibi_slopes.float().contiguous()
     options: dict[str, Any] = {"softcap": cap, "alibi_slopes": slopes}
     return options if sinks is None else options | {"s_aux": sinks.to(q.dtype).contiguous()}
@@ -105,7 +105,7 @@ def prefill_attention(
 
 
 def _widened(x: Tensor, size: int) -> Tensor:
-    """Pad the last dimension of x with zeros up to ``size``; contiguous. The zeros add nothing to scores."""
+    """Pad the last dimension of x with zeros up to ``size``. The zeros do not change attention scores."""
     return functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else sequences.whole(x)
 
 

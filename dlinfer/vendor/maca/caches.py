@@ -11,11 +11,11 @@ from dlinfer.vendor.maca.kept import LastAnswer
 from dlinfer.vendor.maca.latent import begins
 
 _highest = LastAnswer(lambda slots: int(slots.max()))
-"""The last slot of a step. The vendor would write even behind the cache's end."""
+"""The largest slot of a step. The vendor's op does not check slots, and would write beyond the cache."""
 
 
 def _is_latent(k: Tensor, v: Tensor) -> bool:
-    """Return whether values may be the beginning of keys, of any sizes."""
+    """Return whether the sizes allow a latent cache, whose values are the first elements of the keys."""
     return k.shape[1] == 1 and v.shape[2] < k.shape[2]
 
 
@@ -61,6 +61,6 @@ def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_sta
 
 
 def _heads_together(x: Tensor) -> Tensor:
-    """Make the heads of a token dense in x [tokens, heads, size]; tokens may lie apart, as in a packed qkv."""
+    """Return x [tokens, heads, size] with dense heads in a token. Gaps between tokens may stay, as in a packed qkv."""
     together = x.stride(2) == 1 and (x.stride(1) == x.shape[2] or x.shape[1] == 1)
     return x if together else x.contiguous()

@@ -1,7 +1,7 @@
-"""Caches of values computed from tensors: results of a check, weights in another layout.
+"""Caches of what kernels computed from tensors: results of a check, weights in another layout.
 
-An entry is valid while its tensors live and their version counters stay the same. Tensors made in inference mode have
-no version counter. They are identified by the object alone and must not be written between two steps.
+An entry is valid while its tensors exist and their version counters stay the same. Tensors made in inference mode have
+no version counter. They are identified by the object alone, and must not be written between two steps.
 """
 
 import weakref
@@ -28,7 +28,7 @@ def _is_of(entry: Made, tensors: list[Tensor]) -> bool:
 
 
 class LastAnswer:
-    """Caches the result of ``look`` at tensors for later callers: one wait for the card a step, not a layer."""
+    """Remembers the last result of ``look``, so that the host waits for the card once a step, not once a layer."""
 
     def __init__(self, look: Callable[..., Any]) -> None:
         self._look = look
@@ -47,7 +47,7 @@ class LastAnswer:
 
 
 class Kept:
-    """Caches the result of ``make`` for a checkpoint's tensors while the first of them lives."""
+    """Remembers what ``make`` returned for a checkpoint's tensors, as long as the first of the tensors exists."""
 
     def __init__(self, make: Callable[..., Any]) -> None:
         self._make = make

@@ -48,4 +48,4 @@ IN_HALVES = (
     "linear_w8a8",
     "weight_quant_matmul",
 )
-"""Ops that take or return float16 and bfloat16 only. The others also take float32."""
+"""Ops that take or return only float16 and bfloat16. All other ops also take float32."""

@@ -1,11 +1,12 @@
-"""Attention over DeepSeek's latent cache by flash_mla: one key head of 576 numbers, whose first 512 are the values.
+"""Attention over DeepSeek's latent cache by flash_mla: one key head of 576 elements, the first 512 of which are the
+value.
 
-flash_mla takes the same number of queries for all sequences of a call. A decode step has one. Prompts are cut into
+In a call of flash_mla, all sequences have the same number of queries. A decode step has one. Prompts are cut into
 pieces of up to 128 queries, vLLM-metax's limit, and pieces of equal size share a call. Keys of a prompt that are not in
-a cache yet are copied into pages, 1 KB a token.
+a cache yet are first copied into pages, which takes 1 KB a token.
 
-The calls fit both published declarations: MetaX's (1.0.1), and DeepSeek's later one, whose first call fills a schedule
-object. vLLM-metax calls the later one since May 2026.
+flash_mla is published with two declarations, MetaX's (1.0.1) and a later one of DeepSeek's, whose first call fills a
+schedule object. The calls here fit both. vLLM-metax calls the later one since May 2026.
 """
 
 from collections.abc import Iterator
@@ -20,24 +21,24 @@ from dlinfer.errors import KernelDeclined
 from dlinfer.vendor.maca import refusing, sdk, sequences
 
 KEYS, VALUES = 576, 512
-"""The size of a latent key, and of its beginning that is the value."""
+"""The size of a latent key, and the size of its first part, which is the value."""
 PAGE = 64
-"""Slots of a page, by vLLM-metax and the later declaration."""
+"""Slots in a page, as in vLLM-metax and in DeepSeek's later declaration."""
 _QUERIES = 128
 """The most queries of a piece (vLLM-metax)."""
 _TOGETHER = 1024
-"""The most queries of a call. flash_mla keeps two float32 results of each while it works."""
+"""The most queries in a call, since flash_mla keeps two float32 results of each query while it works."""
 _ALIGNED = 8
-"""Numbers of 16 bits in one read."""
+"""The number of 16-bit elements that one read loads."""
 
 
 def fits(keys: Tensor, values: Tensor) -> bool:
-    """Return whether keys and values, of tokens or in pages, have a latent cache's sizes."""
+    """Return whether keys and values have the sizes of a latent cache. They may be tokens' own, or in pages."""
     return (keys.shape[-2], keys.shape[-1], values.shape[-1]) == (1, KEYS, VALUES)
 
 
 def refuses(call: Any) -> str | None:
-    """Return why a call over a latent cache is not served, or None."""
+    """Return why a call over a latent cache is refused; None if it is served."""
     if not sdk.has_flash_mla():
         return "flash_mla, which has latent attention, is not installed"
     if call.window_left >= 0 or getattr(call, "window_right", -1) >= 0 or call.logit_softcapping > 0:
@@ -48,7 +49,7 @@ def refuses(call: Any) -> str | None:
 
 
 def refuses_pages(call: Any) -> str | None:
-    """Return why a call over a latent cache in pages is not served, or None."""
+    """Return why a call over a latent cache in pages is refused; None if it is served."""
     *blocks, _, side = call.k_cache.stride()
     if side != 1 or any(place % _ALIGNED for place in (*blocks, call.k_cache.storage_offset())):
         return "slots of a latent cache have gaps, or do not begin where vectors do"
@@ -58,12 +59,12 @@ def refuses_pages(call: Any) -> str | None:
 
 
 def begins(keys: Tensor, values: Tensor) -> bool:
-    """Return whether values are the beginning of keys, in the same memory."""
+    """Return whether values are the first part of the keys, in the same memory."""
     return values.data_ptr() == keys.data_ptr() and values.stride() == keys.stride()
 
 
 def pages(k_cache: Tensor, v_cache: Tensor) -> Tensor:
-    """Return the cache for flash_mla. Raises KernelDeclined unless values are the beginning of keys."""
+    """Return the cache for flash_mla. Raises KernelDeclined unless values are the first part of the keys."""
     if not begins(k_cache, v_cache):
         raise KernelDeclined(reason="flash_mla reads values from the keys, and v_cache lies elsewhere")
     return k_cache
@@ -72,7 +73,8 @@ def pages(k_cache: Tensor, v_cache: Tensor) -> Tensor:
 def decode(q: Tensor, pages: Tensor, table: Tensor, kv_seqlens: Tensor, out: Tensor, scale: float) -> None:
     """Write the attention of one query a sequence into out [sequences, heads, 512]. q: [sequences, heads, 576].
 
-    Lengths on the card get a new schedule at each call: in a graph it must follow the lengths of each replay.
+    If the lengths are on the card, each call computes a new schedule: in a graph, it must fit the lengths of each
+    replay.
     """
     heads = q.shape[1]
     if kv_seqlens.device == q.device:
@@ -88,8 +90,8 @@ def attend_to_tokens(
 ) -> None:
     """Write the attention of prompts to their own tokens, k [tokens, 1, 576] and v [tokens, 1, 512], into out.
 
-    Raises KernelDeclined unless v equals the beginning of k. LMDeploy passes them in separate memory, so this compares
-    the numbers, which waits for the card.
+    Raises KernelDeclined unless v equals the first part of k. LMDeploy passes the two in separate memory, so this
+    compares their values and waits for the card.
     """
     if not begins(k, v) and not torch.equal(k[..., :VALUES], v):
         raise KernelDeclined(reason="flash_mla reads values from the keys, and v is not their beginning")
@@ -100,7 +102,7 @@ def attend_to_tokens(
 
 
 def _in_pages(k: Tensor, keys: list[int]) -> tuple[Tensor, Tensor]:
-    """Copy each sequence's keys, packed in k [tokens, 1, 576], into (pages, table)."""
+    """Copy all sequences' keys, k [tokens, 1, 576], into pages. Return the pages and the sequences' block table."""
     counts = [-(-length // PAGE) for length in keys]
     pages = k.new_zeros(sum(counts), PAGE, 1, KEYS)
     slots, table, page, start = pages.view(-1, 1, KEYS), [], 0, 0
@@ -113,7 +115,7 @@ def _in_pages(k: Tensor, keys: list[int]) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Some queries of a sequence. first: the first one's row in q. keys: the number of keys up to their end."""
+    """Consecutive queries of a sequence. first: the first query's row in q. keys: how many keys the last query sees."""
 
     first: int
     sequence: int
@@ -130,7 +132,7 @@ def attend_to_pages(
     scale: float,
     causal: bool,
 ) -> None:
-    """Write the attention of prompts to pages into out. new: queries by sequence. keys: all its keys."""
+    """Write the attention of prompts to pages into out. new: queries of each sequence. keys: keys of each sequence."""
     heads = q.shape[1]
     for size, pieces in _calls(new, keys, causal):
         lengths, schedule = _scheduled(tuple(piece.keys for piece in pieces), size, heads, causal, q.device)
@@ -142,7 +144,7 @@ def attend_to_pages(
 
 
 def _calls(new: list[int], keys: list[int], causal: bool) -> Iterator[tuple[int, list[_Piece]]]:
-    """Yield (number of queries of each piece, pieces) of each call."""
+    """Yield two values for each call: how many queries each of its pieces has, and the pieces."""
     by_size: dict[int, list[_Piece]] = {}
     start = 0
     for sequence, (count, length) in enumerate(zip(new, keys, strict=True)):
@@ -161,8 +163,8 @@ def _calls(new: list[int], keys: list[int], causal: bool) -> Iterator[tuple[int,
 def _scheduled(
     lengths: tuple[int, ...], queries: int, heads: int, causal: bool, device: torch.device
 ) -> tuple[Tensor, Any]:
-    """Return lengths on the card and flash_mla's schedule for them, which all layers of a step share. The later
-    declaration of flash_mla also checks that ``causal`` is the same.
+    """Return the lengths on the card, and flash_mla's schedule for them, cached for the other layers of a step.
+    DeepSeek's declaration also checks that ``causal`` is the same, so it is part of the key.
     """
     on_card = sequences.on_card(lengths, device)
     return on_card, sdk.flash_mla().get_mla_metadata(on_card, queries * heads, 1)
@@ -171,7 +173,7 @@ def _scheduled(
 def _call(
     q: Tensor, pages: Tensor, table: Tensor, lengths: Tensor, schedule: Any, scale: float, causal: bool
 ) -> Tensor:
-    """Return [sequences, queries, heads, 512] for q [sequences, queries, heads, 576]."""
+    """Call flash_mla. q: [sequences, queries, heads, 576]. Returns [sequences, queries, heads, 512]."""
     out, _ = sdk.flash_mla().flash_mla_with_kvcache(
         q=q
         if q.is_contiguous() and q.data_ptr() % 16 == 0

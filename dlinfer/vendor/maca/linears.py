@@ -53,7 +53,7 @@ def linear_w8a8(
 # --- 4 bits
 
 _GROUPS = (32, 64, 128)
-"""awq_gemm's group sizes, besides multiples of the last. For others it prints a message and returns zeros."""
+"""Group sizes of awq_gemm, which also takes multiples of 128. For others it prints a message and returns zeros."""
 
 
 def _refuses_four_bits(x: Tensor, qweight: Tensor, scales: Tensor, group_size: int) -> str | None:
@@ -93,7 +93,7 @@ def weight_quant_matmul(
 def _prepare(
     dtype: Any, qweight: Tensor, scales: Tensor, offset: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Convert AWQ's weights to awq_gemm's layout: a word packs neighbours along the inner size."""
+    """Convert AWQ's weights to awq_gemm's layout, where a word packs neighbours along the inner dimension."""
     words = torch.ops._C.awq_to_gptq_4bit(qweight.contiguous())
     if offset is None:
         middle = int.from_bytes(bytes([AWQ.middle * 0x11] * 4), "little", signed=True)

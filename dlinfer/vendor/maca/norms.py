@@ -1,4 +1,4 @@
-"""RMS norms: plain, after a residual sum, and quantised to 8 bits afterwards."""
+"""RMS norms: plain, after a residual sum, and followed by quantisation to 8 bits."""
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def _added(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the norm of the sum, and the sum. The vendor's op writes both into its arguments."""
+    """Return the norm of x + residual, and x + residual. The vendor's op writes into its arguments: pass copies."""
     if x.numel() == 0:
         return x.new_empty(x.shape), x.new_empty(x.shape)
     normalised, total = refusing.copied_rows(x), refusing.copied_rows(residual)
@@ -60,11 +60,11 @@ def dynamic_quant(x: Tensor, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 _LEAST = 1e-7 / 127
-"""The scale of a token of zeros (``ops.quantised.eight_bit``)."""
+"""The scale of a token whose elements are all zero (``ops.quantised.eight_bit``)."""
 
 
 def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x in int8 and its rows' scales, [..., 1]. Zeros stay zeros: the vendor divides by a row's maximum."""
+    """Return x in int8, and its rows' scales, [..., 1]. A row of zeros stays zeros: the vendor would divide by 0."""
     numbers = x.new_empty(x.shape, dtype=torch.int8)
     scale = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
     if x.numel():

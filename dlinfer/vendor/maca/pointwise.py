@@ -9,7 +9,7 @@ from dlinfer.vendor.maca import refusing, sdk
 from dlinfer.vendor.maca.kept import LastAnswer
 
 _seen: set[bool] = set()
-"""Results of checks in this process. A capture cannot check, so it uses those of the run before."""
+"""Results of the checks in this process. A check is impossible during a capture, which relies on earlier results."""
 
 
 def _agree(cos: Tensor, sin: Tensor) -> bool:
@@ -24,7 +24,7 @@ def _halves_agree(cos: Tensor, sin: Tensor) -> bool:
 
 
 _agreement = LastAnswer(_halves_agree)
-"""Whether both halves of a step's tables are equal. The vendor reads only the first."""
+"""Whether the two halves of cos and of sin are equal. The vendor's op reads the first halves only."""
 
 
 @refuses(lambda q, k, cos, sin: refusing.floating(q))

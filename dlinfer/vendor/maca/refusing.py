@@ -1,4 +1,4 @@
-"""Reasons to refuse a call that several kernels share, and the layout of tensors for the ops."""
+"""Reasons to refuse a call, shared by several kernels, and the memory layout of tensors for the ops."""
 
 import torch
 from torch import Tensor
@@ -10,16 +10,16 @@ __all__ = ["FLOATS", "HALVES", "copied_rows", "eight_bits", "first", "floating",
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (*HALVES, torch.float32)
 _ALIGNED = 16
-"""Bytes: mcoplib reads eight 16-bit numbers at once, in some kernels without checking the address."""
+"""An alignment in bytes: mcoplib reads eight 16-bit numbers at once, and some kernels do not check the address."""
 
 
 def floating(x: Tensor, of: tuple[torch.dtype, ...] = FLOATS) -> str | None:
-    """Return the reason to refuse x's dtype, or None. of: the dtypes that an op takes."""
+    """Return the reason to refuse x's dtype; None if the op takes it. of: the dtypes that the op takes."""
     return dtype(x.dtype, of)
 
 
 def multiples(of: int, **sizes: int) -> str | None:
-    """Return the reason to refuse sizes that are no multiples of ``of``, or None."""
+    """Return the reason to refuse sizes, if one is no multiple of ``of``; else None."""
     bad = {name: size for name, size in sizes.items() if size % of}
     return f"multiples of {of} are served, not {bad}" if bad else None
 
@@ -31,6 +31,6 @@ def rows(x: Tensor) -> Tensor:
 
 
 def copied_rows(x: Tensor) -> Tensor:
-    """Like ``rows``, but never x's own memory: for ops that write into their arguments."""
+    """Like ``rows``, but never return x's own memory, for ops that write into their arguments."""
     flat = rows(x)
     return flat.clone() if flat.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() else flat

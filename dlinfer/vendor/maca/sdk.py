@@ -1,7 +1,7 @@
-"""MetaX's packages: whether they and a card are usable here, and their functions.
+"""MetaX's packages: load them, and find out whether they and a card can be used here.
 
-A process without them pays for one search of sys.path. ``torch.ops._C``, ``_C_cache_ops`` and ``_moe_C`` hold mcoplib's
-ops, under vLLM's names; rotation and attention are plain functions. Either MetaX's binaries or stand-ins define them.
+If they are missing, only sys.path is searched. ``torch.ops._C``, ``_C_cache_ops`` and ``_moe_C`` hold mcoplib's ops,
+under vLLM's names; rotation and attention are plain functions. Either MetaX's binaries or stand-ins define them.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from dlinfer.vendor.base import Probe
 from dlinfer.vendor.maca.torch_name import DEVICE_TYPE
 
 LIBRARIES = {"mcoplib._C": ("_C", "rms_norm"), "mcoplib._moe_C": ("_moe_C", "topk_softmax")}
-"""Module -> its namespace in torch.ops and an op in it. If the op is registered, the module is loaded."""
+"""Module to its namespace in torch.ops, and to one of its ops. If that op is registered, the module is loaded."""
 PACKAGES = ("mcoplib", "flash_attn")
 
 
@@ -31,7 +31,7 @@ def load() -> None:
 
 @cache
 def lmdeploy_ops() -> ModuleType:
-    """mcoplib's functions for LMDeploy, bound by pybind11 without argument names: pass arguments by position."""
+    """Return mcoplib's functions for LMDeploy. pybind11 bound them without argument names, so call them by position."""
     return importlib.import_module("mcoplib.lmdeploy")
 
 
@@ -42,7 +42,7 @@ def flash_attn() -> ModuleType:
 
 @cache
 def has_flash_mla() -> bool:
-    """Return whether MetaX's FlashMLA is installed, which few models need."""
+    """Return whether MetaX's FlashMLA is installed. Few models need it."""
     return importlib.util.find_spec("flash_mla") is not None
 
 
@@ -53,7 +53,7 @@ def flash_mla() -> ModuleType:
 
 @cache
 def has_triton() -> bool:
-    """Return whether Triton is installed, which MetaX ships with its torch."""
+    """Return whether Triton is installed. MetaX ships it with its torch."""
     return importlib.util.find_spec("triton") is not None
 
 
@@ -63,7 +63,7 @@ def cards() -> Any:
 
 
 def capturing() -> bool:
-    """Return whether a graph is being captured: then nothing may be read from the card."""
+    """Return whether a graph is being captured. During a capture, nothing may be read from the card."""
     return bool(cards().is_current_stream_capturing())
 
 

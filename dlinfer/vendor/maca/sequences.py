@@ -1,4 +1,4 @@
-"""Lengths of a step's sequences for the card's attention, and the layout of tokens' tensors."""
+"""Sequence lengths for the card's attention, and the memory layout of token tensors."""
 
 from functools import lru_cache
 
@@ -8,12 +8,12 @@ from torch import Tensor
 
 @lru_cache(maxsize=128)
 def on_card(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return numbers as int32 on the card. Cached for every layer of a step; read only."""
+    """Return numbers as an int32 tensor on the card. It is cached for all layers of a step, so do not write it."""
     return torch.tensor(numbers, dtype=torch.int32, device=device)
 
 
 def ends(lengths: list[int], device: torch.device) -> Tensor:
-    """Return flash_attn's cu_seqlens: each sequence's beginning, and the end."""
+    """Return flash_attn's cu_seqlens: where each sequence begins, and where the last one ends."""
     offsets = [0]
     for length in lengths:
         offsets.append(offsets[-1] + length)
@@ -21,18 +21,18 @@ def ends(lengths: list[int], device: torch.device) -> Tensor:
 
 
 def of_sequences(kv_seqlens: Tensor, device: torch.device) -> Tensor:
-    """Return lengths for decode kernels. Lengths on the card stay there, which a graph needs."""
+    """Return lengths for decode kernels. Lengths that are on the card stay there, as a captured graph needs."""
     if kv_seqlens.device == device:
         return kv_seqlens.to(torch.int32).contiguous()
     return on_card(tuple(kv_seqlens.tolist()), device)
 
 
 def counts(ends: Tensor) -> list[int]:
-    """Return the tokens of each sequence. Waits for the card if ``ends`` are there; LMDeploy's are on the host."""
+    """Return how many tokens each sequence has. Waits for the card if ``ends`` is there; LMDeploy's is on the host."""
     numbers = ends.tolist()
     return [end - start for start, end in zip([0, *numbers[:-1]], numbers, strict=True)]
 
 
 def whole(x: Tensor) -> Tensor:
-    """Make the numbers of each head dense in x; heads and tokens may lie anywhere."""
+    """Return x with dense elements in each head. There may be gaps between heads and between tokens."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,1 +1,1 @@
-"""Attention: prompts, prompts with a cached beginning, and decoding."""
+"""Attention of prompts, of prompts whose beginning is cached, and of decode steps."""

@@ -1,6 +1,7 @@
 """Decode attention over pages: one call of single_query_cached_kv_attn for all sequences, with one new token each.
 
-A graph cannot read lengths from the card: they stay there, and none is 0 (``CambDevice.padding_length``).
+While a graph is captured, lengths cannot be read from the card. They stay there, and none may be 0, so a padding row
+has length 1 (``CambDevice.padding_length``).
 """
 
 from typing import Any
@@ -14,9 +15,9 @@ from dlinfer.vendor.camb.sdk import cards, tmo
 
 _PAGES = (1, 2, 4, 8, 16, 32, 64)
 _MOST_SHARING = 128
-"""The most queries to a key: the vendor's own vLLM splits calls with more (in bfloat16, with more than 256)."""
+"""The most query heads for each key head. The vendor's own vLLM splits calls with more (for bfloat16, above 256)."""
 _UNCERTAIN = -1
-"""max_context_len for an unknown maximum; torch_mlu_ops' documents allow 0 and less for it."""
+"""The max_context_len for an unknown maximum. torch_mlu_ops' documents say that 0 and below mean "unknown"."""
 
 
 def _refuses(call: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Rules that the vendor's two attention ops share: missing features, and outputs that they can write."""
+"""What the vendor's two attention ops have in common: the features that they lack, and the outputs they can write."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from dlinfer.vendor.camb import layouts, refusing
 
 
 def refuses(call: Any) -> str | None:
-    """Return why neither op takes a call, or None."""
+    """Return why both attention ops refuse a call; None if they take it."""
     if call.logit_softcapping > 0:
         return "torch_mlu_ops has no logit_softcapping"
     if call.alibi_slopes is not None:
@@ -20,7 +20,7 @@ def refuses(call: Any) -> str | None:
 
 
 def refuses_pages(call: Any, sizes: tuple[int, ...]) -> str | None:
-    """Return why an op that reads blocks of these sizes does not take the caches, or None."""
+    """Return why an op cannot read the caches; None if it can. sizes: the block sizes that the op reads."""
     if call.block_size not in sizes:
         return f"blocks of {', '.join(map(str, sizes))} slots are read, not of {call.block_size}"
     dense = call.k_cache.is_contiguous() and call.v_cache.is_contiguous()
@@ -30,7 +30,7 @@ def refuses_pages(call: Any, sizes: tuple[int, ...]) -> str | None:
 
 
 def destination(attn_output: Tensor, *read: Tensor) -> Tensor:
-    """Return attn_output, or a new tensor if the op cannot write there: it overlaps an input or has gaps."""
+    """Return attn_output or, if it overlaps an input or has gaps so that the op cannot write it, a new tensor."""
     place = attn_output.untyped_storage()._cdata
     if any(tensor.untyped_storage()._cdata == place for tensor in read) or not layouts.has_dense_heads(
         attn_output

@@ -15,7 +15,7 @@ from dlinfer.vendor.camb.sdk import tmo
 
 @dataclass(frozen=True)
 class _Batch:
-    """Numbers of queries and keys of the sequences that have any. kept: the rows of these; None for all."""
+    """The sequences that have queries or keys, and how many they have. kept: their rows; None: no row is left out."""
 
     q_lens: list[int]
     kv_lens: list[int]
@@ -23,11 +23,11 @@ class _Batch:
 
     @classmethod
     def of(cls, q_ends: Tensor, kv_seqlens: Tensor, aligned: bool) -> "_Batch":
-        """Make a batch from the op's arguments. aligned: some keys are hidden, so the queries' positions matter.
+        """Make a batch from the op's arguments. aligned: the mask hides keys, so it matters where the queries stand.
 
-        Queries are a sequence's last tokens. The documents do not say so, but every known caller that serves prompts
-        after cached tokens relies on it. Raises KernelDeclined for sequences that the documents do not cover: without
-        keys or queries, or with hidden keys and more queries than keys.
+        A sequence's queries are aligned with its last keys. The documents do not say so, but every known caller that
+        serves prompts after cached tokens relies on it. Raises KernelDeclined for what the documents do not cover: a
+        sequence with queries only or keys only, or with hidden keys and more queries than keys.
         """
         ends = q_ends.tolist()
         lens = list(zip((b - a for a, b in pairwise([0, *ends])), kv_seqlens.tolist(), strict=True))
@@ -44,7 +44,7 @@ class _Batch:
 def _attend(q: Tensor, k: Tensor, v: Tensor, batch: _Batch, call: Any, tables: Tensor | None) -> None:
     """Write the attention of a non-empty batch into call.attn_output.
 
-    v may be wider than the values: the op attends to the other numbers too, and they are dropped.
+    In a latent cache v is wider than the values. The op computes the whole width, and the rest is dropped.
     """
     tokens = sum(batch.q_lens)
     q, target = q[:tokens], call.attn_output[:tokens]
@@ -82,7 +82,7 @@ def _is_aligned(call: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Call:
-    """The arguments of flash_attention besides queries, keys and lengths."""
+    """The arguments of flash_attention other than queries, keys, values and lengths."""
 
     attn_output: Tensor
     softmax_scale: float

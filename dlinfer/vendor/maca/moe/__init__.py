@@ -1,1 +1,1 @@
-"""Mixture of experts: mcoplib's routing and sums, and a grouped product in Triton, like MetaX's for vLLM."""
+"""Mixture of experts: mcoplib's routing and sums, and a grouped product in Triton like the one in MetaX's vLLM."""

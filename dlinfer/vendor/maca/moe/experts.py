@@ -1,4 +1,4 @@
-"""Choose experts and run them: sort choices by expert, make one grouped product for all, and sum."""
+"""Choose experts and run them: sort choices by expert, make one grouped product for all, and sum each token's rows."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from dlinfer.vendor.base import refuses
 from dlinfer.vendor.maca import refusing, sdk
 
 _MOST_EXPERTS = 992
-"""The most experts of moe_align_block_size: below 1024 when rounded up to a multiple of 32."""
+"""The most experts of moe_align_block_size, which rounds the number up to a multiple of 32 that is below 1024."""
 
 
 @refuses(lambda router_logits, topk, n_groups: refusing.floating(router_logits))
@@ -66,7 +66,7 @@ def fused_moe(
 
 
 def _in_experts_order(topk_ids: Tensor, experts: int, block: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return choices in blocks of one expert each, the expert of each block, and the number of choices with padding."""
+    """Return the choices, padded to blocks of one expert; the experts of the blocks; the padded number of choices."""
     ids = topk_ids.contiguous()
     most = ids.numel() + experts * (block - 1)
     order = ids.new_empty(most, dtype=torch.int32)

@@ -8,16 +8,16 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 BLOCK = 16
-"""Choices of one block: the fewest for a matrix unit, so that few tokens cost little padding."""
+"""Choices in a block: the fewest that a matrix unit takes, so that few tokens need little padding."""
 _COLUMNS, _INNER = 64, 64
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Choices (token, expert), sorted by expert, as moe_align_block_size returns them.
+    """Choices, pairs of a token and an expert, sorted by expert, as moe_align_block_size returns them.
 
-    order: int32, the number of each choice; ``count`` or more is padding. owners: int32, the expert of each block.
-    padded: int32 [1], how many of ``order`` are in use.
+    order: int32, the numbers of the choices; ``count`` or more is padding. owners: int32, the expert of each block.
+    padded: int32 [1], how many entries of ``order`` are in use.
     """
 
     order: Tensor
@@ -29,10 +29,10 @@ class Choices:
 def grouped_product(
     rows: Tensor, weights: Tensor, choices: Choices, per_row: int = 1, row_weights: Tensor | None = None
 ) -> Tensor:
-    """Multiply each choice's row by its expert's weight, and by its number in ``row_weights``: [choices, out].
+    """Multiply each choice's row by its expert's weight and, if given, by its number in ``row_weights``.
 
     rows: contiguous [choices / per_row, in]; choice c has row c // per_row. weights: [experts, out, in], any strides.
-    row_weights: float32 [choices], or None. The product is summed in float32 and rounded once.
+    row_weights: float32 [choices], or None. Returns [choices, out], summed in float32 and rounded once.
     """
     columns, inner = weights.shape[1:]
     out = rows.new_empty(choices.count, columns)
