@@ -68,7 +68,7 @@ class HostNumbers(Protocol):
     """
 
     def recording(self, kv_seqlens: Sequence[int]) -> AbstractContextManager[None]:
-        """Return a context in which this thread's kernels record their host numbers, while the stream is captured."""
+        """Return a context. Inside it, this thread's kernels record their host numbers while the stream is captured."""
         ...
 
     def update(self, kv_seqlens: Sequence[int]) -> None:

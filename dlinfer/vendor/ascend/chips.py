@@ -21,7 +21,7 @@ class Chip:
     packed_weights: npu_weight_quant_batchmatmul takes groups and 4 bits.
     sparse_attention: it has npu_lightning_indexer and npu_sparse_flash_attention.
     swiglu: it has npu_swiglu.
-    rope_sizes: head sizes for which npu_apply_rotary_pos_emb rotates in place. npu_rotary_mul serves all others.
+    rope_sizes: the head sizes of npu_apply_rotary_pos_emb, which rotates in place. npu_rotary_mul serves all others.
     """
 
     name: str

@@ -1,5 +1,4 @@
-"""Attention over DeepSeek's latent cache by flash_mla: one key head of 576 elements, the first 512 of which are the
-value.
+"""Attention over DeepSeek's latent cache by flash_mla: one key head of 576 elements; the first 512 are the value.
 
 In a call of flash_mla, all sequences have the same number of queries. A decode step has one. Prompts are cut into
 pieces of up to 128 queries, vLLM-metax's limit, and pieces of equal size share a call. Keys of a prompt that are not in

@@ -32,7 +32,7 @@ class Step:
     """The forward of one step, and its requests.
 
     states: the state of each request's sequence. A new sequence's state is not in the store yet. draws: indices of the
-    requests for which this step samples a token.
+    requests that get a token in this step.
     """
 
     model_input: ModelInput

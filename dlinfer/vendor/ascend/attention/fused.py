@@ -83,7 +83,7 @@ def template(device: torch.device) -> Tensor:
 
 
 def sight(device: torch.device, causal: bool, left: int, right: int) -> dict[str, Any]:
-    """Return the mask arguments for a sequence with several queries, the last of which is aligned with the last key."""
+    """Return the mask arguments for a sequence with several queries. The last query is aligned with the last key."""
     if causal and left < 0:
         return {"sparse_mode": 3, "atten_mask": template(device)}
     ahead = 0 if causal else right

@@ -20,7 +20,7 @@ from dlinfer.vendor.ascend.attention import fused
 SIZE, ROPE = 512, 64
 """The size of a value and of a key's latent part, and the size of a key's rotated part."""
 QUERIES, PAGES, HEADS = 16, (16, 128), (1, 2, 4, 8, 16, 32, 64, 128)
-"""What the op takes: the most queries of a row, the numbers of slots in a page, and the numbers of heads."""
+"""Limits of the op: the most queries of a row, the numbers of slots in a page, and the numbers of heads."""
 _PAGE = 128  # for tokens that are in no cache yet
 
 

@@ -27,7 +27,7 @@ class AscendLowered(Lowered):
         self.placement = f"GE graph of {len(self._converted.model.op)} ops"
 
     def check(self, inputs: Sequence[Any]) -> None:
-        """Raise RefusedError or OpArgumentError for inputs with which the graph would compute wrong results."""
+        """Raise RefusedError or OpArgumentError for inputs that would make the graph compute wrong results."""
         for check in self._checks:
             check(inputs)
 

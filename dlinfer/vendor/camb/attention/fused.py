@@ -1,4 +1,4 @@
-"""What the vendor's two attention ops have in common: the features that they lack, and the outputs they can write."""
+"""Common rules of the vendor's two attention ops: features that they lack, and outputs that they can write."""
 
 from typing import Any
 
