@@ -1,7 +1,7 @@
-"""MegEngine Lite: its whole API on its own C library, and the graph engine ``megengine``.
+"""The megengine vendor: MegEngine Lite's whole Python API on its own C library, and the graph engine ``megengine``.
 
-``from dlinfer.vendor.megengine import lite``. It runs in this process; its toolchain's environment builds the models.
-"""
+Write ``from dlinfer.vendor.megengine import lite`` for the API. The C library runs in this process; models are built in
+the toolchain's environment."""
 
 from typing import Any
 

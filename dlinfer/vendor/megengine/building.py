@@ -1,4 +1,4 @@
-"""Models of node lists, from the disk cache or built in the toolchain's environment."""
+"""Build MegEngine models of node lists in the toolchain's environment, or load them from the disk cache."""
 
 import tempfile
 from pathlib import Path
@@ -13,16 +13,15 @@ from dlinfer.vendor.megengine.nodes import NodeList
 from dlinfer.vendor.megengine.toolchain import TOOLCHAIN
 
 SECONDS = 300
-"""The longest time of a build, which usually takes about two seconds."""
+"""Seconds until a build is stopped. A build usually takes about two seconds."""
 
 _BUILDER = Path(__file__).with_name("builder.py")
 
 
 def model_of(graph: NodeList) -> bytes:
-    """Return a node list's .mge file, cached on disk under a hash of the list, the builder and the toolchain.
+    """Return the .mge file of a node list, cached on disk under a hash of the list, the builder and the toolchain.
 
-    It holds no weights: they are inputs. Raises LiteBuildError and ToolchainMissingError.
-    """
+    The file has no weights, which are inputs of the model. Raises LiteBuildError and ToolchainMissingError."""
     text = graph.text()
     key = Key(
         kind="megengine",

@@ -1,4 +1,4 @@
-"""The graph engine ``megengine``: a region becomes a node list, then a MegEngine model, then a Lite network."""
+"""The graph engine ``megengine``: a region becomes a node list, then a MegEngine model that Lite runs as a network."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ from dlinfer.vendor.megengine.translations.table import reshaped, truth
 
 @dataclass(frozen=True)
 class MegEngineOptions(EngineOptions):
-    """num_threads: number of threads for a region's network; 0 takes torch's."""
+    """num_threads: number of CPU threads that the network of a region uses; 0 takes torch's number."""
 
     num_threads: int = option(0, whole(0, "a number of threads, 0 for torch's"))
 
 
 class MegEngineEngine(ValueEngine[MegEngineOptions]):
-    """Runs regions in MegEngine Lite."""
+    """Runs regions of a graph in MegEngine Lite."""
 
     name = "megengine"
     options_type = MegEngineOptions
@@ -39,7 +39,7 @@ class MegEngineEngine(ValueEngine[MegEngineOptions]):
     smallest = 2
 
     def refuses_tensor(self, tensor: Tensor) -> str | None:
-        """Refuse dtypes and sizes that MegEngine lacks."""
+        """Return why MegEngine cannot take a tensor of this dtype and size; None if it can."""
         return super().refuses_tensor(tensor) or unfit(tensor)
 
     def refuses_op(self, node: fx.Node) -> str | None:
@@ -48,12 +48,12 @@ class MegEngineEngine(ValueEngine[MegEngineOptions]):
         return translations.refusal(node)
 
     def lower(self, function: Function, options: MegEngineOptions, policy: str) -> Lowered:
-        """Build a model from the function. Raises ToolchainMissingError."""
+        """Build a model of the function, with its weights as inputs. Raises ToolchainMissingError."""
         return MegEngineLowered(function, options.num_threads or torch.get_num_threads())
 
 
 class MegEngineLowered(Lowered):
-    """A node list and the model built from it. Weights are inputs, which the network reads in place."""
+    """A node list, and the model built from it. Weights are inputs, which the network reads in torch's memory."""
 
     def __init__(self, function: Function, threads: int) -> None:
         super().__init__(function)
@@ -90,7 +90,7 @@ def written(graph_module: fx.GraphModule) -> NodeList:
 
 
 def _result(writer: NodeList, value: Value) -> Value:
-    """Give a result a node of its own, also if it is an input or another output; bool becomes bytes."""
+    """Add a node that gives a result of its own, even if it is an input or another output. bool becomes bytes."""
     if value.dtype == torch.bool:
         return writer.op("cast", truth(writer, value), like=value, to="uint8")
     return reshaped(writer, value, value.shape)

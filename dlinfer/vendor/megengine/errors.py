@@ -25,21 +25,21 @@ class LiteModelError(LiteError):
 
 
 class LiteLackError(LiteError, NotImplementedError):
-    """The installed build of the C library lacks something documented."""
+    """The installed build of the C library lacks a function that is documented."""
 
     message = "MegEngine Lite: {call}: the library itself lacks it: {detail}."
     next_step = "docs/vendors/megengine.md lists what this build lacks, and what to use instead."
 
 
 class LiteCallbackError(LiteError):
-    """A user's callback or decryption function raised; the exception is the cause of this one."""
+    """A user's callback or decryption function raised an exception, which is the cause of this error."""
 
     message = "MegEngine Lite: the {callback} of the network raised {detail}."
     next_step = "fix the callback; the network can be run again."
 
 
 class LiteBusyError(LiteError):
-    """A network was started while another one with the same run-time memory was running."""
+    """A network was started while another network was running that shares its run-time memory."""
 
     message = "MegEngine Lite: {call}: it shares run-time memory with a network that is running."
     next_step = "wait() for the other network first, or share weights only (share_weights_with)."

@@ -1,8 +1,7 @@
 """A graph as a plain list of nodes. ``builder.py`` turns it into a MegEngine model in the toolchain's environment.
 
-The list has some twenty ops, each a call of ``megengine.functional``; it refers to tensors by name. ONNX would not do:
-MegEngine's package cannot import it, and its old converters are no longer maintained.
-"""
+The list has some twenty kinds of ops, each a call of ``megengine.functional``. Tensors are named. ONNX is no
+alternative: MegEngine's package cannot import it, and its old converters are no longer maintained."""
 
 import json
 from dataclasses import dataclass, field
@@ -16,12 +15,12 @@ from dlinfer.graph.ir.dialect import fake
 
 
 class UntranslatableError(RefusedError):
-    """A node has no translation; the message is the reason."""
+    """A node has no translation. The message says why."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of the list: its name, and torch's sizes and dtype."""
+    """A tensor of a node list: its name in the list, and its sizes and dtype in torch."""
 
     name: str
     shape: tuple[int, ...]
@@ -30,11 +29,10 @@ class Value:
 
 @dataclass
 class NodeList:
-    """The list of nodes, built op by op.
+    """A list of nodes. Translations add one op after the other.
 
-    inputs: (name, sizes, type at Lite's boundary). indices: integer input that looks up rows -> number of rows.
-    outputs: names.
-    """
+    inputs: for each input its name, sizes and type at Lite's boundary (``BOUNDARY``). outputs: names.
+    indices: name of an integer input that looks up rows -> number of rows."""
 
     inputs: list[tuple[str, tuple[int, ...], str]] = field(default_factory=list)
     nodes: list[dict[str, Any]] = field(default_factory=list)
@@ -44,7 +42,10 @@ class NodeList:
     def op(
         self, kind: str, *operands: Any, like: Any, dtype: torch.dtype | None = None, **attributes: Any
     ) -> Value:
-        """Add a node. operands: Values and numbers. like: a tensor or the sizes of the result."""
+        """Add a node of kind ``kind``, and return its result. operands: Values and numbers.
+
+        like: a tensor with the result's sizes, or the sizes. dtype: the result's; None means that of the first
+            Value."""
         shape = tuple(like.shape) if isinstance(like, (torch.Tensor, Value)) else tuple(like)
         default = next((operand.dtype for operand in operands if isinstance(operand, Value)), torch.float32)
         value = Value(f"v{len(self.nodes)}", shape, dtype or default)
@@ -64,11 +65,12 @@ class NodeList:
 
 
 BOUNDARY = {torch.float32: "float32", torch.int32: "int32", torch.int64: "int32", torch.bool: "uint8"}
-"""Types of inputs: int64 looks up rows only and is range-checked, bool passes as bytes."""
+"""torch's dtype of an input -> its type at Lite's boundary. int64 is for row numbers only, whose range is checked; bool
+is passed as bytes."""
 
 
 def unfit(tensor: torch.Tensor) -> str | None:
-    """Return why MegEngine cannot take a tensor's dtype or sizes, or None."""
+    """Return why MegEngine cannot take a tensor of this dtype and these sizes; None if it can."""
     if tensor.dtype == torch.float16:
         return "float16, which is hundreds of times slower than float32 in MegEngine's CPU kernels"
     if tensor.dtype not in BOUNDARY:
@@ -83,7 +85,7 @@ def unfit(tensor: torch.Tensor) -> str | None:
 
 
 def placeholder(writer: NodeList, node: fx.Node) -> Value:
-    """Add an input to the list for a placeholder. Raises UntranslatableError."""
+    """Add an input for a placeholder to the list, and return it. Raises UntranslatableError."""
     tensor = fake(node)
     if not isinstance(tensor, torch.Tensor):
         raise UntranslatableError("an input that is no tensor")

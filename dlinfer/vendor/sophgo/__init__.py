@@ -1,7 +1,7 @@
-"""Sophgo: the sail API and BMRuntime on a Sophgo chip or its emulator, and the graph engine ``sophgo``.
+"""The sophgo vendor: a graph engine of this name, and sophon-sail's API, on a Sophgo chip or its emulator.
 
-``from dlinfer.vendor.sophgo import sail``. This process loads nothing of the SDK: BMRuntime runs in a worker.
-"""
+Write ``from dlinfer.vendor.sophgo import sail`` for the API. BMRuntime, the SDK's runtime, is loaded in a worker
+process, never in this one."""
 
 from typing import Any
 

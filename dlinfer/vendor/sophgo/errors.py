@@ -11,21 +11,21 @@ class SophgoUnavailableError(DlinferError, RuntimeError):
 
 
 class SophgoModelError(DlinferError, ValueError):
-    """A bmodel cannot be loaded: missing, truncated, for another chip, or refused by BMRuntime."""
+    """A bmodel cannot be loaded: it is missing, truncated, for another chip, or refused by BMRuntime."""
 
     message = "the bmodel {source} cannot be loaded: {detail}."
     next_step = "{advice}."
 
 
 class SophgoCallError(DlinferError, ValueError):
-    """A call of the Sophgo runtime or of sail got a bad argument; it changed nothing."""
+    """A call of the Sophgo runtime or of sail got a bad argument. Nothing has been changed."""
 
     message = "{call}: {detail}."
     next_step = "docs/vendors/sophgo.md says what each call takes."
 
 
 class SophgoRuntimeError(DlinferError, RuntimeError):
-    """BMRuntime or bmlib refused or failed; its worker is still running."""
+    """BMRuntime or bmlib refused a call or failed at it. Their worker process is still running."""
 
     message = "{chip} failed at {call!r} ({kind}): {detail}."
     next_step = (
@@ -34,14 +34,14 @@ class SophgoRuntimeError(DlinferError, RuntimeError):
 
 
 class SophgoWorkerError(DlinferError, RuntimeError):
-    """The process that runs BMRuntime is gone, with every engine and tensor on its devices."""
+    """The worker process that runs BMRuntime has ended, and with it every engine and tensor on its devices."""
 
     message = "the worker of {chip} {how}; the call was {call!r}{log}."
     next_step = "open the model again: a new engine starts a new worker."
 
 
 class SophgoTimeoutError(SophgoWorkerError, TimeoutError):
-    """BMRuntime did not answer in time; its worker was killed."""
+    """BMRuntime did not answer in time. Its worker process was killed."""
 
     message = "the worker of {chip} did not answer {call!r} in {seconds} seconds and was killed{log}."
     next_step = "open the model again; DLINFER_SOPHGO_TIMEOUT sets the time limit."

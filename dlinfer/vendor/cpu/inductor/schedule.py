@@ -1,8 +1,8 @@
 """The running order of a region: kernels in the model's order, and clusters of loops between them.
 
 Kernels (library calls, dlinfer's heavy ops, writes, random draws) keep their order. A node that fuses moves as late as
-possible: before its users, and before writes to its inputs. So the nodes before one kernel form one cluster. The
-    repeated layers of a model give equal clusters, which are compiled once."""
+its users, and later writes to its inputs, allow. So the nodes before one kernel form one cluster. The repeated layers
+of a model give equal clusters, which are compiled once."""
 
 import operator
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """A network's callbacks: they stay alive as long as the library may call them, and their exceptions reach the caller.
 
 The library knows a callback by its address and ignores its result. An exception cannot pass through C, so it is stored
-here, and the call of ``forward`` or ``wait`` that ends the run raises it.
-"""
+here. It is raised by the call of ``forward`` or ``wait`` that ends the run."""
 
 import contextlib
 import ctypes
@@ -21,16 +20,15 @@ from dlinfer.vendor.megengine.lite.tensor import LiteTensor
 TensorsByIo = dict[LiteIO, LiteTensor]
 
 _KEPT = 2
-"""Callbacks of each kind: the latest, and the one before, which a run that has begun may still call."""
+"""Number of callbacks of each kind to keep: the latest, and the one before it, which a current run may still call."""
 
 _here = threading.local()
 
 
 def inside_callback(mark: object = None) -> bool:
-    """Return whether this thread is inside a callback, or inside one of the network with this ``Callbacks.mark``.
+    """Return whether this thread is inside a callback. mark: count only callbacks of the network with this mark.
 
-    A callback may not destroy any network, nor run its own or wait for it.
-    """
+    Inside a callback no network may be destroyed, and the callback's own network may neither run nor be waited for."""
     running = getattr(_here, "running", ())
     return bool(running) if mark is None else mark in running
 
@@ -47,11 +45,11 @@ def _inside(mark: object) -> Iterator[None]:
 
 
 class Callbacks:
-    """The callbacks of one network, which it refers to weakly.
+    """The callbacks of one network. This object refers to the network only weakly.
 
-    natives: the C functions that the library calls. They must outlive the network in the library. They refer to the
-    user's functions only weakly, since these often refer to the network. mark: the network, for ``inside_callback``.
-    """
+    natives: the C functions that the library calls. They must exist until the library has destroyed the network. They
+        refer to the user's functions weakly, since these often refer to the network.
+    mark: stands for the network in ``inside_callback``."""
 
     def __init__(self, network: weakref.ref[Any]) -> None:
         self.natives: dict[str, list[Any]] = {}
@@ -74,10 +72,9 @@ class Callbacks:
     def _native(
         self, prototype: Any, kind: str, user: Callable[..., Any], convert: Callable[..., Any]
     ) -> Any:
-        """Return a C function that calls ``user`` with converted arguments, then notifies the network.
+        """Return a C function that calls ``user`` with converted arguments, then tells the network that it has ended.
 
-        It does nothing once ``user`` was replaced or the network is gone.
-        """
+        It does nothing if ``user`` has been replaced or the network is gone."""
         function(kind, "callback", user)
         number, mark, callbacks, network = next(self._numbers), self.mark, weakref.ref(self), self._network
         functions = self._functions.setdefault(kind, {})
@@ -109,7 +106,7 @@ class Callbacks:
         return native
 
     def raise_failure(self) -> None:
-        """Raise LiteCallbackError if a callback has raised since the last call."""
+        """Raise LiteCallbackError if a callback has raised an exception since the last call of this method."""
         with self._lock:
             failure, self._failure = self._failure, None
         if failure is not None:
@@ -118,7 +115,9 @@ class Callbacks:
 
 
 def _ended(network: Any, kind: str) -> None:
-    """Notify a network. No reference to it may outlive ``_inside``: its finalizer would wait for the callback."""
+    """Tell a network that a callback has ended.
+
+    No reference to the network may outlive ``_inside``: the network's finalizer would wait for the callback."""
     if network is not None:
         network._callback_ended(kind)
 

@@ -21,15 +21,14 @@ _RANGES = {
     "graph_opt_level": range(4),
     "async_exec_level": range(8),
 }
-"""Ranges of the options that are levels; the others are 0 or 1."""
+"""The values of options that are levels. All other options are 0 or 1."""
 
 
 class LiteOptions(ctypes.Structure):
-    """How to optimise a network; docs/vendors/vendor_documents.md has the test of each option.
+    """The options of optimising a network; docs/vendors/vendor_documents.md has the test of each one.
 
     All are integers. Defaults are the library's: var_sanity_check_first_run 1, graph_opt_level 2, async_exec_level 1,
-    everything else 0. An unknown option, or a value out of range, raises LiteArgumentError.
-    """
+    everything else 0. An unknown option, or a value out of range, raises LiteArgumentError."""
 
     _fields_ = [(name, ctypes.c_int) for name in _OPTIONS]
 
@@ -49,11 +48,11 @@ class LiteOptions(ctypes.Structure):
 
 
 class LiteConfig(ctypes.Structure):
-    """How and where a network runs.
+    """A network's device, decryption and options.
 
     has_compression: whether the model is compressed. device_id, device_type: where it runs. backend: LITE_DEFAULT.
-    bare_model_cryption_name: name of the decryption, bytes or text; empty for a plain model. options: a LiteOptions.
-    """
+    bare_model_cryption_name: name of the decryption method, bytes or text; empty for a model that is not encrypted.
+    options: a LiteOptions."""
 
     _fields_ = [
         ("has_compression", ctypes.c_int),
@@ -95,10 +94,9 @@ class LiteConfig(ctypes.Structure):
 class LiteIO(ctypes.Structure):
     """One input or output of a network; hashed and compared by its name.
 
-    name: the tensor's name. is_host: whether the caller's tensor lies on the host. io_type: LITE_IO_VALUE, or
-    LITE_IO_SHAPE for an output that needs only its sizes. config_layout (keyword ``layout``): its layout, by default
-    the model's.
-    """
+    name: the tensor's name. is_host: whether the caller's tensor is in host memory. io_type: LITE_IO_VALUE, or
+        LITE_IO_SHAPE for an output whose sizes alone are needed. config_layout (keyword ``layout``): its layout, by
+        default the model's."""
 
     _fields_ = [
         ("_name", ctypes.c_char_p),
@@ -142,7 +140,9 @@ class LiteIO(ctypes.Structure):
 
 
 class LiteNetworkIO:
-    """Lists of the inputs and outputs to configure; each item is a LiteIO or a list of its arguments."""
+    """The inputs and outputs of a network that are to be configured, as two lists of LiteIO.
+
+    inputs, outputs: each item is a LiteIO or a list of a LiteIO's arguments."""
 
     def __init__(self, inputs: Iterable[Any] | None = None, outputs: Iterable[Any] | None = None) -> None:
         self.inputs = [_io(item) for item in inputs or ()]
@@ -155,7 +155,7 @@ class LiteNetworkIO:
         io_type: int = LiteIOType.LITE_IO_VALUE,
         layout: LiteLayout | None = None,
     ) -> None:
-        """Add an input: a LiteIO, or the arguments of one."""
+        """Add an input. obj: a LiteIO, or the first argument of one."""
         self.inputs.append(obj if isinstance(obj, LiteIO) else LiteIO(obj, is_host, io_type, layout))
 
     def add_output(
@@ -165,12 +165,12 @@ class LiteNetworkIO:
         io_type: int = LiteIOType.LITE_IO_VALUE,
         layout: LiteLayout | None = None,
     ) -> None:
-        """Add an output: a LiteIO, or the arguments of one."""
+        """Add an output. obj: a LiteIO, or the first argument of one."""
         self.outputs.append(obj if isinstance(obj, LiteIO) else LiteIO(obj, is_host, io_type, layout))
 
 
 class NativeIO(ctypes.Structure):
-    """The C header's LiteNetworkIO; keeps the arrays that it points to."""
+    """The C header's LiteNetworkIO. This object keeps the arrays that the structure points to."""
 
     _fields_ = [
         ("inputs", ctypes.POINTER(LiteIO)),

@@ -13,16 +13,16 @@ from dlinfer.vendor.megengine.lite.binding.checks import function, text, wrong
 from dlinfer.vendor.megengine.lite.binding.library import Decryption, library
 
 BUILT_IN_KEYS = {"AES_default": 32, "RC4_default": 16, "SIMPLE_FAST_RC4_default": 16}
-"""Key sizes of the library's own methods, in bytes; it reads so many, however short the key is."""
+"""The size in bytes of the keys of the library's own methods. The library reads that many, even from a shorter key."""
 
 _registered: dict[str, Any] = {}
-"""Functions that the library refers to by address, for the whole process."""
+"""Decryption functions, kept for the rest of the process: the library refers to them by address."""
 
 _thread = threading.local()
 
 
 class Bytes(np.ndarray):
-    """An array of bytes that is true unless empty, since the document's example tests ``if not out_arr``."""
+    """An array of bytes that is true unless it is empty: the document's example tests ``if not out_arr``."""
 
     def __bool__(self) -> bool:
         return self.size > 0
@@ -32,7 +32,7 @@ Function = Callable[[Any, Any, Any], int]
 
 
 class DecryptionFunction:
-    """A decryption that the library can call; returned by ``decryption_func``, and callable from Python."""
+    """A decryption function that Python and the library can call. ``decryption_func`` returns it."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
@@ -43,7 +43,9 @@ class DecryptionFunction:
         return self._function(in_arr, key_arr, out_arr)
 
     def _called(self, data: int, size: int, key: int, key_size: int, out: int | None) -> int:
-        """Answer the library's two calls, in one thread: without ``out`` for the size, then with memory of it."""
+        """Answer the library's two calls, which come in one thread.
+
+        The first has no ``out`` and asks for the decrypted size. The second fills ``out``, memory of that size."""
         try:
             source, secret = _bytes(data, size), _bytes(key, key_size)
             if out:
@@ -58,19 +60,17 @@ class DecryptionFunction:
 def decryption_func(function: Function) -> DecryptionFunction:
     """Decorate ``function(in_arr, key_arr, out_arr)``, which takes arrays of uint8.
 
-    It returns the number of decrypted bytes. Unless ``out_arr`` is None it also fills ``out_arr``, which has that size.
-    The arrays are the library's memory, valid only during the call.
-    """
+    The function returns the number of decrypted bytes. If ``out_arr`` is not None, it also fills ``out_arr``, which has
+    that many bytes. The arrays are the library's memory and valid only during the call."""
     return DecryptionFunction(function)
 
 
 def register_decryption_and_key(
     decryption_name: str, decryption_func: Any, key: Sequence[int] | bytes
 ) -> None:
-    """Register a method under a name, for the rest of the process.
+    """Register a decryption method and its key under a name, for the rest of the process.
 
-    Raises LiteArgumentError, and LiteError for a name that is taken.
-    """
+    Raises LiteArgumentError, and LiteError for a name that is taken."""
     call = "register_decryption_and_key"
     method = function(call, "decryption_func", decryption_func)
     if not isinstance(method, DecryptionFunction):
@@ -91,11 +91,10 @@ def update_decryption_key(decryption_name: str, key: Sequence[int] | bytes) -> N
 
 
 def damage(decryption_name: str, data: memoryview) -> str | None:
-    """Return why ``data`` cannot be the output of a built-in method, or None; the library does not check its sizes.
+    """Return why ``data`` cannot be the output of a built-in encryption method; None if it can, and for other methods.
 
-    AES_default writes an initialisation vector of 16 bytes, blocks of 16 bytes, and the model's size in 8 bytes. The
-    RC4 methods write words of 8 bytes; the last word is a checksum.
-    """
+    The library itself does not check the sizes. AES_default writes an initialisation vector of 16 bytes, blocks of 16
+    bytes, and the model's size in 8 bytes. The RC4 methods write words of 8 bytes; the last word is a checksum."""
     if decryption_name == "AES_default":
         body = len(data) - 24
         if body < 16 or body % 16:
@@ -109,7 +108,7 @@ def damage(decryption_name: str, data: memoryview) -> str | None:
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """Wrap a load. Raises LiteCallbackError if a decryption raised in this thread meanwhile."""
+    """Wrap the loading of a model. Raises LiteCallbackError if a decryption function raised in this thread."""
     _thread.failure = None
     try:
         yield

@@ -29,12 +29,12 @@ class LiteGlobal:
 
     @staticmethod
     def set_loader_lib_path(path: str | os.PathLike[str]) -> None:
-        """Load a vendor's loader, a shared library with ``mgb_c_opr_init``. Its code runs in this process."""
+        """Load a vendor's loader, a shared library with ``mgb_c_opr_init``. The loader's code runs in this process."""
         library().call("set_loader_lib_path", existing("set_loader_lib_path", path))
 
     @staticmethod
     def set_persistent_cache(path: str | os.PathLike[str], always_sync: bool = False) -> None:
-        """Read algorithms from a file, which may be missing; ``always_sync`` writes it at each change."""
+        """Read the chosen algorithms from a file, which may be missing. always_sync: write the file at each change."""
         library().call("set_persistent_cache", writable("set_persistent_cache", path), int(always_sync))
 
     @staticmethod
@@ -53,7 +53,7 @@ class LiteGlobal:
 
     @staticmethod
     def dump_tensorrt_cache() -> None:
-        """Write TensorRT's engines to that file."""
+        """Write TensorRT's engines to the file that ``set_tensorrt_cache`` set."""
         library().call("dump_tensor_rt_cache", said="dump_tensorrt_cache")
 
     @staticmethod
@@ -64,7 +64,7 @@ class LiteGlobal:
         device: int,
         backend: int = LiteBackend.LITE_DEFAULT,
     ) -> None:
-        """Register the physical address of a virtual one. Raises LiteLackError: no build has it."""
+        """Register the physical address of a virtual address. Raises LiteLackError: no build has this function."""
         call = "register_memory_pair"
         addresses = _addresses(call, vir_ptr=vir_ptr, phy_ptr=phy_ptr)
         size = whole(call, "length", length, 0, 2**63 - 1)
@@ -77,7 +77,7 @@ class LiteGlobal:
         device: int,
         backend: int = LiteBackend.LITE_DEFAULT,
     ) -> None:
-        """Remove such a pair. Raises LiteLackError: no build has it."""
+        """Remove the pair of a virtual and a physical address. Raises LiteLackError: no build has this function."""
         call = "clear_memory_pair"
         addresses = _addresses(call, vir_ptr=vir_ptr, phy_ptr=phy_ptr)
         library().call(call, *addresses, *_place(call, device, backend))
@@ -86,7 +86,7 @@ class LiteGlobal:
     def lookup_physic_ptr(
         vir_ptr: ctypes.c_void_p, device: int, backend: int = LiteBackend.LITE_DEFAULT
     ) -> ctypes.c_void_p:
-        """Return the physical address of a virtual one. Raises LiteLackError: no build has it."""
+        """Return the physical address of a virtual address. Raises LiteLackError: no build has this function."""
         call, physical = "lookup_physic_ptr", ctypes.c_void_p()
         addresses = _addresses(call, vir_ptr=vir_ptr)
         library().call(call, *addresses, ctypes.byref(physical), *_place(call, device, backend))

@@ -11,16 +11,15 @@ from dlinfer.vendor.megengine.lite.binding.dtypes import lite_type, numpy_type
 
 _PLACES = 7
 _MOST_DIMENSIONS = 6
-"""The library takes fewer dimensions than its structure can hold."""
+"""The most dimensions that the library takes. Its structure could hold one more."""
 
 
 class LiteLayout(ctypes.Structure):
     """A tensor's sizes and element type; a C structure, passed by value.
 
-    shape: up to 6 sizes, or None for an unknown layout. dtype: see ``lite_type``; float32 by default.
+    shape: up to 6 sizes; None for an unknown layout. dtype: anything that ``lite_type`` takes; float32 by default.
     Readable: ``shapes`` (a list), ``ndim``, ``data_type`` (the LiteDataType's number), ``dtype`` (the numpy type).
-    Writable: ``shapes`` and ``data_type``. Raises LiteArgumentError.
-    """
+    Writable: ``shapes`` and ``data_type``. Raises LiteArgumentError."""
 
     _fields_ = [
         ("_shapes", ctypes.c_size_t * _PLACES),
@@ -52,7 +51,7 @@ class LiteLayout(ctypes.Structure):
 
     @property
     def nbytes(self) -> int:
-        """Size of a contiguous tensor in bytes; 0 for an unknown layout."""
+        """Size in bytes of a contiguous tensor with this layout; 0 for an unknown layout."""
         count = int(np.prod(self.shapes, dtype=np.int64)) if self.ndim else 0
         return count * np.dtype(self.dtype).itemsize
 
@@ -69,12 +68,12 @@ class LiteLayout(ctypes.Structure):
 
 
 def array_at(address: int, layout: LiteLayout, holds: Any = None) -> np.ndarray:
-    """Return the memory at an address, at least 1 byte, as an array that keeps ``holds`` alive."""
+    """Return the memory at an address as an array, which keeps ``holds`` alive. layout: of at least 1 byte."""
     memory = (ctypes.c_ubyte * layout.nbytes).from_address(address)
     vars(memory)["holds"] = holds  # the array keeps the ctypes object alive
     return np.frombuffer(memoryview(memory), layout.dtype).reshape(layout.shapes)
 
 
 def copied(layout: LiteLayout) -> LiteLayout:
-    """Return a copy, since a caller may change its layout later."""
+    """Return a copy of a layout that a caller passed, since the caller may change its own later."""
     return LiteLayout(layout.shapes, numpy_type(layout.data_type))

@@ -20,20 +20,19 @@ from dlinfer.vendor.megengine.lite.sharing import MemoryGroup
 from dlinfer.vendor.megengine.lite.tensor import Kept, LiteTensor
 
 _LOADS_ONCE = "a network gets a model once, by load or share_weights_with; make another LiteNetwork"
-"""The library would load its first model again, whatever it is asked to load, and replace its tensors."""
+"""Why a network takes no second model: the library would load the first one again, and replace its tensors."""
 
 _PATIENCE = 10.0
-"""Seconds that a finalizer waits for a run to end."""
+"""Seconds that a finalizer waits for a network's run to end before it destroys the network."""
 
 _under_way: set["LiteNetwork"] = set()
-"""Keeps networks alive during an asynchronous run."""
+"""Networks in an asynchronous run: this set keeps them alive until it has ended."""
 
 
 class LiteNetwork(NetworkSettings):
-    """A network. One thread at a time may use it; different networks run in parallel.
+    """A model that can be run. One thread at a time may use a network; different networks run in parallel.
 
-    Raises LiteArgumentError and LiteError.
-    """
+    Methods raise LiteArgumentError and LiteError."""
 
     def __init__(self, config: LiteConfig | None = None, io: LiteNetworkIO | None = None) -> None:
         call = "LiteNetwork"
@@ -67,10 +66,9 @@ class LiteNetwork(NetworkSettings):
         weakref.finalize(self, _destroy, handle, kept, self._group, self._idle)
 
     def load(self, path: str | os.PathLike[str] | bytes) -> None:
-        """Load a model, once, from a file's path or from bytes (dlinfer's extension).
+        """Load the network's only model, from a file's path or from bytes (dlinfer's extension).
 
-        Raises LiteModelError for a file that is missing, damaged, or does not decrypt to a model.
-        """
+        Raises LiteModelError for a file that is missing, damaged, or does not decrypt to a model."""
         if not isinstance(path, (str, bytes, os.PathLike)):
             raise wrong("load", "path", "a path or bytes", type(path).__name__)
         shown = "of bytes" if isinstance(path, bytes) else os.fspath(path)
@@ -98,11 +96,10 @@ class LiteNetwork(NetworkSettings):
     # --- running it
 
     def forward(self) -> None:
-        """Start a run; ``wait`` ends it, or the callback of ``async_with_callback``.
+        """Start a run. It ends with ``wait``, or with the callback of ``async_with_callback``.
 
         Raises LiteError, LiteBusyError while a network with the same run-time memory runs, and LiteCallbackError if a
-        callback raised.
-        """
+        callback raised."""
         self._refuse_inside("forward")
         if self._asynchronous and self._no_copy:
             detail = "the library calls no callback when outputs are not copied (options force_output_...)"
@@ -128,7 +125,7 @@ class LiteNetwork(NetworkSettings):
                 raise
 
     def wait(self) -> None:
-        """Wait until a run has ended. Raises LiteError and LiteCallbackError."""
+        """Wait until the run has ended. Raises LiteError, and LiteCallbackError if a callback raised."""
         self._refuse_inside("wait")
         try:
             if self._asynchronous:
@@ -155,9 +152,8 @@ class LiteNetwork(NetworkSettings):
     def async_with_callback(self, async_callback: Callable[[], Any]) -> None:
         """Let ``forward`` return at once; ``async_callback()`` is called when the run has ended.
 
-        A thread of the library calls it, and then the finish callback, if any. The next ``wait`` or ``forward`` raises
-        their exceptions. Raises LiteError for a network whose runs are profiled.
-        """
+        A thread of the library calls it, and after it the finish callback, if there is one. If they raise, the next
+        ``wait`` or ``forward`` raises LiteCallbackError. Raises LiteError for a network whose runs are profiled."""
         call = "async_with_callback"
         if self._profiled:
             raise LiteError(call=call, detail=ASYNCHRONOUS_PROFILE)
@@ -166,7 +162,7 @@ class LiteNetwork(NetworkSettings):
         self._asynchronous = True
 
     def _callback_ended(self, callback: str) -> None:
-        """End an asynchronous run if this callback is its last one."""
+        """Mark an asynchronous run as ended if ``callback`` is the last kind of callback that the library calls."""
         if self._asynchronous and self._last_callback == callback:
             self._end()
 
@@ -185,13 +181,13 @@ class LiteNetwork(NetworkSettings):
     # --- inputs and outputs
 
     def get_io_tensor(self, name: str, phase: int = LiteTensorPhase.LITE_IO) -> LiteTensor:
-        """Return an input or output, which the network owns; ``phase`` decides if both have that name."""
+        """Return an input or output, which the network owns. phase: which of them, if both have that name."""
         call = "get_io_tensor"
         key = text(call, "name", name), member(call, "phase", LiteTensorPhase, phase)
         return self._tensor(name, library().ask(call, self._handle, *key, said=f"{call}({name!r})"))
 
     def _tensor(self, name: str, address: int) -> LiteTensor:
-        """Return one of its own tensors; the network keeps memory alive that the tensor shares."""
+        """Return the tensor of the network that is at this address. The network keeps alive what the tensor shares."""
         kept = self._memory.setdefault((name, address), Kept())
         tensor = LiteTensor._of(ctypes.c_void_p(address), kept, owned=False)
         tensor.network = self
@@ -225,7 +221,7 @@ class LiteNetwork(NetworkSettings):
     # --- sharing
 
     def share_weights_with(self, src_network: "LiteNetwork") -> None:
-        """Take ``src_network``'s model instead of ``load``, and share its weights; both may run at once."""
+        """Use ``src_network``'s model and share its weights, instead of ``load``. Both networks may run at once."""
         call = "share_weights_with"
         instance(call, "src_network", LiteNetwork, src_network)
         if self._begun:
@@ -235,10 +231,9 @@ class LiteNetwork(NetworkSettings):
         self._kept.append(src_network._kept)
 
     def share_runtime_memroy(self, src_network: "LiteNetwork") -> None:
-        """Share ``src_network``'s run-time memory: all but weights and graph. Call it before ``load``, else LiteError.
+        """Share ``src_network``'s run-time memory: all memory but weights and graph. Raises LiteError after ``load``.
 
-        The two cannot run at once: ``forward`` raises LiteBusyError. (The name is spelt as documented.)
-        """
+        The two networks cannot run at once: ``forward`` raises LiteBusyError. (The name is spelt as documented.)"""
         call = "share_runtime_memroy"
         source = instance(call, "src_network", LiteNetwork, src_network)._with_graph(call)
         with self._group.joining(call, src_network._group):
@@ -247,7 +242,7 @@ class LiteNetwork(NetworkSettings):
 
 
 def _read(path: str | os.PathLike[str] | bytes) -> ctypes.Array[ctypes.c_char]:
-    """Read a model into private memory. Raises OSError."""
+    """Return a model's bytes in memory that nothing else uses. Raises OSError."""
     if isinstance(path, bytes):
         return (ctypes.c_char * len(path)).from_buffer_copy(path)
     with open(path, "rb") as file:
@@ -265,7 +260,7 @@ def _destroy(*arguments: Any) -> None:
 
 
 def _destroy_now(handle: ctypes.c_void_p, kept: Any, group: MemoryGroup, idle: threading.Event) -> None:
-    """Destroy a network. ``kept`` holds everything that the library points to until this returns."""
+    """Destroy a network after its run. ``kept`` refers to all that the library points to, until this returns."""
     idle.wait(_PATIENCE)
     library().call("destroy_network", handle)
     group.end(handle.value or 0)

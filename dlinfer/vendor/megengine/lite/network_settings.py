@@ -10,10 +10,10 @@ from dlinfer.vendor.megengine.lite.binding.library import library
 _ALL_STRATEGIES = 15
 
 _MOST_THREADS = 1024
-"""If the system has no more threads, the library ends the process."""
+"""The most threads that a network may have. If the system cannot start one, the library ends the process."""
 
 _UNRECORDED, _GRAPH_FREED = 0, 2
-"""Values of the option comp_node_seq_record_level."""
+"""Two values of the option comp_node_seq_record_level: runs are not recorded; the first run frees the graph."""
 
 
 ASYNCHRONOUS_PROFILE = (
@@ -22,7 +22,7 @@ ASYNCHRONOUS_PROFILE = (
 
 
 class NetworkSettings:
-    """The settings of a LiteNetwork, which sets these fields."""
+    """The part of LiteNetwork that changes its settings. LiteNetwork sets the attributes below."""
 
     _handle: ctypes.c_void_p
     _record_level: int  # its option comp_node_seq_record_level
@@ -41,7 +41,7 @@ class NetworkSettings:
 
     @property
     def device_id(self) -> int:
-        """Number of the device that it runs on. Set it before ``load``, else LiteError."""
+        """Number of the device that the network runs on. Assigning it raises LiteError after ``load``."""
         return library().ask("get_device_id", self._handle)
 
     @device_id.setter
@@ -50,7 +50,7 @@ class NetworkSettings:
 
     @property
     def stream_id(self) -> int:
-        """Number of the stream that it runs in. Set it before ``load``, else LiteError."""
+        """Number of the stream that the network runs in. Assigning it raises LiteError after ``load``."""
         return library().ask("get_stream_id", self._handle)
 
     @stream_id.setter
@@ -59,7 +59,7 @@ class NetworkSettings:
 
     @property
     def threads_number(self) -> int:
-        """Number of CPU threads that it runs in. Set it before ``load``, else LiteError."""
+        """Number of CPU threads that the network uses. Assigning it raises LiteError after ``load``."""
         return library().ask("get_cpu_threads_number", self._handle)
 
     @threads_number.setter
@@ -68,25 +68,26 @@ class NetworkSettings:
         library().call("set_cpu_threads_number", self._handle, number)
 
     def is_cpu_inplace_mode(self) -> bool:
-        """Return whether it runs in the caller's thread alone."""
+        """Return whether the network runs in the thread that calls it, with no other thread."""
         return bool(library().ask("is_cpu_inplace_mode", self._handle))
 
     def enable_cpu_inplace_mode(self) -> None:
-        """Run in the caller's thread alone, which is quicker on one core. Call it before ``load``, else LiteError."""
+        """Run in the thread that calls the network, with no other: quicker on one core. Call it before ``load``.
+
+        Raises LiteError after ``load``."""
         library().call("set_cpu_inplace_mode", self._handle, said="enable_cpu_inplace_mode")
 
     def use_tensorrt(self) -> None:
-        """Use TensorRT if the device has it. Call it before ``load``, else LiteError."""
+        """Use TensorRT if the device has it. Raises LiteError after ``load``."""
         library().call("use_tensorrt", self._handle)
 
     # --- algorithms, measuring, dumps
 
     def enable_profile_performance(self, profile_file: str | os.PathLike[str]) -> None:
-        """Write each op's time to a JSON file at each run.
+        """Write the time of each op to a JSON file, at each run.
 
-        Raises LiteError for recorded runs (comp_node_seq_record_level), which have no such times, and for asynchronous
-        runs: the library would hang.
-        """
+        Raises LiteError if runs are recorded (comp_node_seq_record_level): recorded runs have no such times. Also
+        raises it if runs are asynchronous: the library would hang."""
         call = "enable_profile_performance"
         if self._record_level != _UNRECORDED:
             detail = "runs that are recorded (comp_node_seq_record_level) have no profile"
@@ -97,7 +98,7 @@ class NetworkSettings:
         self._profiled = True
 
     def set_network_algo_workspace_limit(self, size_limit: int) -> None:
-        """Limit an algorithm's workspace, in bytes. Call it after ``load`` and before the first run, else LiteError."""
+        """Limit an algorithm's workspace, in bytes. Raises LiteError before ``load`` and after the first run."""
         call = "set_network_algo_workspace_limit"
         limit = whole(call, "size_limit", size_limit, 0, 2**63 - 1)
         library().call(call, self._with_graph(call), limit)
@@ -105,11 +106,11 @@ class NetworkSettings:
     def set_network_algo_policy(
         self, policy: int, shared_batch_size: int = 0, binary_equal_between_batch: bool = False
     ) -> None:
-        """Set how to choose algorithms. Call it before ``load``; later the library warns and may keep some.
+        """Set the way to choose algorithms. Call it before ``load``; later the library warns, and may keep some.
 
-        policy: LiteAlgoSelectStrategy, members combined by ``|``. shared_batch_size: the batch size to choose for; 0 is
-        the model's. binary_equal_between_batch: whether equal samples of a batch must give equal bits.
-        """
+        policy: LiteAlgoSelectStrategy, members combined by ``|``. shared_batch_size: the batch size to choose for; 0
+            means the model's.
+        binary_equal_between_batch: whether equal samples of a batch must give the same result bit for bit."""
         call = "set_network_algo_policy"
         if not isinstance(policy, int) or not 0 < policy <= _ALL_STRATEGIES:
             raise wrong(call, "policy", "LiteAlgoSelectStrategy combined by |", repr(policy))
@@ -119,12 +120,12 @@ class NetworkSettings:
         library().call("set_network_algo_fastrun_config", handle, batch, equal, said=call)
 
     def io_txt_dump(self, txt_file: str | os.PathLike[str]) -> None:
-        """Write all inputs and outputs of ops to a text file at each run. Call it after ``load``."""
+        """Write the inputs and outputs of all ops to one text file, at each run. Call it after ``load``."""
         call = "io_txt_dump"
         library().call("enable_io_txt_dump", self._dumped(call), writable(call, txt_file), said=call)
 
     def io_bin_dump(self, bin_dir: str | os.PathLike[str]) -> None:
-        """Write all inputs and outputs of ops to a folder, which is created: a binary file for each."""
+        """Write the inputs and outputs of all ops to a folder, a binary file for each. Creates the folder."""
         call = "io_bin_dump"
         library().call("enable_io_bin_dump", self._dumped(call), folder(call, bin_dir), said=call)
 
@@ -135,5 +136,5 @@ class NetworkSettings:
         return self._handle
 
     def get_static_memory_alloc_info(self, log_dir: str | os.PathLike[str] = "logs/test") -> None:
-        """Write the memory plan to a folder. Raises LiteLackError in builds without this function."""
+        """Write the memory plan to files in a folder. Raises LiteLackError in builds without this function."""
         library().call("get_static_memory_alloc_info", self._handle, os.fsencode(log_dir))

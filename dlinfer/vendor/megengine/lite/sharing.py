@@ -1,4 +1,4 @@
-"""Groups of networks that share run-time memory; one network of a group runs at a time."""
+"""Groups of networks that share run-time memory. One network of a group runs at a time."""
 
 import contextlib
 import threading
@@ -10,14 +10,14 @@ _lock = threading.Lock()
 
 
 class MemoryGroup:
-    """The networks of one run-time memory. Each network starts in its own group; ``joining`` merges two groups."""
+    """The networks that share one run-time memory. Each network starts alone in a group; ``joining`` merges groups."""
 
     def __init__(self) -> None:
         self._joined: MemoryGroup | None = None
         self._running: int | None = None  # the network's handle
 
     def begin(self, network: int, call: str) -> None:
-        """Mark ``network`` as running. Raises LiteBusyError if another one of the group is."""
+        """Mark ``network`` as running. Raises LiteBusyError if another network of the group is running."""
         with _lock:
             group = self._whole()
             if group._running not in (None, network):
@@ -25,7 +25,7 @@ class MemoryGroup:
             group._running = network
 
     def end(self, network: int) -> None:
-        """Mark ``network`` as idle or destroyed."""
+        """Mark ``network`` as idle; also called when it has been destroyed."""
         with _lock:
             group = self._whole()
             if group._running == network:
@@ -33,10 +33,9 @@ class MemoryGroup:
 
     @contextlib.contextmanager
     def joining(self, call: str, other: "MemoryGroup") -> Iterator[None]:
-        """Merge with another group if the block succeeds. No network starts to run meanwhile.
+        """Merge this group with another one if the ``with`` block succeeds. No network can start to run meanwhile.
 
-        Raises LiteBusyError if a network of either group is running.
-        """
+        Raises LiteBusyError if a network of either group is running."""
         with _lock:
             mine, others = self._whole(), other._whole()
             if mine._running is not None or others._running is not None:

@@ -27,18 +27,17 @@ class _Description(ctypes.Structure):
 
 @dataclass
 class Kept:
-    """Keeps objects alive while a tensor's memory is in use. data: the array that it shares."""
+    """Keeps an object alive while a tensor uses its memory. data: that object, such as an array; None without one."""
 
     data: Any = None
 
 
 class LiteTensor:
-    """A tensor; its memory is allocated at first use.
+    """A tensor. Its memory is allocated when it is first used.
 
     layout: its LiteLayout; or pass ``shapes`` and ``dtype`` instead. device_type, device_id: its device.
     is_pinned_host: whether host memory is page-locked for a device.
-    Raises LiteArgumentError, and LiteError for a device that is not here.
-    """
+    Raises LiteArgumentError, and LiteError for a device that this machine lacks."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class LiteTensor:
 
     @classmethod
     def _of(cls, handle: ctypes.c_void_p, kept: Kept, *, owned: bool) -> "LiteTensor":
-        """Wrap a tensor that the library created; ``owned`` destroys it with this object."""
+        """Wrap a tensor that the library created. owned: whether to destroy it together with this object."""
         tensor = cls.__new__(cls)
         tensor._adopt(handle, kept, owned=owned)
         return tensor
@@ -79,7 +78,7 @@ class LiteTensor:
 
     @property
     def layout(self) -> LiteLayout:
-        """A copy of the tensor's layout; assign a LiteLayout (or a list of sizes) to change it."""
+        """A copy of the tensor's layout. Assign a LiteLayout, or a list of sizes, to change the tensor's own."""
         layout = LiteLayout()
         library().call("get_tensor_layout", self._handle, ctypes.byref(layout))
         return layout
@@ -100,7 +99,7 @@ class LiteTensor:
 
     @property
     def is_pinned_host(self) -> bool:
-        """Whether its host memory is page-locked for a device."""
+        """Whether the tensor's host memory is page-locked for a device."""
         return bool(library().ask("is_pinned_host", self._handle))
 
     @property
@@ -109,7 +108,7 @@ class LiteTensor:
 
     @property
     def device_id(self) -> int:
-        """The device's number among those of its type."""
+        """Number of the tensor's device among the devices of its type."""
         return library().ask("get_tensor_device_id", self._handle)
 
     @property
@@ -122,7 +121,7 @@ class LiteTensor:
         return library().ask("get_tensor_total_size_in_byte", self._handle)
 
     def update(self) -> None:
-        """Check the handle. Nothing else needs an update: every property asks the library."""
+        """Check that the library accepts the tensor. Does nothing else: each property asks the library anew."""
         library().call("get_tensor_layout", self._handle, ctypes.byref(LiteLayout()))
 
     def __repr__(self) -> str:
@@ -130,13 +129,13 @@ class LiteTensor:
         return f"LiteTensor({self.layout!r}, {place}, is_pinned_host={self.is_pinned_host})"
 
     def get_ctypes_memory(self) -> ctypes.c_void_p:
-        """Return the address of the tensor's memory, which is allocated at first use."""
+        """Return the address of the tensor's memory. Allocates the memory if it has none yet."""
         return ctypes.c_void_p(library().ask("get_tensor_memory", self._handle, said="get_ctypes_memory"))
 
     # --- changes
 
     def reshape(self, shape: Sequence[int]) -> None:
-        """Give the same elements other sizes. Raises LiteArgumentError if their number differs."""
+        """Change the sizes, but not the elements. Raises LiteArgumentError if the number of elements would differ."""
         sizes = LiteLayout(shape).shapes
         now = self.layout.shapes
         if np.prod(sizes, dtype=np.int64) != np.prod(now, dtype=np.int64):
@@ -147,11 +146,10 @@ class LiteTensor:
     def slice(
         self, start: Sequence[int], end: Sequence[int], step: Sequence[int] | None = None
     ) -> "LiteTensor":
-        """Return a view of a part, which may be non-contiguous.
+        """Return a view of a part of the tensor, which may be non-contiguous.
 
-        start, end, step: one number for each of the leading dimensions; steps are 1 by default.
-        Raises LiteArgumentError for a part out of bounds.
-        """
+        start, end, step: one number for each of the first dimensions; None means steps of 1.
+        Raises LiteArgumentError for a part out of bounds."""
         first, last = _numbers("slice", "start", start), _numbers("slice", "end", end)
         every = [1] * len(first) if step is None else _numbers("slice", "step", step)
         sizes = self.layout.shapes
@@ -172,7 +170,7 @@ class LiteTensor:
         library().call("tensor_fill_zero", self._handle, said="fill_zero")
 
     def copy_from(self, src_tensor: "LiteTensor") -> None:
-        """Copy another tensor's elements, and its layout if it differs."""
+        """Copy another tensor's elements into this one, which takes its layout if they differ."""
         instance("copy_from", "src_tensor", LiteTensor, src_tensor)
         source = src_tensor.layout
         if source != self.layout:
@@ -182,7 +180,7 @@ class LiteTensor:
         library().call("tensor_copy", self._handle, src_tensor._handle, said="copy_from")
 
     def share_memory_with(self, src_tensor: "LiteTensor") -> None:
-        """Use another tensor's memory, layout and device."""
+        """Use another tensor's memory, with its layout and device."""
         instance("share_memory_with", "src_tensor", LiteTensor, src_tensor)
         if self._fixed_type and src_tensor.layout.data_type != self.layout.data_type:
             raise wrong("share_memory_with", "src_tensor", f"dtype of {self.layout}", src_tensor.layout)
@@ -192,13 +190,12 @@ class LiteTensor:
     # --- data in
 
     def set_data_by_copy(self, data: Any, data_length: int = 0, layout: LiteLayout | None = None) -> None:
-        """Copy data into a tensor on the CPU or page-locked.
+        """Copy data into the tensor, which must be on the CPU or page-locked.
 
-        data: a list, for the first elements; the layout stays. Or an ndarray: if its size in bytes differs from the
-            tensor's, the tensor takes its layout. Or a c_void_p, with ``data_length`` equal to the tensor's bytes, or
-            with a new ``layout``.
-        Raises LiteArgumentError. ``dtypes`` lists the conversions.
-        """
+        data: one of three kinds. A list is copied over the first elements; the layout stays. An ndarray is copied
+            whole; if its size in bytes differs from the tensor's, the tensor takes its layout. From a c_void_p, the
+            tensor's size in bytes is copied: ``data_length`` must equal it, or ``layout`` gives a new one.
+        Raises LiteArgumentError. ``dtypes`` lists the conversions."""
         call = "set_data_by_copy"
         self._for_host(call)
         if layout is not None:
@@ -223,10 +220,10 @@ class LiteTensor:
     def set_data_by_share(self, data: Any, length: int = 0, layout: LiteLayout | None = None) -> None:
         """Use the caller's memory without a copy.
 
-        data: a contiguous ndarray, kept alive, for a tensor on the CPU or page-locked. Or a c_void_p: its memory must
-            lie on the tensor's device and outlive its use. Layouts as for set_data_by_copy.
-        Raises LiteArgumentError.
-        """
+        data: a contiguous ndarray, which is kept alive, for a tensor on the CPU or page-locked. Or a c_void_p: its
+            memory must be on the tensor's device and exist as long as the tensor uses it.
+        length, layout: mean what ``data_length`` and ``layout`` mean in set_data_by_copy.
+        Raises LiteArgumentError."""
         call = "set_data_by_share"
         if layout is not None:
             instance(call, "layout", LiteLayout, layout)
@@ -243,7 +240,9 @@ class LiteTensor:
         self._kept.data = data
 
     def _fit(self, call: str, values: np.ndarray, layout: LiteLayout | None) -> None:
-        """Set the layout for an array: ``layout``, the tensor's own, or the array's."""
+        """Set the tensor's layout for an array: ``layout`` or, if that is None, the tensor's own or the array's.
+
+        The tensor keeps its own if the sizes in bytes are equal. Raises LiteArgumentError if the types differ then."""
         if layout is not None:
             if layout.nbytes != values.nbytes or layout.dtype != values.dtype.type:
                 raise wrong(call, "layout", f"one of {values.dtype} {values.shape}", layout)
@@ -281,11 +280,10 @@ class LiteTensor:
     # --- data out
 
     def get_data_by_share(self) -> np.ndarray:
-        """Return the tensor's memory as an ndarray, without a copy: later writes and the next forward change it.
+        """Return the tensor's memory as an ndarray, without a copy: later writes and the next run change the array.
 
-        The memory lives as long as the array, even if the tensor gets other memory. Raises LiteArgumentError for a
-        tensor that is not contiguous or not on the host.
-        """
+        The memory exists as long as the array does, even if the tensor gets other memory. Raises LiteArgumentError for
+        a tensor that is not contiguous or not on the host."""
         self._for_host("get_data_by_share")
         layout = self.layout
         if not self.nbytes:
@@ -296,7 +294,7 @@ class LiteTensor:
         return array_at(address, layout, (holder, self._kept.data))
 
     def to_numpy(self) -> np.ndarray:
-        """Return a copy of the elements, from any device."""
+        """Return a copy of the elements. The tensor may be on any device."""
         layout = self.layout
         result = np.empty(layout.shapes if layout.ndim else (0,), layout.dtype)
         if not result.size:

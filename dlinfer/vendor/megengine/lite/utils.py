@@ -19,12 +19,11 @@ _wrong = partial(wrong, "TensorBatchCollector")
 
 
 class TensorBatchCollector:
-    """A batch that is filled sample by sample; several threads may fill it.
+    """A batch that is filled sample by sample. Several threads may fill it.
 
-    shape: sizes of the whole batch. dtype, device_type, device_id, is_pinned_host: describe its tensor; int8 on CUDA by
-    default. tensor: collect into this tensor of sizes ``shape`` instead, with its own dtype and device.
-    Raises LiteArgumentError and LiteError.
-    """
+    shape: sizes of the whole batch. dtype, device_type, device_id, is_pinned_host: the batch's tensor; by default int8
+        on CUDA. tensor: use this tensor of sizes ``shape`` instead, with its own dtype and device.
+    Raises LiteArgumentError and LiteError."""
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class TensorBatchCollector:
         self._free = list(range(self._count))
 
     def collect_id(self, array: np.ndarray | LiteTensor, batch_id: int) -> None:
-        """Copy a sample to place ``batch_id``, in any order. Warns if the place is taken."""
+        """Copy a sample to place ``batch_id`` of the batch. Warns if the place is taken, and overwrites it."""
         self._check(array)
         batch_id = self._place("batch_id", batch_id)
         with self._lock:
@@ -62,12 +61,12 @@ class TensorBatchCollector:
         self._copy(array, batch_id)
 
     def collect(self, array: np.ndarray | LiteTensor) -> int:
-        """Copy a sample to the first free place and return its id; -1 with a warning if none is free."""
+        """Copy a sample to the first free place and return the place's number. If none is free, warn and return -1."""
         self._check(array)
         return self._collected(array)
 
     def collect_by_ctypes(self, data: ctypes.c_void_p, length: int) -> int:
-        """Copy a sample of ``length`` bytes at an address to the first free place; as ``collect``."""
+        """Copy a sample of ``length`` bytes from an address to the first free place. Returns what ``collect`` does."""
         if not isinstance(data, ctypes.c_void_p) or not data.value:
             raise _wrong("data", "a c_void_p with an address", data)
         if length != self._sample.nbytes:
@@ -75,7 +74,7 @@ class TensorBatchCollector:
         return self._collected(array_at(data.value, self._sample))
 
     def free(self, indexes: Iterable[int]) -> None:
-        """Free places. Warns about those that are free already."""
+        """Make places free again. Warns about places that are free already."""
         if not isinstance(indexes, Iterable):
             raise _wrong("indexes", "numbers of places", indexes)
         places = [self._place("indexes", index) for index in indexes]
@@ -104,7 +103,7 @@ class TensorBatchCollector:
         return place
 
     def _check(self, array: Any) -> None:
-        """Check a sample before it takes a place."""
+        """Raise LiteArgumentError unless a sample has the batch's type and the sizes of one sample."""
         if isinstance(array, LiteTensor):
             layout = array.layout
         elif isinstance(array, np.ndarray):
@@ -115,7 +114,7 @@ class TensorBatchCollector:
             raise _wrong("array", f"a sample of {self._sample!r}", layout)
 
     def _copy(self, array: np.ndarray | LiteTensor, place: int) -> None:
-        """Copy an array by set_data_by_copy, a tensor by copy_from, as documented."""
+        """Copy a sample to a place. As documented, arrays are copied by set_data_by_copy, tensors by copy_from."""
         part = self._tensor.slice([place], [place + 1])
         part.reshape(self._sample.shapes or [1])
         if isinstance(array, LiteTensor):

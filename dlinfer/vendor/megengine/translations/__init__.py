@@ -1,4 +1,4 @@
-"""Translations of torch's ops into a node list: ``translate`` writes a node, ``refusal`` says why it cannot."""
+"""Translations of torch's ops into a node list: ``translate`` adds a node, ``refusal`` says why it cannot be added."""
 
 import operator
 from collections.abc import Callable
@@ -21,7 +21,9 @@ from dlinfer.vendor.megengine.translations.table import TABLE
 
 
 def translate(writer: NodeList, node: fx.Node, value_of: Callable[[fx.Node], Any]) -> Any:
-    """Write a node; return its value or list of values. Raises UntranslatableError."""
+    """Add a node to the list. Return its result, or the list of its results. Raises UntranslatableError.
+
+    value_of: returns the result of an earlier node."""
     if node.target is operator.getitem:
         return value_of(node.all_input_nodes[0])[node.args[1]]
     function = TABLE.get(overload(node))
@@ -32,7 +34,7 @@ def translate(writer: NodeList, node: fx.Node, value_of: Callable[[fx.Node], Any
 
 
 def refusal(node: fx.Node) -> str | None:
-    """Return why a node has no translation, or None, by writing it alone. For ``Engine.refuses``."""
+    """Return why a node has no translation; None if it has one. Translates the node alone, into a new list."""
     writer, values = NodeList(), {}
 
     def value_of(parent: fx.Node) -> Any:

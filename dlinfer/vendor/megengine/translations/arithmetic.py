@@ -19,7 +19,7 @@ from dlinfer.vendor.megengine.translations.table import (
 
 
 def _elementwise(kind: str, dtype: torch.dtype | None = None) -> Translation:
-    """Return a translation to one op with one operand or two; ``alpha`` multiplies the last."""
+    """Return a translation to the op ``kind`` of one or two operands. ``alpha`` multiplies the last operand."""
 
     def write(writer: NodeList, result: Tensor, alpha: float = 1, **operands: Any) -> Value:
         *first, last = operands.values()

@@ -1,4 +1,4 @@
-"""Attention, decomposed: scores, mask, weights, values."""
+"""Attention, decomposed into scores, mask, softmax and the product with the values."""
 
 import math
 
@@ -57,10 +57,9 @@ def _attention(
 
 
 def _weights(writer: NodeList, scores: Value, condition: Value | None, seen: bool) -> Value:
-    """Return the softmax of the visible scores over the last dimension; zeros for a row without any.
+    """Return the softmax of the visible scores over the last dimension; zeros for a row without visible scores.
 
-    condition: marks the visible scores, or the hidden ones if ``seen`` is False; None hides nothing.
-    """
+    condition: True where a score is visible or, if ``seen`` is False, where it is hidden. None hides nothing."""
     if condition is None:
         return writer.op("softmax", scores, like=scores, axis=len(scores.shape) - 1)
     zeros, low = full(writer, scores, 0.0), full(writer, scores, -1e30)
@@ -78,7 +77,7 @@ def _weights(writer: NodeList, scores: Value, condition: Value | None, seen: boo
 
 
 def _repeated(writer: NodeList, heads: Value, count: int) -> Value:
-    """Repeat each head to ``count`` heads in all, the copies side by side."""
+    """Repeat each head so that there are ``count`` heads. The copies of a head are neighbours."""
     *batch, few, length, size = heads.shape
     apart = reshaped(writer, heads, (*batch, few, 1, length, size))
     many = broadcast(writer, apart, (*batch, few, count // few, length, size))

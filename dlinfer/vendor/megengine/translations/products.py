@@ -53,7 +53,9 @@ def _matmul(writer: NodeList, result: Tensor, **arguments: Value) -> Value:
 def product(
     writer: NodeList, left: Value, right: Value, shape: tuple[int, ...], transpose: bool = False
 ) -> Value:
-    """Multiply batches of matrices; MegEngine takes at most three dimensions, so batch dimensions are flattened."""
+    """Return the matrix product of batches. MegEngine takes at most three dimensions, so batches are flattened.
+
+    shape: sizes of the result. transpose: multiply by the transpose of ``right``."""
     if len(shape) == 2:
         return writer.op("matmul", left, right, like=shape, transpose_b=transpose)
     batch = shape[:-2]

@@ -1,8 +1,7 @@
-"""The table of translations, and their helpers.
+"""The table of translations, and helpers for them.
 
-A translation writes one of torch's ops into a node list. It is a function of the writer, the node's fake result, and
-the op's arguments by name. It raises UntranslatableError, with the reason, for a call that it does not serve.
-"""
+A translation adds one of torch's ops to a node list. It is a function of the list, the fake of the node's result, and
+the op's arguments by name. For a call that it does not serve it raises UntranslatableError with the reason."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +20,9 @@ TABLE: dict[Any, Translation] = {}
 
 
 def translation(*targets: Any, mixed: bool = False) -> Callable[[Translation], Translation]:
-    """Register a function for overloads. All tensors must be float32, unless ``mixed``: then it checks them itself."""
+    """Register a function as the translation of overloads. All tensors must be float32, unless ``mixed`` is True.
+
+    In that case the function itself checks dtypes."""
 
     def register(function: Translation) -> Translation:
         def of_floats(writer: NodeList, result: Any, **arguments: Any) -> Any:
@@ -35,12 +36,12 @@ def translation(*targets: Any, mixed: bool = False) -> Callable[[Translation], T
 
 
 def defaults(names: str) -> list[Any]:
-    """Return the overloads ``default`` of aten's ops of these names."""
+    """Return the overload ``default`` of each of aten's ops with these names, which spaces separate."""
     return [getattr(aten, name).default for name in names.split()]
 
 
 def float32(*values: Any) -> None:
-    """Raise UntranslatableError for a tensor that is not float32, also in lists."""
+    """Raise UntranslatableError if a value, also in a list, is a tensor that is not float32."""
     for value in values:
         if isinstance(value, (list, tuple)):
             float32(*value)
@@ -50,7 +51,7 @@ def float32(*values: Any) -> None:
 
 
 def truth(writer: NodeList, value: Value) -> Value:
-    """Return a condition as MegEngine's bool; an input of bool arrives as bytes."""
+    """Return a condition as a bool of MegEngine. An input of bool arrives as bytes, which are compared with 0."""
     if value.dtype != torch.bool:
         raise UntranslatableError("a condition that is not bool")
     if any(value.name == name for name, _, _ in writer.inputs):
@@ -67,13 +68,13 @@ def broadcast(writer: NodeList, value: Value, shape: tuple[int, ...]) -> Value:
 
 
 def full(writer: NodeList, like: Any, value: float) -> Value:
-    """Fill a tensor of ``like``'s sizes with a number; arithmetic on ``like`` would spread its NaN and infinities."""
+    """Fill a tensor of ``like``'s sizes with a number. Arithmetic on ``like`` would spread its NaN and infinities."""
     sizes = [int(size) for size in like.shape]
     return writer.op("full", like=like, dtype=torch.float32, value=value, shape=sizes)
 
 
 def movable(writer: NodeList, value: Value) -> Value:
-    """Return a value that ops may move: float32, or bool as MegEngine's bool. Raises UntranslatableError."""
+    """Return a value for ops that move elements: float32, or bool as MegEngine's bool. Raises UntranslatableError."""
     if value.dtype == torch.bool:
         return truth(writer, value)
     float32(value)

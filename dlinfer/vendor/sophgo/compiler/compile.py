@@ -1,4 +1,4 @@
-"""Compile ONNX to bmodels by Sophgo's compiler, in its own process. The cache's key is the content of all inputs."""
+"""Compile ONNX to bmodels by Sophgo's compiler, in its own process. A digest of all inputs is the cache's key."""
 
 import contextlib
 import hashlib
@@ -133,8 +133,9 @@ def _run(
 
 
 def _died_optimising(failed: ProcessFailedError) -> bool:
-    """Return whether the optimiser crashed, as the default level does on some nets that level 1 compiles. Then the log
-    names the failed command, without a reason."""
+    """Return whether the optimiser crashed: then the log names the failed command, without a reason.
+
+    At the default level the optimiser crashes on some nets that compile at level 1."""
     commands = [line for line in failed.lines if "RuntimeError: [!Error]: tpuc-opt" in line]
     return bool(commands) and "--processor-tpu-optimize" in commands[-1]
 
@@ -174,7 +175,7 @@ def _job(
 
 
 def _checked(bmodel: Path) -> Path:
-    """Check that the compiler wrote a complete bmodel: it exits with 0 even if the disk is full."""
+    """Return the bmodel if it is complete. The compiler exits with status 0 even if the disk is full."""
     if not bmodel.is_file():
         raise ProcessFailedError("it succeeded but wrote no bmodel", ())
     try:
@@ -191,7 +192,9 @@ _NOISE = ("Traceback", 'File "', "raise ", "[Running]", "onnxsim opt failed", "_
 
 @contextlib.contextmanager
 def _explained(what: str, target: str, log: Path, key: str) -> Iterator[None]:
-    """Raise SophgoCompileError with its messages if a program fails; keep its log for the user."""
+    """If a program of the toolchain fails, keep its log, and raise SophgoCompileError with the log's error messages.
+
+    what, target: for the message. key: part of the kept log's name."""
     try:
         yield
     except ProcessFailedError as failed:
@@ -208,7 +211,7 @@ def _explained(what: str, target: str, log: Path, key: str) -> Iterator[None]:
 def _key(
     model: bytes | Path, name: str, options: BmodelOptions, calibration: Sequence[Mapping[str, np.ndarray]]
 ) -> str:
-    """Return a digest of everything that the bmodel depends on."""
+    """Return a digest of all that the bmodel depends on: compiler, driver, options, model and calibration."""
     driver = hashlib.sha256(process.DRIVER.read_bytes()).hexdigest()
     identity = [_FORMAT, process.compiler_version(), driver, name, options.identity()]
     digest = hashlib.sha256(canonical_text(identity).encode())

@@ -1,8 +1,8 @@
 """Write a graph with its weights as an ONNX file for Sophgo's front end.
 
-The front end takes float32 and integers only; ``quantize`` sets the chip's floats. So 16-bit floats become float32,
-exactly. The front end matches patterns of opset 17, so models of opset 18 are converted.
-"""
+The front end takes float32 and integers only. So 16-bit floats become float32, which holds them exactly; the option
+``quantize`` decides the dtype that the chip computes in. The front end matches patterns of opset 17, so models of opset
+18 are converted."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,18 +15,17 @@ from dlinfer.graph.onnx.weights import fill
 from dlinfer.vendor.sophgo.compiler.opset17 import to_opset_17
 
 IR_VERSION = 8
-"""The newest version that the toolchain's onnx package reads, as far as known."""
+"""The newest IR version of ONNX that the toolchain's onnx package reads, as far as known."""
 
 FILE_BYTES = 1 << 26
-"""Models with this many bytes of weights store them in a separate file: inside the protobuf message they would take
+"""Weights of at least this size in bytes are stored in a separate file. Inside the protobuf message they would take
 three more copies in memory, and a message is limited to 2 GiB."""
 
 
 def onnx_bytes_or_file(graph: OnnxGraph, weights: Mapping[str, torch.Tensor], folder: Path) -> bytes | Path:
-    """Return the model with ``weights`` (name of an input -> tensor) as initialisers; a large one as a file.
+    """Return the model with ``weights`` (input's name -> tensor) as initialisers; if large, as a file in ``folder``.
 
-    Changes ``graph.model``, which keeps references to the weights.
-    """
+    Changes ``graph.model``, which keeps references to the weights."""
     import onnx_ir
 
     model = graph.model
@@ -42,7 +41,7 @@ def onnx_bytes_or_file(graph: OnnxGraph, weights: Mapping[str, torch.Tensor], fo
 
 
 def in_one_shape(graph: OnnxGraph, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Give inputs fixed sizes, and drop symbolic shapes of results."""
+    """Give inputs the fixed sizes of ``shapes``, and remove symbolic shapes from the results of all nodes."""
     import onnx_ir
 
     for value in graph.model.graph.inputs:
@@ -81,7 +80,7 @@ def _widen_node(node: Any) -> None:
 
 
 def _float32(tensor: Any) -> Any:
-    """Convert a constant of 16-bit floats to float32; return others and None unchanged."""
+    """Convert a constant of 16-bit floats to float32; return other constants, and None, unchanged."""
     import onnx_ir
 
     if tensor is None or not _is_half(tensor.dtype):

@@ -1,7 +1,6 @@
 """Convert a model from opset 18 to 17, for compilers that read only 17 or match its patterns.
 
-In opset 18 reductions take their axes as an input, and Split can take the number of equal parts.
-"""
+Opset 18 differs in two points here: reductions take their axes as an input, and Split can take the number of parts."""
 
 from typing import Any
 
@@ -29,7 +28,7 @@ def to_opset_17(graph: OnnxGraph) -> None:
 
 
 def _as_initialiser(graph: OnnxGraph, node: Any) -> None:
-    """Replace a Constant by an initialiser, the one form that the front end reads everywhere."""
+    """Replace a Constant node by an initialiser: the front end reads initialisers everywhere, Constant nodes not."""
     (value,) = node.outputs
     held = initialiser(graph, value.name, _content(node))
     value.replace_all_uses_with(held, replace_graph_outputs=True)
@@ -59,7 +58,7 @@ def _axes_as_attribute(node: Any) -> None:
 
 
 def _constant(value: Any) -> Any:
-    """Return a constant list of numbers as a flat numpy array; None if it is not constant."""
+    """Return a constant list of numbers as a flat numpy array; None if the value is not constant."""
     if value.const_value is not None:
         return value.const_value.numpy()
     node = value.producer()
@@ -81,7 +80,7 @@ def _content(node: Any) -> np.ndarray:
 
 
 def _sizes_as_input(graph: OnnxGraph, node: Any) -> None:
-    """Give Split the sizes of its parts; the last part may be smaller."""
+    """Replace the number of Split's parts by their sizes. All parts are equal, but the last may be smaller."""
     count = node.attributes.pop("num_outputs").value
     axis = node.attributes["axis"].value if "axis" in node.attributes else 0
     shape = node.inputs[0].shape

@@ -22,21 +22,21 @@ QUANTIZE = {
 }
 
 ADDR_MODES = ("auto", "basic", "io_alone", "io_tag", "io_tag_fuse", "io_reloc", "in_reuse")
-"""How a net's inputs and outputs get addresses. ``io_alone`` gives each net its own memory for them, which
-``sail.EngineLLM.get_input_tensors`` returns."""
+"""The compiler's ways to give addresses to a net's inputs and outputs.
+
+With ``io_alone`` each net has its own memory for them, which ``sail.EngineLLM.get_input_tensors`` returns."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 
 @dataclass(frozen=True)
 class BmodelOptions:
-    """How to compile. The constructor raises SophgoOptionError for a bad value.
+    """Options of the compiler. The constructor raises SophgoOptionError for a bad value.
 
     chip, quantize, addr_mode: keys of the tables above. cores: number of the chip's cores that a net uses.
-    group_size: number of 4-bit weights with one scale, adjacent in a column of the matrix.
+    group_size: number of 4-bit weights that share a scale, adjacent in a column of the matrix; 0 for whole columns.
     dynamic: whether sizes may be smaller at run time than at compile time.
-    timeout: seconds until the compiler is killed; not part of ``identity``.
-    """
+    timeout: seconds until the compiler is killed; not part of ``identity``."""
 
     chip: str = "bm1684x"
     quantize: str = "F16"
@@ -66,7 +66,7 @@ class BmodelOptions:
 
 
 def check_name(name: str) -> None:
-    """Raise SophgoOptionError for a bad name of a net. The compiler writes names into commands."""
+    """Raise SophgoOptionError for a bad name of a net. The compiler writes the name into shell commands."""
     expected = "up to 100 letters, digits and underscores, no digit first"
     require(_NAME.fullmatch(name) is not None, "name", name, expected)
 

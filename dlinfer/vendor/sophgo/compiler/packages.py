@@ -7,11 +7,11 @@ ONNX = ("onnx", "onnx_ir", "onnxscript")
 """Packages that write ONNX."""
 
 LLM = (*ONNX, "transformers")
-"""Packages that read a model's folder and write ONNX."""
+"""Packages that read a Hugging Face model folder and write ONNX."""
 
 ADVICE = "install them with: pip install 'dlinfer[sophgo]'"
 
 
 def missing(needed: Sequence[str]) -> str:
-    """Return the missing packages' names, with commas between them."""
+    """Return the names of the packages that are not installed, with commas between them; "" if none is missing."""
     return ", ".join(name for name in needed if util.find_spec(name) is None)

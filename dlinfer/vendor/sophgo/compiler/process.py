@@ -14,7 +14,7 @@ DRIVER = Path(__file__).with_name("driver.py")
 
 
 def toolchain() -> Environment:
-    """Return the toolchain's environment. Raises ToolchainMissingError."""
+    """Return the toolchain's Python environment. Raises ToolchainMissingError if it is not installed."""
     return find(TOOLCHAIN)
 
 
@@ -41,10 +41,9 @@ def run(
     progress: Callable[[str], None] | None = None,
     stop: Stop | None = None,
 ) -> None:
-    """Run a program of the toolchain in ``folder``. Its output goes to ``log``, its steps to ``progress``.
+    """Run a program of the toolchain in ``folder``. Output goes to ``log``; steps that it announces go to ``progress``.
 
-    Raises StoppedError, and ProcessFailedError with the lines that are not steps.
-    """
+    Raises StoppedError after ``stop``, and ProcessFailedError with the output, without the announcements."""
 
     def on_line(line: str) -> None:
         if progress is not None and line.startswith(_STEP):

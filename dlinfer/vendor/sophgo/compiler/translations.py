@@ -25,7 +25,7 @@ _ops = torch.ops.dlinfer
 
 
 def table() -> Mapping[Any, Any]:
-    """Return translations by op, which override the standard ones."""
+    """Return op -> translation, for the ops whose standard translation does not suit Sophgo's compiler."""
     return {
         _ops.rms_norm.default: rms_norm,
         _ops.add_rms_norm.default: add_rms_norm,
@@ -44,15 +44,15 @@ def table() -> Mapping[Any, Any]:
 def rms_norm(x: Any, weight: Any, eps: float) -> Any:
     """Compute the norm by Pow, ReduceMean, Add, Sqrt, Reciprocal, Mul, Mul.
 
-    Only this pattern becomes the compiler's own RMSNorm, which sums in float32 (tpu-mlir: lib/Dialect/Top/Transforms).
-    """
+    Sophgo's compiler turns only this pattern into its own RMSNorm, which sums in float32 (tpu-mlir:
+    lib/Dialect/Top/Transforms)."""
     mean = op.ReduceMean(op.Pow(x, number(2.0, x)), [-1], keepdims=1)
     root = op.Sqrt(op.Add(mean, number(eps, x)))
     return op.Mul(op.Mul(x, op.Reciprocal(root)), weight)
 
 
 def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, Any]:
-    """Compute the sum, and its norm."""
+    """Return the norm of x + residual, and x + residual."""
     total = op.Add(x, residual)
     total.dtype = x.dtype
     return rms_norm(total, weight, eps), total
@@ -61,17 +61,16 @@ def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, A
 def aten_rms_norm(
     input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
 ) -> Any:
-    """Compute torch's own op over the last dimension."""
+    """Compute ``aten.rms_norm`` over the last dimension. Raises Untranslated for more of them, or without a weight."""
     if len(normalized_shape) != 1 or weight is None:
         raise Untranslated("rms_norm over more than the last dimension, or without a weight")
     return rms_norm(input, weight, torch.finfo(torch.float32).eps if eps is None else eps)
 
 
 def finite_table() -> Mapping[Any, Any]:
-    """Return ``table`` for graphs with finite masks that show each query at least one key.
+    """Return ``table`` for graphs whose attention masks are finite and show each query at least one key.
 
-    Attention is then a softmax of a sum, which the compiler fuses to one op.
-    """
+    Attention is then a softmax of scores plus mask, which the compiler fuses to one op."""
     attending = functools.partial(_attention, finite=True)
     return {**table(), _aten.scaled_dot_product_attention.default: attending}
 
@@ -121,13 +120,13 @@ def erf(self: Any) -> Any:
 
 
 def clamp(self: Any, min: float | None = None, max: float | None = None) -> Any:
-    """Clamp between two numbers, or by one of them."""
+    """Clamp between two bounds. A bound that is None does not limit."""
     at_least = self if min is None else op.Max(self, number(min, self))
     return at_least if max is None else op.Min(at_least, number(max, self))
 
 
 def split(self: Any, split_size: int, dim: int = 0) -> list[Any]:
-    """Split into parts of one size; the last may be smaller."""
+    """Split into parts of ``split_size``; the last part may be smaller."""
     whole = fixed(self, dim, "the size that is split")
     return _parts(self, [*range(0, whole, split_size), whole], dim)
 
@@ -139,12 +138,12 @@ def split_with_sizes(self: Any, split_sizes: Sequence[int], dim: int = 0) -> lis
 
 
 def chunk(self: Any, chunks: int, dim: int = 0) -> list[Any]:
-    """Split into at most ``chunks`` parts of one size."""
+    """Split into at most ``chunks`` parts of equal size; the last part may be smaller."""
     return split(self, -(-fixed(self, dim, "the size that is split") // chunks), dim)
 
 
 def unbind(self: Any, dim: int = 0) -> list[Any]:
-    """Split into slices and drop the dimension."""
+    """Split into slices of size 1, and drop the dimension that was split."""
     whole = fixed(self, dim, "the size that is split")
     return [op.Squeeze(part, [dim]) for part in _parts(self, [*range(whole + 1)], dim)]
 
@@ -174,6 +173,6 @@ def conv2d(
 
 
 def _pair(value: Any) -> list[int]:
-    """Return two numbers for a number, or for a list of one or two."""
+    """Return two numbers, from a number, which is repeated, or from a list of one or two."""
     numbers = [int(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
     return numbers * 2 if len(numbers) == 1 else numbers

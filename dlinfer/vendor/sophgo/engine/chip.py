@@ -10,11 +10,10 @@ from dlinfer.vendor.sophgo.runtime.device import open_device
 
 
 def settled(options: SophgoOptions) -> tuple[SophgoOptions, str]:
-    """Return (options with a chip's name, a sentence for the report that says why).
+    """Return two values: the options with a chip's name in place of ``auto``, and a sentence for the report on why.
 
-    Raises ``open_device``'s errors; CompileOptionError if the machine's chip has too few cores or is unknown to
-    dlinfer.
-    """
+    Raises ``open_device``'s errors, and CompileOptionError for a machine's chip with too few cores or an unknown
+    chip."""
     if options.chip != AUTO:
         return options, f"chip {options.chip}, as requested"
     emulated = settings.current().sophgo_emulate

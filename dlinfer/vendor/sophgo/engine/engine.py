@@ -22,7 +22,7 @@ from dlinfer.vendor.sophgo.engine.options import SophgoOptions
 
 
 class SophgoEngine(ValueEngine[SophgoOptions]):
-    """Compiles graphs through ONNX by Sophgo's compiler."""
+    """Compiles regions of a graph by way of ONNX, with Sophgo's compiler."""
 
     name = "sophgo"
     options_type = SophgoOptions
@@ -41,15 +41,17 @@ class SophgoEngine(ValueEngine[SophgoOptions]):
         return flops_of(node) > 0
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
-        """Refuse dtypes that ONNX lacks."""
+        """Return why ONNX has no such dtype; None if it has it."""
         return no_type_of_onnx(dtype)
 
     def refuses_op(self, node: fx.Node) -> str | None:
-        """Refuse dtypes that the chip lacks, and ops that ONNX lacks or that were not tested with the compiler."""
+        """Return why the chip or ONNX cannot run a node, or that its ONNX ops are not tested with the compiler.
+
+        None if neither holds."""
         return nodes.wrong_numbers(node) or self._refusals.of(node)
 
     def lower(self, function: Function, options: SophgoOptions, policy: str) -> Lowered:
-        """Export the function to ONNX. Calls compile bmodels for their sizes and weights."""
+        """Export the function to ONNX. Bmodels are compiled later, at calls, for the sizes and weights of the call."""
         resolved, reason = settled(options)
         lowered = SophgoLowered(function, resolved)
         lowered.notes.append(reason)

@@ -1,4 +1,4 @@
-"""A function as ONNX, with a bmodel for each set of sizes and weights of its calls."""
+"""A function as ONNX. It gets a bmodel for each set of sizes and weights that it is called with."""
 
 import threading
 import time
@@ -68,9 +68,8 @@ class SophgoLowered(Lowered):
 class Nets:
     """Callable: takes a function's inputs and returns its outputs. The first call with new sizes compiles a net.
 
-    Calls run one after the other, since they share the bmodel's memory. Raises RefusedError for sizes that cannot be
-    compiled, and the device's errors.
-    """
+    Calls from several threads wait for each other, since all use the bmodel's memory. Raises RefusedError for sizes
+    that cannot be compiled, and the device's errors."""
 
     def __init__(self, lowered: SophgoLowered, weights: Sequence[Tensor]) -> None:
         self._lowered = lowered
@@ -95,7 +94,9 @@ class Nets:
         return results
 
     def _compiled(self, moving: dict[str, Any], tensors: dict[str, Tensor]) -> Net | str:
-        """Return a net for a call's sizes, or why the compiler failed. Raises RefusedError after ``max_shapes``."""
+        """Return a net for a call's sizes, or why the compiler failed. Raises RefusedError beyond ``max_shapes`` nets.
+
+        moving: the inputs that are not weights. tensors: those of them that are tensors, not numbers."""
         lowered, start = self._lowered, time.perf_counter()
         most = lowered.options.max_shapes
         if sum(isinstance(net, Net) for net in self._nets.values()) >= most:
@@ -134,7 +135,9 @@ def _within(value: Tensor, low: int, high: int) -> bool:
 
 
 def _floating(values: Sequence[Any]) -> torch.dtype:
-    """Return the 16-bit float dtype of these values, or float32. Raises RefusedError for two 16-bit floats."""
+    """Return the 16-bit float dtype that some of these values have, or float32 if none has one.
+
+    Raises RefusedError if both float16 and bfloat16 occur."""
     half = {value.dtype for value in values if isinstance(value, Tensor)} & {torch.float16, torch.bfloat16}
     if len(half) > 1:
         raise RefusedError("it computes in float16 and bfloat16, but a bmodel can have only one of them")

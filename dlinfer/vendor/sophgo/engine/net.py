@@ -15,10 +15,9 @@ _DTYPES = {dtype: getattr(torch, dtype.name.removeprefix("BM_").lower()) for dty
 
 
 class Net:
-    """The net of a bmodel file. It is loaded at the first run, and again if its worker dies. One run at a time.
+    """The net of a bmodel file. The file is loaded at the first run, and again if its worker dies. One run at a time.
 
-    outputs: number of the model's outputs. The compiler keeps their order and drops unused inputs.
-    """
+    outputs: number of the region's outputs. The compiler keeps their order, but drops unused inputs."""
 
     def __init__(self, path: Path, device: int, outputs: int) -> None:
         self._path = path
@@ -60,7 +59,9 @@ class Net:
 
 
 def _argument(model: LoadedModel, info: TensorInfo, value: Tensor) -> Argument:
-    """Return the net's own memory for a value, from ``io_alone``. Raises SophgoRuntimeError for another size."""
+    """Return the net's own memory for an input or output, which it has due to ``io_alone``.
+
+    Raises SophgoRuntimeError if ``value`` has another size than that memory."""
     shape = info.shapes[0]
     if prod(shape) != value.numel():
         detail = f"{info.name} has {list(shape)} in the bmodel, and {list(value.shape)} in the region"

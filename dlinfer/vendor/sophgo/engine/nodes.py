@@ -1,4 +1,4 @@
-"""The nodes for Sophgo's compiler: those with tested ONNX ops and supported dtypes."""
+"""Decide which nodes Sophgo's compiler gets: those whose ONNX ops are tested and whose dtypes the chip supports."""
 
 from typing import Any
 
@@ -20,12 +20,13 @@ OPS = frozenset(
 """ONNX ops that were run on the emulator against torch (tests/vendor/sophgo/test_engine_ops.py)."""
 
 _LOOKUPS = {"aten::embedding": 1, "aten::index_select": 2}
-"""Ops that look up rows by index -> position of the argument with the indices. Each call checks the indices' range,
-since the chip does not."""
+"""Ops that look up rows by index -> position of their argument with the indices.
+
+The engine checks at each call that indices are in range, since the chip does not."""
 
 
 def fault(model: bytes) -> str | None:
-    """Return the reason to refuse a node's model, ONNX ops that were not tested on the chip, or None."""
+    """Return why a node is refused: its ``model`` has ONNX ops that were not tested on the chip; or None."""
     import onnx
 
     loaded = onnx.ModelProto.FromString(model)
@@ -34,7 +35,7 @@ def fault(model: bytes) -> str | None:
 
 
 def lookups(graph_module: fx.GraphModule) -> list[tuple[str, Any]]:
-    """Return (name of the input with the indices, number of rows) for a graph's lookups. The number may be symbolic."""
+    """Return pairs: the name of an input with indices, and the number of rows to look up in, which may be symbolic."""
     tables = []
     for node in graph_module.graph.nodes:
         place = _index_argument(node)
@@ -46,7 +47,7 @@ def lookups(graph_module: fx.GraphModule) -> list[tuple[str, Any]]:
 
 
 def wrong_numbers(node: fx.Node) -> str | None:
-    """Return why the chip cannot compute with the dtypes of a node's tensors, or None."""
+    """Return why the chip cannot compute with the dtypes of a node's tensors; None if it can."""
     for result in tensors_of(node):
         if result.dtype not in FLOATS:
             return f"its result is {_dtype(result)}, but the chip computes with floats"

@@ -11,12 +11,12 @@ from dlinfer.vendor.sophgo.errors import SophgoOptionError
 
 AUTO = "auto"
 _MOST_CORES = "bm1688"
-"""The chip with the most cores: options are checked for it while the chip is unknown."""
+"""The chip with the most cores. While the chip is still unknown, options are checked for this one."""
 _BY_DTYPE = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 def _as_the_compiler(value: Any) -> Any:
-    """Accept any value: ``BmodelOptions`` checks it."""
+    """Accept any value unchanged: ``BmodelOptions`` checks it later."""
     return value
 
 
@@ -24,11 +24,11 @@ def _as_the_compiler(value: Any) -> Any:
 class SophgoOptions(EngineOptions):
     """Options of one compilation.
 
-    chip: bm1684x or bm1688, or ``auto``, the machine's own (chip.py).
-    quantize: as for the compiler, or ``auto``, the region's own dtype.
-    cores, group_size, timeout: as for the compiler. device: number of the device that runs regions.
-    max_shapes: number of sets of sizes that a region compiles; torch runs calls of further sizes.
-    """
+    chip: bm1684x or bm1688; ``auto`` takes the machine's own (chip.py).
+    quantize: a value of the compiler's option of this name; ``auto`` takes the region's own dtype.
+    cores, group_size, timeout: the compiler's option of this name (``BmodelOptions``).
+    device: number of the device that runs regions.
+    max_shapes: number of sets of sizes that a region is compiled for; torch runs calls with further sizes."""
 
     chip: str = option(AUTO, _as_the_compiler)
     quantize: str = option(AUTO, one_of(AUTO, *QUANTIZE))

@@ -21,17 +21,16 @@ from dlinfer.vendor.sophgo.llm import parts
 from dlinfer.vendor.sophgo.llm.parts import Part
 
 Progress = Callable[[int, int, str], None]
-"""Called with (number of compiled nets, number of all nets, name of the last one)."""
+"""Called with the number of compiled nets, the number of all nets, and the name of the net that was compiled last."""
 
 
 @dataclass(frozen=True)
 class LlmOptions:
-    """How to compile a model. The constructor raises SophgoOptionError for a bad value.
+    """Options for compiling a language model. The constructor raises SophgoOptionError for a bad value.
 
-    compiler: how to compile each net. seq_length: number of tokens, of prompt and answer, that the KV cache holds.
-    stages: prompt lengths of the prefill nets, ascending; by default ``seq_length`` only.
-    jobs: number of compilers that run at once.
-    """
+    compiler: options for each net. seq_length: number of tokens, of prompt and answer, that the KV cache holds.
+    stages: prompt lengths of the prefill nets, ascending; empty means ``seq_length`` only.
+    jobs: number of compilers that run at once."""
 
     compiler: BmodelOptions = field(default_factory=BmodelOptions)
     seq_length: int = 512
@@ -99,7 +98,7 @@ def _check_place(to: Path) -> None:
 
 
 def _plan(model: Any, options: LlmOptions) -> Iterator[Callable[[], Part]]:
-    """Yield a function for each net, in the bmodel's order. It builds the net late, since a net copies its weights."""
+    """Yield a function for each net, in the bmodel's order. The function builds the net, with a copy of its weights."""
     capacity = options.seq_length
     tables = hf.rotary_tables(model, capacity)
     layers = range(model.config.num_hidden_layers)
@@ -115,7 +114,9 @@ def _plan(model: Any, options: LlmOptions) -> Iterator[Callable[[], Part]]:
 def _wait(
     running: dict[Any, int], nets: dict[int, Path], total: int, progress: Progress | None, allowed: int
 ) -> None:
-    """Wait until fewer than ``allowed`` compilations are running. Raises the error of a failed one."""
+    """Wait until fewer than ``allowed`` compilations are running. Raises the error of a compilation that failed.
+
+    running: compilation -> index of its net. nets: index -> bmodel, for finished compilations, which this adds."""
     while len(running) >= allowed:
         done = next(as_completed(running))
         path, name = done.result()
@@ -127,7 +128,7 @@ def _wait(
 def _job(
     make: Callable[[], Part], options: BmodelOptions, scratch: Path, stop: Stop
 ) -> Callable[[], tuple[Path, str]]:
-    """Write a net as ONNX; return a function that compiles it and removes the files."""
+    """Write a net as ONNX. Return a function that compiles it, removes the ONNX and returns the bmodel and its name."""
     folder = tempfile.TemporaryDirectory(dir=scratch)
     part = make()
     name, model = part.name, part.onnx(Path(folder.name))

@@ -1,4 +1,4 @@
-"""Load a Hugging Face folder as a model with layers that can be compiled, or say why they cannot."""
+"""Load a Hugging Face folder as a model whose layers can be compiled, or say why its layers cannot be compiled."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +9,10 @@ import torch
 from dlinfer.errors import ModelFolderError, UnsupportedFeatureError
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-"""Decoders with layers that take hidden states, a mask, a KV cache and rotary tables."""
+"""Types of decoders whose layers take hidden states, a mask, a KV cache and rotary tables."""
 
 FIXED_ROPES = ("default", "linear", "llama3", "yarn")
-"""Rotary embeddings with tables that do not depend on the sequence's current length."""
+"""Types of rotary embeddings whose tables do not depend on the current length of the sequence."""
 
 
 def load(folder: Path, seq_length: int) -> Any:
@@ -31,7 +31,7 @@ def load(folder: Path, seq_length: int) -> Any:
 
 
 def _read(kind: Any, folder: Path, **options: Any) -> Any:
-    """Load a folder by a class of transformers, without downloads and without running the folder's code."""
+    """Load a folder by ``kind``, a class of transformers, without downloads and without running the folder's code."""
     try:
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
     except Exception as cause:  # transformers raises many classes; the user needs the reason
@@ -40,7 +40,7 @@ def _read(kind: Any, folder: Path, **options: Any) -> Any:
 
 
 def _unsupported(config: Any, seq_length: int) -> Iterator[tuple[str, str]]:
-    """Yield (feature that cannot be compiled, advice)."""
+    """Yield pairs: a feature of the model that cannot be compiled, and advice."""
     if config.model_type not in MODEL_TYPES:
         yield f"model_type {config.model_type!r}", f"use one of {', '.join(MODEL_TYPES)}"
     method = getattr(config, "quantization_config", None)
@@ -62,7 +62,7 @@ def _unsupported(config: Any, seq_length: int) -> Iterator[tuple[str, str]]:
 
 
 def rotary_tables(model: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cos and sin of the model's own rotary embedding, [length, head_size] float32 each."""
+    """Return two tables of the model's own rotary embedding, cos and sin, each float32 [length, head_size]."""
     positions = torch.arange(length)[None]
     cos, sin = model.model.rotary_emb(torch.zeros(1, dtype=torch.float32), positions)
     return cos[0].float(), sin[0].float()

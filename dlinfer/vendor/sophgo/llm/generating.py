@@ -1,8 +1,7 @@
 """Greedy generation by a language model's bmodel, through ``sail.EngineLLM``.
 
-Hidden states and KV caches stay on the device. Each layer's cache is the memory of its net's own inputs. A prefill's
-keys and values, and then each token's, are copied into it.
-"""
+Hidden states and KV caches stay on the device. A layer's cache is the memory of its ``block_cache`` net's inputs. The
+keys and values of a prefill, and then of each new token, are copied into that memory."""
 
 import operator
 import os
@@ -22,11 +21,10 @@ Tensors = dict[int, sail.Tensor]
 
 @dataclass
 class Generated:
-    """The result of a prompt.
+    """A generated answer.
 
-    tokens: the new ones, including the end token. logits: [new tokens, vocabulary] float32, or None.
-    prefilled: number of the prompt's tokens that the prefill nets computed; each other token took a step.
-    """
+    tokens: the new tokens, including the end token. logits: float32 [new tokens, vocabulary]; None unless kept.
+    prefilled: number of the prompt's tokens that the prefill nets computed. Each other token took one decode step."""
 
     tokens: list[int]
     prefilled: int
@@ -51,7 +49,7 @@ def generate(
 def open_engine(
     source: str | os.PathLike[str] | bytes, dev_ids: Sequence[int] = (0,), flags: int | None = None
 ) -> sail.EngineLLM:
-    """Open the engine by the constructor that fits. Flags need a path."""
+    """Open a bmodel from a path or from bytes, on these devices. Flags are for a path only."""
     if isinstance(source, bytes):
         if flags is not None:
             raise SophgoLlmError(detail="sail.EngineLLM takes flags with a path, not with bytes")
@@ -88,12 +86,11 @@ class Generator:
         eos_token_ids: Collection[int] = (),
         keep_logits: bool = False,
     ) -> Generated:
-        """Continue with the most probable token, step by step, up to one of ``eos_token_ids``.
+        """Return the answer to a prompt: the most probable token at each step, up to one of ``eos_token_ids``.
 
-        A prompt goes through the shortest stage that takes it. Tokens beyond the longest stage take a step each. Raises
+        The shortest stage that takes the prompt prefills it. Tokens beyond the longest stage take a step each. Raises
         SophgoLlmError for a prompt or an answer beyond the KV cache, and SophgoRuntimeError and SophgoWorkerError if
-        the device fails.
-        """
+        the device fails."""
         prompt = self._checked(prompt, max_new_tokens)
         prefilled = min(len(prompt), self.layout.lengths[-1])
         logits = self._prefill(prompt[:prefilled])
@@ -125,7 +122,7 @@ class Generator:
         return tokens
 
     def _prefill(self, prompt: Sequence[int]) -> np.ndarray:
-        """Return the logits after the prompt's last token."""
+        """Run the prompt through a prefill net, and return the logits after its last token."""
         count, length = len(prompt), self.layout.stage_for(len(prompt))
         ids = np.zeros(length, np.int32)
         ids[:count] = prompt
@@ -133,7 +130,7 @@ class Generator:
         return self._forward(self._buffers[length], ids, np.arange(length, dtype=np.int32), mask, 0, count)
 
     def _decode(self, token: int, position: int) -> np.ndarray:
-        """Return the logits after one token at ``position``; the caches hold the tokens before it."""
+        """Return the logits after ``token`` at ``position``. The caches must hold all tokens before that position."""
         mask = np.full(self.layout.capacity + 1, HIDDEN, np.float32)
         mask[:position] = 0
         mask[-1] = 0
@@ -179,7 +176,7 @@ class Generator:
             raise error
 
     def _cache(self, net: str) -> list[sail.Tensor]:
-        """Return a net's KV cache, which is the net's own inputs, cleared."""
+        """Return the inputs of a ``block_cache`` net that are its KV cache, keys and values, set to zero."""
         tensors = self.engine.get_input_tensors(net)
         assert tensors, "the layout requires io_alone"
         for index in (3, 4):
@@ -188,7 +185,7 @@ class Generator:
 
 
 class _Buffers:
-    """Device memory for a run over ``length`` tokens that may see ``keys``: the tensors between nets."""
+    """Device memory for the tensors between nets, for ``length`` tokens at a time that can see ``keys`` keys."""
 
     def __init__(self, handle: sail.Handle, sizes: Layout, length: int, keys: int) -> None:
         def tensor(*shape: int, dtype: sail.Dtype = sizes.dtype) -> sail.Tensor:

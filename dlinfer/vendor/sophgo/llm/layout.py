@@ -1,4 +1,4 @@
-"""Read a language model's sizes from its bmodel's nets; ``generate`` needs nothing else."""
+"""Read the sizes of a language model from the nets of its bmodel. Generation needs no other file."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dlinfer.vendor.sophgo.sail import Dtype, EngineLLM
 EMBEDDING, HEAD = "embedding", "lm_head"
 
 HIDDEN = -10000.0
-"""The summand of a masked score: far below any score, but finite in float16."""
+"""The number that hides a key when it is added to the key's score: far below any score, but finite in float16."""
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,7 @@ class Layout:
     """Sizes of a model, and the stages of its nets.
 
     lengths: prompt lengths of the prefill nets, ascending. capacity: tokens that the KV cache holds. heads: KV heads.
-    row: elements of a token's keys, or values, in a layer. dtype: hidden states', masks' and caches'.
-    """
+    row: number of elements of a token's keys (or values) in one layer. dtype: of hidden states, masks and caches."""
 
     layers: int
     lengths: tuple[int, ...]
@@ -30,7 +29,7 @@ class Layout:
     dtype: Dtype
 
     def stage_for(self, tokens: int) -> int:
-        """Return the shortest prefill length that takes so many tokens, or the longest if none does."""
+        """Return the shortest prefill length that takes this number of tokens; the longest if none takes them."""
         return next((length for length in self.lengths if length >= tokens), self.lengths[-1])
 
 
@@ -59,12 +58,12 @@ def read(engine: EngineLLM) -> Layout:
 
 
 def block(index: int) -> str:
-    """Return the name of a layer's net for prompts."""
+    """Return the name of a layer's net for prefill."""
     return f"block_{index}"
 
 
 def block_cache(index: int) -> str:
-    """Return the name of a layer's net for one token behind a cache."""
+    """Return the name of a layer's net for decode: one new token after the cached ones."""
     return f"block_cache_{index}"
 
 
@@ -79,7 +78,7 @@ def _layers(names: set[str]) -> int:
 
 
 def _shapes(engine: EngineLLM, net: str, index: int, sizes: int) -> list[list[int]]:
-    """Return an input's shape in each stage, checked for its number of sizes and a batch of 1."""
+    """Return an input's shape in each stage. Raises SophgoLlmError unless it has ``sizes`` sizes and batch 1."""
     if engine.get_input_num(net) <= index:
         raise SophgoLlmError(detail=f"net {net} has {engine.get_input_num(net)} inputs")
     shapes = [engine.get_input_shape(net, index, stage) for stage in range(engine.get_stage_num(net))]
@@ -90,7 +89,9 @@ def _shapes(engine: EngineLLM, net: str, index: int, sizes: int) -> list[list[in
 
 
 def _check_layers(engine: EngineLLM, layers: int, blocks: set[int], past: list[int]) -> None:
-    """Check that all layers have the same sizes, and memory of their own."""
+    """Raise SophgoLlmError unless all layers have layer 0's sizes, and caches have memory of their own.
+
+    blocks: prompt lengths of layer 0. past: shape of the cache of layer 0."""
     for index in range(layers):
         stages = {shape[1] for shape in _shapes(engine, block(index), 0, 3)}
         cache, *_ = _shapes(engine, block_cache(index), 3, 4)

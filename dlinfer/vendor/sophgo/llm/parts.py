@@ -1,8 +1,7 @@
 """The nets of a language model, as modules of fixed sizes and as ONNX.
 
-Sizes: L tokens of a prefill stage, S tokens that the KV cache holds, H hidden size, KH KV heads, D head size, V
-vocabulary. All modules compute in float32; the compiler's ``quantize`` sets the chip's dtype.
-"""
+Letters for sizes: L tokens of a prefill stage, S tokens that the KV cache holds, H hidden size, KH KV heads, D head
+size, V vocabulary. All modules compute in float32; the compiler's ``quantize`` sets the chip's dtype."""
 
 import copy
 import math
@@ -27,7 +26,7 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Part:
-    """One net. name: nets of one name become stages. inputs, outputs: names in the ONNX model."""
+    """One net. name: nets of the same name become stages of one net. inputs, outputs: names in the ONNX model."""
 
     name: str
     module: nn.Module
@@ -55,8 +54,7 @@ class Part:
 def _with_finite_masks(graph: fx.Graph) -> None:
     """Remove the nodes that fusion adds for mask rows of only -inf.
 
-    These nets' masks are finite, and Sophgo's compiler takes no NaN.
-    """
+    The masks of these nets are finite, and Sophgo's compiler does not take NaN, which those nodes write."""
     for node in graph.find_nodes(op="call_function", target=_aten.masked_fill.Scalar):
         mask, hidden, value = node.args
         if math.isnan(value) and hidden.target is _aten.all.dim:
@@ -76,43 +74,41 @@ def _exported(module: nn.Module, examples: tuple[Tensor, ...]) -> Any:
 
 
 def embedding(model: Any, length: int) -> Part:
-    """Return the embedding: input_ids [1, L] -> input_states [1, L, H]."""
+    """Return the embedding's net: input_ids [1, L] -> input_states [1, L, H]."""
     module = nn.Embedding.from_pretrained(model.model.embed_tokens.weight.float())
     example = torch.zeros(1, length, dtype=torch.int32)
     return Part("embedding", module, (example,), ("input_ids",), ("input_states",))
 
 
 def head(model: Any) -> Part:
-    """Return the last norm and head: input_states [1, 1, H] of the last token -> logits [1, 1, V]."""
+    """Return the net of the last norm and the head: input_states [1, 1, H] of the last token -> logits [1, 1, V]."""
     module = nn.Sequential(_float(model.model.norm), _float(model.lm_head))
     example = torch.zeros(1, 1, model.config.hidden_size)
     return Part("lm_head", module, (example,), ("input_states",), ("logits",))
 
 
 def block(model: Any, index: int, tables: tuple[Tensor, Tensor], length: int) -> Part:
-    """Return layer ``index`` for a prompt.
+    """Return the net of layer ``index`` for a prompt.
 
     Inputs: input_states [1, L, H], position_ids [1, L], attention_mask [1, 1, L, L] of 0 and layout.HIDDEN.
-    Outputs: hidden_states [1, L, H], present_k, present_v [1, L, KH, D].
-    """
+    Outputs: hidden_states [1, L, H], present_k, present_v [1, L, KH, D]."""
     return _layer(f"block_{index}", model, index, tables, length, 0)
 
 
 def block_cache(model: Any, index: int, tables: tuple[Tensor, Tensor], capacity: int) -> Part:
-    """Return layer ``index`` for one token behind a KV cache.
+    """Return the net of layer ``index`` for one new token after those in a KV cache.
 
     Inputs: input_states [1, 1, H], position_ids [1, 1], attention_mask [1, 1, 1, S + 1], past_k, past_v [1, S, KH, D].
     Outputs: hidden_states [1, 1, H], present_k, present_v [1, 1, KH, D].
 
-    The mask's last column is the token itself. The caller copies the token's keys and values into the cache.
-    """
+    The mask's last column stands for the new token. The caller copies its keys and values into the cache."""
     return _layer(f"block_cache_{index}", model, index, tables, 1, capacity)
 
 
 def _layer(
     name: str, model: Any, index: int, tables: tuple[Tensor, Tensor], length: int, capacity: int
 ) -> Part:
-    """Return a layer over ``length`` tokens behind a cache of ``capacity`` tokens; 0 is no cache."""
+    """Return a layer's net over ``length`` tokens after a cache of ``capacity`` tokens. Capacity 0 means no cache."""
     config = model.config
     examples = [
         torch.zeros(1, length, config.hidden_size),
@@ -132,7 +128,7 @@ def head_size(config: Any) -> int:
 
 
 class _Block(nn.Module):
-    """A layer of transformers with rotary tables, and a cache that returns the new keys and values."""
+    """A layer of transformers, called with rows of the rotary tables. It also returns the new keys and values."""
 
     cos: Tensor
     sin: Tensor
@@ -166,10 +162,9 @@ class _Block(nn.Module):
 
 
 class _Cache:
-    """The part of transformers' cache interface that a layer calls, for one call.
+    """A cache for one call of a layer, with the part of transformers' cache interface that layers call.
 
-    Layers use keys and values as [1, KH, tokens, D]. Caches are [1, tokens, KH, D], so a token is one row.
-    """
+    Layers use keys and values as [1, KH, tokens, D]. Caches are [1, tokens, KH, D], so a token is one row."""
 
     def __init__(self, past_k: Tensor | None, past_v: Tensor | None) -> None:
         self._past = (past_k, past_v)
@@ -186,7 +181,7 @@ class _Cache:
 
 
 def _float(module: nn.Module) -> nn.Module:
-    """Return the module in float32: a copy, unless it already is."""
+    """Return a float32 copy of the module, or the module itself if it is float32."""
     if all(parameter.dtype == torch.float32 for parameter in module.parameters()):
         return module
     return copy.deepcopy(module).float()

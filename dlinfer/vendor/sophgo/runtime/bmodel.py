@@ -1,8 +1,7 @@
-"""Read a bmodel's header before loading: its chip, devices and stages' memory. Detect truncated files.
+"""Read a bmodel's description before loading: its chip, devices and working memory. Detect truncated files.
 
-The file is a header, a flatbuffer and binary data. The header is four 32-bit numbers: magic, and sizes of the header,
-the flatbuffer and the data. The flatbuffer's public schema is include/tpu_mlir/Builder/BM168x/bmodel.fbs of tpu-mlir.
-"""
+The file has a header, a flatbuffer and binary data. The header is four 32-bit numbers: magic, and sizes of the header,
+the flatbuffer and the data. The flatbuffer's public schema: include/tpu_mlir/Builder/BM168x/bmodel.fbs of tpu-mlir."""
 
 import struct
 from collections.abc import Iterator, Mapping
@@ -25,11 +24,10 @@ _MOST = 64 * 2**20  # a flatbuffer without the binary data is far smaller
 
 @dataclass(frozen=True)
 class Header:
-    """chip: the file's name for it. devices: number of devices that the bmodel runs on.
+    """The description of a bmodel. chip: the file's name for it. devices: number of devices that the bmodel needs.
 
     memory: network's name -> for each stage, sizes in bytes of the parts of its working memory. weights: sizes in bytes
-    of stages' weights.
-    """
+        of all stages' weights."""
 
     chip: str
     devices: int
@@ -37,12 +35,12 @@ class Header:
     weights: frozenset[int]
 
     def working(self) -> set[int]:
-        """Return the sizes of working memory that the runtime may allocate."""
+        """Return the sizes in bytes of all blocks of working memory that the runtime may allocate."""
         return {size for stages in self.memory.values() for parts in stages for size in parts} - {0}
 
 
 def read_file(path: Path) -> Header:
-    """Return the header of a file. Raises SophgoModelError for a missing or damaged bmodel."""
+    """Return the description in a file. Raises SophgoModelError for a missing or damaged bmodel."""
     try:
         # Opening a pipe may hang; no path has a zero byte.
         if "\0" in str(path) or (path.exists() and not path.is_file()):
@@ -54,7 +52,7 @@ def read_file(path: Path) -> Header:
 
 
 def read_bytes(data: bytes | bytearray | memoryview) -> Header:
-    """Return the header of a bmodel in memory. Raises SophgoModelError for a damaged bmodel."""
+    """Return the description of a bmodel in memory. Raises SophgoModelError for a damaged bmodel."""
     return _parsed("in memory", BytesIO(data), len(data))
 
 
@@ -86,13 +84,13 @@ def _header(model: Table) -> Header:
 
 
 def _working_memory(stage: Table) -> tuple[int, ...]:
-    """Return the sizes of the parts of a stage's working memory, or its one size."""
+    """Return the sizes in bytes of the parts of a stage's working memory. An older file has one size for all."""
     parts = stage.numbers(_MEMORY_PARTS, "<Q")
     return (stage.number(_MEMORY, "<Q"),) if parts is None else parts
 
 
 def _weight_bytes(stage: Table) -> Iterator[int]:
-    """Yield the size of a stage's weights in the file, and decrypted."""
+    """Yield the sizes in bytes of a stage's weights: in the file, and after decryption."""
     for weights in stage.table(_WEIGHTS):
         yield weights.number(_WEIGHTS_DATA, "<8xQ")  # a structure: start, size
         yield weights.number(_WEIGHTS_DECRYPTED, "<Q")

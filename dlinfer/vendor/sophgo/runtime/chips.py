@@ -1,8 +1,7 @@
-"""The kinds of Sophgo chips, and those that this machine has or can emulate.
+"""The kinds of Sophgo chips, and which of them this machine has or can emulate.
 
-A chip of the machine comes first: a device node of its driver, and libsophon, whose libraries have the interface of the
-toolchain's. Without a chip the toolchain's emulators are used.
-"""
+The machine's own chips come first: they need device nodes of the driver, and libsophon, which has the same interface as
+the toolchain's libraries. Without a chip, the toolchain's emulators are used."""
 
 import contextlib
 import os
@@ -16,11 +15,10 @@ DEFAULT_EMULATED = "bm1684x"
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of chip: dlinfer's name for it, the names in bmodels, and the number from bm_get_chipid.
+    """A kind of chip. name: dlinfer's. in_bmodels: names in bmodels. chip_id: the number from bm_get_chipid.
 
-    restless: its emulator waits for work in a busy loop, on a whole core.
-    sharing: BMRuntime shares one working memory among all its networks (child/working_memory.py).
-    """
+    restless: whether its emulator waits for work in a busy loop, which takes a whole core.
+    sharing: whether BMRuntime shares one working memory among all its networks (child/working_memory.py)."""
 
     name: str
     in_bmodels: tuple[str, ...]
@@ -39,7 +37,7 @@ KINDS = {
 
 
 def of_bmodel(name: str) -> str:
-    """Return dlinfer's name for a chip's name in a bmodel; an unknown name in lower case."""
+    """Return dlinfer's name for the name of a chip in a bmodel; for an unknown chip, that name in lower case."""
     return next((kind.name for kind in KINDS.values() if name in kind.in_bmodels), name.lower())
 
 
@@ -50,7 +48,11 @@ def of_chip_id(number: int) -> str:
 
 @dataclass(frozen=True)
 class Found:
-    """The chips that can run bmodels here: the machine's, with the folder ``libsophon``, or emulated ones."""
+    """The chips that can run bmodels here.
+
+    libsophon: folder of the machine's libsophon; None if the chips are emulated. chips: device nodes, or emulators'
+        kinds.
+    reason: what was found or is missing. advice: what to do if there is no chip."""
 
     libsophon: Path | None
     chips: tuple[str, ...]
@@ -59,7 +61,7 @@ class Found:
 
 
 def find(root: Path = Path("/")) -> Found:
-    """Look for a chip, then for emulators, without opening a library. root: the parent of dev, etc and opt."""
+    """Look for chips, then for emulators, without loading a library. root: parent of dev, etc and opt, for tests."""
     nodes = sorted((root / "dev").glob("bm-sophon[0-9]*"))
     libraries = libsophon(root)
     if nodes and libraries is not None:
@@ -73,7 +75,7 @@ def find(root: Path = Path("/")) -> Found:
 
 
 def libsophon(root: Path = Path("/")) -> Path | None:
-    """Return the folder of libsophon's libbmrt: its packages' usual one, or one of the linker's."""
+    """Return the folder with libsophon's libbmrt: its packages' usual one, or one of the linker's; None without any."""
     usual = root / "opt/sophon/libsophon-current/lib"
     folders = [usual, *map(Path, filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")))]
     for file in sorted((root / "etc/ld.so.conf.d").glob("*.conf")):

@@ -1,9 +1,8 @@
 """Devices by number, and memory on them. All users of a device share it; the last one closes it.
 
-On a machine with chips, device n is chip n. Otherwise every number is a device of one emulator. The emulated chip is,
-in this order: DLINFER_SOPHGO_EMULATE; the chip of the bmodel to open; without a bmodel, the chip of the device in use
-under this number; bm1684x.
-"""
+On a machine with chips, device n is chip n. Otherwise all numbers are devices of one emulator. The kind of its chip is
+the first of these that is given: DLINFER_SOPHGO_EMULATE; the chip of the bmodel to open; the chip of the device in use
+under this number; bm1684x."""
 
 import os
 import threading
@@ -26,7 +25,7 @@ _OTHER_CHIP = "compile the model for one of these, or run it on a machine with s
 
 @dataclass(frozen=True)
 class Place:
-    """Bytes on a device: their offset in the memory that has this number in the worker."""
+    """Bytes on a device: ``number`` of a memory in the worker, and offset and size in bytes within that memory."""
 
     number: int
     offset: int
@@ -34,7 +33,7 @@ class Place:
 
 
 class Device:
-    """A device. number: the caller's; chip: its kind; serial: its serial number, or empty."""
+    """A device. number: the caller's number for it. chip: its kind. serial: its serial number, "" if it has none."""
 
     def __init__(self, worker: Worker, number: int) -> None:
         self.worker = worker
@@ -54,10 +53,9 @@ class Device:
 
 
 class DeviceMemory:
-    """Bytes on a device. Offsets are in bytes, and checked. Raises SophgoCallError, and a worker's errors.
+    """Bytes on a device. Methods raise SophgoCallError for bytes outside of them, and a worker's errors.
 
-    keeper: kept alive with these bytes: the model or the memory that they are part of.
-    """
+    Offsets are in bytes. keeper: an object to keep alive, such as the model or memory that these bytes are part of."""
 
     def __init__(self, device: Device, place: Place, keeper: Any) -> None:
         self.device = device
@@ -73,15 +71,15 @@ class DeviceMemory:
         return DeviceMemory(self.device, Place(self.place.number, self.place.offset + offset, size), self)
 
     def write(self, data: memoryview, offset: int = 0) -> None:
-        """Copy bytes (a flat view) to the device."""
+        """Copy ``data``, a flat view of bytes, to the device, from ``offset`` on."""
         self._transfer("write", self.device.worker.put, data, offset)
 
     def read(self, data: memoryview, offset: int = 0) -> None:
-        """Fill ``data`` (a flat view of bytes that may be written) from the device."""
+        """Fill ``data``, a writable flat view of bytes, from the device, from ``offset`` on."""
         self._transfer("read", self.device.worker.get, data, offset)
 
     def _transfer(self, call: str, move: Callable[..., None], data: memoryview, offset: int) -> None:
-        """Copy in pieces of the size of the memory that the worker shares with this process."""
+        """Copy piece by piece: a piece goes through memory of SHARED_BYTES that this process shares with the worker."""
         self._check(call, offset, data.nbytes)
         for start in range(0, data.nbytes, SHARED_BYTES):
             piece = data[start : start + SHARED_BYTES]
@@ -92,7 +90,7 @@ class DeviceMemory:
         self.device.worker.call("fill", **self._at(0, self.size), pattern=pattern.hex())
 
     def copy_from(self, source: "DeviceMemory", offset: int, source_offset: int, size: int) -> None:
-        """Copy bytes from memory of this device, or through this process from another device."""
+        """Copy ``size`` bytes from memory of the same device or, through this process, of another device."""
         self._check("copy", offset, size)
         source._check("copy", source_offset, size)
         if source.device is self.device:
@@ -124,7 +122,7 @@ _latest: dict[int, "weakref.ref[Device]"] = {}  # number -> the device that last
 
 
 def _forget() -> None:
-    """Reset after a fork: a child may not use its parent's workers, and other threads' locks are never released."""
+    """Forget all workers and locks in a forked child: the workers are the parent's, and its locks may stay locked."""
     global _lock, _slow, _workers, _devices, _latest
     _lock, _slow, _latest = threading.RLock(), {}, {}
     _workers, _devices = weakref.WeakValueDictionary(), weakref.WeakValueDictionary()
@@ -134,11 +132,10 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def open_device(number: int, chip: str | None = None) -> Device:
-    """Return the device of a number. chip: that of the bmodel to run on it; it selects an emulator.
+    """Return the device of a number. chip: the kind that a bmodel needs; without chips in the machine it is emulated.
 
     Raises SophgoCallError for a number without a device, SophgoUnavailableError without a chip or an emulator, and a
-    worker's errors. Threads that open devices of one chip wait for each other.
-    """
+    worker's errors. Threads that open devices of one chip wait for each other."""
     number = number_of(number)
     emulate = settings.current().sophgo_emulate
     libsophon = None if emulate else chips.find().libsophon
@@ -161,14 +158,14 @@ def open_device(number: int, chip: str | None = None) -> Device:
 
 
 def number_of(device: Any) -> int:
-    """Return a device's number, an integer of Python or numpy, as an int. Raises SophgoCallError."""
+    """Return a device's number as an int. Raises SophgoCallError for anything but an integer in range."""
     if isinstance(device, Integral) and not isinstance(device, bool) and 0 <= int(device) < MOST_DEVICES:
         return int(device)
     raise SophgoCallError(call="device", detail=f"{device!r} is not a number of a device")
 
 
 def _there(key: str, number: int) -> tuple[Worker | None, Device | None]:
-    """Return the worker if it is alive, and the device if it is open in that worker."""
+    """Return two values: the worker if it is alive, and the device if that worker has opened it. Either may be None."""
     with _lock:
         worker = _workers.get(key)
         if worker is None or not worker.alive:
@@ -190,7 +187,7 @@ def _started(key: str, libsophon: Path | None, chip: str) -> Worker:
 
 
 def _in_use(number: int) -> str | None:
-    """Return the chip of the device that last opened a bmodel under this number, if it is alive."""
+    """Return the chip of the device that last opened a bmodel under this number; None if there is no live one."""
     with _lock:
         device = _latest.get(number, lambda: None)()
     return device.chip if device is not None and device.worker.alive else None

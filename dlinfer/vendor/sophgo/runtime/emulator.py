@@ -1,8 +1,7 @@
 """The toolchain's chip emulators: a folder for each, laid out like libsophon's.
 
-A chip's emulator is its ``libcmodel`` with the toolchain's own libbmlib and libbmrt. They find each other by fixed
-names in the folder that they are opened from.
-"""
+A chip's emulator is its ``libcmodel`` with the toolchain's own libbmlib and libbmrt. These libraries find each other by
+fixed names in the folder that they are opened from."""
 
 import contextlib
 import os
@@ -58,11 +57,10 @@ def folder(chip: str) -> Path:
 
 
 def without_shim(place: Path) -> str:
-    """Return why the emulator of this folder has no shim between BMRuntime and bmlib; "" if it has one.
+    """Compile the shim of this folder's emulator if it is missing. Return why there is none; "" if there is one.
 
-    The shim is a few lines of C (shim.c), compiled at first use. Without it an emulator is one device only, and if it
-    shares working memory among networks, it cannot run networks that need any.
-    """
+    The shim is a few lines of C between BMRuntime and bmlib (shim.c). Without it an emulator is one device only, and an
+    emulator that shares working memory among networks cannot run networks that need any."""
     source = Path(__file__).with_name("shim.c")
     library = place / SHIM
     if library.exists() and library.stat().st_mtime >= source.stat().st_mtime:
@@ -93,7 +91,7 @@ def _files(chip: str) -> dict[str, Path]:
 
 
 def _link(link: Path, target: Path) -> None:
-    """Create or repair a link, though another process may be doing the same."""
+    """Create or repair a symbolic link, even if another process is doing the same."""
     with contextlib.suppress(OSError):
         if link.readlink() == target:
             return

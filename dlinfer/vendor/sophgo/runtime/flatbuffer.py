@@ -6,10 +6,9 @@ _MOST_ENTRIES = 1024  # of a vector; a damaged count must not cost time
 
 
 class Table:
-    """A table: a place in the buffer that points back to the list of its fields' offsets.
+    """A table of a flatbuffer. Fields are named by their number.
 
-    Raises struct.error or IndexError for places beyond the buffer.
-    """
+    Methods raise struct.error or IndexError if a damaged buffer points beyond its end."""
 
     def __init__(self, data: bytes, place: int) -> None:
         self._data = data
@@ -23,7 +22,7 @@ class Table:
         return cls(data, place)
 
     def number(self, field: int, form: str = "<I") -> int:
-        """Return a number of the table, in ``struct``'s format; 0 if the field is absent."""
+        """Return a number, which the buffer has in ``struct``'s format ``form``; 0 if the field is absent."""
         place = self._where(field)
         return self._unpacked(form, place) if place else 0
 
@@ -46,22 +45,22 @@ class Table:
         return [self._behind(place + 4 * index) for index in range(self._few(count))]
 
     def table(self, field: int) -> list["Table"]:
-        """Return a list of the table that a field points to; empty if the field is absent."""
+        """Return the table that a field points to, in a list; an empty list if the field is absent."""
         place = self._where(field)
         return [self._behind(place)] if place else []
 
     def _behind(self, place: int) -> "Table":
-        """Return the table that the offset at this place points to."""
+        """Return the table whose distance from ``place`` is stored at ``place``."""
         return Table(self._data, place + self._unpacked("<I", place))
 
     def _where(self, field: int) -> int:
-        """Return the place of a field's content; 0 if the field is absent."""
+        """Return the place of a field's content in the buffer; 0 if the field is absent."""
         at = 4 + 2 * field
         offset = self._unpacked("<H", self._fields + at) if at < self._length else 0
         return self._place + offset if offset else 0
 
     def _vector(self, field: int) -> tuple[int, int]:
-        """Return (place of a vector's first entry, number of entries); (0, 0) if the field is absent."""
+        """Return the place of a vector's first entry, and the number of entries; 0 twice if the field is absent."""
         place = self._where(field)
         if not place:
             return 0, 0

@@ -1,4 +1,4 @@
-"""A bmodel on some devices, which runs networks on memory of these devices."""
+"""A bmodel that is loaded on some devices. It runs networks on memory of these devices."""
 
 import os
 import weakref
@@ -26,9 +26,8 @@ _ADVICE = {"order": "load it before that network, or compile that one for anothe
 class TensorInfo:
     """An input or output of a network. dtype: a bm_data_type_t. shapes, places: one for each stage.
 
-    device: the caller's number of its device. max_bytes: its size in the largest stage.
-    places: its memory from the runtime, for ``LoadedModel.memory``.
-    """
+    device: the caller's number of the device that it is on. max_bytes: its size in bytes in the largest stage.
+    places: the runtime's own memory for it, which ``LoadedModel.memory`` returns."""
 
     name: str
     dtype: int
@@ -41,7 +40,9 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class NetworkInfo:
-    """A named network of a bmodel. addr_mode: 0 basic, 1 io_alone, 2 io_tag, 3 io_tag_fuse, 4 io_reloc."""
+    """A named network of a bmodel. addr_mode: 0 basic, 1 io_alone, 2 io_tag, 3 io_tag_fuse, 4 io_reloc.
+
+    is_dynamic: whether it takes sizes below a stage's. stage_num: number of sets of shapes that it was compiled for."""
 
     name: str
     is_dynamic: bool
@@ -53,25 +54,25 @@ class NetworkInfo:
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor of a run. dtype: a bm_data_type_t."""
+    """A tensor that a network reads or writes in a run. dtype: a bm_data_type_t."""
 
     dtype: int
     shape: tuple[int, ...]
     memory: DeviceMemory
 
     def wire(self) -> list[Any]:
-        """Return the tensor in a worker's form."""
+        """Return the tensor as a list, in the form that a worker's ``run`` takes."""
         place = self.memory.place
         return [self.dtype, list(self.shape), place.number, place.offset, place.size]
 
 
 class LoadedModel:
-    """A bmodel from a file or from bytes, unloaded with its last reference.
+    """A bmodel from a file or from bytes. It is unloaded when nothing refers to it any more.
 
-    devices: numbers; a bmodel for several devices needs as many. flags: bm_runtime_flag_t bits; None keeps BMRuntime's
-    own. Raises ``open_device``'s errors. Raises SophgoModelError for a damaged bmodel, for one that needs another chip
-    or more devices, and if BMRuntime refuses it.
-    """
+    devices: their numbers; a bmodel for several devices needs as many. flags: bm_runtime_flag_t bits; None keeps
+        BMRuntime's own.
+    Raises the errors of ``open_device``, and SophgoModelError for a damaged bmodel, for one that needs another chip or
+    more devices, and if BMRuntime refuses it."""
 
     def __init__(
         self, source: str | os.PathLike[str] | bytes, devices: Sequence[int], flags: int | None
@@ -143,17 +144,16 @@ class LoadedModel:
         return TensorInfo(**answer, shapes=shapes, places=places)
 
     def memory(self, tensor: TensorInfo, stage: int) -> DeviceMemory:
-        """Return the runtime's memory of an input or output, which keeps the model alive."""
+        """Return the runtime's own memory for an input or output in a stage. The memory keeps the model alive."""
         return DeviceMemory(self.devices[tensor.device], tensor.places[stage], self)
 
     def run(
         self, network: str, inputs: Sequence[Argument], outputs: Sequence[Argument]
     ) -> list[tuple[int, ...]]:
-        """Run a network, wait for its end, and write the outputs' memory. Returns the outputs' shapes.
+        """Run a network, wait until it has finished, and write the outputs' memory. Returns the outputs' shapes.
 
-        This only checks that all memory is this model's worker's: BMRuntime refuses bad arguments, or crashes the
-        worker. Raises SophgoCallError, and a worker's errors.
-        """
+        Of the arguments, only their workers are checked: all memory must be in this model's worker. BMRuntime refuses
+        other bad arguments, or crashes the worker. Raises SophgoCallError, and a worker's errors."""
         for side, arguments in (("input", inputs), ("output", outputs)):
             for index, argument in enumerate(arguments):
                 self._check_worker(f"{side} {index} of {network!r}", argument.memory.device.worker)
@@ -164,7 +164,9 @@ class LoadedModel:
         return [tuple(shape) for shape in shapes]
 
     def _check_worker(self, which: str, worker: Worker) -> None:
-        """Check a tensor's worker. If the model's own worker is gone, running reports it instead."""
+        """Raise SophgoCallError for a tensor in another worker. Does not check if the model's own worker has ended.
+
+        In that case the run reports the end. which: the tensor, for the message."""
         if worker is self._worker or not self._worker.alive:
             return
         if worker.name != self._worker.name:

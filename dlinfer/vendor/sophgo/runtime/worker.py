@@ -1,9 +1,8 @@
 """A worker process: start it, call it, and end it with its last user.
 
-BMRuntime and the chip emulator crash their process on bad input (an assertion, a segmentation fault), or hang. In a
-worker that kills only the worker: the caller gets an error with the worker's last lines of output, and the next engine
-starts another worker.
-"""
+On bad input BMRuntime and the chip emulator crash their process (an assertion, a segmentation fault), or hang. In a
+worker that ends only the worker. The caller gets an error with the worker's last lines of output, and the next engine
+starts another worker."""
 
 import contextlib
 import mmap
@@ -35,13 +34,13 @@ _START = "import sys; sys.path.append(sys.argv.pop(1)); from child.serve import 
 
 
 class Worker:
-    """One worker. Calls from several threads wait for each other; another process may not use it.
+    """One worker process. Calls from several threads wait for each other; another process may not use it.
 
-    name: the chip's, for messages. restless: its idle emulator takes a whole core, so SIGSTOP stops it between calls.
-    If this process ends, even by SIGKILL, the kernel kills the worker.
+    name: the chip's, for messages. restless: whether its idle emulator takes a whole core; SIGSTOP then stops it
+        between calls.
+    If the process that started the worker ends, even by SIGKILL, the kernel kills the worker.
     Raises SophgoWorkerError if no process can start, SophgoRuntimeError if the C libraries in ``folder`` cannot be
-    loaded.
-    """
+    loaded."""
 
     def __init__(self, name: str, folder: Path, emulated: bool, restless: bool = False) -> None:
         self.name = name
@@ -72,20 +71,19 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether the worker can be called."""
+        """Whether this process can call the worker."""
         return not self._death and os.getpid() == self._owner and self._process.poll() is None
 
     def call(self, name: str, file: int | None = None, **arguments: Any) -> Any:
-        """Call a function of the worker; ``file`` is an open file to send with the call.
+        """Call a function of the worker and return its result. file: descriptor of an open file to send with the call.
 
         Raises SophgoRuntimeError if the C library refuses, and SophgoWorkerError if the worker is gone. A worker that
-        does not answer in DLINFER_SOPHGO_TIMEOUT seconds is killed: SophgoTimeoutError.
-        """
+        does not answer in DLINFER_SOPHGO_TIMEOUT seconds is killed: SophgoTimeoutError."""
         with self._turn(name):
             return self._ask(name, file, arguments)
 
     def put(self, data: memoryview, name: str, **arguments: Any) -> None:
-        """Call a function with at most SHARED_BYTES of data."""
+        """Call a function that takes ``data``, at most SHARED_BYTES."""
         with self._turn(name):
             self.shared[: data.nbytes] = data
             self._ask(name, None, arguments)
@@ -99,17 +97,16 @@ class Worker:
 
     @contextlib.contextmanager
     def _turn(self, name: str) -> Iterator[None]:
-        """Hold the worker for one call; frees discarded memory and models first."""
+        """Hold the worker for one call. Memory and models that were discarded are freed first."""
         self._check_usable(name)  # a fork's child must not touch the shared memory, nor wait for a lock
         with self._lock:
             self._discard()
             yield
 
     def discard(self, call: str, number: int) -> None:
-        """Free memory or unload a model, at once or before the next call.
+        """Free memory or unload a model, now or, if another thread is in a call, before the next call.
 
-        Finalizers call this at any moment, in any thread, even during a call. A dead worker has freed everything.
-        """
+        Finalizers call this at any moment, in any thread, even during a call. A dead worker has freed everything."""
         self._unwanted.append((call, number))
         if self._lock.acquire(blocking=False):
             try:
@@ -119,7 +116,7 @@ class Worker:
                 self._lock.release()
 
     def _discard(self) -> None:
-        """Free discarded memory, then unload discarded models, since a model ends with its runtime."""
+        """Free discarded memory, and unload discarded models last, since a model's memory ends with the model."""
         gone: dict[str, list[int]] = {"free": [], "unload": []}
         while self._unwanted:
             call, number = self._unwanted.popleft()
@@ -183,7 +180,7 @@ class Worker:
         self._process.wait()
 
     def _tail(self) -> str:
-        """Return the worker's output during this call, as part of a message."""
+        """Return the last lines that the worker printed during this call, to end a message; "" if there are none."""
         log = self._log.fileno()
         size = os.fstat(log).st_size
         data = os.pread(log, _LOG_BYTES, max(0, size - _LOG_BYTES))
@@ -192,12 +189,12 @@ class Worker:
 
 
 def memory_file() -> FileIO:
-    """Return a file in memory, which vanishes with its last descriptor. Raises OSError."""
+    """Return a file that is in memory only, and vanishes with its last descriptor. Raises OSError."""
     return FileIO(os.memfd_create("dlinfer-sophgo", os.MFD_CLOEXEC), "r+")
 
 
 def _started(connection: socket.socket, memory: FileIO, log: FileIO) -> subprocess.Popen[bytes]:
-    """Start a worker's process, and close this process's copies of its socket and memory file."""
+    """Start a worker's process. Closes the worker's end of the socket and the memory file in this process."""
     with connection, memory:
         numbers = connection.fileno(), memory.fileno()
         return subprocess.Popen(
@@ -220,7 +217,9 @@ def _started(connection: socket.socket, memory: FileIO, log: FileIO) -> subproce
 
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket, log: FileIO, owner: int) -> None:
-    """Close the socket, so that the worker frees everything and ends. Kill a worker that does not."""
+    """End a worker: close the socket, so that the worker frees everything and ends; kill it if it does not.
+
+    In a process that did not start the worker, only this process's files are closed."""
     with connection, log:
         if os.getpid() != owner:
             return

@@ -10,7 +10,7 @@ from dlinfer.vendor.sophgo.sail.types import FLOATING, NUMPY, OF_NUMPY, Dtype
 
 
 def taken(call: str, data: Any) -> np.ndarray:
-    """Return ``data`` as a contiguous array, 64-bit integers as 32-bit ones. Raises SophgoCallError."""
+    """Return ``data`` as a contiguous array, 64-bit integers as 32-bit ones. Raises SophgoCallError for other data."""
     if not isinstance(data, np.ndarray):
         raise refuse(call, f"{type(data).__name__} is not a numpy.ndarray")
     if data.dtype in (np.int64, np.uint64):
@@ -30,7 +30,7 @@ def _narrowed(call: str, data: np.ndarray) -> np.ndarray:
 
 
 def fitting(call: str, data: Any, dtype: Dtype) -> np.ndarray:
-    """Return ``data`` for a tensor of ``dtype``, float16 as its bits. Raises SophgoCallError."""
+    """Return ``data`` as an array for a tensor of ``dtype``; float16 becomes its bits. Raises SophgoCallError."""
     array = taken(call, data)
     if array.dtype == np.float16 and dtype == Dtype.BM_FLOAT16:
         return array.view(np.uint16)
@@ -49,10 +49,9 @@ def to_bfloat16(values: Any) -> np.ndarray:
 
 
 def encoded(values: np.ndarray, dtype: Dtype) -> np.ndarray:
-    """Convert numbers to elements of ``dtype``, floats beyond its range to infinity.
+    """Convert numbers to elements of ``dtype``. Floats beyond its range become infinity.
 
-    Integers are rounded to nearest and clamped to the range; ``values`` must have no NaN then.
-    """
+    For an integer ``dtype``, numbers are rounded to nearest and clamped to its range; ``values`` must have no NaN."""
     with np.errstate(over="ignore"):  # to infinity
         if dtype == Dtype.BM_BFLOAT16:
             return to_bfloat16(values)
@@ -66,10 +65,9 @@ def encoded(values: np.ndarray, dtype: Dtype) -> np.ndarray:
 
 
 def element(call: str, number: Any, dtype: Dtype) -> np.ndarray:
-    """Return a number as an array of one element; integer types drop its fraction, as C does.
+    """Return a number as an array of one element of ``dtype``. Integer types drop its fraction, as C does.
 
-    Raises SophgoCallError for a number beyond ``dtype``'s range.
-    """
+    Raises SophgoCallError for a number beyond the range of ``dtype``."""
     if dtype in FLOATING:
         value = real(call, "the number", number)
         array = encoded(np.array([value]), dtype)

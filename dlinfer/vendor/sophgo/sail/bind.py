@@ -17,7 +17,7 @@ from dlinfer.vendor.sophgo.sail.types import NUMPY, Dtype
 def arguments(
     network: NetworkInfo, inputs: Mapping[int, Tensor], outputs: Mapping[int, Tensor]
 ) -> tuple[list[Argument], list[Argument]]:
-    """Return inputs and outputs for the runtime. Raises SophgoCallError for a tensor that does not fit."""
+    """Return two lists, inputs and outputs, for the runtime. Raises SophgoCallError for a tensor that does not fit."""
     sources = _listed(network, "input", network.inputs, inputs)
     targets = _listed(network, "output", network.outputs, outputs)
     stage = _stage(network, [argument.shape for argument in sources])
@@ -29,7 +29,7 @@ def arguments(
 def _listed(
     network: NetworkInfo, side: str, infos: Sequence[TensorInfo], tensors: Mapping[int, Tensor]
 ) -> list[Argument]:
-    """Return the tensors in order, each of the graph's type and on its device."""
+    """Return the tensors in the order of ``infos``. Raises SophgoCallError for another type or device than theirs."""
     if not isinstance(tensors, Mapping) or set(tensors) != set(range(len(infos))):
         actual = sorted(tensors, key=str) if isinstance(tensors, Mapping) else type(tensors).__name__
         raise _refuse(network, f"its {side}s are a dict of 0 to {len(infos) - 1}, given {actual}")
@@ -51,7 +51,7 @@ def _argument(network: NetworkInfo, which: str, tensor: Any, info: TensorInfo) -
 
 
 def _stage(network: NetworkInfo, shapes: list[tuple[int, ...]]) -> int | None:
-    """Return the stage of these shapes; None if a dynamic graph takes shapes smaller than a stage's."""
+    """Return the stage with these shapes; None if a dynamic graph takes them since they are smaller than a stage's."""
     stages = [tuple(info.shapes[stage] for info in network.inputs) for stage in range(network.stage_num)]
     if tuple(shapes) in stages:
         return stages.index(tuple(shapes))
@@ -73,7 +73,9 @@ def _fits(shapes: Sequence[tuple[int, ...]], stage: Sequence[tuple[int, ...]]) -
 def _check_output(
     network: NetworkInfo, which: str, output: Argument, info: TensorInfo, stage: int | None
 ) -> None:
-    """Check that the memory fits the output. A dynamic graph's output may take its maximum."""
+    """Raise SophgoCallError if memory or shape do not fit the output.
+
+    stage: None for shapes smaller than a stage's; then the memory must hold the largest output."""
     width = NUMPY[Dtype(info.dtype)].itemsize
     needed = prod(info.shapes[stage]) * width if stage is not None else info.max_bytes
     if output.memory.size < needed:

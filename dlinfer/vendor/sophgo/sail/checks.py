@@ -23,7 +23,9 @@ def refuse(call: str, detail: str) -> SophgoCallError:
 def made_by(
     form: Callable[..., _Made], args: Sequence[Any], kwargs: Mapping[str, Any], call: str, forms: str
 ) -> _Made:
-    """Return ``form(*args, **kwargs)``. Raises SophgoCallError, with ``forms``, if they do not fit."""
+    """Return ``form(*args, **kwargs)``. Raises SophgoCallError if the arguments do not fit its signature.
+
+    call, forms: the call and its forms, for the message."""
     try:
         inspect.signature(form).bind(*args, **kwargs)
     except TypeError as error:
@@ -53,7 +55,7 @@ def finite(call: str, what: str, number: Any) -> float:
 
 
 def yes_or_no(call: str, what: str, value: Any) -> bool:
-    """Return a bool of Python or numpy, or 0 or 1, as a bool. Raises SophgoCallError."""
+    """Return as a bool what must be a bool of Python or numpy, or 0 or 1. Raises SophgoCallError for others."""
     if isinstance(value, (bool, np.bool_)) or (is_count(value) and value <= 1):
         return bool(value)
     raise refuse(call, f"{what} is True or False, given {value!r}")

@@ -30,7 +30,7 @@ _FAILURES = {
 
 
 def _both(get: Callable[[TensorInfo], _Value], what: str):
-    """Return two methods of ``EngineLLM``, which call ``get`` for an input and for an output."""
+    """Return two methods of ``EngineLLM``: ``get`` for an input, and for an output. what: ``get``'s result in docs."""
 
     def of_input(self: "EngineLLM", graph_name: str, index: int) -> _Value:
         return get(self._input(graph_name, index))
@@ -43,7 +43,7 @@ def _both(get: Callable[[TensorInfo], _Value], what: str):
 
 
 def _max_shape(tensor: TensorInfo) -> list[int]:
-    """Return the maximum of each size; if stages differ in rank, the shape with the most elements."""
+    """Return the largest size of each dimension in any stage; if ranks differ, the shape with the most elements."""
     if len({len(shape) for shape in tensor.shapes}) > 1:
         return list(max(tensor.shapes, key=prod))
     return [max(sizes) for sizes in zip(*tensor.shapes, strict=True)]
@@ -53,12 +53,11 @@ class EngineLLM:
     """A bmodel on devices.
 
     ``EngineLLM(bmodel_path, dev_ids)``: from a file.
-    ``EngineLLM(bmodel_bytes, bmodel_size, dev_ids)``: from memory; bmodel_size is the number of bytes.
+    ``EngineLLM(bmodel_bytes, bmodel_size, dev_ids)``: from memory; bmodel_size is the size in bytes.
     ``EngineLLM(bmodel_path, flags, dev_ids)``: from a file, with flags of BMRuntime (``BmrtFlag``).
 
-    Raises SophgoModelError for a damaged bmodel, or one for another chip or more devices; SophgoCallError for other
-    arguments; and the runtime's errors. Methods raise SophgoCallError for a missing graph, index or stage.
-    """
+    Raises SophgoModelError for a damaged bmodel, and for one that needs another chip or more devices; SophgoCallError
+    for other arguments; and the runtime's errors. Methods raise SophgoCallError for a missing graph, index or stage."""
 
     @overload
     def __init__(self, bmodel_path: str, dev_ids: Sequence[int]) -> None: ...
@@ -72,18 +71,18 @@ class EngineLLM:
 
     @property
     def last_error(self) -> DlinferError | None:
-        """The error of the last ``process``, or None if it succeeded."""
+        """The error of the last ``process``; None if it succeeded."""
         return self._last_error
 
     # --- running
 
     def process(self, graph_name: str, input: Mapping[int, Tensor], output: Mapping[int, Tensor]) -> int:
-        """Run a graph on tensors' device memory and wait for its end. input, output: index -> tensor, for every index.
+        """Run a graph on tensors' device memory and wait until it has finished.
 
-        Returns 0, or a number of ``Failure`` and sets ``last_error``, which is logged; raises nothing. System memory
-        is neither read nor written: call ``sync_s2d`` on inputs before, ``sync_d2s`` on outputs after. Inputs need the
-        graph's types. Unless the graph is dynamic, they need the shapes of one stage.
-        """
+        input, output: index -> tensor, for every index. Inputs need the graph's types and, unless the graph is dynamic,
+            the shapes of one stage.
+        System memory is neither read nor written: call ``sync_s2d`` on inputs before, ``sync_d2s`` on outputs after.
+        Returns 0, or a number of ``Failure``. Raises nothing for a failure: it sets and logs ``last_error``."""
         try:
             inputs, outputs = arguments(self._network(graph_name), input, output)
             self._model.run(graph_name, inputs, outputs)
@@ -145,10 +144,9 @@ class EngineLLM:
     @overload
     def get_input_tensors(self, graph_name: str, stage: int = 0) -> dict[int, Tensor]: ...
     def get_input_tensors(self, graph_name: str, *args: Any, **kwargs: Any) -> dict[int, Tensor]:
-        """Return index -> tensor, on the graph's own memory, for all inputs or those of a name.
+        """Return index -> tensor on the graph's own memory, for all inputs or only the inputs named ``tensor_name``.
 
-        The dict is empty if the graph's addr_mode is not 1, or no input has that name.
-        """
+        The dict is empty if the graph's addr_mode is not 1, or no input has that name."""
         network = self._network(graph_name)
         return self._own(network, network.inputs, *_name_and_stage(*args, **kwargs))
 
@@ -161,10 +159,9 @@ class EngineLLM:
     @overload
     def get_output_tensors(self, graph_name: str, stage: int = 0) -> dict[int, Tensor]: ...
     def get_output_tensors(self, graph_name: str, *args: Any, **kwargs: Any) -> dict[int, Tensor]:
-        """Return index -> tensor, on the graph's own memory, for all outputs or those of a name.
+        """Return index -> tensor on the graph's own memory, for all outputs or only the outputs named ``tensor_name``.
 
-        The dict is empty if the graph's addr_mode is not 1, or no output has that name.
-        """
+        The dict is empty if the graph's addr_mode is not 1, or no output has that name."""
         network = self._network(graph_name)
         return self._own(network, network.outputs, *_name_and_stage(*args, **kwargs))
 
@@ -175,13 +172,12 @@ class EngineLLM:
     def get_input_tensors_addrmode0(self, graph_name: str, stage: int = 0) -> dict[int, Tensor]:
         """Return index -> tensor for all inputs, on the graph's own memory, in addr_mode 0 or 1.
 
-        In addr_mode 0 this is part of the working memory of all graphs: the next ``process`` overwrites it. Raises
-        SophgoCallError in addr_mode 2 to 4, whose addresses are tags.
-        """
+        In addr_mode 0 this memory is part of the working memory of all graphs: the next ``process`` overwrites it.
+        Raises SophgoCallError in addr_mode 2 to 4, where addresses are tags."""
         return self._any(graph_name, self._network(graph_name).inputs, stage)
 
     def get_output_tensors_addrmode0(self, graph_name: str, stage: int = 0) -> dict[int, Tensor]:
-        """Return index -> tensor for all outputs, like ``get_input_tensors_addrmode0``."""
+        """Return index -> tensor for all outputs. The same rules hold as for ``get_input_tensors_addrmode0``."""
         return self._any(graph_name, self._network(graph_name).outputs, stage)
 
     def _own(
@@ -242,7 +238,7 @@ def _within(number: Any, count: int) -> bool:
 
 
 def _name_and_stage(*args: Any, **kwargs: Any) -> tuple[str | None, int]:
-    """Parse the two forms after a graph's name: (stage) and (tensor_name, stage)."""
+    """Parse the arguments after a graph's name: stage, or name and stage. Return name (None for all) and stage."""
     form = _named if "tensor_name" in kwargs or (args and isinstance(args[0], str)) else _unnamed
     return made_by(form, args, kwargs, "EngineLLM", "neither (graph, stage) nor (graph, tensor_name, stage)")
 

@@ -6,11 +6,10 @@ from dlinfer.vendor.sophgo.runtime.device import Device, number_of, open_device
 
 
 class Handle:
-    """A device, which is opened when needed: programs create handles before the first bmodel decides an emulated chip.
+    """A device, opened at its first use: programs create handles before a bmodel decides which chip is emulated.
 
     tpu_id: the device's number. Raises SophgoCallError for a bad number, SophgoUnavailableError without a chip or an
-    emulator, and SophgoRuntimeError if the machine has chips, but no such device.
-    """
+        emulator, and SophgoRuntimeError if the machine has chips, but no such device."""
 
     def __init__(self, tpu_id: int) -> None:
         self._number = number_of(tpu_id)
@@ -21,7 +20,7 @@ class Handle:
 
     @property
     def device(self) -> Device:
-        """The current device of this number, which the handle keeps open."""
+        """The device that has this number now. The handle keeps it open."""
         self._device = open_device(self._number)
         return self._device
 

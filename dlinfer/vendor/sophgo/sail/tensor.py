@@ -17,15 +17,14 @@ from dlinfer.vendor.sophgo.sail.types import FLOATING, NUMPY, OF_NUMPY, Dtype
 class Tensor:
     """An input or output of a network. sophon-sail documents three constructors:
 
-    ``Tensor(handle, data, own_sys_data=True, own_dev_data=True)``: copies a numpy array to system memory, or without
-    it to the device.
+    ``Tensor(handle, data, own_sys_data=True, own_dev_data=True)``: copies a numpy array to system memory; if the tensor
+    has none, to the device.
     ``Tensor(handle, shape, dtype, own_sys_data, own_dev_data)``: system memory is zeros, device memory is not cleared.
     ``Tensor(src, shape, offset)``: a view of another tensor's device memory from element ``offset``; it keeps src's
     memory alive.
 
-    Elements of BM_FLOAT16 and BM_BFLOAT16 are their bits on the host, as numpy.uint16 (``.view(numpy.float16)``).
-    Calls raise SophgoCallError for bad arguments, and a worker's errors.
-    """
+    On the host, elements of BM_FLOAT16 and BM_BFLOAT16 are their bits, as numpy.uint16 (``.view(numpy.float16)``).
+    Calls raise SophgoCallError for bad arguments, and a worker's errors."""
 
     @overload
     def __init__(
@@ -43,7 +42,7 @@ class Tensor:
 
     @classmethod
     def on(cls, memory: DeviceMemory, shape: Sequence[int], dtype: Dtype) -> "Tensor":
-        """Return a tensor on memory with another owner, such as a network's input."""
+        """Return a tensor on memory that belongs to something else, such as a network's input."""
         tensor = cls.__new__(cls)
         tensor._shape, tensor._dtype = tuple(shape), dtype
         tensor._system, tensor._device, tensor._owns_device = None, memory, False
@@ -72,7 +71,7 @@ class Tensor:
         return self._system is not None
 
     def own_dev_data(self) -> bool:
-        """Return whether the tensor owns device memory, unlike a view of another tensor and a network's tensor."""
+        """Return whether the tensor owns device memory. Views of other tensors and a network's own tensors do not."""
         return self._owns_device
 
     def device_id(self) -> int:
@@ -86,7 +85,7 @@ class Tensor:
         return self._device
 
     def reshape(self, shape: Sequence[int]) -> None:
-        """Change the sizes, within the tensor's memory."""
+        """Change the sizes. The tensor's memory must be large enough."""
         sizes = shape_of("Tensor.reshape", shape)
         room = self._system.nbytes if self._system is not None else self.device_memory().size
         if prod(sizes) * self.element_size() > room:
@@ -97,10 +96,9 @@ class Tensor:
     # --- data in and out
 
     def asnumpy(self, shape: Sequence[int] | None = None) -> np.ndarray:
-        """Return a copy of system memory, or without it of device memory.
+        """Return a copy of system memory; if the tensor has none, of device memory.
 
-        shape: sizes of the array; at most as many elements as the tensor's.
-        """
+        shape: sizes of the array, with at most as many elements as the tensor's; None means the tensor's own."""
         sizes = self._sizes("Tensor.asnumpy", shape)
         if self._system is not None:
             return self._system[: prod(sizes)].copy().reshape(sizes)
@@ -109,10 +107,9 @@ class Tensor:
         return array
 
     def update_data(self, data: np.ndarray) -> None:
-        """Write ``data`` over the first elements, in system memory or without it on the device.
+        """Write ``data`` over the first elements: in system memory or, if the tensor has none, on the device.
 
-        data: of the tensor's type and at most its size, in any shape; the tensor keeps its shape.
-        """
+        data: of the tensor's type and at most its size, in any shape; the tensor keeps its own shape."""
         array = fitting("Tensor.update_data", data, self._dtype)
         self._check_room("Tensor.update_data", array.size)
         if self._system is not None:
@@ -123,8 +120,7 @@ class Tensor:
     def scale_from(self, data: np.ndarray, scale: float) -> None:
         """Write ``data * scale`` to system memory. data: float32 or integers.
 
-        A tensor of integers rounds to the nearest, clamps to its range, and takes no NaN.
-        """
+        A tensor of integers rounds to nearest, clamps to its range, and refuses NaN."""
         call = "Tensor.scale_from"
         array = taken(call, data)
         self._check_room(call, array.size)
@@ -136,7 +132,7 @@ class Tensor:
         self._of_system(call)[: array.size] = encoded(values, self._dtype).ravel()
 
     def scale_to(self, scale: float, shape: Sequence[int] | None = None) -> np.ndarray:
-        """Return system memory as float32, times ``scale``."""
+        """Return system memory as float32, times ``scale``. shape: sizes of the result; None means the tensor's own."""
         call = "Tensor.scale_to"
         sizes = self._sizes(call, shape)
         data = self._of_system(call)[: prod(sizes)]
@@ -191,11 +187,10 @@ class Tensor:
         self._device_of(call).copy_from(source._device_of(call), at, start, count)
 
     def sync_d2d_stride(self, src: "Tensor", stride_src: int, stride_dst: int, count: int) -> None:
-        """Copy ``count`` elements of another tensor's device memory: each stride_src-th to each stride_dst-th here.
+        """Copy ``count`` elements of another tensor's device memory: each stride_src-th to each stride_dst-th one here.
 
         stride_dst is 1, or 4 if stride_src is 1 and elements have one byte. ``count`` times each stride must fit its
-        tensor. The whole ranges, gaps included, are copied through the host, also with a chip.
-        """
+        tensor. The whole ranges, gaps included, are copied through the host, even on a chip."""
         call = "Tensor.sync_d2d_stride"
         source = self._other(call, src)
         if not all(map(is_count, (stride_src, stride_dst, count))) or not stride_src:
@@ -219,11 +214,10 @@ class Tensor:
         target.write(_flat(result))
 
     def dump_data(self, file_name: str, bin: bool = False) -> None:
-        """Write system memory, or without it device memory, to a file.
+        """Write system memory, or device memory if the tensor has no system memory, to a file.
 
         bin: write raw bytes. Otherwise write text for numpy.loadtxt, a line for each row of the last dimension, with
-        four decimals for floating point.
-        """
+            four decimals for floating point."""
         call = "Tensor.dump_data"
         if not isinstance(file_name, (str, os.PathLike)):
             raise refuse(call, f"file_name {file_name!r} is not a path")
@@ -240,7 +234,7 @@ class Tensor:
             raise refuse(call, f"{file_name!r} cannot be written: {error}") from None
 
     def _other(self, call: str, src: Any) -> "Tensor":
-        """Return ``src``, which must be a tensor of the same type."""
+        """Return ``src``. Raises SophgoCallError unless it is a tensor of this tensor's type."""
         if not isinstance(src, Tensor):
             raise refuse(call, f"{type(src).__name__} is not a sail.Tensor")
         if src._dtype != self._dtype:
@@ -248,7 +242,7 @@ class Tensor:
         return src
 
     def _range(self, call: str, args: Any, kwargs: Any) -> tuple["Tensor", tuple[int, int, int]]:
-        """Parse a sync's arguments: (source, (its first byte, the first byte here, number of bytes))."""
+        """Parse a sync's arguments. Return the source, and three numbers of bytes: start there, start here, length."""
         if not args and not kwargs:
             return self, (0, 0, self.nbytes())
         if len(args) + len(kwargs) == 1:
@@ -270,7 +264,7 @@ class Tensor:
     # --- memory
 
     def _sizes(self, call: str, shape: Sequence[int] | None) -> tuple[int, ...]:
-        """Return ``shape``, checked for its number of elements; by default the tensor's own sizes."""
+        """Return ``shape``; the tensor's own for None. Raises SophgoCallError for more elements than the tensor has."""
         sizes = self._shape if shape is None else shape_of(call, shape)
         self._check_room(call, prod(sizes))
         return sizes
@@ -292,7 +286,7 @@ class Tensor:
 
 _NO_FORM = "its arguments are none of its forms"
 _Made = tuple[tuple[int, ...], Dtype, np.ndarray | None, DeviceMemory | None, bool]
-"""(shape, dtype, system memory, device memory, whether it owns device memory)."""
+"""The state of a tensor: shape, dtype, system memory, device memory, and whether it owns the device memory."""
 
 
 def _maker(args: Any, kwargs: Any) -> Callable[..., _Made]:

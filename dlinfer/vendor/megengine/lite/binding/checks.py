@@ -1,4 +1,4 @@
-"""Checks of arguments, by kind, before the library is called."""
+"""Checks of arguments before the library is called. ``call`` and ``argument`` are their names in errors."""
 
 import operator
 import os
@@ -18,7 +18,7 @@ def wrong(call: str, argument: str, expected: str, actual: Any) -> LiteArgumentE
 
 
 def member(call: str, argument: str, kind: type[Member], value: Any) -> Member:
-    """Return a member of an enumeration; ``value`` is the member or its number. Raises LiteArgumentError."""
+    """Return the member of an enumeration that ``value`` is, itself or by its number. Raises LiteArgumentError."""
     try:
         return kind(value)
     except ValueError:
@@ -27,14 +27,14 @@ def member(call: str, argument: str, kind: type[Member], value: Any) -> Member:
 
 
 def instance(call: str, argument: str, kind: type[Kind], value: Any) -> Kind:
-    """Return ``value``, which must be an instance of a class. Raises LiteArgumentError."""
+    """Return ``value`` if it is an instance of the class ``kind``. Raises LiteArgumentError."""
     if not isinstance(value, kind):
         raise wrong(call, argument, f"a {kind.__name__}", repr(value))
     return value
 
 
 def function(call: str, argument: str, value: Any) -> Callable[..., Any]:
-    """Return ``value``, which must be callable. Raises LiteArgumentError."""
+    """Return ``value`` if it can be called. Raises LiteArgumentError."""
     if not callable(value):
         raise wrong(call, argument, "a function", repr(value))
     return value
@@ -48,7 +48,7 @@ def text(call: str, argument: str, value: Any) -> bytes:
 
 
 def whole(call: str, argument: str, value: Any, least: int = 0, most: int = 2**31 - 1) -> int:
-    """Return an integer of Python or numpy as an int, which must lie in a range. Raises LiteArgumentError."""
+    """Return an integer of Python or numpy as an int if it is from ``least`` to ``most``. Raises LiteArgumentError."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -59,14 +59,14 @@ def whole(call: str, argument: str, value: Any, least: int = 0, most: int = 2**3
 
 
 def existing(call: str, path: Any) -> bytes:
-    """Return the absolute path of an existing file. Raises LiteArgumentError."""
+    """Return the absolute path of a file if it exists. Raises LiteArgumentError."""
     if not _path(call, path).is_file():
         raise wrong(call, "path", "a file", os.fspath(path))
     return os.fsencode(Path(path).absolute())
 
 
 def writable(call: str, path: Any) -> bytes:
-    """Return the path of a file in an existing folder, or raise LiteArgumentError: the library would fail silently."""
+    """Return the path of a file in an existing folder. Raises LiteArgumentError: the library would fail silently."""
     if not _path(call, path).absolute().parent.is_dir():
         raise wrong(call, "path", "a file in an existing folder", os.fspath(path))
     return os.fsencode(path)

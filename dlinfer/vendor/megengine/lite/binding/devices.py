@@ -1,4 +1,4 @@
-"""The devices of this machine, checked before use: an Atlas tensor without an Atlas crashes the process at its exit."""
+"""Checks that a device is there before it is used: an Atlas tensor without an Atlas crashes the process at its exit."""
 
 from dlinfer.vendor.megengine.errors import LiteError
 from dlinfer.vendor.megengine.lite.binding.checks import member
@@ -6,7 +6,7 @@ from dlinfer.vendor.megengine.lite.binding.enums import LiteDeviceType
 from dlinfer.vendor.megengine.lite.binding.library import library
 
 _NATIVE_DEFAULT = 7
-"""LITE_DEVICE_DEFAULT in the C header, where 5 is an undocumented device."""
+"""The C header's number of LITE_DEVICE_DEFAULT. Its documented number, 5, is another device in the header."""
 
 _ALWAYS = (LiteDeviceType.LITE_CPU, LiteDeviceType.LITE_DEVICE_DEFAULT)
 
@@ -18,7 +18,7 @@ def device_count(device_type: int) -> int:
 
 
 def usable(call: str, device_type: int) -> int:
-    """Return the C header's number of a device type. Raises LiteArgumentError, and LiteError if it is not here."""
+    """Return the C header's number of a device type. Raises LiteArgumentError, and LiteError if it has no device."""
     native = checked(call, device_type)
     if device_type not in _ALWAYS and not device_count(device_type):
         raise LiteError(call=call, detail=f"this machine has no {LiteDeviceType(device_type).name}")
@@ -26,7 +26,7 @@ def usable(call: str, device_type: int) -> int:
 
 
 def checked(call: str, device_type: int) -> int:
-    """Return the C header's number of a device type, whether it is here or not. Raises LiteArgumentError."""
+    """Return the C header's number of a device type, even if it has no device here. Raises LiteArgumentError."""
     device = member(call, "device_type", LiteDeviceType, device_type)
     return _NATIVE_DEFAULT if device is LiteDeviceType.LITE_DEVICE_DEFAULT else int(device)
 

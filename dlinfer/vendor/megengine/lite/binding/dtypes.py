@@ -1,9 +1,8 @@
-"""Element types: Lite's seven, their numpy types, and the conversion or refusal of others.
+"""Element types: Lite's seven, their numpy types, and conversions of other types.
 
-float32, float16, int32, int16, int8, uint8 and uint16 pass unchanged. Copying converts int64 to int32 if every value
-fits, and bool to uint8 (0 and 1); sharing cannot convert and refuses both. Everything else (float64, bfloat16, uint32,
-uint64, complex) is refused: it would silently lose digits or range.
-"""
+float32, float16, int32, int16, int8, uint8 and uint16 pass unchanged. A copy converts int64 to int32 if every value
+fits, and bool to uint8 (0 and 1). Shared memory cannot be converted, so both are refused there. Everything else
+(float64, bfloat16, uint32, uint64, complex) is refused: it would silently lose digits or range."""
 
 from typing import Any
 
@@ -27,10 +26,9 @@ NAMES = ", ".join(str(np.dtype(numpy)) for numpy in NUMPY_TYPES.values())
 
 
 def lite_type(dtype: Any, call: str) -> LiteDataType:
-    """Return a LiteDataType for a LiteDataType, a name, a numpy dtype or type, or None (float32).
+    """Return the LiteDataType for a LiteDataType, a name, a numpy dtype or type. None means float32.
 
-    Raises LiteArgumentError.
-    """
+    Raises LiteArgumentError for anything else."""
     if dtype is None:
         return LiteDataType.LITE_FLOAT
     if isinstance(dtype, LiteDataType):
@@ -53,7 +51,7 @@ def numpy_type(number: int) -> type[np.generic]:
 
 
 def for_copying(array: np.ndarray, call: str) -> np.ndarray:
-    """Return the same values in a contiguous array of one of the seven types. Raises LiteArgumentError."""
+    """Return the array's values in a contiguous array of one of Lite's seven types. Raises LiteArgumentError."""
     if array.dtype == np.int64:
         array = _fitting(array, np.dtype(np.int32), call)
     elif array.dtype == np.bool_:
@@ -64,7 +62,7 @@ def for_copying(array: np.ndarray, call: str) -> np.ndarray:
 
 
 def for_sharing(array: np.ndarray, call: str) -> np.ndarray:
-    """Return the array itself. Raises LiteArgumentError if a tensor cannot use its memory."""
+    """Return the array itself if a tensor can use its memory. Raises LiteArgumentError."""
     if array.dtype not in _LITE_TYPES:
         raise _refused(array.dtype, call)
     if not array.flags.c_contiguous:
@@ -75,8 +73,8 @@ def for_sharing(array: np.ndarray, call: str) -> np.ndarray:
 def from_list(values: list[Any], dtype: np.dtype, call: str) -> np.ndarray:
     """Return a list's numbers as an array of ``dtype``. Raises LiteArgumentError.
 
-    Floats are rounded to ``dtype``. Integers must keep their values, and nothing may become infinite.
-    """
+    For a floating ``dtype`` numbers are rounded, but no finite number may become infinite. An integer ``dtype`` takes
+    integers only, which must be in its range."""
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as error:  # ragged, or beyond 64 bits

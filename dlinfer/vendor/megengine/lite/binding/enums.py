@@ -32,7 +32,7 @@ class LiteDataType(IntEnum):
 
 
 class LiteTensorPhase(IntEnum):
-    """Whether a name means an input, an output, or either."""
+    """The kind of tensor that a name means: an input, an output, or either."""
 
     LITE_IO = 0
     LITE_INPUT = 1
@@ -40,19 +40,18 @@ class LiteTensorPhase(IntEnum):
 
 
 class LiteIOType(IntEnum):
-    """Whether an input or output needs its values, or only its sizes."""
+    """The part of an input or output that is needed: its values, or only its sizes."""
 
     LITE_IO_VALUE = 0
     LITE_IO_SHAPE = 1
 
 
 class LiteAlgoSelectStrategy(IntEnum):
-    """How the library chooses an op's algorithm; combine members by ``|``.
+    """The library's ways to choose an op's algorithm. Combine members by ``|``.
 
-    HEURISTIC | PROFILE: by a cached profile, else by heuristics.
-    HEURISTIC | REPRODUCIBLE, PROFILE | REPRODUCIBLE: among reproducible algorithms.
-    PROFILE | OPTIMIZED: among optimised ones, so profiling is quick. PROFILE | OPTIMIZED | REPRODUCIBLE: both.
-    """
+    HEURISTIC | PROFILE: by a cached profile; by heuristics if there is none.
+    HEURISTIC | REPRODUCIBLE, PROFILE | REPRODUCIBLE: among reproducible algorithms only.
+    PROFILE | OPTIMIZED: among optimised ones only, so profiling is quick. PROFILE | OPTIMIZED | REPRODUCIBLE: both."""
 
     LITE_ALGO_HEURISTIC = 1
     LITE_ALGO_PROFILE = 2
@@ -61,7 +60,7 @@ class LiteAlgoSelectStrategy(IntEnum):
 
 
 class LiteLogLevel(IntEnum):
-    """The lowest level that the library prints."""
+    """The log levels of the library. It prints messages of the chosen level and above."""
 
     DEBUG = 0
     INFO = 1

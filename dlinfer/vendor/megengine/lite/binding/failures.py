@@ -1,10 +1,9 @@
-"""Finds the call that the library's last error message belongs to.
+"""Find the call that the library's last error message belongs to.
 
-The library keeps one message for all threads (lite/lite-c/src/global.cpp of MegEngine). No lock can be held over a
-call: calls wait for each other and call back into Python. So a failed call takes the message and clears it. If it is
-cleared already, another call failed at the same time, and both report that the message may be the other's. The call
-that took it waits a moment for such calls.
-"""
+The library keeps one message for all threads (lite/lite-c/src/global.cpp of MegEngine). No lock can be held meanwhile,
+since calls wait for each other and call back into Python. So a failed call takes the message and clears it. If another
+call has cleared it already, both failed at the same time, and both report that the message may be the other's. A call
+that takes the message therefore waits a moment for calls that are still running."""
 
 import contextlib
 import threading
@@ -12,12 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 _MOMENT = 0.25
-"""Seconds to wait for another call that failed at the same time."""
+"""Seconds that a failed call waits for other calls, which may have failed at the same time."""
 
 
 @dataclass(eq=False)
 class Call:
-    """One call of the library, in this thread."""
+    """One call of the library, in the thread that created this object."""
 
     thread: int = field(default_factory=threading.get_ident)
     failed: bool = False  # set by the caller
@@ -26,7 +25,7 @@ class Call:
 
 
 class Failures:
-    """Calls of the library that are running. take: returns the library's message and clears it."""
+    """The calls of the library that are running now. take: returns the library's message and clears it."""
 
     def __init__(self, take: Callable[[], str]) -> None:
         self._take = take
@@ -36,7 +35,7 @@ class Failures:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Call]:
-        """Wrap a call; a failed one has its message afterwards."""
+        """Wrap a call of the library. The caller sets ``failed``; if it is true, ``message`` is set afterwards."""
         call = Call()
         with self._changed:
             self._running.add(call)

@@ -71,11 +71,13 @@ _ARGUMENTS: dict[str, Any] = {
 }
 
 _FLOAT_STATE = 64
-"""Bytes enough for C's fenv_t on every Linux. Loading a model makes the calling thread flush subnormal numbers to zero,
-also in torch and numpy; so each call restores the state before it."""
+"""A size in bytes that holds C's fenv_t on every Linux.
+
+Loading a model makes the calling thread flush subnormal numbers to zero, in torch and numpy too. So each call of the
+library saves the floating-point state before, and restores it afterwards."""
 
 _USUAL_STATE = ctypes.c_void_p(-1)
-"""C's FE_DFL_ENV."""
+"""C's FE_DFL_ENV, the default floating-point state."""
 
 _LACKING = re.compile(
     r"not implement yet|disabled? at compile time|Please check macro|No compiler support", re.IGNORECASE
@@ -85,7 +87,7 @@ _DOUBT = " (another thread's call failed at the same time; the message may be ab
 
 
 class Library:
-    """The loaded library: ``library.call("forward", handle)`` is ``LITE_forward(handle)``, checked."""
+    """The loaded library. ``library.call("forward", handle)`` calls ``LITE_forward(handle)`` and checks its result."""
 
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)  # calls release the GIL
@@ -99,10 +101,9 @@ class Library:
                 function.argtypes = arguments
 
     def call(self, name: str, *arguments: Any, said: str | None = None) -> None:
-        """Call a function; errors name it ``said``, as the user knows it.
+        """Call a function of the library. said: its name in errors, as the user knows it; None means ``name``.
 
-        Raises LiteError with the library's message, or LiteLackError if the message says that the build lacks it.
-        """
+        Raises LiteError with the library's message, or LiteLackError if the message says that the build lacks it."""
         outer, before = self._state(), ctypes.create_string_buffer(_FLOAT_STATE)
         self._process.fegetenv(before)
         self._caller.state = before
@@ -118,14 +119,16 @@ class Library:
             raise kind(call=said or name, detail=detail + (_DOUBT if call.doubtful else ""))
 
     def ask(self, name: str, *arguments: Any, said: str | None = None) -> Any:
-        """Call a function whose last argument points to its answer; return the answer. Raises as ``call``."""
+        """Call a function whose last argument points to its answer. Return the answer. Raises as ``call`` does."""
         answer = _ARGUMENTS[name][-1]._type_()
         self.call(name, *arguments, ctypes.byref(answer), said=said)
         return answer.value
 
     @contextlib.contextmanager
     def callers_numbers(self) -> Iterator[None]:
-        """Run a callback in its caller's floating-point state; in the library's own threads, in the default state."""
+        """Run a callback with the floating-point state of the thread that called the library, or the default state.
+
+        A thread of the library's own has the default state."""
         before = ctypes.create_string_buffer(_FLOAT_STATE)
         self._process.fegetenv(before)
         self._process.fesetenv(self._state() or _USUAL_STATE)
@@ -135,7 +138,7 @@ class Library:
             self._process.fesetenv(before)
 
     def _state(self) -> Any:
-        """Return the floating-point state before the library call that this thread is in."""
+        """Return the floating-point state before the library call that this thread is in; None outside of calls."""
         return getattr(self._caller, "state", None)
 
 
@@ -143,7 +146,7 @@ _loading = threading.RLock()
 
 
 def library() -> Library:
-    """Return the toolchain's library. Raises ToolchainMissingError, and LiteError if it cannot be loaded."""
+    """Return the toolchain's library, loaded at first. Raises ToolchainMissingError, and LiteError if that fails."""
     with _loading:  # all threads share one object, since it must see all calls
         return _loaded()
 
@@ -161,7 +164,7 @@ def _loaded() -> Library:
 
 
 def _last_message(path: str) -> Callable[[], str]:
-    """Return a function that takes and clears the library's last message. It keeps the GIL, so no thread intervenes."""
+    """Return a function that returns and clears the library's last message. It keeps the GIL: no thread intervenes."""
     with_gil = ctypes.PyDLL(path)
     with_gil.LITE_get_last_error.restype = c_char_p
 

@@ -1,7 +1,6 @@
 """Devices and their memory, by bmlib.
 
-The other side refers to memory by a number. A place in memory is the number, an offset and a count of bytes.
-"""
+The other side of the socket refers to memory by a number. A place in memory is the number, an offset and a size."""
 
 import ctypes
 from collections.abc import Iterable
@@ -27,7 +26,7 @@ class RefusedError(Exception):
 
 
 class Memory:
-    """Memory of a device. owned: allocated for a tensor; the runtime owns the memory of networks."""
+    """Memory of a device. owned: whether it was allocated for a tensor; the runtime owns the memory of networks."""
 
     def __init__(self, device: int, block: DeviceMemory, owned: bool) -> None:
         self.device = device
@@ -36,11 +35,10 @@ class Memory:
 
 
 class Chip:
-    """The devices of a machine, or one emulated device under any number of numbers.
+    """The devices of a machine, or those of an emulator.
 
-    The emulator has one device, number 0, with any number of handles. Each device n is a handle, with its own part of
-    the same chip's memory.
-    """
+    The emulator has one device, number 0, which can be opened many times. Each number n is one opening of it, with its
+    own part of the same chip's memory."""
 
     def __init__(self, folder: str, emulated: bool) -> None:
         self.bmlib, self.bmrt, self.working = open_libraries(folder)
@@ -50,7 +48,7 @@ class Chip:
         self._numbers = count(1)
 
     def open(self, device: int) -> dict[str, Any]:
-        """Request a device, unless it is open; return its chip and serial number. Raises RefusedError."""
+        """Open a device if it is not open. Return its chip's id and its serial number. Raises RefusedError."""
         if device not in self.handles:
             self._check_number(device)
             handle = ctypes.c_void_p()
@@ -64,14 +62,14 @@ class Chip:
         return {"chip_id": chip.value, "serial": serial.value.decode(errors="replace") if known else ""}
 
     def _check_number(self, device: int) -> None:
-        """Check that a device exists: bmlib would end the process."""
+        """Raise RefusedError for a device that does not exist. bmlib would end the process."""
         present = ctypes.c_int()
         self._done("device", self.bmlib.bm_dev_getcount(ctypes.byref(present)))
         if not self.emulated and device >= present.value:
             raise RefusedError("device", f"this machine has {present.value} devices, numbered from 0")
 
     def allocate(self, device: int, size: int) -> int:
-        """Allocate ``size`` bytes on a device; return the memory's number. Raises RefusedError."""
+        """Allocate ``size`` bytes on a device. Return the number of the memory. Raises RefusedError."""
         block = DeviceMemory()
         status = self.bmlib.bm_malloc_device_byte(self.handles[device], ctypes.byref(block), size)
         self._done("memory", status)
@@ -83,7 +81,7 @@ class Chip:
         return number
 
     def free(self, numbers: Iterable[int]) -> None:
-        """Free memory; of the runtime's memory, free only the number."""
+        """Free memory. Of memory that belongs to the runtime, only the number is forgotten."""
         for memory in map(self.memories.pop, numbers):
             if memory.owned:
                 self.bmlib.bm_free_device(self.handles[memory.device], memory.block)
@@ -93,20 +91,19 @@ class Chip:
         return DeviceMemory(block.address + offset, block.reserved, block.dmabuf_fd, block.flags, size)
 
     def write(self, address: int, number: int, offset: int, size: int) -> None:
-        """Copy ``size`` bytes of this process, from ``address`` on, to a device."""
+        """Copy ``size`` bytes from ``address`` in this process to a place on a device."""
         handle, place = self._at(number, offset, size)
         self._done("copy", self.bmlib.bm_memcpy_s2d_partial(handle, place, address, size))
 
     def read(self, address: int, number: int, offset: int, size: int) -> None:
-        """Copy ``size`` bytes of a device to this process."""
+        """Copy ``size`` bytes from a place on a device to ``address`` in this process."""
         handle, place = self._at(number, offset, size)
         self._done("copy", self.bmlib.bm_memcpy_d2s_partial(handle, address, place, size))
 
     def copy(self, target: tuple[int, int], source: tuple[int, int], size: int) -> None:
-        """Copy bytes between two places of one device, each a number and an offset.
+        """Copy ``size`` bytes between two places of one device. Each place is a memory's number and an offset.
 
-        On an emulated chip they go through this process, since bm1688's emulator crashes at bm_memcpy_d2d_byte.
-        """
+        On an emulated chip the bytes go through this process, since bm1688's emulator crashes at bm_memcpy_d2d_byte."""
         if self.emulated:
             between = ctypes.create_string_buffer(size)
             self.read(ctypes.addressof(between), *source, size)
@@ -123,11 +120,11 @@ class Chip:
         self._done("copy", self.bmlib.bm_memset_device_ext(handle, value, len(repeated), place))
 
     def _at(self, number: int, offset: int, size: int) -> tuple[int, DeviceMemory]:
-        """Return the handle of a place's device, and the place."""
+        """Return two values: the handle of the device that has this memory, and the place in the memory."""
         return self.handles[self.memories[number].device], self.place(number, offset, size)
 
     def close(self) -> None:
-        """Free all memory and every device: otherwise the C library crashes at the process's exit."""
+        """Free all memory and close every device: otherwise the C library crashes when the process exits."""
         self.free(list(self.memories))
         self.working.give_back()
         for handle in self.handles.values():

@@ -46,7 +46,7 @@ class Tensor(ctypes.Structure):
 
 
 class Stage(ctypes.Structure):
-    """bm_stage_info_t: the shapes of one stage, and the runtime's memory for its inputs and outputs."""
+    """bm_stage_info_t: shapes of inputs and outputs in one stage, and the memory that the runtime has for them."""
 
     _fields_ = (
         ("input_shapes", POINTER(Shape)),

@@ -46,7 +46,7 @@ _BMRT: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def open_libraries(folder: str) -> tuple[Any, Any, WorkingMemory]:
-    """Return (bmlib, bmrt, the working memory between them) from a folder. Raises OSError."""
+    """Open bmlib and bmrt from a folder. Return both, and the working memory that bmrt allocates. Raises OSError."""
     path = os.path.join(folder, "libshim.so")  # emulators only
     shim = ctypes.CDLL(path, ctypes.RTLD_GLOBAL) if os.path.exists(path) else None  # before bmlib
     bmlib = _typed(_open(folder, "libbmlib.so.0", "libbmlib.so"), _BMLIB)
@@ -57,7 +57,7 @@ def open_libraries(folder: str) -> tuple[Any, Any, WorkingMemory]:
 
 
 def _open(folder: str, *names: str) -> ctypes.CDLL:
-    """Open the first of these names that exists. The handle is global, so that libbmrt finds libbmlib's functions."""
+    """Open the first of these files that exists. Its symbols are global: libbmrt must find libbmlib's functions."""
     there = [name for name in names if os.path.exists(os.path.join(folder, name))]
     return ctypes.CDLL(os.path.join(folder, (there or names)[0]), ctypes.RTLD_GLOBAL)
 

@@ -9,10 +9,9 @@ from .layout import Network, Shape, Tensor
 
 
 class Model:
-    """A bmodel on some devices of a chip. The first device runs networks that are not distributed.
+    """A bmodel on some devices of a chip. The first device runs the networks that are not distributed.
 
-    working: size in bytes of the networks' largest working memory, if they share it; else 0.
-    """
+    working: size in bytes of the largest working memory of a network, if networks share it; else 0."""
 
     def __init__(self, chip: Chip, devices: list[int], flags: int | None, working: int) -> None:
         self.chip = chip
@@ -36,14 +35,14 @@ class Model:
         _check(loaded, "load", "BMRuntime refused it")
 
     def describe(self) -> dict[str, Any]:
-        """Return every network's bm_net_info_t, with numbers for the memory of its inputs and outputs."""
+        """Return the runtime's flags, and each network's bm_net_info_t with numbers for its memory."""
         return {
             "flags": self.chip.bmrt.bmrt_get_flags(self._runtime),
             "networks": [self._network(name) for name in self._names()],
         }
 
     def is_basic(self) -> bool:
-        """Return whether a network's inputs and outputs are part of its working memory (addr_mode 0)."""
+        """Return whether the inputs and outputs of any network are part of its working memory (addr_mode 0)."""
         infos = (self.chip.bmrt.bmrt_get_network_info(self._runtime, name) for name in self._names())
         return any(info.contents.addr_mode == 0 for info in infos)
 
@@ -81,10 +80,9 @@ class Model:
         return {"number": number, "size": block.size}
 
     def run(self, network: str, inputs: list[Any], outputs: list[Any]) -> list[list[int]]:
-        """Run a network, wait for its end, and return the outputs' shapes. Raises RefusedError.
+        """Run a network, wait until it has finished, and return the outputs' shapes. Raises RefusedError.
 
-        inputs, outputs: tensors as [dtype, shape, memory's number, offset, bytes].
-        """
+        inputs, outputs: tensors as lists: dtype, shape, memory's number, offset, size in bytes."""
         sources = (Tensor * len(inputs))(*map(self._c_tensor, inputs))
         targets = (Tensor * len(outputs))(*map(self._c_tensor, outputs))
         ran = self.chip.bmrt.bmrt_launch_tensor_ex(

@@ -1,8 +1,7 @@
-"""The worker's loop: it answers one request at a time until the other side closes the socket, then frees everything.
+"""The worker's loop: it answers one request at a time until the other side closes the socket. Then it frees everything.
 
 Requests are ``{"call": name, ...}``; the answer is ``{"result": ...}`` or ``{"refused": kind, "detail": text}``.
-Tensors' bytes are at the start of memory that both sides have mapped.
-"""
+Tensors' data is at the start of memory that both sides have mapped."""
 
 import ctypes
 import mmap
@@ -78,7 +77,9 @@ class Server:
         path: str | None,
         size: int,
     ) -> dict[str, Any]:
-        """Load a bmodel from a path, or from the open file that follows this request."""
+        """Load a bmodel from a path. If that is None, load it from an open file that is received after this request.
+
+        working, weights: sizes in bytes that the bmodel will allocate for them."""
         data = None if path is not None else socket.recv_fds(self._connection, 1, 1)[1][0]
         try:
             self._check_growth(max(working, default=0))
@@ -100,10 +101,9 @@ class Server:
         return {"number": number, **model.describe()}
 
     def _check_growth(self, needed: int) -> None:
-        """Raise RefusedError if a larger working memory would break loaded networks of addr_mode basic.
+        """Raise RefusedError if more working memory would break loaded networks of addr_mode basic.
 
-        Their inputs and outputs are part of the working memory, which BMRuntime moves for a network that needs more.
-        """
+        Their inputs and outputs are part of the working memory. BMRuntime moves it for a network that needs more."""
         loaded = self._models.values()
         if needed > max((model.working for model in loaded), default=0) and any(
             model.is_basic() for model in loaded
@@ -137,7 +137,7 @@ def _load_bytes(model: Model, file: int, size: int) -> None:
 
 
 def main() -> None:
-    """Serve. The arguments are descriptors of a socket and of shared memory, and the parent process's ID."""
+    """Run the worker. Its arguments: the descriptors of a socket and of shared memory, the parent process's ID."""
     connection, shared, parent = map(int, sys.argv[1:4])
     libc = ctypes.CDLL(None, use_errno=True)
     _end_with(parent, libc)
@@ -146,7 +146,7 @@ def main() -> None:
 
 
 def _end_with(parent: int, libc: ctypes.CDLL) -> None:
-    """Let the kernel kill this process when its parent ends, even if this process hangs or is stopped."""
+    """Let the kernel kill this process when the parent process ends, even if this process hangs or is stopped."""
     if libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), *map(ctypes.c_ulong, (0, 0, 0))):
         error = ctypes.get_errno()
         raise OSError(error, f"PR_SET_PDEATHSIG: {os.strerror(error)}")

@@ -1,10 +1,9 @@
 """Networks' working memory on a chip with one core: BMRuntime shares it among all networks of a device.
 
 BMRuntime (of tpu_mlir 1.30.2) frees this memory when a later stage or bmodel needs more, or a bmodel is unloaded. But
-networks loaded earlier still use its address and overwrite new content (weights, commands, tensors):
-tests/vendor/sophgo/raw/growing_stages.py. So this module keeps working memory while any network is loaded, and reuses
-it when BMRuntime allocates again. Sharing is correct because runs are one after the other.
-"""
+networks that were loaded earlier still write to its address, where other content (weights, commands, tensors) may be by
+then: tests/vendor/sophgo/raw/growing_stages.py. So this module keeps working memory while any network is loaded, and
+reuses it when BMRuntime allocates again. Networks may share it because runs are one after the other."""
 
 import ctypes
 from collections.abc import Collection
@@ -21,9 +20,10 @@ _RELEASING = ctypes.CFUNCTYPE(None, c_void_p, POINTER(LargeMemory))
 
 @dataclass
 class _Kept:
-    """handle: the block's device. shared: the block may be reused; otherwise it may hold weights. free: it may be
-    reused now. BMRuntime holds the blocks of the latest bmodel, since a stage may need several.
-    """
+    """A block of memory that is not freed while networks are loaded. handle: its device.
+
+    shared: whether it may be reused; if not, it may hold weights. free: whether it may be reused now. It may not while
+        the latest bmodel is loading, since a stage of the bmodel may need several blocks."""
 
     handle: int
     block: LargeMemory
@@ -32,11 +32,10 @@ class _Kept:
 
 
 class WorkingMemory:
-    """Replaces bmlib's functions for memory of 64-bit sizes, as BMRuntime calls them.
+    """Replaces bmlib's functions for memory with 64-bit sizes when BMRuntime calls them.
 
-    BMRuntime allocates weights by them too. A block's size tells weights from working memory: a bmodel's sizes are
-    known before it is loaded (``expect``). A block of a size that both have is neither reused nor freed.
-    """
+    BMRuntime also allocates weights by these functions. A block's size tells weights from working memory: a bmodel's
+    sizes are known before it is loaded (``expect``). A block whose size fits both is neither reused nor freed."""
 
     def __init__(self, bmlib: Any) -> None:
         self._bmlib = bmlib
@@ -48,20 +47,22 @@ class WorkingMemory:
         self.releasing = _RELEASING(self._release)
 
     def expect(self, working: Collection[int], weights: Collection[int]) -> None:
-        """Record the sizes in bytes of working memory and weights of the bmodel to load next."""
+        """Record the sizes in bytes that the bmodel to load next has for working memory and for weights."""
         self._working.update(working)
         self._weights.update(weights)
         for kept in self._kept:
             kept.free = kept.shared
 
     def give_back(self) -> None:
-        """Free all working memory once no network is loaded."""
+        """Free all working memory. Call it only when no network is loaded."""
         for kept in self._kept:
             self._bmlib.bm_free_device_u64(kept.handle, kept.block)
         self._kept.clear()
 
     def _allocate(self, handle: int, target: Any, size: int) -> int:
-        """Allocate or reuse a block. BMRuntime asks for 0 bytes when the last network that needs some is unloaded."""
+        """Allocate or reuse a block of ``size`` bytes. Return a bm_status_t.
+
+        BMRuntime asks for 0 bytes when the last network that needs working memory is unloaded."""
         to_work_in = size == 0 or size in self._working
         shared = to_work_in and size not in self._weights
         for kept in self._kept:
