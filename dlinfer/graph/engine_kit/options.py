@@ -19,7 +19,7 @@ from dlinfer.errors import CompileOptionError
 Reader = Callable[[Any], object]
 """A function that checks a user's value and returns the field's value.
 
-It also accepts its own results. It raises ExpectedError for a value that is not allowed."""
+It accepts the values that it returns, too. It raises ExpectedError for a value that is not allowed."""
 
 _Self = TypeVar("_Self", bound="EngineOptions")
 
@@ -67,7 +67,7 @@ def refuse(name: str, value: object, expected: str) -> NoReturn:
 
 
 def one_of(*allowed: str) -> Reader:
-    """Return a reader that accepts only the ``allowed`` words. Its errors list all of them but the empty word."""
+    """Return a reader that accepts only the ``allowed`` words. Its errors list these words, without an empty one."""
 
     def read(value: object) -> str:
         if not isinstance(value, str) or value not in allowed:
@@ -78,7 +78,7 @@ def one_of(*allowed: str) -> Reader:
 
 
 def whole(least: int, expected: str = "", fits: Callable[[int], bool] = lambda value: True) -> Reader:
-    """Return a reader that accepts integers from ``least`` on, if ``fits`` is true for them.
+    """Return a reader that accepts an integer if it is at least ``least`` and ``fits`` returns True for it.
 
     expected: the description of the allowed values in errors.
     """
@@ -92,7 +92,10 @@ def whole(least: int, expected: str = "", fits: Callable[[int], bool] = lambda v
 
 
 def text(expected: str) -> Reader:
-    """Return a reader that accepts strings, except the empty one. expected: as for ``whole``."""
+    """Return a reader that accepts strings, except the empty one.
+
+    expected: the description of the allowed values in errors.
+    """
 
     def read(value: object) -> str:
         if not isinstance(value, str) or not value:

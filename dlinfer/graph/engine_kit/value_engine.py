@@ -2,14 +2,14 @@
 
 The vendor's subclass implements
 
-- ``refuses_op``: which nodes the vendor refuses, and why;
-- ``lower``: a function of values in the vendor's own form, ``Lowered``;
-- ``Lowered.compile``: that form compiled, when the weights are known;
+- ``refuses_op``: says which nodes the vendor refuses, and why;
+- ``lower``: translates a functionalized region into the vendor's own form, a ``Lowered``;
+- ``Lowered.compile``: compiles this form when the weights are known;
 - a dataclass of the engine's options, and some class attributes.
 
-This module and ``value_region`` do the rest. They turn regions into functions of values, copy the new content of a
-written input back into torch's tensor, and recompile when weights change. If the vendor refuses a region or a call,
-torch runs it under the fallback policy, and the report shows the vendor's reason.
+This module and ``value_region`` do the rest. They functionalize regions, copy the new content of a written input back
+into torch's tensor, and recompile when weights change. If the vendor refuses a region or a call, torch runs it under
+the fallback policy, and the report shows the vendor's reason.
 """
 
 import operator
@@ -42,11 +42,12 @@ Options = TypeVar("Options", bound=EngineOptions)
 class ValueEngine(Engine, Generic[Options]):
     """An engine for runtimes that work on values only.
 
-    Only regions that torch runs (``eager_region``) become stored programs, and all their steps call torch.
+    The disk cache stores none of the vendor's executables. It stores only regions that torch runs (``eager_region``).
 
     options_type: the dataclass of the engine's own options.
     device_type: the type of the device whose tensors the engine reads.
-    refuses_writes: why nodes that write in place are refused; None if the engine returns the new contents instead.
+    refuses_writes: the reason for refusing nodes that write in place; None if the engine accepts them and returns the
+    new contents.
     smallest: the least number of computing nodes that makes a region worth entering.
     """
 
@@ -72,7 +73,7 @@ class ValueEngine(Engine, Generic[Options]):
         """
 
     def is_heavy(self, node: fx.Node) -> bool:
-        """Return whether any region with this node is worth entering."""
+        """Return whether this node makes its region worth entering, even if the region is smaller than ``smallest``."""
         return False
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
@@ -90,8 +91,8 @@ class ValueEngine(Engine, Generic[Options]):
     def refuses(self, node: fx.Node) -> str | None:
         """Return why a node is refused; None if it is accepted.
 
-        The reasons: an unfit tensor, an effect that cannot be returned as a value, the vendor's refusal, or a failed
-        self-test on this CPU.
+        A node is refused if it has a tensor of another device, layout or dtype, or an effect that cannot be returned as
+        a value. It is also refused if the vendor refuses it, or if its op failed the self-test on this CPU.
         """
         if node.op != "call_function":
             return None
@@ -108,7 +109,7 @@ class ValueEngine(Engine, Generic[Options]):
         return self.refuses_op(node) or self._selftest_failure(node)
 
     def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
-        """Return why a region is refused: its nodes cost less one by one than entering the engine. Else None."""
+        """Return why a region is too small for the engine; None if it is large enough."""
         count = sum(map(is_compute, nodes))
         if count >= self.smallest or any(map(self.is_heavy, nodes)):
             return None
@@ -138,7 +139,7 @@ class ValueEngine(Engine, Generic[Options]):
     def _selftest_failure(self, node: fx.Node) -> str | None:
         """Return why the vendor's self-test on this CPU forbids a node; None if it does not.
 
-        The self-test tests a node that writes in place as the op that returns the new content.
+        For a node that writes in place, the result of its functional op counts.
         """
         if self.selftest is None:
             return None

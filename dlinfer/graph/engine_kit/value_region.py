@@ -45,7 +45,8 @@ class OutputSpecs:
     def empty(self, inputs: Inputs, in_place: Collection[int] = ()) -> list[Tensor]:
         """Return a contiguous tensor for each output of a call: new memory, or a written input itself.
 
-        in_place: indices of inputs that may serve as the output with their new content. They do if they are contiguous.
+        in_place: indices of written inputs whose memory may hold their new contents. Such an input is returned if it is
+        contiguous.
         """
         return [
             inputs[index]
@@ -101,7 +102,7 @@ class Lowered(ABC):
         """
 
     def check(self, inputs: Inputs) -> None:  # noqa: B027 - most vendors need none
-        """Raise RefusedError if the executable computes these inputs wrongly, WrongInputError if torch would raise."""
+        """Raise RefusedError if the executable computes wrongly on these inputs, WrongInputError if torch raises."""
 
 
 class Views(Lowered):
@@ -116,8 +117,8 @@ class Views(Lowered):
 class InputOverlap:
     """A check for inputs whose memory overlaps. Calling it returns the reason why the call must not run, or None.
 
-    It remembers the addresses and sizes of the last call. So it compares the many weights again only when a weight or a
-    written input has moved. Several threads may call it at the same time.
+    It remembers the addresses and sizes of the last call. All inputs are compared only if a weight or a written input
+    has moved. If only other inputs have moved, the weights are left out. Several threads may call it at the same time.
     """
 
     def __init__(self, function: Function) -> None:

@@ -15,10 +15,10 @@ from torch import Tensor
 from dlinfer.graph.ir.device import HOST
 
 SAMPLES = 16
-"""Sampled elements per weight, one from each sixteenth. So they show any contiguous write to an eighth or more."""
+"""Sampled elements per weight, one from each sixteenth. A contiguous write to an eighth or more reaches one."""
 
 _ADDRESSES = 1 << 62
-"""A number of words that no processor can address. numpy would clip indices to the end of a smaller array."""
+"""The number of bytes in ``_Memory``: more than a processor can address, because numpy clips larger indices."""
 
 
 _Places = npt.NDArray[np.int64]
@@ -54,7 +54,7 @@ class WeightSamples:
         return True
 
     def changed(self, owners: Collection[int]) -> set[int]:
-        """Return those of ``owners``, numbers of weights, whose weight has a changed element."""
+        """Return the numbers of the weights in which a sampled element changed. owners: the weights to check."""
         different: set[int] = set()
         for (window, places, owner), before in zip(self._groups, self._before, strict=True):
             chosen = np.isin(owner, list(owners))

@@ -15,13 +15,14 @@ _PLACED = frozenset(
         " masked_fill masked_scatter copy"
     ).split()
 )
-"""Ops whose result at an index depends on their first argument only at the same index."""
+"""Ops that compute each element of the result from one element of their first argument, the one at the same index."""
 
 
 def reads_in_place(graph: fx.Graph, index: int, content: object) -> bool:
     """Return whether the new content of an input may be computed in the input's own memory.
 
-    At most one op may read the old content, and each element of the op's result may depend on the same element only.
+    At most one op may read the old content. For each element of its result, it may read only the element at the same
+    index.
     index: the input's place. content: the node that computes the new content.
     """
     old = graph.find_nodes(op="placeholder")[index]
@@ -45,7 +46,7 @@ def _in_place(reader: fx.Node, old: fx.Node) -> bool:
 
 
 def overlapping(inputs: Sequence[object], written: Collection[int]) -> str | None:
-    """Return the reason why inputs cannot be values: a written input overlaps another input, or itself. Else None.
+    """Return why a written input overlaps another input, or itself; None if none does.
 
     inputs: tensors and numbers of a call. written: indices of the inputs that the call writes.
     """

@@ -41,8 +41,9 @@ class FunctionalCall:
     """The functional call that replaces a node that writes.
 
     op: the functional op; None for ``copy_``: the new content is then the source, in the target's dtype and sizes.
-    targets: the nodes whose memory is written, in the order of their new contents among the call's results.
-    args, kwargs: the functional op's arguments. results: how many results of the original op come before the contents.
+    targets: the nodes whose memory is written. The call returns their new contents in this order.
+    args, kwargs: the functional op's arguments.
+    results: the number of results that the original op has. The functional op returns them before the new contents.
     """
 
     op: Op | None
@@ -125,7 +126,7 @@ def _define(op: Op) -> Op:
 
 
 def _parameters(schema: object) -> str:
-    """Return the text of a schema's parameters without alias annotations, all positional."""
+    """Return the text of a schema's parameters without alias annotations. Keyword-only ones become positional."""
     text = str(schema).partition("(")[2].rpartition(") -> ")[0]
     return re.sub(r"\(\w+!?\)", "", text).replace("*, ", "")
 

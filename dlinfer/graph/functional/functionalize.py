@@ -3,7 +3,7 @@
 Engines that have no in-place ops need it (OpenVINO, ONNX). Each in-place op becomes its functional form
 (``functional_ops``). A write through a view becomes a new value of the base tensor (``view_inverses``), and later reads
 use that value. The new contents of inputs are outputs. An engine binds each to the input's own memory, so a KV cache is
-never copied. torch computes outputs that are views afterwards (``outputs``).
+never copied. If an output of the region is a view, torch makes it after the engine has run (``outputs``).
 """
 
 import operator
@@ -49,8 +49,9 @@ class Function:
     graph_module: takes the region's inputs, with their ``val`` and STATIC, and returns a tuple of tensors. The engine
         must return them contiguous. No node of it writes.
     writes: for each output that is the new content of an input, the input's index; None for a new tensor.
-    in_place: indices of written inputs whose memory the engine may use for the new content while it runs. Each element
-        of the new content depends on the same element of the old content alone. Nothing else reads the old content.
+    in_place: indices of written inputs whose memory the engine may overwrite with the new content while it runs. Each
+        element of the new content depends on one element of the old content, at the same index. No other op reads the
+        old content.
     """
 
     graph_module: fx.GraphModule
@@ -82,7 +83,10 @@ class Function:
             self._checks(*inputs)
 
     def conflict(self, inputs: Sequence[object]) -> str | None:
-        """Return why the function must not run on these inputs: a written one overlaps another or itself. Else None."""
+        """Return why the function must not run on these inputs; None if it may.
+
+        It must not run if a written input overlaps another input or itself.
+        """
         return overlapping(inputs, {index for index in self.writes if index is not None})
 
     def finish(self, inputs: Sequence[object], values: Sequence[Tensor]) -> tuple[object, ...]:
@@ -115,7 +119,7 @@ _METADATA = torch.ops.aten._assert_tensor_metadata.default
 
 
 def is_check(node: fx.Node) -> bool:
-    """Return whether a node returns nothing and only raises, so that ``Function.check`` may run it."""
+    """Return whether a node is an assertion: it may raise, and has no result. ``Function.check`` runs these."""
     return overload(node) is _METADATA or schema_name(node) in CHECKS
 
 
@@ -128,9 +132,11 @@ class _Builder:
     """Builds a Function in one walk over a region's nodes.
 
     memory: old node -> the ids of its memory. root: memory id -> the first node in this memory.
-    content: written memory id -> the new graph's node for its root's present value.
-    writes: memory id -> how many writes so far. value: old node -> (writes to its memory when its value was computed,
-    the new graph's node for this value). source: meta of the current node.
+    content: id of written memory -> the node in the new graph that holds the root's present value.
+    writes: memory id -> the number of writes so far.
+    value: old node -> a pair: the number of writes to its memory when its value was computed, and this value's node in
+    the new graph.
+    source: meta of the current node.
     """
 
     def __init__(self, owner: fx.GraphModule) -> None:
@@ -158,10 +164,11 @@ class _Builder:
         return self._finished()
 
     def _located(self, node: fx.Node, shared: set[int], number: int) -> set[int]:
-        """Return the ids of a node's memory. number: the node's position.
+        """Return the ids of a node's memory. number: the node's position in the graph.
 
-        Each input that is a view of ``shared`` memory, such as the KV cache of a layer, gets an id of its own: these
-        views are assumed not to overlap. Each call checks this (``Function.conflict``).
+        shared: memory of which several inputs are views, such as the KV caches of layers in one allocation. Each of
+        these inputs gets an id of its own, because the views are assumed not to overlap. Each call checks this
+        (``Function.conflict``).
         """
         memory = storages(node)
         if not memory & shared:
@@ -259,7 +266,10 @@ class _Builder:
         return [*parts[:count], *(self._fitted(part, value, target) for part, value, target in new)]
 
     def _raw(self, functional: FunctionalCall, target: fx.Node) -> Tensor:
-        """Return the fake of a new content before the cast to the target's dtype that the in-place op includes."""
+        """Return the fake that the functional op returns for a target. Its dtype may differ from the target's.
+
+        An in-place op casts its result to the target's dtype; the functional op does not.
+        """
         assert functional.op is not None
         value = fake(target)
         if torch.Tag.pointwise not in functional.op.tags:
@@ -270,7 +280,10 @@ class _Builder:
         return value if dtype == value.dtype else value.to(dtype)
 
     def _fitted(self, value: fx.Node, content: Tensor, target: fx.Node) -> fx.Node:
-        """Cast and expand a new content to the target's dtype and sizes. value: its node. content: its fake."""
+        """Cast and expand a new content to the target's dtype and sizes. Return the node of the result.
+
+        value: the content's node. content: the content's fake.
+        """
         old = fake(target)
         if content.dtype != old.dtype:
             cast = torch.empty_like(content, dtype=old.dtype)
@@ -298,7 +311,10 @@ class _Builder:
         self.writes[memory] += 1
 
     def _view(self, node: fx.Node, parent: fx.Node) -> tuple[fx.Node, int | None, fx.Node]:
-        """Return (the view op, the node's index among several results or None, the base tensor's node)."""
+        """Return three things: the view op, an index, and the base tensor's node.
+
+        The index tells which of the view op's results ``node`` is; None if the op has one result.
+        """
         if node.target is not operator.getitem:
             return node, None, parent
         whole, index = viewed(parent), node.args[1]
@@ -365,7 +381,7 @@ class _Builder:
 
 
 def _unit(value: object) -> Tensor | float:
-    """Return a one-element tensor or a number in place of a fake, to learn an op's result dtype."""
+    """Return a one-element tensor or a number in place of a fake. An op that runs on these shows its result dtype."""
     if isinstance(value, Tensor):
         return torch.empty((1,) * value.dim(), dtype=value.dtype, device="meta")
     if isinstance(value, (torch.SymBool, bool)):

@@ -18,14 +18,14 @@ from dlinfer.graph.torch_private.expressions import number_node
 from dlinfer.graph.torch_private.symbols import symbols_of
 
 Fresh = tuple[fx.Node, Order | None]
-"""A node that allocates its result, and the order of the result's dimensions in memory; None if it is contiguous."""
+"""A node that allocates its result, and the order of the result's dimensions in memory (None if contiguous)."""
 
 
 def results_of(owner: fx.GraphModule, outputs: Sequence[object]) -> tuple[list[Fresh], fx.GraphModule]:
     """Return the values that an engine has to compute, and a module that makes the region's outputs from them.
 
     The module takes the region's inputs, then the computed values. Each value comes contiguous, with its dimensions
-    permuted into the order of memory. Raises NotAFunctionError for outputs that have no such form.
+    permuted into the order of memory. Raises NotAFunctionError if an output cannot be made in this way.
     """
     bases = dict.fromkeys(base for node in outputs if (base := _base(node)) is not None)
     fresh = [(base, _order(base)) for base in bases if base.op == "call_function"]

@@ -26,10 +26,11 @@ aten = torch.ops.aten
 class ViewWrite:
     """A write through a view.
 
-    view: the view op in the old graph, of one tensor. index: the written result, if the view op returns several.
-    base: the base tensor's present value in the new graph. part: the written part's new value, in the new graph too.
-    new_node: inserts a call (op, args, fake result) into the new graph.
-    sizes: returns the sizes of an old node as arguments in the new graph.
+    view: the view op, a node of the old graph. index: which of the op's results is written; None if the op has one
+    result.
+    base: the base tensor's present value in the new graph. part: the written part's new value, also in the new graph.
+    new_node: a function that inserts a call (op, args, fake result) into the new graph.
+    sizes: a function that returns the sizes of an old node as arguments in the new graph.
     """
 
     view: fx.Node

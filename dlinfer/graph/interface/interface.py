@@ -17,7 +17,7 @@ from dlinfer.graph.ir.conj_neg import may_be_lazy
 from dlinfer.graph.torch_private.expressions import FUNCTIONS, Size
 
 Bind = Callable[[Sequence[object]], tuple[list[Any], tuple[int, ...]]]
-"""A function from the values of a call to (the graph's arguments with its constants, the values of its symbols)."""
+"""A function from a call's values to the graph's arguments, constants included, and to its symbols' values."""
 
 Name = Callable[[object], str]
 """A function from an object to its name in the scope of the generated code."""
@@ -26,7 +26,8 @@ Name = Callable[[object], str]
 def mismatches(port: Port, value: str, name: Name) -> Iterator[str]:
     """Yield Python expressions that test a value: if it does not fit ``port``, one of them is true or raises.
 
-    value: the variable that holds the value. ``Interface.bind`` checks sizes that depend on symbols.
+    value: the variable that holds the value. Sizes that depend on symbols are not tested here, but in
+    ``Interface.bind``.
     """
     if port.number:
         yield f"type({value}) is not int"
@@ -74,8 +75,8 @@ class Interface:
     """The inputs of a compiled graph, without its weights, and its outputs, in the graph's order.
 
     symbols: symbol -> its range. conditions: comparisons of symbols that must be true at each call.
-    constants: position among all values of a call -> the value that the graph was compiled with.
-    examples: symbol -> its value in the call that the graph was compiled for; may lack symbols.
+    constants: index among a call's values -> the constant at this index, which the graph was compiled with.
+    examples: symbol -> its value in the call that the graph was compiled for. Some symbols may be missing.
     """
 
     inputs: tuple[Port, ...]
@@ -91,7 +92,7 @@ class Interface:
         return _Binder(self).function()
 
     def values_among(self, leaves: Sequence[object], names: Sequence[str] = ()) -> Sequence[object]:
-        """Return the values for ``inputs``: the values of a call without its constants.
+        """Check the constants among a call's values, and return the other values: one for each port in ``inputs``.
 
         leaves: all values of a call. names: their names in errors. Raises ArtifactInputError if a constant differs from
         the compiled one.
@@ -107,7 +108,10 @@ class Interface:
 
     @cached_property
     def places(self) -> dict[str, tuple[int, int]]:
-        """Symbol -> the place where a call reads it: (input, dimension) of the first size that is just this symbol."""
+        """Symbol -> the indices (input, dimension) of the size from which a call reads the symbol.
+
+        This is the first size that is the symbol alone, and no expression with it.
+        """
         places: dict[str, tuple[int, int]] = {}
         for index, port in enumerate(self.inputs):
             for dim, size in enumerate(port.sizes):
@@ -116,7 +120,7 @@ class Interface:
         return places
 
     def place_name(self, index: int, dim: int) -> str:
-        """Return the name, for errors, of an input's size in dimension ``dim``, or of an input that is a number."""
+        """Return the name in errors of the size of an input in dimension ``dim``; for an integer, the input's name."""
         port = self.inputs[index]
         return port.name if port.number else f"{port.name}.size()[{dim}]"
 

@@ -25,9 +25,10 @@ def interface_of(
     results: Sequence[str],
     declared: Mapping[Expression, Any],
 ) -> tuple[Interface, dict[object, str]]:
-    """Return (the interface of a graph, symbol -> its name in the interface). STATIC inputs are weights without ports.
+    """Return two things: the interface of a graph, and symbol -> the symbol's name in this interface.
 
-    called, results: the module's names for the other inputs, and for the outputs.
+    STATIC inputs are weights; they have no port. called, results: the module's names for the other inputs, and for the
+    outputs.
     declared: symbol -> the range that torch.export knows. Raises CaptureError if a call cannot check an input or guard.
     """
     nodes = [node for node in graph.find_nodes(op="placeholder") if not node.meta.get(STATIC)]
@@ -77,7 +78,7 @@ def _port(node: fx.Node, name: str, names: Mapping[Expression, str], placed: Set
 def _outputs(
     graph: fx.Graph, names: Sequence[str], symbols: Mapping[Expression, str], ranges: Mapping[str, Range]
 ) -> Iterator[Port]:
-    """Yield the port of each result that is a tensor. names: of the results."""
+    """Yield a port for each result of the graph that is a tensor. names: the names of all results."""
     results: Any = graph.output_node().args[0]
     for result, name in zip(results, names, strict=True):
         if (value := tensor_or_none(result)) is not None:

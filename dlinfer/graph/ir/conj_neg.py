@@ -1,4 +1,4 @@
-"""Tensors with the conj or neg bit, such as ``z.conj()`` and ``z.conj().imag``: their memory has the other sign.
+"""Tensors with the conj or neg bit, such as ``z.conj()`` and ``z.conj().imag``: their memory holds the opposite sign.
 
 ATen's kernels respect the bits; loops and kernels that read memory do not. So a graph takes such inputs as resolved
 copies, without the bits.
@@ -24,7 +24,7 @@ def is_lazy(value: object) -> bool:
 
 
 def resolved(value: Any) -> Any:
-    """Return a value; if it has the conj or neg bit, a copy without the bit."""
+    """Return a copy of the value without conj and neg bits if it has one of them; else return the value itself."""
     return value.resolve_conj().resolve_neg() if is_lazy(value) else value
 
 
