@@ -74,7 +74,7 @@ def module_of(node: fx.Node) -> str:
 
 
 def held_bytes(compiled: CompiledGraph) -> int:
-    """Return the bytes that a compiled graph keeps in lifted constants and copies of weights."""
+    """Return the size in bytes of the lifted constants and the copies of weights that a compiled graph keeps."""
     programs = [run for run in (compiled.program, *compiled.regions.values()) if isinstance(run, Program)]
     constants: list[object] = [value for program in programs for value in program.constants.values()]
     # A branch of torch.cond is no tensor.

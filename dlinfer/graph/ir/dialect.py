@@ -311,7 +311,7 @@ def placed_memory(node: fx.Node) -> set[int]:
 
 
 def call_on_fakes(op: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-    """Run an op on fakes and return its result. The fakes keep their sizes even if the op reshapes in place."""
+    """Run an op on fakes and return its result. Even an op such as ``t_`` does not change the sizes of these fakes."""
     if torch.Tag.inplace_view in getattr(op, "tags", ()):
         args = [value.detach() if isinstance(value, torch.Tensor) else value for value in args]
     return op(*args, **kwargs)

@@ -105,7 +105,10 @@ class Joined(Step):
     parts: tuple[Step, ...] = ()
 
     def failing(self, message: str) -> tuple[Step, str]:
-        """Return (the part that raised, its message); (this step, ``message``) if the message names no part."""
+        """Return the part that raised, and the part's message.
+
+        Return this step and ``message`` if the message names no part.
+        """
         prefix = re.match(r"step (\d+): ", message)
         if prefix is None or int(prefix.group(1)) >= len(self.parts):
             return self, message
@@ -132,9 +135,9 @@ Outputs = tuple[Any, ...]
 """The results of one call: tensors and numbers."""
 
 Join = Callable[[Sequence[Step], Iterable[str]], tuple[Sequence[Step], Mapping[str, Function]]]
-"""A function of (the steps, the names of values that are read later).
+"""A function that joins steps. It takes the steps, and the names of the values that are read after them.
 
-It returns (the steps with some joined, callee -> function for the joined steps)."""
+It returns the new steps, and callee -> function for the joined steps."""
 
 
 def refer(argument: Any) -> Any:
@@ -241,7 +244,8 @@ class Program(RegionRun):
     def _explained(self, cause: Exception) -> GraphRunError | None:
         """Return a GraphRunError that names the failed step and is also of the cause's class.
 
-        None if no step raised, or if ``run_error`` has no class for the cause: then the cause gets the text as a note.
+        Return None if no step raised. Return None too if ``run_error`` has no class for the cause; in this case the
+        cause gets the explanation as a note.
         """
         frames = traceback.walk_tb(cause.__traceback__)
         lines = [line for frame, line in frames if frame.f_code.co_filename == self.filename]
@@ -290,7 +294,7 @@ class Program(RegionRun):
         return "\n".join(lines) + "\n", writer.scope
 
     def _last_uses(self) -> dict[int, list[str]]:
-        """Return step index -> names of the values, except outputs, whose last use is this step."""
+        """Return step index -> names of the values that no later step uses. Outputs of the program are left out."""
         last: dict[str, int] = {}
         for index, step in enumerate(self._lines):
             for name in (*step.names, *values_in([step.args, dict(step.kwargs)])):

@@ -35,14 +35,14 @@ def maker_of(node: fx.Node) -> str:
 
 
 Size = int | fx.Node | tuple[fx.Node, int] | None
-"""An expected size: a number, an input whose value is the size, (an input, its dimension), or None for any size."""
+"""An expected size: a number, an input that is the size, or a pair (input, dimension). None accepts any size."""
 
 
 def expected_result(node: fx.Node) -> tuple[torch.dtype, tuple[Size, ...]] | None:
-    """Return the dtype and sizes that a node's result must have. None if its op did not allocate the result.
+    """Return two things that a node's result must have: the dtype, and the sizes.
 
-    None too for dlinfer's ops and for plain copies. A size that no input has is None: later readers take it from the
-    result itself, or assert it.
+    Return None if there is nothing to check: the node's op did not allocate the result, or is dlinfer's or a plain
+    copy. A size is None if no input has it. Then later readers take it from the result itself, or assert it.
     """
     value = fake(node)
     if not isinstance(value, torch.Tensor) or not made_memory(node) or overload(node) in _PLAIN_COPIES:
@@ -62,7 +62,8 @@ def check_result(
 ) -> None:
     """Raise ValueError if the result's dtype, number of dimensions or a size differs from the expected one.
 
-    sizes: for each dimension a number, (a tensor, its dimension) to read the size from, or None for any size.
+    sizes: the expected sizes, one for each dimension. A pair (tensor, dimension) means the size of that tensor in that
+    dimension. None accepts any size.
     """
     shape = result.shape
     if result.dtype is dtype and shape == sizes:

@@ -1,7 +1,7 @@
 """The inputs that a compiled graph assumes to share no memory, and the check of this assumption at each call.
 
 Bools and wider numbers seldom share memory, so effects treat a mask of bools and a KV cache as independent
-(``ir/effects``). But an allocator may cut a mask from an arena of int32 words.
+(``ir/effects``). But an allocator may cut both from one block of memory. So each call checks that they do not overlap.
 """
 
 from collections.abc import Iterator, Sequence

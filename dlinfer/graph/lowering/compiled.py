@@ -23,9 +23,10 @@ class CompiledGraph:
     It always runs with autocast off and records no gradients.
 
     requirement: the process's torch settings that the graph needs; each call checks them.
-    regions: name of a region (``region_0``) -> what the engine compiled the region to.
-    parts: name of a region -> the engine's full answer, with facts for reports. Empty for a graph from the disk cache.
-    kv_layouts: see ``kv_layouts_of``.
+    regions: name of a region (``region_0``) -> the compiled region that the program calls.
+    parts: name of a region -> what ``Engine.compile`` returned for it, with facts for reports. Empty for a graph from
+    the disk cache.
+    kv_layouts: device type -> order of KV caches' dimensions that the graph was compiled for.
     resolved: positions of inputs that torch holds lazily conjugated or negated; each call resolves them.
     apart: inputs that must not share memory, see ``apart_of``.
     """

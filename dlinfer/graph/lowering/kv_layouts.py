@@ -1,7 +1,8 @@
-"""The layout of KV caches at compile time, which is the active vendor's.
+"""The layout of KV caches that a compiled graph was compiled for.
 
-A compiled graph keeps its kernels, and each kernel reads caches in its vendor's layout. If a model reads the layout
-through dlinfer's Python calls, Dynamo guards it. In addition, every compiled graph checks the layout at each call.
+The active vendor chooses the layout. A compiled graph keeps its kernels, and each kernel reads caches in the layout of
+its vendor. If a model reads the layout through dlinfer's Python calls, Dynamo adds a guard on it. In addition, every
+compiled graph checks the layout at each call.
 """
 
 from collections.abc import Mapping

@@ -36,7 +36,8 @@ _ASSERTIONS = frozenset(
 class Decomposed:
     """A copy of a graph whose ops all have a translation, without assertions that were checked on fakes.
 
-    Constants become placeholders after the graph's own. constants: name of the placeholder -> its constant.
+    Constants become additional placeholders, behind those of the graph. constants: name of such a placeholder -> its
+    constant.
     Raises NotExportableError, naming the node of ``owner``.
     """
 

@@ -59,7 +59,8 @@ def export(
     """Return a graph as ONNX.
 
     graph_module: every node has its fake in ``meta["val"]``. opset: at least ``OPSET``.
-    translations: returns op of torch -> its translation, to be used before the standard one. The result is cached.
+    translations: a function that returns a dict, torch op -> translation. These are preferred to the standard ones. The
+    function's result is cached.
 
     Raises NotExportableError, naming the node, if an op has no translation, or the translation refuses the call.
     """

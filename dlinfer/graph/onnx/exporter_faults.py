@@ -40,7 +40,7 @@ def _pooling(call: _Call) -> str | None:
 
 
 def _padding(call: _Call) -> str | None:
-    """Return why a padding is refused, or None. torch cuts before it pads, and may repeat less; ONNX pads first."""
+    """Return why a padding is refused, or None. With a negative size, torch cuts and then pads; ONNX pads first."""
     if call["mode"] != "constant" and any(isinstance(size, int) and size < 0 for size in call["pad"]):
         return f"padding by {call['mode']} that cuts at another side"
     return None

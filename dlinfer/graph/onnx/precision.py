@@ -84,7 +84,7 @@ _MOVING = frozenset("Cast CastLike Concat Expand Identity Pow Reshape Squeeze Ti
 
 
 def _computes(model: "onnx_ir.Model") -> bool:
-    """Return whether a model computes with float32 constants, in float32."""
+    """Return whether an op of a model computes in float32 with a float32 constant."""
     import onnx_ir
 
     short: set[onnx_ir.Value] = set()

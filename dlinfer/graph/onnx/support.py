@@ -55,7 +55,8 @@ def fault_by_onnx(model: bytes) -> str | None:
 class Refusals:
     """Cached answers of the exporter and a runtime about kinds of nodes. Threads may share one object.
 
-    opset, translations: as for ``export``.
+    opset: the models' opset. translations: returns torch op -> translation, preferred to the standard ones; see
+    ``export``.
     fault: takes a model as bytes. It returns why the runtime refuses the model, or None.
     """
 
@@ -93,7 +94,7 @@ class Refusals:
 
 
 def _cache_order(node: fx.Node) -> str:
-    """Return the layout of a node's KV caches; empty without a cache. Translations may need one layout."""
+    """Return the layout of a node's KV caches; empty without a cache. Whether a translation exists may depend on it."""
     op = overload(node)
     cache = arguments(node).get("k_cache") if op is not None else None
     return kv_order(fake(cache).device.type) if isinstance(cache, fx.Node) else ""

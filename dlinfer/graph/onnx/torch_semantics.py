@@ -17,7 +17,7 @@ from dlinfer.graph.torch_private.fake_mode import mode_of
 _aten = torch.ops.aten
 
 BEHIND = 2**31 - 1
-"""An index beyond the end of every dimension that fits int32. ONNX Runtime's kernels raise for it before they write."""
+"""The highest index of type int32, beyond the end of any dimension. ONNX Runtime's kernels refuse it."""
 
 _CHOOSERS = {"aten::where": "condition", "aten::masked_fill": "mask"}
 """Op -> the operand that selects among the others, and takes no part in type promotion."""
@@ -28,7 +28,7 @@ _OWN_DTYPE = frozenset(
 """Elementwise ops that have a dtype argument or do not promote their operands."""
 
 _ACCUMULATING = frozenset({"aten::cumsum", "aten::sum", "aten::prod"})
-"""Ops that accumulate in the dtype of their result, which is int64 for bools and small integers."""
+"""Reductions and scans that compute in the dtype of their result, which is int64 for bools and small integers."""
 
 _LOSSES = (
     "cross_entropy_loss",
@@ -45,11 +45,11 @@ _FROM_THE_FRONT: Mapping[str, str] = {
     **{f"aten::{name}": "target" for name in _LOSSES},
     "dlinfer::fused_moe": "topk_ids",
 }
-"""Ops of torch that raise for a negative index, except ``ignore_index`` -> the index's parameter."""
+"""Op -> its parameter for the index. For a negative index the op raises in torch, unless it is the ``ignore_index``."""
 
 
 def promote(graph: fx.Graph) -> None:
-    """Insert the casts that torch does inside its elementwise and accumulating ops. Changes ``graph``."""
+    """Insert the casts that torch does inside its elementwise ops, and in sum, prod and cumsum. Changes ``graph``."""
     for node in list(graph.nodes):
         op = overload(node)
         if op is None:

@@ -20,7 +20,8 @@ INLINE_BYTES = 1 << 20
 def fill(graph: OnnxGraph, weights: Mapping[str, Tensor]) -> list["onnx_ir.Value"]:
     """Turn the inputs that ``weights`` names into initializers, and return their ``onnx_ir`` values.
 
-    weights: name of an input -> its tensor. An initializer shares its memory, or a copy's if it is not contiguous.
+    weights: name of an input -> its tensor. The initializer uses the tensor's memory; a tensor that is not contiguous
+    is copied.
     """
     import onnx_ir
 

@@ -1,4 +1,4 @@
-"""Translate 3D convolutions. torch.onnx adds a bias of a wrong shape if they have none."""
+"""Translate 3D convolutions. For a convolution without bias, torch.onnx would add a bias of a wrong shape."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Translate maximum and minimum: over some dimensions, over all, and of two tensors with NaN ignored."""
+"""Translate maximum and minimum over dimensions (``amax``), and of two tensors without their NaNs (``fmax``)."""
 
 from collections.abc import Sequence
 

@@ -68,6 +68,9 @@ def reshape(x: Value, shape: Sequence[Value]) -> Value:
 
 
 def spread(line: Value, position: int, dims: int, grid: Value) -> Value:
-    """Spread a line of indices along one dimension of a grid. The result has a last dimension of size 1."""
+    """Reshape a vector of indices, and expand it to the sizes in ``grid`` and a last dimension of size 1.
+
+    The indices run along dimension ``position`` of the ``dims`` dimensions of the grid.
+    """
     shape = [-1 if dim == position else 1 for dim in range(dims)]
     return op.Unsqueeze(op.Expand(op.Reshape(line, shape), grid), [-1])

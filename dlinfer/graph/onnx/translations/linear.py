@@ -21,7 +21,7 @@ def linear(input: Value = None, weight: Value = None, bias: Value = None, x: Val
 
 
 def nothing(x: Value, weight: Value, bias: Value) -> Value:
-    """Return the result for an input without elements. ONNX Runtime's rewrites of products misread a size of 0."""
+    """Return the result for an input without elements. ONNX Runtime rewrites matrix products wrongly if a size is 0."""
     start = number(0.0, x) if bias is None else bias
     return op.Expand(start, shape_of([*sizes(x, 0, -1), (weight, 0)]))
 

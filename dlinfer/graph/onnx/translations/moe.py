@@ -28,7 +28,10 @@ _ops = torch.ops.dlinfer
 
 @translates(_ops.moe_gating_topk_softmax.default)
 def gating(router_logits: Value, topk: int, n_groups: int) -> tuple[Value, Value]:
-    """Return (weights, ids) of each token's topk experts by softmax; the best of each group if there are groups."""
+    """Return the weights and the ids of each token's ``topk`` experts.
+
+    The weights are the softmax of the logits. With groups, the result has the best experts of each group.
+    """
     logits, _ = wide(router_logits)
     weights = op.Softmax(logits, axis=-1)
     if n_groups < 1:
@@ -76,7 +79,7 @@ def _fused_moe(
 def _dense_weights(
     x: Value, gate_up: Value, topk_weights: Value, topk_ids: Value, renormalize: bool
 ) -> tuple[Value, Value]:
-    """Return (each token's weight for each expert, whether the token chose the expert); both [tokens, experts]."""
+    """Return two values [tokens, experts]: the weight of each expert for each token, and whether it was chosen."""
     weights, ids = token_weights(x, topk_weights, renormalize), op.Cast(topk_ids, to=7)
     zero = number(0.0, x, wide=True)
     nothing = op.Expand(zero, shape_of([(topk_ids, 0), (gate_up, 0)]))

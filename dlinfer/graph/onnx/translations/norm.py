@@ -9,7 +9,7 @@ _ops = torch.ops.dlinfer
 
 @translates(_ops.rms_norm.default)
 def rms_norm(x: Value, weight: Value, eps: float) -> Value:
-    """Return the RMS norm of x. Compute the mean in float32, and round before the weight, as dlinfer's op does."""
+    """Return the RMS norm of x. As in dlinfer's op, the mean is in float32, and x is rounded before the product."""
     values, cast = wide(x)
     mean = op.ReduceMean(op.Mul(values, values), [-1], keepdims=1)
     root = op.Sqrt(op.Add(mean, number(eps, x, wide=True)))
@@ -19,7 +19,7 @@ def rms_norm(x: Value, weight: Value, eps: float) -> Value:
 
 @translates(_ops.add_rms_norm.default)
 def add_rms_norm(x: Value, residual: Value, weight: Value, eps: float) -> tuple[Value, Value]:
-    """Return (the RMS norm of ``x + residual``, the sum)."""
+    """Return two values: the RMS norm of ``x + residual``, and ``x + residual`` itself."""
     total = op.Add(x, residual)
     total.dtype = x.dtype
     return rms_norm(total, weight, eps), total

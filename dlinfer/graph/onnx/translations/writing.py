@@ -53,7 +53,7 @@ op = _Opset()
 
 @contextmanager
 def written_for(device_type: str) -> Generator[None]:
-    """Make translations in the block write for graphs on this type of device."""
+    """Set the type of the graph's device for translations that are called in the ``with`` block."""
     token = _device.set(device_type)
     try:
         yield
@@ -77,7 +77,7 @@ def size(value: Value, dim: int) -> int | None:
 
 
 def fixed(value: Value, dim: int, what: str) -> int:
-    """Return an argument's size in a dimension. Raises Untranslated, with ``what`` as its name, if it is symbolic."""
+    """Return an argument's size in a dimension. Raises Untranslated if it is symbolic; the error calls it ``what``."""
     length = size(value, dim)
     if length is None:
         raise Untranslated(f"{what} is not a number")
@@ -114,7 +114,7 @@ def _is_size(part: Value) -> TypeGuard[tuple[Value, int]]:
 
 
 def sizes(value: Value, first: int = 0, end: int | None = None) -> list[tuple[Value, int]]:
-    """Return (value, dimension) for the dimensions from ``first`` up to ``end``, as parts for ``shape_of``."""
+    """Return a value's sizes from dimension ``first`` up to ``end``, as pairs (value, dimension) for ``shape_of``."""
     return [(value, dim) for dim in range(rank(value))[first:end]]
 
 
@@ -148,7 +148,7 @@ def is_type(value: Value, *names: str) -> bool:
 
 
 def wide(value: Value) -> tuple[Value, bool]:
-    """Return (a floating-point argument in float32 or wider, whether a cast was needed)."""
+    """Cast a floating-point argument to float32 if it is narrower. Return the argument, and whether it was cast."""
     if is_type(value, "FLOAT16", "BFLOAT16"):
         return op.Cast(value, to=1), True
     return value, False
