@@ -35,10 +35,11 @@ def dlinfer_backend(
 ) -> Compiled:
     """Compile a Dynamo graph and return the compiled function.
 
-    options: see ``CompileOptions``. mode: ignored; transformers always passes ``reduce-overhead``.
+    options: the options of the compilation (``CompileOptions``). mode: ignored; transformers always passes
+    ``reduce-overhead``.
 
-    Dynamo would wrap an error that its backend raises. So the returned function raises every refusal:
-    CompileOptionError, InferenceOnlyError, EngineUnavailableError and, under the fallback policy ``error``,
+    Dynamo would wrap an error that its backend raises. So a refusal is raised later, when the returned function is
+    called: CompileOptionError, InferenceOnlyError, EngineUnavailableError and, under the fallback policy ``error``,
     CaptureError and GraphFallbackError.
     """
     try:

@@ -144,20 +144,14 @@ class _Writer:
         self._checks[f"{self._read(container, step)} is not {self.name(result)}"] = None
 
     def _read(self, container: object, step: str) -> str:
-        """Return code that takes one step from an object.
-
-        The code reads an attribute from ``__dict__`` if it is there, because ``Module.__getattr__`` is slow.
-        """
+        """Return code that takes one step from an object. It reads ``__dict__``: ``Module.__getattr__`` is slow."""
         own = getattr(container, "__dict__", {})
         if step[1:] in own and own[step[1:]] is _taken(container, step):
             return f"{self.name(own)}[{step[1:]!r}]"
         return f"{self.name(container)}{step}"
 
     def _steady_holder(self, argument: str, steps: Sequence[str]) -> object:
-        """Return the object that an argument's steps lead to.
-
-        Return None if one of the steps is a property that makes a new object at each read.
-        """
+        """Return the object that an argument's steps lead to; None if a property on the way makes it at each read."""
         holder = self._arguments.get(argument)
         for step in steps:
             container, holder = holder, _taken(holder, step)

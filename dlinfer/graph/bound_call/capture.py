@@ -223,7 +223,7 @@ class _Backend:
         return [source for source, value in self._values(scope) if source.endswith(_HOOKS) and not value]
 
     def _values(self, scope: Scope) -> Iterator[tuple[str, Any]]:
-        """Yield (source, value) of the constants to compare: arguments, and values in the owner or in globals.
+        """Yield a pair (source, value) for each constant to compare: arguments, and values in the owner or in globals.
 
         The adaptor must keep values inside other arguments constant.
         """

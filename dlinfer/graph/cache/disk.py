@@ -125,7 +125,7 @@ class ArtifactCache:
         return True
 
     def why_missed(self, key: Key) -> str:
-        """Return the fields that differ in the nearest stored key; empty if no key of this subject is stored."""
+        """Return how the nearest stored key differs, field by field; empty if no key of this subject is stored."""
         entries: list[tuple[int, Path]] = []
         with contextlib.suppress(OSError):
             entries = [(path.stat().st_mtime_ns, path) for path in self.folder.glob(f"{key.prefix}*")]
@@ -162,7 +162,7 @@ def _stored_key(path: Path) -> str:
 
 
 def _remove(path: Path, status: os.stat_result) -> None:
-    """Remove a damaged file, unless another process has replaced it since. status: of the file that was read."""
+    """Remove a damaged file, unless another process has replaced it since. status: that of the file that was read."""
     with contextlib.suppress(OSError):  # if the folder cannot be written, the next reader finds it again
         if os.path.samestat(path.stat(), status):
             path.unlink()

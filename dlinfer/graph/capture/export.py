@@ -118,10 +118,7 @@ def _with_resolved(captured: Captured, weights: list[torch.Tensor]) -> Captured:
 
 
 def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """Return a copy that passes may change.
-
-    It leaves out ``_assert_tensor_metadata`` nodes: the fakes have the dtypes and devices that these assert.
-    """
+    """Return a copy that passes may change. Checks of dtype and device are left out, because the fakes passed them."""
     copy = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in graph.nodes:

@@ -87,9 +87,7 @@ def _device(node: fx.Node) -> str | None:
 
 
 def on_floats(node: fx.Node, args: Any, kwargs: object, floats: tuple[bool, ...]) -> object:
-    """Run a node whose float inputs are 0-d float64 tensors. Return its result.
-
-    Return None if the node needs the values of the floats.
+    """Run a node whose float inputs are 0-d float64 tensors. Return its result; None if it needs the floats' values.
 
     args: the node's arguments. floats: for each of them, whether it is a float input.
     """

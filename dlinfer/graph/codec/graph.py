@@ -99,7 +99,7 @@ def write_graph(graph_module: fx.GraphModule, interface: Interface) -> tuple[Jso
 
 
 def other_op_versions(data: Json) -> Iterator[tuple[str, int, int]]:
-    """Yield (op, version in the file, version here) of each dlinfer op whose two versions differ.
+    """Yield each dlinfer op whose version in the file is not the version here, with both versions in this order.
 
     Version 0 means that this dlinfer has no such op. An op without a version in the file has version 1.
     """

@@ -39,10 +39,7 @@ class _Built:
         return self.samples.same()  # no weight has moved
 
     def changed(self, marks: tuple[tuple[int, int, int], ...]) -> list[int]:
-        """Return the indices of weights whose memory or contents have changed.
-
-        marks: the marks of the weights in the new call.
-        """
+        """Return the indices of inputs whose memory or contents changed. marks: the new call's marks of the weights."""
         moved = {
             number for number, (new, old) in enumerate(zip(marks, self.marks, strict=True)) if new != old
         }

@@ -92,10 +92,7 @@ def whole(least: int, expected: str = "", fits: Callable[[int], bool] = lambda v
 
 
 def text(expected: str) -> Reader:
-    """Return a reader that accepts strings, except the empty one.
-
-    expected: the description of the allowed values in errors.
-    """
+    """Return a reader that accepts all strings but the empty one. expected: what errors say is allowed."""
 
     def read(value: object) -> str:
         if not isinstance(value, str) or not value:

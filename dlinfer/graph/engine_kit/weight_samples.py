@@ -54,7 +54,7 @@ class WeightSamples:
         return True
 
     def changed(self, owners: Collection[int]) -> set[int]:
-        """Return the numbers of the weights in which a sampled element changed. owners: the weights to check."""
+        """Return the numbers of those weights whose sampled elements changed. owners: the weights to check."""
         different: set[int] = set()
         for (window, places, owner), before in zip(self._groups, self._before, strict=True):
             chosen = np.isin(owner, list(owners))

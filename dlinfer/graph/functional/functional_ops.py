@@ -88,7 +88,7 @@ def functional_call(node: fx.Node) -> FunctionalCall | str:
 
 
 def _without_out(op: Op) -> Op | None:
-    """Return the overload without the ``out`` argument: ``aten.add.Tensor`` for ``aten.add.out``. Else None."""
+    """Return the overload without ``out``, such as ``aten.add.Tensor`` for ``aten.add.out``; None if there is none."""
     written = written_parameters(op)
     packet: Any = op.overloadpacket
     for overload_name in packet.overloads():

@@ -83,10 +83,7 @@ class Function:
             self._checks(*inputs)
 
     def conflict(self, inputs: Sequence[object]) -> str | None:
-        """Return why the function must not run on these inputs; None if it may.
-
-        It must not run if a written input overlaps another input or itself.
-        """
+        """Return why a written input overlaps another input or itself, so that the function must not run; else None."""
         return overlapping(inputs, {index for index in self.writes if index is not None})
 
     def finish(self, inputs: Sequence[object], values: Sequence[Tensor]) -> tuple[object, ...]:
@@ -166,8 +163,8 @@ class _Builder:
     def _located(self, node: fx.Node, shared: set[int], number: int) -> set[int]:
         """Return the ids of a node's memory. number: the node's position in the graph.
 
-        shared: memory of which several inputs are views, such as the KV caches of layers in one allocation. Each of
-        these inputs gets an id of its own, because the views are assumed not to overlap. Each call checks this
+        shared: memory that several inputs view, such as the KV caches of layers in one allocation. Each of these inputs
+        gets an id of its own, because the views are assumed not to overlap. Each call checks this
         (``Function.conflict``).
         """
         memory = storages(node)

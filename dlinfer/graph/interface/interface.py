@@ -108,7 +108,7 @@ class Interface:
 
     @cached_property
     def places(self) -> dict[str, tuple[int, int]]:
-        """Symbol -> the indices (input, dimension) of the size from which a call reads the symbol.
+        """Symbol -> the pair (input, dimension) of the size that gives a call's value of the symbol.
 
         This is the first size that is the symbol alone, and no expression with it.
         """

@@ -77,7 +77,7 @@ class Port:
         return any(low != high for low, high in self.bounds)
 
     def misfit(self, value: object) -> str:
-        """Return the text of an error for a value that does not fit. The text shows the first misfit."""
+        """Return the text of an error for a value that does not fit. It names only the first thing that is wrong."""
         if not isinstance(value, torch.Tensor) or self.number or not is_plain(value):
             return shown(value)
         if value.dtype != self.dtype or value.device != self.device:

@@ -54,7 +54,7 @@ _RANDOM_IN_TRAINING = {
 _SCHEMA_TELLS_ALL = frozenset({"aten", "prims", "dlinfer", "dlinfer_graph", "dlinfer_values"})
 """Namespaces of ops whose schemas and tags declare all effects."""
 _WITHOUT_STATE = frozenset({"torchvision", "quantized", "quantized_decomposed", "transformers"})
-"""Other libraries whose ops have no undeclared effects, as their sources show, except ops registered as effectful."""
+"""Other libraries whose sources show no undeclared effects. Their ops that are registered as effectful have some."""
 
 _REPLACES_MEMORY = frozenset({"set_", "resize_", "resize_as_", "as_strided_"})
 
@@ -203,7 +203,7 @@ def out_of_place(op: Op) -> Op | None:
 
 
 def signature(op: Op, without: Collection[str] = ()) -> list[tuple[str, str]]:
-    """Return (name, type) of each parameter of an op, except those in ``without``."""
+    """Return a pair (name, type) for each parameter of an op, except those in ``without``."""
     return [(p.name, str(p.type)) for p in parameters_of(op) if p.name not in without]
 
 
@@ -278,7 +278,7 @@ def symbols_in(node: fx.Node) -> set[object]:
 
 
 def input_with(symbol: object, inputs: Sequence[fx.Node]) -> fx.Node | tuple[fx.Node, int] | None:
-    """Return an input whose value is this symbol, else (an input, its dimension of this size), else None."""
+    """Return an input whose value is this symbol, else a pair (input, dimension) with this size, else None."""
     for node in inputs:
         if plain_symbol(fake(node)) == symbol:
             return node
@@ -336,7 +336,7 @@ def model_line(node: fx.Node) -> str:
 
 
 def stack_frames(node: fx.Node) -> list[tuple[str, str, str]]:
-    """Return (file, line, function) of each call that led to a node, the outermost first."""
+    """Return (file, line, function) for each call that led to a node. The outermost call comes first."""
     trace = node.meta.get("stack_trace") or ""
     return re.findall(r'^\s*File "(.*)", line (\d+), in (.*?)\s*$', trace, re.MULTILINE)
 

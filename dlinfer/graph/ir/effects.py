@@ -3,8 +3,8 @@
 Only ``effects_of(graph)`` computes the effects. The storage of a fake, which views share, identifies memory. These ids
 are exact for memory that the graph allocates. Memory that existed before the graph (inputs, parameters, buffers,
 constants) may alias at a later call even if nothing aliased at capture. For example, a caller may pass one tensor
-twice. So a write to a part of this outside memory counts as a write to all of it. Only ``is_written`` is narrower: it
-asks for memory that a node names as the target of a write.
+twice. So a write to a part of this outside memory counts as a write to all of it. Only ``is_written`` ignores such
+aliases: it considers the memory of each write's target alone.
 """
 
 import operator
@@ -127,7 +127,10 @@ def reshaped_memory(nodes: Iterable[fx.Node]) -> Memory:
 
 
 def made_memory(node: fx.Node) -> bool:
-    """Return whether a node, or the op whose result it takes an item of, allocated its tensor."""
+    """Return whether a node allocated its tensor.
+
+    For an item of a sequence: whether the op that returned the sequence allocated the item.
+    """
     maker = node
     if node.target is operator.getitem:
         maker = node.all_input_nodes[0]
@@ -142,8 +145,8 @@ def made_memory(node: fx.Node) -> bool:
 def layout_to_keep(node: fx.Node) -> Order | None:
     """Return the order of dimensions that readers of a kernel's result expect; None if nothing has to be enforced.
 
-    None for numbers, tensors without dimensions, views and memory that existed before the graph. None too if the fake
-    has gaps or overlaps, because these cannot be enforced: see ``has_layout``.
+    Nothing is enforced for numbers, tensors without dimensions, views and memory that existed before the graph. If the
+    fake has gaps or overlaps, its layout cannot be enforced (``has_layout``).
 
     The strides of a fake come from an op's Python description. The kernel may use other strides, depending on the CPU,
     its libraries or the attention backend. So only our kernels, and loops compiled for these strides, are trusted.
@@ -166,7 +169,7 @@ _NAME = "_dlinfer_effects"
 def effects_of(graph: fx.Graph) -> Effects:
     """Return the effects of a graph, cached until a node, its arguments or its fake changes.
 
-    A pass that edits the graph and keeps using the result must keep the result true.
+    A pass that edits the graph and uses the returned object afterwards must update the object (``Effects.admit``).
     """
     state: list[object] = [x for node in graph.nodes for x in (node, node.args, node.kwargs, fake(node))]
     known: tuple[list[object], Effects] | None = getattr(graph, _NAME, None)

@@ -20,7 +20,8 @@ class Subgraph:
 
     inputs: nodes of the outer graph, one for each placeholder of the module.
     outputs: nodes of the outer graph whose values the module returns, in this order.
-    inserted: the inputs that were added to the outer graph: ``sym_size`` of its placeholders, to be read first.
+    inserted: those of the inputs that are new ``sym_size`` nodes of the outer graph. They must run before all other
+    nodes.
     """
 
     graph_module: fx.GraphModule
@@ -69,7 +70,7 @@ def extract(
 def _symbol_inputs(
     owner: fx.GraphModule, parents: Iterable[fx.Node], nodes: Sequence[fx.Node]
 ) -> list[fx.Node]:
-    """Return further inputs, for symbols of ``nodes`` that are neither a parent's value nor a size of a parent.
+    """Return inputs that the subgraph needs besides ``parents``: for symbols that are no value or size of these.
 
     Compilers take a symbol's value from an input of the subgraph. Unbacked symbols that ``nodes`` create (``item``,
     ``nonzero``) need no input.
@@ -88,8 +89,8 @@ def _origin(owner: fx.GraphModule, symbol: object) -> fx.Node:
 def _node_of(owner: fx.GraphModule, symbol: object) -> fx.Node:
     """Return a node whose value is this symbol. The node comes before all nodes that need the symbol.
 
-    The node is an input, a new ``sym_size`` of an input, or the op that creates the symbol. A captured ``sym_size``
-    may come too late. Raises CaptureError if there is no such node.
+    The node is an input, a new ``sym_size`` of an input, or the op that creates the symbol. A ``sym_size`` of the
+    captured graph is not used, as it may come too late. Raises CaptureError if there is no such node.
     """
     placeholders = owner.graph.find_nodes(op="placeholder")
     source = input_with(symbol, placeholders)

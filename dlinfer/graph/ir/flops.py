@@ -44,7 +44,7 @@ def _product(left: str) -> Callable[[Call, object], int]:
 
 
 def _einsum(call: Call, result: object) -> int:
-    """Count one loop over all letters of an einsum. An ellipsis adds no loop."""
+    """Count a multiplication and an addition for each combination of the letters' values. An ellipsis counts as 1."""
     letters: dict[str, int] = {}
     for term, tensor in zip(call["equation"].split("->")[0].split(","), call["tensors"], strict=True):
         letters |= dict(zip(term.strip().replace(".", ""), _sizes(tensor), strict=False))
@@ -77,13 +77,13 @@ def _indexer(call: Call, result: object) -> int:
 
 
 def _sparse_attention(call: Call, result: object) -> int:
-    """Count sparse attention: every query with as many keys as ``sparse_indices`` has positions for a query."""
+    """Count sparse attention: each query meets as many keys as ``sparse_indices`` has positions per query."""
     chosen, rope = _sizes(call["sparse_indices"])[-1], call["query_rope"]
     return 2 * chosen * sum(map(_elements, (call["query"], rope, result)))
 
 
 def _delta_rule(call: Call, result: object) -> int:
-    """Count three products with the state for each token and head: by the key, for the update, and by the query."""
+    """Count three products for each token and head: state by key, state by query, and the update of the state."""
     return 3 * 2 * _elements(call["value"]) * _sizes(call["recurrent_state"])[-1]
 
 

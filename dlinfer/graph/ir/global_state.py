@@ -1,8 +1,8 @@
 """Torch's global state that a compiled graph depends on: recorded at compile time, compared at each call.
 
-Autocast and the recording of gradients are settings of the calling thread. A graph always runs without both; its casts
-are nodes. The default dtype and deterministic algorithms are settings of the process. A call is refused if a change of
-such a setting would change the graph's results.
+Autocast and the recording of gradients are settings of the calling thread. A graph always runs with both off: the casts
+that autocast inserted at capture are nodes of the graph. The default dtype and deterministic algorithms are settings of
+the process. A call is refused if a change of such a setting would change the graph's results.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +24,9 @@ T = TypeVar("T")
 class GlobalState:
     """Torch's settings while a graph was compiled.
 
-    deterministic: deterministic algorithms are on. deterministic_warns: torch only warns about the others.
-    fills_uninitialized: ``empty`` fills its memory while deterministic algorithms are on.
+    deterministic: whether torch must use deterministic algorithms. deterministic_warns: whether torch only warns, and
+    does not raise, if an op has no such algorithm.
+    fills_uninitialized: whether ``empty`` fills its memory while deterministic algorithms are on.
     autocast: device type -> dtype, for devices with autocast on.
     """
 
@@ -53,7 +54,7 @@ def _fills_uninitialized() -> bool:
 
 
 class Requirement:
-    """The settings of the process that a graph needs. The check at each call reads two of torch's getters."""
+    """The settings of the process that a graph needs, and their check at each call."""
 
     def __init__(self, state: GlobalState, reads_default_dtype: bool) -> None:
         self.state = state
@@ -122,8 +123,8 @@ def explicit_dtypes(graph: fx.Graph) -> None:
 def reads_default_dtype(graph: fx.Graph) -> bool:
     """Return whether some node's result may depend on the default dtype.
 
-    An ATen op may if its result is floating-point, no argument is, and it has no ``dtype`` argument. An op of another
-    library may if it returns a tensor.
+    This is assumed of an ATen op if its result is floating-point, no argument is, and it has no ``dtype`` argument. It
+    is assumed of another library's op if that op returns a tensor.
     """
     return any(_reads_default_dtype(node) for node in graph.nodes if node.op == "call_function")
 

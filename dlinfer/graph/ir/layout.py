@@ -1,7 +1,7 @@
 """Sizes, strides and contiguity of fake tensors, and the step that enforces a layout.
 
-The queries add no guard. They return True only if this holds for every value of the symbols. ``laid_out`` runs after a
-kernel, on the kernel's real result.
+The queries add no guard. Each returns True only if its statement holds for every value of the symbols. ``laid_out``
+runs after a kernel, on the kernel's real result.
 """
 
 from collections.abc import Sequence

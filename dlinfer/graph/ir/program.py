@@ -105,10 +105,7 @@ class Joined(Step):
     parts: tuple[Step, ...] = ()
 
     def failing(self, message: str) -> tuple[Step, str]:
-        """Return the part that raised, and the part's message.
-
-        Return this step and ``message`` if the message names no part.
-        """
+        """Return the part that raised, and its message; this step and ``message`` if the message names no part."""
         prefix = re.match(r"step (\d+): ", message)
         if prefix is None or int(prefix.group(1)) >= len(self.parts):
             return self, message
@@ -294,7 +291,7 @@ class Program(RegionRun):
         return "\n".join(lines) + "\n", writer.scope
 
     def _last_uses(self) -> dict[int, list[str]]:
-        """Return step index -> names of the values that no later step uses. Outputs of the program are left out."""
+        """Return step index -> names of the values that this step is the last to use. Program outputs are left out."""
         last: dict[str, int] = {}
         for index, step in enumerate(self._lines):
             for name in (*step.names, *values_in([step.args, dict(step.kwargs)])):

@@ -17,7 +17,7 @@ from dlinfer.graph.torch_private.fake_mode import mode_of
 _aten = torch.ops.aten
 
 BEHIND = 2**31 - 1
-"""The highest index of type int32, beyond the end of any dimension. ONNX Runtime's kernels refuse it."""
+"""The highest int32: an index beyond the end of every shorter dimension. ONNX Runtime's kernels refuse it."""
 
 _CHOOSERS = {"aten::where": "condition", "aten::masked_fill": "mask"}
 """Op -> the operand that selects among the others, and takes no part in type promotion."""

@@ -60,7 +60,7 @@ def _move_up(rewriter: Rewriter, choice: fx.Node) -> None:
 
 
 def _spared(choice: fx.Node, source: fx.Node, dim: int, effects: Effects) -> Rows:
-    """Return the nodes that need only the selected rows, with the dimension of their results that counts rows.
+    """Return the nodes that need to compute only the selected rows, each with the dimension of its rows.
 
     The nodes lie between an op that mixes rows and the selection. Only the selection and these nodes read them.
     source: the selection's argument. dim: the dimension of ``source`` that counts rows.
@@ -100,7 +100,7 @@ def _of_chosen_rows(
 ) -> fx.Node:
     """Insert, before ``node``, a node that computes only the selected rows of its result. Return the new node.
 
-    computed: node -> the new node that computes its selected rows already.
+    computed: earlier node -> the new node that was inserted for it in the same way.
     """
     read = rows_of_arguments(node, dim)
     assert read is not None, node.format_node()

@@ -11,7 +11,7 @@ from dlinfer.graph.ir.dialect import gives_something, has_hidden_effects, op_nam
 from dlinfer.graph.passes.rewriter import Edit, RefusedMatch
 
 StandsFor = Callable[[fx.Node], Sequence[object] | None]
-"""A function from a node to the mutating ops that it replaced, in order; to None if it replaced none."""
+"""A function that returns the mutating ops that a node replaced, in order; None if it replaced none."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Pass:
 class PassReport:
     """The edits of one pass to one graph.
 
-    name, why: of the pass. seconds: the time that the pass took. nodes: the number of nodes after it.
+    name, why: the pass's name and purpose. seconds: the time that the pass took. nodes: the number of nodes after it.
     refused: the matches that a fusion rule did not replace.
     """
 

@@ -1,7 +1,8 @@
 """Drop assertions that cannot fail: a size is at least 0, and a number is equal to itself.
 
 torch asserts each assumption about an unbacked size. After CSE makes equal sizes one node, most of these assertions are
-trivial. Assertions about numbers from tensor data (``item()``) must stay: torch takes their ranges from them.
+trivial. Assertions about numbers from tensor data (``item()``) must stay, because torch derives the ranges of these
+numbers from the assertions.
 """
 
 import operator

@@ -56,10 +56,10 @@ class Rewriter:
         return node
 
     def call_like(self, old: fx.Node, at: fx.Node, op: object, *args: object, **kwargs: object) -> fx.Node:
-        """Insert a call as ``call`` does, with the fake of ``old``: its result has the same dtype, sizes and strides.
+        """Insert and return a call before ``at``, with the fake result of ``old``: same dtype, sizes and strides.
 
-        Views of the old result are then views of the new result. The op does not run on fakes, which would take about
-        ten milliseconds with symbolic sizes.
+        Views of the old result are then views of the new result. Unlike ``call``, this does not run the op on fakes,
+        which would take about ten milliseconds with symbolic sizes.
         """
         node = self._insert(at, op, args, kwargs)
         node.meta["val"] = fake(old)

@@ -45,8 +45,9 @@ Rows = dict[fx.Node, int]
 
 
 def rows_of_arguments(node: fx.Node, dim: int) -> Rows | None:
-    """Return the arguments whose same rows are enough to compute rows of a node; None if it needs other rows too.
+    """Return the arguments whose rows suffice, if a row of the result needs only the rows with the same index.
 
+    Return None if the node needs other rows too.
     dim: the dimension of the result, or of each result, that counts rows. It is not negative.
     """
     if node.target is operator.getitem:
@@ -85,7 +86,7 @@ def _results(node: fx.Node) -> list[Tensor]:
 def _all_have(node: fx.Node, dim: int, read: list[fx.Node], *, ends_last: bool = True) -> Rows | None:
     """Return the arguments ``read``, if they and the results all count rows in dimension ``dim``; else None.
 
-    ends_last: a row extends to the end of the last dimension, so the first argument's last dimension counts no rows.
+    ends_last: whether a row includes the last dimension. Then ``dim`` must not be the last one of the first argument.
     """
     if any(tensor_or_none(argument) is None for argument in read):
         return None
@@ -99,9 +100,9 @@ def _all_have(node: fx.Node, dim: int, read: list[fx.Node], *, ends_last: bool =
 
 
 def _broadcast(node: fx.Node, dim: int) -> Rows | None:
-    """Return the arguments of a pointwise op that have the result's rows. An argument broadcast over rows has none.
+    """Return the arguments of a pointwise op that have the result's rows, without those that are broadcast over rows.
 
-    None if a size fits neither, or no argument has the rows.
+    Return None if an argument has another number of rows, or if no argument has rows.
     """
     result = fake(node)
     if not isinstance(result, Tensor):
@@ -121,9 +122,9 @@ def _broadcast(node: fx.Node, dim: int) -> Rows | None:
 
 
 def _reshaped(node: fx.Node, dim: int) -> Rows | None:
-    """Return a reshape's argument and the dimension of it that counts the result's rows; None if there is none.
+    """Return a reshape's argument, and the dimension of the argument that counts the rows of the result.
 
-    The dimensions before the rows must be equal in argument and result, or all 1.
+    Return None if no dimension does. The dimensions before the rows must be equal in argument and result, or all 1.
     """
     result, parent = fake(node), arguments(node)["self"]
     value = fake(parent)

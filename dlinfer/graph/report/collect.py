@@ -14,7 +14,7 @@ _current: ContextVar[GraphReport | None] = ContextVar("_current", default=None)
 
 @contextmanager
 def collecting(report: GraphReport) -> Generator[None]:
-    """Make ``report`` the current report of this thread inside the block: ``emit`` writes into it."""
+    """Make ``report`` this thread's current report, into which ``emit`` writes, until the ``with`` block ends."""
     token = _current.set(report)
     try:
         yield
@@ -35,7 +35,7 @@ def emit(fill: Callable[[GraphReport], object]) -> None:
 
 @contextmanager
 def timed(stage: str) -> Generator[None]:
-    """Add the seconds that the block takes to ``stage`` in the current report."""
+    """Add the seconds that the ``with`` block takes to ``stage`` in the current report."""
     start = time.perf_counter()
     yield
     seconds = time.perf_counter() - start

@@ -26,7 +26,7 @@ class NodeReport:
 
     place: ``engine``, ``eager``, ``view``, ``size`` or ``input``. how: the kernel or cluster that runs the node.
     reason: why the node is not in the engine. line: line of the model's source. result: the result's dtype and sizes.
-    reads: names of the operands. module: path of the module that created the node, ``layers.0.mlp``.
+    reads: names of the operands. module: path of the module that created the node, such as ``layers.0.mlp``.
     flops: floating-point operations of a product (``dlinfer.graph.ir.flops``).
     """
 
@@ -164,7 +164,7 @@ class GraphReport:
         return dict(Counter(how).most_common())
 
     def refusals(self) -> dict[tuple[str, str], list[NodeReport]]:
-        """Return (op, reason) -> the nodes of this op that run eagerly for this reason."""
+        """Return a mapping from pairs (op, reason) to the nodes of this op that run eagerly for this reason."""
         nodes: dict[tuple[str, str], list[NodeReport]] = {}
         for node in self.placed("eager"):
             nodes.setdefault((node.op, node.reason), []).append(node)

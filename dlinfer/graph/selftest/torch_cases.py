@@ -39,16 +39,17 @@ Inputs = Callable[[torch.dtype], Sequence[Tensor]]
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 ROUNDED = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-"""Tolerances of some units in the last place, for elementary functions and for sums of a hundred reordered terms."""
+"""Tolerances for elementary functions and for sums of a hundred reordered terms: a few units in the last place."""
 
 
 @dataclass(frozen=True)
 class TorchCase:
     """A function of torch and its expected results.
 
-    covers: the tested ops, named as by ``case.packet_name``. inputs: takes a dtype and returns the function's inputs.
-    reference: computes the expected results from the inputs in float64; None uses ``function``.
-    tolerance: dtype -> tolerance; None means 0. skip_reason: see ``Case``.
+    covers: names of the tested ops, as ``case.packet_name`` returns them. inputs: takes a dtype and returns the
+    function's inputs.
+    reference: computes the expected results from the inputs in float64; if None, ``function`` itself computes them.
+    tolerance: dtype -> tolerance; 0 for a dtype without one. skip_reason: returns why the case cannot run now, or None.
     """
 
     name: str
@@ -179,7 +180,7 @@ def _rows(x: Tensor) -> list[list[float]]:
 
 
 def by_python(*functions: Callable[[float, float], float]) -> Callable[[Tensor, Tensor], list[Tensor]]:
-    """Return a reference that applies Python functions to each pair of elements. It returns a tensor per function."""
+    """Return a reference that applies Python functions to each pair of elements, and returns a tensor per function."""
 
     def reference(x: Tensor, y: Tensor) -> list[Tensor]:
         pairs = list(zip(*(_rows(value.view(1, -1))[0] for value in (x, y)), strict=True))
@@ -207,7 +208,7 @@ def _nan_or(choose: Callable[..., float], *numbers: float) -> float:
 
 def _row_extremes_by_python(x: Tensor) -> list[Tensor]:
     def extreme(row: list[float], sign: int) -> tuple[int, float]:
-        """Return (index, value) of the first NaN; without NaN, of the first maximum (sign 1) or minimum (sign -1)."""
+        """Return index and value of the first NaN; without NaN, of the first maximum (sign 1) or minimum (sign -1)."""
         return max(enumerate(row), key=lambda v: (v[1] != v[1], 0.0 if v[1] != v[1] else sign * v[1], -v[0]))
 
     extremes = [[extreme(row, sign) for row in _rows(x)] for sign in (1, -1)]

@@ -71,7 +71,8 @@ _OF_CLASS = re.compile(r"(?:dict\()?type\((L\[.*?)\)(?:\.__mro__\[\d+\])?\.__dic
 def constants_read() -> list[str]:
     """Return Dynamo's sources of values that it specialized on: numbers, flags, names, and empty dicts of hooks.
 
-    A class attribute is written as an attribute of the object, because the object may get an attribute later.
+    A class attribute is written as an attribute of the object, because the object may later get its own attribute of
+    this name.
     """
     kinds = ("CONSTANT_MATCH", "EQUALS_MATCH", "EMPTY_NN_MODULE_HOOKS_DICT")
     guards = _context().guards_context.dynamo_guards
@@ -80,7 +81,7 @@ def constants_read() -> list[str]:
 
 
 def inputs_given_twice() -> list[tuple[str, str]]:
-    """Return pairs of Dynamo's sources for one and the same input tensor. Dynamo's graph takes only the first."""
+    """Return pairs of sources that are the same input tensor. Dynamo's graph takes only the first of each pair."""
     return [
         (guard.name, guard.create_fn.keywords["source_b"].name)  # pyright: ignore[reportFunctionMemberAccess]
         for guard in _context().guards_context.dynamo_guards
@@ -104,7 +105,7 @@ def dynamo_errors() -> tuple[type[Exception], ...]:
 
 
 def explain_dynamo_error(cause: Exception) -> tuple[str, str]:
-    """Return (reason, the model's line) of an error of a class in ``dynamo_errors``."""
+    """Return the reason for an error of a class in ``dynamo_errors``, and the line of the model."""
     inner = getattr(cause, "inner_exception", None)  # of an error that the backend raised
     cause = inner if isinstance(inner, Exception) else cause
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
@@ -113,7 +114,7 @@ def explain_dynamo_error(cause: Exception) -> tuple[str, str]:
 
 
 def broken_at_once(cause: AssertionError) -> str:
-    """Return the guard that failed for the captured call itself; empty for another AssertionError.
+    """Return the guard that is false for the very call that Dynamo captured; empty for another AssertionError.
 
     Dynamo assumes that two sizes are equal if a broadcast makes them equal. But an unbacked size may have been 1.
     """
@@ -122,7 +123,7 @@ def broken_at_once(cause: AssertionError) -> str:
 
 
 def graph_breaks() -> list[tuple[str, str]]:
-    """Return (reason, ``file:line, in function``) of each graph break since ``torch._dynamo.reset``, in order."""
+    """Return pairs (reason, ``file:line, in function``), one for each graph break since ``torch._dynamo.reset``."""
     from torch._dynamo.utils import graph_break_reasons
 
     frames = [(broken.reason, broken.user_stack[-1:]) for broken in graph_break_reasons]
@@ -140,7 +141,10 @@ def source_name(source: str) -> str:
 
 
 def mark_unbacked(tensor: torch.Tensor, dim: int, counted: str) -> None:
-    """Mark the size of ``dim`` as unbacked, so that it may be 0 or 1. Sizes with the same ``counted`` are equal."""
+    """Mark the size of ``dim`` as unbacked, so that it may be 0 or 1.
+
+    counted: what the size counts, such as ``tokens``. Dynamo takes sizes with the same word as equal.
+    """
     from torch._dynamo.decorators import mark_unbacked as mark
 
     mark(tensor, dim, shape_id=counted)
@@ -161,7 +165,7 @@ def forget_compiled(method: Callable[..., object]) -> None:
 def compile_apart(
     function: Callable[..., object], backend: Callable[..., object], dynamic: bool | None
 ) -> Any:
-    """Return ``torch.compile(function)`` with cache entries of its own: no earlier compilation is used or counted."""
+    """Return ``torch.compile(function)`` with its own cache: it neither uses nor counts earlier compilations."""
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         apart: dict[str, Any] = {"isolate_recompiles": True}
         return torch.compile(function, backend=backend, dynamic=dynamic, **apart)

@@ -91,7 +91,11 @@ class Size:
             return None, None
 
     def renamed(self, names: Mapping[str, str]) -> "Size":
-        """Return a copy with other names for its symbols. names: old -> new; the parser need not read the new names."""
+        """Return a copy with other names for its symbols.
+
+        names: old name -> new name. New names may be Python code that the parser does not read, such as
+        ``x.size()[0]``.
+        """
         new = {_symbol(name): _symbol(names[name]) for name in self.symbols}
         return Size(self.expression.xreplace(new))
 

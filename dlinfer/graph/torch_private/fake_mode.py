@@ -52,7 +52,7 @@ def with_symbols(mode: FakeTensorMode, example: torch.Tensor, dims: Iterable[int
 
 @contextmanager
 def symbolic(mode: FakeTensorMode) -> Generator[None]:
-    """Run the block's ops on fakes of ``mode``, with torch's Python dispatcher.
+    """Run the ops in the ``with`` block on fakes of ``mode``, with torch's Python dispatcher.
 
     Without the Python dispatcher, ops composed in C++ (``pad``) would specialize symbolic sizes.
     """

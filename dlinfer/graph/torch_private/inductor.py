@@ -51,7 +51,7 @@ def calls_library(op: object) -> bool:
 
 
 def configuration() -> tuple[dict[str, object], dict[str, object]]:
-    """Return inductor's and aot_autograd's settings as (all settings, the settings that differ from the default).
+    """Return two dicts: all settings of inductor and aot_autograd, and those that differ from the default.
 
     Compiled code depends on all of them.
     """
@@ -70,9 +70,9 @@ def configuration() -> tuple[dict[str, object], dict[str, object]]:
 
 @functools.lru_cache(maxsize=8)
 def _portable(inductor: bytes, functorch: bytes) -> tuple[dict[str, object], dict[str, object]]:
-    """Return both parts of ``configuration`` without the settings that hold functions.
+    """Return both dicts of ``configuration``, without the settings that hold functions.
 
-    inductor, functorch: hashes of the configurations, as keys of the cache.
+    inductor, functorch: hashes of the two configurations. They only select the cached result.
     """
     import torch._functorch.config as functorch_config
     from torch._inductor import config
@@ -121,7 +121,7 @@ def _compiler(names: tuple[str, ...]) -> str:
 def compile_loops(graph_module: fx.GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> Any:
     """Compile a functional graph with inductor into a callable that can be saved.
 
-    Guards on symbols are added to the mode's ShapeEnv: see ``guards_of``.
+    Guards on symbols are added to the mode's ShapeEnv; ``guards_of`` returns them.
     """
     from torch._guards import tracing
     from torch._inductor import standalone_compile
@@ -167,9 +167,10 @@ def load_loops(contents: bytes) -> Callable[..., Any]:
 
 @contextmanager
 def results_from(large: Callable[..., torch.Tensor], least: int) -> Generator[None]:
-    """Make loops that this thread compiles or loads in the block allocate large results with ``large``.
+    """Redirect the allocation of large results of compiled loops to ``large``.
 
-    large: takes (size, stride, dtype, bytes of an element), for results of ``least`` bytes or more.
+    This holds for loops that this thread compiles or loads in the ``with`` block, and for as long as they live.
+    large: takes (size, stride, dtype, bytes of an element). It is called for results of ``least`` bytes or more.
     Code that torch loaded before the block is shared, and stays as it is. Code loaded in the block is not shared.
     """
     from torch._inductor.codecache import PyCodeCache
@@ -197,12 +198,15 @@ def results_from(large: Callable[..., torch.Tensor], least: int) -> Generator[No
 
 
 def loops_escape(on: bool) -> None:
-    """Set whether large results of this thread's loops go to a graph's caller. torch's own memory then holds them."""
+    """Set whether this thread's loops now compute results that a graph returns to its caller.
+
+    While this is on, torch allocates large results, and not the function of ``results_from``.
+    """
     _thread.escape = on
 
 
 class _Thread(threading.local):
-    """escape: see ``loops_escape``. loaded: modules that the thread loaded since ``results_from`` asked for them."""
+    """escape: see ``loops_escape``. loaded: modules that the thread loaded in ``results_from``; None outside it."""
 
     escape = False
     loaded: list[Any] | None = None

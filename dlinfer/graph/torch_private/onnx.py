@@ -37,7 +37,7 @@ class UntranslatableError(Exception):
 
 
 class Registry:
-    """The exporter's table: op of torch -> functions that write it as ONNX. Ours come before the exporter's."""
+    """The exporter's table: torch op -> functions that write it as ONNX. Ours come before the exporter's."""
 
     def __init__(self, opset: int, ours: Mapping[OpOverload, Callable[..., object]]) -> None:
         from torch.onnx._internal.exporter import _registration
@@ -108,7 +108,7 @@ class Registry:
 
 
 def _python_function(function: object) -> Callable[..., object]:
-    """Return a translation's plain Python function, which onnxscript wraps as a script or to be traced."""
+    """Return a translation's plain Python function. onnxscript wraps such functions in objects of its own."""
     while not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
         function = next(
             getattr(function, name) for name in ("__wrapped__", "func", "function") if hasattr(function, name)

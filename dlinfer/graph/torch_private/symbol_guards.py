@@ -27,7 +27,7 @@ def guards_of(mode: FakeTensorMode) -> list[str]:
 def guard_all(
     guards: Sequence[str], original: Mapping[Expression, Expression], environment: ShapeEnv | None
 ) -> bool:
-    """Put guards of another mode on the original symbols. Return False, without a guard, if one is false for the hints.
+    """Add the guards of another mode to the original symbols. Return whether all hold for the hints; if not, add none.
 
     guards: texts from ``guards_of``. original: the other mode's symbol -> the original symbol of ``environment``.
     """
@@ -68,11 +68,12 @@ def _source(environment: ShapeEnv, symbol: Expression) -> str:
 def conditions(
     mode: FakeTensorMode, inputs: Sequence[tuple[str, object]]
 ) -> list[tuple[Size, tuple[str, ...]]]:
-    """Return the assumptions about sizes and integers, as (condition over v0, v1, ..., sources of v0, v1, ...).
+    """Return the assumptions about sizes and integers, as pairs (condition, sources).
 
-    inputs: (source expression, fake) of each input of the graph. The conditions are guards, sizes that were equal at
-    capture, and sizes computed from other sizes. Unbacked sizes are equal only by a guard. Guards on floats are
-    omitted, because a float is a constant of the graph. Raises SizeTextError for a guard without a written form.
+    The condition's variable v0 is the first source, v1 the second, and so on.
+    inputs: a pair (source expression, fake) for each input of the graph. The conditions are guards, sizes that were
+    equal at capture, and sizes computed from other sizes. Unbacked sizes are equal only by a guard. Guards on floats
+    are omitted, because a float is a constant of the graph. Raises SizeTextError for a guard without a written form.
     """
     environment = environment_of(mode)
 

@@ -82,8 +82,9 @@ def fresh_symbol(mode: FakeTensorMode, symbol: Expression, environment: ShapeEnv
 def new_symbol(
     mode: FakeTensorMode, number: int, low: int, high: int | None, hint: int | None
 ) -> torch.SymInt:
-    """Return a new symbolic size from ``low`` to ``high``. It is unbacked if it may be 0 or 1, to specialize neither.
+    """Return a new symbolic size from ``low`` to ``high``.
 
+    If it may be 0 or 1, it is unbacked, so that torch specializes on neither value.
     number: makes the size's source unique. hint: its value in the captured call.
     """
     hint = None if low < 2 else hint
@@ -139,7 +140,7 @@ def fixed_size(size: Any) -> int | None:
 
 
 def example_number(number: int | torch.SymInt, unknown: int = 0) -> int:
-    """Return the hint of a symbolic number, or ``unknown`` if it has none; a plain number itself."""
+    """Return the hint of a symbolic number, or ``unknown`` if it has none. A plain number is returned unchanged."""
     if not isinstance(number, torch.SymInt):
         return number
     return int(number.node.hint) if number.node.has_hint() else unknown
@@ -156,9 +157,11 @@ def size_range(size: int | torch.SymInt) -> tuple[int, int | None]:
 def declared_range(
     symbol: Expression, mode: FakeTensorMode, declared: Mapping[Expression, ValueRanges[Any]]
 ) -> tuple[int, int | None, int | None]:
-    """Return (lowest, highest or None, hint or None) of a symbol, by its declared range, else by its inferred range.
+    """Return three things of a symbol: its lowest value, its highest value, and its hint.
 
-    torch.export traces with every size at 2 or more, and widens the range to the declared range afterwards.
+    The highest value is None without a limit, and the hint is None if unknown. The range is the declared one, else the
+    one that torch inferred: torch.export traces with every size at 2 or more, and widens the range to the declared one
+    afterwards.
     """
     env = environment_of(mode)
     limits = declared.get(symbol, env.var_to_range[symbol])

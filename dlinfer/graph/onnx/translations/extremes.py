@@ -23,7 +23,7 @@ def amin(self: Value, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
 
 @translates(_aten.aminmax.default)
 def aminmax(self: Value, dim: int | None = None, keepdim: bool = False) -> tuple[Value, Value]:
-    """Return (smallest, largest) over a dimension, or over all if ``dim`` is None."""
+    """Return the minimum and the maximum over a dimension, or over all dimensions if ``dim`` is None."""
     dims = () if dim is None else (dim,)
     return amin(self, dims, keepdim), amax(self, dims, keepdim)
 

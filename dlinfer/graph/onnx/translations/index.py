@@ -68,9 +68,6 @@ def reshape(x: Value, shape: Sequence[Value]) -> Value:
 
 
 def spread(line: Value, position: int, dims: int, grid: Value) -> Value:
-    """Reshape a vector of indices, and expand it to the sizes in ``grid`` and a last dimension of size 1.
-
-    The indices run along dimension ``position`` of the ``dims`` dimensions of the grid.
-    """
+    """Expand a vector of indices along dimension ``position`` to a grid, and add a last dimension of size 1."""
     shape = [-1 if dim == position else 1 for dim in range(dims)]
     return op.Unsqueeze(op.Expand(op.Reshape(line, shape), grid), [-1])

@@ -28,10 +28,7 @@ _ops = torch.ops.dlinfer
 
 @translates(_ops.moe_gating_topk_softmax.default)
 def gating(router_logits: Value, topk: int, n_groups: int) -> tuple[Value, Value]:
-    """Return the weights and the ids of each token's ``topk`` experts.
-
-    The weights are the softmax of the logits. With groups, the result has the best experts of each group.
-    """
+    """Return the softmax weights and ids of each token's ``topk`` experts; with groups, of each group's best."""
     logits, _ = wide(router_logits)
     weights = op.Softmax(logits, axis=-1)
     if n_groups < 1:

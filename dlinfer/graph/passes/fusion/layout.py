@@ -1,7 +1,8 @@
 """Keep memory layouts in fusion rules: a fused op returns contiguous tensors, but elementwise ops keep strides.
 
-HF's q is [batch, heads, tokens, size] with the strides of [batch, tokens, heads, size]. A rule transposes it into its
-order in memory, and transposes the fused result back. Both are views, and later ``view`` calls still work.
+HF's q is [batch, heads, tokens, size] with the strides of [batch, tokens, heads, size]. A rule transposes q into its
+order in memory, and transposes the fused result back. The two transpositions are views. The final result has the
+strides that elementwise ops would return, so later ``view`` calls still work.
 """
 
 from itertools import combinations
@@ -18,9 +19,9 @@ Swap = tuple[int, int] | None
 
 
 def contiguous_after(value: torch.Tensor) -> tuple[bool, Swap]:
-    """Return (True, the transposition that makes a fake tensor contiguous); (False, None) if none certainly does.
+    """Return whether some transposition makes a fake tensor contiguous, and this transposition.
 
-    The transposition leaves the last dimension in place.
+    The answer is (False, None) if none certainly does. The last dimension stays in place.
     """
     swaps: list[Swap] = [None, *combinations(range(value.dim() - 1), 2)]
     return next(((True, swap) for swap in swaps if fits(value, swap)), (False, None))
@@ -35,7 +36,7 @@ def fits(value: torch.Tensor, swap: Swap) -> bool:
 
 
 def swapped(rewriter: Rewriter, at: fx.Node, node: fx.Node, swap: Swap) -> fx.Node:
-    """Return ``node`` with two dimensions transposed. If ``node`` is the same transposition, return its argument."""
+    """Return ``node`` with two dimensions transposed. If ``node`` is already a transposition of them, undo that one."""
     if swap is None:
         return node
     if calls(node, aten.transpose.int) and is_tensor(node.args[0]):
@@ -46,7 +47,10 @@ def swapped(rewriter: Rewriter, at: fx.Node, node: fx.Node, swap: Swap) -> fx.No
 
 
 def in_dtype(dtype: torch.dtype, *nodes: fx.Node) -> fx.Node:
-    """Return a cast to ``dtype`` that one of the nodes already reads through, to save another; else the last node."""
+    """Return an existing cast to ``dtype`` among ``nodes`` and the exact casts above them; else the last of ``nodes``.
+
+    The nodes are the same value, so an existing cast saves a new one.
+    """
     casts = (cast for node in nodes for cast in widened_from(node)[1])
     return next((cast for cast in casts if dtype_of(cast) is dtype), nodes[-1])
 

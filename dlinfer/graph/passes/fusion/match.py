@@ -79,7 +79,7 @@ def cast_source(node: Argument) -> fx.Node | None:
 
 
 def widened_from(node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...]]:
-    """Look up through exact casts: return (the tensor above the casts, the casts, nearest first).
+    """Return the tensor above a chain of exact casts, and these casts from the nearest to the farthest.
 
     A cast is exact if it goes from a float to the same or a wider float.
     """

@@ -1,7 +1,8 @@
 """Merge linear layers that read the same input (q, k and v; gate and up) into one ``dlinfer.linears`` node.
 
-This is a pass because a fusion rule would insert the node before the last output. The pass inserts it at the first
-layer, where all weights exist already. It must not merge across a write to the input or a weight.
+This is a pass and not a fusion rule: a rule would insert the new node before the last of the merged layers. The pass
+inserts it at the first layer, where all weights exist already. It must not merge across a write to the input or a
+weight.
 """
 
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ and values of all layers would stay in memory."""
 
 @dataclass
 class _Group:
-    """Layers to merge. rank: how many products of the graph stand before the first layer."""
+    """Layers to merge. rank: the number of products in the graph before the first layer."""
 
     rank: int
     layers: list[fx.Node] = field(default_factory=list[fx.Node])
@@ -64,7 +65,10 @@ def merge_linears(graph_module: fx.GraphModule) -> list[Edit]:
 
 
 def _may_join(group: _Group, parameters: list[fx.Node], node: fx.Node, rank: int, effects: Effects) -> bool:
-    """Return whether a layer may be computed at the place of the group's first layer. rank: of ``node``."""
+    """Return whether a layer may be computed at the place of the group's first layer.
+
+    parameters: the layer's weight and bias. rank: the number of products in the graph before the layer.
+    """
     first = group.layers[0]
     return (
         rank - group.rank - len(group.layers) <= REACH
@@ -80,7 +84,7 @@ def _operands(node: fx.Node) -> list[Any]:
 
 
 def _is_mergeable(node: fx.Node) -> bool:
-    """Return whether ``dlinfer.linears`` takes this layer, whose parameters must exist before the graph runs."""
+    """Return whether ``dlinfer.linears`` can compute this layer. Parameters computed by the graph are refused."""
     if node.target not in _LINEAR:
         return False
     x, weight, *bias = _operands(node)

@@ -153,7 +153,7 @@ def _match_experts(total: fx.Node) -> Match | None:
 
 
 def _output(hidden_states: fx.Node, total: fx.Node) -> fx.Node | None:
-    """Return the sum, or its cast to the input's dtype if wider weights made the sum wider; else None."""
+    """Return the sum, or its only user if the sum is wider than the input and the user casts it back; else None."""
     dtype = dtype_of(hidden_states)
     if dtype_of(total) is dtype:
         return total
@@ -184,9 +184,9 @@ def _fits(bound: Bindings) -> bool:
 
 
 def _renormalised(bound: Bindings) -> tuple[fx.Node, tuple[fx.Node, ...]]:
-    """Return (the weights, the nodes that divide them by their sum).
+    """Return the weights before their division by their sum, and the nodes of this division.
 
-    If there is no division, or something else uses its result, return (the bound weights, no nodes).
+    If there is no division, or something else uses its result, return the bound weights and no nodes.
     """
     weights = bound["weights"]
     division = call(aten.div.Tensor, "raw", both("sum", call(aten.sum.dim_IntList, "raw", [-1], True)))

@@ -38,7 +38,10 @@ _COMMUTATIVE = frozenset((*ADD, *MUL))
 
 @dataclass(frozen=True)
 class Bindings:
-    """A partial match: name -> node, and name -> number. interior and shared: as in ``Match``."""
+    """A partial match: name -> node, and name -> number.
+
+    interior: nodes that only the match may use. shared: nodes that the match looks through and others may use.
+    """
 
     nodes: Mapping[str, fx.Node] = field(default_factory=dict[str, fx.Node])
     numbers: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -92,7 +95,7 @@ def _all(pairs: Sequence[tuple[Part, Argument]], bound: Bindings) -> Iterator[Bi
 
 
 def _kind(match: Callable[Concatenate[Argument, Bindings, P], Iterator[Bindings]]) -> Callable[P, Pattern]:
-    """Return a function that makes patterns. match: takes an argument, earlier bindings and its arguments."""
+    """Return a function that makes patterns. match: takes an argument, bindings, and that function's arguments."""
 
     def pattern(*args: P.args, **kwargs: P.kwargs) -> Pattern:
         return lambda value, bound: match(value, bound, *args, **kwargs)
@@ -222,9 +225,9 @@ def cut_from(
     cut: Callable[[fx.Node, fx.Node], fx.Node | None],
     parts: Part,
 ) -> Iterator[Bindings]:
-    """Match ``parts``, which bind "first" and "second"; then match ``whole`` with the tensor that both are views of.
+    """Match ``parts``, which bind "first" and "second". Then match ``whole`` with the tensor that both are cut from.
 
-    cut: returns this tensor for the two views, or None.
+    cut: takes the two views and returns this tensor; None if they are not the two parts of one tensor.
     """
     for partial in _match(parts, value, bound):
         first, second = partial["first"], partial["second"]

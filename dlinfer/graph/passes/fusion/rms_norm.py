@@ -64,7 +64,7 @@ _CORE = any_of(
 class _Core:
     """A match of x * rsqrt(mean(x^2) + eps), computed by ``node``.
 
-    source: x before casts. wide: x in the dtype of ``node`` if such a node exists, else ``source``.
+    source: x before casts. wide: x cast to the dtype of ``node``; if the graph has no such cast, ``source``.
     """
 
     node: fx.Node
@@ -125,9 +125,9 @@ def _weighted(core: _Core) -> Match | None:
 
 
 def _weighted_by(value: fx.Node) -> tuple[fx.Node, fx.Node | None]:
-    """Return (product, weight) if the node's only user multiplies it by a vector over the last dimension.
+    """Return the product of a node with a weight, and the weight. A weight is a vector over the last dimension.
 
-    Else return (``value``, None).
+    Return ``value`` and None if the node's only user is not such a product, or the node has several users.
     """
     for product in value.users if len(value.users) == 1 else ():
         for bound in matches(call(aten.mul.Tensor, "value", "weight"), product):
@@ -163,7 +163,10 @@ def _norm(
     interior: tuple[fx.Node, ...] = (),
     shared: Iterable[fx.Node] = (),
 ) -> Match | None:
-    """Return the match of a norm that is computed in ``dtype``; None for a layout or size that the op cannot return."""
+    """Return the match of a norm that is computed in ``dtype``.
+
+    Return None if the op cannot return the output's layout, or if a weight of ones would need a symbolic size.
+    """
     is_fit, swap = contiguous_after(tensor_of(output))
     if not is_fit or (weight is None and not is_static(tensor_of(x).shape[-1])):
         return None

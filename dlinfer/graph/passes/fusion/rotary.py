@@ -52,7 +52,8 @@ class _Table(NamedTuple):
 class _Rotation:
     """A match of x * cos + rotate_half(x) * sin, computed by ``node``.
 
-    heads: the dimension of x that both tables are broadcast over. interior, shared: as in ``Match``.
+    heads: the dimension of x that both tables are broadcast over.
+    interior: nodes that only the match may use. shared: nodes that the match looks through and others may use.
     """
 
     node: fx.Node
@@ -150,7 +151,7 @@ def _rotation_before(key: _Rotation) -> _Rotation | None:
 
 
 def _sums_with(rows: fx.Node) -> Iterator[fx.Node]:
-    """Yield the sums with a product as an operand that has this table as a factor."""
+    """Yield each sum with an operand that is a product with this table."""
     ready = [rows]
     while ready:
         node = ready.pop()

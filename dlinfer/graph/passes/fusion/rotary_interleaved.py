@@ -138,7 +138,7 @@ _BY_ELEMENT = any_of(
 def _half_table(table: fx.Node) -> _Table | None:
     """Return the table if it repeats each value, side by side; else None.
 
-    If the repetition is its last step, return the table of half the size before this step.
+    If the last step is the repetition, return the table before this step, which has half the size.
     """
     below, casts = widened_from(table)
     for bound in matches(_DOUBLED, below):

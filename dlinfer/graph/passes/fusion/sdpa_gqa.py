@@ -89,7 +89,7 @@ def _is_attention(
 
 
 def _is_transposed_to_tokens(matmul: fx.Node, result: fx.Node) -> bool:
-    """Return whether the product is only read as a contiguous copy of [batch, tokens, heads, size].
+    """Return whether the only use of the product is a contiguous copy as [batch, tokens, heads, size].
 
     The op's result has other strides than the product, but the copies of both are the same.
     """
@@ -136,7 +136,7 @@ def _is_expanded(few: fx.Node, wide: fx.Node) -> bool:
 
 
 def _repeated(name: str) -> Pattern:
-    """Return a pattern of the tensor ``name`` with each head repeated, next to its copies."""
+    """Return a pattern of the tensor ``name``, with copies of each head right behind the head."""
     expanded = both(f"expanded_{name}", view_of(name, _is_expanded))
     interleaved = call(aten.repeat_interleave.self_int, name, ..., -3, output_size=...)
     return shared(any_of(interleaved, loose_call(aten.reshape.default, expanded)))

@@ -59,9 +59,9 @@ def evens_and_odds(even: fx.Node, odd: fx.Node) -> fx.Node | None:
 
 
 def _cut_from(first: fx.Node, second: fx.Node, start: int | None, step: int) -> fx.Node | None:
-    """Return the node that both parts are cut from; None if there is none.
+    """Return the node that both parts are cut from along the last dimension; None if there is none.
 
-    start: the index in the last dimension where the second part begins; None for the end of the first part.
+    start: the index of the second part's beginning. None means that it begins where the first part ends.
     step: the step of both parts.
     """
     wholes = set(seen_through(second))
