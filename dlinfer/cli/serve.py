@@ -57,8 +57,8 @@ def _supervisor(arguments: argparse.Namespace):
         raise ReplicaOptionError(
             option="--replicas", reason="it is below 1", advice="give a number from 1 up."
         )
-    nodes = cpus.cores_by_node()
-    placements = placement.place(nodes, cpus.usable_cpus().quota, arguments.replicas)
+    usable = cpus.usable_cpus()
+    placements = placement.place(usable.physical(), usable.quota, arguments.replicas)
     several = len(placements) > 1 or arguments.join is not None or arguments.join_key is not None
     server = options.read(arguments.server_options, several)
     key = None if arguments.join_key is None else _secret(arguments.join_key)

@@ -32,7 +32,7 @@ _BODY_BYTES = 64 << 20
 """Bytes of a request at most. Envoy keeps a request until it is answered, to be able to send it again."""
 
 # A replica takes this times the average of unfinished requests before a conversation moves to another one.
-_MOST_LOAD_PERCENT = 125
+_MOST_LOAD_PERCENT = 150
 
 _TYPE = "type.googleapis.com/envoy"
 _REPLICAS = "replicas"

@@ -39,25 +39,23 @@ class Placement:
         return cls(tuple(map(int, cpus.split(","))), int(threads), int(node) if node else None)
 
 
-Cores = Mapping[int | None, Sequence[tuple[int, ...]]]
-"""NUMA node -> its cores, each as the logical CPUs of the core."""
-
-
-def place(nodes: Cores, quota: float | None, replicas: int | None) -> list[Placement]:
+def place(cores: Mapping[tuple[int, ...], int], quota: float | None, replicas: int | None) -> list[Placement]:
     """Return the placement of each replica.
 
-    nodes: the cores that may be used. quota: CPUs' worth of time that all replicas share; None is no limit.
-    replicas: how many; None is one for each NUMA node.
+    cores: the logical CPUs of each core that may be used -> its NUMA node. quota: CPUs' worth of time that all replicas
+    share; None is no limit. replicas: how many; None is one for each node.
 
     Replicas are spread over nodes and share the cores of a node evenly. Raises ReplicaCountError for more replicas
     than cores.
     """
-    names = sorted(nodes, key=lambda node: -1 if node is None else node)
+    nodes: dict[int, list[tuple[int, ...]]] = {}
+    for core, node in cores.items():
+        nodes.setdefault(node, []).append(core)
+    names = sorted(nodes)
     count = replicas or len(names)
-    cores = sum(map(len, nodes.values()))
-    if count > cores:
-        raise ReplicaCountError(count=count, cores=cores)
-    threads = cores if quota is None else max(1, floor(quota / count))
+    if count > len(cores):
+        raise ReplicaCountError(count=count, cores=len(cores))
+    threads = len(cores) if quota is None else max(1, floor(quota / count))
     shares: list[tuple[int | None, list[tuple[int, ...]]]] = []
     if count < len(names):  # a replica gets several nodes
         for part in _parts(names, count):

@@ -62,7 +62,7 @@ ARROWS: dict[str, str] = {
     "framework.lmdeploy_ext.layers",
     "dlinfer.framework.lmdeploy_ext.vision": "errors framework framework.lmdeploy_ext.errors "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.faults.models",
-    "dlinfer.framework.lmdeploy_ext.running": "errors utils settings vendor graph.torch_private "
+    "dlinfer.framework.lmdeploy_ext.running": "errors utils settings vendor ops graph.cache framework graph.torch_private "
     "graph.report graph.options graph.engine graph.bound_call framework.lmdeploy_ext.errors "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.sampling framework.lmdeploy_ext.layers "
     "framework.lmdeploy_ext.vision",
@@ -132,6 +132,7 @@ THIRD_PARTY = {
     "dlinfer.framework.lmdeploy_ext.faults": TORCH
     | {"PIL", "fastapi", "lmdeploy", "numpy", "transformers", "xgrammar"},
     "dlinfer.framework.lmdeploy_ext.vision": TORCH | {"PIL", "lmdeploy", "numpy", "transformers"},
+    "dlinfer.framework.lmdeploy_ext.running.metrics": {"prometheus_client"},
     "dlinfer.framework.lmdeploy_ext": TORCH
     | {"lmdeploy", "transformers", "numpy", "packaging", "safetensors", "xgrammar"},
     "dlinfer.framework.mindie_ext": TORCH | {"numpy", "pydantic", "safetensors", "transformers"},

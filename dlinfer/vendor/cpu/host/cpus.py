@@ -71,22 +71,6 @@ def _siblings(number: int, root: Path) -> frozenset[int]:
     return frozenset(_numbers(text) or {number})
 
 
-def cores_by_node(root: Path = Path("/")) -> dict[int | None, list[tuple[int, ...]]]:
-    """Return NUMA node -> its physical cores that this process may use, each as the logical CPUs of the core.
-
-    The node is None if the system does not tell it. root: the folder with ``proc`` and ``sys``, for tests."""
-    system = root / "sys/devices/system"
-    homes = {
-        number: int(folder.name.removeprefix("node"))
-        for folder in (system / "node").glob("node[0-9]*")
-        for number in _numbers(_text(folder / "cpulist"))
-    }
-    nodes: dict[int | None, dict[frozenset[int], list[int]]] = {}
-    for number in sorted(usable_cpus(root).logical):
-        nodes.setdefault(homes.get(number), {}).setdefault(_siblings(number, root), []).append(number)
-    return {node: [tuple(core) for core in cores.values()] for node, cores in nodes.items()}
-
-
 def _quotas(root: Path) -> Iterator[float]:
     """Yield the quota, in CPUs, of each cgroup that limits this process."""
     for version, folders in hierarchies("cpu", root):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dlinfer.vendor.cpu.host.cpus import cores_by_node, usable_cpus
+from dlinfer.vendor.cpu.host.cpus import usable_cpus
 
 V2 = "31 23 0:28 / /sys/fs/cgroup rw,relatime shared:9 - cgroup2 cgroup2 rw"
 V1 = "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu,cpuacct"
@@ -45,20 +45,6 @@ def test_a_thread_for_each_core(machine):
     cpus = usable_cpus(machine(set(range(16))))
     assert (cpus.cores, cpus.nodes, cpus.quota, cpus.threads) == (8, 2, None, 8)
     assert str(cpus) == "8 cores, 2 NUMA nodes: 8 threads"
-
-
-def test_cores_of_each_node(machine):
-    cores = {0: [(0, 8), (1, 9), (2, 10), (3, 11)], 1: [(4, 12), (5, 13), (6, 14), (7, 15)]}
-    assert cores_by_node(machine(set(range(16)))) == cores
-
-
-def test_cores_of_each_node_by_affinity(machine):
-    assert cores_by_node(machine({0, 1, 8, 12})) == {0: [(0, 8), (1,)], 1: [(12,)]}
-
-
-def test_cores_without_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    assert cores_by_node(tmp_path) == {None: [(0,), (1,)]}
 
 
 def test_affinity(machine):
