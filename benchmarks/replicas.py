@@ -131,7 +131,7 @@ async def answer_of(client: aiohttp.ClientSession, url: str, body: dict[str, Any
         return choice["message"]["content"], "whole" if choice["finish_reason"] == "length" else "cut"
     chunks = [json.loads(line[6:]) for line in raw.splitlines() if line.startswith("data: {")]
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
-    whole = "data: [DONE]" in raw and any(choice["finish_reason"] == "length" for choice in choices)
+    whole = "data: [DONE]" in raw and any(choice.get("finish_reason") == "length" for choice in choices)
     return "".join(choice["delta"].get("content") or "" for choice in choices), "whole" if whole else "cut"
 
 

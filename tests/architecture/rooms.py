@@ -62,8 +62,8 @@ ARROWS: dict[str, str] = {
     "framework.lmdeploy_ext.layers",
     "dlinfer.framework.lmdeploy_ext.vision": "errors framework framework.lmdeploy_ext.errors "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.faults.models",
-    "dlinfer.framework.lmdeploy_ext.running": "errors utils settings vendor ops graph.cache framework graph.torch_private "
-    "graph.report graph.options graph.engine graph.bound_call framework.lmdeploy_ext.errors "
+    "dlinfer.framework.lmdeploy_ext.running": "errors utils settings vendor ops graph.cache framework "
+    "graph.torch_private graph.report graph.options graph.engine graph.bound_call framework.lmdeploy_ext.errors "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.sampling framework.lmdeploy_ext.layers "
     "framework.lmdeploy_ext.vision",
     "dlinfer.framework.lmdeploy_ext.checks": "errors settings framework framework.lmdeploy_ext.versions "

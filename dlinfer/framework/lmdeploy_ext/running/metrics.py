@@ -53,7 +53,7 @@ def collect() -> EngineCounts:
 
 @replaces(
     "lmdeploy.pytorch.engine.engine:Engine.get_schedule_metrics",
-    why="the server shows dlinfer's counters too, and asks the engine's process for nothing else",
+    why="is the one message of the engine's process that can carry dlinfer's counters",
     when=is_on,
     essential=False,
 )
@@ -65,7 +65,7 @@ def _get_schedule_metrics(original: Original, self: Any) -> Any:
 
 @replaces(
     "lmdeploy.metrics.stats:SchedulerStats.update_from_schedule_metrics",
-    why="the server's process takes the engine's counts here",
+    why="receives the engine's counts in the server's process",
     when=is_on,
     essential=False,
 )

@@ -33,7 +33,7 @@ def source(tmp_path_factory) -> Path:
     installed = check.installed_source()
     for part in (
         installed,
-        *(installed / one for one in ("pytorch", "serve", "cli", "vl", "tokenizer", "hf_configs")),
+        *(installed / one for one in ("pytorch", "serve", "cli", "metrics", "vl", "tokenizer", "hf_configs")),
     ):
         if part.is_dir():
             target = folder / "lmdeploy" / part.relative_to(installed)
