@@ -257,9 +257,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument(
-        "--pause", type=float, default=20, help="seconds from a replica's return to the next kill"
-    )
+    parser.add_argument("--pause", type=float, default=20, help="seconds between kills")
     parser.add_argument("--conversations", type=int, default=24)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as text:
