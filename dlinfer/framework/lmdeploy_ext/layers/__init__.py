@@ -1,1 +1,1 @@
-"""The layers that LMDeploy builds its models from. Each takes LMDeploy's BuildSpec and computes by ``dlinfer.ops``."""
+"""The layers of LMDeploy's models. LMDeploy builds each from a BuildSpec. They compute with ``dlinfer.ops``."""

@@ -21,12 +21,12 @@ from dlinfer.framework.lmdeploy_ext.layers.positions import windows
 
 @dataclass
 class StepMetadata(DlinferAttentionMetadata):
-    """LMDeploy's attention metadata of a step, with fields for other layers too, since models pass this object to them.
+    """LMDeploy's attention metadata of a step, with more fields. Models pass this object to all kinds of layers.
 
-    The first four fields are LMDeploy's own; cu_seqlens_q_cpu [B + 1], kv_seqlens_cpu [B].
-    adapter_ids: int64 [N], the LoRA adapter of each token, 0 for none; None if the engine has no adapters.
-    fresh: bool [B], whether each sequence begins in this step, for layers with states.
-    kept_rows: int64 [K], indices of the hidden states that a compiled forward returns; None for all N.
+    The first four fields are LMDeploy's own: cu_seqlens_q_cpu is [B + 1], kv_seqlens_cpu [B].
+    adapter_ids: int64 [N], the LoRA adapter of each token, 0 for no adapter; None if the engine has no adapters.
+    fresh: bool [B], whether each sequence begins in this step; read by layers with states.
+    kept_rows: int64 [K], indices of the hidden states that a compiled forward returns; None if it returns all N.
     """
 
     max_q_seqlen: int = 1
@@ -85,8 +85,8 @@ def cache_slots(
 ) -> Tensor:
     """Return the slot of each new token in the paged cache, block * block_size + offset: int64 [tokens].
 
-    q_seqlens: [B], each sequence's number of new tokens. kv_seqlens: [B], its length with the new tokens at its end.
-    cu_seqlens: [B + 1]. block_offsets: [B, blocks].
+    q_seqlens: [B], each sequence's number of new tokens. kv_seqlens: [B], each sequence's length, new tokens included.
+    cu_seqlens: [B + 1], cumulative q_seqlens from 0. block_offsets: [B, blocks], numbers of each sequence's blocks.
     """
     sequence = torch.repeat_interleave(q_seqlens.long(), output_size=tokens)
     first = (kv_seqlens - q_seqlens).long() - cu_seqlens[:-1].long()
@@ -96,7 +96,7 @@ def cache_slots(
 
 
 def last_slots(kv_seqlens: Tensor, block_offsets: Tensor, block_size: int) -> Tensor:
-    """Return ``cache_slots`` of sequences with one new token each, int64 [B], with fewer torch calls."""
+    """Return the cache slot of each sequence's one new token: int64 [B]. A faster ``cache_slots`` for decoding."""
     position = kv_seqlens.long() - 1
     block = position // block_size
     first = block_offsets.gather(1, block.unsqueeze(1)).squeeze(1).long() * block_size
@@ -104,11 +104,11 @@ def last_slots(kv_seqlens: Tensor, block_offsets: Tensor, block_size: int) -> Te
 
 
 class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
-    """Attention over the paged KV cache: fills the cache, then attends by the op for prefill or for decoding."""
+    """Attention over the paged KV cache: fills the cache, then calls the op for prefill or the one for decoding."""
 
     @classmethod
     def from_spec(cls, spec: Any) -> "PagedAttention | SparseAttention":
-        """Build the layer of a PagedAttentionBuildSpec; a SparseAttention if an indexer precedes it.
+        """Build the layer of a PagedAttentionBuildSpec: a SparseAttention if an indexer precedes the layer.
 
         Raises UnsupportedFeatureError for features that no op serves.
         """
@@ -147,11 +147,11 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
     ) -> Tensor:
         """Return attention [N, Hq, Dv] of query [N, Hq, D] to key [N, Hkv, D], value [N, Hkv, Dv] and the caches.
 
-        Writes key and value into the caches. With ``inplace`` it writes the result into query's memory if query is
-        contiguous. GLM-4's query is a part of a projection's result, and a graph cannot flatten heads there.
+        Writes key and value into the caches. With ``inplace``, a contiguous query is overwritten by the result. GLM-4's
+        query is a slice of a projection's result, and a graph cannot flatten heads there.
 
-        k_scales_zeros, v_scales_zeros: for quantised caches, [blocks, block_size, Hkv, 2], which are written; for fp8
-        one scale each. A prompt then attends to the rounded numbers in its cache, as in LMDeploy's CUDA layers.
+        k_scales_zeros, v_scales_zeros: for quantised caches, [blocks, block_size, Hkv, 2], written here; for fp8 caches
+        one scale each. A prompt attends to the quantised numbers in its cache, as in LMDeploy's CUDA layers.
         """
         if nsa_indices is not None:
             raise refuse("sparse attention by token indices", "use another model")
@@ -188,7 +188,7 @@ class SparseAttention(AttentionImpl[DlinferAttentionMetadata]):
     """Latent attention to the positions that an indexer chose: fills the cache, then calls one op for both phases."""
 
     def __init__(self, **fields: Any) -> None:
-        """Take the fields of LMDeploy's AttentionImpl. Raises UnsupportedFeatureError for those that the op lacks."""
+        """Take LMDeploy's AttentionImpl fields. Raises UnsupportedFeatureError for features that the op lacks."""
         super().__init__(**fields)
         lacking = {
             "sliding_window": self.sliding_window,
@@ -216,9 +216,9 @@ class SparseAttention(AttentionImpl[DlinferAttentionMetadata]):
     ) -> Tensor:
         """Return a new tensor [N, Hq, C]. query: [N, Hq, C + R]. key: [N, 1, C + R]. value: [N, 1, C].
 
-        C: size of a latent. R: size of the rotated part. nsa_indices: int32 [N, count], the positions in its sequence
-        that each token attends to; negative entries are unused. k_cache: in the vendor's layout, C + R numbers for
-        each token; key is written into it. v_cache: a view of the first C of these numbers.
+        C: size of a latent. R: size of the rotated part. nsa_indices: int32 [N, count]: for each token the positions in
+        its sequence to attend to; negative entries are unused. k_cache: in the vendor's layout, C + R numbers for each
+        token; key is written into it. v_cache: a view of the first C numbers of each token.
         """
         if learnable_sink is not None:
             raise refuse("sparse attention with sinks", "use another model")

@@ -1,10 +1,10 @@
-"""The constructor that our implementations of LMDeploy's layers share."""
+"""The base class that our implementations of LMDeploy's layers share."""
 
 from typing import Any
 
 
 class FromSpec:
-    """Base of a layer that LMDeploy builds from a BuildSpec, kept as ``spec``."""
+    """Base class of a layer that LMDeploy builds from a BuildSpec. The layer stores it as ``spec``."""
 
     def __init__(self, spec: Any) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """LoRA adapters on LMDeploy's linear layers: several adapters and the base model in one batch.
 
-LMDeploy packs a layer's adapters one behind the other and numbers them by their sorted names. Number 0 is the base
-model, with rank 0. The attention metadata holds each token's adapter number, since a compiled graph sees changes from
-step to step only in its arguments.
+LMDeploy concatenates a layer's adapters and numbers them in the order of their names. Number 0 is the base model, with
+rank 0. Each token's adapter number is in the attention metadata, since a compiled graph gets what changes from step to
+step only as arguments.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _OF_CALL = "dlinfer_adapter_ids"
 
 
 class Lora(LoRAImpl):
-    """Adds the adapters' products to the result of a linear layer, or to one part of a merged layer's result."""
+    """Adds the adapters' products to the result of a linear layer, or to one slice of a merged layer's result."""
 
     # LMDeploy passes the arguments by these names.
     def forward(
@@ -33,10 +33,10 @@ class Lora(LoRAImpl):
         colwise: bool,
         is_tp: bool = True,
     ) -> Tensor:
-        """Return base_output with the adapters' products added to its ``out`` columns ``adapter_info.base_slice``.
+        """Return base_output with the adapters' products added to its columns ``adapter_info.base_slice``.
 
-        x: [..., in]. lora_A: [rows, in]. lora_B: [rows, out]. base_output: [..., all out]. If the slice is only a part
-        of the columns, base_output itself is written and returned.
+        x: [..., in]. lora_A: [rows, in]. lora_B: [rows, out]. base_output: [..., all columns]. If the slice has only
+        some of the columns, base_output is changed in place and returned.
         """
         adapter_ids = getattr(ctx_mgr, _OF_CALL, None)
         if adapter_ids is None:
@@ -61,7 +61,7 @@ def has_adapters(model: nn.Module) -> bool:
 class ForwardWithAdapters(nn.Module):
     """Wraps the forward of a model, or of its language part, so that graphs get adapter ids as an argument.
 
-    A graph cannot read LMDeploy's step context. During a call, LoRA layers read the ids of its attn_metadata instead.
+    A graph cannot read LMDeploy's step context. During a call, LoRA layers read the ids from the call's attn_metadata.
     """
 
     def __init__(self, ctx_mgr: Any, owner: nn.Module, forward: Callable[..., Any]) -> None:

@@ -1,9 +1,9 @@
 """Layers of gated linear attention (Qwen3-Next): a short convolution and the gated delta rule, with their states.
 
 LMDeploy keeps two states for each sequence in slots of a cache: the last inputs of the convolution and the state of
-the rule. LMDeploy's classes call CUDA kernels of other packages, different ones for prefill and decoding. Here the
-convolution and the rule are one op each, for both phases. Slots are not cleared between requests: for a sequence
-without cached tokens the ops begin with a state of zero.
+the rule. LMDeploy's classes call CUDA kernels of other packages, different ones for prefill and decoding. Here one op
+computes the convolution and one op the rule, in both phases. A slot is not cleared between requests. The ops ignore
+the slot's content for a sequence without cached tokens, and begin with a state of zero.
 """
 
 from typing import Any, NoReturn
@@ -19,12 +19,12 @@ from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 
 def _refuse_part(name: str) -> NoReturn:
-    """Raise UnsupportedFeatureError for a method that LMDeploy's abstract class demands and nothing calls here."""
+    """Raise UnsupportedFeatureError in an abstract method of LMDeploy's class that nothing calls here."""
     raise refuse(f"{name} apart from its layer", "call the layer's forward, which does all of it")
 
 
 class StepStates(GatedDeltaMetaImpl):
-    """Makes the metadata that all layers of a step share, for models that do not make GatedDeltaMeta themselves."""
+    """Makes the GatedDeltaMeta that all layers of a step share, for models that do not make it themselves."""
 
     def forward(
         self, num_tokens: int, conv_kernel_size: int, state_ids: Tensor, attn_metadata: Any
@@ -45,9 +45,9 @@ class Convolution(CausalConv1dImpl):
         gated_delta_meta: Any,
         activation: str,
     ) -> Tensor:
-        """Return a tensor of x's shape [1, tokens, channels], and write conv_state. weight: [channels, 1, width].
+        """Return a tensor of x's shape [1, tokens, channels], and update conv_state. weight: [channels, 1, width].
 
-        Raises UnsupportedFeatureError for other activations than silu and none.
+        activation: silu, swish (the same) or none. Raises UnsupportedFeatureError for others.
         """
         if activation not in ("silu", "swish", "none"):
             feature = f"a causal convolution with the activation {activation!r}"
@@ -82,7 +82,7 @@ class DeltaRule(GatedDeltaRuleImpl):
         kv_ratio: int,
         use_qk_l2norm_in_kernel: bool,
     ) -> Tensor:
-        """Return a tensor of value's shape, and write recurrent_state. ``kv_ratio`` is not read, since shapes tell it.
+        """Return a tensor of value's shape, and update recurrent_state. ``kv_ratio`` is not used.
 
         query, key: [1, tokens, key heads, size]. value: [1, tokens, value heads, size]. a, b: [1, tokens, value
         heads], or grouped by key heads.

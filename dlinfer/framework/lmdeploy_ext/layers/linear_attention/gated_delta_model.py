@@ -1,6 +1,6 @@
-"""Patches on LMDeploy's classes of gated linear attention (Qwen3-Next), for layers of ``gated_delta.py``.
+"""Patches on LMDeploy's classes of gated linear attention (Qwen3-Next), for the layers in ``gated_delta.py``.
 
-This file loads before LMDeploy's modules do.
+This file is imported before LMDeploy's modules, so it imports none of them at its top level.
 """
 
 import functools
@@ -19,9 +19,9 @@ _replaces = functools.partial(replaces, when=activation.is_on, for_models=("qwen
 
 
 def check(model_config: Any) -> None:
-    """Set the dtypes of LMDeploy's ``model_config``: float32 for the rule's state, the model's for the convolution's.
+    """Set the states' dtypes in ``model_config``: float32 for the rule, the model's dtype for the convolution.
 
-    LMDeploy takes bfloat16 for both.
+    LMDeploy takes bfloat16 for both states.
     """
     if not getattr(model_config, "is_gated_delta", False) or not model_config.states_shapes:
         return
@@ -94,7 +94,10 @@ def _decay_rate(original: Original, self: Any) -> Tensor:
 def _split_projections(
     original: Original, self: Any, mixed_qkvz: Tensor, mixed_ba: Tensor
 ) -> tuple[Tensor, ...]:
-    """Split projections that are grouped by key heads. Return q, k and v side by side, z by value heads, b, and a."""
+    """Split projections that are grouped by key heads, and return four tensors.
+
+    They are: q, k and v concatenated; z as [..., value heads, size]; b; and a.
+    """
     size, group = self.head_k_dim, self.kv_ratio * self.head_v_dim
     heads = mixed_qkvz.unflatten(-1, (-1, 2 * size + 2 * group))
     parts = [part.flatten(-2) for part in heads.split((size, size, group, group), dim=-1)]

@@ -1,1 +1,1 @@
-"""Layers of experts, and the routers that choose each token's experts."""
+"""Mixture-of-experts layers, and the routers that choose each token's experts."""

@@ -1,4 +1,4 @@
-"""Experts for LMDeploy, also with biases and GPT-OSS's clamped activation.
+"""Experts for LMDeploy: with silu, or with biases and GPT-OSS's clamped activation.
 
 LMDeploy's own dlinfer implementation asserts that there are no biases, and ignores ``act_func``.
 """
@@ -31,10 +31,11 @@ class Experts(DlinferFusedMoEImpl):
         expert_list: Any = None,
         act_func: Any = None,
     ) -> Tensor:
-        """Return [N, hidden] for hidden_states [N, hidden]. ``dlinfer.ops.fused_moe`` documents the rest.
+        """Return the experts' results [N, hidden] for hidden_states [N, hidden].
 
-        gate_up_bias [experts, 2 * intermediate] and down_bias [experts, hidden]: both or neither.
-        act_func: None for silu, or LMDeploy's ``GateupAct`` with its ``alpha`` and ``limit``.
+        ``dlinfer.ops.fused_moe`` documents the other arguments. gate_up_bias [experts, 2 * intermediate] and down_bias
+        [experts, hidden]: both, or both None. act_func: None for silu; or LMDeploy's ``GateupAct``, which has ``alpha``
+        and ``limit``.
         """
         if gate_up_bias is None and down_bias is None and act_func is None:
             return super().forward(hidden_states, topk_weights, topk_ids, gate_up_weights, down_weights)

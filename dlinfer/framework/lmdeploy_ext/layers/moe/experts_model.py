@@ -1,6 +1,6 @@
-"""Patches on LMDeploy's classes of models with experts, for the layer of ``experts.py``.
+"""Patches on LMDeploy's classes of models with experts, for the layer in ``experts.py``.
 
-This file loads before LMDeploy's modules do.
+This file is imported before LMDeploy's modules, so it imports none of them at its top level.
 """
 
 from typing import Any
@@ -35,9 +35,9 @@ def check(config: Any) -> None:
 def _load_gpt_oss_experts(
     original: Original, self: Any, name: str, loaded_weight: Tensor, params_dict: dict[str, Any]
 ) -> None:
-    """Load a checkpoint's tensor of all experts: weights [experts, in, out] or biases [experts, out].
+    """Load a tensor of a checkpoint that holds all experts: weights [experts, in, out] or biases [experts, out].
 
-    In gate_up, the columns of gate and up alternate. MXFP4's blocks and scales go to our layer as they are.
+    In gate_up, columns of gate and of up alternate. Tensors of MXFP4 (blocks, scales) go to our layer unchanged.
     """
     from lmdeploy.pytorch.weight_loader.model_weight_loader import load_weight
 
@@ -56,10 +56,10 @@ def _load_gpt_oss_experts(
 
 
 class SigmoidRouter:
-    """Chooses the topk experts of each token by sigmoid scores plus a correction, in the best groups of experts.
+    """Chooses each token's ``topk`` experts, within the best groups of experts, by sigmoid score plus a correction.
 
-    Source: DeepSeek-V3 (2024, arXiv:2412.19437), section 2.1.2, as transformers' Glm4MoeTopkRouter computes it. The
-    correction affects the choice only. The caller renormalises and scales the weights.
+    The correction affects only the choice; the returned weights are the scores. The caller renormalises and scales
+    them. Source: DeepSeek-V3 (2024, arXiv:2412.19437), section 2.1.2, as transformers' Glm4MoeTopkRouter computes it.
     """
 
     def __init__(self, gate: Any, topk: int, groups: int, topk_groups: int) -> None:

@@ -1,4 +1,4 @@
-"""GPT-OSS's experts with weights that stay in MXFP4. LMDeploy has no layer for them.
+"""GPT-OSS's experts with weights that stay in MXFP4. LMDeploy has no layer for such weights.
 
 While a checkpoint loads, its tensors are repacked expert by expert into the layout of ``ops.quantised.packing.MXFP4``.
 Scales become bfloat16, which represents all their powers of two.
@@ -16,7 +16,7 @@ from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts import ExpertsOfOn
 from dlinfer.ops.quantised.packing import GPTQ, MXFP4
 
 _STORED = replace(GPTQ, zero_bias=0)
-"""The layout of a checkpoint's blocks, four bytes as a word: neighbours along "in", the first in the lowest bits."""
+"""The layout of a checkpoint's blocks: four bytes hold 8 neighbours along "in", the first in the lowest bits."""
 
 _BIAS = 127  # of E8M0's exponents
 
@@ -32,8 +32,8 @@ class Mxfp4Weights(ExpertWeights):
     """The weights of one projection of all experts.
 
     blocks: int32 [experts, in_features, out_features / 8]. scales: bfloat16 [experts, in_features / 32, out_features].
-    bias: [experts, out_features], of the model's dtype. In gate_up, all of gate's out_features precede up's; in a
-    checkpoint they alternate.
+    bias: [experts, out_features], in the model's dtype. In gate_up, all out_features of gate come before those of up.
+    In a checkpoint they alternate.
     """
 
     parts = ("blocks", "scales", "bias")
@@ -75,7 +75,7 @@ class Mxfp4Weights(ExpertWeights):
             own.copy_(values[self._gate_first(scales).int()].t())
 
     def load_bias(self, param: nn.Parameter, loaded_weight: Tensor, expert_id: int, shard_id: str) -> None:
-        """Copy one expert's bias [out] into ``param``. shard_id: its part of the projection, gate, up or down."""
+        """Copy one expert's bias [out] into ``param``. shard_id: the bias's projection: gate, up or down."""
         mine, half = param.data[expert_id], param.shape[1] // 2
         {"gate": mine[:half], "up": mine[half:], "down": mine}[shard_id].copy_(loaded_weight)
 
@@ -96,7 +96,10 @@ class FusedMoEMxfp4:
         self.alpha, self.limit = alpha, limit
 
     def forward(self, hidden_states: Tensor, weights: Tensor, ids: Tensor, *parts: Tensor) -> Tensor:
-        """Return [tokens, hidden], as hidden_states. parts: blocks, scales and bias of gate_up, then of down."""
+        """Return a tensor of hidden_states' shape [tokens, hidden].
+
+        parts: blocks, scales and bias of gate_up, then the same three of down.
+        """
         return ops.fused_moe_mxfp4(hidden_states, *parts, weights, ids, self.alpha, self.limit)
 
 

@@ -1,7 +1,7 @@
-"""Layers of experts with packed weights on one device. AWQ's is here: LMDeploy has only AWQ's linear layers.
+"""Layers of experts with packed weights on one device, for AWQ. LMDeploy has only linear layers for AWQ.
 
-LMDeploy's model classes find the parameters by name while they load: ``gate_up`` and ``down``, each with the parts
-that a checkpoint has. Gate and up stand side by side along out_features.
+LMDeploy's model classes find the parameters by name while they load: ``gate_up`` and ``down``, each with the same
+tensors as in a checkpoint. Gate and up are concatenated along out_features.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from dlinfer.ops.quantised.packing import AWQ
 
 
 class ExpertWeights(nn.Module):
-    """The weights of one projection of all experts. parts: names of the parameters, in the order of the op."""
+    """The weights of one projection of all experts. parts: names of the parameters, in the order that the op takes."""
 
     parts: ClassVar[tuple[str, ...]]
 
@@ -39,7 +39,8 @@ class ExpertWeights(nn.Module):
 class ExpertsOfOneDevice(FusedMoEBase):
     """Gated experts on one device. Raises UnsupportedFeatureError for expert parallelism.
 
-    impl: computes the layer. gate_up, down: the weights of its projections. Tensor parallelism is refused elsewhere.
+    impl: the object that computes the layer. gate_up, down: the weights of the two projections. Another check refuses
+    tensor parallelism.
     """
 
     def __init__(
@@ -88,9 +89,10 @@ class PackedWeights(ExpertWeights):
     def weight_loader(
         self, param: nn.Parameter, loaded_weight: Tensor, expert_id: int, shard_id: str
     ) -> None:
-        """Copy one expert's part into ``param``; LMDeploy's loaders call it.
+        """Copy one expert's tensor into ``param``. LMDeploy's loaders call this.
 
-        shard_id: gate or up, each half of the columns, or down. Raises UnsupportedFeatureError for other sizes.
+        shard_id: gate or up, which fill half of the columns each, or down. Raises UnsupportedFeatureError for other
+        sizes.
         """
         mine, half = param.data[expert_id], param.shape[2] // 2
         columns = {"gate": mine[:, :half], "up": mine[:, half:], "down": mine}[shard_id]
@@ -103,9 +105,10 @@ class PackedWeights(ExpertWeights):
 def packed_experts(
     hidden: int, inner: int, experts: int, top_k: int, renormalize: bool, group_size: int, device: Any
 ) -> ExpertsOfOneDevice:
-    """Return the layer of gated experts with silu in AWQ's layout. hidden, inner: an expert's input and inner sizes.
+    """Return the layer of gated experts with silu in AWQ's layout.
 
-    Raises UnsupportedFeatureError unless sizes are multiples of the group and of a packed word.
+    hidden: the size of an expert's input. inner: its intermediate size. Raises UnsupportedFeatureError unless input
+    sizes are multiples of the group size, and output sizes multiples of 8.
     """
     own = SimpleNamespace(
         top_k=top_k, renormalize=renormalize, group_size=group_size, num_bits=AWQ.bits, ep_size=1

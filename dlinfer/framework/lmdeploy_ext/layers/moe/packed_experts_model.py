@@ -1,6 +1,6 @@
-"""Patches that let LMDeploy make layers of 4-bit experts. LMDeploy has only compressed-tensors' layers, for CUDA.
+"""Patches that let LMDeploy make layers of 4-bit experts. LMDeploy has such layers only for compressed-tensors on CUDA.
 
-This file loads before LMDeploy's modules do. The layers are in ``packed_experts.py`` and ``mxfp4_experts.py``.
+This file is imported before LMDeploy's modules. The layers are in ``packed_experts.py`` and ``mxfp4_experts.py``.
 """
 
 import inspect
@@ -16,7 +16,7 @@ from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.patching import Original, replaces
 
 _in_mxfp4: ContextVar[bool] = ContextVar("in_mxfp4", default=False)
-"""Whether GPT-OSS's layer of experts is being made for a checkpoint in MXFP4."""
+"""True while GPT-OSS's layer of experts is built for a checkpoint in MXFP4."""
 
 FEATURE = "quantised experts"
 _LAYER = "lmdeploy.pytorch.nn.moe.compressed_tensors:FusedMoEW4A16"
@@ -31,9 +31,9 @@ _LAYER = "lmdeploy.pytorch.nn.moe.compressed_tensors:FusedMoEW4A16"
     for_feature=FEATURE,
 )
 def _build_fused_moe(original: Original, *args: Any, **options: Any) -> Any:
-    """Return our layer for a checkpoint in AWQ or MXFP4, else LMDeploy's.
+    """Return our layer for a checkpoint in AWQ or MXFP4, and LMDeploy's layer for others.
 
-    The build context tells AWQ: LMDeploy's model classes may leave ``quant_config`` out.
+    Whether it is AWQ is read from the build context, because LMDeploy's model classes may leave ``quant_config`` out.
     """
     from lmdeploy.pytorch.models.patch import get_build_model_context
 
@@ -103,9 +103,10 @@ def _to_awq(original: Original, self: Any) -> None:
 
 
 def _repack(part: Any) -> None:
-    """Repack compressed-tensors' words [experts, out, in / 8] and scales [experts, out, groups] as AWQ's, in place.
+    """Repack compressed-tensors' words [experts, out, in / 8] and scales [experts, out, groups] in AWQ's layout.
 
-    Both layouts take the same memory, so only one expert at a time is copied. Later calls do nothing.
+    Both layouts take the same memory. So this works in place, with a copy of one expert at a time. A second call does
+    nothing.
     """
     from dlinfer.ops.quantised.packing import AWQ, GPTQ
 

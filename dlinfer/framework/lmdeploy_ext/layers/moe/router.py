@@ -1,6 +1,6 @@
 """Choose experts with a correction bias, as DeepSeek-V3 does (arXiv:2412.19437, section 2.1.2).
 
-LMDeploy's router lets torch infer a size. With one group, a graph for any number of tokens cannot infer it.
+LMDeploy's router reshapes with a size of -1. A graph for any number of tokens cannot infer this size for one group.
 """
 
 from typing import Any
@@ -14,9 +14,10 @@ from dlinfer.framework.lmdeploy_ext.layers.from_spec import FromSpec
 
 
 class BiasedRouter(FromSpec, RouterNoauxTCImpl):
-    """Chooses experts by score plus bias. Weights are the scores alone; with ``router_n_groups`` they include the bias.
+    """Chooses experts by score plus bias, and returns their scores as weights.
 
-    Raises UnsupportedFeatureError for other scores than sigmoid and softmax.
+    With ``router_n_groups`` the weights include the bias. Raises UnsupportedFeatureError for scores other than sigmoid
+    and softmax.
     """
 
     def __init__(self, spec: Any) -> None:

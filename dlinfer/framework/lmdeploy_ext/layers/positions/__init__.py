@@ -1,1 +1,1 @@
-"""Positions in LMDeploy's layers: frequencies by rope type, lengths that they depend on, windows."""
+"""Positions in LMDeploy's layers: rotary frequencies, the lengths that these depend on, and sliding windows."""

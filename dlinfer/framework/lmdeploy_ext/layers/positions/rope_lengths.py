@@ -1,13 +1,14 @@
-"""Decide which length governs each token's rotary frequencies, under dynamic NTK scaling and longrope.
+"""Find the length that determines each token's rotary frequencies, under dynamic NTK scaling and longrope.
 
 transformers chooses frequencies by the largest position of a forward call. If a prompt runs alone, its tokens get the
 frequencies of the prompt's length. Each later token gets those of the length so far. The governing length of a token
-is therefore ``max(prompt length, position + 1)``. Batches, chunks of prompts and preemption must not change it, so it
-travels with the position: ``position_ids`` become [2, N], positions in the first row and lengths in the second.
+is therefore ``max(prompt length, position + 1)``. Batches, chunked prefill and preemption must not change this length.
+So ``position_ids`` become [2, N]: positions in the first row, governing lengths in the second.
 
-Phi-3 and Phi-3.5-MoE differ: when a text outgrows the original length, transformers computes its whole cache anew with
+Phi-3 and Phi-3.5-MoE differ: when a text outgrows the original length, transformers recomputes its whole cache with
 the long factors. Here the sequence is then preempted, and prefilled again with all its tokens. LMDeploy would decode
-such a sequence between the chunks of its prefill, so a prefill may hold at least the original length + 1.
+such a sequence between the chunks of its prefill. So we raise the limit of a prefill to at least the original length
++ 1.
 
 The prefix cache shares blocks only up to the original length, where all sequences have the same frequencies.
 """
@@ -41,17 +42,17 @@ _CACHED_FOR = "dlinfer_cached_for"
 
 @dataclass(frozen=True)
 class RopeLengths:
-    """The facts about a model's rotary embedding that an engine's scheduling needs.
+    """The facts that scheduling needs about a model's rotary embedding.
 
-    original: frequencies are the same for every sequence up to this length.
-    computed_anew: whether the whole cache must have the frequencies of the sequence's present length.
+    original: the length up to which frequencies are the same for every sequence.
+    computed_anew: whether the whole cache must be recomputed when a sequence outgrows this length.
     """
 
     original: int
     computed_anew: bool
 
     def govern(self, inputs: Any, sequences: list[Any]) -> None:
-        """Set ``target_position_ids`` of a prefill's ModelInputs: positions, and the governing lengths below them."""
+        """Set ``target_position_ids`` of a prefill's ModelInputs to [2, N]: positions and governing lengths."""
         rows = []
         for sequence, new in zip(sequences, inputs.seq_length.tolist(), strict=True):
             first = sequence.num_history_ids
@@ -63,13 +64,13 @@ class RopeLengths:
     def outgrown_by(self, sequence: Any) -> bool:
         """Return whether the next token may exceed the original length while the cache has the short frequencies.
 
-        LMDeploy may plan one step ahead of the tokens that it knows. If it does not, the answer is True one token
-        early, and a prefill computes this one token.
+        LMDeploy may schedule a step before it knows the newest token, so this is True one token early. If LMDeploy has
+        not done so, the only cost is that a prefill computes one token more.
         """
         return self._is_short(sequence) and sequence.num_all_ids >= self.original
 
     def invalidates(self, sequence: Any) -> bool:
-        """Return whether a waiting sequence still has a cache from before it outgrew the original length."""
+        """Return whether a waiting sequence's cache is older than the moment when it outgrew the original length."""
         outgrown = sequence.num_history_ids > 0 and sequence.num_all_ids > self.original
         return outgrown and self._is_short(sequence)
 
@@ -87,14 +88,14 @@ def of_model(config: Any) -> RopeLengths | None:
 
 
 def of_positions(positions: Tensor, prompt_length: int) -> Tensor:
-    """Return positions and the lengths that govern them, int64 [2, N]. positions: int64 [N], of one sequence."""
+    """Return the positions of one sequence, int64 [N], and their governing lengths: int64 [2, N]."""
     return torch.stack((positions, (positions + 1).clamp(min=prompt_length)))
 
 
 def of_step(context: Any) -> Tensor:
-    """Return the position_ids of LMDeploy's StepContext: int64 [2, N] if the model needs lengths, else [1, N].
+    """Return the position_ids of a StepContext: int64 [2, N] if the model needs governing lengths, else [1, N].
 
-    Decoding steps and dummy inputs come without lengths. A sequence's length is then its last position + 1.
+    LMDeploy passes no lengths for decoding steps and dummy inputs. A sequence's length is then its last position + 1.
     """
     positions = context.position_ids
     config = context.model_config.llm_config or context.model_config.hf_config
@@ -111,7 +112,7 @@ def _lengths(owner: Any) -> RopeLengths | None:
 
 
 def governs(maker: Any) -> bool:
-    """Return whether the rotary frequencies of an inputs maker's model depend on its sequences' lengths."""
+    """Return whether the model's rotary frequencies depend on sequence lengths. maker: LMDeploy's inputs maker."""
     return _lengths(maker) is not None
 
 

@@ -1,8 +1,8 @@
 """Read the rotary embedding of a checkpoint's configuration as transformers does.
 
-A rope type that the tables (``rotary.py``) lack is refused while the configuration is read. LMDeploy ignores
-longrope's ``attention_factor`` and ``factor``, and has other defaults for yarn's. Both are corrected in the parameters
-that LMDeploy passes to the tables.
+A rope type that ``rotary.py`` lacks is refused while the configuration is read. LMDeploy ignores ``attention_factor``
+and ``factor`` of longrope, and has other defaults for those of yarn. Here both are corrected in the parameters that
+LMDeploy passes to ``rotary.py``.
 """
 
 import math
@@ -23,10 +23,10 @@ WHOLE_HEADS = (
     *"deepseek_v2 deepseek_v3 deepseek_v32 gemma gemma2 gemma3_text glm_moe_dsa gpt_oss llama mistral".split(),
     *"mixtral phimoe qwen2 qwen2_moe qwen3 qwen3_moe".split(),
 )
-"""Model types that rotate whole heads under rope type "default": transformers ignores their partial_rotary_factor."""
+"""Model types that rotate whole heads with rope type "default". transformers ignores their partial_rotary_factor."""
 
 _LAYER_TYPES = {"full_attention": ("default", "linear"), "sliding_attention": ("default",)}
-"""Layer type -> rope types that LMDeploy's Gemma 3 serves. The configuration has parameters for each layer type."""
+"""Layer type -> rope types that LMDeploy's Gemma 3 supports. Its configuration has parameters for each layer type."""
 
 
 def parameters(config: Any) -> Mapping[str, Any]:
@@ -35,12 +35,12 @@ def parameters(config: Any) -> Mapping[str, Any]:
 
 
 def rope_type(stored: Mapping[str, Any]) -> str:
-    """Return the type of a set of rope parameters, under its new key or its old one."""
+    """Return the type in a set of rope parameters: ``rope_type``, in older checkpoints ``type``."""
     return stored.get("rope_type") or stored.get("type") or "default"
 
 
 def original_length(config: Any) -> int | None:
-    """Return the length beyond which frequencies depend on the sequence's own length; None if they never do."""
+    """Return the length above which frequencies depend on a sequence's length; None if they never do."""
     stored = parameters(config)
     if rope_type(stored) not in _BY_LENGTH:
         return None
@@ -49,7 +49,7 @@ def original_length(config: Any) -> int | None:
 
 
 def _original(config: Any, stored: Mapping[str, Any]) -> int:
-    """Return the original length: the configuration's own field, else rope parameters', as in transformers."""
+    """Return the original length, as transformers does: from the configuration, else from the rope parameters."""
     own = getattr(config, "original_max_position_embeddings", None)
     return own or stored.get("original_max_position_embeddings") or config.max_position_embeddings
 
@@ -57,8 +57,8 @@ def _original(config: Any, stored: Mapping[str, Any]) -> int:
 def check(config: Any) -> None:
     """Raise UnsupportedFeatureError for rope parameters that would give other tokens than transformers.
 
-    config: the text model's. Gemma 3's has one set of parameters for each layer type. If an unscaled checkpoint lacks
-    the factor of "full_attention", this sets it to 1, since LMDeploy's model reads it.
+    config: the text model's configuration. Gemma 3's has one set of parameters for each layer type. If the set of
+    "full_attention" has no factor, this sets it to 1, because LMDeploy's model reads it.
     """
     stored = parameters(config)
     nested = {name: stored[name] for name in _LAYER_TYPES if isinstance(stored.get(name), Mapping)}
@@ -82,7 +82,7 @@ def check(config: Any) -> None:
 
 
 def yarn_scale(spec: Any) -> float:
-    """Return yarn's factor of cos and sin: the checkpoint's own, or 0.1 ln(factor) + 1 and its variants."""
+    """Return yarn's factor of cos and sin: the checkpoint's value, or else 0.1 ln(factor) + 1 or a variant of it."""
     params = spec.yarn_params
     if params.attention_factor is not None:
         return params.attention_factor
@@ -97,7 +97,7 @@ def yarn_scale(spec: Any) -> float:
 
 
 def longrope_scale(factor: float, original_length: int) -> float:
-    """Return longrope's factor of cos and sin if a checkpoint has none: sqrt(1 + ln(factor) / ln(original length))."""
+    """Return longrope's default factor of cos and sin: sqrt(1 + ln(factor) / ln(original length))."""
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_length))
 
 

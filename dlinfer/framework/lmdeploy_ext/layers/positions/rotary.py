@@ -1,8 +1,8 @@
 """Rotary tables with transformers' frequencies, for every rope type that LMDeploy and transformers have.
 
-LMDeploy's own dlinfer builder takes ``max_position_embeddings`` for Llama 3's original length and has no longrope. It
-chooses the frequencies of a whole batch by its longest sequence. Here each token has its own frequencies. Dynamic and
-longrope tables read its governing length from the second row of ``position_ids`` (``rope_lengths.py``).
+LMDeploy's own dlinfer builder takes ``max_position_embeddings`` for Llama 3's original length, and has no longrope. It
+chooses the frequencies of a whole batch by the longest sequence. Here each token has its own frequencies. Dynamic and
+longrope tables read a token's governing length from the second row of ``position_ids`` (``rope_lengths.py``).
 
 Formulas are those of ``transformers.modeling_rope_utils``, in float32 as there.
 """
@@ -25,7 +25,7 @@ def base_frequencies(dim: int, base: float) -> Tensor:
 
 
 def llama3_frequencies(spec: Any) -> Tensor:
-    """Return Llama 3.1's frequencies [dim / 2]: long waves slowed by the factor, short ones kept, others blended."""
+    """Return Llama 3.1's frequencies [dim / 2]: low ones divided by the factor, high ones unchanged, others blended."""
     params, factor = spec.llama3_params, spec.scaling_factor
     frequencies = base_frequencies(spec.dim, spec.base)
     original = params.original_max_position_embeddings
@@ -40,7 +40,7 @@ def llama3_frequencies(spec: Any) -> Tensor:
 
 
 def yarn_frequencies(spec: Any) -> Tensor:
-    """Return YaRN's frequencies [dim / 2]: kept below a range of dimensions, interpolated above, ramped inside.
+    """Return YaRN's frequencies [dim / 2]: unchanged below a range of dimensions, interpolated above, blended inside.
 
     Source: YaRN (Peng et al., 2023, arXiv:2309.00071), section 3.2. LMDeploy stores the original length as
     ``spec.max_position_embeddings``.
@@ -48,7 +48,7 @@ def yarn_frequencies(spec: Any) -> Tensor:
     params, dim, length = spec.yarn_params, spec.dim, spec.max_position_embeddings
 
     def dimension_of(rotations: float) -> float:
-        """Return the dimension that makes ``rotations`` rotations within the original length."""
+        """Return the dimension whose angle makes this many full rotations within the original length."""
         return dim * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(spec.base))
 
     low, high = dimension_of(params.beta_fast or 32), dimension_of(params.beta_slow or 1)
@@ -68,10 +68,10 @@ def _exponents(dim: int) -> Tensor:
 
 
 class RotaryTables(nn.Module):
-    """cos and sin of fixed frequencies.
+    """Tables of cos and sin for frequencies that never change.
 
     inv_freq: float32 [dim / 2], radians per position. scale: factor of cos and sin. LMDeploy's mrope wrapper reads
-    the attributes by their names.
+    the attributes, so their names are fixed.
     """
 
     inv_freq: Tensor
@@ -89,18 +89,18 @@ class RotaryTables(nn.Module):
 
 
 class TablesByLength(nn.Module):
-    """cos and sin of frequencies that depend on the length that governs a token."""
+    """Tables of cos and sin for frequencies that depend on each token's governing length."""
 
     def frequencies(self, lengths: Tensor) -> Tensor:
-        """Return the frequencies of N tokens, float32 [N, dim / 2]. lengths: int64 [N], their governing lengths."""
+        """Return the frequencies of N tokens, float32 [N, dim / 2]. lengths: governing lengths, int64 [N]."""
         raise NotImplementedError
 
     def scale(self, lengths: Tensor) -> float | Tensor:
-        """Return the factor of cos and sin: one number, or [N, 1]. lengths: int64 [N]."""
+        """Return the factor of cos and sin: one number, or [N, 1]. lengths: governing lengths, int64 [N]."""
         return 1.0
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, [1, N, dim]. position_ids: int64 [2, N], positions and the lengths that govern them."""
+        """Return cos and sin, [1, N, dim]. position_ids: positions and governing lengths, int64 [2, N]."""
         is_governed = position_ids.shape[0] == 2
         torch._check(is_governed, lambda: "this rope type needs positions and their lengths, [2, N]")
         positions, lengths = position_ids[0], position_ids[1]
@@ -109,9 +109,9 @@ class TablesByLength(nn.Module):
 
 
 class DynamicTables(TablesByLength):
-    """Dynamic NTK scaling: beyond the trained length the base grows with the length that governs a token.
+    """Dynamic NTK scaling: beyond the trained length the base grows with a token's governing length.
 
-    LMDeploy's mrope wrapper reads the attributes: ``_ntk_inv_freq`` means frequencies that are not fixed.
+    LMDeploy's mrope wrapper takes the frequencies for variable if an object has ``_ntk_inv_freq``.
     """
 
     inv_freq: Tensor
@@ -135,10 +135,10 @@ class DynamicTables(TablesByLength):
 
 
 class LongRopeTables(TablesByLength):
-    """LongRoPE: one set of factors up to the original length, another one beyond it (arXiv:2402.13753).
+    """LongRoPE (arXiv:2402.13753): short factors up to the original length, long factors beyond it.
 
-    short_factor, long_factor: the frequencies that result from these factors, float32 [dim / 2]. scales: (short,
-    long) factors of cos and sin.
+    short_factor, long_factor: the frequencies that result from these factors, float32 [dim / 2]. scales: the factors of
+    cos and sin, as a pair (short, long).
     """
 
     short_factor: Tensor
@@ -197,7 +197,7 @@ def from_spec(spec: Any) -> nn.Module:
 
 
 class ApplyRotary(DlinferApplyRotaryEmbImpl):
-    """Rotates only the first features of each head if the tables are narrower than a head, and keeps the rest."""
+    """Rotates heads. If the tables are narrower than a head, the head's further features are returned unchanged."""
 
     def forward(
         self,

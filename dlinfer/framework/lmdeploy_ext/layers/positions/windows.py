@@ -1,7 +1,7 @@
 """Sliding windows as in transformers: with a window of w a query sees w keys, including its own.
 
-LMDeploy's models pass one int for every layer, which its CUDA kernels read as w keys before the query. Some models pass
-it to all layers, though in transformers only certain layers have windows (``layer_types``). Mixtral's passes none.
+LMDeploy's models pass w as an int, and its CUDA kernels take it for w keys before the query's. Some models pass it to
+all layers, though in transformers only some layers have a window (``layer_types``). Mixtral's passes none.
 """
 
 from typing import Any
@@ -15,9 +15,9 @@ _ALL_LAYERS = ("mistral", "mixtral", "phi3", "qwen3_moe")
 
 
 def as_pair(sliding_window: Any) -> tuple[int, int] | None:
-    """Return a window as flash-attention's (keys before, keys after) the query's own; None for no window.
+    """Return a window as flash-attention's pair (keys before the query's, keys after it); None for no window.
 
-    sliding_window: a count of keys as in transformers, or such a pair. None and ints below 1 mean no window.
+    sliding_window: a number of keys as in transformers, or such a pair. None and ints below 1 mean no window.
     """
     if sliding_window is None or (isinstance(sliding_window, int) and sliding_window < 1):
         return None
@@ -25,9 +25,9 @@ def as_pair(sliding_window: Any) -> tuple[int, int] | None:
 
 
 def of_layers(config: Any) -> list[int | None] | None:
-    """Return the window of each layer of a text model, in keys; None if LMDeploy's own layers are right.
+    """Return each layer's window in keys, None for a layer without one. Return None if LMDeploy's windows are right.
 
-    Raises UnsupportedFeatureError for layers of another kind, such as Llama 4's chunks.
+    config: the text model's. Raises UnsupportedFeatureError for other layer types, such as Llama 4's chunked attention.
     """
     window = getattr(config, "sliding_window", None) or None
     if getattr(config, "model_type", "") in _ALL_LAYERS:
@@ -44,7 +44,7 @@ def of_layers(config: Any) -> list[int | None] | None:
 
 
 def check(model_config: Any) -> None:
-    """Unset the KV cache's ``sliding_window`` if some layers see the whole text, or LMDeploy drops cached tokens."""
+    """Unset ``sliding_window`` if some layers see the whole text, so that LMDeploy drops no cached tokens."""
     layers = of_layers(model_config.llm_config or model_config.hf_config)
     if layers is not None and None in layers:
         model_config.sliding_window = -1
@@ -53,8 +53,8 @@ def check(model_config: Any) -> None:
 def apply(model: nn.Module, config: Any) -> None:
     """Give each attention layer of an LMDeploy model the window that transformers gives it.
 
-    config: the text model's. A layer's index is the number in its name. A ``sliding_window`` of the module around the
-    layer (-1 for none) is also set: Gemma 3's module chooses its frequencies by it.
+    config: the text model's. A layer's index is the number in its name. If the enclosing module has a
+    ``sliding_window`` (-1 for none), it is set too, because Gemma 3's module chooses its frequencies by it.
     """
     layers = of_layers(config)
     if layers is None:

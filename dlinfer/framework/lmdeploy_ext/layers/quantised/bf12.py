@@ -1,6 +1,6 @@
 """Layers whose bfloat16 weights are packed without loss as BF12, 12 bits for each number.
 
-A packed weight is a flat tensor of bytes (``ops.quantised.bf12``), so its sizes are passed separately.
+A packed weight is a flat tensor of bytes (``ops.quantised.bf12``), so the layers store its sizes.
 ``bf12_packing`` packs weights while a model loads.
 """
 
@@ -17,13 +17,13 @@ from dlinfer.ops.quantised import bf12
 
 
 class LinearBF12(LinearImpl):
-    """x @ weight.T + bias, with the same bits as the plain weight gives."""
+    """x @ weight.T + bias, with bitwise the same result as an unpacked weight gives."""
 
     def __init__(self, out_features: int, in_features: int) -> None:
         self.out_features, self.in_features = out_features, in_features
 
     def get_unquantized_weight(self, weight: Tensor) -> Tensor:
-        """Return the plain weight, a new bfloat16 tensor [out_features, in_features]. weight: uint8, packed."""
+        """Return the unpacked weight, a new bfloat16 tensor [out_features, in_features]. weight: uint8, packed."""
         return bf12.unpack(weight, self.out_features, self.in_features)
 
     def forward(
@@ -41,7 +41,7 @@ class LinearBF12(LinearImpl):
 
 
 class ExpertsBF12(FusedMoEImpl):
-    """Gated experts with silu, with the same bits as plain weights give. settings: keyword arguments of the op."""
+    """Gated experts with silu, bitwise equal to those with unpacked weights. settings: the op's keyword arguments."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
@@ -51,7 +51,8 @@ class ExpertsBF12(FusedMoEImpl):
     ) -> Tensor:
         """Return a new tensor [N, hidden]. hidden_states: bfloat16 [N, hidden].
 
-        weights: gate_up and down of all experts, uint8 [bytes] each; their biases, always None; the list of experts.
+        weights: five arguments: gate_up and down of all experts, uint8 [bytes]; two biases, always None; the list of
+        experts.
         """
         gate_up, down, gate_up_bias, down_bias, _ = weights
         others = (gate_up_bias, down_bias, more.get("act_func"))
@@ -60,7 +61,7 @@ class ExpertsBF12(FusedMoEImpl):
 
 
 class _PackedTable(Table):
-    """A table in BF12. table: uint8, packed, with ``rows`` tokens of ``columns`` hidden numbers each."""
+    """A table in BF12. table: uint8 [bytes], which packs ``rows`` tokens with ``columns`` hidden features each."""
 
     def __init__(self, table: nn.Parameter, rows: int, columns: int) -> None:
         super().__init__(torch.bfloat16)

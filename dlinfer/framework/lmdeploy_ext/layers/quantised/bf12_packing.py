@@ -1,8 +1,8 @@
 """Pack a bfloat16 model as BF12 while LMDeploy loads it, for DLINFER_CPU_WEIGHTS=bf12.
 
-LMDeploy's layers stay in place during the load, so that any model class loads as usual. Each weight counts the numbers
-that LMDeploy copies into it, and is packed once it is complete. A weight that is never complete stays as it is.
-Parameters take no memory pages until they are written, so few weights are in memory in 16 bits at any time.
+LMDeploy's layers stay in place during the load, so that any model class loads as usual. For each weight we count the
+elements that LMDeploy copies into it, and pack it once it is complete. A weight that is never complete stays unpacked.
+A parameter takes no memory until it is written, so only a few unpacked weights are in memory at any time.
 """
 
 import logging
@@ -33,16 +33,16 @@ from dlinfer.ops.quantised import bf12
 logger = logging.getLogger("dlinfer")
 
 WORTHWHILE = 0.8
-"""The largest share of its plain bytes that a packed weight may take. Padding and unusual exponents cost memory."""
+"""The largest ratio of packed to unpacked bytes that we accept. Padding and unusual exponents take extra bytes."""
 
 _LINEAR = (BaseLinear, MergedBaseLinear, QKVBaseLinear)
 
 
 class Weight:
-    """One weight of a model. It counts the numbers copied into it, and packs itself once it is complete.
+    """One weight of a model. It counts the elements copied into it, and packs itself once all are there.
 
-    module: the layer that has the weight. Packing replaces the parameter's data and keeps the parameter, since
-    LMDeploy looks parameters up once for each file.
+    module: the layer that has the weight. Packing replaces the data of the parameter, not the parameter itself, since
+    LMDeploy looks parameters up only once for each file.
     """
 
     module: Any
@@ -69,24 +69,25 @@ class Weight:
 
     @property
     def saved_bytes(self) -> int:
-        """The bytes that packing saves if no exponent is outside the packed range; 0 if packing does not pay."""
+        """The bytes that packing saves if no exponent is outside the packed range; 0 if that is not worthwhile."""
         least = bf12.packed_bytes(self.rows, self.columns)
         return self.plain_bytes - least if least <= WORTHWHILE * self.plain_bytes else 0
 
     def unpack(self) -> None:
-        """Replace a packed parameter's data by its plain numbers."""
+        """If the parameter is packed, replace its data by the unpacked weight."""
         if self.is_packed:
             plain = bf12.unpack(self.parameter.data, self.rows, self.columns)
             self.parameter.data, self.is_packed = plain.view(self._shape), False
 
     def end(self) -> None:
-        """Stop counting, and put the layer's own loader back. It cannot load into a packed weight."""
+        """Stop counting, and restore the layer's own loader, which cannot load into a packed weight."""
         self.parameter.weight_loader = self._load
 
     def _take(self, parameter: nn.Parameter, loaded: Tensor, *part: Any, **named: Any) -> None:
-        """Load a tensor by the layer's own loader, and pack the weight if it is complete. LMDeploy calls this.
+        """Load a tensor with the layer's own loader, and pack the weight if it is complete. LMDeploy calls this.
 
-        part, named: which of several joined weights ``loaded`` is. A part that comes again replaces its former values.
+        part, named: name the part of a joined weight that ``loaded`` is. A part that is loaded again replaces its
+        values.
         """
         self.unpack()  # for a checkpoint that has a weight twice
         self._load(parameter, loaded, *part, **named)
@@ -101,13 +102,14 @@ class Weight:
 class Packing:
     """The packed weights of one model.
 
-    gives_back: whether memory pages of the checkpoint's files may be released once read. Some model classes write into
-    the tensors they read, and need a copy.
+    gives_back: whether memory pages of the checkpoint's files may be released once they are read. False for model
+    classes that may write into the tensors they read.
     """
 
     def __init__(self, model: nn.Module, tied: bool) -> None:
-        """Take an LMDeploy model before its weights load. tied: whether the output projection has the embedding's
-        weight.
+        """Take an LMDeploy model before its weights load.
+
+        tied: whether the output projection uses the embedding's weight.
         """
         self._model, self._tied = model, tied
         self.gives_back = type(model).__name__ in table.CLASSES
@@ -125,7 +127,7 @@ class Packing:
 
     @property
     def largest_weight(self) -> int:
-        """Plain bytes of the largest weight to pack. It is in memory in 16 bits until it is complete."""
+        """Unpacked size in bytes of the largest weight to pack. It is in memory unpacked until it is complete."""
         return max((weight.plain_bytes for weight in self._weights), default=0)
 
     @property
@@ -176,10 +178,10 @@ class Packing:
 
 
 def prepare(model: Any, tied: bool, dtype: torch.dtype) -> None:
-    """Let a model pack its weights as they load: set its ``bf12_packing``. The loader then calls its ``finish``.
+    """Let a model pack its weights as they load: set ``model.bf12_packing``, whose ``finish`` the loader then calls.
 
-    model: LMDeploy's, before weights load. On torch's device ``meta``, ``bf12_packing`` only tells what would be
-    packed. dtype: the model's. Any other than bfloat16 leaves the model as it is, with a warning.
+    model: LMDeploy's, before weights load. On the device ``meta``, ``bf12_packing`` only reports what would be packed.
+    dtype: the model's. A dtype other than bfloat16 leaves the model unchanged, with a warning.
     """
     if dtype is not torch.bfloat16:
         logger.warning(
@@ -191,15 +193,15 @@ def prepare(model: Any, tied: bool, dtype: torch.dtype) -> None:
 
 
 def _pack(weight: Tensor) -> Tensor:
-    """Pack bfloat16 [rows, columns] into uint8 [bytes], by the device's own quicker function if it has one."""
+    """Pack bfloat16 [rows, columns] into uint8 [bytes], with the device's own faster function if it has one."""
     packed = activation.device().pack_bf12(weight)
     return bf12.pack(weight) if packed is None else packed
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """Return the linear layers to pack: LMDeploy's plain ones, which keep no other data made from the weight.
+    """Return the linear layers to pack: LMDeploy's unquantised ones, which keep no other data derived from the weight.
 
-    The output projection is left out, since its weight's dtype is read, and so are weights that layers share.
+    The output projection is left out, because LMDeploy reads its weight's dtype. So are weights that layers share.
     """
     users = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
     heads = {
@@ -220,7 +222,7 @@ def _layers(model: nn.Module) -> list[nn.Module]:
 
 
 def _experts(model: nn.Module) -> list[Any]:
-    """Return the layers of experts to pack: LMDeploy's plain ones, without biases and in one process."""
+    """Return the layers of experts to pack: LMDeploy's unquantised ones without biases and without parallelism."""
     return [
         layer
         for layer in model.modules()
@@ -241,7 +243,7 @@ def _is_packable(weight: Any, rank: int = 2) -> bool:
 def _table_owner(model: nn.Module, tied: bool) -> nn.Module | None:
     """Return the layer that owns the output projection's weight; None if the projection is not to be packed.
 
-    Only model classes that are known to use the weight for nothing else are packed.
+    Only model classes in ``table.CLASSES`` are packed: they use the weight for nothing else.
     """
     head: Any = getattr(model, "lm_head", None)
     is_plain = type(head) in _LINEAR and head.tp == 1 and table.why_kept(model) is None

@@ -1,7 +1,7 @@
 """Layers of 8-bit weights and activations for LMDeploy: W8A8 (smooth_quant), blocked FP8 and static FP8.
 
-LMDeploy's dlinfer layers of W8A8 round the experts' scales to bfloat16, have experts in int8 only and may transpose
-weights. LMDeploy has no dlinfer layers of FP8. Here weights stay as they were loaded.
+LMDeploy's dlinfer layers of W8A8 round the experts' scales to bfloat16, support only int8 experts, and may transpose
+weights. LMDeploy has no dlinfer layers of FP8. Here weights stay as they are loaded.
 """
 
 from typing import Any, ClassVar
@@ -23,7 +23,7 @@ _W8A8 = (torch.int8, torch.float8_e4m3fn)
 
 
 class _EightBit(FromSpec):
-    """A layer of 8 bits. Raises UnsupportedFeatureError for features that no op serves. served: weights' dtypes."""
+    """Base of 8-bit layers. Raises UnsupportedFeatureError for features without an op. served: dtypes of weights."""
 
     served: ClassVar[tuple[torch.dtype, ...]] = (torch.float8_e4m3fn,)
 
@@ -42,7 +42,7 @@ class _EightBit(FromSpec):
 
 
 class RMSNormW8A8(_EightBit, RMSNormW8A8Impl):
-    """An RMS norm with a quantised result, for the linear layers behind it."""
+    """An RMS norm with a quantised result, for the linear layers that follow."""
 
     served = _W8A8
 
@@ -56,7 +56,7 @@ class RMSNormW8A8(_EightBit, RMSNormW8A8Impl):
 
 
 class LinearW8A8(_EightBit, LinearW8A8Impl):
-    """A linear layer of 8-bit weights with a scale for each row. Input in floats is quantised by token."""
+    """A linear layer of 8-bit weights with a scale for each row. Floating-point input is quantised for each token."""
 
     served = _W8A8
 
@@ -124,7 +124,7 @@ class FusedMoEW8A8(_EightBit, FusedMoEW8A8Impl):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor, *weights: Any, **unused: Any
     ) -> Tensor:
-        """Read weights: gate_up and its scales, down and its scales, and the list of experts, which is ignored."""
+        """Return the experts' results. weights: gate_up, its scales, down, its scales, and an ignored list."""
         router = (topk_weights, topk_ids, self.spec.top_k, self.spec.renormalize)
         return ops.fused_moe_w8a8(hidden_states, *weights[:4], *router)
 
@@ -133,7 +133,10 @@ class FusedMoEBlockedF8(_EightBit, FusedMoEBlockedF8Impl):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor, *weights: Tensor, **more: Any
     ) -> Tensor:
-        """Read weights: gate_up and its scales, down and its scales. Raises UnsupportedFeatureError for biases."""
+        """Return the experts' results. weights: gate_up, its scales, down, its scales.
+
+        Raises UnsupportedFeatureError for biases.
+        """
         if any(more.get(name) is not None for name in ("gate_up_bias", "down_bias")):
             raise refuse("quantised experts with biases", _UNQUANTISED)
         spec = self.spec
@@ -146,6 +149,6 @@ class FusedMoEStaticF8(_EightBit, FusedMoEStaticF8Impl):
     def forward(
         self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor, *weights: Any, **unused: Any
     ) -> Tensor:
-        """Read weights: gate_up, the scales of its rows and of its input, then the same three of down."""
+        """Return the experts' results. weights: gate_up, scales of its rows, scale of its input; the same of down."""
         router = (topk_weights, topk_ids, self.spec.top_k, self.spec.renormalize)
         return ops.fused_moe_static_fp8(hidden_states, *weights, *router)

@@ -1,8 +1,8 @@
 """Linear layers and experts with weights of 4 bits, in the layout ``ops.quantised.packing.AWQ``.
 
-LMDeploy's linear layer for dlinfer ignores the process group of an all-reduce, and reads any number of bits as 4.
-LMDeploy has 4-bit experts for CUDA only. Weights stay as loaded: the parts that LMDeploy fuses (q, k and v, or gate and
-up) stand side by side along out_features.
+LMDeploy's linear layer for dlinfer ignores the process group of an all-reduce, and reads weights of any bit width as
+4-bit. LMDeploy has 4-bit experts for CUDA only. Here weights stay as they are loaded: projections that LMDeploy fuses
+(q, k and v, or gate and up) are concatenated along out_features.
 """
 
 from typing import Any
@@ -46,7 +46,7 @@ class LinearW4A16(FromSpec, LinearW4A16Impl):
 
 
 class FusedMoEW4A16(FromSpec, FusedMoEW4A16Impl):
-    """Gated experts with silu, for LMDeploy's layer of compressed-tensors and for ours of AWQ.
+    """Gated experts with silu, for LMDeploy's layer of compressed-tensors and for our layer of AWQ.
 
     Raises UnsupportedFeatureError for expert parallelism and for other widths than 4 bits.
     """
@@ -61,9 +61,10 @@ class FusedMoEW4A16(FromSpec, FusedMoEW4A16Impl):
     def forward(
         self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Any, *weights: Tensor, **unused: Any
     ) -> Tensor:
-        """Return a tensor of hidden_states' shape [tokens, hidden]. ``ops.fused_moe_w4a16`` documents the rest.
+        """Return a tensor of hidden_states' shape [tokens, hidden].
 
-        weights: words and scales of gate_up, then of down. Our own layer adds zero points behind the scales of each.
+        weights: words and scales of gate_up, then of down. For our own layer, zero points follow the scales of each.
+        ``ops.fused_moe_w4a16`` documents the other arguments.
         """
         half, spec = len(weights) // 2, self.spec
         zeros = (None,) if half == 2 else ()

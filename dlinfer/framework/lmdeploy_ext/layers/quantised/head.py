@@ -1,6 +1,6 @@
 """The output projection in int8. An embedding that is tied to it reads the same table.
 
-A decode step reads the whole projection. In small models with large vocabularies it is larger than all packed layers.
+A decoding step reads the whole projection. In small models with large vocabularies it is larger than all packed layers.
 The table has W8A8's layout: for each token a row of int8 numbers and a float32 scale.
 """
 
@@ -27,7 +27,7 @@ class _Int8(Table):
 
 
 class PackedHead(_Int8):
-    """``lm_head`` in int8. Its input is rounded to int8 by token."""
+    """``lm_head`` in int8. Its input is quantised to int8 with a scale for each token."""
 
     def __init__(self, numbers: nn.Parameter, scales: nn.Parameter, dtype: torch.dtype) -> None:
         super().__init__(numbers, scales, dtype)
@@ -48,7 +48,7 @@ class PackedEmbedding(_Int8):
 
 
 def pack(model: nn.Module, tied: bool) -> None:
-    """Replace a model's output projection, and if ``tied`` its embedding, by packed ones, before weights load.
+    """Replace a model's output projection by a packed one before weights load; if ``tied``, its embedding as well.
 
     model: LMDeploy's, its parameters on one device and without memory pages yet. If ``why_kept`` has a reason, the
     model stays as it is, with a warning if DLINFER_CPU_HEAD asks for int8. It raises no error: the setting is for a

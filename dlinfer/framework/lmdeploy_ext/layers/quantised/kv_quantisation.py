@@ -14,14 +14,14 @@ _ADVICE = "use quant_policy=0; the KV cache keeps the model's dtype"
 
 
 def is_served(quant_policy: int) -> bool:
-    """Return whether our ops have the KV cache's format of a quant_policy."""
+    """Return whether our ops support the KV cache format of a quant_policy."""
     from dlinfer.ops.attention.kv_quantisation import STORED
 
     return quant_policy in STORED
 
 
 def check_engine_config(config: Any) -> None:
-    """Raise UnsupportedFeatureError for a quant_policy without ops, or without kernels on the device."""
+    """Raise UnsupportedFeatureError for a quant_policy that has no ops, or no kernels for the device."""
     from lmdeploy.messages import QuantPolicy
 
     policy, device = config.quant_policy, config.device_type

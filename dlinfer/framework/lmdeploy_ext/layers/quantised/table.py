@@ -8,13 +8,14 @@ from torch import nn
 CLASSES = frozenset(
     f"{name}ForCausalLM" for name in ("Llama", "Qwen2", "Qwen3", "Mistral", "Mixtral", "Qwen2Moe", "Qwen3Moe")
 )
-"""LMDeploy's classes that use ``lm_head`` for logits and nothing else. Each was tested with a packed table."""
+"""LMDeploy's model classes that use ``lm_head`` only for logits. Each was tested with a packed table."""
 
 
 class Table(nn.Module):
     """Base of a packed table that replaces LMDeploy's layer.
 
-    ``weight`` is an empty tensor: LMDeploy reads its dtype, and passes it from the embedding to a tied projection.
+    ``weight`` is an empty tensor of the model's dtype. LMDeploy reads the dtype, and passes the embedding's ``weight``
+    to a tied projection.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -38,7 +39,7 @@ def why_kept(model: nn.Module) -> str | None:
 
 
 def put(model: Any, head: Table, embedding: Table | None) -> None:
-    """Replace a model's output projection by ``head``, and its embedding by ``embedding`` unless that is None."""
+    """Replace a model's output projection by ``head``, and its embedding by ``embedding``. None keeps the embedding."""
     model.lm_head = head
     if embedding is not None:
         model.model.embed_tokens = embedding

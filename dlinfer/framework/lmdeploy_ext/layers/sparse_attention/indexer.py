@@ -1,4 +1,4 @@
-"""The indexer of DeepSeek's sparse attention. It chooses the tokens that each new token attends to.
+"""The indexer of DeepSeek's sparse attention: it chooses the tokens that each new token attends to.
 
 Source: DeepSeek-V3.2 (2025, arXiv:2512.02556), section 2.1, as transformers' DeepseekV32Indexer computes it.
 """
@@ -18,7 +18,7 @@ from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 
 class Indexer(NSAIndexFP8Impl):
-    """Scores all cached tokens of its sequence for each new token, and chooses the best.
+    """For each new token, scores all cached tokens of the same sequence and chooses the best.
 
     The indexer's cache has the model's dtype, so that scores are as in transformers. LMDeploy's CUDA layer rounds
     queries and keys to FP8.
@@ -31,9 +31,9 @@ class Indexer(NSAIndexFP8Impl):
 
     @classmethod
     def from_spec(cls, spec: Any) -> "Indexer":
-        """Build the layer of LMDeploy's NSAIndexFP8BuildSpec. Raises UnsupportedFeatureError for what the op lacks.
+        """Build the layer of an NSAIndexFP8BuildSpec. Raises UnsupportedFeatureError for a ``fill`` other than -1.
 
-        The spec's ``block_size`` is for FP8 rounding, and is not read.
+        The spec's ``block_size`` is for FP8 rounding, and is not used.
         """
         if spec.fill != -1:
             raise refuse(f"sparse attention whose places without a token hold {spec.fill}", "use fill=-1")
@@ -42,7 +42,7 @@ class Indexer(NSAIndexFP8Impl):
     def get_block_cache_requests(
         self, geometry: BlockCacheGeometry, head_dim: int
     ) -> tuple[BlockCacheRequest, ...]:
-        """Request one cache of keys in the model's dtype and the vendor's layout, ``head_dim`` numbers for a token."""
+        """Request one cache of keys in the model's dtype and the vendor's layout: ``head_dim`` numbers per token."""
         assert self.dtype is not None, "the owner of the layer sets it"
         layout = cache_blocks.layout(activation.torch_device())
         shape = layout.shape(1, geometry.kernel_block_size, 1, head_dim)[1:]
@@ -50,7 +50,7 @@ class Indexer(NSAIndexFP8Impl):
         return (BlockCacheRequest(**own, per_row_contiguous=True),)
 
     def get_step_metadata(self, attn_metadata: Any) -> Any:
-        """Return attn_metadata itself: ``attention.step_metadata`` has put in all that an indexer reads."""
+        """Return attn_metadata itself. It has all that an indexer reads (see ``attention.step_metadata``)."""
         return attn_metadata
 
     def forward(
@@ -62,11 +62,11 @@ class Indexer(NSAIndexFP8Impl):
         attn_metadata: Any = None,
         meta: Any = None,
     ) -> Tensor:
-        """Return the positions of its sequence that each new token attends to: int32 [N, top_k], rising, then -1.
+        """Return for each new token the positions to attend to: int32 [N, top_k], in ascending order, padded with -1.
 
-        q: [N, heads, D], rotated. k: [N, D], normed and rotated. weights: [N, heads], of the heads. indexer_k_cache: in
-        the vendor's layout, one head of D numbers; k is written into it. All have one dtype except weights, which are
-        converted. meta: the result of ``get_step_metadata``; None to use attn_metadata.
+        q: [N, heads, D], rotated. k: [N, D], normed and rotated. weights: [N, heads], one of each head; converted to
+        q's dtype. indexer_k_cache: of q's dtype, in the vendor's layout, one head of D numbers; k is written into it.
+        meta: the result of ``get_step_metadata``; None means attn_metadata.
         """
         step = self.get_step_metadata(attn_metadata) if meta is None else meta
         keys, cache = k[:, None], indexer_k_cache
@@ -93,14 +93,15 @@ class Indexer(NSAIndexFP8Impl):
         attn_metadata: Any = None,
         meta: Any = None,
     ) -> Tensor:
-        """Norm k, rotate q and k, and return ``forward`` of them. q, k: as they are projected.
+        """Norm k, rotate q and k, and return the result of ``forward``. q, k: from the projections.
 
         norm_weight, norm_bias: [D], of a LayerNorm with ``norm_eps``. cos, sin: [N, R], two equal halves. The first R
-        numbers of a head are rotated, as two halves, or in pairs if ``rope_interleaved``. head_gate_scale: factor of
-        weights, above zero. Norm and rotation are computed in float32 and rounded once to q's dtype.
+        numbers of a head are rotated, as two halves, or in pairs if ``rope_interleaved``. head_gate_scale: a positive
+        factor of the weights; not used, since it changes no order. Norm and rotation are computed in float32 and
+        rounded once to q's dtype.
 
-        DeepSeek's and LMDeploy's code then multiplies q and k by an orthogonal Hadamard matrix, which keeps their
-        products. It spreads large numbers out before FP8 rounding, which is not done here.
+        DeepSeek's and LMDeploy's code also multiplies q and k by an orthogonal Hadamard matrix, to spread large numbers
+        before FP8 rounding. There is no rounding here, and the matrix does not change the products of q and k.
         """
         affine = (norm_weight.float(), norm_bias.float())
         normed = functional.layer_norm(k.float(), k.shape[-1:], *affine, norm_eps)
@@ -110,10 +111,11 @@ class Indexer(NSAIndexFP8Impl):
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, in_pairs: bool) -> Tensor:
-    """Return x, float32 [N, heads, D], with its first R numbers rotated. cos, sin: [N, R], two equal halves each.
+    """Return x, float32 [N, heads, D], with the first R numbers of each head rotated.
 
-    in_pairs: pairs (2i, 2i + 1) come out as numbers i and R / 2 + i, as in transformers. The products of q and k stay
-    the same, since both are reordered. Source: RoFormer (Su et al., 2021, arXiv:2104.09864).
+    cos, sin: [N, R], two equal halves each. in_pairs: whether numbers (2i, 2i + 1) form a pair. The rotated pair is
+    returned at i and R / 2 + i, as in transformers. That changes no product of q and k, since both are reordered.
+    Source: RoFormer (Su et al., 2021, arXiv:2104.09864).
     """
     size = cos.shape[-1]
     half = size // 2

@@ -1,6 +1,6 @@
 """Patches on LMDeploy's models with an indexer (DeepSeek-V3.2, GLM-5), for ``indexer.py`` and ``layers/attention.py``.
 
-This file loads before LMDeploy's modules do.
+This file is imported before LMDeploy's modules, so it imports none of them at its top level.
 """
 
 import functools
@@ -33,7 +33,7 @@ _CHOSEN = (
     why="demands FlashMLA, of CUDA, and caches latents in bfloat16 whatever the model's dtype is",
 )
 def _build_config(original: Original, cls: Any, hf_config: Any, model_path: Any = None, **kwargs: Any) -> Any:
-    """Build LMDeploy's configuration without FlashMLA, and with a cache of the model's dtype."""
+    """Build LMDeploy's configuration without FlashMLA, and with a KV cache of the model's dtype."""
     from lmdeploy.pytorch.configurations.deepseek_v2 import DeepseekV2ModelConfigBuilder
 
     if hf_config.model_type == "glm_moe_dsa":
@@ -139,10 +139,10 @@ def _inputs(
 
 
 def _with_indexers(model: Any, layers: Sequence[Any], view: Any) -> Sequence[Any]:
-    """Return the caches of each layer, with the indexer's cache in place of the empty cache of values.
+    """Return the caches of each layer. The indexer's cache replaces the cache of values, which is empty.
 
-    view: LMDeploy's view of the caches, which lives as long as they do. It keeps the returned list, since graphs
-    recognise bound caches by the list's identity.
+    view: LMDeploy's view of the caches, with the same lifetime. The returned list is stored in it and returned by later
+    calls, since graphs recognise bound caches by the list's identity.
     """
     if getattr(view, "dlinfer_layers", None) is None:
         indexers = [layer.self_attn.indexer for layer in model.model.layers]
@@ -159,7 +159,7 @@ def _row(view: Any, indexer: Any) -> Tensor:
 
 
 def _attention_forward(original: Original, self: Any, **kwargs: Any) -> Tensor:
-    """Run a layer's attention while its indexer has its cache. kwargs: LMDeploy's layers pass everything by name."""
+    """Run a layer's attention, and give its indexer the cache during the call. kwargs: all arguments, by name."""
     if self.indexer is None:
         return original(self, **kwargs)
     self.indexer.indexer_topk.dlinfer_cache = kwargs["past_key_value"][1]
