@@ -1,1 +1,1 @@
-"""Graph runners that LMDeploy's own backends for devices other than CUDA import from here by name."""
+"""Graph runners for LMDeploy's own backends of devices other than CUDA, which import them from this package."""

@@ -49,7 +49,8 @@ class Refusal:
 class OpServed:
     """An op that the model's layers call.
 
-    vendor: the vendor of its kernel, or ``reference`` if no vendor has one. reason: why no vendor has one, or empty.
+    vendor: the vendor of its kernel; ``reference`` if no vendor has one. reason: why there is no vendor's kernel, or
+    empty.
     """
 
     op: str
@@ -59,11 +60,11 @@ class OpServed:
 
 @dataclass
 class Report:
-    """The findings. A field is empty or null if a refusal stopped preflight before it.
+    """The findings of preflight. A field is empty or null if a refusal ended preflight before the field was known.
 
     fits: whether nothing is refused. architectures: from config.json. model_class: LMDeploy's class, with its module.
-    dtype: of the loaded weights. quantisation: the method, or empty. refusals: why an engine would not start.
-    ops: the ops that the layers call. plain: names of the classes that compute other layers in plain torch.
+    dtype: of the loaded weights. quantisation: the method; empty if there is none. refusals: why an engine would not
+    start. ops: the ops that the layers call. plain: names of the classes that compute other layers in plain torch.
     memory: the memory that an engine would take.
     """
 
@@ -82,7 +83,7 @@ class Report:
 
 
 def preflight(folder: Path, device: str, trust_remote_code: bool = False, **options: Any) -> Report:
-    """Return what an engine on ``device`` would do with a model folder. Imports LMDeploy, but loads no weight.
+    """Report whether an engine on ``device`` would serve a model folder. Imports LMDeploy, but loads no weight.
 
     device: a device type. trust_remote_code: whether code in the folder may run, as in LMDeploy.
     options: fields of PytorchEngineConfig.
@@ -112,7 +113,7 @@ def preflight(folder: Path, device: str, trust_remote_code: bool = False, **opti
 
 @contextmanager
 def _noted(refusals: list[Refusal]) -> Iterator[None]:
-    """Append an error of the block to ``refusals`` instead of raising it. Other libraries' errors are shortened."""
+    """Within the context, append an error to ``refusals`` instead of raising it. Shorten errors of other libraries."""
     try:
         yield
     except DlinferError as error:
@@ -131,7 +132,7 @@ def _served(ops: list[str], device: str) -> Iterator[OpServed]:
 
 
 def _memory(folder: Path, built: model.Built) -> Memory:
-    """Return the memory that an engine would take. Raises MemoryPlanError and ModelMemoryError if it does not fit."""
+    """Return the memory that an engine would take. Raises MemoryPlanError or ModelMemoryError if it is too much."""
     available = activation.device().memory()
     config, cache, packing = built.config, built.cache, built.bf12_packing
     tensors, converted = model_files.read(folder), plan_of_folder(folder)
@@ -180,13 +181,13 @@ def _resident() -> int:
 
 
 def _packed_as(config: Any) -> str:
-    """Return the method that packs floating-point weights at load, and the setting that chose it; else empty."""
+    """Return the method that packs floating-point weights at load, and the setting that asks for it; else empty."""
     stored = getattr(config.hf_config, "quantization_config", None) or {}
     return f"{stored['quant_method']} (of {stored[CONVERTED_FROM]})" if CONVERTED_FROM in stored else ""
 
 
 def _method(config: dict[str, Any]) -> str:
-    """Return the ``quant_method`` of a quantised checkpoint, or empty. config: the contents of config.json."""
+    """Return a checkpoint's ``quant_method``; empty if it is not quantised. config: the contents of config.json."""
     for _, stored in quantisation_of(config):
         return str(stored.get("quant_method", "unknown")) if isinstance(stored, dict) else "unknown"
     return ""

@@ -3,29 +3,30 @@
 from dataclasses import dataclass, field
 
 RUNNING = 60 << 20
-"""Bytes that a running engine takes beyond its imports: threads, tokenizer. Measured: docs/results/memory.md."""
+"""Bytes that a running engine takes besides its imports, for threads and the tokenizer (docs/results/memory.md)."""
 
 GRAPHS = 70 << 20
-"""Bytes that compiling graphs takes, the compiler included; none in eager mode."""
+"""Bytes that the graphs and their compiler take; none in eager mode."""
 
 FLOAT32 = 4
 KEPT = 2
-"""Layers whose buffers are resident at once: the allocator also keeps the previous layer's, of other sizes."""
+"""The number of layers with resident buffers: the allocator also keeps the previous layer's, which have other sizes."""
 
 
 def widest(hidden: int, attention: int, intermediate: int, experts: int) -> int:
     """Return the number of elements that one token takes in a layer's buffers.
 
-    The buffers: the residual and the normed input; the joint projection of q, k and v, before and after rotation. For
-    each of a token's experts: the joint projection of gate and up, their product, and the expert's result.
-    hidden, intermediate: sizes. attention: width of the joint projection of q, k and v. experts: for each token, or 0.
+    The buffers are: the residual and the normed input; the joint projection of q, k and v, before and after rotation.
+    For each of a token's experts: the joint projection of gate and up, their product, and the expert's result.
+    hidden, intermediate: these sizes in config.json. attention: width of the joint projection of q, k and v.
+    experts: the number of experts that a token goes to; 0 for a dense layer.
     """
     mlp = 3 * intermediate * max(experts, 1) + hidden * experts
     return 2 * hidden + 2 * attention + mlp
 
 
 def prefill_bytes(tokens: int, widest: int, itemsize: int) -> int:
-    """Return the size in bytes of one prefill's buffers. tokens: in the prefill. widest: the result of ``widest()``."""
+    """Return the size in bytes of the buffers of a prefill of ``tokens`` tokens. widest: the result of ``widest()``."""
     return KEPT * tokens * widest * itemsize
 
 
@@ -44,12 +45,13 @@ class Memory:
     process: Python, torch, LMDeploy and its threads, with no model.
     graphs: compiled graphs and the compiler; 0 in eager mode.
     weights: in the dtype that is loaded; tied weights count once.
-    mapped: the largest weight file, or the largest tensor if pages are given back. It is resident while it is copied.
+    mapped: the largest part of the files that is resident while weights load: a weight file, or a tensor if pages are
+        released after each.
     kv_cache: allocated as a whole and zeroed at the start.
     activations: of the largest prefill.
     logits: of a full batch, with sampling's buffers.
     peak: the most resident memory at any time, while weights load or while requests run.
-    needed: bytes that must be free, beyond this process. Mapped pages of files can be dropped, so they do not count.
+    needed: bytes that must be free, besides this process. The system can drop mapped pages, so they do not count.
     free: bytes that are free.
     source: where ``free`` was read.
     stored: bytes of the weights in their files.

@@ -1,6 +1,6 @@
 """Builds LMDeploy's model of a folder on torch's device ``meta``, with the backend of the chosen device.
 
-The model has an engine's layers. So a layer that an engine would refuse is refused here.
+The model has the same layers as in an engine. So a layer that an engine would refuse is refused here.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ _OPS = {
     "FusedMoEBlockedF8": "fused_moe_blocked_fp8",
     "FusedMoEStaticF8": "fused_moe_static_fp8",
 }
-"""The class that computes a layer -> the ops that it calls. Rotary tables, embeddings and sampling are plain torch."""
+"""Class that computes a layer -> the ops that it calls. Classes that are not listed compute in plain torch."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Built:
     """LMDeploy's objects for one model folder.
 
     engine: the PytorchEngineConfig. config: the ModelConfig. cache: the CacheConfig. module: the model, on ``meta``.
-    block_bytes: bytes of one block of the KV cache over all layers.
+    block_bytes: size in bytes of one block of the KV cache, summed over all layers.
     """
 
     engine: Any
@@ -69,7 +69,7 @@ class Built:
 
     @property
     def bf12_packing(self) -> Any:
-        """The model's packing of weights to BF12 at load (``layers.quantised.bf12_packing``), or None."""
+        """The Packing that packs weights to BF12 at load (see ``layers.quantised.bf12_packing``), or None."""
         return getattr(self.module, "bf12_packing", None)
 
     @property
@@ -108,7 +108,7 @@ class Built:
 
 
 def engine_config(device: str, **options: Any) -> Any:
-    """Return LMDeploy's PytorchEngineConfig, completed as by an engine. Raises the adaptor's errors about options.
+    """Return a PytorchEngineConfig, completed as an engine does. Raises the adaptor's errors for refused options.
 
     options: fields of PytorchEngineConfig; None keeps the default.
     """
@@ -156,7 +156,7 @@ def build(folder: Path, engine: Any, trust_remote_code: bool = False) -> Built:
 
 
 def _block_bytes(config: Any, cache: Any, module: torch.nn.Module) -> int:
-    """Return the size in bytes of one KV cache block over all layers, by LMDeploy's own plan."""
+    """Return the size in bytes of one KV cache block, summed over all layers, from LMDeploy's own plan."""
     from lmdeploy.pytorch.engine.cache_engine.collector import collect_block_cache_requests
     from lmdeploy.pytorch.engine.cache_engine.plan import build_block_cache_plan
 
@@ -165,9 +165,9 @@ def _block_bytes(config: Any, cache: Any, module: torch.nn.Module) -> int:
 
 
 def kv_blocks(built: Built, free: int) -> tuple[int, int]:
-    """Return (blocks of the KV cache, tokens of one prefill) that an engine would choose with ``free`` free bytes.
+    """Return (KV cache blocks, tokens of a prefill): the numbers that an engine chooses for ``free`` bytes of memory.
 
-    LMDeploy's own planner decides, with the adaptor's patches. Raises MemoryPlanError if the cache does not fit.
+    LMDeploy's own planner chooses, with the adaptor's patches. Raises MemoryPlanError if the cache does not fit.
     """
     from lmdeploy.pytorch.engine.executor import base
 

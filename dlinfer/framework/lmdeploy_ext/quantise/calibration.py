@@ -1,8 +1,9 @@
 """Calibrates AWQ's rounding: auto-round runs the model on a text to choose rounding directions and group ranges.
 
-Method: SignRound, Cheng et al., 2023, arXiv:2309.05516. auto-round writes AWQ's layout and runs with LMDeploy 0.18's
-torch and transformers. llm-compressor 0.14 would need transformers below 5.18, and writes compressed-tensors.
-auto-round runs in its own process, since it patches classes of transformers and builds the model.
+Method: SignRound, Cheng et al., 2023, arXiv:2309.05516. We chose auto-round because it writes AWQ's layout, and works
+with the torch and transformers of LMDeploy 0.18. llm-compressor 0.14 needs transformers below 5.18, and writes
+compressed-tensors. auto-round runs in a separate process, since it patches classes of transformers and builds the
+model.
 """
 
 import importlib.util
@@ -30,10 +31,10 @@ _LEAST = 8  # the fewest tokens in a sample
 
 @dataclass(frozen=True)
 class Calibration:
-    """The data and effort of a calibration.
+    """The text of a calibration, and how much work to spend on it.
 
-    text: a UTF-8 file, similar to the texts that the model will see. samples: the most pieces of the text to use.
-    length: tokens in a sample. steps: search steps for each layer.
+    text: a UTF-8 file, similar to the texts that the model will see. samples: the largest number of samples to cut from
+    the text. length: tokens in a sample. steps: search steps for each layer.
     """
 
     text: Path
@@ -57,9 +58,10 @@ class Perplexity:
 
 
 def check(form: Format, calibration: Calibration, source: Path) -> None:
-    """Raise UnsupportedFeatureError for a format without calibration.
+    """Raise UnsupportedFeatureError if weights of this format cannot be calibrated.
 
-    Raises CalibrationError for numbers that are too small, or if auto-round is not installed.
+    Raises CalibrationError if a number in ``calibration`` is too small, or if auto-round is not installed. source: the
+    model folder, for error texts.
     """
     if not isinstance(form, AwqInt4):
         advice = "leave --calibrate out: 8 bits are close to the model in floats without data"
@@ -75,10 +77,10 @@ def check(form: Format, calibration: Calibration, source: Path) -> None:
 def calibrated(
     source: Source, form: Format, calibration: Calibration, beside: Path, tell: Callable[[str], None]
 ) -> Iterator[tuple[Callable[[str], dict[str, Tensor]], Perplexity]]:
-    """Run auto-round; the context yields (a function from a weight's name to its calibrated tensors, perplexities).
+    """Run auto-round, and yield a pair: a function that maps a weight's name to its calibrated tensors; perplexities.
 
-    The function reads temporary files in the folder ``beside``, which are deleted when the context ends. tell: called
-    with lines of progress. Raises CalibrationError, and ModelFolderError if the tokenizer does not load.
+    The function reads temporary files in the folder ``beside``. The end of the context deletes these files. tell:
+    called with lines of progress. Raises CalibrationError, and ModelFolderError if the tokenizer does not load.
     """
     from safetensors import safe_open
 
@@ -117,7 +119,7 @@ def _failed(folder: Path, detail: str, advice: str) -> CalibrationError:
 
 
 def _samples(source: Source, calibration: Calibration) -> tuple[Tensor, Tensor]:
-    """Return (tokens [samples, length] for calibration, tokens [held out, length] for measuring).
+    """Return two tensors of tokens: [samples, length] for calibration, and [held-out samples, length] for perplexities.
 
     Raises CalibrationError and ModelFolderError.
     """

@@ -1,4 +1,4 @@
-"""Runs auto-round in its own process. The job's folder holds tokens.pt: the samples, and the held-out samples."""
+"""Runs auto-round in a separate process. Its folder has tokens.pt with the samples and the held-out samples."""
 
 import importlib.util
 import math
@@ -19,7 +19,7 @@ _PIECE = 1 << 22  # elements of a weight that are in float32 at a time
 
 
 def main(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
-    """Calibrate a model. Return auto-round's folder and three perplexities on held-out text.
+    """Calibrate a model. Return the folder that auto-round wrote, and three perplexities on held-out text.
 
     The perplexities are of the unquantised model, the model rounded to the nearest, and the calibrated model.
     """
@@ -67,9 +67,9 @@ def _calibrated(job: Any, samples: Tensor, form: AwqInt4, out: Path) -> Path:
 
 
 def _stand_in_for_datasets() -> None:
-    """Put an empty module ``datasets`` into sys.modules, if it is not installed.
+    """Put a placeholder for the package ``datasets`` into sys.modules, if it is not installed.
 
-    auto-round imports ``datasets`` to download text, which needs pandas and pyarrow. Here the user gives the text.
+    auto-round imports ``datasets``, which needs pandas and pyarrow, to download text. Here the user gives the text.
     """
     if importlib.util.find_spec("datasets") is not None:
         return
@@ -101,7 +101,10 @@ def _stored(folder: Path) -> Callable[[str], Tensor]:
 def _replace(
     model: nn.Module, names: list[str], change: Callable[[str, Tensor], Tensor], whole: bool = False
 ) -> None:
-    """Overwrite each named weight with ``change(name, weight)``, a piece of rows at a time unless ``whole``."""
+    """Overwrite each named weight with ``change(name, weight)``.
+
+    whole: whether to pass a whole weight at once, not some rows at a time.
+    """
     parameters = dict(model.named_parameters())
     for name in names:
         weight = parameters[name]

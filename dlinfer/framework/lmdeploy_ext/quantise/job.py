@@ -1,6 +1,6 @@
-"""Runs a module of this package in its own process, with a JSON object as input and another as output.
+"""Runs a module of this package in a separate process, with a JSON object as input and another as output.
 
-A folder holds them as job.json and answer.json, together with any tensors that the two processes share.
+A folder holds the two objects as job.json and answer.json, and any tensors that the two processes share.
 """
 
 import json
@@ -17,7 +17,7 @@ _SECONDS = 7 * 24 * 3600.0
 
 
 class JobError(Exception):
-    """A job failed. The text says how, and quotes the job's last line. is_killed: whether SIGKILL ended it."""
+    """A job's process failed. The text quotes the last line that it printed. is_killed: whether SIGKILL ended it."""
 
     def __init__(self, failed: process.ProcessFailedError) -> None:
         super().__init__(f"{failed}: {failed.lines[-1] if failed.lines else 'it printed nothing'}")
@@ -31,7 +31,7 @@ def run(
     on_line: Callable[[str], None] | None = None,
     **settings: str,
 ) -> dict[str, Any]:
-    """Run a module of this package in ``folder``, with the JSON object ``job``, and return its answer. Raises JobError.
+    """Run a module of this package in ``folder``, with ``job`` as input, and return its answer. Raises JobError.
 
     on_line: called with each line that the process prints. settings: environment variables to set.
     """
@@ -50,7 +50,7 @@ def run(
 def answer(work: Callable[[Path, dict[str, Any]], dict[str, Any]]) -> None:
     """Call ``work`` with the job's folder and JSON object, and write the result as answer.json.
 
-    Call it in the job's process, with the folder as the first command-line argument.
+    The job's process calls this. Its first command-line argument is the folder.
     """
     folder = Path(sys.argv[1])
     result = work(folder, json.loads((folder / "job.json").read_text()))

@@ -1,7 +1,7 @@
-"""Measures the loss from packing weights: LMDeploy serves a model as stored and packed, and the logits are compared.
+"""Measures the loss from packing weights: compares the logits of a packed model with those of the stored model.
 
-Nothing is simulated: DLINFER_CPU_WEIGHTS packs the layers as in a real engine. Each variant runs in its own process,
-since settings hold for a whole process. The processes run one after the other.
+LMDeploy serves both, and DLINFER_CPU_WEIGHTS packs the layers as in any engine. Each variant runs in a separate
+process, since settings hold for a whole process. The processes run one after the other.
 """
 
 import tempfile
@@ -31,7 +31,7 @@ class Way:
     """A packed model, compared with the model as it is stored.
 
     head: the value of DLINFER_CPU_HEAD. perplexity: exp of the mean loss of a token. logit_error: the norm of the
-    logits' differences over the norm of the stored model's logits. Both norms are over all rows, less each row's mean.
+    logits' differences, divided by the norm of the stored model's logits. For both norms each row's mean is subtracted.
     worst_logit: the largest difference of a logit. divergence: the mean Kullback-Leibler divergence of the next-token
     distributions, in nats. same_token: the share of rows with the same most likely token.
     """
@@ -46,11 +46,11 @@ class Way:
 
 @dataclass(frozen=True)
 class Loss:
-    """The comparison.
+    """The comparison of a model's logits with and without packed weights.
 
     format: the format of the packed weights. text: the file that was read, or ``pydoc_data.topics``.
     tokens: the number of predicted tokens. perplexity: of the model as it is stored.
-    ways: one packed model for each value of DLINFER_CPU_HEAD.
+    ways: the packed models, one for each value of DLINFER_CPU_HEAD.
     """
 
     schema: int
@@ -69,11 +69,11 @@ def measure(
     tokens: int = 1024,
     tell: Callable[[str], None] = lambda said: None,
 ) -> Loss:
-    """Return how far packing changes a model's logits, once with the output projection kept and once with it in int8.
+    """Measure how packing changes a model's logits: once with an unpacked output projection, once with one in int8.
 
-    form: w8a8 or awq-int4. text: a UTF-8 file; None takes the help texts of Python's ``pydoc``. tokens: the most tokens
-    of the text to read, 2 or more, in windows of 256. tell: called with lines of progress. Raises LossError and the
-    errors of ``check_model_folder``.
+    form: w8a8 or awq-int4. text: a UTF-8 file; None takes the help texts of Python's ``pydoc``. tokens: read at most
+    this many tokens of the text, 2 or more, in windows of 256. tell: called with lines of progress. Raises LossError
+    and the errors of ``check_model_folder``.
     """
     if form not in BITS:
         detail = f"{form} is no format that weights are packed to while they load"

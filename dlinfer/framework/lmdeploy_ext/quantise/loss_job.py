@@ -1,4 +1,4 @@
-"""Serves a model with LMDeploy in its own process, for ``loss``."""
+"""Serves a model with LMDeploy in a separate process, for ``loss.py``."""
 
 import math
 from pathlib import Path
@@ -11,9 +11,9 @@ from dlinfer.framework.lmdeploy_ext.quantise.job import answer
 
 
 def main(folder: Path, job: dict[str, Any]) -> dict[str, float]:
-    """Serve the job's model on its windows and return its perplexity.
+    """Serve the job's model, run it on the job's windows of tokens, and return its perplexity.
 
-    The first job saves its logits; later jobs also return how their logits differ from the saved ones.
+    The first job saves its logits. A later job also returns how its logits differ from the saved ones.
     """
     from lmdeploy import PytorchEngineConfig
     from lmdeploy.api import pipeline
@@ -68,7 +68,7 @@ class Sums:
             self.divergence += float((first.exp() * (first - second)).sum())
 
     def means(self) -> dict[str, float]:
-        """Return the fields of ``Way``, except head and perplexity."""
+        """Return the fields of ``loss.Way``, except head and perplexity."""
         return {
             "logit_error": math.sqrt(self.error / self.norm) if self.norm else 0.0,
             "worst_logit": self.worst,

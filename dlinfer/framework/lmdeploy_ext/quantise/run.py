@@ -24,24 +24,24 @@ from dlinfer.framework.lmdeploy_ext.quantise.source import Source, unsupported
 SCHEMA = 1
 
 PIECE = 1 << 22
-"""Elements that are quantised at once. Their copies in float64 and int64 take some 200 MiB."""
+"""The number of elements that are quantised at once. Their copies in float64 and int64 take some 200 MiB."""
 
 Progress = Callable[[int, int, str], None]
-"""Called with (bytes that are done, bytes of all weights, name of the next tensor)."""
+"""A function that is called with (bytes done so far, bytes of all weights, name of the next tensor)."""
 
 Parts = Callable[[str], dict[str, Tensor]]
-"""Weight's name -> its calibrated tensors."""
+"""A function that takes a weight's name and returns its calibrated tensors."""
 
 
 @dataclass(frozen=True)
 class Report:
     """A finished quantisation.
 
-    format: the format's name. group: which elements share a scale, in words. quantised: how many tensors were
-    quantised. kept: how many tensors were copied. weights_before: bytes of the chosen weights before quantisation.
-    weights_after: their bytes after it. bytes_before: bytes of all tensors in the input. bytes_after: bytes of all
-    tensors in the output. worst_error: the largest relative error of a weight: the norm of the difference over the
-    norm of the weight. worst_tensor: the name of that weight. perplexity: on held-out text, if calibrated.
+    format: the format's name. group: a text that says which elements share a scale. quantised: the number of quantised
+    tensors. kept: the number of copied tensors. weights_before: size in bytes of the quantised weights before.
+    weights_after: their size after. bytes_before: size in bytes of all tensors in the input. bytes_after: the same for
+    the output. worst_error: the largest relative error of a weight: the norm of the difference divided by the norm of
+    the weight. worst_tensor: the name of that weight. perplexity: on held-out text, if calibrated.
     """
 
     schema: int
@@ -61,7 +61,7 @@ class Report:
 
 
 def format_of(name: str, group_size: int | None = None) -> Format:
-    """Return the format with a name. group_size: for awq-int4 only; None means 128. Raises UnsupportedFeatureError."""
+    """Return the format ``name``. group_size: for awq-int4 only; None means 128. Raises UnsupportedFeatureError."""
     if name == "awq-int4":
         if group_size is not None and group_size not in GROUP_SIZES:
             sizes = ", ".join(map(str, GROUP_SIZES))
@@ -83,7 +83,7 @@ def quantise(
 ) -> Report:
     """Quantise the model in ``folder`` into a new folder ``out``, which appears complete or not at all.
 
-    Checks that need no weight values run before anything is written. calibration: the data for calibrated rounding;
+    Checks that read no weights run before anything is written. calibration: the data for calibrated rounding;
     None rounds each number to the nearest. Raises the errors of ``source.read``, and QuantisationSourceError for
     weights that are not finite or too large for the format. Raises QuantisationOutputError if ``out`` exists or cannot
     be written, and CalibrationError.
@@ -153,7 +153,7 @@ def _check_out(out: Path) -> None:
 
 
 def _layout(source: Source, form: Format, shard: str) -> writer.Layout:
-    """Return the tensors of the file that replaces a shard: name -> (dtype, shape)."""
+    """Return the tensors of the file that replaces the weight file ``shard``: name -> (dtype, shape)."""
     layout: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, tensor in source.tensors.items():
         if tensor.file == shard and name in source.quantised:
@@ -188,7 +188,7 @@ def _write(
     progress: Progress,
     calibrated: Parts | None,
 ) -> tuple[float, str]:
-    """Write all files into ``folder``, and return (largest relative error of a weight, name of that weight)."""
+    """Write all weight files into ``folder``, and return (largest relative error of a weight, name of that weight)."""
     from safetensors import safe_open
 
     done, worst = 0, (-1.0, "")
@@ -223,7 +223,7 @@ def _write(
 def _quantised(
     weight: Tensor, name: str, source: Source, form: Format, calibrated: dict[str, Tensor] | None
 ) -> tuple[dict[str, Tensor], float]:
-    """Return (a weight's quantised tensors, its relative error). calibrated: tensors to use instead of rounding."""
+    """Return (a weight's quantised tensors, the relative error). calibrated: the tensors to use; None to round."""
     rounded: list[dict[str, Tensor]] = []
     difference, norm = 0.0, 0.0
     for piece in pieces(weight, PIECE) if calibrated is None else [weight]:

@@ -1,4 +1,4 @@
-"""Reads a model folder's configuration and headers, and decides which weights are quantised."""
+"""Reads a model folder's configuration and the headers of its weight files, and chooses the weights to quantise."""
 
 import functools
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ LAYERS = (*_ATTENTION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 """The linear layers that are quantised, in each decoder layer. All other tensors are copied."""
 
 ADMITTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
-"""LMDeploy's classes that are quantised."""
+"""LMDeploy's model classes that can be quantised."""
 
 INDEX = "model.safetensors.index.json"
 _IN_FLOATS = "give the checkpoint in floats that it came from"
@@ -28,10 +28,11 @@ _WEIGHTS = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".h5"
 
 @dataclass(frozen=True)
 class Source:
-    """A folder that can be quantised.
+    """A model folder that can be quantised.
 
     config: the contents of config.json. tensors: name -> file, dtype and shape. quantised: names of the weights to
-    quantise. files: other files, to copy. sharded: whether the folder has an index of weight files.
+    quantise. files: other files of the folder, which are copied. sharded: whether the folder has an index of weight
+    files.
     """
 
     folder: Path

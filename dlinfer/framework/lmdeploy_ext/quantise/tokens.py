@@ -17,9 +17,10 @@ def read_text(path: Path, folder: Path, error: type[DlinferError]) -> str:
 
 
 def tokens_of(folder: Path, text: str) -> tuple[list[int], list[int]]:
-    """Return ([BOS], or empty if the tokenizer adds no BOS; the tokens of ``text`` without special tokens).
+    """Return two lists: the BOS token (empty if the tokenizer adds none), and the tokens of ``text``.
 
-    folder: the model folder; no code in it runs. Raises ModelFolderError if its tokenizer cannot be loaded.
+    The second has no special tokens. folder: the model folder; code in it does not run. Raises ModelFolderError if the
+    tokenizer cannot be loaded.
     """
     from transformers import AutoTokenizer
 

@@ -16,18 +16,18 @@ from torch import Tensor
 from dlinfer.framework.lmdeploy_ext.conversion.model_files import DTYPES
 
 Layout = Mapping[str, tuple[str, tuple[int, ...]]]
-"""Name of a tensor -> safetensors' name of its dtype, and its shape."""
+"""Name of a tensor -> (safetensors' name of its dtype, its shape)."""
 
 
 def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Return the size of a tensor in bytes. dtype: safetensors' name."""
+    """Return the size of a tensor in bytes. dtype: safetensors' name of it."""
     return math.prod(shape) * DTYPES[dtype].itemsize
 
 
 def header(layout: Layout) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """Return (the header of a file with these tensors, name -> (offset of the first byte, number of bytes)).
+    """Return a file's header, and where each tensor belongs: name -> (offset of the first byte, number of bytes).
 
-    Tensors with wider dtypes come first, as in safetensors' own writer, so that all tensors are aligned.
+    Tensors with wider dtypes come first, as in files of the package safetensors, so that all tensors are aligned.
     """
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     places, end = {}, 0

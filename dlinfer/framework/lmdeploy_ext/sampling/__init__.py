@@ -1,1 +1,1 @@
-"""Draw each sequence's next token by its own text and rules, so that it is the same alone, in a batch, or in chunks."""
+"""Draw the next token so that it does not depend on the batch, the chunks of the prompt or other requests."""

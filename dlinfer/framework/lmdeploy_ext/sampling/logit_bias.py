@@ -1,4 +1,4 @@
-"""Apply logit_bias by an object that pickle can send to the engine's process."""
+"""Apply logit_bias with an object that can be pickled, so that it can be sent to the engine's process."""
 
 import math
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from dlinfer.framework.patching import Original, replaces
 
 @dataclass(frozen=True)
 class LogitBias:
-    """A logits processor that adds ``biases`` to the logits of ``tokens``. It can be pickled; LMDeploy's cannot."""
+    """A logits processor that adds ``biases`` to the logits of ``tokens``. LMDeploy's own cannot be pickled."""
 
     tokens: tuple[int, ...]
     biases: tuple[float, ...]
 
     def __call__(self, token_ids: Any, logits: Any) -> Any:
-        """Add the biases to logits [vocabulary] in place, and return logits. ``token_ids`` is not used."""
+        """Add the biases to ``logits`` [vocabulary] in place, and return it. ``token_ids`` is not used."""
         logits[list(self.tokens)] += logits.new_tensor(self.biases)
         return logits
 
     def within(self, vocab_size: int) -> "LogitBias":
-        """Return a LogitBias without tokens >= ``vocab_size``: the tokenizer may have them, the model does not."""
+        """Return a LogitBias without tokens >= ``vocab_size``, as a tokenizer may have more tokens than the model."""
         kept = [pair for pair in zip(self.tokens, self.biases, strict=True) if pair[0] < vocab_size]
         return LogitBias(tuple(token for token, _ in kept), tuple(bias for _, bias in kept))
 

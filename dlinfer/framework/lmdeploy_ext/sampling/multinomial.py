@@ -1,9 +1,9 @@
 """Multinomial sampling that draws the same tokens for the same seed.
 
-LMDeploy's default draws with bare ``torch.multinomial`` and ignores ``random_seed``. LMDeploy's CUDA kernel draws one
-uniform number from Philox4x32-10 (Salmon et al., SC 2011, doi:10.1145/2063384.2063405). Its key is the request's seed,
-its counter the number of the request's tokens. The kernel then sums the sorted probabilities up to that number. The
-code here does the same, so equal probabilities and seeds give equal tokens.
+LMDeploy's default calls ``torch.multinomial`` without a generator, and ignores ``random_seed``. LMDeploy's CUDA kernel
+draws one uniform number from Philox4x32-10 (Salmon et al., SC 2011, doi:10.1145/2063384.2063405). Philox's key is the
+request's seed; its counter is the number of the request's tokens. The kernel returns the token where the sum of the
+sorted probabilities reaches this number. The code here does the same: equal probabilities and seeds give equal tokens.
 """
 
 from typing import Any
@@ -22,9 +22,9 @@ _FEW = 8  # rows: up to this number Python is faster than numpy, with a microsec
 
 
 def philox_uniform(seeds: Tensor, counters: Tensor) -> Tensor:
-    """Return a number in [0, 1) for each (seed, counter), float32 [B], as ``triton.language.rand`` does.
+    """Return a number in [0, 1) for each pair (seed, counter): float32 [B], equal to those of ``triton.language.rand``.
 
-    seeds: int64 [B], read as 64 bits. counters: integer [B], read as 32 bits.
+    seeds: int64 [B], all 64 bits count. counters: integers [B], the lower 32 bits count.
     """
     if len(seeds) <= _FEW:
         pairs = zip(seeds.tolist(), counters.tolist(), strict=True)
@@ -39,7 +39,7 @@ def philox_uniform(seeds: Tensor, counters: Tensor) -> Tensor:
 
 
 def _first_word(key0: Any, key1: Any, c0: Any) -> Any:
-    """Return the first word of Philox4x32-10. key0, key1, c0: 32-bit words, as integers or as arrays of uint64."""
+    """Return the first word of Philox4x32-10. key0, key1, c0: 32-bit words, each an int or an array of uint64."""
     c1 = c2 = c3 = c0 & 0
     for _ in range(_ROUNDS):
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]  # 32 x 32 bits fit into 64
@@ -50,7 +50,7 @@ def _first_word(key0: Any, key1: Any, c0: Any) -> Any:
 
 
 class SeededMultinomialSampling(MultinomialSamplingImpl):
-    """Draws one token for each row: inverts the cumulative distribution at a number derived from the row's seed."""
+    """Draws one token for each row, by inverse transform sampling with a number that the row's seed determines."""
 
     @classmethod
     def from_spec(cls, spec: Any) -> "SeededMultinomialSampling":
@@ -60,10 +60,10 @@ class SeededMultinomialSampling(MultinomialSamplingImpl):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, scores: Tensor, seeds: Tensor, offsets: Tensor, indices: Tensor | None = None
     ) -> Tensor:
-        """Return the drawn tokens, int64 [B]. scores: [B, V], probabilities in descending order. seeds, offsets: [B].
+        """Return the drawn tokens, int64 [B]. If rounding makes a number exceed the sum, the first token is drawn.
 
-        indices: [B, V], the token of each score. If rounding puts a number beyond the sum, the first token is drawn, as
-        in LMDeploy's CUDA kernel.
+        scores: [B, V], probabilities in descending order. seeds, offsets: [B], Philox's keys and counters. indices: [B,
+        V], the token of each score; None if the score's index is the token.
         """
         drawn = philox_uniform(seeds, offsets).to(scores.device)
         sums = scores.float().cumsum(-1)

@@ -1,11 +1,11 @@
-"""Write only the few logits of forbidden tokens.
+"""Set the logits of forbidden tokens by an indexed write of these few logits.
 
-LMDeploy scatters these logits. torch's scatter of 16-bit numbers on a CPU goes through the whole vocabulary with all
-threads: a twentieth of a millisecond per step, and far longer if other processes keep the threads waiting. LMDeploy
-also writes the old logit of token 0 wherever it pads a row. So a forbidden token 0 may be drawn if another request of
-the batch forbids more tokens.
+LMDeploy scatters them. torch's scatter of 16-bit numbers on a CPU goes through the whole vocabulary with all threads.
+That takes a twentieth of a millisecond per step, and far longer if other processes keep the threads waiting. LMDeploy
+also pads shorter rows with token 0, and writes its old logit there. So a forbidden token 0 may be drawn if another
+request of the batch forbids more tokens.
 
-This file loads before LMDeploy's modules do, since it patches them.
+This file is imported before LMDeploy's modules, since it patches them.
 """
 
 from torch import Tensor

@@ -1,10 +1,10 @@
-"""Draw the next tokens by the device's own sampler, if its vendor has one.
+"""Draw the next tokens with the device's own sampler, if its vendor provides one.
 
-LMDeploy sorts the vocabulary for a draw, and on a CPU finds the largest logit on one thread. The sampler uses the same
-random numbers (``multinomial.py``) and draws the same tokens, unless rounding decides: LMDeploy rounds probabilities
-and their sums to the logits' dtype.
+LMDeploy sorts the vocabulary for a draw, and on a CPU finds the largest logit on one thread. A vendor's sampler uses
+the same random numbers (``multinomial.py``). It draws the same tokens, apart from rounding: LMDeploy rounds
+probabilities and their sums to the logits' dtype.
 
-This file loads before LMDeploy's modules do, since it patches them.
+This file is imported before LMDeploy's modules, since it patches them.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from dlinfer.framework.patching import Original, replaces
 
 
 def _by_sampler(inputs: Any, logits: Tensor) -> Tensor | None:
-    """Return the tokens that the device's sampler draws from logits, int64 [B]; None if LMDeploy has to draw."""
+    """Return the tokens that the device's sampler draws from ``logits``, int64 [B]; None if there is no sampler."""
     if logits.device.type != activation.torch_device():
         return None
     sampler = activation.device().sampler()
@@ -32,7 +32,7 @@ def _by_sampler(inputs: Any, logits: Tensor) -> Tensor | None:
 
 
 def _top_k(inputs: Any, logits: Tensor) -> Tensor | None:
-    """Return each row's top_k, [B], 0 for no limit; None if no row has a limit."""
+    """Return the top_k of each row, [B]. 0 means that a row has no limit; None, that no row has one."""
     if inputs.top_k is None and inputs.max_top_k > 0:
         return torch.full(logits.shape[:1], inputs.max_top_k, device=logits.device)
     return inputs.top_k

@@ -1,7 +1,7 @@
 """Read image files: apply the orientation in their EXIF data, and refuse damaged files.
 
-LMDeploy 0.18 leaves the missing rest of a truncated file grey, and ignores EXIF's orientation, which transformers and
-vLLM apply.
+LMDeploy 0.18 shows the missing rest of a truncated file as grey. It ignores the orientation, though transformers and
+vLLM apply it.
 """
 
 from io import BytesIO
@@ -15,7 +15,7 @@ from dlinfer.framework.patching import Original
 
 
 def read(data: bytes, mode: str) -> Image.Image:
-    """Return the decoded and oriented image of a file's bytes. mode: pillow's, such as "RGB".
+    """Decode the bytes of an image file, and return the image in its right orientation. mode: pillow's, such as "RGB".
 
     Raises ValueError with the reason if the file cannot be read.
     """

@@ -1,8 +1,8 @@
-"""Split LMDeploy's vision-language models into a language part and a vision part, each with a graph of its own.
+"""Split LMDeploy's vision-language models into a language part and a vision part, and compile each to a separate graph.
 
 A model's forward embeds the text, writes image features into the embeddings, and calls the language model. Graph mode
-compiles the two parts, each for all sizes. The few operations between them stay eager, so that steps with and without
-images run the same graph of the language model.
+compiles the two parts, each with dynamic sizes. The few operations between them stay eager, so that steps with and
+without images run the same graph of the language model.
 """
 
 import inspect
@@ -28,17 +28,19 @@ def _unchanged(model: Any, arguments: Arguments) -> Arguments:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of one class of models.
+    """The language part and the vision part of a model class.
 
-    language: name of the submodule whose forward makes hidden states from embeddings.
-    vision: (path of the owning submodule, name) of the vision function, which makes features from pixels.
-    sizes: argument of the compiled function -> a name for each dimension that varies; None for a fixed dimension.
-    example: makes arguments of the vision function for small images, from the model.
-    tower: a function to compile as a method of the owner, in place of the vision function; None compiles the latter.
-    arrange: makes the arguments of ``tower`` from (model, arguments of the vision function).
-    restore: makes the vision function's result from the result of ``tower``.
-    speech, arrange_speech, speech_sizes: as tower, arrange and sizes, for the language part. ``speech_sizes`` names
-        only arguments that other models do not have.
+    language: name of the submodule whose forward computes hidden states from embeddings.
+    vision: the vision function, which computes features from pixels, as (path of its submodule, name).
+    sizes: argument of the compiled function -> for each dimension a name if it is dynamic, None if it is static.
+    example: a function that takes the model, and returns arguments of the vision function for small images.
+    tower: a function to compile instead of the vision function, as a method of the same submodule; None compiles the
+        vision function itself.
+    arrange: a function that takes (model, arguments of the vision function), and returns the arguments of ``tower``.
+    restore: a function that takes the result of ``tower``, and returns that of the vision function.
+    speech: a function to compile instead of the language part's forward, or None.
+    arrange_speech: a function that takes (model, arguments of that forward), and returns those of ``speech``.
+    speech_sizes: like ``sizes``, for those arguments of the language part that other models do not have.
     """
 
     language: str
@@ -53,12 +55,15 @@ class Parts:
     speech_sizes: Sizes = field(default_factory=dict)
 
     def steady(self, arguments: Arguments) -> list[str]:
-        """Return the names of the vision part's arguments without sizes: they are the same for all images."""
+        """Return the names of the vision part's arguments that are the same for all images: those not in ``sizes``."""
         return [name for name in arguments if name not in self.sizes]
 
 
 def marks(sizes: Sizes, arguments: Arguments) -> Iterator[tuple[Tensor, int, str | None]]:
-    """Yield (tensor, dimension, its name in ``sizes``) for each dimension of the arguments that are present."""
+    """Yield (tensor, dimension, the dimension's name or None) for each dimension of each argument in ``sizes``.
+
+    Arguments that are missing or no tensors are skipped. A tuple of tensors counts as several tensors.
+    """
     for name, counts in sizes.items():
         value = arguments.get(name)
         for tensor in value if isinstance(value, tuple) else (value,):
@@ -76,7 +81,7 @@ def _images(weight: Tensor, height: int, width: int) -> Tensor:
 
 
 def _patches(model: Any) -> tuple[Tensor, Arguments]:
-    """Return the grids, int64 [2, 3], and the patches of two example images, of 2 x 2 and 2 x 3 tokens."""
+    """Return the grids, int64 [2, 3], of two example images of 2 x 2 and 2 x 3 tokens, and the arguments for them."""
     merge, weight = model.visual.spatial_merge_size, model.visual.patch_embed.proj.weight
     grids = torch.tensor([[1, 2 * merge, 2 * merge], [1, 2 * merge, 3 * merge]])
     counts = grids.prod(1)
@@ -190,7 +195,7 @@ PARTS: dict[str, Parts] = {
 
 
 def of_model(model: nn.Module) -> Parts | None:
-    """Return the parts of a vision-language model; None for any other model, or if its vision part was left out."""
+    """Return the Parts of a vision-language model; None for other models, and for one without its vision part."""
     left_out = any(getattr(module, "_is_dummy_mod", False) for module in model.modules())
     parts = None if left_out else PARTS.get(type(model).__name__)
     if parts is None or parts.vision[0] not in dict(model.named_modules()):  # ChatGLM without images
@@ -199,7 +204,7 @@ def of_model(model: nn.Module) -> Parts | None:
 
 
 def vision_function(model: nn.Module, parts: Parts) -> tuple[Any, Callable[..., Any]]:
-    """Return (owner, bound function): the function that makes features from pixels, and its module."""
+    """Return (submodule, bound method): the method computes features from pixels, and belongs to the submodule."""
     path, name = parts.vision
     owner: Any = model.get_submodule(path)
     return owner, getattr(owner, name)
@@ -208,7 +213,7 @@ def vision_function(model: nn.Module, parts: Parts) -> tuple[Any, Callable[..., 
 def method(
     written: Callable[..., Any] | None, owner: Any, function: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return the callable to compile: ``written`` as a method of the owner, or ``function`` if ``written`` is None."""
+    """Return the callable to compile: ``written``, bound to ``owner``; or ``function`` if ``written`` is None."""
     return function if written is None else MethodType(written, owner)
 
 

@@ -1,8 +1,8 @@
 """Load image processors without torchvision, which has no build for every torch.
 
-transformers 5 has each image processor twice, for torchvision and for pillow, and chooses the second without
-torchvision. But processors that know videos need torchvision for their video part. Here a stand-in replaces that part.
-It is never called: a message with a video is refused before.
+transformers 5 has each image processor twice: for torchvision, and for pillow if torchvision is missing. But a
+processor that also supports videos needs torchvision for its video part. Here a stand-in replaces that part. The
+stand-in is never called, because a message with a video is refused first.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ _lock = threading.RLock()
 
 
 def has_torchvision() -> bool:
-    """Return whether torchvision is installed, as transformers asks."""
+    """Return whether torchvision is installed, by the same check as in transformers."""
     return importlib.util.find_spec("torchvision") is not None
 
 
 @functools.cache
 def stand_in() -> Any:
-    """Return the class of a video processor that refuses every video."""
+    """Return a video processor that refuses every video."""
     from transformers.video_processing_utils import VideoProcessorMixin
 
     class NoVideos(VideoProcessorMixin):
@@ -65,9 +65,9 @@ def from_pretrained(
 
 @contextlib.contextmanager
 def without_videos() -> Iterator[None]:
-    """Within the context, let this thread load processors without their video part if torchvision is missing.
+    """Within the context, let this thread load processors without torchvision, with a stand-in for their video part.
 
-    transformers does not change for other threads, nor for this thread afterwards.
+    For other threads, and for this thread after the context, transformers is unchanged. Does nothing with torchvision.
     """
     if has_torchvision():
         yield

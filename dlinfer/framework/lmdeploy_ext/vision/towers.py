@@ -1,4 +1,4 @@
-"""Forwards of LMDeploy's vision models, rewritten so that one graph serves images of all sizes."""
+"""Functions that replace forwards of LMDeploy's vision models, so that one graph serves images of all sizes."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from torch.nn.functional import pad
 
 
 def by_token(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``windowed``, from those of Qwen2.5-VL's encoder.
+    """Take the arguments of Qwen2.5-VL's encoder, and return those of ``windowed``.
 
-    Patches become [tokens, patches of a token, size], since a graph could not relate two independent numbers of patches
-    and tokens.
+    Patches [patches, size] become [tokens, patches of a token, size]. Otherwise a graph would have two unrelated
+    dynamic sizes, the number of patches and the number of tokens.
     """
     unit = model.visual.spatial_merge_unit
     split = {name: arguments[name].unflatten(0, (-1, unit)) for name in ("hidden_states", "rotary_pos_emb")}
@@ -28,9 +28,10 @@ def windowed(
 ) -> Tensor:
     """Run Qwen2.5-VL's encoder: attention is within windows, but over whole images in some layers.
 
-    self: LMDeploy's module. hidden_states: pixels [tokens, unit, pixels of a patch]. rotary_pos_emb: angles [tokens,
-    unit, head size / 2]. window_index: [tokens], the tokens in the order of windows. cu_seqlens: [images], where each
-    image's patches end. cu_window_seqlens: [windows + 1]. Returns features in the images' order, [tokens, hidden].
+    self: LMDeploy's module. hidden_states: pixels [tokens, unit, pixels of a patch], where unit is the number of
+    patches of a token. rotary_pos_emb: angles [tokens, unit, head size / 2]. window_index: [tokens], the tokens in the
+    order of windows. cu_seqlens: [images], where each image's patches end. cu_window_seqlens: [windows + 1]. Returns
+    features in the order of the images, [tokens, hidden].
     """
     tokens, unit, _ = hidden_states.shape
     patches = self.patch_embed(hidden_states.flatten(0, 1))
@@ -51,20 +52,20 @@ def stacked(
     rotary_pos_emb: tuple[Tensor, Tensor],
     pos_embeds: Tensor,
 ) -> Tensor:
-    """Run Qwen3-VL's encoder. Return its features and its lower layers' in one tensor, [1 + layers, tokens, hidden]."""
+    """Run Qwen3-VL's encoder. Return its features, then those of lower layers: [1 + layers, tokens, hidden]."""
     features, lower = type(self).forward(self, hidden_states, cu_seqlens, rotary_pos_emb, pos_embeds)
     return torch.stack([features, *lower])
 
 
 def unstacked(features: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return the result of Qwen3-VL's own encoder, from the result of ``stacked``."""
+    """Take the result of ``stacked``, and return it in the form of Qwen3-VL's own encoder."""
     return features[0], list(features[1:])
 
 
 def dense_features(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``deepstacked``, from those of Qwen3-VL's language model.
+    """Take the arguments of Qwen3-VL's language model, and return those of ``deepstacked``.
 
-    For a prefill without images the features are zeros, so that it runs the graph of a prefill with images.
+    For a prefill without images the features are zeros, so that the same graph serves prefills with and without images.
     """
     mask, lower = arguments.pop("visual_pos_masks", None), arguments.pop("deepstack_visual_embeds", None)
     arguments.pop("input_ids", None)
@@ -87,7 +88,7 @@ def deepstacked(
     mrope_position_ids: Tensor | None = None,
     deepstack: Tensor | None = None,
 ) -> Tensor:
-    """Run Qwen3-VL's language model, and add image features to the hidden states behind its lowest layers.
+    """Run Qwen3-VL's language model, and add image features to the hidden states after each of the lowest layers.
 
     self: LMDeploy's module. inputs_embeds: [1, tokens, hidden]. deepstack: the features, [layers, 1, tokens, hidden],
     or None. Other arguments are LMDeploy's. Returns hidden states, [1, tokens, hidden].
@@ -110,10 +111,10 @@ def deepstacked(
 
 
 def with_positions(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``positioned``, from those of GLM-4.1V's encoder.
+    """Take the arguments of GLM-4.1V's encoder, and return those of ``positioned``.
 
-    The position embeddings are resampled for each image's shape, which one graph for all shapes cannot do. Here
-    LMDeploy's own function resamples them: it adds them to zeros.
+    The position embeddings are resampled for each image's shape. One graph for all shapes cannot do that, so it is done
+    here, by LMDeploy's own function: it adds the resampled embeddings to zeros.
     """
     grids, places = arguments.pop("grid_thw"), arguments.pop("image_type_ids")
     weight = model.visual.embeddings.position_embedding.weight

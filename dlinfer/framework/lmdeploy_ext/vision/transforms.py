@@ -1,6 +1,6 @@
-"""The transforms of torchvision that LMDeploy's preprocessing imports, written with pillow and torch.
+"""The transforms of torchvision that LMDeploy's preprocessing imports, implemented with pillow and torch.
 
-Only chosen functions of LMDeploy get them, by an ``import`` of their own that returns them for torchvision.
+Only functions that go through ``with_transforms`` get them: their ``import torchvision`` returns the modules below.
 """
 
 import builtins
@@ -28,7 +28,7 @@ def _resize(size: tuple[int, int], interpolation: Image.Resampling) -> Transform
 
 
 def _to_tensor(image: Any) -> Tensor:
-    """Return a pillow image of 8-bit channels as float32 [channels, height, width], 0 to 1."""
+    """Return a pillow image with 8-bit channels as float32 [channels, height, width], in the range 0 to 1."""
     pixels = torch.from_numpy(np.array(image, dtype=np.uint8))
     return pixels.permute(2, 0, 1).contiguous().float() / 255
 
@@ -63,7 +63,7 @@ def _import(name: str, globals: Any = None, locals: Any = None, fromlist: Any = 
 
 
 def with_transforms(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a copy of a function. In the copy ``import torchvision`` finds the transforms above."""
+    """Return a copy of a function. In the copy ``import torchvision`` imports the transforms above."""
     assert isinstance(function, FunctionType)
     names = function.__globals__ | {"__builtins__": vars(builtins) | {"__import__": _import}}
     copy = FunctionType(

@@ -44,7 +44,7 @@ _CACHED_FOR = "dlinfer_cached_for"
 class RopeLengths:
     """The facts that scheduling needs about a model's rotary embedding.
 
-    original: the length up to which frequencies are the same for every sequence.
+    original: the original length. All sequences have the same frequencies until they are longer.
     computed_anew: whether the whole cache must be recomputed when a sequence outgrows this length.
     """
 
