@@ -17,7 +17,7 @@ from dlinfer.errors import SettingError
 FALLBACK_POLICIES = ("allow", "warn", "error")
 CPU_ISAS = (
     *("sse42", "avx2", "avx512", "avx512_bf16", "avx512_fp16", "amx"),
-    *("avx512_model", "avx512_bf16_model", "amx_model"),  # software in place of instructions, for tests
+    *("avx512_model", "avx512_bf16_model", "amx_model"),  # for tests: emulate instructions in software
 )
 CPU_WEIGHTS = ("int8", "int4", "bf12")
 DEBUG_TOPICS = ("graph", "passes", "placement", "cache")

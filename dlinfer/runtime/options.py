@@ -68,7 +68,7 @@ class SessionOptions:
         return cls().changed(_from_yaml(options) if isinstance(options, (str, Path)) else options or {})
 
     def changed(self, changes: Mapping[str, object]) -> "SessionOptions":
-        """Return a copy of the options with these values changed."""
+        """Return a copy of the options with the values in ``changes``."""
         known = self.names()
         for name, value in changes.items():
             if name not in known:

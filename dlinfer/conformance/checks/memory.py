@@ -100,7 +100,7 @@ def leaks(case: Case) -> None:
     names = ("blocks of Python's", "bytes of the process", "bytes of the device")
     allowed = (CALLS // 2, LEAKED_BYTES, CALLS - 1)
     gc.collect()
-    gc.freeze()  # what torch holds need not be looked through at each count
+    gc.freeze()  # each count then skips the objects that torch holds
     try:
         grown = least_growth(lambda: _held(case), lambda: _repeat(case, args))
     finally:

@@ -97,7 +97,7 @@ def symbolic(case: Case) -> None:
     """Check that the fake function takes symbolic sizes and returns the right sizes."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    args = case.fresh()  # real: packers of weights look at numbers
+    args = case.fresh()  # real tensors: code that packs weights reads values
     with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True) as mode:
         fakes = pytree.tree_map_only(Tensor, mode.from_tensor, args)
         symbols = _listed(case.op.overload(*fakes))

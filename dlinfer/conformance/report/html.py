@@ -38,7 +38,7 @@ def page(report: Report) -> str:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
         f"<style>{_STYLE}</style><body><h1>{title}</h1>{body}</body></html>\n"
     )
-    return whole.encode(errors="replace").decode()  # a vendor's message may hold what no file can
+    return whole.encode(errors="replace").decode()  # UTF-8 cannot encode all messages of vendors
 
 
 def _table(report: Report) -> str:

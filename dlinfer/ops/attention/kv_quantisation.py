@@ -67,10 +67,10 @@ def read_size(cache: Tensor, quant_bits: int) -> int:
 
 
 def quantise(x: Tensor, quant_bits: int, scales_zeros: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Quantise x [..., head_size]. Return two new tensors: codes [..., stored size], and scales and zeros [..., 2].
+    """Quantise x [..., head_size]. Return new codes [..., stored size], and new scales and zeros [..., 2] (fp8: None).
 
-    For fp8 the second result is None. scales_zeros: for int8 and int4 the cache's scales and zeros; only their dtype is
-    used. For fp8 the scale, one element. Computed in float32 (float64 for float64).
+    scales_zeros: for int8 and int4 the cache's scales and zeros; only their dtype is used. For fp8 the scale, one
+    element. Computed in float32 (float64 for float64).
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if not is_scaled_by_token(quant_bits):

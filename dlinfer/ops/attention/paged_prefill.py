@@ -46,8 +46,9 @@ def paged_prefill_attention(
 ) -> None:
     """The torch op behind ``dlinfer.ops.paged_prefill_attention``, which documents the arguments.
 
-    q_ends: [sequences], ``actual_q_seqlens``. attn_output: mutated; row i may share memory with row i of q. Rows after
-    the last end are not written. window_left, window_right: -1 for no bound. Returns nothing.
+    q_ends: [sequences], the index after each sequence's last query (``actual_q_seqlens``). attn_output: mutated, except
+    rows after the last query; row i may share memory with row i of q. window_left, window_right: -1 for no bound.
+    Returns nothing.
     """
     scoring = Scoring(
         softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks
@@ -59,7 +60,7 @@ def paged_prefill_attention(
 def cached_sequences(
     k_cache: Tensor, v_cache: Tensor, block_offsets: Tensor, kv_seqlens: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield copies of each sequence's (keys, values), each [kv_len, kv_heads, size]."""
+    """Yield (keys, values) of each sequence, as copies. Each is [kv_len, kv_heads, size]."""
     keys, values = canonical(k_cache), canonical(v_cache)
     for blocks, kv_len in zip(block_offsets, ints(kv_seqlens), strict=True):
         chosen = blocks[: -(-kv_len // keys.shape[1])].long()
@@ -108,7 +109,7 @@ def _call_paged_prefill_attention(
     block_offsets: [sequences, max_blocks], int32 or int64, the blocks of each sequence in order. Entries after a
         sequence's last block are not read.
     block_size: slots in a block, as in the caches.
-    actual_q_seqlens: [sequences], int32 or int64, on any device: where each sequence's queries end in q.
+    actual_q_seqlens: [sequences], int32 or int64, on any device: the index after each sequence's last query in q.
     kv_seqlens: [sequences], likewise: the number of keys of each sequence, the new tokens included.
     max_q_seq_len, max_kv_seq_len: upper bounds of the numbers of queries and keys of a sequence.
     num_q_heads, num_kv_heads: heads of q and of the cache; the first is a multiple of the second.

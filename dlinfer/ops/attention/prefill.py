@@ -85,8 +85,8 @@ def _call_prefill_attention(
     q: [tokens, q_heads, head_size], any strides.
     k: [kv_tokens, kv_heads, head_size], v: [kv_tokens, kv_heads, head_size_v], any strides.
     k_cache, v_cache: not read, may be None.
-    q_seqlens, kv_seqlens: [sequences], int32 or int64: queries and keys of each sequence. They differ only for cross
-        attention.
+    q_seqlens, kv_seqlens: [sequences], int32 or int64: the numbers of queries and keys of each sequence, which differ
+        only for cross attention.
     max_q_seq_len: an upper bound of q_seqlens, or None.
     num_q_heads, num_kv_heads: heads of q and of k; the first is a multiple of the second.
     attn_mask: empty, or the causal mask of 2048 x 2048 that LMDeploy's backend for Ascend passes.

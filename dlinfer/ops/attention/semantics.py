@@ -160,7 +160,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
     if scoring.alibi_slopes is not None:
         scores = scores - scoring.alibi_slopes.to(dtype)[:, None, None] * distance.abs()
     scores = scores.masked_fill(~_visible(distance, scoring), -torch.inf)
-    if scoring.sinks is not None:  # one more key, of that score and of value zero
+    if scoring.sinks is not None:  # like one more key, with the sink as its score and the value zero
         sinks = scoring.sinks.to(dtype)[:, None, None].expand(-1, q.shape[0], 1)
         scores = torch.cat([scores, sinks], dim=-1)
     nothing_seen = (scores == -torch.inf).all(dim=-1, keepdim=True)

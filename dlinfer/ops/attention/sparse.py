@@ -16,7 +16,7 @@ from dlinfer.ops.core.checks import Rules, ints
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
 
-_SCORED = 1 << 22  # products that are held at once at most, but for one query: 16 MiB of float32
+_SCORED = 1 << 22  # the most products held at once, 16 MiB of float32; one query may need more
 
 _EXACT = Tolerance(0, 0, "whole numbers; scores of 16-bit numbers are summed in float32")
 
@@ -42,8 +42,8 @@ def lightning_indexer(
     sparse_count: the largest number of positions to choose, 1 or more.
 
     Returns int32 [tokens, 1, sparse_count]: positions in the token's sequence, none after the query's own, in rising
-    order, then -1. Of equal scores the earlier position is chosen. Nothing is mutated. Scores are computed in float32
-    at least. Raises OpArgumentError.
+    order; unused places hold -1. Of equal scores the earlier position is chosen. Nothing is mutated. Scores are
+    computed in float32 at least. Raises OpArgumentError.
     """
     return chosen_positions(
         query, key, weights, actual_seq_lengths_query, actual_seq_lengths_key, block_table, sparse_count

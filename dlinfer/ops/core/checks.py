@@ -39,7 +39,7 @@ class Rules:
     ) -> None:
         """Raise unless ``condition`` holds. ``expected`` and ``actual`` are called only for the error.
 
-        Rules run at every call of an op, so pass a text that is not constant as a function.
+        Rules run at every call of an op. If ``expected`` is not a constant text, pass a function that makes the text.
         """
         if condition is True:
             return
@@ -67,7 +67,7 @@ class Rules:
             raise self.error(argument, "an int32 or int64 tensor", tensor.dtype)
 
     def dtype(self, argument: str, tensor: Tensor, *dtypes: torch.dtype) -> None:
-        """Require one of ``dtypes``; the error names the first."""
+        """Require one of ``dtypes``. The error's text names only the first of them."""
         if tensor.dtype not in dtypes:
             raise self.error(argument, f"{dtypes[0]}", tensor.dtype)
 

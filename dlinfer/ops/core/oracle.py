@@ -15,7 +15,7 @@ def widened(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [widened(item) for item in cast("Sequence[object]", value)]
     if isinstance(value, Tensor):
-        is_code = value.itemsize == 1  # of float8 the bytes matter
+        is_code = value.itemsize == 1  # float8 tensors are codes: their bytes must not change
         return value.double() if value.is_floating_point() and not is_code else value.clone()
     return value
 

@@ -141,7 +141,7 @@ class OpSpec:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return self._call(*args, **kwargs)
-        except (DlinferError, torch.OutOfMemoryError):  # schedulers catch this, free memory and go on
+        except (DlinferError, torch.OutOfMemoryError):  # schedulers free memory and go on
             raise
         except (RuntimeError, TypeError, AttributeError, IndexError, ValueError) as cause:
             raise self._explained(cause, args, kwargs) from cause

@@ -36,9 +36,9 @@ def _call_moe_gating_topk_softmax(
     moe_metadata: only its ``router_n_groups`` is read; below 1 means no groups. Else the experts form that many groups
         of equal size, in order, and the best topk / router_n_groups experts of each group are chosen.
 
-    Returns weights [..., topk], float32, not renormalised, and ids [..., topk], int64. Both are in the order of falling
-    weights; with groups, group by group. Nothing is mutated. The softmax is taken in float32, as in LMDeploy
-    (``pytorch/backends/default/moe.py``) and HF transformers. Raises OpArgumentError.
+    Returns weights [..., topk], float32, not renormalised, and ids [..., topk], int64. Both are sorted from the highest
+    weight to the lowest; with groups, within each group. Nothing is mutated. The softmax is taken in float32, as in
+    LMDeploy (``pytorch/backends/default/moe.py``) and HF transformers. Raises OpArgumentError.
     """
     n_groups = -1 if moe_metadata is None else moe_metadata.router_n_groups
     return moe_gating_topk_softmax.overload(router_logits, topk, n_groups)
@@ -73,7 +73,7 @@ def _fake_moe_gating_topk_softmax(router_logits: Tensor, topk: int) -> tuple[Ten
 @moe_gating_topk_softmax.samples
 def _moe_gating_topk_softmax_samples(make: SampleMaker) -> Iterator[Sample]:
     def logits(*shape: int, dim: int = -1) -> Tensor:
-        """Return logits that differ along ``dim``, in 16 bits too: of equal logits a kernel may choose any."""
+        """Return logits that differ along ``dim`` even in 16 bits, because a kernel may choose any of equal logits."""
         return make.tensor(*shape).argsort(dim=dim).sub(shape[dim] // 2).div(8).to(make.dtype)
 
     yield Sample("one token", (logits(1, 8), 2, -1))

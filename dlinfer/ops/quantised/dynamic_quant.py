@@ -32,9 +32,9 @@ def _call_dynamic_quant(
 
     Returns a new contiguous tensor of x's shape and quant_dtype, and the scales, float32 [..., 1]. The product of both
     is x, except for rounding. Nothing is mutated. Halves are rounded away from zero in int8 and to even in float8. A
-    largest value below 1e-7 counts as 1e-7. Both are as in LMDeploy (``pytorch/kernels/cuda/w8a8_triton_kernels.py``,
-    ``per_token_quant_int8``). The scale of a token with a NaN is NaN. Raises OpArgumentError; UnsupportedFeatureError
-    for another granularity.
+    largest value below 1e-7 counts as 1e-7. The rounding and this lower bound are as in LMDeploy
+    (``pytorch/kernels/cuda/w8a8_triton_kernels.py``, ``per_token_quant_int8``). The scale of a token with a NaN is NaN.
+    Raises OpArgumentError; UnsupportedFeatureError for another granularity.
     """
     if quant_granularity != "PER_TOKEN":
         raise UnsupportedFeatureError(

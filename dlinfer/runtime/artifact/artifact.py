@@ -22,7 +22,7 @@ class Artifact:
 
     Only weights that torch holds lazily conjugated or negated are copied.
 
-    interface: describes each tensor or number in (args, kwargs) and each output, one port for each.
+    interface: one port for each tensor or number in (args, kwargs), and one for each output.
     stored: the stage that ``save`` writes, or the reason, as text, why the artifact cannot be saved.
     """
 
@@ -67,7 +67,7 @@ class Bundle:
     entries: Mapping[str, tuple[Artifact, ...]]
 
     def __getitem__(self, entry: str) -> Artifact:
-        """Return the (first) artifact of an entry. Raises SessionCallError for an unknown entry."""
+        """Return an entry's artifact, or the first of several. Raises SessionCallError for an unknown entry."""
         if entry not in self.entries:
             raise SessionCallError(what="entry", name=entry, detail=f"it has {', '.join(self.entries)}")
         return self.entries[entry][0]

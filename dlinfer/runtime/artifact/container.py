@@ -205,7 +205,7 @@ def open_container(origin: Path | Buffer, source: str, key: bytes | str | None =
         raise ArtifactCorruptError(source=source, detail=str(cause)) from cause
     container = Container(source, None, members, digests, file if memory is mapped else None)
     container.manifest = container.json(MANIFEST)
-    container.check_unchanged()  # while it was read
+    container.check_unchanged()  # it may have changed while it was read
     return container
 
 

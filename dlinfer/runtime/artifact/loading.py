@@ -30,7 +30,7 @@ class LoadedStage:
     """A stage that can run once ``weights`` are set. It is called with the bound inputs and returns all results.
 
     results: (name, port) of each result; the port is None for a result that is no tensor.
-    numbers: for each weight, its index among the file's tensors. written: those indices of weights that the graph
+    numbers: for each weight, its index among the file's tensors. written: the indices of the weights that the graph
     writes.
     lock: held during each run. Stages that must not run at once share a lock.
     """

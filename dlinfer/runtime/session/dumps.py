@@ -11,7 +11,7 @@ from dlinfer.runtime.session.arrays import Array
 
 
 class Dumps:
-    """Writes each run to ``text`` and ``folder``, if they are set. It numbers runs from 0 as they end."""
+    """Writes each run to ``text`` and ``folder``, if they are set. Runs are numbered from 0 in the order of ending."""
 
     def __init__(self) -> None:
         self.text: Path | None = None

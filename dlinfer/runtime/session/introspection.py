@@ -14,7 +14,7 @@ from dlinfer.runtime.options import SessionOptions
 from dlinfer.runtime.session.io_memory import SIDES, IoMemory, RuntimeMemory, Side, ports_of
 
 Tensors = dict[int, torch.Tensor]
-"""Tensors by the index of their input or output."""
+"""Index of an input or output -> the session's tensor for it."""
 
 
 class Introspection:
@@ -176,7 +176,7 @@ class Introspection:
     def get_output_tensors_addrmode0(self, entry: str, stage: int = 0) -> Tensors:
         """Return index -> the session's own tensor of each output, also if ``get_addr_mode`` returns 0.
 
-        In that case, a run writes to these tensors only if the caller passes them as ``outputs``.
+        If it returns 0, a run writes to these tensors only if the caller passes them as ``outputs``.
         """
         return self._own(entry, "outputs", stage)
 

@@ -40,8 +40,8 @@ class RuntimeMemory:
     def reserve(self, device: torch.device, size: int) -> torch.Tensor:
         """Return the device's arena, of at least ``size`` bytes. Every caller gets the same memory.
 
-        If the arena is too small, a larger one replaces it. Earlier callers keep the old arena, which later callers do
-        not get.
+        If the arena is too small, a larger one replaces it. Earlier callers keep the old one; later callers get the new
+        one.
         """
         with self.lock:
             known = self._arenas.get(device)

@@ -29,7 +29,7 @@ class _Life(TypedDict):
 
 
 def memory_plan(read: ReadGraph, interface: Interface, weights: Sequence[Layout]) -> dict[str, object]:
-    """Return how many bytes one stage needs at its highest sizes.
+    """Return, as a dict for JSON, how many bytes one stage needs at its highest sizes.
 
     A size without a limit counts with the value that the graph was compiled with. Every storage that a node allocates
     counts from that node to the last node that reads it. An engine that fuses nodes needs less. Weights, inputs and

@@ -98,7 +98,7 @@ def _numpy_of(port: Port, tensor: torch.Tensor) -> Array:
 
 
 def check_outputs(interface: Interface, outputs: Mapping[str, object], symbols: Mapping[str, int]) -> None:
-    """Check a caller's output tensors and arrays before the run, which may already write to a KV cache.
+    """Check a caller's output tensors and arrays. Call this before the run, because the run may write to a KV cache.
 
     A size that only the run determines is checked after the run. Raises SessionCallError for a name that is no
     output, and ArtifactInputError for a tensor or array that cannot hold the result.

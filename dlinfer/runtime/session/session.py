@@ -1,9 +1,9 @@
 """A session: a loaded artifact, ready to run by the names of its inputs and outputs.
 
 Any number of threads may call ``run`` and similar methods at once. Runs are concurrent if the engine supports it
-(``inductor`` does), no entry writes a weight or a buffer, and neither io tensors nor runtime memory are shared.
-Otherwise runs happen one after the other. While no run is in progress, one thread may change a session (``setup``,
-``reset``, ``update_backend_options``, callbacks, sharing).
+(``inductor`` does), no entry writes a weight or a buffer, the option ``io`` is ``caller``, and no other session shares
+the runtime memory. Otherwise runs happen one after the other. While no run is in progress, one thread may change a
+session (``setup``, ``reset``, ``update_backend_options``, callbacks, sharing).
 """
 
 import contextlib
@@ -132,7 +132,7 @@ class Session(Introspection):
             for container in containers.values():
                 container.check_unchanged(contents=True)
             loaded = [stage for stages in running.values() for stage in stages]
-            # If any stage writes a memory, all stages share one copy of it: another may read a row of a buffer.
+            # If a stage writes to memory, all stages share one copy of that memory: another may read a row of it.
             copies = self._tensors.copies({number for stage in loaded for number in stage.written})
             for stage in loaded:
                 stage.weights = tuple(
@@ -249,7 +249,7 @@ class Session(Introspection):
                     own.bytes_of(name, number, "outputs", port)
         if self._start is not None:
             self._start(dict(inputs))
-        # The next run overwrites results in the session's own tensors, so it waits until they are returned.
+        # The next run overwrites results in the session's own tensors, so the next run waits until they are returned.
         with self._memory.lock if own is not None else contextlib.nullcontext():
             with self._profiles.of_run(self.options.enable_profiling):
                 start = time.perf_counter()
@@ -271,7 +271,7 @@ class Session(Introspection):
         return named
 
     def _bound(self, entry: str, inputs: Mapping[str, object]) -> tuple[int, LoadedStage, Values]:
-        """Return the number of the first stage that the inputs fit, the stage, and its values.
+        """Return the first stage that the inputs fit, as (index of the stage, the stage, inputs bound to it).
 
         If the inputs fit no stage, the last stage's error is raised.
         """
@@ -381,7 +381,7 @@ class Session(Introspection):
     def profile_ops(
         self, inputs: Mapping[str, object], entry: str | None = None, path: str | Path | None = None
     ) -> list[OpTimes]:
-        """Run once and return the time of every op, in running order. path: a file that also gets the rows as JSON."""
+        """Run once and return the time of every op, in running order. path: a file to write the times to, as JSON."""
         _, stage, values = self._bound(self._entry(entry), inputs)
         return time_ops(stage, values.bound, path)
 
@@ -396,7 +396,7 @@ class Session(Introspection):
         self._dumps.folder = None if folder is None else Path(folder)
 
     def get_static_memory_alloc_info(self, log_dir: str | Path = "logs/test") -> Path:
-        """Write each stage's memory plan (see ``memory_plan``) as JSON into a folder and return the file's path."""
+        """Write the memory plans of all stages (see ``memory_plan``) to a JSON file in ``log_dir``; return its path."""
         artifact = self._artifact
         entries = {
             entry: [
