@@ -109,6 +109,10 @@ class Device(ABC):
     def memory(self) -> DeviceMemory:
         """Return free and total memory. Called while an engine starts and before each capture."""
 
+    def description(self) -> str:
+        """Return what this process has of the device, such as cores and threads, for the log; empty if unknown."""
+        return ""
+
     def take(self, index: int) -> None:  # noqa: B027 - there is nothing to do where there is one
         """Make device ``index`` the process's current one, before it allocates. The default, for one device, does
         nothing.

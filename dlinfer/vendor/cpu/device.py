@@ -2,10 +2,12 @@
 
 import os
 
+import torch
 from torch import Tensor
 
 from dlinfer import settings
 from dlinfer.vendor.cpu.host import shares
+from dlinfer.vendor.cpu.host.cpus import usable_cpus
 from dlinfer.vendor.cpu.host.memory import usable_memory
 from dlinfer.vendor.cpu.host.threads import fit_threads
 from dlinfer.vendor.device import Device, DeviceMemory, Sampler
@@ -37,6 +39,9 @@ class CpuDevice(Device):
         """Limit this process to its part of the host's CPUs and memory. index: its rank among ``count`` processes."""
         shares.take(shares.share_of(index, count))
         self._share = shares.MemoryShare(count)
+
+    def description(self) -> str:
+        return f"{usable_cpus()}; torch uses {torch.get_num_threads()}"
 
     def sampler(self) -> Sampler:
         from dlinfer.vendor.cpu.sampling import CpuSampler

@@ -2,10 +2,13 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+
+from dlinfer.vendor.cpu.device import CpuDevice
 
 CODE = """
 import json, os, sys
@@ -50,3 +53,9 @@ def test_prompts_of_all_lengths_do_not_fill_the_memory():
     everything, names = run("plain")
     if names == [None, None] and everything < 80:
         pytest.skip(f"on this CPU torch keeps {everything:.0f} MiB of 200 products, whatever is set")
+
+
+def test_the_log_of_a_start_says_what_the_process_has_of_the_host():
+    assert re.fullmatch(
+        r".*\d+ cores?, .*\d+ NUMA nodes?: \d+ threads?; torch uses \d+", CpuDevice().description()
+    )

@@ -136,6 +136,8 @@ def _update_num_gpu_blocks(
     config.num_gpu_blocks = blocks
     if spec_cache_config is not None:  # a draft model's cache has as many blocks as the target's
         spec_cache_config.num_gpu_blocks = blocks
+    if description := activation.device().description():
+        logger.info("device %s: %s", self.device_type, description)
     logger.info(
         "KV cache: %d blocks of %d tokens = %s of %s that this process may still use, by %s. To change it: "
         "cache_max_entry_count (a fraction) or num_gpu_blocks in PytorchEngineConfig%s.",
