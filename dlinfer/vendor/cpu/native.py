@@ -33,7 +33,7 @@ TORCH = Path(torch.__file__).parent
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-w")
 COMPILERS = ("c++", "g++", "clang++")  # CXX overrides it
 COMPILE_TIMEOUT = 900  # seconds: it takes one or two minutes, several times as long on a loaded machine
-LEAST_POOLED = 128 << 10  # bytes, as kLeastPooled there; the C library itself keeps what is smaller
+LEAST_POOLED = 128 << 10  # bytes, as kLeastPooled in csrc; the C library itself keeps smaller memory
 _SEAL = hashlib.sha256().digest_size
 
 _lock = threading.Lock()

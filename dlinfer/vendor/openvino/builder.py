@@ -159,7 +159,7 @@ class Builder:
 
     def scalar(self, value: float, kind: ov.Type) -> Output:
         """Return a number as a constant of rank 0."""
-        if kind in SHORT:  # OpenVINO takes no infinity for them, and rounds in its own way
+        if kind in SHORT:  # OpenVINO takes no infinity of 16 bits, and rounds differently
             return self.constant(torch.tensor(value, dtype=SHORT[kind]))
         if kind == ov.Type.i64 and not KEPT.holds((value, value)):
             raise LoweringError(_TOO_LARGE)

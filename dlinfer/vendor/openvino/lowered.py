@@ -103,8 +103,7 @@ class OpenVINOLowered(Lowered):
         return rounded(compiled, self.template.model, self.template.precise)
 
     def check(self, inputs: Sequence[Any]) -> None:
-        """Raise RefusedError for attention over no keys, and for a KV cache that would be copied: it is not
-        contiguous."""
+        """Raise RefusedError for attention over no keys, and for a non-contiguous KV cache: it would be copied."""
         self._check_empty(inputs)
         if not all(inputs[index].is_contiguous() for index in self._kept):
             raise RefusedError("a KV cache that is not contiguous")

@@ -2,9 +2,10 @@
 
 ``dlinfer.ops.attention.semantics`` explains the formula and its arguments. torch's CPU flash kernel (the one that
 ``torch.nn.functional.scaled_dot_product_attention`` picks) sums in float32, serves grouped query heads without
-repeating keys, and returns zeros for a query without visible keys. Sinks follow from its log-sum-exp ``lse``: out *
-exp(lse) / (exp(lse) + exp(sink)) = out * sigmoid(lse - sink). The kernel needs one head size for q, k and v, so smaller
-heads are padded. It has no soft cap: scores of calls with one are computed here, in float32."""
+repeating keys, and returns zeros for a query without visible keys. Sinks follow from its log-sum-exp ``lse``:
+out * exp(lse) / (exp(lse) + exp(sink)) = out * sigmoid(lse - sink).
+It needs one head size for q, k and v, so smaller heads are padded. It has no soft cap: scores of calls with one are
+computed here, in float32."""
 
 from dataclasses import dataclass
 

@@ -39,7 +39,7 @@ def mxfp4_matmul(x: Tensor, qweight: Tensor, scales: Tensor) -> Tensor:
 def _widened(
     x: Tensor, packing: Packing, qweight: Tensor, scales: Tensor, offset: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """Return x times the weight plus the bias, by torch. Dequantises a few columns at a time, never the whole."""
+    """Return x times the weight, plus bias, by torch. Dequantises a few columns at a time, not the whole weight."""
     wide = torch.promote_types(x.dtype, torch.float32)
     parts, wide_x = [], x.to(wide)
     for first in range(0, qweight.shape[1], _WIDENED_WORDS):

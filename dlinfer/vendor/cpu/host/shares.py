@@ -109,7 +109,7 @@ class MemoryShare:
         self._count, self._budget, self._before = count, whole.available // count, _own_memory()
 
     def usable(self) -> UsableMemory:
-        """Return the memory that this process may still allocate of its part. ``limit`` is its part of the limit."""
+        """Return what this process may still allocate of its part of the memory. ``limit`` is its part of the limit."""
         whole = usable_memory()
         left = self._budget - (_own_memory() - self._before)
         available = max(0, min(whole.available, left))

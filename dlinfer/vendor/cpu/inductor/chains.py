@@ -81,7 +81,7 @@ def join(steps: Sequence[Step], kept: Iterable[str]) -> tuple[list[Step], Mappin
 
 
 def _longest(steps: Sequence[Step], begin: int) -> "tuple[int, _Writer]":
-    """Return the end of the longest chain from ``begin``, and its writer."""
+    """Return the end of the longest chain from ``begin``, and the writer that has encoded its steps."""
     writer = _Writer()
     end = begin
     while end < len(steps) and writer.take(steps[end]):
@@ -328,7 +328,7 @@ class _Writer:
 
 
 def _placed(arguments: list[int], place: Callable[[int], int]) -> list[int]:
-    """Replace each register in encoded arguments by ``place`` of it, its number in the complete chain."""
+    """Replace registers in encoded arguments. place: register -> its number in the complete chain."""
     placed, at = [arguments[0]], 1
     while at < len(arguments):
         kind, value = arguments[at], arguments[at + 1]
@@ -347,7 +347,7 @@ def _text(text: str) -> list[int]:
 
 
 def _key(value: Value | Constant) -> str:
-    """Return a name for a value or constant, which differs between a value and a constant of the same name."""
+    """Return the name of a value or constant, with a prefix for constants, since a value may have the same name."""
     return value.name if isinstance(value, Value) else f"constant {value.name}"
 
 

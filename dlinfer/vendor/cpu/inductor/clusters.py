@@ -216,7 +216,7 @@ def cluster_key(graph: fx.GraphModule, twins: Twins, surroundings: _Surroundings
 
 
 def _calls(graph_module: fx.GraphModule) -> Iterator[str]:
-    """Yield a line for each node that is no input. It names the nodes that it reads by their numbers."""
+    """Yield a line for each node that is no input. Lines refer to other nodes by number."""
     names: dict[fx.Node, str] = {}
     for index, node in enumerate(graph_module.graph.nodes):
         names[node] = f"%{index}"

@@ -18,7 +18,7 @@ LOOPS_ESCAPE = "loops_escape"
 
 
 def in_own_memory(graph: fx.Graph, steps: Sequence[Step]) -> list[Step]:
-    """Switch to torch's memory before each step with large results that the region returns, and back after it.
+    """Return the steps, with a switch to torch's memory around each one whose large results leave the region.
 
     A step that raises outside a chain leaves the switch on until its thread runs the next such step. Until then all
     results come from torch's memory, which only takes longer."""

@@ -30,8 +30,8 @@ _INDEXED_BY_DATA = (
     "index_fill", "index_select", "take", "put",
 )  # fmt: skip
 
-# Their scale depends on a sum. Loops sum in another order than torch, which changes the last digit; a scaled value
-# halfway between two 16-bit numbers then moves by a whole step. So in 16 bits they are calls of kernels with torch's
+# A norm's scale depends on a sum. Loops sum in another order than torch, which changes the last digit. A scaled value
+# halfway between two 16-bit numbers then moves by a whole step. So in 16 bits norms are calls of kernels with torch's
 # order. In float32 they are calls if there is a C++ kernel, because loops would end a chain.
 NORMS = (ops.rms_norm.overload, ops.add_rms_norm.overload)
 
@@ -39,8 +39,8 @@ NORMS = (ops.rms_norm.overload, ops.add_rms_norm.overload)
 # them. Python calls inductor's loops, which takes longer than the work of a decode step.
 CALLS = tuple(op.overload for op in (ops.apply_rotary_pos_emb, ops.silu_and_mul, ops.silu_mul, ops.gelu_mul))
 
-# They return 8-bit numbers. Loops might sum a norm in another order, and a value halfway between two numbers would then
-# round to the other one. The kernels also do it in one pass.
+# These ops return 8-bit numbers. Loops might sum a norm in another order; a value halfway between two numbers would
+# then round to the other one. The kernels also do it in one pass.
 QUANTISING = (ops.dynamic_quant.overload, ops.rms_norm_w8a8.overload, ops.add_rms_norm_w8a8.overload)
 
 # For floats, loops compute these less precisely than torch's kernels (exp(x) - 1 for expm1, a polynomial for erf),
@@ -148,7 +148,7 @@ def _count_loops(node: fx.Node) -> int:
         args, kwargs = _filled(places, results)
         return node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
 
-    # It is traced with symbols of its own, so that decomposing adds no guards to the model's sizes. Such guards would
+    # The node is traced with fresh symbols, so that decomposing adds no guards to the model's sizes. Such guards would
     # depend on the models that were compiled before.
     fresh = twins_of(values)
     try:

@@ -16,7 +16,7 @@ _NARROW = torch.bfloat16
 
 def cases(native: Callable[[str], Callable[..., Tensor]]) -> Iterator[Case]:
     """Yield the cases. native: takes a kernel's name and returns the kernel."""
-    for columns in (256, 200):  # whole groups, and not
+    for columns in (256, 200):  # whole groups, and a part of one
         yield _gated(native, columns)
     yield _packing(native)
 

@@ -36,7 +36,7 @@ _OPS: dict[str, Collection[str]] = {
     },
     "linear_blocked_fp8": ("linear_fp8", "rounded_in_blocks"),
 }  # fmt: skip
-"""Ops with C++ kernels for any dtype -> these kernels."""
+"""Op -> its C++ kernels, for the ops whose kernels take any dtype."""
 
 _BF12_OPS = ("linear_bf12", "embedding_bf12", "fused_moe_bf12")
 """Ops whose C++ kernels take bfloat16 only."""
@@ -190,7 +190,7 @@ def _rows_of_table(dtype: torch.dtype) -> Case:
 
 
 def _masked(dtype: torch.dtype) -> Case:
-    """Return a case of 70 queries, and of one, that each see a range of 300 keys.
+    """Return a case of 70 queries, and of one query. Each sees a range of 60 keys among 300.
 
     There are two sequences, and three query heads for each key head."""
     q, k, v = (

@@ -47,7 +47,7 @@ def _linears(make: SampleMaker) -> Arguments:
 
 
 def _linear_bf12(make: SampleMaker) -> Arguments:
-    for columns in (256, 200):  # whole groups, and not
+    for columns in (256, 200):  # whole groups, and a part of one
         weight = _weight(make, 70, columns).bfloat16()
         weight[7] *= 2.0**-40  # exceptions of the packing
         for rows in ROWS:

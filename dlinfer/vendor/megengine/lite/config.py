@@ -155,7 +155,7 @@ class LiteNetworkIO:
         io_type: int = LiteIOType.LITE_IO_VALUE,
         layout: LiteLayout | None = None,
     ) -> None:
-        """Add an input. obj: a LiteIO, or the first argument of one."""
+        """Add an input. obj: a LiteIO, or the name of one to make from all the arguments."""
         self.inputs.append(obj if isinstance(obj, LiteIO) else LiteIO(obj, is_host, io_type, layout))
 
     def add_output(
@@ -165,7 +165,7 @@ class LiteNetworkIO:
         io_type: int = LiteIOType.LITE_IO_VALUE,
         layout: LiteLayout | None = None,
     ) -> None:
-        """Add an output. obj: a LiteIO, or the first argument of one."""
+        """Add an output. obj: a LiteIO, or the name of one to make from all the arguments."""
         self.outputs.append(obj if isinstance(obj, LiteIO) else LiteIO(obj, is_host, io_type, layout))
 
 

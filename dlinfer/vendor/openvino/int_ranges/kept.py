@@ -1,4 +1,4 @@
-"""Which bits of integers an engine keeps, and intervals of integers."""
+"""The bits of integers that an engine keeps, and intervals of integers."""
 
 from dataclasses import dataclass
 

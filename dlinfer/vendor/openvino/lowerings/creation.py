@@ -36,7 +36,7 @@ lowers(aten.scalar_tensor.default)(lambda b, value, *_: b.cast(value, b.kind))
 
 
 def _whole_step(call: Call) -> str | None:
-    """Refuse ranges of floats: OpenVINO rounds their number of elements differently."""
+    """Return why a range of floats is refused: OpenVINO rounds its number of elements differently. None for others."""
     for name in ("start", "end", "step"):
         value = call.fake(name) if name in call.arguments else 0
         whole = isinstance(value, float) and value.is_integer()
@@ -52,7 +52,7 @@ def arange(b: Builder, *, end: Any, start: Any = 0, step: Any = 1) -> Output:
 
 
 def iota(b: Builder, end: Any, start: Any = 0, step: Any = 1) -> Output:
-    """Return integers from start to before end, i64."""
+    """Return the integers from ``start`` to before ``end``, in steps of ``step``, as i64."""
     first, last, by = (b.cast(value, I64) for value in (start, end, step))
     return op.range(first, last, by, "i64").output(0)
 

@@ -37,7 +37,7 @@ def copy(b: Builder, x: Output, source: Output, non_blocking: bool = False) -> O
 
 def _plain_nan(b: Builder, x: Any) -> Any:
     """Return x with plain NaNs if it becomes bfloat16: rounding turns other NaNs into zeros or infinities."""
-    if b.kind != ov.Type.bf16 or not isinstance(x, Output):  # numbers of the graph are plain
+    if b.kind != ov.Type.bf16 or not isinstance(x, Output):  # Python numbers have plain NaNs
         return x
     kind = x.get_element_type()
     if kind not in (ov.Type.f32, ov.Type.f16):

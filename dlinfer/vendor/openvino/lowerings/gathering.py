@@ -69,7 +69,7 @@ def take(b: Builder, x: Output, index: Output) -> Output:
 
 
 def no_masks(call: Call) -> str | None:
-    """Refuse bool masks: the number of elements that they select depends on the data."""
+    """Return why a bool mask is refused: the number of elements that it selects depends on the data. None without."""
     for index in call.fake("indices"):
         if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
             return "a mask as an index"

@@ -41,7 +41,7 @@ def _floored(rest: Output, y: Output, kind: ov.Type) -> Output:
 
 
 def _one_less(b: "Builder", rest: Output, y: Output, kind: ov.Type) -> Output:
-    """Return a quotient's correction: -1 if remainder and y differ in sign, 1 if the remainder is not below y, or 0."""
+    """Return a quotient's correction: -1 if ``rest`` and y differ in sign, 1 if ``rest`` is as large as y, else 0."""
     zero = b.scalar(0, kind)
     other_sign = op.less(op.multiply(op.sign(rest), op.sign(y)), zero)
     too_large = op.greater_equal(op.subtract(op.abs(rest), op.abs(y)), zero)

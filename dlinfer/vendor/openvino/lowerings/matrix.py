@@ -68,7 +68,7 @@ def outer(b: Builder, x: Output, y: Output) -> Output:
 
 
 def _counts(call: Call) -> str | None:
-    """Return why alpha=0 is refused: torch then reads no matrix, so NaN in it does not count, except in ``baddbmm``."""
+    """Return why alpha=0 is refused: torch then ignores NaN in the matrices. Only ``baddbmm`` is taken with it."""
     if call.arguments["alpha"] == 0 and call.target is not aten.baddbmm.default:
         return "a product by 0, whose matrices must not be read"
     return floats(call)

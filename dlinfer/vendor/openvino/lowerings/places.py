@@ -70,7 +70,7 @@ def _looked_at(b: Builder, index: Output, size: Any, negative: bool) -> Output:
 
 
 def _counted(b: Builder, index: Output, size: Any) -> Output:
-    """Return indices counted from the start."""
+    """Return indices counted from the start: ``size`` is added to those below 0."""
     index = b.cast(index, I64)
     return op.select(op.less(index, b.scalar(0, I64)), op.add(index, b.cast(size, I64)), index).output(0)
 

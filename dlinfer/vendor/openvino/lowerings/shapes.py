@@ -60,7 +60,7 @@ def sizes_of(b: Builder, x: Output, old: Sequence[Any], new: Sequence[Any]) -> l
 
 
 def _computes_sizes_of_nothing(call: Call) -> str | None:
-    """Refuse results that have varying sizes but are always empty: OpenVINO skips the ops that compute the sizes."""
+    """Return why an empty result of varying sizes is refused: OpenVINO skips the ops that compute the sizes."""
     sizes = list(map(fixed_size, call.result.shape))
     return without_elements(call.name) if 0 in sizes and None in sizes else None
 

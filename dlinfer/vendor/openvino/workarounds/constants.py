@@ -22,8 +22,7 @@ from openvino import Input, Node, Output
 from openvino.passes import ConstantFolding, Manager
 
 NOWHERE = "no places"
-"""Name of the extra last input, int64 [1] and always 0, that shifts rolls by 0. No function's argument has this
-name."""
+"""Name of the extra last input, int64 [1] and always 0, that shifts rolls by 0. No argument has this name."""
 
 # Ops that write their results to their own memory. Weights before them stay compressed.
 _APART = ("Constant", "Convolution", "ConvolutionBackpropData", "Gather", "GroupConvolution", "MatMul")
@@ -36,7 +35,7 @@ _SMALLEST, _LARGEST = 2.0**-60, 2.0**60
 
 
 Write = Callable[..., Output]
-"""Builds nodes by a function of values: ``plainly``, or ``precision.precisely`` if float32 nodes need a mark."""
+"""Calls a function that builds nodes: ``plainly``, or ``precision.precisely`` if float32 nodes need a mark."""
 
 
 def plainly(function: Callable[..., Node], *values: Output) -> Output:

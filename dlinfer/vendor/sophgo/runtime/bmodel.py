@@ -84,7 +84,7 @@ def _header(model: Table) -> Header:
 
 
 def _working_memory(stage: Table) -> tuple[int, ...]:
-    """Return the sizes in bytes of the parts of a stage's working memory. An older file has one size for all."""
+    """Return the sizes in bytes of the parts of a stage's working memory; one size if the file names no parts."""
     parts = stage.numbers(_MEMORY_PARTS, "<Q")
     return (stage.number(_MEMORY, "<Q"),) if parts is None else parts
 

@@ -1,8 +1,8 @@
 """A worker process: start it, call it, and end it with its last user.
 
 On bad input BMRuntime and the chip emulator crash their process (an assertion, a segmentation fault), or hang. In a
-worker that ends only the worker. The caller gets an error with the worker's last lines of output, and the next engine
-starts another worker."""
+worker process only the worker ends. The caller gets an error with the worker's last lines of output, and the next
+engine starts another worker."""
 
 import contextlib
 import mmap

@@ -55,7 +55,7 @@ def finite(call: str, what: str, number: Any) -> float:
 
 
 def yes_or_no(call: str, what: str, value: Any) -> bool:
-    """Return as a bool what must be a bool of Python or numpy, or 0 or 1. Raises SophgoCallError for others."""
+    """Return the bool for a bool of Python or numpy, or for 0 or 1. Raises SophgoCallError for other values."""
     if isinstance(value, (bool, np.bool_)) or (is_count(value) and value <= 1):
         return bool(value)
     raise refuse(call, f"{what} is True or False, given {value!r}")

@@ -242,7 +242,7 @@ class Tensor:
         return src
 
     def _range(self, call: str, args: Any, kwargs: Any) -> tuple["Tensor", tuple[int, int, int]]:
-        """Parse a sync's arguments. Return the source, and three numbers of bytes: start there, start here, length."""
+        """Parse a sync's arguments. Return the source, and in bytes its start, this tensor's start and the length."""
         if not args and not kwargs:
             return self, (0, 0, self.nbytes())
         if len(args) + len(kwargs) == 1:

@@ -18,7 +18,7 @@ def wrong(call: str, argument: str, expected: str, actual: Any) -> LiteArgumentE
 
 
 def member(call: str, argument: str, kind: type[Member], value: Any) -> Member:
-    """Return the member of an enumeration that ``value`` is, itself or by its number. Raises LiteArgumentError."""
+    """Return a member of an enumeration. value: the member, or its number. Raises LiteArgumentError."""
     try:
         return kind(value)
     except ValueError:

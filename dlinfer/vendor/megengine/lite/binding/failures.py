@@ -31,7 +31,7 @@ class Failures:
         self._take = take
         self._changed = threading.Condition()  # of an RLock: a tensor's finalizer may call from inside
         self._running: set[Call] = set()
-        self._last = Call()  # the last one that took a message
+        self._last = Call()  # the last call that took a message
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Call]:

@@ -146,7 +146,7 @@ _loading = threading.RLock()
 
 
 def library() -> Library:
-    """Return the toolchain's library, loaded at first. Raises ToolchainMissingError, and LiteError if that fails."""
+    """Return the toolchain's library; the first call loads it. Raises ToolchainMissingError and LiteError."""
     with _loading:  # all threads share one object, since it must see all calls
         return _loaded()
 

@@ -22,8 +22,8 @@ _RELEASING = ctypes.CFUNCTYPE(None, c_void_p, POINTER(LargeMemory))
 class _Kept:
     """A block of memory that is not freed while networks are loaded. handle: its device.
 
-    shared: whether it may be reused; if not, it may hold weights. free: whether it may be reused now. It may not while
-        the latest bmodel is loading, since a stage of the bmodel may need several blocks."""
+    shared: whether it may be reused; if not, it may hold weights. free: whether it may be reused now. Blocks of the
+        latest bmodel may not, since one of its stages may need several."""
 
     handle: int
     block: LargeMemory
