@@ -131,7 +131,7 @@ def _requires_grad(value: object) -> bool:
 
 
 def _values(graph_module: fx.GraphModule, example_inputs: Sequence[object]) -> Iterator[object]:
-    """Yield the inputs and each node's result. Their device is the graph's; a graph without inputs has results only."""
+    """Yield the values that show the graph's device: the inputs, and each node's result."""
     yield from example_inputs
     yield from (node.meta.get("example_value") for node in graph_module.graph.nodes)
 

@@ -2,9 +2,9 @@
 
 The reader has bound the weights and the steady arguments of an earlier call. It checks that these are still the same
 objects, and reads all other inputs from the call's arguments. It notices a replaced object, such as a KV cache in a
-list, a parameter or a module (assignment, ``load_state_dict(assign=True)``), and a number in an attribute that has
-changed. Writes into bound tensors need no check. The reader does not notice a tensor that changes its own dtype or
-layout, by ``resize_``, ``parameter.data = ...`` or ``Module.to(dtype)``. Call ``BoundCall.unbind`` after these.
+list, a parameter or a module (assignment, ``load_state_dict(assign=True)``), and a changed number in an attribute.
+Writes into bound tensors need no check. The reader does not notice a tensor that changes its own dtype or layout, by
+``resize_``, ``parameter.data = ...`` or ``Module.to(dtype)``. Call ``BoundCall.unbind`` after these.
 
 The reader keeps a copy of each bound list or dict, and compares the list or dict with its copy. This is fast, because
 Python counts identical elements as equal. For two different tensors Python calls ``==``. If the result has several
@@ -71,8 +71,9 @@ def bind(
 class _Writer:
     """Writes the source of a Reader: a line for each check, and a scope with the objects that the lines name.
 
-    reads: the lines that read inputs from a call's arguments. A step is one method call, attribute or index of an
-    expression: ``L['a'].b[0]`` takes the steps ``.b`` and ``[0]`` from the argument ``a``.
+    reads: the lines that read inputs from a call's arguments.
+    A step is one method call, attribute or index of an expression: ``L['a'].b[0]`` takes the steps ``.b`` and ``[0]``
+    from the argument ``a``.
     """
 
     def __init__(self, scope: Scope, steady: Collection[str]) -> None:
@@ -151,7 +152,7 @@ class _Writer:
         return f"{self.name(container)}{step}"
 
     def _steady_holder(self, argument: str, steps: Sequence[str]) -> object:
-        """Return the object that an argument's steps lead to; None if a property on the way makes it at each read."""
+        """Return the object behind an argument's steps; None if a property among them makes a new one at each read."""
         holder = self._arguments.get(argument)
         for step in steps:
             container, holder = holder, _taken(holder, step)

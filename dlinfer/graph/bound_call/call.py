@@ -99,7 +99,7 @@ class BoundCall:
         return inputs[: len(self.program.program.inputs)]
 
     def _check_autocast(self) -> None:
-        """Raise ArtifactInputError if autocast differs from the capture's; the graph has its casts as nodes."""
+        """Raise ArtifactInputError if autocast is not as at the capture, whose casts are nodes of the graph."""
         if (current := autocast()) != self._autocast:
             raise ArtifactInputError(
                 name="autocast", expected=self._autocast or "autocast off", given=current or "autocast off"

@@ -1,7 +1,7 @@
 """Capture a function as a bound call.
 
 Dynamo captures the function once. The adaptor compiles one call for each combination of flags that it passes to the
-function. It marks sizes that change (``mark_unbacked``). A capture with a guard on such a size is refused.
+function, and marks the sizes that change (``mark_unbacked``). A capture with a guard on such a size is refused.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

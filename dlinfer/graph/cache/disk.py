@@ -178,7 +178,7 @@ def _unusable(key: Key) -> bool:
 
 
 def _note(outcome: str, path: Path, error: Exception | None = None) -> None:
-    """Count the outcome of a load or a store, and print it under DLINFER_DEBUG. Warn once of the same OSError."""
+    """Count the outcome of a load or a store, and print it under DLINFER_DEBUG. Warn of each OSError once."""
     if not getattr(_thread, "uncounted", False):
         with _lock:
             _counts[outcome] += 1

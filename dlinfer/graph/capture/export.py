@@ -55,7 +55,7 @@ def read_export(
     """Return an exported program's graph as a captured graph. Raises CaptureError.
 
     The program already is in the dialect: ATen ops before dispatch, in-place writes, and weights as inputs.
-    module: what was exported, or ``program``. args, kwargs: the example inputs of the module.
+    module: the module that was exported; ``program`` if it is unknown. args, kwargs: the example inputs of the module.
     """
     signature = program.graph_signature
     if any(spec.kind != OutputKind.USER_OUTPUT for spec in signature.output_specs):

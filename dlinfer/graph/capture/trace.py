@@ -49,8 +49,8 @@ def capture(
 ) -> Captured:
     """Capture a Dynamo graph. Raises CaptureError with the reason and the line of the model's source.
 
-    fakes: a fake for each input. keep_floats: keep floats that change as dynamic inputs; else the graph specializes on
-    their values.
+    fakes: a fake for each input. keep_floats: whether floats that may change become dynamic inputs; if not, the graph
+    specializes on their values.
     """
     for value in fakes:
         if isinstance(value, torch.Tensor) and value.layout != torch.strided:

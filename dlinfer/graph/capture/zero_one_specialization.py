@@ -1,9 +1,9 @@
 """Let a graph serve sizes 0 and 1, which torch.export never traces.
 
-torch.export traces with every dynamic size at 2 or more. It then states the user's whole range, even if that starts at
-0 or 1. But a model may behave differently at size 1 (``if x.shape[0] == 1``, ``squeeze``). So this module runs the
-captured graph at sizes 0 and 1, op by op. Each result must have the sizes of its fake. Outputs and writes must equal
-those of the original module.
+torch.export traces with every dynamic size at 2 or more. Afterwards it declares the user's whole range valid, even if
+that starts at 0 or 1. But a model may behave differently at size 1 (``if x.shape[0] == 1``, ``squeeze``). So this
+module runs the captured graph at sizes 0 and 1, op by op. Each result must have the sizes of its fake. Outputs and
+writes must equal those of the original module.
 """
 
 import itertools

@@ -1,7 +1,7 @@
 """The interface of a compiled graph, and the check of a call's values as generated Python.
 
-Artifacts and sessions call ``Interface.bind``. Bound calls generate a function of their own, which also reads the
-values, from the code of ``mismatches`` and ``as_taken``.
+Artifacts and sessions call ``Interface.bind``. Bound calls also generate a function that reads the values. Its checks
+and conversions come from ``mismatches`` and ``as_taken``.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -17,7 +17,8 @@ from dlinfer.graph.torch_private.dispatcher import HigherOrderOperator, OpOverlo
 COUNT_WRITES = "count_writes"
 """The callee of the step that increments ``tensor._version`` of each tensor in a list.
 
-Kernels called below torch's dispatcher do not increment it. Engines with copies of weights need it to see writes."""
+Kernels that are called below torch's dispatcher do not increment this counter. Engines with copies of weights need the
+counter to notice writes."""
 
 _aten = torch.ops.aten
 # View ops -> the Python functions of torch that do the same. The functions parse arguments in C for one signature, in

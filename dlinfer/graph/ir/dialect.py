@@ -30,7 +30,7 @@ from dlinfer.graph.torch_private.fake_mode import storage_id
 from dlinfer.graph.torch_private.symbols import plain_symbol, symbols_of
 
 STATIC = "static_input"
-"""The key in a placeholder's meta for a module's parameter or buffer: the same tensor at each call."""
+"""The key in a placeholder's meta that marks a module's parameter or buffer: the same tensor at each call."""
 
 # Op -> its flag: if the flag is true, the op updates running statistics, which torch's schema does not declare.
 _UPDATES_STATISTICS = {

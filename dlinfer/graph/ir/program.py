@@ -160,7 +160,8 @@ def values_in(argument: Any) -> list[str]:
 class RegionRun(ABC):
     """A region that an engine compiled. source: the compiled code as text, for reports.
 
-    A call takes the region's inputs in order, writes into them in place, and returns the tuple of the region's outputs.
+    A call takes the region's inputs in order, and returns the tuple of the region's outputs. Writes of the region
+    change its inputs in place.
     """
 
     source: str = ""

@@ -1,7 +1,7 @@
 """CSE: replace a call by an earlier call with the same op, arguments and memory contents.
 
-The pass must not merge two calls across a write to memory that they read. It must also keep results apart that the
-graph, or a caller who receives them, may write later: a write to one would change the other.
+The pass must not merge two calls across a write to memory that they read. It must also keep two results apart if the
+graph, or a caller who receives them, may write into one of them later: the write would change the other.
 """
 
 from collections.abc import Mapping

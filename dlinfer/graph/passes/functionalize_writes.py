@@ -41,9 +41,9 @@ def _run(graph_module: fx.GraphModule) -> list[Edit]:
 
 
 def _functionalize(rewriter: Rewriter, write: fx.Node, seen: "_Seen") -> fx.Node | None:
-    """Replace a private write by a call of the out-of-place op, and return the call.
+    """Replace a write that is private (``_Seen.is_private``) by a call of the out-of-place op, and return the call.
 
-    None if the write is not private, or the new result would have other sizes, strides or another dtype.
+    Return None if the write is not private, or the new result would have other sizes, strides or another dtype.
     """
     op = overload(write)
     functional = out_of_place(op) if op is not None else None
@@ -59,9 +59,10 @@ def _functionalize(rewriter: Rewriter, write: fx.Node, seen: "_Seen") -> fx.Node
 
 
 class _Seen:
-    """The walk's record of earlier nodes: the last use of each memory, and the memory that existed before the graph.
+    """The walk's record of earlier nodes.
 
     position: node -> its place in the graph. last_use: memory -> the position of its last reader.
+    outside: memory that existed before the graph, or that an op such as ``set_`` may give to another tensor.
     The walk adds each node once, so a pass over n writes takes O(n).
     """
 

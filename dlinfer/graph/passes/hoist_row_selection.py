@@ -1,8 +1,8 @@
 """Hoist a selection of rows (``hidden[:, -1:]``, ``hidden.index_select(1, last)``) above ops that work row by row.
 
-A prompt's next token needs only the last row of the hidden states. After the hoist, the ops behind the last layer's
-attention compute that row alone. The pass must not move a selection above an op that mixes rows, above a write, or
-above a node with other readers.
+A prompt's next token needs only the last row of the hidden states. After the hoist, the ops behind the last attention
+compute that row alone. The pass must not move a selection above an op that mixes rows, above a write, or above a node
+with other readers.
 """
 
 from collections.abc import Iterable

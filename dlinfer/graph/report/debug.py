@@ -38,7 +38,7 @@ def show_pass(report: GraphReport, done: PassReport) -> None:
 
 
 def show_placement(report: GraphReport) -> None:
-    """Log the report for tlparse. For ``DLINFER_DEBUG=placement``, print where each node that computes runs."""
+    """Log the report for tlparse. For ``DLINFER_DEBUG=placement``, print the place of each node that computes."""
     log_artifact("dlinfer_report", lambda: json.dumps(report.to_dict(), indent=1))
     if not wanted("placement"):
         return

@@ -48,7 +48,7 @@ def guard_all(
 
 
 def shape_guards(mode: FakeTensorMode) -> list[str]:
-    """Return the assumptions about sizes and folded scalars as text, each with the model's line that needs it."""
+    """Return the assumptions about sizes and floats that became constants, as text with the model's lines."""
     environment = environment_of(mode)
     lines: list[str] = []
     for guard in environment.guards:

@@ -49,7 +49,7 @@ Build = Callable[[Rewriter, Match, fx.Node], Sequence[fx.Node]]
 
 
 def by(op: object, *more: object, **named: object) -> Build:
-    """Return a Build that inserts a call of ``op`` on the inputs and these arguments. The output's fake stays."""
+    """Return a Build that inserts a call of ``op`` on the inputs and these arguments. Its fake is the output's."""
     return lambda rewriter, match, place: [
         rewriter.call_like(match.outputs[0], place, op, *match.inputs, *more, **named)
     ]
