@@ -1,6 +1,6 @@
-"""Ops that torch keeps, because ONNX Runtime's kernel or the translation computes other numbers.
+"""Nodes that stay with torch, because ONNX Runtime's kernel or the translation computes other results.
 
-Each was found by running it on numbers of all sizes, zeros of both signs, NaN and infinities.
+Each op was found by running it on numbers of all magnitudes, zeros of both signs, NaN and infinities.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ def _any(node: fx.Node) -> bool:
 
 
 def _floats(node: fx.Node) -> bool:
-    """Return whether a node has a float operand or result. Integers and a float argument give a float result."""
+    """Return whether a node has a float operand or result. Integers with a float argument have a float result."""
     return any(value.is_floating_point() for value in (*_operands(node), *pytree.tree_leaves(fake(node))))
 
 
@@ -49,7 +49,7 @@ def _operands(node: fx.Node) -> list[Tensor]:
 
 
 def _may_keep_a_size(node: fx.Node) -> bool:
-    """Return whether a resized dimension may keep its size, though its factor is not 1."""
+    """Return whether a dimension may keep its size in a resize, though its scale factor is not 1."""
     factors = [
         leaf
         for name, value in arguments(node).items()
@@ -72,7 +72,7 @@ def _may_stay(before: Any, after: Any, factor: Any) -> bool:
 
 
 class _Rule(NamedTuple):
-    """ops: names in aten. reason: the difference. of: a condition on nodes. when: a condition on their arguments."""
+    """ops: names in aten. reason: how results differ. of, when: conditions on the node, and on its arguments."""
 
     ops: str
     reason: str
@@ -145,7 +145,7 @@ _RULES = (
 
 
 def refusal(node: fx.Node) -> str | None:
-    """Return why a node is left to torch, or None."""
+    """Return why a node stays with torch; None if ONNX Runtime may run it."""
     op = overload(node)
     if op is None or op.namespace != "aten":
         return None

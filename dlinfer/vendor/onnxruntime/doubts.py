@@ -1,8 +1,8 @@
-"""Doubts about ONNX Runtime's kernels that only the numbers of a call settle.
+"""Doubts about ONNX Runtime's kernels that only a call's values can settle.
 
-Sorting, extremes and bounds by one side ignore NaN, which torch takes for the largest; ``extremes`` are right. In int64
-these ops, bounds, sums and quotients are computed in floats. One more result of the model says whether a call has such
-numbers. Then torch runs the call, under the fallback policy.
+Ops that sort, take extremes or clamp on one side ignore NaN, which is the largest value in torch; the translations in
+``extremes`` are right. For int64, these ops, two-sided clamps, sums and quotients are computed in floats. The model
+gets one more output, which says whether a call has such values. If so, torch runs the call, under the fallback policy.
 """
 
 from functools import reduce
@@ -29,9 +29,9 @@ _OF_INT64 = frozenset(
 
 
 def note_doubts(graph: fx.Graph) -> bool:
-    """Add a bool output to a graph with doubtful nodes; return whether there are any.
+    """Add a bool output to a graph that has doubtful nodes. Return whether it has any.
 
-    Changes ``graph``, whose output is a list. The new output has no dimensions.
+    The output is a scalar tensor, true if a call has doubtful values. ``graph`` is changed; its output must be a list.
     """
     doubtful = {
         operand: None
@@ -58,7 +58,7 @@ def _is_doubtful(value: Tensor, node: fx.Node) -> bool:
 
 
 def _has_doubts(output: fx.Node, x: fx.Node) -> fx.Node:
-    """Insert nodes that compute whether a tensor has any doubtful element."""
+    """Insert nodes that compute whether a tensor has any NaN or, for int64, any element beyond 32 bits."""
     if fake(x).is_floating_point():
         bad = insert_call(output, _aten.isnan.default, x)
     else:

@@ -1,8 +1,8 @@
 """Operands without elements: ONNX Runtime's kernels raise, or return zeros where torch returns NaN or raises.
 
 A node with an operand that is always empty is left to torch. If an operand may be empty, each call checks its sizes.
-Ops that run elementwise or move elements are right for empty operands. So are matrix products, unless the dimension
-that they sum over is empty: fused with other nodes, they then return uninitialised memory.
+Pointwise ops and ops that move elements are right for empty operands. Matrix products are right too, unless the
+dimension that they sum over is empty: fused with other nodes, they then return uninitialised memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,24 +28,25 @@ _RIGHT = frozenset(
 _INTO = frozenset(
     f"aten::{name}" for name in "index_copy index_put index_add scatter scatter_add scatter_reduce".split()
 )
-"""Ops that write nothing into an empty tensor. ONNX Runtime checks the indices nevertheless and raises. It also raises
-for empty indices of another shape than the tensor's, as in ``gather``."""
+"""Ops that write into a tensor. If it is empty there is nothing to write, but ONNX Runtime checks the indices and
+raises. It also raises for empty indices whose shape is not the tensor's, as in ``gather``.
+"""
 _MODULO = frozenset(f"aten::{name}" for name in "remainder fmod div".split())
-"""Ops that raise for an integer divisor of 0, even if there is nothing to divide."""
+"""Ops that raise for an integer divisor of 0, even if the dividend has no elements."""
 _WRONG = frozenset({"dlinfer::fused_moe"})
 _OVER_LAST = frozenset({"dlinfer::rms_norm", "dlinfer::add_rms_norm", "aten::rms_norm", "aten::layer_norm"})
-"""Ops over each row of their operand. There may be no rows, but a row must have elements."""
+"""Ops that normalise each row of their operand. There may be no rows, but a row must have elements."""
 
 
 def refusal(node: fx.Node) -> str | None:
-    """Return why a node is refused, or None: an operand is empty whatever the inputs are."""
+    """Return why a node is refused, if an operand is empty whatever the inputs are; else None."""
     if any(fixed_size(size) == 0 for shape in shapes(node) for size in shape):
         return without_elements(op_name(node))
     return None
 
 
 def shapes(node: fx.Node) -> Iterator[Sequence[Any]]:
-    """Yield lists of sizes. None of these sizes may be 0."""
+    """Yield sequences of operand sizes. If a size is 0 in a call, ONNX Runtime would compute the node wrongly."""
     op = overload(node)
     if op is None:
         return

@@ -34,30 +34,30 @@ class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
         self.selftest = SelfTest(lambda: f"ONNX Runtime {sessions.version()}", self._cases)
 
     def read_options(self, options: Mapping[str, object]) -> OrtOptions:
-        """Parse options. Raises CompileOptionError; ProviderUnavailableError for a provider that is not installed."""
+        """Parse options. Raises CompileOptionError; ProviderUnavailableError if a provider is not installed."""
         chosen = super().read_options(options)
         sessions.check_providers(chosen)
         return chosen
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
-        """Refuse dtypes without kernels in the CPU provider, since all others fall back to it."""
+        """Return the reason to refuse a dtype without kernels in the CPU provider, which the others fall back to."""
         if dtype == torch.bfloat16:
             return "bfloat16: ONNX Runtime's CPU provider has kernels for a few ops only"
         return no_type_of_onnx(dtype)
 
     def refuses_op(self, node: fx.Node) -> str | None:
-        """Refuse nodes without a form in ONNX, and those without a kernel in the CPU provider."""
+        """Return why a node is refused: ONNX has no form of it, or the CPU provider no kernel. None: it is taken."""
         if node.target is packed.OP:
             return packed.refusal(node)
         return empty_operands.refusal(node) or differs.refusal(node) or self._refusals.of(node)
 
     def lower(self, function: Function, options: OrtOptions, policy: str) -> Lowered:
-        """Convert the function to a model. Compiling it raises ProviderUnavailableError and ProviderFallbackError."""
+        """Convert the function to a model. Compiling it may raise ProviderUnavailableError or ProviderFallbackError."""
         return OrtLowered(function, options, policy)
 
     def identity(self, cache_dir: Path) -> str:
         return f"onnxruntime {sessions.version()}"
 
     def _cases(self) -> Iterator[Case]:
-        """Yield cases for the CPU provider, since the other providers fall back to it. It has no bfloat16."""
+        """Yield test cases for the CPU provider, which the others fall back to. It lacks bfloat16."""
         return engine_cases(self, asdict(OrtOptions()), TORCH_CASES, (torch.float32, torch.float16))

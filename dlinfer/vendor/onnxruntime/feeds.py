@@ -1,7 +1,7 @@
-"""The feeds of a session: a function's inputs, or views of its weights that are contiguous.
+"""The inputs of a session's model (feeds): a function's inputs, or contiguous views of its weights.
 
-ONNX knows contiguous tensors only. A weight that torch stores transposed, or a matrix of a stack, is contiguous as some
-view. That view is fed, so a call neither copies nor computes it. Packed weights are repacked once.
+ONNX has only contiguous tensors. A weight that torch stores transposed, or as one matrix of a stack, has a contiguous
+view. The session reads this view, so a call neither copies nor computes it. Packed weights are repacked once.
 """
 
 import operator
@@ -21,7 +21,7 @@ View = Callable[[torch.Tensor], Any]
 
 @dataclass(frozen=True)
 class Feed:
-    """One input of the model: the function's input ``index``, or a view of it."""
+    """One input of the model: the function's input ``index`` or, if ``view`` is given, a view of this input."""
 
     index: int
     view: View | None = None
@@ -34,11 +34,11 @@ class Feed:
 def fed(
     graph_module: fx.GraphModule, steady: frozenset[int], accuracy_level: int
 ) -> tuple[fx.GraphModule, list[Feed]]:
-    """Return (a copy of the graph that takes feeds, the feeds of its placeholders in order).
+    """Return a copy of the graph whose placeholders take feeds, and the feeds in the order of the placeholders.
 
-    steady: indices of unwritten inputs that are the same tensors at each call; only these are fed as views.
-    accuracy_level: of products with packed weights, see ``OrtOptions``.
-    Unread inputs are not fed.
+    steady: indices of inputs that are not written and are the same tensors at each call; only these are fed as views.
+    accuracy_level: for products with packed weights, see ``OrtOptions``.
+    Inputs that no node reads are left out.
     """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -65,7 +65,7 @@ def fed(
 
 
 def _feed_views(graph: fx.Graph, weight: fx.Node, feeds: dict[fx.Node, Feed]) -> None:
-    """Feed the contiguous views of a weight. A weight that is not contiguous is fed permuted, so that it is."""
+    """Feed the contiguous views of a weight. A weight that is not contiguous is permuted so that it is."""
     index = feeds[weight].index
     if not _is_fixed(fake(weight)):
         return
@@ -90,9 +90,9 @@ def _feed_views(graph: fx.Graph, weight: fx.Node, feeds: dict[fx.Node, Feed]) ->
 
 
 def _contiguous_views(source: fx.Node, before: View | None = None) -> Iterator[tuple[fx.Node, View]]:
-    """Yield (node, view) for the first contiguous view of a weight on each path from it.
+    """Yield pairs (node, view): on each path of views from a weight, the first node whose value is contiguous.
 
-    before: the view from the weight to ``source``; None if ``source`` is the weight.
+    before: the view from the weight to ``source``; None if ``source`` is the weight. A yielded view takes the weight.
     """
     for user in source.users:
         if not _is_fixed_view(user):
@@ -111,7 +111,7 @@ def _after(first: View, second: View) -> View:
 
 
 def _erase_unused(graph: fx.Graph, node: fx.Node) -> None:
-    """Erase an unread view, and the views before it that are then unread."""
+    """Erase a view that no node reads, and each view before it that then has no reader either."""
     while not node.users and node.op == "call_function":
         (source,) = node.all_input_nodes
         graph.erase_node(node)
@@ -126,14 +126,14 @@ def _placeholder(graph: fx.Graph, weight: fx.Node, name: str, value: torch.Tenso
 
 
 def _is_fixed(value: Any) -> bool:
-    """Return whether a tensor's sizes and strides are numbers."""
+    """Return whether a value is a tensor whose sizes and strides are numbers."""
     if not isinstance(value, torch.Tensor):
         return False
     return all(isinstance(number, int) for number in (*value.shape, *value.stride()))
 
 
 def _is_fixed_view(node: fx.Node) -> bool:
-    """Return whether a node views one node (``split`` too), or prepares a packed weight, with fixed sizes."""
+    """Return whether a node is a view of one node (or ``split``), or repacks a weight, and all sizes are numbers."""
     if len(node.all_input_nodes) != 1 or not all(map(_is_fixed, tensors_of(node))):
         return False
     return node.target is operator.getitem or node.target in PREPARED or is_view(node)
@@ -152,6 +152,6 @@ def _call(node: fx.Node) -> Callable[[Any], Any]:
 
 
 def _order(value: torch.Tensor) -> list[int] | None:
-    """Return the order of dimensions that makes a tensor contiguous, or None."""
+    """Return the order of dimensions that makes a tensor contiguous; None if no order does."""
     order = sorted(range(value.dim()), key=lambda dim: (-value.stride(dim), value.shape[dim] == 1))
     return order if value.permute(order).is_contiguous() else None

@@ -1,4 +1,4 @@
-"""Questions about a model, and changes to it, before it becomes a session."""
+"""An analysis of a model, and changes to it, before a session is made of it."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ _ELEMENTWISE = frozenset(
 
 
 def safe_in_place(graph: OnnxGraph, feeds: Sequence[Feed], writes: Sequence[int | None]) -> frozenset[int]:
-    """Return the inputs whose new content may overwrite their memory while the session runs.
+    """Return the indices of inputs whose new contents may overwrite their memory while the session runs.
 
-    Only the node that computes the new content reads the input, and it reads each element where it writes it. ONNX
-    Runtime does not know that both are one memory: it neither reorders nor copies for it.
+    This is safe if only the node that computes the new contents reads the input, and reads each element where it writes
+    it. ONNX Runtime does not know that both are the same memory: it neither reorders nor copies for this.
     """
     inputs = {feed.index: value for feed, value in zip(feeds, graph.model.graph.inputs, strict=True)}
     safe: set[int] = set()
@@ -34,7 +34,7 @@ def safe_in_place(graph: OnnxGraph, feeds: Sequence[Feed], writes: Sequence[int 
 
 
 def with_initialisers(graph: OnnxGraph, names: Sequence[str]) -> bytes:
-    """Return the model with some inputs as initialisers. Their contents are given to the session separately."""
+    """Return the model with the inputs ``names`` as initialisers, whose contents the session gets separately."""
     from onnx import ModelProto, TensorProto
 
     model = ModelProto.FromString(graph.to_bytes())

@@ -52,18 +52,18 @@ class OrtOptions(EngineOptions):
     """Options of one compilation.
 
     providers: execution providers in order of preference: a list, or text with commas or semicolons.
-    provider_options: provider -> its own options, as ONNX Runtime documents them.
+    provider_options: maps a provider to the provider's own options, as ONNX Runtime documents them.
     graph_optimization: how far ONNX Runtime rewrites the graph: ``disable``, ``basic``, ``extended`` or ``all``.
-    intra_op_threads: threads inside an op; 0 takes as many as torch has.
-    inter_op_threads: threads for ops side by side if execution_mode is ``parallel``; 0 leaves it to ONNX Runtime.
+    intra_op_threads: threads of one op; 0: as many as torch has.
+    inter_op_threads: threads that run ops side by side if execution_mode is ``parallel``; 0: ONNX Runtime decides.
     execution_mode: ``sequential`` or ``parallel``.
     weights: ``shared`` passes torch's own memory to every run. ``constant`` builds weights into the session, which
-        copies them and may fold and repack them; a changed weight makes a new session. Empty is ``shared`` if the CPU
-        provider is the only one, else ``constant``, since other providers compile weights in.
+        copies them and may fold and repack them; if a weight changes, a new session is made. Empty: ``shared`` if only
+        the CPU provider is chosen, else ``constant``, since other providers compile weights in.
     accuracy_level: how products with 4-bit weights may round their input, in MatMulNBits' numbers: 0 and 1 keep
         float32, 4 takes 8 bits; 2 (float16) and 3 (bfloat16) are for other providers.
     ep_context: folder of compiled models (ONNX Runtime's EP context models), written at the first compilation and
-        loaded by later ones; needs a provider that writes it.
+        loaded by later ones. It needs a provider that writes such models.
     """
 
     providers: tuple[str, ...] = option((CPU,), _providers)

@@ -1,4 +1,4 @@
-"""A function as a model, and its session at run time. Sessions read inputs and write results in torch's memory."""
+"""A function as an ONNX model, and the run of its session, which reads and writes torch's memory."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -27,9 +27,9 @@ from dlinfer.vendor.onnxruntime.translations.packed import packed_inputs
 
 
 class OrtLowered(Lowered):
-    """A function as an ONNX model, with contiguous views of weights as feeds.
+    """A function converted to an ONNX model. Contiguous views of weights are feeds of the model.
 
-    in_place: indices of written inputs whose memory the session may use for the results.
+    in_place: indices of inputs that the function writes and whose memory the session may use for the results.
     """
 
     placement = "session"
@@ -52,7 +52,7 @@ class OrtLowered(Lowered):
             raise RefusedError(fault)  # before weights exist
 
     def check(self, inputs: Sequence[Any]) -> None:
-        """Raise RefusedError for operands without elements that ONNX Runtime would compute wrongly."""
+        """Raise RefusedError for operands without elements if ONNX Runtime would compute the call wrongly."""
         self._check_empty(inputs)
 
     def compile(self, weights: tuple[Tensor, ...]) -> Executable:
@@ -72,13 +72,13 @@ class OrtLowered(Lowered):
 
 
 def _packed(function: Function) -> list[int]:
-    """Return the indices of the inputs that are built in whatever the options say."""
+    """Return the indices of inputs that are packed weights. A session always builds them in, whatever the options."""
     packed = packed_inputs(function.graph_module.graph)
     return [index for index in function.weights if function.inputs[index] in packed]
 
 
 def _doubting(run: Executable) -> Executable:
-    """Return a run that raises RefusedError if the last result, the doubt, is true."""
+    """Return ``run`` without its last result, the doubt. If the doubt is true, raise RefusedError."""
 
     def checked(*inputs: Any) -> Sequence[Tensor]:
         *values, doubt = run(*inputs)
@@ -92,18 +92,18 @@ def _doubting(run: Executable) -> Executable:
 _OF_INDICES = re.compile("out of data bounds|out of bounds|invalid indice|must be within the inclusive range")
 
 _NOWHERE = torch.empty(1)
-"""The address of tensors without elements: torch gives them none, and ONNX Runtime needs one."""
+"""The address for tensors without elements. torch gives them none, but ONNX Runtime needs one."""
 
 
 @dataclass
 class _Binding:
-    """An io binding, with the address and sizes bound to each name. One call uses it at a time."""
+    """An io binding, and the address and sizes that are bound to each name. Only one call uses it at a time."""
 
     binding: Any
     bound: dict[str, tuple[int, torch.Size]] = field(default_factory=dict)
 
     def bind(self, bind: Callable[..., None], name: str, tensor: Tensor) -> None:
-        """Bind a tensor if it has changed: binding takes microseconds, comparing a fraction of one."""
+        """Bind a tensor unless its address and sizes are already bound: binding takes microseconds, comparing less."""
         place = (tensor.data_ptr() or _NOWHERE.data_ptr(), tensor.shape)
         if self.bound.get(name) != place:
             bind(name, "cpu", 0, onnx_type(tensor.dtype), list(tensor.shape), place[0])
@@ -111,11 +111,11 @@ class _Binding:
 
 
 class SessionRun:
-    """Callable: takes a function's inputs and returns its outputs. Threads may call it at once.
+    """Takes a function's inputs and returns its outputs. Several threads may call it at the same time.
 
-    feeds: name in the model -> function from the inputs to the value. names: of the outputs. memory: allocates the
-    outputs of a call. in_place: outputs may be memory of the inputs, so torch cannot repeat a call. Raises
-    WrongInputError for an index out of bounds, and ONNX Runtime's own errors.
+    feeds: maps a name in the model to a function from the inputs to the value. names: the outputs' names. memory:
+    allocates the outputs of a call. in_place: whether outputs may share the inputs' memory, so that torch cannot repeat
+    a failed call. Raises WrongInputError for an index out of bounds, and ONNX Runtime's own errors.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Inference sessions of ONNX Runtime, with explicit providers. A session that passes over a provider is refused."""
+"""Inference sessions of ONNX Runtime with explicit providers. If a session leaves out a provider, it is refused."""
 
 import functools
 import hashlib
@@ -21,11 +21,11 @@ ENGINE = "onnxruntime"
 
 
 _WRONG_REWRITES = ["NoopElimination"]
-"""Rewrites of ONNX Runtime that change results: x + 0 is not x where x is -0.0."""
+"""Optimizers of ONNX Runtime that change results. NoopElimination drops x + 0, but -0.0 + 0 is 0.0."""
 
 
 class SessionRefusedError(RefusedError):
-    """ONNX Runtime does not take a model; the text is its reason."""
+    """ONNX Runtime does not take a model. The message is its reason."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"ONNX Runtime: {reason}")
@@ -60,11 +60,11 @@ def make_session(
 ) -> Any:
     """Return an ``onnxruntime.InferenceSession``.
 
-    weights: initialisers that the model names but does not hold; ONNX Runtime copies them. policy: the fallback policy
+    weights: initialisers that the model names but does not hold, which ONNX Runtime copies. policy: the fallback policy
     for nodes that a chosen provider leaves to the CPU provider.
 
-    Raises SessionRefusedError, ProviderUnavailableError and ProviderFallbackError; CompileOptionError if no provider
-    wrote the EP context that was asked for.
+    Raises SessionRefusedError, ProviderUnavailableError, ProviderFallbackError, and CompileOptionError if the options
+    ask for an EP context and no provider wrote it.
     """
     import onnxruntime
 
@@ -96,7 +96,7 @@ def make_session(
 
 
 def why_refused(model: bytes) -> str | None:
-    """Return why the CPU provider's kernels do not take a model, or None."""
+    """Return why the CPU provider cannot run a model, for example for lack of a kernel; None if it can."""
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
@@ -112,7 +112,7 @@ def why_refused(model: bytes) -> str | None:
 
 @functools.cache
 def ort_errors() -> tuple[type[Exception], ...]:
-    """Return the classes of ONNX Runtime's exceptions, which have no common base."""
+    """Return the classes of ONNX Runtime's exceptions. They have no common base class."""
     state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
     classes = (value for value in vars(state).values() if isinstance(value, type))
     return tuple(kind for kind in classes if issubclass(kind, Exception))
@@ -164,7 +164,7 @@ def _refuse_dropped(session: Any, options: OrtOptions) -> None:
 
 
 def _settle_fallback(session: Any, options: OrtOptions, policy: str) -> None:
-    """Apply the policy to nodes that run on a CPU provider that nobody asked for."""
+    """Apply the fallback policy to nodes that run on the CPU provider although the options do not name it."""
     if CPU in options.providers:
         return
     nodes = [
@@ -191,7 +191,7 @@ def _settle_fallback(session: Any, options: OrtOptions, policy: str) -> None:
 
 
 def _context_file(model: bytes, options: OrtOptions, weights: Mapping[str, torch.Tensor]) -> Path | None:
-    """Return the path of the compiled form of this model with these weights."""
+    """Return the path of the file for this model compiled with these weights; None without ``ep_context``."""
     if options.ep_context is None:
         return None
     apart = ("ep_context", "intra_op_threads", "inter_op_threads")  # where it lies, and how it is run

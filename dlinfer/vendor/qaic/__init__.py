@@ -1,6 +1,6 @@
 """Qualcomm Cloud AI: the SDK's Session API, and the graph engine ``qaic``.
 
-``from dlinfer.vendor.qaic import Session``. Without the SDK it runs .onnx models on ONNX Runtime.
+``from dlinfer.vendor.qaic import Session`` imports the API. Without the SDK, a Session runs .onnx on ONNX Runtime.
 """
 
 from typing import Any

@@ -4,7 +4,7 @@ from dlinfer.errors import DlinferError
 
 
 class QaicOptionError(DlinferError, ValueError):
-    """An option or argument of a qaic Session does not exist or does not take the value."""
+    """An option or argument of a qaic Session does not exist, or its value is not allowed."""
 
     message = "qaic Session: {option}={given!r} is not valid. Expected {expected}."
     next_step = "docs/vendors/qaic.md lists the options."
@@ -32,7 +32,7 @@ class QaicCompileError(DlinferError, RuntimeError):
 
 
 class QaicInputError(DlinferError, ValueError):
-    """The model does not take the inputs of a run."""
+    """The inputs of a run do not fit the model."""
 
     message = "qaic Session: input {name!r}: expected {expected}, given {given}."
     next_step = "session.model_input_shape_dict() says what the model takes; nothing is converted silently."
@@ -46,7 +46,7 @@ class QaicRunError(DlinferError, RuntimeError):
 
 
 class QaicMetricsError(DlinferError, RuntimeError):
-    """A Session that takes no measurements was asked for them."""
+    """Measurements were asked of a Session that does not take any."""
 
     message = "{call} has nothing to show: the Session was made without {needed}."
     next_step = "make the Session with that option."

@@ -7,7 +7,7 @@ RANKS = {"P25": "25%", "P50": "50%", "P75": "75%", "P90": "90%", "P99": "99%"}
 
 
 def text(metrics: Mapping[str, Any]) -> str:
-    """Return the metrics in the words and order of Qualcomm's sample output: the average twice, and no P999."""
+    """Return the metrics in the words and order of Qualcomm's sample output: with the average twice, without P999."""
     average = f"Average latency / inference time observed is {metrics['avg_latency']} s"
     return "\n".join(
         [

@@ -14,7 +14,7 @@ QPC_NAME = "programqpc.bin"  # the compiler's file in its folder
 
 @dataclass(frozen=True)
 class ModelFile:
-    """An existing file. onnx: a model to compile. qpc: a compiled program container."""
+    """An existing file, of kind ``onnx`` (a model to compile) or ``qpc`` (a compiled program container)."""
 
     path: Path
     kind: Literal["onnx", "qpc"]
@@ -23,7 +23,7 @@ class ModelFile:
 def locate(model_path: Any) -> ModelFile:
     """Return the file behind ``model_path``: an .onnx, a .bin, a pattern (``model_qpc/*.bin``) or a folder with a QPC.
 
-    Its path is absolute. Raises QaicModelError if there is no file, or more than one.
+    The returned path is absolute. Raises QaicModelError if there is no such file, or if a pattern fits more than one.
     """
     if not isinstance(model_path, (str, Path)) or not str(model_path):
         raise QaicModelError(
@@ -49,9 +49,9 @@ def locate(model_path: Any) -> ModelFile:
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """Facts of an .onnx, read without its weights.
+    """Facts about an .onnx model, read without its weights.
 
-    symbols: names of sizes of its inputs. of_any_rank: inputs and outputs without a shape.
+    symbols: the names of symbolic input sizes. of_any_rank: names of inputs and outputs that have no shape.
     weights_beside: whether weights are in external files.
     """
 
@@ -61,7 +61,7 @@ class GraphFacts:
 
 
 def facts_of(model: ModelFile) -> GraphFacts | None:
-    """Return facts of a model; None without onnx, and for a file that is no model, which a compiler refuses later."""
+    """Return facts about a model. None: onnx is not installed, or the file is no model, and a compiler refuses it."""
     try:
         import onnx
     except ImportError:
@@ -81,7 +81,7 @@ def facts_of(model: ModelFile) -> GraphFacts | None:
 
 
 def check_symbols(model: ModelFile, options: Mapping[str, Any]) -> None:
-    """Raise QaicOptionError if ``onnx_define_symbol`` names a symbol that no input of the model has."""
+    """Raise QaicOptionError if ``onnx_define_symbol`` names a symbol that is no input size of the model."""
     defined = options.get("onnx_define_symbol")
     facts = facts_of(model) if defined else None
     if facts is None:

@@ -8,14 +8,14 @@ from typing import Any
 from dlinfer.runtime.session.profiles import PROFILER
 
 KEPT_RUNS = 1000
-"""The most profiled runs. Later runs are only timed, so that a long-lived session does not grow."""
+"""Only this many runs are profiled. Later runs are only timed, so that a long-lived Session does not grow."""
 
 HEADER = "|  File-Line-Function  | |  num calls  | |  func time  | |  tot time  |"
 
 
 @dataclass(frozen=True)
 class CallRow:
-    """One function in one run: its place, calls, seconds in itself, seconds with its callees."""
+    """A function in one profiled run: its number of calls, and its seconds without and with its callees."""
 
     where: tuple[str, int, str]
     calls: int
@@ -24,13 +24,13 @@ class CallRow:
 
 
 class Profiler:
-    """Profiles one run at a time; threads of all sessions wait for each other."""
+    """Profiles one run at a time: runs of all Sessions wait for each other."""
 
     def __init__(self) -> None:
         self.runs: list[list[CallRow]] = []
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the function's result. Its profile is appended to ``runs``."""
+        """Call a function and return its result. The profile of the call is appended to ``runs``."""
         with PROFILER:
             if len(self.runs) < KEPT_RUNS:
                 profile = cProfile.Profile()
@@ -48,7 +48,7 @@ def _rows(profile: Any) -> list[CallRow]:
 
 
 def text(runs: Sequence[Sequence[CallRow]]) -> str:
-    """Return the table of each run, in the form of Qualcomm's sample output: lines with empty ones between."""
+    """Return a table for each run, in the form of Qualcomm's sample output, with an empty line between lines."""
     lines: list[str] = []
     for rows in runs:
         lines.append(HEADER)

@@ -19,7 +19,7 @@ ADVICE = (
 
 
 def compiler() -> Path | None:
-    """Return the SDK's compiler: on PATH, else where the SDK installs it."""
+    """Return the path of the SDK's compiler, found on PATH or in the SDK's folder; None if there is none."""
     for name in COMPILERS:
         path = shutil.which(name) or shutil.which(name, path=str(EXEC))
         if path:
@@ -28,7 +28,7 @@ def compiler() -> Path | None:
 
 
 def missing(*, compiling: bool) -> list[str]:
-    """Return what a card's Session lacks here, in words. Cheap: imports nothing."""
+    """Return descriptions of what this machine lacks to run a Session on a card. Nothing is imported, so it is fast."""
     lacking = []
     if platform.machine() not in ("x86_64", "AMD64"):
         lacking.append(f"the SDK runs on x86-64 only, and this machine is {platform.machine()}")
@@ -40,7 +40,7 @@ def missing(*, compiling: bool) -> list[str]:
 
 
 def require(what: str, *, compiling: bool) -> None:
-    """Raise QaicUnavailableError that lists everything missing."""
+    """Raise QaicUnavailableError if anything is missing. Its message lists all that is missing."""
     lacking = missing(compiling=compiling)
     if lacking:
         raise QaicUnavailableError(what=what, missing="; ".join(lacking), advice=ADVICE)

@@ -1,7 +1,7 @@
 """``Session``: Qualcomm's documented inference API, on a card or, without one, on ONNX Runtime.
 
-It follows "class Session" in Qualcomm's Cloud AI SDK user guide. docs/vendors/qaic.md lists our decisions where the
-guide contradicts itself. docs/vendors/vendor_documents.md lists the tests of each call.
+The class follows "class Session" in Qualcomm's Cloud AI SDK user guide. docs/vendors/qaic.md lists our decisions where
+the guide contradicts itself. docs/vendors/vendor_documents.md lists the tests of each call.
 """
 
 import time
@@ -26,16 +26,15 @@ NUM_INFERENCES = 40
 
 
 class Session:
-    """A compiled model, ready to run; threads may call ``run`` at once.
+    """A compiled model, ready to run. Several threads may call ``run`` at the same time.
 
     model_path: an .onnx, which is compiled now; a compiled QPC (.bin); a pattern that matches one file; or a folder
-    with
-        a programqpc.bin.
+        with a programqpc.bin.
     backend: ``aic`` (the default), a card with Qualcomm's SDK, or ``onnxruntime``, this CPU.
     options_path: a YAML file of options; keywords override its keys.
-    options: see ``options/table.py``. The fallback policy decides about options without effect on a backend.
+    options: see ``options/table.py``. If an option has no effect on the backend, the fallback policy applies.
 
-    Raises QaicModelError, QaicOptionError, QaicCompileError; QaicUnavailableError, which lists what the SDK lacks.
+    Raises QaicModelError, QaicOptionError, QaicCompileError, and QaicUnavailableError, which lists what the SDK lacks.
     """
 
     def __init__(
@@ -57,20 +56,20 @@ class Session:
 
     @property
     def model_input_shape_dict(self) -> ShapeDict:
-        """name -> (shape, numpy dtype) of the inputs. A size that no option defines is its symbol's name."""
+        """Maps each input's name to its shape and numpy dtype. Sizes that no option defines are symbols' names."""
         return ShapeDict.of(self._backend.inputs)
 
     @property
     def model_output_shape_dict(self) -> ShapeDict:
-        """name -> (shape, numpy dtype) of the outputs."""
+        """Maps each output's name to its shape and numpy dtype."""
         return ShapeDict.of(self._backend.outputs)
 
     def backend_options(self) -> dict[str, Any]:
-        """Return the options that may change after creation, with their values."""
+        """Return the options that may change after creation, and their present values."""
         return self._backend.settable()
 
     def update_backend_options(self, **options: Any) -> None:
-        """Change some ``backend_options``. Raises QaicOptionError, and then changes none."""
+        """Change options that ``backend_options`` lists. If one is refused, raises QaicOptionError and changes none."""
         changed = self._options.changes(options)
         self._backend.update(changed)
         self._options.update(changed)
@@ -78,15 +77,15 @@ class Session:
     # --- running
 
     def setup(self) -> None:
-        """Load the network to the device; otherwise the first ``run`` does."""
+        """Load the network to the device now, instead of in the first ``run``."""
         self._backend.load()
 
     def reset(self) -> None:
-        """Release all device resources. The next ``setup`` or ``run`` takes them again."""
+        """Release all device resources. The next ``setup`` or ``run`` allocates them again."""
         self._backend.release()
 
     def run(self, input_dict: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Run the model: input name -> array, to output name -> array. Raises QaicInputError, QaicRunError."""
+        """Run the model on arrays by input name; return arrays by output name. Raises QaicInputError, QaicRunError."""
         check_inputs(input_dict, self._inputs, self._backend.defaults)
         if self._metrics is None:
             return self._backend.run(input_dict)
@@ -104,12 +103,12 @@ class Session:
         inf_time: float | None = None,
         input_dict: Mapping[str, np.ndarray] | None = None,
     ) -> tuple[int, float, float, int]:
-        """Return (inferences completed, inferences a second, seconds, batch size), timing the inferences alone.
+        """Return the inferences completed, the inferences a second, the seconds and the batch size.
 
-        num_inferences: the number of inferences, by default 40. inf_time: alternatively, the number of seconds.
-        input_dict: as for ``run``; random by default, with 1 for each size without a number.
-            The metrics do not include these runs.
-        Raises QaicOptionError if both limits are given, QaicInputError, QaicRunError.
+        num_inferences: the number of inferences, by default 40. inf_time: a number of seconds to run instead.
+        input_dict: as in ``run``. By default the inputs are random, and sizes that are not numbers are 1. Only
+            inferences are timed, and the metrics do not include them.
+        Raises QaicOptionError if num_inferences and inf_time are both given, QaicInputError, QaicRunError.
         """
         if num_inferences is not None and inf_time is not None:
             both = {"num_inferences": num_inferences, "inf_time": inf_time}
@@ -134,7 +133,7 @@ class Session:
     # --- what it took
 
     def get_metrics(self) -> dict[str, Any]:
-        """Return count, percentiles, sum and mean of the latencies of ``run`` in seconds, as ``Metrics.summary`` does.
+        """Return count, percentiles, sum and mean of the latencies of ``run``, in seconds (see ``Metrics.summary``).
 
         Raises QaicMetricsError unless enable_metrics or enable_profiling is True.
         """
@@ -143,11 +142,11 @@ class Session:
         return self._metrics.summary()
 
     def print_metrics(self) -> None:
-        """Print the metrics of ``get_metrics`` in eleven lines. Raises QaicMetricsError as ``get_metrics`` does."""
+        """Print the metrics of ``get_metrics`` in eleven lines. Raises QaicMetricsError if there are none."""
         print(metrics_text.text(self.get_metrics()))
 
     def print_profile_data(self, n: int) -> None:
-        """Print the functions that each of the first ``n`` runs called. Raises QaicMetricsError, QaicOptionError."""
+        """Print which functions each of the first ``n`` runs called. Raises QaicMetricsError, QaicOptionError."""
         if self._profiler is None:
             raise QaicMetricsError(call="print_profile_data", needed="enable_profiling=True")
         if type(n) is not int or n < 1:

@@ -11,7 +11,7 @@ from dlinfer.vendor.qaic.errors import QaicInputError
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Shape and type of an input or output. A size without a number is the name of its symbol, or None.
+    """Shape and type of an input or output. A size that is not a number is its symbol's name, or None without a name.
 
     shape: None if the model does not say how many dimensions there are.
     """
@@ -21,12 +21,12 @@ class TensorInfo:
 
     @property
     def is_open(self) -> bool:
-        """Whether arrays of several sizes fit."""
+        """Whether arrays of different shapes are allowed."""
         return self.shape is None or not all(isinstance(size, int) for size in self.shape)
 
 
 def sizes_of(shape: Sequence[Any]) -> tuple[int | str | None, ...]:
-    """Parse the shape in a model or a package. Text without a letter ("?") and -1 name no symbol: each becomes None."""
+    """Return sizes as numbers, names of symbols, or None. -1 and text without a letter, such as "?", name no symbol."""
     return tuple(_size(size) for size in shape)
 
 
@@ -37,10 +37,10 @@ def _size(size: Any) -> int | str | None:
 
 
 class ShapeDict(dict[str, tuple[tuple[int | str | None, ...] | None, np.dtype[Any]]]):
-    """name -> (shape, type).
+    """Maps a name to a shape and a type. It can be used as a dict and as a method that returns it.
 
     Qualcomm's user guide calls ``session.model_input_shape_dict()``, its samples read
-    ``session.model_input_shape_dict["data"]``; this class serves both.
+    ``session.model_input_shape_dict["data"]``.
     """
 
     def __call__(self) -> "ShapeDict":
@@ -48,7 +48,7 @@ class ShapeDict(dict[str, tuple[tuple[int | str | None, ...] | None, np.dtype[An
 
     @classmethod
     def of(cls, infos: Mapping[str, TensorInfo]) -> "ShapeDict":
-        """Return the shapes of all inputs, or of all outputs."""
+        """Return the shapes and types in ``infos`` by name."""
         return cls({name: (info.shape, info.dtype) for name, info in infos.items()})
 
 
@@ -96,9 +96,8 @@ def _text(info: TensorInfo, sizes: Mapping[str, int] | None = None) -> str:
 
 
 def random_inputs(infos: Mapping[str, TensorInfo]) -> dict[str, np.ndarray]:
-    """Return random arrays for all inputs; a size without a number is 1. Raises QaicInputError for an unknown rank.
-
-    Floats are normal. Integers are 0 or 1, which is a row of any embedding and a value of any mask.
+    """Return random arrays for all inputs; sizes that are not numbers are 1. Raises QaicInputError for an unknown rank.
+    Floats are normally distributed. Integers are 0 or 1, which are valid for embeddings and masks.
     """
     generator = np.random.default_rng()
     arrays: dict[str, np.ndarray] = {}
@@ -115,6 +114,6 @@ def random_inputs(infos: Mapping[str, TensorInfo]) -> dict[str, np.ndarray]:
 
 
 def batch_size(inputs: Mapping[str, np.ndarray]) -> int:
-    """Return the first size of the first input; 1 if it is a scalar or missing."""
+    """Return the first size of the first input; 1 if the input is a scalar or if there are no inputs."""
     first = next(iter(inputs.values()), None)
     return int(first.shape[0]) if first is not None and first.ndim else 1

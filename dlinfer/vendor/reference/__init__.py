@@ -1,6 +1,6 @@
-"""The reference as a vendor: the ops' own bodies in plain torch, on any device, needing nothing.
+"""The reference as a vendor: the ops' own bodies in plain torch, which run on any device and need no other package.
 
-Slow and simple on purpose; it is the oracle that other vendors are compared with.
+It is slow and simple on purpose. Other vendors' results are compared with the reference's.
 """
 
 from collections.abc import Mapping

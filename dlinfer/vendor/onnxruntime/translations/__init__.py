@@ -1,1 +1,1 @@
-"""Translations to ONNX Runtime's own ops, used when these are faster or the standard ops are wrong."""
+"""Translations to ONNX Runtime's own ops, used where these are faster, or where the standard ops are wrong."""

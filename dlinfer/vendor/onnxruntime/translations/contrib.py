@@ -1,4 +1,4 @@
-"""Translations to ONNX Runtime's own ops that replace many standard nodes by one."""
+"""Translations to ONNX Runtime's own ops. One such op replaces many standard nodes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ OPSET = 20
 
 
 def table() -> Mapping[Any, Any]:
-    """Return translations by op, which override the standard ones."""
+    """Return a mapping from ops to translations, which take precedence over the standard ones."""
     return extremes.TABLE | {
         experts: experts,
         packed.product: packed.product,
@@ -39,7 +39,7 @@ def table() -> Mapping[Any, Any]:
 
 
 def rms_norm(x: Any, weight: Any, eps: float) -> Any:
-    """Write SimplifiedLayerNormalization, for float32 only: its float64 kernel computes the mean in float32."""
+    """Write SimplifiedLayerNormalization if x is float32; its float64 kernel computes the mean in float32 only."""
     if not is_type(x, "FLOAT"):
         return norm.rms_norm(x, weight, eps)
     return contrib_ops.simplified_layer_norm(x, weight, eps)
@@ -54,13 +54,13 @@ def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, A
 
 
 def sign(self: Any) -> Any:
-    """Write -1, 0 or 1; 0 for NaN."""
+    """Write the sign: -1, 0 or 1, and 0 for NaN."""
     zero, more, less = number(0, self), number(1, self), number(0 if is_type(self, "UINT8") else -1, self)
     return op.Where(op.Greater(self, zero), more, op.Where(op.Less(self, zero), less, zero))
 
 
 def linear_of(input: Any = None, weight: Any = None, bias: Any = None, x: Any = None) -> Any:
-    """Write FusedMatMul, which reads a weight in torch's layout."""
+    """Write FusedMatMul, which reads a weight as torch stores it, without a transpose."""
     values = x if input is None else input
     empty = any(size(values, dim) == 0 for dim in range(rank(values)))
     if empty or rank(values) == 2 or not is_type(values, "FLOAT", "DOUBLE"):
@@ -74,7 +74,7 @@ def linears(x: Any, weights: Sequence[Any], biases: Sequence[Any]) -> list[Any]:
 
 
 def scores(query: Any, key: Any, scale: float, dims: int) -> Any:
-    """Write the products of queries and keys without transposing them first."""
+    """Write the products of queries and keys, without transposing the keys first."""
     if not is_type(key, "FLOAT", "DOUBLE"):
         return attention.plain_scores(query, key, scale, dims)
     return contrib_ops.fused_mat_mul(query, key, trans_b=True, alpha=scale)

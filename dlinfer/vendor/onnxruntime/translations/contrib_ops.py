@@ -1,6 +1,6 @@
-"""ONNX Runtime's own ops for translations: only those in use, with the parameters in use.
+"""ONNX Runtime's own ops for translations: only the ops and parameters that are in use.
 
-onnxscript knows the ops of ONNX alone. It takes these by schemas that check no types.
+onnxscript knows only ONNX's ops. The schemas here let it take the others, without checks of types.
 """
 
 import functools
@@ -11,17 +11,17 @@ DOMAIN = "com.microsoft"
 
 
 def fused_mat_mul(a: Any, b: Any, *, trans_b: bool = False, alpha: float = 1.0) -> Any:
-    """alpha * a @ b, for float and double. trans_b: transpose the last two dimensions of b."""
+    """Write alpha * a @ b, for float and double. trans_b: transpose the last two dimensions of b."""
     return _call("FusedMatMul", (a, b), 1, transB=int(trans_b), alpha=alpha)
 
 
 def simplified_layer_norm(x: Any, scale: Any, eps: float) -> Any:
-    """RMS norm over the last dimension; ONNX Runtime keeps it in ONNX's own domain."""
+    """Write an RMS norm over the last dimension. ONNX Runtime keeps this op in ONNX's own domain."""
     return _call("SimplifiedLayerNormalization", (x, scale), 1, domain="", axis=-1, epsilon=eps, stash_type=1)
 
 
 def skip_simplified_layer_norm(x: Any, skip: Any, scale: Any, eps: float) -> tuple[Any, Any]:
-    """(RMS norm of x + skip over the last dimension, that sum), of 2 or 3 dimensions."""
+    """Write x + skip and its RMS norm over the last dimension; return the norm, then the sum. x: 2 or 3 dimensions."""
     results = _call("SkipSimplifiedLayerNormalization", (x, skip, scale), 4, epsilon=eps)
     return results[0], results[3]
 
@@ -36,8 +36,9 @@ def mat_mul_n_bits(
     block: int,
     accuracy_level: int,
 ) -> Any:
-    """a @ b.T with 4-bit b, in float32. b: uint8 [out, blocks, block / 2]. scales: float32 [out, blocks]. zero_points:
-    uint8 [out, blocks / 2], rounded up, or None for 8. accuracy_level: see ``OrtOptions``.
+    """Write a @ b.T in float32, with 4-bit b. b: uint8 [out, blocks, block / 2]. scales: float32 [out, blocks].
+
+    zero_points: uint8 [out, blocks / 2], rounded up; None: all are 8. accuracy_level: see ``OrtOptions``.
     """
     operands = (a, b, scales) if zero_points is None else (a, b, scales, zero_points)
     return _call(

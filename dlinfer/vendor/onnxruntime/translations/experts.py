@@ -1,8 +1,8 @@
 """Mixture of experts with separate weights: only chosen experts run, and no weight is copied.
 
 torch's layer stacks the weights of all experts. ONNX Runtime would have to copy an expert out of the stack at each
-call, but a session takes each expert's matrix as a view of the stack. Its own op MoE needs the rows of gate and up
-interleaved, which would be a second copy of all experts.
+call, but a session's input can be a view of the stack: one expert's matrix. ONNX Runtime's op MoE needs the rows of
+gate and up interleaved, which would be a second copy of all experts.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,7 +21,7 @@ _aten = torch.ops.aten
 
 
 def split_experts(graph: fx.Graph, weights: Collection[fx.Node]) -> None:
-    """Split the stacks among ``weights`` into each expert's matrices. Changes the graph."""
+    """Split stacks of expert weights into one matrix for each expert, if ``weights`` has them. Changes the graph."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.dlinfer.fused_moe.default):
         call = arguments(node)
         stacks = (call["gate_up_weights"], call["down_weights"])
@@ -49,7 +49,7 @@ def _matrix(graph: fx.Graph, stack: fx.Node, index: int) -> fx.Node:
 def experts(
     x: Any, gate_ups: Sequence[Any], downs: Sequence[Any], topk_weights: Any, topk_ids: Any, renormalize: bool
 ) -> Any:
-    """Write the layer in ONNX: for each expert its tokens, its two products, and their addition to the result."""
+    """Write the layer in ONNX. For each expert: gather its tokens, compute two products, add them to the result."""
     weights = token_weights(x, topk_weights, renormalize)
     known = op.Constant(value_ints=list(range(len(gate_ups))))
     behind = op.Where(op.Less(topk_ids, number(0, topk_ids)), number(BEHIND, topk_ids), topk_ids)

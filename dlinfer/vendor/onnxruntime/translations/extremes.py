@@ -1,6 +1,6 @@
-"""Extremes and their indices with NaN, which ONNX Runtime ignores.
+"""Extremes and their indices for operands with NaN, which ONNX Runtime's ops ignore.
 
-As in torch, NaN is larger than all numbers in sorting, and the maximum or minimum of NaN and numbers is the first NaN.
+As in torch, sorting treats NaN as the largest value. If an operand has NaN, its maximum and minimum are the first NaN.
 """
 
 import math
@@ -17,7 +17,7 @@ _aten = torch.ops.aten
 
 
 def amax(self: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
-    """Reduce ``dim``, or all dimensions if it is empty."""
+    """Write the maximum over ``dim``, or over all dimensions if ``dim`` is empty."""
     return _with_nan(extremes.amax(self, dim, keepdim), self, dim, keepdim)
 
 
@@ -31,7 +31,7 @@ def aminmax(self: Any, dim: int | None = None, keepdim: bool = False) -> tuple[A
 
 
 def _of_dim(extreme: Any, name: str) -> Any:
-    """Return a translation to (extreme along a dimension, its index)."""
+    """Return a translation. It writes the extreme along a dimension, and its index."""
 
     def translate(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
         return extreme(self, (dim,), keepdim), _place(name, self, dim, keepdim)
@@ -40,7 +40,7 @@ def _of_dim(extreme: Any, name: str) -> Any:
 
 
 def topk(self: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Any, Any]:
-    """Sort with infinity for NaN, and the largest float32 for infinity."""
+    """Write TopK with a sort key that is infinity for NaN, and the largest float32 for infinity."""
     count = op.Constant(value_ints=[k]) if isinstance(k, int) else op.Reshape(k, op.Constant(value_ints=[1]))
     if rank(self) == 0:
         return op.Identity(self), op.Constant(value_int=0)
@@ -54,7 +54,7 @@ def topk(self: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = 
 
 
 def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
-    """Clamp between two tensors; NaN if any of the three is, and x where it equals a bound: zeros have signs."""
+    """Write a clamp between two tensors. If x or a bound is NaN, so is the result. If x equals a bound, it is x."""
     result = self
     if _is_float(self):
         half = is_type(self, "FLOAT16")  # ONNX Runtime does not compare it
@@ -73,7 +73,7 @@ def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def clamp_by_numbers(self: Any, min: Any = None, max: Any = None) -> Any:
-    """Clamp between two numbers. Clip with only one bound would make infinity the largest finite number."""
+    """Write a clamp between two numbers. Clip with one bound would turn infinity into the largest finite number."""
     if not all(bound is None or isinstance(bound, (int, float)) for bound in (min, max)):
         raise Untranslated("a bound that is known at run time only")
     if not _is_float(self) and any(isinstance(bound, float) for bound in (min, max)):
@@ -107,7 +107,7 @@ def _with_nan(extreme: Any, x: Any, dim: Sequence[int], keepdim: bool) -> Any:
 
 
 def _place(name: str, self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    """Return the index of the extreme along a dimension, or in the flattened tensor."""
+    """Write the index of the extreme along a dimension or, if ``dim`` is None, in the flattened tensor."""
     x = self
     if rank(x) == 0:
         return op.Constant(value_int=0)

@@ -1,4 +1,4 @@
-"""Sigmoid and its relatives, written with Exp: ONNX Runtime's kernels Sigmoid and QuickGelu return 0 below -18."""
+"""Sigmoid and the functions based on it, written with Exp: ONNX Runtime's Sigmoid and QuickGelu return 0 below -18."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ from dlinfer.graph.onnx.translations.writing import number, op, wide
 
 
 def sigmoid(self: Any) -> Any:
-    """1 / (1 + exp(-x)), at least in float32: exp(12) is infinite in float16."""
+    """Write 1 / (1 + exp(-x)), in float32 or wider, because exp(12) is infinite in float16."""
     x, cast = wide(self)
     result = op.Reciprocal(_one_and_exp(x, self))
     return op.CastLike(result, self) if cast else result
 
 
 def silu(self: Any) -> Any:
-    """x / (1 + exp(-x)), at least in float32."""
+    """Write x / (1 + exp(-x)), in float32 or wider."""
     x, cast = wide(self)
     result = op.Div(x, _one_and_exp(x, self))
     return op.CastLike(result, self) if cast else result
@@ -24,14 +24,14 @@ def silu_mul(gate: Any, up: Any) -> Any:
 
 
 def silu_and_mul(x: Any) -> Any:
-    """``silu_mul`` of the two halves of the last dimension."""
+    """Write ``silu_mul`` of the two halves of the last dimension."""
     gate, up = op.Split(x, axis=-1, num_outputs=2)
     gate.dtype = x.dtype
     return silu_mul(gate, up)
 
 
 def glu(self: Any, dim: int = -1) -> Any:
-    """The first half of a dimension times the sigmoid of the second."""
+    """Write the first half of a dimension times the sigmoid of the second half."""
     values, gate = op.Split(self, axis=dim, num_outputs=2)
     gate.dtype = self.dtype
     return op.Mul(values, sigmoid(gate))

@@ -1,8 +1,8 @@
 """Linear layers with packed 4-bit weights, by ONNX Runtime's MatMulNBits.
 
-Its layout is not AWQ's: a row of the weight is one output, in blocks of a power of two. A weight is repacked once, when
-a session is made, and built into it: MatMulNBits widens a weight that is fed at each call (34 ms instead of 0.4 for
-2048 x 5632 and one token, measured with AVX-512).
+MatMulNBits does not take AWQ's layout. It wants one row for each output, in blocks whose size is a power of two. So a
+weight is repacked once, and built into the session. If the weight were an input instead, MatMulNBits would widen it at
+each call (34 ms instead of 0.4 for 2048 x 5632 and one token, measured with AVX-512).
 """
 
 from collections.abc import Collection
@@ -27,7 +27,7 @@ _FLOAT, _TYPES = 1, {torch.float32: 1, torch.float16: 10}  # of ONNX's TensorPro
 
 
 def refusal(node: fx.Node) -> str | None:
-    """Return why a call of ``weight_quant_matmul`` is left to torch, or None."""
+    """Return why a call of ``weight_quant_matmul`` stays with torch; None if MatMulNBits can compute it."""
     call = arguments(node)
     parts = [call[name] for name in _PARTS if call[name] is not None]
     if not all(part.op == "placeholder" and part.meta.get(STATIC) for part in parts):
@@ -41,7 +41,7 @@ def refusal(node: fx.Node) -> str | None:
 
 
 def split_packed(graph: fx.Graph, weights: Collection[fx.Node], accuracy_level: int) -> None:
-    """Convert layers with packed weights among ``weights`` to MatMulNBits. Changes the graph."""
+    """Replace layers by MatMulNBits, if their packed weights are in ``weights``. Changes the graph."""
     for node in graph.find_nodes(op="call_function", target=OP):
         call = arguments(node)
         if not all(call[name] in weights for name in _PARTS if call[name] is not None):
@@ -74,7 +74,7 @@ def packed_inputs(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _block(call: Any) -> int | None:
-    """Return the largest block that MatMulNBits is fast with and that divides each group; None if there is none."""
+    """Return the largest block that MatMulNBits is fast with and that divides each group; None if no block does."""
     size, group = fixed_size(fake(call["qweight"]).shape[0]) or 0, call["group_size"]
     if 0 < group < size:
         return next((block for block in _BLOCKS if group % block == 0), None)
@@ -91,7 +91,7 @@ def _prepared(graph: fx.Graph, make: Any, args: Any, shape: tuple[int, ...], dty
 
 
 def words(qweight: Tensor, block: int) -> Tensor:
-    """Repack AWQ's words [in, out / 8] as uint8 [out, blocks, block / 2]: two numbers a byte, low half first."""
+    """Repack AWQ's words [in, out / 8] as uint8 [out, blocks, block / 2]: two numbers a byte, the first one low."""
     missing = -qweight.shape[0] % block
     whole = functional.pad(qweight, (0, 0, 0, missing)) if missing else qweight
     return AWQ.repack(whole, _NIBBLES).t().unflatten(1, (-1, block // 2)).contiguous()
@@ -103,7 +103,7 @@ def block_scales(scales: Tensor, block: int, group: int, blocks: int) -> Tensor:
 
 
 def block_zeros(offset: Tensor, block: int, group: int, blocks: int) -> Tensor:
-    """Repack AWQ's zero points [groups, out / 8] as uint8 [out, blocks / 2], rounded up: two a byte."""
+    """Repack AWQ's zero points [groups, out / 8] as uint8 [out, blocks / 2], rounded up. A byte holds two."""
     zeros = AWQ.unpack_zeros(offset)[_groups(block, group, blocks)]
     return _NIBBLES.pack(functional.pad(zeros, (0, 0, 0, blocks % 2))).t().contiguous()
 
@@ -113,7 +113,7 @@ def _groups(block: int, group: int, blocks: int) -> Tensor:
 
 
 PREPARED = frozenset({words, block_scales, block_zeros})
-"""The functions that repack a weight before the session builds it in."""
+"""The functions that repack a weight, once, before it is built into the session."""
 
 
 # --- in ONNX
@@ -130,7 +130,7 @@ def product(
     block: int,
     accuracy_level: int,
 ) -> Any:
-    """Write the layer in ONNX, in float32 and rounded once, except that ``accuracy_level`` may round x."""
+    """Write the layer in ONNX. It is computed in float32 and rounded once; ``accuracy_level`` may also round x."""
     wide = op.Cast(x, to=_FLOAT)
     result = contrib_ops.mat_mul_n_bits(
         wide, numbers, scales, zeros, in_features, out_features, block, accuracy_level

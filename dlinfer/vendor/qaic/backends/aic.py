@@ -17,7 +17,7 @@ from dlinfer.vendor.qaic.tensors import TensorInfo, sizes_of
 
 
 class AicBackend:
-    """A model on a card. Raises QaicUnavailableError, QaicCompileError, QaicRunError."""
+    """A model on a card. Its methods raise QaicUnavailableError, QaicCompileError or QaicRunError."""
 
     def __init__(self, model: ModelFile, options: Options) -> None:
         what = f"{'compile' if model.kind == 'onnx' else 'open'} {str(model.path)!r} for backend 'aic'"
@@ -66,7 +66,7 @@ class AicBackend:
         return {name: _shaped(values[name], info) for name, info in self.outputs.items()}
 
     def benchmark(self, count: int | None, seconds: float | None, inputs: Arrays | None) -> Benchmark:
-        """Run the package's own benchmark, which is in C++ and makes random inputs if there are none."""
+        """Run the package's own benchmark, written in C++. It makes random inputs if ``inputs`` is None."""
         asked: dict[str, Any] = {"num_inferences": count} if seconds is None else {"inf_time": seconds}
         if inputs is not None:
             asked["input_dict"] = dict(inputs)
@@ -75,7 +75,7 @@ class AicBackend:
 
 
 def _asked(call: Any, *arguments: Any, **keywords: Any) -> Any:
-    """Return the package's answer. Raises QaicRunError for any error."""
+    """Call a function of Qualcomm's package and return its result. Any error is raised as QaicRunError."""
     try:
         return call(*arguments, **keywords)
     except Exception as cause:  # the package's classes are not published
@@ -85,7 +85,7 @@ def _asked(call: Any, *arguments: Any, **keywords: Any) -> Any:
 
 
 def _value(member: Any) -> Any:
-    """Return a member that is a method in Qualcomm's user guide and a property in its samples."""
+    """Return the value of a member, which is a method in Qualcomm's user guide and a property in its samples."""
     return _asked(member) if callable(member) else member
 
 
@@ -96,7 +96,7 @@ def _infos(member: Any) -> dict[str, TensorInfo]:
 
 
 def _shaped(value: Any, info: TensorInfo) -> np.ndarray:
-    """Return an output as an array of its shape. Samples read the package's outputs by ``numpy.frombuffer`` too."""
+    """Return an output as an array of the model's shape. The package may return an array or a buffer."""
     # Copy a buffer, so that the caller may write to it as to an array.
     array = value if isinstance(value, np.ndarray) else np.frombuffer(value, info.dtype).copy()
     if info.is_open or info.shape is None:

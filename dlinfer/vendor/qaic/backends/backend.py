@@ -9,14 +9,14 @@ from dlinfer.vendor.qaic.tensors import TensorInfo
 
 Arrays = Mapping[str, np.ndarray]
 Benchmark = tuple[int, float, float, int]
-"""(inferences completed, inferences a second, seconds, batch size)"""
+"""Four numbers: the inferences that were completed, the inferences a second, the seconds, and the batch size."""
 
 
 class Backend(Protocol):
-    """A compiled model. Made with its path and Options; threads may call ``run`` at once.
+    """A compiled model, created from its path and Options. Several threads may call ``run`` at the same time.
 
-    inputs, outputs: known from creation on, whether the network is loaded or not.
-    defaults: inputs that may be left out, because the model has their values.
+    inputs, outputs: known from creation on, even while the network is not loaded. defaults: inputs that may be left
+    out, because the model has their values.
     """
 
     inputs: Mapping[str, TensorInfo]
@@ -24,11 +24,11 @@ class Backend(Protocol):
     outputs: Mapping[str, TensorInfo]
 
     def settable(self) -> dict[str, Any]:
-        """Return the options that may change after creation, with their values in force."""
+        """Return the options that may change after creation, and their present values."""
         ...
 
     def update(self, changed: Mapping[str, Any]) -> None:
-        """Apply changes of ``settable`` options."""
+        """Change options that ``settable`` lists."""
         ...
 
     def load(self) -> None:
@@ -44,5 +44,5 @@ class Backend(Protocol):
         ...
 
     def benchmark(self, count: int | None, seconds: float | None, inputs: Arrays | None) -> Benchmark:
-        """Run for a count or for a time, on checked inputs or random ones, and time the inferences alone."""
+        """Time ``count`` inferences, or as many as fit into ``seconds``, with checked inputs or else random ones."""
         ...

@@ -1,7 +1,7 @@
-"""The backend ``onnxruntime``: it runs the same .onnx on this machine's CPU if there is no card.
+"""The backend ``onnxruntime``: it runs the same .onnx on this machine's CPU, without a card.
 
-A card's terms have these meanings here. An instance is one inference at a time; all instances share the weights. An AI
-core is a thread of an inference. Compiling is ONNX Runtime's optimisation for this CPU.
+The options use a card's terms. Here an instance runs one inference at a time, and all instances share the weights. An
+AI core is a thread of an inference. Compiling is ONNX Runtime's optimisation for this CPU.
 """
 
 import functools
@@ -39,7 +39,8 @@ HONOURED = ("aic_num_cores", "convert_to_fp16", "onnx_define_symbol", "output_di
 class OnnxruntimeBackend:
     """A model in ONNX Runtime's CPU provider.
 
-    Raises QaicUnavailableError, QaicModelError, QaicCompileError; QaicOptionError under fallback ``error``.
+    Raises QaicUnavailableError, QaicModelError and QaicCompileError. If the fallback policy is ``error``, options
+    without effect raise QaicOptionError.
     """
 
     def __init__(self, model: ModelFile, options: Options) -> None:
@@ -75,11 +76,11 @@ class OnnxruntimeBackend:
         return {**DEFAULTS, **self._options.of_stage("run")}
 
     def update(self, changed: Mapping[str, Any]) -> None:
-        """Apply changes. Nothing is loaded again, because instances are threads of a benchmark."""
+        """Accept the changes. Nothing is loaded again, because instances are only threads of a benchmark."""
         without_effect(changed, _ignored_run(changed))
 
     def load(self) -> None:
-        """Compile again after ``release``."""
+        """Compile the model, if ``release`` dropped the compiled one."""
         self._session()
 
     def release(self) -> None:
@@ -96,7 +97,7 @@ class OnnxruntimeBackend:
         return dict(zip(self.outputs, values, strict=True))
 
     def benchmark(self, count: int | None, seconds: float | None, inputs: Arrays | None) -> Benchmark:
-        """Run one thread for each instance. Inputs and outputs stay bound to memory of their own."""
+        """Time inferences in one thread for each instance, with inputs and outputs bound to memory of its own."""
         arrays = random_inputs(self.inputs) if inputs is None else inputs
         session = self._session()
         try:
@@ -113,7 +114,7 @@ class OnnxruntimeBackend:
         return completed, completed / taken, taken, batch_size(arrays)
 
     def _bound(self, session: Any, arrays: Arrays) -> functools.partial[Any]:
-        """Return a function that runs these inputs once, into outputs that are allocated now."""
+        """Return a function that runs these inputs once, and always writes into the outputs that are allocated here."""
         import onnxruntime
 
         first = session.io_binding()
@@ -180,7 +181,7 @@ class OnnxruntimeBackend:
 
     @contextmanager
     def _prepared(self) -> Iterator[str]:
-        """Yield the path of the model to compile: the user's, or a copy in fp16 that exists during this context."""
+        """Yield the path of the model to compile: the user's file, or an fp16 copy that is deleted at the end."""
         if not self._options.get("convert_to_fp16"):
             yield str(self._model.path)
             return
@@ -213,7 +214,7 @@ def _convert_to_fp16(source: str, target: str) -> None:
 
 
 def _read_weights(model: Any, folder: Path) -> None:
-    """Read a model's external weights into it. Raises ValueError and OSError.
+    """Read a model's external weights into the model. Raises ValueError and OSError.
 
     onnx refuses files behind symbolic links, such as those in a model hub's cache; ONNX Runtime takes them.
     """
@@ -261,7 +262,7 @@ def _info(tensor: Any, model: ModelFile) -> TensorInfo:
 
 
 def _open_sizes(infos: Mapping[str, TensorInfo]) -> str:
-    """Return the open sizes of the inputs as text for people."""
+    """Return the input sizes that are not numbers, as text for a message."""
     sizes = {
         f"{name}[{dim}]" if size is None else size: None
         for name, info in infos.items()

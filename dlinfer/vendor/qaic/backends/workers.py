@@ -10,11 +10,11 @@ Run = Callable[[], object]
 
 
 def run_loops(runs: Sequence[Run], count: int | None, seconds: float | None) -> tuple[int, float]:
-    """Return (inferences completed, seconds from the first start to the last end).
+    """Return two numbers: the inferences completed, and the seconds from the first start to the last end.
 
-    runs: one function for each instance. To overlap they must release the GIL. Each runs once before the clock starts.
-    count: the inferences of all instances together. seconds: alternatively, the time after which none is started.
-        Raises the errors of ``runs``.
+    runs: one function for each instance. They must release the GIL, or they would not overlap. Each runs once before
+    the clock starts. count: the number of inferences of all instances together, or None. seconds: if ``count`` is None,
+    no inference starts later than this. Raises the errors of ``runs``.
     """
     if count is not None:
         runs = runs[:count]

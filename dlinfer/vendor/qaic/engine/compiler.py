@@ -1,7 +1,7 @@
 """Compile an ONNX model into a QPC with the SDK's command-line compiler, in a process of its own.
 
-The package ``qaic`` can compile too, but not in a process that has imported torch. A note in the source of Qualcomm's
-own page says so (quic/cloud-ai-sdk-pages, docs/Python-API/qaic/qaic.md).
+The package ``qaic`` can compile too, but not in a process that has imported torch, as a note in the source of
+Qualcomm's page says (quic/cloud-ai-sdk-pages, docs/Python-API/qaic/qaic.md).
 """
 
 import os
@@ -18,7 +18,7 @@ from dlinfer.vendor.qaic.options.table import OPTIONS
 # The hardware's name for each tool: "2.0" in the compile guide, "ai100" in newer samples.
 HARDWARE = {"qaic-exec": "2.0", "qaic-compile": "ai100"}
 SECONDS = 4 * 3600.0
-"""The longest time of a compilation. Those of large language models take up to an hour."""
+"""The time limit of a compilation. Large language models take up to an hour."""
 NO_FLAGS = ("output_dir", "compile_only")  # the caller's, or on every line
 
 
@@ -41,8 +41,8 @@ def command(compiler: Path, model: Path, folder: Path, options: Mapping[str, Any
 def compile_model(compiler: Path, model: Path, output_dir: Path, options: Mapping[str, Any]) -> Path:
     """Compile a model into ``output_dir``; return the QPC's path. Raises QaicCompileError.
 
-    The compiler writes to a new folder beside ``output_dir``. A successful compilation replaces files of the same names
-    and keeps the user's other files.
+    The compiler writes to a temporary folder in ``output_dir``. After a success, its files replace those of the same
+    names; other files in ``output_dir`` stay.
     """
     try:
         output_dir.mkdir(parents=True, exist_ok=True)

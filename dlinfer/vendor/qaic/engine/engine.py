@@ -22,7 +22,7 @@ from dlinfer.vendor.qaic.options.table import OPTIONS
 from dlinfer.vendor.qaic.session import BACKENDS, Session
 
 OWN = ("onnx_define_symbol", "output_dir", "enable_metrics", "enable_profiling")
-"""Session options that an engine does not take: they concern one model's symbols, files and runs."""
+"""Session options that the engine does not take, because they are about one model's symbols, files and runs."""
 
 CHANGING_SIZES = (
     "its sizes change between calls, and a QPC is compiled for fixed ones (dynamic=False fixes them)"
@@ -31,12 +31,12 @@ CHANGING_SIZES = (
 TYPES = frozenset(
     getattr(torch, name) for name in "float16 float32 float64 int8 int16 int32 int64 uint8 bool".split()
 )
-"""The dtypes of a Session's arrays: numpy has no bfloat16."""
+"""The dtypes of a Session's arrays. numpy has no bfloat16."""
 
 
 @dataclass(frozen=True)
 class QaicEngineOptions(EngineOptions):
-    """The Session's options except ``OWN``. backend: aic (a card) or onnxruntime (this CPU)."""
+    """Options of the engine. backend: ``aic`` or ``onnxruntime``. session: options of the Session except ``OWN``."""
 
     backend: str = "aic"
     session: Mapping[str, Any] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class QaicEngineOptions(EngineOptions):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "QaicEngineOptions":
-        """Parse options. Raises CompileOptionError."""
+        """Return options from the user's mapping. Raises CompileOptionError."""
         session = {name: value for name, value in options.items() if name != "backend"}
         return cls(options.get("backend", "aic"), session)
 
@@ -70,11 +70,11 @@ class QaicEngine(OnnxEngine[QaicEngineOptions]):
     refuses_writes = "it writes, and a Session gives new arrays: a KV cache would be copied at every call"
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
-        """Refuse dtypes that numpy does not have."""
+        """Return the reason to refuse a dtype that numpy does not have; None for all others."""
         return None if dtype in TYPES else f"a tensor of {dtype}, which a Session's numpy arrays cannot be"
 
     def lower(self, function: Function, options: QaicEngineOptions, policy: str) -> OnnxLowered:
-        """Convert the function to ONNX. Raises QaicUnavailableError if a card is asked for and the SDK is missing."""
+        """Convert the function to ONNX. Raises QaicUnavailableError if backend is ``aic`` and the SDK is missing."""
         if options.backend == "aic":
             _require_sdk()
             if not all(map(_is_fixed, map(fake, function.inputs))):
@@ -85,7 +85,7 @@ class QaicEngine(OnnxEngine[QaicEngineOptions]):
         return lowered
 
     def session(self, model: OnnxModel, options: QaicEngineOptions) -> KitSession:
-        """Return a Session of the model. Its backend copies the weights; the file is deleted."""
+        """Return a Session of the model. The model's file is deleted, since the backend has copied the weights."""
         with tempfile.TemporaryDirectory(prefix="dlinfer-qaic-") as folder:
             try:
                 session = Session(model.save(Path(folder)), backend=options.backend, **options.session)
@@ -101,7 +101,7 @@ class QaicEngine(OnnxEngine[QaicEngineOptions]):
 
 
 def _is_fixed(value: Any) -> bool:
-    """Return whether a value, or its sizes, are the same at each call."""
+    """Return whether a value is a tensor whose sizes are numbers, so the same at each call."""
     return isinstance(value, Tensor) and all(isinstance(size, int) for size in value.shape)
 
 

@@ -1,1 +1,1 @@
-"""The options of a Session: one option, the table of all, a Session's options, and a file of them."""
+"""The options of a Session: one option, the table of all options, one Session's options, and a YAML file of options."""

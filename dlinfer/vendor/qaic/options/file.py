@@ -7,9 +7,9 @@ from dlinfer.vendor.qaic.errors import QaicOptionError, QaicUnavailableError
 
 
 def read_options(path: Any) -> dict[str, Any]:
-    """Return the mapping in a YAML file. Tags that make objects are refused.
+    """Return the mapping in a YAML file. Tags that create Python objects are refused.
 
-    Raises QaicOptionError for a missing file and for other contents; QaicUnavailableError without pyyaml.
+    Raises QaicOptionError if the file is missing or holds no mapping, and QaicUnavailableError without pyyaml.
     """
     try:
         import yaml

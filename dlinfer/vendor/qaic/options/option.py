@@ -1,4 +1,4 @@
-"""One option of a Session: its name, its values, and the stage that it acts at."""
+"""One option of a Session: its name, its allowed values, and the stage that it acts at."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Stage = Literal["run", "session", "compile"]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of value: its name for people, and a reader that returns the value in our form, or None."""
+    """A kind of values. words: its name for messages. read: returns the value to store, or None for a wrong value."""
 
     words: str
     read: Callable[[Any], Any]
@@ -37,23 +37,23 @@ def _span(low: float | None, high: float | None) -> str:
 
 
 def integer(low: int | None = None, high: int | None = None) -> Kind:
-    """Return the kind of an int within bounds."""
+    """Return the kind of values that are an int within bounds."""
     return Kind(f"an int{_span(low, high)}", _number((int,), low, high))
 
 
 def number(low: float | None = None, high: float | None = None) -> Kind:
-    """Return the kind of a float or int within bounds."""
+    """Return the kind of values that are a float or an int within bounds."""
     return Kind(f"a number{_span(low, high)}", _number((int, float), low, high))
 
 
 def choice(*allowed: str) -> Kind:
-    """Return the kind of one of some words."""
+    """Return the kind of values that are one of the given words."""
     words = "one of " + ", ".join(repr(item) for item in allowed)
     return Kind(words, lambda value: value if isinstance(value, str) and value in allowed else None)
 
 
 def list_of(kind: type) -> Kind:
-    """Return the kind of a list or tuple of one type; in our form a tuple."""
+    """Return the kind of values that are a list or tuple with items of one type. It is stored as a tuple."""
 
     def read(value: Any) -> tuple[Any, ...] | None:
         right = isinstance(value, (list, tuple)) and all(type(item) is kind for item in value)
@@ -86,9 +86,9 @@ SYMBOLS = Kind("a dict, or a list of pairs, of each symbol's name and its size o
 class Option:
     """One option.
 
-    flag: its flag on the compiler's command line; by default the name with dashes, the rule of Qualcomm's own tools
-        (``generate_bin`` of cloud-ai-sdk, QEfficient's ``compile``).
-    spelled: the words behind the flag for True and False; None leaves the flag out.
+    flag: the option's flag on the compiler's command line. Empty: the name with dashes, which is the rule of Qualcomm's
+        own tools (``generate_bin`` of cloud-ai-sdk, QEfficient's ``compile``).
+    spelled: what follows the flag for True, and what for False. None: the flag is left out.
     """
 
     name: str
@@ -99,14 +99,14 @@ class Option:
     spelled: tuple[str | None, str | None] = ("", None)
 
     def parse(self, value: Any) -> Any:
-        """Return the value in our form. Raises QaicOptionError."""
+        """Return the value as it is stored. Raises QaicOptionError if it is not allowed."""
         parsed = self.kind.read(value)
         if parsed is None:
             raise QaicOptionError(option=self.name, given=value, expected=self.kind.words)
         return parsed
 
     def arguments(self, value: Any) -> list[str]:
-        """Return the compiler's arguments for a value in our form."""
+        """Return the compiler's arguments for a stored value."""
         flag = "-" + (self.flag or self.name.replace("_", "-"))
         if isinstance(value, bool):
             ending = self.spelled[0 if value else 1]

@@ -1,4 +1,4 @@
-"""The options of one Session, from keywords and a YAML file, checked, with hints for mistakes."""
+"""The checked options of one Session, from keywords and a YAML file. Mistakes are reported with a hint."""
 
 import difflib
 import sys
@@ -16,11 +16,11 @@ DEFAULTS = {"num_activations": 1, "set_size": 10, "dev_id": 0}
 
 
 class QaicOptionWarning(UserWarning):
-    """An option has no effect here, or has a spelling that only some of Qualcomm's texts use."""
+    """An option has no effect on this backend, or is spelled as in only some of Qualcomm's texts."""
 
 
 class Options(Mapping[str, Any]):
-    """A user's options, by their right names and in our form. Those of stage ``run`` may change."""
+    """A user's options: right name to stored value. Options of the stage ``run`` may change."""
 
     def __init__(self, options: Mapping[str, Any], source: str = "Session") -> None:
         self._values = _checked(options, source)
@@ -49,7 +49,7 @@ class Options(Mapping[str, Any]):
         return {name: value for name, value in self._values.items() if OPTIONS[name].stage == stage}
 
     def changes(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return checked changes of ``run`` options by their right names; apply none. Raises QaicOptionError."""
+        """Return checked changes of ``run`` options by their right names, not yet applied. Raises QaicOptionError."""
         changed = _checked(options, "update_backend_options")
         for name, value in changed.items():
             if OPTIONS[name].stage != "run":
@@ -91,9 +91,9 @@ def _right_name(key: Any, value: Any, source: str) -> str:
 
 
 def without_effect(values: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
-    """Apply the fallback policy to options of ``values`` that a backend cannot honour. reasons: name -> why.
+    """Apply the fallback policy to options that have no effect on a backend. reasons: name of an option to the reason.
 
-    ``allow`` says nothing, ``warn`` warns, ``error`` raises QaicOptionError.
+    Under ``allow`` nothing happens, under ``warn`` a warning is given, under ``error`` QaicOptionError is raised.
     """
     policy = settings.current().fallback
     if policy == "allow" or not reasons:
@@ -109,7 +109,7 @@ def without_effect(values: Mapping[str, Any], reasons: Mapping[str, str]) -> Non
 
 
 def _outside() -> int:
-    """Return the stack level of the first caller outside this package: warnings then point at the user's line."""
+    """Return the stack level of the first caller outside this package, so that warnings point at the user's line."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("dlinfer."):
         level, frame = level + 1, frame.f_back
