@@ -72,7 +72,7 @@ class HostNumbers(Protocol):
         ...
 
     def update(self, kv_seqlens: Sequence[int]) -> None:
-        """Send new numbers to the replay that was put on the current stream last, and that waits there for them."""
+        """Send new numbers to the replay that was put on the current stream last. The replay waits for them."""
         ...
 
 

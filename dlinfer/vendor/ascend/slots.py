@@ -71,7 +71,7 @@ def _captured(
     v_cache: Tensor,
     kv_start_indices: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return k, v and slots for a captured graph. A padding row gets a slot that no other row uses, and its contents.
+    """Return k, v and slots for a captured graph. A padding row writes back what a slot holds that no other row uses.
 
     Raises KernelDeclined if the cache has fewer than two slots for each row.
     """

@@ -97,6 +97,7 @@ def _text(info: TensorInfo, sizes: Mapping[str, int] | None = None) -> str:
 
 def random_inputs(infos: Mapping[str, TensorInfo]) -> dict[str, np.ndarray]:
     """Return random arrays for all inputs; sizes that are not numbers are 1. Raises QaicInputError for an unknown rank.
+
     Floats are normally distributed. Integers are 0 or 1, which are valid for embeddings and masks.
     """
     generator = np.random.default_rng()

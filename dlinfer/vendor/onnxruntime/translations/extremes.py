@@ -54,7 +54,7 @@ def topk(self: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = 
 
 
 def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
-    """Write a clamp between two tensors. If x or a bound is NaN, so is the result. If x equals a bound, it is x."""
+    """Write a clamp between two tensors. If x or a bound is NaN, so is the result. If x equals a bound, x is kept."""
     result = self
     if _is_float(self):
         half = is_type(self, "FLOAT16")  # ONNX Runtime does not compare it

@@ -49,7 +49,7 @@ LOWERINGS: dict[str, Callable[..., Any]] = {
 
 @cache
 def table() -> dict[Any, Callable[..., Any]]:
-    """Return a mapping to lowerings from ops, or from the functional twins of ops that write."""
+    """Return a mapping: op, or the functional twin of an op that writes, to its lowering."""
     lowerings: dict[Any, Callable[..., Any]] = {}
     for name, lowering in LOWERINGS.items():
         op = getattr(getattr(torch.ops, NAMESPACE), name).default
