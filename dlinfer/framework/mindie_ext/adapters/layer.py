@@ -10,7 +10,8 @@ from dlinfer.framework.mindie_ext.adapters.weights import LoraWeights
 class Batch(nn.Module):
     """The adapter of each token in the current forward, shared by all LoRA layers.
 
-    ids: [capacity] int64, each token's adapter as a place, or -1. It is changed in place: compiled graphs read it.
+    ids: [capacity] int64, the index of each token's adapter, or -1 for none. Compiled graphs read ids, so it is
+    mutated.
     """
 
     ids: Tensor

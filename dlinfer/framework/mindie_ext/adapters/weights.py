@@ -31,9 +31,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class LoraWeights:
-    """An adapter's weights for one layer, which adds ``scaling * b @ a``. a: [rank, in_features]. b: [out_features,
-    rank].
-    """
+    """An adapter's weights for one layer, which adds ``scaling * b @ a``. a: [rank, inputs]. b: [outputs, rank]."""
 
     a: Tensor
     b: Tensor

@@ -31,7 +31,7 @@ class CachePool:
         self.cpu_cache: list[tuple[Tensor, Tensor]] = []
 
     def allocate_npu_kvcache(self) -> None:
-        """Allocate the device blocks, zeroed. Raises MemoryPlanError for npu_mem below one block or above the free
+        """Allocate the device blocks, zeroed. Raises MemoryPlanError if npu_mem holds no block or exceeds free
         memory.
         """
         settings = self.kvcache_settings
