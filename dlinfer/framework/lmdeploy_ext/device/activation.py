@@ -1,6 +1,6 @@
-"""Activates the device of ours that LMDeploy runs on in this process, and tells other modules which one it is.
+"""Activates one of our devices for LMDeploy in this process, and tells other modules which device is active.
 
-Activation checks the patches and installs the device view. ``install`` provides all patches.
+Activation checks the patches and installs the device view. The module ``install`` provides all patches.
 """
 
 import logging
@@ -28,14 +28,14 @@ _torch_device: str | None = None
 _changed: Callable[[], Iterable[tuple[Patch, str]]] = tuple
 _told: set[str] = set()
 _uses: set[str] = set()
-"""The model types and features that this process's engine uses; essential patches for them must fit."""
+"""The model types and features that this process's engine uses. Their essential patches must fit LMDeploy."""
 
 
 def provide(records: Callable[[], list[Patch]], changed: Callable[[], Iterable[tuple[Patch, str]]]) -> None:
-    """Store two functions, which are called later when their results are needed.
+    """Store two functions, to be called when their results are needed.
 
-    records: returns all patches. changed: returns (patch, reviewed release) for each patch whose original function has
-    another body than in the reviewed release.
+    records: returns all patches. changed: returns (patch, reviewed release) for each patch on a function of LMDeploy's
+    that has another body than in the reviewed release.
     """
     global _records, _changed
     _records, _changed = records, changed
@@ -52,7 +52,7 @@ def patches() -> PatchSet:
 
 
 def active() -> str | None:
-    """Return the device_type of ours that LMDeploy runs on in this process, or None."""
+    """Return the active device_type of ours; None if LMDeploy runs on none of our devices in this process."""
     return _active
 
 
@@ -62,9 +62,9 @@ def is_on() -> bool:
 
 
 def corrects(target: str, *, why: str, **record: Any) -> Callable[[Callable[..., Any]], Patch]:
-    """Return the decorator ``replaces(...)`` for a patch of LMDeploy's tested releases, on devices of ours only.
+    """Return a decorator that makes a function a patch on LMDeploy's tested releases, for our devices only.
 
-    target, why, record: as for ``replaces``.
+    target: the function to replace. why: the fault in it. record: other arguments of ``replaces``.
     """
     return replaces(target, why=why, when=is_on, versions=FAULTY, **record)
 
@@ -92,7 +92,7 @@ def device() -> Device:
 
 
 def is_synchronous() -> bool:
-    """Return whether ops on the active device are synchronous, as on the host."""
+    """Return whether a device of ours is active whose ops are synchronous, as on the host."""
     return active() is not None and isinstance(device().streams, HostStreams)
 
 
@@ -128,9 +128,10 @@ def activate(device_type: str) -> None:
 
 
 def check_device(device_type: str) -> None:
-    """Refuse to build an engine on ``device_type`` if another device is active or an essential patch does not fit.
+    """Raise an error if an engine on ``device_type`` cannot be built while a device of ours is active.
 
-    Raises DeviceConflictError, since "cuda" in the view means the active device, and PatchError.
+    Raises DeviceConflictError if that is another device, since the device view translates "cuda" to the active one.
+    Raises PatchError if an essential patch does not fit.
     """
     if _active is None:
         return
@@ -141,16 +142,16 @@ def check_device(device_type: str) -> None:
 
 
 def require(*uses: str) -> None:
-    """Note that the engine uses the given model types and features, and check the patches that they need.
+    """Record that the engine uses these model types and features, and check the patches for all recorded uses.
 
-    Raises PatchError if an essential patch for a noted use does not fit. Later calls also check modules imported since.
+    Raises PatchError if an essential one does not fit. A later call also checks modules that were imported since.
     """
     _uses.update(uses)
     patches().require_essential(_uses)
 
 
 def tell_of_misfits() -> None:
-    """Log once each patch that does not fit this LMDeploy; of the patches that every model needs, only the first."""
+    """Log each patch that does not fit this LMDeploy, once. Of patches that all models need, log only the first."""
     for patch, error in patches().misfits():
         if patch.target in _told or (_active is None and not patch.essential):
             continue
@@ -167,7 +168,7 @@ def tell_of_misfits() -> None:
 
 
 def _tell_of_changed_bodies() -> None:
-    """Warn of each patched function whose parameters are as reviewed but whose body has changed."""
+    """Log a warning for each patched function with the reviewed parameters but another body than the reviewed one."""
     for patch, reviewed in _changed():
         logger.warning(
             "lmdeploy %s: the body of %s is not the one reviewed in %s. A patch replaces it, because the reviewed one "
@@ -190,7 +191,7 @@ def show_notices() -> None:
 
 
 def _tell_of_unknown_settings() -> None:
-    """Warn of environment variables that look like settings of ours but are not, and so have no effect."""
+    """Log a warning for each environment variable that looks like a setting of ours, but has no effect."""
     for name in settings.unknown(os.environ):
         near = settings.nearest(name)
         hint = f" (did you mean {near}?)" if near else ""

@@ -1,8 +1,8 @@
 """Chooses the block sizes of the paged KV cache to suit the active vendor.
 
 LMDeploy schedules in blocks of ``block_size`` tokens. Kernels may see each block as several smaller blocks of
-``kernel_block_size`` tokens. If a vendor's graph engine supports one size only, that is the ``kernel_block_size``, and
-``block_size`` may be any multiple.
+``kernel_block_size`` tokens. If a vendor's graph engine supports only one block size, we set ``kernel_block_size`` to
+that size, and ``block_size`` may be any multiple of it.
 """
 
 from typing import Any
@@ -14,10 +14,10 @@ from dlinfer.framework.patching import Original, replaces
 from dlinfer.vendor import KVCacheLayout, activate_default
 
 NOT_CHOSEN = -1
-"""LMDeploy's default of ``kernel_block_size``; LMDeploy then uses ``block_size`` for both."""
+"""LMDeploy's default of ``kernel_block_size``. It makes LMDeploy use ``block_size`` for both."""
 
 LMDEPLOY_DEFAULT = 64
-"""LMDeploy's default of ``block_size``. It counts as not chosen by the user if the vendor's blocks are larger."""
+"""LMDeploy's default of ``block_size``. If the vendor's blocks are larger, it counts as not set by the user."""
 
 
 def layout(device: str) -> KVCacheLayout:

@@ -1,15 +1,15 @@
-"""Decides which of LMDeploy's device types this adaptor serves: those whose vendor puts frameworks on its device."""
+"""Decides which of LMDeploy's device types this adaptor serves: those of vendors that support frameworks."""
 
 from dlinfer.vendor import Vendor, discovery
 
 OWN = ("cuda", "ascend", "maca", "camb")
-"""The device types that LMDeploy 0.18 itself accepts. We serve any but cuda if its vendor puts frameworks on it."""
+"""The device types that LMDeploy 0.18 itself accepts. We serve all but cuda, if their vendor supports frameworks."""
 
 
 def vendor_of(device_type: str) -> Vendor | None:
-    """Return the vendor whose device this adaptor serves as ``device_type``; None without one, and for cuda.
+    """Return the vendor of the device that this adaptor serves as ``device_type``; None for cuda or without one.
 
-    Raises VendorLoadError or VendorClashError if the vendor named like the device fails to load.
+    Raises VendorLoadError or VendorClashError if the vendor of that name fails to load.
     """
     if device_type == "cuda":
         return None

@@ -1,8 +1,8 @@
 """Sizes the paged KV cache on our devices, and reports its size in logs and errors.
 
-LMDeploy takes a fraction of a card's free memory, as it has the card for itself. On our devices the vendor says how
-much memory is free. Host memory is shared with other processes, and zeroing a cache touches all its pages. So on a
-device with shared memory:
+LMDeploy takes a fraction of a card's free memory, because it has the card for itself. On our devices the vendor reports
+how much memory is free. Host memory is shared with other processes, and zeroing a cache makes all its pages resident.
+So on a device that uses the host's memory:
 
 - the free memory is what this process may still use, by its cgroup's limit, not the host's RAM;
 - a ``cache_max_entry_count`` that the user gave is a fraction of that free memory, as on a card;
@@ -11,11 +11,11 @@ device with shared memory:
 
 On every device of ours:
 
-- a cache of a size that nobody chose holds at most ``max_batch_size`` sequences of ``session_len`` tokens, unless
-  prefix caching keeps the tokens of earlier sequences too;
+- a cache with a size that the user did not set holds at most ``max_batch_size`` sequences of ``session_len`` tokens,
+  unless prefix caching keeps the tokens of earlier sequences too;
 - an explicit ``num_gpu_blocks`` is used unchanged, if it fits.
 
-With tp=N each rank has its part of the free memory and of ``DLINFER_CPU_KV_CACHE_GIB``.
+With tp=N each rank gets 1/N of the free memory and of ``DLINFER_CPU_KV_CACHE_GIB``.
 """
 
 import logging
@@ -64,12 +64,15 @@ def _cache_config(original: Original, engine_config: Any) -> Any:
 
 
 def _chosen_gib() -> float | None:
-    """Return the setting DLINFER_CPU_KV_CACHE_GIB on a device with shared memory; None elsewhere or if it is unset."""
+    """Return DLINFER_CPU_KV_CACHE_GIB; None if it is unset, or if the device does not use the host's memory."""
     return settings.current().cpu_kv_cache_gib if activation.device().memory().shared else None
 
 
 def _chosen_bytes(config: Any, free: int, ranks: int) -> int | None:
-    """Return the bytes of a rank's KV cache that the user chose, or None. The parameters are plan_blocks's."""
+    """Return the size in bytes of a rank's KV cache that the user has set; None if it is not set.
+
+    The parameters are those of ``plan_blocks``.
+    """
     if is_given(config.cache_max_entry_count):
         return int(free * config.cache_max_entry_count)
     chosen = _chosen_gib()
@@ -77,16 +80,16 @@ def _chosen_bytes(config: Any, free: int, ranks: int) -> int | None:
 
 
 def _default_bytes(config: Any, free: int, ranks: int) -> int:
-    """Return the bytes of a rank's KV cache that the user left to us. The parameters are plan_blocks's."""
+    """Return the default size in bytes of a rank's KV cache. The parameters are those of ``plan_blocks``."""
     if activation.device().memory().shared:
         return min(max(4 * _GIB // ranks, free // 4), free // 2)
     return int(free * config.cache_max_entry_count)
 
 
 def _useful_blocks(config: Any) -> int | None:
-    """Return the most blocks that running sequences can fill; None for any number.
+    """Return the largest number of blocks that sequences can use; None if there is no such limit.
 
-    config: a CacheConfig. Prefix caching also keeps blocks of sequences that have ended.
+    config: a CacheConfig. With prefix caching there is no limit, since it keeps the blocks of ended sequences.
     """
     session_len = getattr(config, "dlinfer_session_len", None)
     if session_len is None or config.enable_prefix_caching:
@@ -99,8 +102,8 @@ def _useful_blocks(config: Any) -> int | None:
 def plan_blocks(config: Any, free: int, block_bytes: int, ranks: int = 1) -> int:
     """Return the number of KV cache blocks.
 
-    config: a CacheConfig. free: bytes that each rank may still allocate. block_bytes: of one block over all layers.
-    ranks: the processes of tensor parallelism, which share the host's memory.
+    config: a CacheConfig. free: bytes that each rank may still allocate. block_bytes: size of one block, summed over
+    all layers. ranks: the number of tensor-parallel processes, which share the host's memory.
     """
     if config.num_gpu_blocks:
         return config.num_gpu_blocks
@@ -112,7 +115,7 @@ def plan_blocks(config: Any, free: int, block_bytes: int, ranks: int = 1) -> int
 
 
 def _of_first_rank(executor: Any, sizes: Any) -> int:
-    """Return the size in bytes of one KV cache block on the first rank. sizes: LMDeploy's, for each rank."""
+    """Return the size in bytes of one KV cache block on the first rank. sizes: LMDeploy's sizes of each rank."""
     return executor._get_rank_cache_block_sizes(sizes)[0]
 
 
@@ -151,7 +154,7 @@ def _update_num_gpu_blocks(
 
 
 def _size_option(config: Any) -> str:
-    """Return the option that decides the size of the KV cache, with its value. config: a CacheConfig."""
+    """Return a text: the option that decides the size of the KV cache, with its value. config: a CacheConfig."""
     if config.num_gpu_blocks:
         return f"num_gpu_blocks={config.num_gpu_blocks}"
     fraction, chosen = config.cache_max_entry_count, _chosen_gib()
@@ -188,13 +191,13 @@ def _reserve_runtime_mem(
 
 
 SESSION_LIMIT = "_dlinfer_longest_session"
-"""Attribute that we add to PytorchEngineConfig: the most tokens of a session, by session_len and the KV cache."""
+"""Attribute that we add to PytorchEngineConfig: the most tokens that a session can have in the KV cache."""
 
 _longest_session: int | None = None
 
 
 def longest_session() -> int | None:
-    """Return the most tokens of a session in this process's engine, if the KV cache sets that limit; else None."""
+    """Return the most tokens of a session in this process's engine; None if the KV cache sets no limit."""
     return _longest_session
 
 

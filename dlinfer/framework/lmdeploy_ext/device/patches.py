@@ -1,4 +1,4 @@
-"""Patches places in LMDeploy that name the device "cuda" and that the device view cannot translate."""
+"""Patches functions of LMDeploy that use the device "cuda" where the device view cannot translate it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -52,9 +52,9 @@ def to_device(original: Original, val: Any, non_blocking: bool = False) -> Any:
     when=activation.is_on,
 )
 def bmm(original: Original, self: Any, x: torch.Tensor, output: torch.Tensor) -> None:
-    """Write x [N, H, in] times the weight into ``output`` [N, H, out], by a copy.
+    """Multiply x [N, H, in] by the weight, and copy the result into ``output`` [N, H, out].
 
-    Dynamo captures no ``torch.bmm`` whose ``out`` is a transposed view.
+    Dynamo cannot capture ``torch.bmm`` with a transposed view as ``out``.
     """
     output.copy_(torch.bmm(x.transpose(0, 1), self.weight).transpose(0, 1))
 

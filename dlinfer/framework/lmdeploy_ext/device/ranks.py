@@ -1,4 +1,4 @@
-"""Patches the processes of tensor parallelism: how they join a group, and how they wait for LMDeploy's messages."""
+"""Patches how tensor-parallel processes join a process group, and how they wait for LMDeploy's messages."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ FEATURE = "tensor parallelism"
 
 
 def are_served(device_type: str) -> bool:
-    """Return whether the vendor of a device_type supports tensor parallelism on several devices."""
+    """Return whether the vendor of ``device_type`` supports tensor parallelism on several devices."""
     return discovery.device(devices.torch_device(device_type)).tensor_parallel
 
 
@@ -39,7 +39,7 @@ def _init_process_group(original: Original, rank: int, world_size: int) -> None:
 
 
 def _share_host(rank: int, world_size: int) -> None:
-    """Keep this rank to its part of the host, which it shares with the other ranks there."""
+    """Let this rank use only its share of the host, which it shares with other ranks."""
     hosts: list[Any] = [None] * world_size
     dist.all_gather_object(hosts, host_identity())
     here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
@@ -47,7 +47,7 @@ def _share_host(rank: int, world_size: int) -> None:
 
 
 def host_identity() -> str:
-    """Return a text that is equal in all processes that see the same host, and in no others."""
+    """Return a text that is the same for two processes exactly if they run on the same host."""
     with suppress(OSError):  # not Linux
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {socket.gethostname()}"
     return socket.gethostname()

@@ -1,8 +1,8 @@
-"""Tells an engine option that the user gave from one that has LMDeploy's default.
+"""Marks the default values of engine options, to distinguish them from values that the user gave.
 
-Some of LMDeploy's defaults do not fit a host, so dlinfer chooses other values for options that the user left out. An
-option that the user gave stays, even if it equals LMDeploy's default. Marked defaults have a type of their own, which
-survives copies, pickles and the way through LMDeploy's other configurations.
+Some of LMDeploy's defaults do not fit a host, so dlinfer chooses other values for options that the user left out. A
+value that the user gave stays, even if it equals LMDeploy's default. The mark is the value's type: a subclass of int or
+float. So the mark survives copies, pickles and the way through LMDeploy's other configurations.
 """
 
 from typing import Any
@@ -11,25 +11,25 @@ from dlinfer.framework.patching import Original, replaces
 
 
 class UnchosenInt(int):
-    """An int that is the default of an option."""
+    """An int that is an option's default value."""
 
 
 class UnchosenFloat(float):
-    """A float that is the default of an option."""
+    """A float that is an option's default value."""
 
 
 def unchosen(default: float) -> float:
-    """Return a default with the mark."""
+    """Return a default value with the mark: an UnchosenInt or UnchosenFloat."""
     return UnchosenInt(default) if isinstance(default, int) else UnchosenFloat(default)
 
 
 def is_given(value: float) -> bool:
-    """Whether the user gave an option's value: it has no mark."""
+    """Return whether the user gave an option's value. A default value has the mark."""
     return not isinstance(value, UnchosenInt | UnchosenFloat)
 
 
 def mark_defaults(config: Any, *options: str) -> None:
-    """Mark those options of a dataclass instance that were left out when it was made."""
+    """Mark the values of those options that were left out when the dataclass instance ``config`` was created."""
     for option in options:
         value = getattr(config, option)
         if value is getattr(

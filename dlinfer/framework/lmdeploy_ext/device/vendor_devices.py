@@ -2,8 +2,8 @@
 
 LMDeploy accepts ascend, maca and camb on any machine, and looks for their kernels, versions and graph runners inside
 ``dlinfer``. These are in a vendor's package, which registers an entry point with the device's name in
-``dlinfer.vendors``. Without it LMDeploy would raise a ModuleNotFoundError, or start without kernels. This adaptor
-serves the device if the vendor describes it for frameworks. Else LMDeploy runs its own backend for the device.
+``dlinfer.vendors``. Without that package LMDeploy would raise a ModuleNotFoundError, or start without kernels. If the
+vendor supports frameworks, this adaptor serves the device. Otherwise LMDeploy runs its own backend for the device.
 """
 
 import logging
@@ -28,7 +28,7 @@ def check_vendor(device_type: str) -> None:
 
 
 def check_available(device_type: str) -> None:
-    """Raise VendorUnavailableError for a device type of ours if its vendor cannot use the device on this machine."""
+    """Raise VendorUnavailableError for a device type of ours if its vendor finds no usable device here."""
     vendor = vendor_of(device_type)
     if vendor is not None and not (probe := discovery.probe(vendor)).available:
         raise VendorUnavailableError(vendor=vendor.name, reason=probe.reason, advice=probe.next_step)
@@ -37,7 +37,7 @@ def check_available(device_type: str) -> None:
 def vendor_device_init(device_type: str) -> None:
     """Activate the vendor of ascend, maca or camb before LMDeploy's own backend for the device starts.
 
-    LMDeploy expects this as an effect of importing ``dlinfer.framework.lmdeploy_ext.device``, and later reads
+    LMDeploy expects that the import of ``dlinfer.framework.lmdeploy_ext.device`` does this, and later reads
     ``dlinfer.vendor.vendor_name``. Raises DeviceWithoutVendorError and the errors of ``dlinfer.vendor.use``.
     """
     check_vendor(device_type)
@@ -46,7 +46,7 @@ def vendor_device_init(device_type: str) -> None:
 
 
 def lacks_cuda(device_type: str) -> bool:
-    """Return whether a device type is cuda, torch sees no CUDA device, and the host can serve instead."""
+    """Return whether ``device_type`` is cuda, but torch sees no CUDA device, so that the host is to serve instead."""
     return device_type == "cuda" and not torch.cuda.is_available() and HOST in served()
 
 
@@ -66,7 +66,7 @@ def without_cuda(device_type: str) -> str:
 
 
 def usable() -> list[str]:
-    """Return the device types that can be chosen on this machine."""
+    """Return the device types that a user can choose on this machine."""
     installed = [name for name in NEED_VENDOR if name in discovery.names()]
     left_to_lmdeploy = [name for name in installed if discovery.get(name).load_device is None]
     return list(dict.fromkeys([*served(), "cuda", *left_to_lmdeploy]))

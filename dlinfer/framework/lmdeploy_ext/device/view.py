@@ -4,7 +4,7 @@ LMDeploy's engine writes "cuda" and ``torch.cuda``, and expects other devices to
 itself would redirect them for the whole process, and is known to break HF transformers. So only the name ``torch`` in
 the modules of ``COVERED`` is replaced by a view. The view translates the few names that those modules use, and passes
 on everything else. Modules that run inside the model's forward pass are not covered: they take the device from their
-tensors, and graph capture needs the real torch there.
+tensors, and graph capture needs the real torch.
 """
 
 import sys
@@ -44,7 +44,7 @@ _view: "TorchView | None" = None
 
 
 class Accelerator:
-    """Stands for ``torch.cuda`` in LMDeploy's engine, with the vendor's streams and memory.
+    """Replaces ``torch.cuda`` in LMDeploy's engine, with the vendor's streams and memory.
 
     device: torch's name of the device. described: the vendor's description of the device.
     """
@@ -57,7 +57,7 @@ class Accelerator:
         self.synchronize, self.empty_cache = streams.synchronize, streams.empty_cache
 
     def current_device(self) -> torch.device:
-        """Return the device, in a form that ``device=`` takes."""
+        """Return the device as a value for torch's argument ``device=``."""
         return self._device
 
     def set_device(self, device: Any) -> None:
@@ -76,7 +76,7 @@ class Accelerator:
 
 
 class TorchView(ModuleType):
-    """A module that stands for ``torch`` and translates "cuda" to ``device``. described: as for ``Accelerator``."""
+    """A module that replaces ``torch`` and translates "cuda" to ``device``. described: the vendor's description."""
 
     def __init__(self, device: str, described: Device) -> None:
         super().__init__("torch", torch.__doc__)
@@ -90,7 +90,7 @@ class TorchView(ModuleType):
         return getattr(torch, name)
 
     def _translate(self, *args: Any, **kwargs: Any) -> torch.device:
-        """Return ``torch.device(...)``, or the active device instead of a "cuda" device."""
+        """Return ``torch.device(...)`` of the arguments; the active device if that would be a "cuda" device."""
         device = torch.device(*args, **kwargs)
         return torch.device(self._device) if device.type == "cuda" else device
 
@@ -104,7 +104,7 @@ class TorchView(ModuleType):
 
 
 def _device_class(translate: Callable[..., torch.device]) -> type:
-    """Return a class to replace ``torch.device``: a call returns ``translate(...)``, isinstance works as usual."""
+    """Return a class to replace ``torch.device``. Calling it returns ``translate(...)``; isinstance works as usual."""
 
     class DeviceType(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:
@@ -117,7 +117,7 @@ def _device_class(translate: Callable[..., torch.device]) -> type:
 
 
 def install(device: str, described: Device) -> None:
-    """Make a device's view, and put it into the covered modules that are loaded. Later imports call ``cover``."""
+    """Create a device's view, and put it into the covered modules that are loaded. A later import calls ``cover``."""
     global _view
     _view = TorchView(device, described)
     for module in filter(None, map(sys.modules.get, COVERED)):

@@ -1,7 +1,7 @@
-"""Refuses a model whose weights do not fit into memory, after its layers are made and before a weight is read.
+"""Refuses a model that does not fit into memory, after its layers are built and before weights are read.
 
-On a device that shares the host's memory, parameters take pages only as they are written. LMDeploy checks free memory
-only after that, for the KV cache, so the kernel might kill the process.
+On a device that uses the host's memory, a parameter takes memory only when it is written. LMDeploy checks free memory
+later, when it sizes the KV cache. By then the kernel may have killed the process.
 """
 
 import re
@@ -30,10 +30,11 @@ def parameter_bytes(model: Any, tied: bool) -> int:
 
 
 def checked(make: Callable[[], Any], tied: bool) -> Any:
-    """Call ``make`` and return its model. Raises ModelMemoryError if the weights do not fit into the free memory.
+    """Return the model that ``make`` builds. Raises ModelMemoryError if its weights do not fit into the free memory.
 
-    Free memory is read before the call, since some parameters are written as they are made. On shared memory the
-    parameters are put into huge pages, if the system has them. tied: as in ``parameter_bytes``.
+    Free memory is read before the call, since some parameters are written when they are created. In host memory the
+    parameters are put into huge pages, if the system has them. tied: whether the output projection is tied to the
+    embedding.
     """
     memory = activation.device().memory()
     try:

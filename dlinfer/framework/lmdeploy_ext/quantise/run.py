@@ -38,10 +38,11 @@ class Report:
     """A finished quantisation.
 
     format: the format's name. group: a text that says which elements share a scale. quantised: the number of quantised
-    tensors. kept: the number of copied tensors. weights_before: size in bytes of the quantised weights before.
-    weights_after: their size after. bytes_before: size in bytes of all tensors in the input. bytes_after: the same for
-    the output. worst_error: the largest relative error of a weight: the norm of the difference divided by the norm of
-    the weight. worst_tensor: the name of that weight. perplexity: on held-out text, if calibrated.
+    tensors. kept: the number of copied tensors. weights_before: size in bytes, in the input, of the weights to
+    quantise. weights_after: size in bytes of these weights in the output. bytes_before: size in bytes of all tensors in
+    the input. bytes_after: size in bytes of all tensors in the output. worst_error: the largest relative error of a
+    weight: the norm of the difference divided by the norm of the weight. worst_tensor: the name of that weight.
+    perplexity: on held-out text, if calibrated.
     """
 
     schema: int

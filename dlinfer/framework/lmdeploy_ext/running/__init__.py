@@ -1,1 +1,1 @@
-"""How LMDeploy's forward runs: through compiled graphs, or a device's captured graphs."""
+"""Runs LMDeploy's forward: through compiled graphs, through graphs that the device captures, or eagerly."""

@@ -51,7 +51,7 @@ _OURS = {
     "GatedDeltaMeta": lambda spec: gated_delta.StepStates(),
     "GatedDeltaRule": lambda spec: gated_delta.DeltaRule(),
 }
-"""Name of a BuildSpec without "BuildSpec" -> builder of the layer, if LMDeploy's dlinfer backend serves it wrongly."""
+"""Name of a BuildSpec, without "BuildSpec" -> our builder of the layer. LMDeploy's dlinfer backend has faults there."""
 
 
 class EagerRunner(GraphRunner):
@@ -74,7 +74,7 @@ class OpsBackend(DlinferOpsBackend):
 
     @classmethod
     def build_op(cls, spec: Any, *, enable_deterministic: bool = False) -> Any:
-        """Return the implementation of the layer of a BuildSpec.
+        """Return the implementation of the layer that a BuildSpec describes.
 
         Raises UnsupportedFeatureError for an unsupported layer, before any weight is loaded.
         """
@@ -105,7 +105,7 @@ class OpsBackend(DlinferOpsBackend):
 
     @classmethod
     def update_step_context(cls, step_context: Any) -> Any:
-        """Add the step's attention and MoE metadata and rotary lengths to the context, and return it."""
+        """Add attention metadata, MoE metadata and rotary lengths to a step's context, and return the context."""
         step_context.attn_metadata = attention.step_metadata(step_context)
         step_context.position_ids = rope_lengths.of_step(step_context)
         distribution = get_dist_manager().current_context()
@@ -124,7 +124,7 @@ class OpsBackend(DlinferOpsBackend):
         backend_config: Any,
         device: torch.device,
     ) -> Any:
-        """Return the runner of the model: by graphs, or eagerly with ``eager_mode=True``."""
+        """Return the model's runner: eager with ``eager_mode=True``, else one that runs graphs."""
         kv_quantisation.check_model(model_config, cache_config)
         windows.apply(model, model_config.llm_config or model_config.hf_config)
         runner = EagerRunner if backend_config.eager_mode else _graph_runner(model)
@@ -132,14 +132,15 @@ class OpsBackend(DlinferOpsBackend):
 
     @staticmethod
     def ccl_backend() -> str:
-        """Return the name of torch.distributed's backend for processes with one such device each."""
+        """Return the name of torch.distributed's backend for processes that each have one device of the active type."""
         return activation.device().communicator
 
 
 def _graph_runner(model: torch.nn.Module) -> Callable[..., Any]:
-    """Return the class of the model's graph runner: the vendor's own, CompiledRunner with an engine, or CaptureRunner.
+    """Return the class of the model's runner.
 
-    It is EagerRunner, without graphs, if there is no engine and the device cannot capture graphs.
+    It is the vendor's own runner; else CompiledRunner if there is a graph engine; else CaptureRunner if the device can
+    capture graphs; else EagerRunner.
     """
     device = activation.device()
     own = device.graph_runner()

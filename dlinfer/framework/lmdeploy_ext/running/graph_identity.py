@@ -1,8 +1,8 @@
-"""Make the identity of a model's stored graphs: a description of all that LMDeploy built the model from.
+"""Compute the identity of a model's stored graphs: a description of all that LMDeploy built the model from.
 
-LMDeploy's configurations and build context are described field by field, whatever fields they have. ``LEFT_OUT`` names
-the fields that cannot change a graph. A field that a later release adds counts, so at worst a graph is compiled once
-more. A list of fields that count could miss such a field, and a wrong graph would run.
+All fields of LMDeploy's configurations and build context are part of it, except those in ``LEFT_OUT``, which cannot
+change a graph. So a field that a later release adds is included: at worst a graph is compiled once more. A list of
+fields to include could miss such a field, and a wrong graph would run.
 """
 
 import enum
@@ -67,10 +67,10 @@ LEFT_OUT: dict[str, dict[str, str]] = {
 
 
 def model_identity(model: torch.nn.Module, **contexts: Any) -> str:
-    """Return as text all that a model's graphs depend on: its code, configurations, and weights' dtypes and sizes.
+    """Return a text of all that a model's graphs depend on: its code, configurations, and dtypes and sizes of weights.
 
-    contexts: name -> LMDeploy's object (build context, configurations of model, cache and backend). Values of weights
-    are inputs of the graphs, so another checkpoint of the same shapes runs the same graphs.
+    contexts: name -> LMDeploy's object (build context, configurations of model, cache and backend). Weights are inputs
+    of the graphs, so another checkpoint with the same shapes runs the same graphs.
     """
     weights = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     layers = {type(module) for module in model.modules()}
@@ -95,7 +95,7 @@ def _switches() -> Iterator[tuple[str, Any]]:
 
 
 def _sources(modules: set[str]) -> str:
-    """Return a hash of the modules' source files. Remote code and custom module maps change without a version."""
+    """Return a hash of the modules' source files, since remote code and custom module maps have no version."""
     files = sorted({getattr(sys.modules.get(name), "__file__", None) or "" for name in modules} - {""})
     return hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in files)).hexdigest()
 
@@ -105,9 +105,9 @@ def _name(item: Any) -> str:
 
 
 class _Description:
-    """Describes objects by lines that are equal for equal structures, in any process.
+    """Describes objects as lines of text. Objects with equal contents have equal lines, in any process.
 
-    modules: names of the modules that define the described classes and functions.
+    modules: names of the modules that define the described classes and functions; filled while objects are described.
     """
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ def _content(value: torch.Tensor | numpy.ndarray) -> str:
 
 
 def _plain(value: Any) -> str | None:
-    """Return the text of a value without parts; None for a composite value, a function or a class."""
+    """Return the text of a plain value; None for a composite value, a function or a class."""
     if isinstance(value, enum.Enum):
         return f"{_name(type(value))}.{value.name}"
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | Path):

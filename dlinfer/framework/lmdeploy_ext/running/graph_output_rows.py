@@ -1,6 +1,7 @@
-"""Wrap a forward for graphs so that it returns only the hidden states that are read, mostly a prompt's last one.
+"""Wrap a forward for graphs so that it returns only hidden states that are read, mostly those of a prompt's last token.
 
-The selection is at the graph's end. ``passes/hoist_row_selection`` moves it in front of the last layer's products.
+The wrapper selects rows at the graph's end. ``passes/hoist_row_selection`` moves the selection before the matrix
+products of the last layer.
 """
 
 import functools
@@ -13,16 +14,16 @@ from torch import Tensor, nn
 
 
 class ForwardOfKeptRows(nn.Module):
-    """Calls a model's forward and keeps the rows of its hidden states that the step's metadata names."""
+    """Calls a model's forward, and returns only those rows of its hidden states that the step's metadata names."""
 
     def __init__(self, model: Callable[..., Any]) -> None:
-        """Take an LMDeploy model, or a callable that runs the forward of the model or of its language part."""
+        """Take an LMDeploy model, or a callable that runs the forward of a model or of its language part."""
         super().__init__()
         self.model = model
 
     @staticmethod
     def taken(inputs: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return a step's keywords that are not None; None if ``forward``, which has text models' names, lacks one."""
+        """Return a step's keyword arguments that are not None; None if ``forward`` does not take one of them."""
         present = {name: value for name, value in inputs.items() if value is not None}
         return present if present.keys() <= _names() else None
 
@@ -37,7 +38,7 @@ class ForwardOfKeptRows(nn.Module):
         target_hidden_states: Tensor | None = None,
         state_ids: Tensor | None = None,
     ) -> Any:
-        """Return the model's result with only the rows ``attn_metadata.kept_rows`` of its hidden states [1, N, H]."""
+        """Return the model's result. Its hidden states [1, N, H] are cut to the rows ``attn_metadata.kept_rows``."""
         further = {
             "inputs_embeds": inputs_embeds,
             "mrope_position_ids": mrope_position_ids,
@@ -63,9 +64,9 @@ def _names() -> frozenset[str]:
 
 
 def kept_rows(metadata: Any, tokens: int, *, last_only: bool) -> Tensor:
-    """Return the indices of each sequence's last token, int64 [sequences], or of all tokens, int64 [tokens].
+    """Return the indices of all tokens, int64 [tokens]; if ``last_only``, of each sequence's last: int64 [sequences].
 
-    metadata: the step's StepMetadata. The result is on its device.
+    metadata: the step's StepMetadata. The result is on the device of its tensors.
     """
     ends = metadata.cu_seqlens_q
     return ends[1:].long() - 1 if last_only else torch.arange(tokens, device=ends.device)

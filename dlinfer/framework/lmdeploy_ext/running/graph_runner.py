@@ -1,10 +1,10 @@
 """Run LMDeploy's forward through the graph backend: one compiled call for prefill, one for decoding, one for logits.
 
-Engines that decode as fast with the prefill graph get one graph for both phases, so that they repack weights once.
+If a graph engine decodes as fast with the prefill graph, it gets one graph for both phases, to repack weights once.
 
-LMDeploy calls the runner with the same keywords at each step. The steps differ in sizes, and in flags that tell the
-phases apart. Sizes are marked as unknown before the capture, so that the compiler does not specialise on 1.
-LMDeploy's warm-up runs each phase once. Requests then find every phase compiled.
+LMDeploy calls the runner with the same keyword arguments at each step. Steps differ in sizes, and in flags that tell
+the phases apart. Sizes are marked as dynamic before the capture, so that the compiler does not specialise on 1.
+LMDeploy's warm-up runs each phase once, so that every phase is compiled before the first request.
 """
 
 import sys
@@ -55,10 +55,10 @@ _STEADY = (
 
 @dataclass
 class PhaseCounts:
-    """How one phase of one engine runs.
+    """How one phase (prefill, decoding or logits) of an engine runs.
 
     outcome: ``compiled``, ``loaded`` from the cache, or ``eager``, with the reason.
-    report: the compiled graph, as ``dlinfer.explain`` shows it; None where the phase runs eagerly.
+    report: the compiled graph's report, as from ``dlinfer.explain``; None if the phase runs eagerly.
     """
 
     phase: str
@@ -80,7 +80,7 @@ _runners: list[weakref.ref[RunnerCounts]] = []
 
 
 def counts() -> list[RunnerCounts]:
-    """Return the RunnerCounts of each living engine in this process that runs graphs, the oldest first."""
+    """Return the RunnerCounts of each engine in this process that runs compiled graphs, oldest first."""
     return [alive for reference in _runners if (alive := reference()) is not None]
 
 
@@ -88,7 +88,7 @@ class CompiledRunner(GraphRunner):
     """Runs a model's forward and its logits as compiled graphs.
 
     last_rows_only: whether a step with prompts returns only the hidden states of each sequence's last token, in the
-    sequences' order. No effect if the forward has inputs that ForwardOfKeptRows does not take.
+    order of the sequences. No effect if the forward has inputs that ForwardOfKeptRows does not take.
     """
 
     last_rows_only = False
@@ -162,7 +162,7 @@ class CompiledRunner(GraphRunner):
     def _step(
         self, function: Callable[..., Any], kwargs: dict[str, Any], of_kept_rows: ForwardOfKeptRows
     ) -> Any:
-        """Run one forward to hidden states. of_kept_rows: replaces ``function`` if the step has prompts."""
+        """Run one forward, and return hidden states. of_kept_rows: replaces ``function`` if the step has prompts."""
         metadata = kwargs["attn_metadata"]
         # Prefill through the cache serves prompts with and without a cached beginning: one graph, not two.
         metadata.is_prefill_no_cache = False
@@ -192,7 +192,7 @@ class CompiledRunner(GraphRunner):
         return result
 
     def _run(self, key: Any, call: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        """Run a compiled call. Report that it computes, if the call itself did not report so the last time."""
+        """Run a compiled call. Report that a step computes, unless the call itself reported that the last time."""
         if key in self._silent:
             computing.begins()
         before = computing.count()
@@ -228,7 +228,7 @@ class CompiledRunner(GraphRunner):
         kwargs: dict[str, Any],
         same: Sequence[str] = (),
     ) -> Any:
-        """Compile ``function`` as ``_calls[key]``, and return its first result. same: names of constant arguments."""
+        """Compile ``function`` into ``_calls[key]``, and return its first result. same: names of constant arguments."""
         start = time.perf_counter()
         there = sorted(name for name, value in kwargs.items() if value is not None)
         steady = [name for name in _STEADY if name.partition(".")[0] in kwargs] + list(same)
@@ -259,7 +259,7 @@ def _mark(sizes: Iterable[tuple[torch.Tensor, int, str | None]]) -> None:
 
 
 def _mark_sizes(kwargs: dict[str, Any]) -> None:
-    """Tell Dynamo which sizes change from step to step, and which of these are equal to each other."""
+    """Tell Dynamo which sizes change from step to step, and which of them always equal each other."""
     metadata = kwargs["attn_metadata"]
     # A decoding step has one token of each sequence.
     tokens = "sequences" if metadata.is_decoding else "tokens"

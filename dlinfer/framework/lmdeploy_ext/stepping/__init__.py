@@ -1,1 +1,1 @@
-"""How the engine steps: the model on its own thread, prompts joined with decoding, sizes of prompt chunks."""
+"""Patches on the engine's steps: a thread for the model, prefill joined with decoding, sizes of prompt chunks."""

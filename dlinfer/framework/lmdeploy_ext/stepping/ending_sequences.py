@@ -1,26 +1,26 @@
-"""Find sequences whose last token is being computed, as far as their length limit tells.
+"""Find sequences that reach their length limit with the token that is being computed.
 
 LMDeploy prepares the next step while the current step computes, and so decodes an ending sequence once more. This
-wastes a row of the batch. If all sequences end, it wastes a whole step, and the next prompt waits for this step or is
-read in small portions next to it.
+wastes a row of the batch. If all sequences end, it wastes a whole step. The next prompt then waits for this step, or
+is prefilled beside it in small chunks.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 _NAME = "dlinfer_in_flight"
-"""Attribute of LMDeploy's inputs maker: the sequences of the last step that it made."""
+"""Attribute of LMDeploy's inputs maker: the sequences of the latest step that it has prepared."""
 
 
 def note(maker: Any, step: dict[str, Any] | None) -> None:
-    """Remember the sequences of a step that was just made. step: the result of ``_make_forward_inputs``."""
+    """Store the sequences of the step that was just prepared. step: the result of ``_make_forward_inputs``."""
     setattr(maker, _NAME, () if step is None else tuple(step.get("running") or ()))
 
 
 def decodes_on(maker: Any, is_ahead: bool) -> bool:
     """Return whether a sequence of the running batch needs another step.
 
-    is_ahead: whether the last step still computes, and will add a token to each of its sequences.
+    is_ahead: whether the latest step still computes. It will then add a token to each of its sequences.
     """
     from lmdeploy.pytorch.messages import MessageStatus
 

@@ -1,7 +1,8 @@
-"""Run a decoding step and the portion of prompts that follows it as one forward of the model.
+"""Run a decoding step and the prefill step that follows it with one forward of the model.
 
-A step of LMDeploy is a forward, logits, sampling and bookkeeping. Here the two steps still run one after the other.
-Only their forwards and logits are joined: the first step computes the rows of both, and the second takes its rows.
+A step of LMDeploy consists of a forward, logits, sampling and bookkeeping. Here the two steps still run one after the
+other. Only their forwards and logits are joined: the first step computes the rows of both steps, and the second step
+takes its rows from that result.
 """
 
 import asyncio
@@ -17,14 +18,14 @@ from dlinfer.framework.lmdeploy_ext.stepping import last_token_rows as last_rows
 from dlinfer.framework.patching import Original, replaces
 
 _NAME = "dlinfer_joined"
-"""Attribute of a model agent: the forward that two of its steps share."""
+"""Attribute of a model agent: the _Joined of the two steps that share a forward; None at other times."""
 
 Forward = Callable[..., Awaitable[dict[str, Any]]]
 Step = Callable[[], Awaitable[None]]
 
 
 async def following(agent: Any, seconds: float) -> dict[str, Any] | None:
-    """Take the next step's arguments from the agent's queue, as its loop does. Return None after ``seconds``."""
+    """Take the next step's arguments from the agent's queue, as its loop does; None if none arrive in ``seconds``."""
     try:
         # Before Python 3.12 wait_for swallows a cancellation that arrives together with an item.
         async with asyncio.timeout(seconds):
@@ -35,13 +36,13 @@ async def following(agent: Any, seconds: float) -> dict[str, Any] | None:
 
 
 def received(agent: Any, step: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a step from the agent's queue, and keep its host-to-device copies as the loop does."""
+    """Return the arguments of ``step``, which comes from the agent's queue. Keep its host-to-device copies alive."""
     agent._keep_h2d_transfer(step.pop("_h2d_transfer", None))
     return step
 
 
 def can_join(agent: Any, first: dict[str, Any], second: dict[str, Any]) -> bool:
-    """Return whether a decoding step and the step behind it need no more than rows of one forward."""
+    """Return whether a decoding step and the step after it can share a forward."""
     prompts = second.get("inputs")
     if prompts is None or prompts.is_decoding or prompts.is_dummy:
         return False
@@ -54,7 +55,7 @@ def can_join(agent: Any, first: dict[str, Any], second: dict[str, Any]) -> bool:
 
 
 async def joined(agent: Any, first: Step, second: Step, arguments: dict[str, Any]) -> None:
-    """Run two steps with one forward. first: the decoding step. arguments: the second step's."""
+    """Run two steps with one forward. first: the decoding step. arguments: the arguments of ``second``."""
     expect(agent, arguments)
     try:
         await first()
@@ -64,7 +65,7 @@ async def joined(agent: Any, first: Step, second: Step, arguments: dict[str, Any
 
 
 def expect(agent: Any, second: dict[str, Any]) -> None:
-    """Join the agent's next forward, which decodes, with the one after it. second: arguments of that step."""
+    """Join the agent's next forward, which decodes, with the forward after it. second: the second step's arguments."""
     prompts = second["inputs"]
     has_all_logits = bool(second.get("return_logits") or second.get("return_ce_loss"))
     one_row_each = last_rows.are_enough(prompts, has_all_logits=has_all_logits)
@@ -72,9 +73,9 @@ def expect(agent: Any, second: dict[str, Any]) -> None:
 
 
 class _Joined:
-    """The state that two forwards share.
+    """The state of a forward that two steps share.
 
-    prompts: ModelInputs of the second forward. The second step may still set their model_metas.
+    prompts: ModelInputs of the second step. This step may still set their model_metas.
     one_row_each: whether the second step needs only the logits of each prompt's last row.
     """
 
@@ -85,9 +86,10 @@ class _Joined:
         self._is_first = True
 
     async def forward(self, original: Forward, inputs: Any) -> dict[str, Any]:
-        """Return the output of the first forward, then that of the second: it is called once for each.
+        """Return the first step's output at the first call, and the second step's at the second call.
 
-        inputs: ModelInputs of the decoding step, then of the prompts. original: LMDeploy's forward of ModelInputs.
+        inputs: ModelInputs of the decoding step, then of the prompts. original: LMDeploy's forward, which takes
+        ModelInputs.
         """
         if not self._is_first:
             return await original(inputs) if self._second is None else self._second
@@ -107,9 +109,9 @@ class _Joined:
         return first
 
     def logits(self, original: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-        """Return the logits of the first step, then of the second: it is called once for each.
+        """Return the first step's logits at the first call, and the second step's at the second call.
 
-        original: hidden states [1, rows, H] -> logits [1, rows, V].
+        original: a function from hidden states [1, rows, H] to logits [1, rows, V].
         """
         if self._second_logits is not None:
             return self._second_logits
@@ -123,10 +125,10 @@ class _Joined:
         return both[:, : hidden.shape[1]]
 
     def _kept_rows(self, decoding: Any) -> Tensor | None:
-        """Return the indices of decoding rows that still own their blocks; None if all do.
+        """Return the indices of decoding rows that still own their cache blocks; None if all do.
 
-        A sequence that ended while its next step was made ready has lost its blocks, and a prompt may own them now.
-        Both rows would write there, in no order. Nobody reads the ended sequence's result.
+        A sequence that ended while its next step was prepared has lost its blocks, and a prompt may own them now. Both
+        rows would write to the same slots, in undefined order. The ended sequence's result is never read.
         """
         lost = torch.isin(self._slots(decoding), self._slots(self._prompts))
         return (~lost).nonzero()[:, 0] if lost.any() else None
@@ -146,11 +148,11 @@ class _Joined:
 _OF_THE_STEP = frozenset(
     "logits_indices seq_logit_length is_chunk is_first_chunk is_last_chunk is_chunk_multimodal".split()
 )
-"""Fields of ModelInputs that are read after a step's forward, and do not affect it."""
+"""Fields of ModelInputs that do not affect a step's forward: they are read after it."""
 
 
 def join(decoding: Any, prompts: Any) -> Any | None:
-    """Return ModelInputs of both steps, decoding rows first; None if either has inputs that cannot be joined by rows.
+    """Return ModelInputs of both steps, decoding rows first; None if some input cannot be joined by rows.
 
     decoding: ModelInputs of [1, B] tokens of B sequences. prompts: ModelInputs of [1, N] tokens of other sequences.
     """
@@ -186,10 +188,10 @@ def join(decoding: Any, prompts: Any) -> Any | None:
 def split(
     output: dict[str, Any], decoding: Any, prompts: Any, kept: Tensor | None
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Split a joint output into the outputs of both forwards; None if it has fields that do not split by rows.
+    """Split a joint output into the outputs of both steps; None if it has fields that cannot be split by rows.
 
-    decoding, prompts: ModelInputs of the two steps. kept: int64, the decoding rows that were computed, None for all;
-    the other rows' hidden states are 0.
+    decoding, prompts: ModelInputs of the two steps. kept: int64, the decoding rows that were computed; None if all
+    were. Rows that were not computed get hidden states of 0.
     """
     if output.keys() - {"hidden_states", "model_metas", "seq_length", "position_ids"}:
         return None
@@ -221,7 +223,7 @@ def _rows_of(decoding: Any, kept: Tensor) -> Any:
 
 
 def _padded(first: Tensor, second: Tensor) -> Tensor:
-    """Return two block tables, the second below the first. Shorter rows are padded with block 0, which is not read."""
+    """Concatenate two block tables by rows. Pad the narrower table with block 0; the padding is never read."""
     width = max(first.shape[1], second.shape[1])
     pad = torch.nn.functional.pad
     return torch.cat([pad(table, (0, width - table.shape[1])) for table in (first, second)])

@@ -1,6 +1,6 @@
-"""Let a compiled forward return only the last tokens' rows, if its step needs only each sequence's next token.
+"""Let a compiled forward return only the rows of last tokens, if its step needs only each sequence's next token.
 
-LMDeploy selects the last rows of a result itself, but takes a result with one row for each sequence as it is.
+LMDeploy itself selects these rows from a result, unless the result has just one row for each sequence.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from dlinfer.framework.patching import Original, replaces
 
 @contextlib.contextmanager
 def giving(agent: Any, last_only: bool) -> Iterator[None]:
-    """Within the context, let an agent's compiled model return the last tokens' rows if ``last_only``, else all."""
+    """Within the context, let an agent's compiled model return all rows; if ``last_only``, only last tokens' rows."""
     runner = agent.patched_model
     before = getattr(runner, "last_rows_only", None)
     if before is None:
@@ -27,10 +27,10 @@ def giving(agent: Any, last_only: bool) -> Iterator[None]:
 
 
 def are_enough(inputs: Any, *, has_all_logits: bool) -> bool:
-    """Return whether a step reads no other rows than those of the last tokens.
+    """Return whether a step reads only the rows of last tokens.
 
-    inputs: its ModelInputs. A step that scores its input names the rows in them. has_all_logits: whether it returns
-    the logits of all tokens, or their loss.
+    inputs: the step's ModelInputs. If the step scores its input, they name the rows to read. has_all_logits: whether
+    the step returns the logits or the loss of all tokens.
     """
     return not has_all_logits and inputs.logits_indices is None
 

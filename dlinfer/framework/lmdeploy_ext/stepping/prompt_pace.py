@@ -1,7 +1,7 @@
-"""Measures how fast an engine reads prompts, and sizes the prompts of its next step by time.
+"""Measures how fast an engine prefills, and computes from it how many prompt tokens its next step may have.
 
-A step that reads prompts delays every other request of the engine. How many tokens it can read in a given time depends
-on the model, the machine and what else runs there. So each step is timed, and the next one follows the measurement.
+A step that prefills delays every other request of the engine. How many tokens it can prefill in a given time depends on
+the model, the machine and what else runs there. So each step is timed, and the next step is sized by the measurement.
 """
 
 import time
@@ -11,14 +11,14 @@ from typing import Any
 from dlinfer.framework.lmdeploy_ext.stepping.joined_forward import Step
 
 FIRST = 128
-"""Prompt tokens of the first step that reads prompts: little enough for slow machines."""
+"""Prompt tokens of the first prefill, before any measurement: few enough for slow machines."""
 LEAST = 32
-"""Prompt tokens of a step if no time is left for prompts: with fewer, reading the weights would take most of it."""
+"""The fewest prompt tokens of a prefill. With fewer, most of the time would go into reading the weights."""
 _KEPT = 4
-"""Measured steps. The fastest counts, as a step may also have compiled kernels or waited for other processes."""
+"""The number of measurements to keep. The fastest counts, since others may include compilation or interruptions."""
 
 _NAME = "dlinfer_prompt_pace"
-"""Attribute of a model agent: its PromptPace."""
+"""Attribute of a model agent that holds its PromptPace."""
 
 
 class PromptPace:
@@ -29,7 +29,7 @@ class PromptPace:
         self._decoding: deque[float] = deque(maxlen=_KEPT)
 
     def note(self, seconds: float, prompt_tokens: int, *, decodes: bool) -> None:
-        """Record a step. prompt_tokens: those it read. decodes: whether it also decoded."""
+        """Record a step. prompt_tokens: how many it prefilled. decodes: whether it also decoded."""
         if prompt_tokens == 0:
             self._decoding.append(seconds)
             return
@@ -37,7 +37,7 @@ class PromptPace:
         self._rates.append(prompt_tokens / max(of_prompts, seconds / 4))
 
     def tokens(self, seconds: float, *, decodes: bool) -> int:
-        """Return how many prompt tokens a step can read in so many seconds. decodes: whether it also decodes."""
+        """Return how many prompt tokens a step can prefill in ``seconds``. decodes: whether it also decodes."""
         if not self._rates:
             return FIRST
         left = seconds - (min(self._decoding, default=0.0) if decodes else 0.0)
@@ -45,7 +45,7 @@ class PromptPace:
 
 
 def of(agent: Any) -> PromptPace:
-    """Return the pace of a model agent, made at first use."""
+    """Return a model agent's PromptPace. The first call creates it."""
     pace = getattr(agent, _NAME, None)
     if pace is None:
         pace = PromptPace()
@@ -54,7 +54,7 @@ def of(agent: Any) -> PromptPace:
 
 
 def timed(agent: Any, step: Step, inputs: Any, *, decodes: bool) -> Step:
-    """Return a step that also records its time. inputs: its ModelInputs of prompts, None if it only decodes."""
+    """Return a step that also records its time. inputs: the ModelInputs of its prompts; None if it only decodes."""
     if inputs is not None and inputs.is_dummy:
         return step
     tokens = 0 if inputs is None or inputs.is_decoding else inputs.input_ids.numel()

@@ -1,9 +1,9 @@
-"""Read waiting prompts in small portions while other requests decode, one portion after each decoding step.
+"""Prefill waiting prompts in small chunks while other requests decode, one chunk after each decoding step.
 
-LMDeploy reads all waiting prompts before it goes on decoding, thousands of tokens in a step. This takes milliseconds on
-a GPU and seconds on a host, and all streams stand still meanwhile. Here decoding and a portion of prompts take turns.
-On devices of one process both are one forward (joined_forward.py). Decoding then costs next to nothing, since a matrix
-product reads the weights once for all rows.
+LMDeploy prefills all waiting prompts before it goes on decoding, thousands of tokens in a step. This takes milliseconds
+on a GPU and seconds on a host, and all streams wait meanwhile. Here decoding steps and chunks of prompts alternate.
+If LMDeploy runs in one process, both share a forward (joined_forward.py). Decoding then costs next to nothing, since a
+matrix product reads the weights once for all rows.
 """
 
 from typing import Any
@@ -15,15 +15,15 @@ from dlinfer.framework.lmdeploy_ext.stepping import prompt_pace
 from dlinfer.framework.patching import Original, replaces
 
 FOLLOWED = "dlinfer_followed"
-"""Key of a decoding step's forward inputs: whether a portion of prompts will be sent right after it."""
+"""Key of a decoding step's forward inputs: whether a chunk of prompts will be sent right after this step."""
 
 
 RANKS_BESIDE = 256
-"""Prompt tokens of a step that also decodes, if several ranks compute it: their steps are not timed."""
+"""Prompt tokens of a step beside decoding if several ranks compute it, because the steps of ranks are not timed."""
 
 
 def _takes_turns(maker: Any, is_ahead: bool) -> bool:
-    """Whether decoding and portions of prompts take turns: some sequence decodes on, and prompts may be divided.
+    """Return whether decoding and chunks of prompts alternate: a sequence decodes on, and prompts may be divided.
 
     maker: LMDeploy's InputsMaker. is_ahead: whether the previous step is still being computed.
     """
@@ -33,7 +33,10 @@ def _takes_turns(maker: Any, is_ahead: bool) -> bool:
 
 
 def _prompt_limit(maker: Any, is_ahead: bool) -> int | None:
-    """Return the most prompt tokens for the next step; None for LMDeploy's own limit. maker, is_ahead: as above."""
+    """Return the most prompt tokens for the next step; None for LMDeploy's own limit.
+
+    maker: LMDeploy's InputsMaker. is_ahead: whether the previous step is still being computed.
+    """
     device, decodes = activation.device(), _takes_turns(maker, is_ahead)
     seconds = device.seconds_beside_decoding if decodes else device.seconds_of_prompts
     if seconds is None or rope_lengths.governs(maker):
@@ -45,9 +48,9 @@ def _prompt_limit(maker: Any, is_ahead: bool) -> int | None:
 
 
 def _set_limits(maker: Any, limit: int | None) -> None:
-    """Set the limit of prompt tokens for the scheduler and for the chunks of a long prompt; None for LMDeploy's own.
+    """Set the limit of prompt tokens for the scheduler and for chunks of a long prompt; None for LMDeploy's own limit.
 
-    To be called between two forwards.
+    Call it between two forwards.
     """
     most = maker.config.max_prefill_token_num
     tokens = most if limit is None else min(most, limit)
@@ -62,7 +65,7 @@ def _set_limits(maker: Any, limit: int | None) -> None:
 
 
 def _has_prompts(maker: Any) -> bool:
-    """Return whether a prompt could be read now: one has chunks left, or a waiting one has room in the batch."""
+    """Return whether a prompt can be prefilled now: one has chunks left, or the batch has room for a waiting one."""
     if maker.long_context_chunker.enabled():
         return True
     return maker.scheduler.has_waiting() and len(maker.running_seqs) < maker.config.max_batches
@@ -109,9 +112,9 @@ def _make_forward_inputs(
 
 
 def _would_decode_in_vain(maker: Any) -> bool:
-    """Return whether the next step could only decode sequences that end with the current step, by length limit.
+    """Return whether all running sequences reach their length limit in the current step, so that none needs more.
 
-    A sequence that goes on after all is decoded by the step that is made after the current one.
+    If a sequence goes on after all, the step that is prepared after the current one decodes it.
     """
     if not maker.running_seqs or last_tokens.decodes_on(maker, is_ahead=True):
         return False
@@ -120,7 +123,7 @@ def _would_decode_in_vain(maker: Any) -> bool:
 
 
 def _is_one_process(executor: Any) -> bool:
-    """Return whether LMDeploy runs in one process. Several ranks would have to agree on what they compute together."""
+    """Return whether LMDeploy runs in one process. Ranks would have to agree on the steps that share a forward."""
     from lmdeploy.pytorch.engine.executor.uni_executor import UniExecutor
 
     return isinstance(executor, UniExecutor)

@@ -1,8 +1,8 @@
-"""Run the model's steps on a thread of their own, so that the engine's event loop goes on during a step.
+"""Run the model's steps on a separate thread, so that the engine's event loop goes on during a step.
 
-LMDeploy's loop is written for asynchronous devices: during a step it makes the next inputs and hands out results. On
-the host a call returns when its step is done. During a prefill of a few thousand tokens, which takes seconds, nothing
-would be streamed, admitted or answered.
+LMDeploy's loop is written for asynchronous devices: during a step it prepares the next inputs and hands out results. On
+the host a call returns only when its step is done. A prefill of a few thousand tokens takes seconds. Without the
+thread, nothing would be streamed, admitted or answered meanwhile.
 """
 
 import asyncio
@@ -26,23 +26,23 @@ from dlinfer.framework.patching import Original, replaces
 from dlinfer.utils import computing
 
 _LATEST = 0.005
-"""The most seconds that a step's outputs wait for the next step to begin to compute."""
+"""The most seconds that a step's outputs are held back until the next step computes."""
 _FOLLOWS = 0.05
-"""The most seconds that decoding waits for the prompts that will follow it: ten times the usual wait."""
+"""The most seconds that a decoding step waits for prompts that are to share its forward: ten times the usual wait."""
 
 _NAME = "dlinfer_steps"
-"""Attribute of a model agent: its StepThread."""
+"""Attribute of a model agent that holds its StepThread."""
 
 
 class StepThread:
-    """Runs the steps of one model agent, coroutines, one after the other on a thread with an event loop of its own.
+    """Runs the steps of one model agent one after the other, on a thread that has an event loop for these coroutines.
 
     idle: a lock that is held while a step runs. Code that changes weights or caches takes this lock first.
-    era: counts how often the weights or caches went away. A step of an earlier era never runs.
+    era: a number that grows whenever weights or caches are released. A step of an earlier era never runs.
 
-    A step's outputs are handed over once the next step has begun to compute. The engine's loop needs a millisecond or
-    two of Python for them, which would delay the next step if it had not begun. For the same reason the thread itself
-    begins a step that lies ready: the loop would have to wake up for it.
+    A step's outputs go to the engine's loop once the next step computes. The loop needs a millisecond or two of Python
+    for them, which would otherwise delay the next step. For the same reason the thread itself starts a step that is
+    ready, and does not wait until the loop wakes up for it.
     """
 
     def __init__(self) -> None:
@@ -58,10 +58,10 @@ class StepThread:
     async def run(
         self, step: Step, following: Callable[[], Step | None] = lambda: None, era: int | None = None
     ) -> None:
-        """Run a step, and the steps that lie ready after it, and wait for them without blocking the caller's loop.
+        """Run a step and the steps that are ready after it. Wait for them without blocking the caller's loop.
 
-        following: returns the next step if one lies ready. The thread calls it after each step.
-        era: the era when the step was taken; None for the current era.
+        following: a function that returns the next step, or None if none is ready. The thread calls it after each step.
+        era: the era when the step was taken from the queue; None for the current era.
         """
         run = functools.partial(self._run, step, following, self.era if era is None else era)
         self._host = asyncio.get_running_loop()
@@ -92,17 +92,17 @@ class StepThread:
             self._host.call_soon_threadsafe(self.take_outputs)
 
     def _take_unless_running(self) -> None:
-        """Take outputs unless a step runs. Runs in the loop, which by now has begun the next step if there is one."""
+        """Take outputs unless a step runs. Runs in the loop, which by now has started the next step if there is one."""
         if not self._running:
             self.take_outputs()
 
     def take_outputs(self) -> None:
-        """Make the calls that were handed over. Runs in the engine's loop."""
+        """Make the calls that ``hand_over`` has stored. Runs in the engine's loop."""
         while self._outputs:
             self._outputs.popleft()()
 
     def hand_over(self, call: Callable[[], None]) -> None:
-        """Let the loop that waits for the step make a call: asyncio's queues belong to the thread of their loop."""
+        """Let the engine's loop make ``call``, since only the thread of this loop may use its asyncio queues."""
         if self._host is None or asyncio.get_running_loop() is self._host:
             self.take_outputs()  # the earlier outputs come first
             call()
@@ -110,7 +110,7 @@ class StepThread:
             self._outputs.append(call)
 
     def end_era(self) -> None:
-        """Drop the steps taken so far and their outputs, as nobody waits for them. The caller holds ``idle``."""
+        """Drop the outputs, and steps that were taken but have not run. The caller holds the lock ``idle``."""
         self.era += 1
         self._outputs.clear()
 
@@ -121,13 +121,13 @@ class StepThread:
         return int(time.clock_gettime(self._clock))
 
     def close(self) -> None:
-        """Wait for the step under way and end the thread."""
+        """Wait for the running step, and end the thread."""
         self._pool.shutdown()
         self._steps.close()
 
 
 def _steps_of(agent: Any) -> StepThread | None:
-    """Return the StepThread of an agent, made at its first step; None for devices whose calls return at once."""
+    """Return an agent's StepThread, which its first step creates; None if the device is asynchronous."""
     if not activation.is_synchronous():
         return None
     steps = getattr(agent, _NAME, None)
@@ -167,10 +167,10 @@ async def _step(original: Original, self: Any, *args: Any, **kwargs: Any) -> Non
 
 
 def _following(original: Original, agent: Any, held: list[dict[str, Any]]) -> Step | None:
-    """Take a step that lies ready from the agent's queue, or return None. Runs on the steps' thread.
+    """Take a step from the agent's queue and return it; None if there is none. Runs on the steps' thread.
 
-    Only the loop reads this queue otherwise, and it waits for the thread meanwhile. held: gets a step that the loop has
-    to begin, since it will be joined with another step.
+    The loop also reads this queue, but not now, since it waits for the thread. held: a list that gets the step instead
+    if the loop has to start it, because the step will share its forward with another one.
     """
     with contextlib.suppress(asyncio.QueueEmpty):
         ready = joined_forward.received(agent, agent._in_que.get_nowait())
@@ -235,7 +235,7 @@ def _release(original: Original, self: Any) -> None:
     essential=False,
 )
 def _health(original: Original, self: Any) -> dict[str, Any]:
-    """Count each second that a step computes as progress of the scheduler. A step that waits for ever makes none."""
+    """Count each second that a step computes as progress of the scheduler. A step that hangs makes no progress."""
     status = original(self)
     steps: StepThread | None = getattr(getattr(self.executor, "model_agent", None), _NAME, None)
     if steps is not None and status["schedule_metrics"] is not None:

@@ -1,1 +1,1 @@
-"""Checks a model folder: its configuration, its tokenizer and its weights."""
+"""Checks the files of a model folder: configuration, tokenizer and weights."""

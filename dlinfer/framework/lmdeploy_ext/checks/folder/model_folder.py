@@ -1,7 +1,8 @@
-"""Refuses a broken or unsupported model folder before an engine starts, and names the file and its fault.
+"""Refuses a broken or unsupported model folder before an engine starts. The error names the file and its fault.
 
-Without these checks LMDeploy fails late, with errors of other libraries: "Repo id must be in the form ...", "Unknown
-weight type", or a truncated file after all other shards. The checks read configurations and headers, never a weight.
+Without these checks LMDeploy fails late, and with errors of other libraries, such as "Repo id must be in the form ..."
+or "Unknown weight type". It finds a truncated file only after it has loaded all files before. The checks read
+configurations and headers, but no weights.
 """
 
 import os
@@ -29,10 +30,10 @@ _SAID_APART = ("quantize_config.json", "quant_config.json")
 
 
 def check_model_folder(folder: Path, trust_remote_code: bool = False) -> None:
-    """Raise ModelFolderError for a folder that is not complete, and UnsupportedFeatureError for an unsupported model.
+    """Raise ModelFolderError for an incomplete folder, and UnsupportedFeatureError for an unsupported model.
 
-    A complete folder has a configuration of a known architecture, a vocabulary and whole weight files.
-    trust_remote_code: whether the engine may run code in the folder; this check runs none.
+    A complete folder has a configuration of a known architecture, a vocabulary and untruncated weight files.
+    trust_remote_code: whether the engine may run code in the folder. This check itself runs none.
     """
     try:
         if not folder.is_dir():
@@ -54,7 +55,7 @@ def check_model_folder(folder: Path, trust_remote_code: bool = False) -> None:
 
 
 def unusable(folder: Path | str, detail: str, advice: str) -> ModelFolderError:
-    """Return the error for a model folder. detail: the fault. advice: the next step for the user."""
+    """Return the error for an unusable model folder. detail: the fault. advice: the next step for the user."""
     return ModelFolderError(path=str(folder), detail=detail, advice=advice)
 
 
@@ -72,7 +73,7 @@ def _check_architecture(folder: Path, config: dict[str, Any]) -> None:
     """Refuse a configuration if LMDeploy has no model class for its architecture.
 
     LMDeploy looks the class up by ``auto_map`` if present, else by ``architectures``. A configuration with neither at
-    the top level passes here, since the architecture may be nested.
+    the top level is not refused here, because a nested configuration may name the architecture.
     """
     from lmdeploy.pytorch.models.module_map import MODULE_MAP
     from lmdeploy.pytorch.models.patch import CUSTOM_MODULE_MAP
@@ -87,7 +88,7 @@ def _check_architecture(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _check_dtypes(folder: Path, config: dict[str, Any]) -> None:
-    """Refuse a ``dtype`` that is no floating dtype of torch; transformers would look up any attribute of torch."""
+    """Refuse a ``dtype`` that is no floating-point dtype. transformers would take any attribute of torch."""
     parts = (config, *(value for value in config.values() if isinstance(value, dict)))
     for key, name in ((key, part.get(key)) for part in parts for key in ("dtype", "torch_dtype")):
         dtype = getattr(torch, name, None) if isinstance(name, str) and name else None
@@ -98,7 +99,7 @@ def _check_dtypes(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _check_fields(folder: Path, config: dict[str, Any]) -> None:
-    """Refuse a configuration that transformers cannot read; LMDeploy would go on with a generic configuration."""
+    """Refuse a configuration that transformers cannot read. LMDeploy would use a generic configuration instead."""
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -113,9 +114,9 @@ def _check_fields(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _check_tokenizer(folder: Path) -> None:
-    """Refuse a folder without a vocabulary file; transformers 5 would silently make an empty tokenizer.
+    """Refuse a folder without a vocabulary file. transformers 5 would silently create an empty tokenizer.
 
-    Tokenizers of remote code pass, as they may keep their vocabulary under any name.
+    Tokenizers with remote code are not checked, as their vocabulary file may have any name.
     """
     if any(next(folder.glob(pattern), None) is not None for pattern in _VOCABULARIES):
         return
@@ -126,7 +127,7 @@ def _check_tokenizer(folder: Path) -> None:
 
 
 def _check_weights(folder: Path) -> set[str]:
-    """Return the names of all tensors. Refuses missing, truncated or incomplete weight files."""
+    """Return the names of all tensors. Raises ModelFolderError for missing, truncated or incomplete weight files."""
     file = model_files.index_or_file(folder)
     if file is None:
         names = ", ".join(model_files.NAMES)
@@ -170,7 +171,7 @@ def names_in(path: Path) -> set[str]:
 
 
 def _check_unquantised(folder: Path, names: set[str]) -> None:
-    """Refuse packed weights without a quantization_config; AutoGPTQ and AutoAWQ once stored it in another file."""
+    """Refuse packed weights without a quantization_config, which old AutoGPTQ and AutoAWQ wrote to another file."""
     packed = sorted(name for name in names if name.rpartition(".")[2] in _PACKED)
     if not packed:
         return
@@ -182,7 +183,7 @@ def _check_unquantised(folder: Path, names: set[str]) -> None:
 
 
 def looks_like_path(name: str) -> bool:
-    """Return whether a model name must be meant as a path, because it cannot be a hub id."""
+    """Return whether a model name cannot be a hub id, so that it must be a path."""
     return name.startswith((".", "~", os.sep)) or name.endswith(os.sep) or name.count("/") > 1
 
 

@@ -1,8 +1,8 @@
-"""Refuses a model whose configuration class is code in the folder, if that code may not run or is missing.
+"""Refuses a model with a configuration class in remote code, if that code may not run or is missing.
 
 Without ``trust_remote_code`` LMDeploy reads such a ``config.json`` into transformers' generic class. That works if the
-file holds every field that LMDeploy reads. But a nested configuration stays a dict, and LMDeploy fails with an
-AttributeError that names neither the file nor the option.
+file holds every field that LMDeploy reads. But the generic class leaves a nested configuration as a dict, and LMDeploy
+fails with an AttributeError that names neither the file nor the option.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_config
 def code_of(config: dict[str, Any]) -> str | None:
     """Return the file that defines the configuration's class; None if transformers itself has the class.
 
-    The result begins with ``REPOSITORY--`` if the file lies in another repository.
+    If the file is in another repository, the result begins with ``REPOSITORY--``.
     """
     from transformers import CONFIG_MAPPING
 
@@ -45,9 +45,9 @@ def check(folder: Path, config: dict[str, Any], trusted: bool) -> None:
 
 @contextmanager
 def explained(folder: Path, trusted: bool) -> Iterator[None]:
-    """Turn an AttributeError of the block into a ModelFolderError, if the folder's configuration needs code.
+    """Within the context, turn an AttributeError into a ModelFolderError, if the folder's configuration needs code.
 
-    If that code fails, LMDeploy hides the reason and falls back to transformers' generic class.
+    If this code fails, LMDeploy hides the reason, and uses transformers' generic class instead.
     """
     try:
         yield

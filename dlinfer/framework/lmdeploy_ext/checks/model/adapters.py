@@ -1,9 +1,9 @@
-"""Refuses LoRA adapters that LMDeploy would serve wrongly: first by the adapter's folder, then with the model built.
+"""Refuses LoRA adapters that LMDeploy would serve wrongly. Checks the adapter's folder first, later the built model.
 
-LMDeploy reads only target modules, rank and alpha of PEFT's configuration. So it may compute something else than the
-adapter was trained for. It allocates A and B for each layer with a target module, and never checks whether the adapter
-fills them. It also ignores that some model classes permute or split weights at load. So adapters are served only on
-classes whose tokens were compared with PEFT's. The checks read names and sizes of weights, not their values.
+LMDeploy reads only target modules, rank and alpha from PEFT's configuration, and ignores other options. It allocates A
+and B for each layer with a target module, and never checks whether the adapter fills them. It also ignores that some
+model classes permute or split weights at load. So we serve adapters only on model classes that generated the same
+tokens as PEFT in a test. The checks read names and sizes of weights, not their values.
 """
 
 import re
@@ -56,7 +56,7 @@ _NAMED = {
 SERVED = _NAMED.keys() | {
     f"{name}ForCausalLM" for name in "Gemma Llama Mistral Phi3 Qwen2 Qwen2Moe Qwen3 Qwen3Moe".split()
 }
-"""LMDeploy's model classes that serve adapters: their tokens were compared with PEFT's."""
+"""LMDeploy's model classes that we serve with adapters, because they generated the same tokens as PEFT in a test."""
 
 _OTHER = "use an adapter that was trained for this model"
 
@@ -75,7 +75,7 @@ class Adapter:
         return AdapterFolderError(name=self.name, path=self.path, detail=detail, advice=advice)
 
     def targets(self) -> set[str]:
-        """Return the adapter's target_modules. Raises AdapterFolderError for options that LMDeploy ignores."""
+        """Return the adapter's target_modules. Raises AdapterFolderError if it has options that LMDeploy ignores."""
         config = self._config()
         for key, plain in _PLAIN.items():
             if key in config and config[key] not in plain:
@@ -93,7 +93,7 @@ class Adapter:
     def sizes(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
         """Return module path -> the sizes of A [rank, in] and B [out, rank] in the adapter's weights.
 
-        Raises AdapterFolderError for tensors that are no LoRA of linear layers, or have another rank.
+        Raises AdapterFolderError for tensors that are not LoRA of linear layers, or do not have the configured rank.
         """
         rank = self._config().get("r")
         sides: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -159,7 +159,7 @@ class Adapter:
 def check_folders(folders: Mapping[str, str] | None) -> None:
     """Raise AdapterFolderError for the first adapter that cannot be served on any model.
 
-    folders: name -> folder, or hub id. Adapters from a hub are checked after their download, not here.
+    folders: name -> folder or hub id. Adapters from a hub are not checked here, but after their download.
     """
     for adapter in starmap(Adapter, (folders or {}).items()):
         if Path(adapter.path).exists() or looks_like_path(str(adapter.path)):
@@ -168,7 +168,7 @@ def check_folders(folders: Mapping[str, str] | None) -> None:
 
 
 def check_model(model: torch.nn.Module, adapters: Mapping[str, str]) -> None:
-    """Raise UnsupportedFeatureError for a class that serves no adapters, AdapterFolderError if one does not fit.
+    """Raise UnsupportedFeatureError for a class not in ``SERVED``, AdapterFolderError if an adapter does not fit.
 
     model: LMDeploy's, with or without weights. adapters: name -> folder.
     """
@@ -189,7 +189,7 @@ def check_model(model: torch.nn.Module, adapters: Mapping[str, str]) -> None:
 
 
 def _path(model: torch.nn.Module, module: str) -> str:
-    """Return a module's path in LMDeploy's model. module: its path in transformers' model."""
+    """Return a module's path in LMDeploy's model. module: the path in transformers' model."""
     now, before = _NAMED.get(type(model).__name__, ("", ""))
     return before + module.removeprefix(now) if now and module.startswith(now) else module
 

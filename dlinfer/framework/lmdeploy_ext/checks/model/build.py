@@ -1,4 +1,4 @@
-"""Checks memory and adapters of a model after LMDeploy has built its layers and before weights load."""
+"""Checks a model's memory and adapters, after LMDeploy has built its layers and before weights load."""
 
 from typing import Any
 
@@ -41,10 +41,10 @@ def build_patched_model(
 
 
 def _keep_padding_rows(model: torch.nn.Module) -> None:
-    """Keep LMDeploy's embeddings from zeroing the padding token's row at load; transformers keeps that row.
+    """Prevent LMDeploy's embeddings from zeroing the padding token's row at load. transformers keeps that row.
 
-    The row matters if a prompt contains the padding token, for example as the EOS token, or if the output projection is
-    tied.
+    The row matters if the output projection is tied, or if a prompt contains the padding token, which may also be the
+    EOS token.
     """
     from lmdeploy.pytorch.nn.embedding import ParallelEmbedding
 

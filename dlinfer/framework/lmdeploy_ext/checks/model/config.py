@@ -1,4 +1,4 @@
-"""Refuses models that would give other tokens than transformers, from their configuration, before weights load."""
+"""Refuses models that would generate other tokens than transformers. Reads their configuration, before weights load."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from dlinfer.framework.patching import Original, replaces
 def check(model_config: Any, is_draft: bool = False) -> None:
     """Raise UnsupportedFeatureError for a model that cannot be served.
 
-    model_config: LMDeploy's ModelConfig; some checks adjust it in place. is_draft: whether it drafts for speculation.
+    model_config: LMDeploy's ModelConfig; some checks adjust it in place. is_draft: whether the model drafts tokens for
+    speculative decoding.
     """
     support.check_support(model_config.hf_config.to_dict(), is_draft)
     config = model_config.llm_config or model_config.hf_config

@@ -1,4 +1,4 @@
-"""Refuses values of configuration fields that transformers' model class obeys and LMDeploy's silently ignores."""
+"""Refuses values of configuration fields that LMDeploy's model class ignores, though transformers' class obeys them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 _Fields = Mapping[str, tuple[Any, ...]]
-"""Field of a configuration -> the values that LMDeploy's class supports. The field may be missing."""
+"""Field of a configuration -> the values that LMDeploy's class supports. A configuration may lack the field."""
 
 _ACTIVATION: _Fields = {"hidden_act": ("swish", "silu")}
 """The activation in LMDeploy's classes, except for the model types in ``_OTHER_ACTIVATIONS``."""
@@ -25,7 +25,7 @@ _FIELDS: Mapping[str, _Fields] = {
     "deepseek_v2": {"mlp_bias": (False,)},
     "qwen2_moe": {"qkv_bias": (True,)},
 }
-"""model_type -> further fields to check."""
+"""model_type -> fields to check besides the activation."""
 
 _OWN_HEAD_DIM = ("mixtral", "phimoe")
 """Model types whose LMDeploy class ignores head_dim: it divides hidden_size by the number of heads."""

@@ -1,7 +1,7 @@
-"""Refuses quantised checkpoints that are not served, by their ``quantization_config``.
+"""Refuses quantised checkpoints that are not served. Reads their ``quantization_config``.
 
-LMDeploy misreads variants that it does not know: every FP8 model without static scales as blocked by 128, and every AWQ
-model as one in the layout "gemm".
+LMDeploy misreads variants that it does not know. It reads every FP8 model without static scales as one with blocks of
+128, and every AWQ model as one in the layout "gemm".
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +25,8 @@ W8A8_SERVED = [
     f"{name}ForCausalLM"
     for name in "Llama Qwen2 Qwen3 Mistral InternLM2 InternLM3 Phi3 Mixtral Qwen2Moe".split()
 ]
-"""LMDeploy's classes that support smooth_quant: their quantised norms feed linear layers only. Other classes also
-quantise norms of heads or of layer outputs, and then use the result as if it were in floats.
+"""LMDeploy's classes that support smooth_quant: their quantised norms feed only linear layers. Other classes also
+quantise norms of heads or of layer outputs, and use their results as if these were in floats.
 """
 
 _FLOATS = "its attention reads floats alone"
@@ -41,7 +41,7 @@ FLOATS_ALONE = {
 """LMDeploy's classes that are served only with floating-point weights -> the reason."""
 
 EXPERTS_ALONE = ("Qwen3MoeForCausalLM",)
-"""LMDeploy's classes that can have packed experts beside floating-point layers, as they pass on layers' names."""
+"""LMDeploy's classes that can have packed experts beside floating-point layers, because they pass on layer names."""
 
 
 def check(names: Sequence[str], stored: Any, model: Mapping[str, Any], is_inside: bool = False) -> None:

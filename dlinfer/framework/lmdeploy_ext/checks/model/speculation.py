@@ -1,7 +1,7 @@
 """Refuses speculative decoding with methods, targets and drafts other than those in ``PAIRS``.
 
-For these pairs the tokens were compared with the target's own. LMDeploy accepts other pairs, and fails with a KeyError
-after their weights are loaded, or in a step.
+We have compared the tokens of these pairs with those of the target alone. LMDeploy accepts other pairs, but fails with
+a KeyError, either after their weights are loaded or in a step.
 """
 
 from typing import Any
@@ -36,7 +36,7 @@ def check_request(speculative: Any, engine: Any) -> None:
 
 
 def check_target(config: Any, method: str) -> None:
-    """Raise UnsupportedFeatureError unless ``method`` serves the target. config: transformers', as it is on disk."""
+    """Raise UnsupportedFeatureError unless we serve this target with ``method``. config: transformers', as stored."""
     targets, _ = PAIRS[method]
     name = (config.architectures or [""])[0]
     if name not in targets:
@@ -52,7 +52,7 @@ def check_target(config: Any, method: str) -> None:
 
 
 def check_draft(config: Any, method: str) -> None:
-    """Raise UnsupportedFeatureError unless ``method`` serves the draft. config: transformers', as it is on disk."""
+    """Raise UnsupportedFeatureError unless we serve this draft with ``method``. config: transformers', as stored."""
     name = (config.architectures or [""])[0]
     if method == "deepseek_mtp":
         if not getattr(config, "num_nextn_predict_layers", 0):

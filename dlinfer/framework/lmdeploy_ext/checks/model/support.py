@@ -1,8 +1,8 @@
-"""Refuses LMDeploy's model classes that our devices do not serve, by ``config.json``, before anything loads.
+"""Refuses LMDeploy's model classes that our devices do not serve. Reads ``config.json``, before anything loads.
 
-Every other language model in LMDeploy's module map is served. A class that a later release adds passes here; building
-it refuses each layer that our ops cannot compute. A vision-language model is served if its greedy tokens with images
-equal transformers', in eager and in graph mode.
+Every other language model in LMDeploy's module map is served. A class that a later release adds is not refused here,
+but when it is built, if our ops cannot compute one of its layers. A vision-language model is served if its greedy
+tokens with images equal transformers', in eager and in graph mode.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ SERVED_VISION = {
     "CogVLMForCausalLM": "",
     "ChatGLMForConditionalGeneration": "",  # with a vision_config: GLM-4V
 }
-"""Served vision-language architecture -> the key of its language model's configuration; empty if not nested."""
+"""Served vision-language architecture -> the key of its language model's configuration; empty if that is not nested."""
 
 
 def architectures(config: dict[str, Any]) -> list[str]:
@@ -70,7 +70,7 @@ def check_support(config: dict[str, Any], is_draft: bool = False) -> None:
 
 
 def is_vision_language(config: dict[str, Any]) -> bool:
-    """Return whether LMDeploy would load a model as a vision-language model, by ``vision_config`` or by its class."""
+    """Return whether LMDeploy would load a vision-language model: if it has a ``vision_config`` or such a class."""
     from lmdeploy.archs import check_vl_llm
 
     if config.get("vision_config"):
@@ -79,7 +79,7 @@ def is_vision_language(config: dict[str, Any]) -> bool:
 
 
 def quantisation_of(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Yield (configuration, its ``quantization_config``) for a quantised model or nested language model."""
+    """Yield (configuration, its ``quantization_config``) for the model and each nested language model, if quantised."""
     for part in language_configs(config):
         quantisation_config = part.get("quantization_config") if isinstance(part, dict) else None
         if quantisation_config:
@@ -87,7 +87,7 @@ def quantisation_of(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], An
 
 
 def language_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the nested language model's configuration of a served vision-language model, or None."""
+    """Return the language model's configuration in that of a served vision-language model; None for other models."""
     for name in config.get("architectures") or []:
         inside = config.get(SERVED_VISION.get(name) or "")
         if isinstance(inside, dict):
@@ -96,9 +96,10 @@ def language_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def reason_against(names: Sequence[str], config: Mapping[str, Any]) -> str | None:
-    """Return why a vision-language model is not served, or None if it is.
+    """Return why a vision-language model is not served; None if it is.
 
-    The reason is empty if the model's tokens were never compared. names: its classes. config: contents of config.json.
+    The reason is an empty text if we have never compared the model's tokens. names: the names of its classes. config:
+    the contents of config.json.
     """
     if not any(name in SERVED_VISION for name in names):
         return ""

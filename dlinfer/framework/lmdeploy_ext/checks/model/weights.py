@@ -3,8 +3,8 @@
 LMDeploy allocates parameters without initialising them, and never checks whether all were loaded. If the checkpoint
 lacks a tensor, the model silently generates garbage. So the checkpoint is first loaded into a copy of the model on
 torch's device ``meta``. There LMDeploy's own loaders map names, join parameters and slice tensors by shape only. This
-finds a tensor that has no parameter, has another shape, or is missing, even as a part of a joined parameter. Values
-are read only for tensors whose values the loaders need, such as a packed tensor's scales.
+finds a tensor that belongs to no parameter, has a wrong shape, or is missing, even if it is only a part of a joined
+parameter. Values are read only for tensors whose values the loaders need, such as a packed tensor's scales.
 """
 
 import copy
@@ -36,7 +36,7 @@ _NO_HEAD = (
 def note_copy(model: Any, build: Callable[..., Any], config: Any, context: Any) -> None:
     """Attach to a model a function that builds it again on ``meta``, in the format of its files.
 
-    build: LMDeploy's ``build_patched_model``, whose arguments config and context made the model.
+    build: LMDeploy's ``build_patched_model``. config, context: the arguments of the call that built the model.
     """
     from lmdeploy.pytorch.config import QuantizationConfig
     from lmdeploy.pytorch.devices import get_device_manager
@@ -106,21 +106,22 @@ def check(model: Any, folder: Path) -> None:
 
 
 def _patterns(name: str) -> tuple[str, str, str]:
-    """Return three ever wider patterns of tensor names to read, if a loader needs the values of ``name``.
+    """Return three patterns of tensor names to read if a loader needs values of ``name``, from narrow to wide.
 
-    They match the same tensor in every layer, every tensor with the same last part, and all tensors.
+    The first matches the same tensor in every layer, the second every tensor with the same last part, the third all
+    tensors.
     """
     return re.sub(r"\d+", "*", name), f"*.{name.rpartition('.')[2]}", "*"
 
 
 _Gaps = list[tuple[str, Tensor, tuple[int, int]]]
-"""(name, parameter, (first, end) of its first run of missing elements) for each parameter that is not filled."""
+"""The parameters that are not filled, as (name, parameter, (first, end) of the first run of missing elements)."""
 
 
 class _Load:
     """One load of a folder's files into a model on ``meta``.
 
-    read: patterns of names of the tensors whose values are read. name, shape: of the tensor that is being loaded.
+    read: name patterns of the tensors to read with values. name, shape: those of the tensor that is being loaded.
     """
 
     def __init__(self, folder: Path, model: Any, read: set[str]) -> None:

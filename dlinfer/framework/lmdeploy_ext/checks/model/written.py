@@ -1,4 +1,4 @@
-"""Records the elements of a model's parameters that are written while a checkpoint loads into the model."""
+"""Records which elements of a model's parameters are written while a checkpoint loads."""
 
 import functools
 import math
@@ -12,13 +12,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _MOST_RUNS = 1 << 16
-"""The most contiguous runs of a view that are recorded singly. Beyond it, the view's whole span counts as written."""
+"""The most contiguous runs of a view to record. If a view has more runs, its whole span counts as written."""
 
 
 class Written(TorchDispatchMode):
     """Records every write of an op to a storage while this mode is active.
 
-    source: returns the name of the checkpoint's tensor that is being loaded.
+    source: a function that returns the name of the checkpoint's tensor that is being loaded.
     """
 
     def __init__(self, source: Callable[[], str]) -> None:
@@ -45,7 +45,10 @@ class Written(TorchDispatchMode):
         return func(*args, **named)
 
     def gap(self, parameter: Tensor) -> tuple[int, int] | None:
-        """Return (first, end) of the first run of elements that were never written, or None. parameter: contiguous."""
+        """Return (first, end) of the first run of elements that were never written; None if all were.
+
+        parameter: contiguous.
+        """
         first = int(parameter.storage_offset())
         end = first + parameter.numel()
         empty = np.empty(0, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Refuses engine options, before weights load, and engine calls that our devices do not serve."""
+"""Refuses engine options and engine calls that our devices do not serve. Options are checked before weights load."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ _SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
     "kv_transfer_config": ((), "leave kv_transfer_config out"),
     "dllm_block_length": ((), "use an autoregressive model"),
 }
-"""Field of PytorchEngineConfig -> (values that are served, as are None, False and 0; the user's next step)."""
+"""Field of PytorchEngineConfig -> (served values, the user's next step). None, False and 0 are always served."""
 
 
 def check_engine_config(config: Any) -> None:

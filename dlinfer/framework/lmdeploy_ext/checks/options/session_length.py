@@ -1,4 +1,4 @@
-"""Refuses a session_len above a model's number of positions, since later tokens would be noise."""
+"""Refuses a session_len above a model's number of positions, because tokens beyond it would be noise."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _SCALED_TOTAL = ("longrope", "su", "llama3", "mrope", "default")
 def positions(config: Any) -> int | None:
     """Return a text model's number of positions; None for no limit.
 
-    For rope types that scale positions, it is ``factor`` times the original length, as in other engines.
+    For rope types that scale positions, the number is ``factor`` times the original length, as in other engines.
     """
     most = getattr(config, "max_position_embeddings", None)
     rope = rope_parameters.parameters(config)

@@ -1,1 +1,1 @@
-"""Checks requests, and turns refusals into HTTP errors."""
+"""Checks requests, and answers refused ones with HTTP errors."""

@@ -1,8 +1,9 @@
-"""Checks a request's generation options before any work is done; the error names the field.
+"""Checks a request's generation options before any work is done. The error names the field.
 
-LMDeploy 0.18 asserts on some fields and silently replaces others by defaults. Other values crash the engine's loop:
-``min_new_tokens`` beyond 64 bits (``torch.tensor``), a ``repetition_ngram_size`` beyond its window. A
-``GenerationConfig`` is checked when it is made, and again when a request arrives, since its fields may change.
+LMDeploy 0.18 asserts on invalid values of some fields, and silently replaces those of others by defaults. Other invalid
+values crash the engine's loop: ``min_new_tokens`` beyond 64 bits (``torch.tensor``), or a ``repetition_ngram_size``
+above the window. A ``GenerationConfig`` is checked when it is created, and again when a request arrives, since its
+fields may have changed.
 """
 
 import math
@@ -24,7 +25,7 @@ _MOST_CHOICES = 128
 
 @dataclass(frozen=True)
 class _Number:
-    """Allows finite numbers in ``[low, high]``. whole: only integers. optional: None as well."""
+    """Allows finite numbers in ``[low, high]``. whole: allows only integers. optional: allows None as well."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -49,7 +50,7 @@ class _Number:
 
 @dataclass(frozen=True)
 class _List:
-    """Allows lists of one type, and None. item: the type. word: the items in words, for errors."""
+    """Allows None, and lists with items of one type. item: the type. word: the items' name in error texts."""
 
     item: type
     word: str
@@ -88,7 +89,7 @@ _TAKES: dict[str, _Number | _List] = {
     "repetition_ngram_threshold": _Number(high=_INT32),
 }
 _NOT_OF_THE_ENGINE = ("n", "stop_words", "bad_words", "logprobs")
-"""Fields that are not checked in SamplingParam: it lacks them, or uses the name otherwise (stop_words: token ids)."""
+"""Fields that are not checked in SamplingParam. It lacks them, or has other values there (stop_words: token ids)."""
 
 
 def check_generation(config: Any) -> None:
@@ -186,7 +187,7 @@ def validate_request(
 
 
 def _check_request(request: Any, server_context: Any) -> None:
-    """Refuse a request that would fail after the endpoint has opened a session, since the session would stay open."""
+    """Refuse a request that would fail later, when the endpoint has opened a session that would then stay open."""
     from lmdeploy.serve.openai.endpoints.common import build_serving_generation_config
     from lmdeploy.serve.openai.protocol import CompletionRequest
 

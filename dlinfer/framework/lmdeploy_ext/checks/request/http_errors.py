@@ -1,6 +1,6 @@
-"""Answers a refused request with a 400 error in its endpoint's own protocol, wherever the refusal is raised.
+"""Answers a refused request with HTTP status 400, in the protocol of its endpoint, wherever the error is raised.
 
-LMDeploy's endpoints handle only the errors that they expect; any other error becomes a bare 500.
+LMDeploy's endpoints handle only errors that they expect. Any other error becomes status 500 without an explanation.
 """
 
 import functools

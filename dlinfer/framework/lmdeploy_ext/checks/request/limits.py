@@ -1,6 +1,6 @@
 """Bounds the requests of LMDeploy's api_server: how many it holds at once, and how long each may take.
 
-LMDeploy queues requests without limit and computes each to its end, although its client may have stopped waiting.
+LMDeploy queues any number of requests, and computes each to its end, even if the client no longer waits for it.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ ROUTES = frozenset(
         "/get_ppl",
     ]
 )
-"""Paths whose requests the engine computes. Other paths, such as /health, have no limits."""
+"""Paths of requests that the engine computes. Requests to other paths, such as /health, have no limits."""
 HEADER = b"x-request-timeout"
-"""A request's own limit, in seconds. It cannot exceed the server's."""
+"""Header with a request's own time limit, in seconds. The server's limit still applies."""
 
 _KEPT = 32
 _LONGEST_RETRY = 60
@@ -35,14 +35,14 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class Limits:
-    """The requests that a server holds, and the seconds that its last requests took."""
+    """The number of requests that a server holds, and the seconds that its latest requests took."""
 
     def __init__(self) -> None:
         self._held = 0
         self._seconds: deque[float] = deque(maxlen=_KEPT)
 
     async def run(self, app: App, scope: Any, receive: Any, send: Any) -> None:
-        """Let an ASGI application answer a request within the limits of the settings; otherwise answer 429 or 504."""
+        """Let an ASGI application answer a request within the limits. Otherwise answer with HTTP status 429 or 504."""
         if scope["type"] != "http" or scope["method"] != "POST" or _path(scope) not in ROUTES:
             await app(scope, receive, send)
             return
@@ -65,7 +65,7 @@ class Limits:
         await response(scope, receive, send)
 
     def _retry_after(self, most: int) -> int:
-        """Return the seconds after which one of the held requests is likely to have ended."""
+        """Return after how many seconds one of the held requests has probably ended. most: the limit of requests."""
         mean = sum(self._seconds) / len(self._seconds) if self._seconds else 0.0
         return min(max(1, math.ceil(mean / most)), _LONGEST_RETRY)
 
@@ -75,14 +75,14 @@ def _path(scope: Any) -> str:
 
 
 def _deadline(scope: Any) -> float | None:
-    """Return the seconds that a request may take; None for any time."""
+    """Return the seconds that a request may take; None if there is no limit."""
     own = [_seconds(value) for name, value in scope["headers"] if name == HEADER]
     limits = [seconds for seconds in (settings.current().request_seconds, *own) if seconds is not None]
     return min(limits, default=None)
 
 
 def _seconds(text: bytes) -> float | None:
-    """Return the seconds of a header; None if they are no positive number."""
+    """Return a header's value as seconds; None if it is no positive number."""
     try:
         seconds = float(text)
     except ValueError:
@@ -91,9 +91,10 @@ def _seconds(text: bytes) -> float | None:
 
 
 async def _within(seconds: float | None, app: App, scope: Any, receive: Any, send: Any) -> None:
-    """Run an application; cancel it after ``seconds`` and tell the client so: by a 504, or in the stream.
+    """Run an application, and cancel it after ``seconds``; None means no limit.
 
-    LMDeploy's endpoints take a cancellation for the end of the answer, so what they send afterwards is dropped.
+    The client then gets HTTP status 504, or an error as the last event of a stream. LMDeploy's endpoints take a
+    cancellation for the normal end of an answer. So what they send after it is dropped.
     """
     started: dict[bytes, bytes] | None = None
 
@@ -123,7 +124,7 @@ async def _within(seconds: float | None, app: App, scope: Any, receive: Any, sen
 
 
 def _event(body: bytes) -> bytes:
-    """Return an error's JSON body as the last event of a stream, as OpenAI's and Anthropic's clients read it."""
+    """Return an error's JSON body as a stream's last event, in the form that OpenAI's or Anthropic's clients read."""
     error = json.loads(body)
     if error.get("type") == "error":
         return b"event: error\ndata: " + json.dumps(error).encode() + b"\n\n"
@@ -131,7 +132,7 @@ def _event(body: bytes) -> bytes:
 
 
 def _error(scope: Any, code: str, status: int, text: str) -> Any:
-    """Return a response with an error in the protocol of the request's path. code: a member of LMDeploy's ErrorCode."""
+    """Return an error response in the protocol of the request's path. code: the name of an ErrorCode of LMDeploy's."""
     from lmdeploy.serve.core.exceptions import ErrorCode, RequestError
     from lmdeploy.serve.utils.server_utils import protocol_error_response
 

@@ -1,4 +1,4 @@
-"""Refuses messages with videos, audio or time series, and several images for models that take one image."""
+"""Refuses videos, audio and time series in messages, and several images for models that take only one."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from dlinfer.framework.patching import Original, replaces
 
 _IMAGES = ("image", "image_url", "image_data")
 _OF_ONE_IMAGE = {"CogVLMVisionModel": "CogVLM", "GLM4VisionModel": "GLM-4V"}
-"""LMDeploy's class -> name of a model that was trained with one image in a conversation."""
+"""LMDeploy's vision class -> name of a model that was trained with only one image in a conversation."""
 _KINDS = {"video": "video", "audio": "audio", "time_series": "time series"}
 
 

@@ -1,7 +1,7 @@
-"""Refuses, with a 400 error, request fields that LMDeploy silently ignores, unless their value changes nothing.
+"""Refuses request fields that LMDeploy silently ignores, with HTTP status 400, unless their value is neutral.
 
-LMDeploy 0.18 declares some of these fields and drops them. Others are fields of OpenAI's, Anthropic's or vLLM's
-protocol that LMDeploy does not know. Fields that change no answer (``user``, ``metadata``, ``store``) are accepted.
+Some of these fields LMDeploy 0.18 declares, but does not use. Others belong to OpenAI's, Anthropic's or vLLM's
+protocol, but are unknown to LMDeploy. Fields that affect no answer (``user``, ``metadata``, ``store``) are accepted.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ _NEUTRAL: tuple[tuple[Any, str], ...] = (
     ("float", "encoding_format"),
     ("medium", "verbosity"),
 )
-"""(neutral value, fields that may have it); null is neutral for every field."""
+"""Pairs (neutral value, fields that may have this value). null is neutral for every field."""
 
 _VLLM = (
     "best_of use_beam_search length_penalty min_tokens bad_words allowed_token_ids prompt_logprobs "
@@ -58,10 +58,10 @@ UNREAD = {
     path: {name: [value for value, fields in _NEUTRAL if name in fields.split()] for name in names.split()}
     for path, names in _NAMES.items()
 }
-"""Endpoint -> field that LMDeploy ignores -> its neutral values, besides null."""
+"""Endpoint -> field that LMDeploy ignores -> the field's neutral values, besides null."""
 
 _NESTED = (("text", "verbosity", ["medium"]), ("reasoning", "effort", ["low", "medium", "high"]))
-"""(field of /v1/responses, nested field, its served values)."""
+"""Fields of /v1/responses with a nested field, as (field, nested field, served values of the nested field)."""
 
 
 def check_fields(path: str, body: Any) -> None:
@@ -136,4 +136,4 @@ def responses_request(original: Original, request: Any, server_context: Any) -> 
     essential=False,
 )
 def warn_ignored_request_fields(original: Original, request: Any) -> None:
-    """Log nothing, since ignored fields are refused and all others are served."""
+    """Log nothing: a request with ignored fields has been refused before."""

@@ -1,1 +1,1 @@
-"""Decoding steps as a device's own graphs: captured once for each batch size over fixed buffers, then replayed."""
+"""Runs decoding steps as a device's own graphs: captures each batch size once over fixed buffers, then replays it."""

@@ -13,7 +13,7 @@ NO_SLOT = -1
 class StepBuffers:
     """Inputs of a decoding step of ``rows`` sequences, with block tables of up to ``blocks`` blocks.
 
-    A padding row has the slot -1, so that it writes no cache, and a length of ``padding_length`` keys; 0 reads none.
+    A padding row has the slot -1, so that it writes no cache. It reads ``padding_length`` keys, 0 means none.
     """
 
     def __init__(self, rows: int, blocks: int, device: torch.device, padding_length: int = 0) -> None:
@@ -30,7 +30,7 @@ class StepBuffers:
         self._ends_on_host = self._ends.cpu()
 
     def fill(self, inputs: dict[str, Any]) -> None:
-        """Copy a step's inputs, and fill the other rows and blocks with padding."""
+        """Copy a step's inputs into the buffers, and fill the remaining rows and blocks with padding."""
         meta = inputs["attn_metadata"]
         real, (_, wide) = meta.kv_seqlens.shape[0], meta.block_offsets.shape
         for buffer, own, padding in (
@@ -45,9 +45,10 @@ class StepBuffers:
         self.block_offsets[:real, :wide].copy_(meta.block_offsets)
 
     def inputs(self, step: dict[str, Any]) -> dict[str, Any]:
-        """Return LMDeploy's keywords of a forward over the buffers. step: the keywords of a real step.
+        """Return LMDeploy's keyword arguments for a forward that reads the buffers. step: those of a real step.
 
-        Lengths are on the device only, where each replay reads them. A graph would keep a host number of its capture.
+        Sequence lengths are on the device only, where each replay reads them. A graph would keep a length on the host
+        as a constant.
         """
         meta = step["attn_metadata"]
         return step | {

@@ -1,6 +1,6 @@
 """Decide which steps are captured: batch sizes, limits, and why a step is not captured.
 
-One policy serves all devices with graphs like CUDA's. It reads sizes and LMDeploy's metadata, not the device.
+One policy serves all devices that have graphs like CUDA's: it reads sizes and LMDeploy's metadata, not the device.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ PREFILL = "prompts: their numbers of tokens are seldom the same twice"
 
 
 def compatible_size(size: int) -> int:
-    """Return the least batch size of a captured graph that is not below ``size``."""
+    """Return the smallest batch size of captured graphs that holds ``size`` sequences."""
     if size <= _DOUBLING:
         return 1 << max(size - 1, 0).bit_length()
     step = _DOUBLING if size <= _FINE else _FINE
@@ -26,9 +26,9 @@ def compatible_size(size: int) -> int:
 class CapturePolicy:
     """The limits of captures.
 
-    largest: the most sequences of a captured step. most_graphs: how many graphs are kept at once; each keeps the
-    working memory of a step. least_free: a capture needs this part of the device's memory, or more, to be free.
-    adapters: whether the model has LoRA adapters; LMDeploy's inputs have adapter numbers even if it has none.
+    largest: the most sequences of a captured step. most_graphs: how many graphs are kept; each keeps the working memory
+    of a step. least_free: the fraction of the device's memory that must be free for a capture. adapters: whether the
+    model has LoRA adapters (LMDeploy's inputs do not tell: they always have adapter numbers).
     """
 
     largest: int
@@ -41,7 +41,7 @@ class CapturePolicy:
         return min(compatible_size(batch), self.largest)
 
     def why_not(self, inputs: Mapping[str, Any]) -> str | None:
-        """Return why a forward can never be captured, by LMDeploy's keywords ``inputs``; None if it can."""
+        """Return why a forward with LMDeploy's keyword arguments ``inputs`` can never be captured; None if it can."""
         meta = inputs["attn_metadata"]
         if not meta.is_decoding:
             return PREFILL
@@ -61,7 +61,7 @@ class CapturePolicy:
         return None
 
     def why_not_another(self, graphs: int, free: int, total: int) -> str | None:
-        """Return why no graph is captured beside ``graphs`` others; None if one may be. free, total: memory bytes."""
+        """Return why no further graph may be captured; None if one may. graphs: their number. free, total: in bytes."""
         if graphs >= self.most_graphs:
             return f"{self.most_graphs} graphs are kept already"
         if free < total * self.least_free:
@@ -70,5 +70,5 @@ class CapturePolicy:
 
 
 def places(tensors: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return the address and the shape of each tensor. A captured graph is valid only for these."""
+    """Return the address and the shape of each tensor. A captured graph is valid only while they stay the same."""
     return tuple((t.data_ptr(), tuple(t.shape)) for t in tensors if isinstance(t, torch.Tensor))

@@ -24,9 +24,9 @@ logger = logging.getLogger("dlinfer")
 
 @dataclass
 class CaptureCounts:
-    """Counts of one engine's forwards: captures and replays by number of rows, and eager forwards by reason.
+    """Counts of one engine's forwards: captures and replays by number of rows, eager forwards by reason.
 
-    dropped: how often all graphs were dropped, by reason.
+    dropped: reason -> how often all graphs were dropped for it.
     """
 
     captures: Counter[int] = field(default_factory=Counter)
@@ -39,7 +39,7 @@ _runners: list[weakref.ref[CaptureCounts]] = []
 
 
 def counts() -> list[CaptureCounts]:
-    """Return the CaptureCounts of each living engine in this process that captures steps, the oldest first."""
+    """Return the CaptureCounts of each engine in this process that captures steps, oldest first."""
     return [alive for reference in _runners if (alive := reference()) is not None]
 
 
@@ -54,10 +54,10 @@ class _Captured:
 class CaptureRunner(GraphRunner):
     """Runs decoding steps as a device's graphs, and all else eagerly.
 
-    graphs_of: the device; its ``graph_class`` names the class of graphs. policy: decides what is captured; None for
-    sizes up to LMDeploy's ``max_batch_size``. Raises NoDeviceGraphError. If a size cannot be captured, a call raises
-    CapturedStepError under the fallback policy ``error``. Under other policies the size runs eagerly until the graphs
-    are dropped.
+    graphs_of: the device; its ``graph_class`` names the class of graphs. policy: decides what is captured; None
+    captures sizes up to LMDeploy's ``max_batch_size``. Raises NoDeviceGraphError. If a batch size cannot be captured, a
+    call raises CapturedStepError under the fallback policy ``error``. Under other policies this size runs eagerly until
+    the graphs are dropped.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class CaptureRunner(GraphRunner):
         return _cut(captured.result, real)
 
     def reset(self) -> None:
-        """Drop all graphs. LMDeploy calls this when it sleeps, wakes or ends, since caches and weights move."""
+        """Drop all graphs. LMDeploy calls this when it sleeps, wakes or ends, as caches and weights move then."""
         super().reset()
         self._drop("LMDeploy reset its graphs")
         self._caches, self._held = None, []
@@ -137,7 +137,7 @@ class CaptureRunner(GraphRunner):
     def _capture(self, rows: int, kwargs: dict[str, Any]) -> Any:
         """Run a step eagerly over its buffers, capture it for later steps, and return the eager result.
 
-        The eager run makes everything that is made once, such as repacked weights. The step may run twice: it writes
+        The eager run does what happens only once, such as repacking weights. The step may run twice, because it writes
         the same numbers to the same cache slots.
         """
         streams = self._device.streams
@@ -164,7 +164,7 @@ class CaptureRunner(GraphRunner):
         return result
 
     def _recorded(self, graph: Any, rows: int, inputs: dict[str, Any]) -> Any:
-        """Capture a step. Return the tensors that each replay writes, or the CapturedStepError if capture fails."""
+        """Capture a step. Return its result, which each replay overwrites; a CapturedStepError if capture fails."""
         graph.capture_begin()
         try:
             held = self.model(**inputs)
@@ -196,7 +196,7 @@ def _lengths(rows: int, kwargs: dict[str, Any]) -> list[int]:
 
 
 def _cut(result: Any, real: int) -> Any:
-    """Return a copy of a result without padding rows: hidden states [1, real, hidden]. No replay overwrites it."""
+    """Return a copy of a result without padding rows: hidden states [1, real, hidden]. Replays do not change it."""
     if isinstance(result, torch.Tensor):
         return result[:, :real].clone()
     return result | {"hidden_states": result["hidden_states"][:, :real].clone()}
