@@ -45,8 +45,8 @@ class Drift:
 class Elsewhere:
     """A name or call of LMDeploy's that does not fit this package, in code that the checked device never runs.
 
-    name: the ``dlinfer`` name; if ``dlinfer`` has that name, the kind of difference follows. where: ``file:line``.
-    device: the only device that runs this code; empty if no single one does. reason: why the checked device does not.
+    name: the ``dlinfer`` name, followed by the kind of difference if ``dlinfer`` has that name. where: ``file:line``.
+    device: the only device that runs this code, or empty. reason: why the checked device does not run it.
     """
 
     name: str

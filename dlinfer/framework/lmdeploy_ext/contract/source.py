@@ -135,7 +135,7 @@ class Tree:
         return definition
 
     def member(self, definition: Found, name: str) -> Found | None:
-        """Return the own or inherited method of a class with this name; None if there is none."""
+        """Return a class's method ``name``, its own or an inherited one; None if there is none."""
         return next((member for member in self.members(definition) if name_of(member.node) == name), None)
 
     def members(self, definition: Found) -> Iterator[Found]:

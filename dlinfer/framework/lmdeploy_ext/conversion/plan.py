@@ -67,7 +67,7 @@ def packs_bf12(hf_config: Any) -> bool:
 
 
 def packs_head(config: Any) -> bool:
-    """Return whether the output projection is packed to int8, by DLINFER_CPU_HEAD, or if unset as the weights are.
+    """Return whether the output projection is packed to int8. If DLINFER_CPU_HEAD is unset, it follows the weights.
 
     It is packed only if the active device uses the host's memory. config: LMDeploy's ``quantization_config``, or None
     if the model is not quantised.

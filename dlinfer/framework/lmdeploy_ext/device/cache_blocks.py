@@ -14,7 +14,7 @@ from dlinfer.framework.patching import Original, replaces
 from dlinfer.vendor import KVCacheLayout, activate_default
 
 NOT_CHOSEN = -1
-"""LMDeploy's default of ``kernel_block_size``. It makes LMDeploy use ``block_size`` for both."""
+"""LMDeploy's default of ``kernel_block_size``. It makes LMDeploy use ``block_size`` for both sizes."""
 
 LMDEPLOY_DEFAULT = 64
 """LMDeploy's default of ``block_size``. If the vendor's blocks are larger, it counts as not set by the user."""

@@ -18,8 +18,8 @@ _SMALLEST = 128 << 10  # bytes: malloc serves smaller requests from memory that 
 def wish_for(tensors: Iterable[Tensor]) -> None:
     """Ask the system to put host tensors into huge pages. No effect without MADV_HUGEPAGE.
 
-    Call it before the tensors are written: the system moves memory that is already written later, or never. A huge page
-    may also hold a part of a neighbouring tensor.
+    Call it before the tensors are written. Memory that is written already is moved late or never. A huge page may also
+    hold a part of a neighbouring tensor.
     """
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return

@@ -191,7 +191,7 @@ def _reserve_runtime_mem(
 
 
 SESSION_LIMIT = "_dlinfer_longest_session"
-"""Attribute that we add to PytorchEngineConfig: the most tokens that a session can have in the KV cache."""
+"""Attribute that we add to PytorchEngineConfig: the most tokens that session_len and the KV cache allow a session."""
 
 _longest_session: int | None = None
 

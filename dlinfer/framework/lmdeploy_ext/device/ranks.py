@@ -39,7 +39,7 @@ def _init_process_group(original: Original, rank: int, world_size: int) -> None:
 
 
 def _share_host(rank: int, world_size: int) -> None:
-    """Let this rank use only its share of the host, which it shares with other ranks."""
+    """Let this rank use only a part of the host, because other ranks run on the same host."""
     hosts: list[Any] = [None] * world_size
     dist.all_gather_object(hosts, host_identity())
     here = [other for other, host in enumerate(hosts) if host == hosts[rank]]

@@ -67,7 +67,7 @@ LEFT_OUT: dict[str, dict[str, str]] = {
 
 
 def model_identity(model: torch.nn.Module, **contexts: Any) -> str:
-    """Return a text of all that a model's graphs depend on: its code, configurations, and dtypes and sizes of weights.
+    """Return as text what a model's graphs depend on: code, configurations, and the weights' dtypes and sizes.
 
     contexts: name -> LMDeploy's object (build context, configurations of model, cache and backend). Weights are inputs
     of the graphs, so another checkpoint with the same shapes runs the same graphs.

@@ -192,7 +192,7 @@ class CompiledRunner(GraphRunner):
         return result
 
     def _run(self, key: Any, call: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        """Run a compiled call. Report that a step computes, unless the call itself reported that the last time."""
+        """Run a compiled call. Report that a step computes, unless the call did so itself when it last ran."""
         if key in self._silent:
             computing.begins()
         before = computing.count()

@@ -1,7 +1,7 @@
-"""dlinfer's own counters at the /metrics page of LMDeploy's server.
+"""Adds dlinfer's own counters to the page /metrics of LMDeploy's server.
 
-The engine runs in another process than the server. The counts travel with the scheduler's, which the server asks for
-every ten seconds.
+The engine runs in another process than the server. So the counters are sent together with the scheduler's metrics,
+which the server requests every ten seconds.
 """
 
 from collections import Counter
@@ -17,8 +17,9 @@ from dlinfer.framework.patching import Original, replaces
 class EngineCounts:
     """The counts of one engine process.
 
-    fallbacks: (op, vendor that did not take the call) -> calls. phases: outcome -> compiled graphs. late: phases after
-    the warm-up; a request waited for each. steps: forwards in graph mode. cache: outcome -> entries of the disk cache.
+    fallbacks: (op, vendor that did not take the call) -> number of calls. phases: outcome -> number of compiled graphs.
+    late: number of phases that were compiled after the warm-up, while a request waited. steps: number of forwards in
+    graph mode. cache: outcome -> number of entries of the disk cache.
     """
 
     fallbacks: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -34,7 +35,7 @@ _registered = False
 
 
 def collect() -> EngineCounts:
-    """Return the counts of this process. The first call is that of the server's start, behind the warm-up."""
+    """Return the counts of this process. The server's start makes the first call, after the warm-up."""
     from dlinfer.framework.lmdeploy_ext.running import graph_runner
     from dlinfer.graph.cache import disk
     from dlinfer.ops.core import fallback

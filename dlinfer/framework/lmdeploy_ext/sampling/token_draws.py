@@ -32,7 +32,7 @@ def _by_sampler(inputs: Any, logits: Tensor) -> Tensor | None:
 
 
 def _top_k(inputs: Any, logits: Tensor) -> Tensor | None:
-    """Return the top_k of each row, [B]. 0 means that a row has no limit; None, that no row has one."""
+    """Return the top_k of each row, [B], with 0 for a row without a limit; None if no row has a limit."""
     if inputs.top_k is None and inputs.max_top_k > 0:
         return torch.full(logits.shape[:1], inputs.max_top_k, device=logits.device)
     return inputs.top_k

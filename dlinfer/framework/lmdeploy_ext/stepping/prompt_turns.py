@@ -123,7 +123,7 @@ def _would_decode_in_vain(maker: Any) -> bool:
 
 
 def _is_one_process(executor: Any) -> bool:
-    """Return whether LMDeploy runs in one process. Ranks would have to agree on the steps that share a forward."""
+    """Return whether LMDeploy runs in one process. Several ranks would have to agree on the steps to join."""
     from lmdeploy.pytorch.engine.executor.uni_executor import UniExecutor
 
     return isinstance(executor, UniExecutor)

@@ -81,7 +81,7 @@ def _images(weight: Tensor, height: int, width: int) -> Tensor:
 
 
 def _patches(model: Any) -> tuple[Tensor, Arguments]:
-    """Return the grids, int64 [2, 3], of two example images of 2 x 2 and 2 x 3 tokens, and the arguments for them."""
+    """Return (grids, int64 [2, 3]; arguments of the encoder) for two example images, of 2 x 2 and 2 x 3 tokens."""
     merge, weight = model.visual.spatial_merge_size, model.visual.patch_embed.proj.weight
     grids = torch.tensor([[1, 2 * merge, 2 * merge], [1, 2 * merge, 3 * merge]])
     counts = grids.prod(1)

@@ -187,7 +187,7 @@ def validate_request(
 
 
 def _check_request(request: Any, server_context: Any) -> None:
-    """Refuse a request that would fail later, when the endpoint has opened a session that would then stay open."""
+    """Refuse a request that would fail after the endpoint has opened a session, since that session would stay open."""
     from lmdeploy.serve.openai.endpoints.common import build_serving_generation_config
     from lmdeploy.serve.openai.protocol import CompletionRequest
 

@@ -55,7 +55,7 @@ class ForbiddenText:
         return replace(self, completing=tuple(tokens[tokens < vocab_size] for tokens in self.completing))
 
     def _tail(self, token_ids: torch.Tensor) -> bytes:
-        """Return the last bytes of the tokens' text: at least as many as the forbidden text has, less one."""
+        """Return the last bytes of the tokens' text: one byte fewer than the forbidden text has, or more."""
         longest = len(self.text) - 1
         tail = b""
         end = len(token_ids)

@@ -122,7 +122,7 @@ class Packing:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that packing saves in the whole model if no exponent is unusual."""
+        """The bytes that packing saves in the whole model if no exponent is outside the packed range."""
         return sum(weight.saved_bytes for weight in self._weights)
 
     @property

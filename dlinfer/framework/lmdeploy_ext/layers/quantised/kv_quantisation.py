@@ -1,6 +1,6 @@
 """Refuse a quant_policy of LMDeploy that our devices do not serve, before weights load.
 
-Functions import the ops themselves, so that an import of LMDeploy alone does not load them.
+The functions here import the ops when they are called, so that importing LMDeploy does not load the ops.
 """
 
 from typing import Any
