@@ -229,7 +229,7 @@ class DeviceConflictError(DlinferError, RuntimeError):
 
 
 class DeviceWithoutVendorError(DlinferError, RuntimeError):
-    """The vendor of a framework's device type has no package installed here."""
+    """No installed package provides the vendor of a framework's device type."""
 
     message = (
         "device_type {device!r} cannot be used: no installed package provides the vendor {device!r}. dlinfer itself "
@@ -336,7 +336,7 @@ class EngineResultError(DlinferError, RuntimeError):
 
 
 class KVLayoutChangedError(DlinferError, RuntimeError):
-    """A compiled graph is called after another vendor became active, which has another KV cache layout."""
+    """A compiled graph is called while another vendor is active, whose KV cache layout differs from the graph's."""
 
     message = (
         "the graph was compiled for KV caches laid out as {made_for}, and vendor {vendor!r}, which is active for "
@@ -360,7 +360,7 @@ class InferenceOnlyError(DlinferError, RuntimeError):
 
 
 class ExplanationError(DlinferError, ValueError):
-    """An explanation is asked for an unknown file format, or for a call that it does not contain."""
+    """An explanation cannot be read, or cannot be written in a file format, or has no model to run again."""
 
     message = "the explanation cannot be given: {detail}."
     next_step = "see docs/guides/debug.md."
@@ -472,7 +472,7 @@ class SessionOptionError(DlinferError, ValueError):
 
 
 class SessionCallError(DlinferError, ValueError):
-    """A Session has no such entry, input or tensor of its own."""
+    """A Session has no entry, input, output or tensor of the requested name, or cannot do what a call asks for."""
 
     message = "the session has no {what} {name!r}: {detail}."
     next_step = "ask `session.get_graph_names()` and `session.signature(entry)` for what there is."

@@ -1,4 +1,4 @@
-"""Run doctor although ``import torch`` fails, because a backend package that torch autoloads fails.
+"""Run doctor even if ``import torch`` fails because of a backend package that torch autoloads.
 
 This module uses only the standard library, because torch cannot be imported.
 """

@@ -35,7 +35,7 @@ RIVALS = ("dlinfer-ascend", "dlinfer-maca", "dlinfer-camb")
 """Distributions on PyPI of another project that is also named dlinfer, one for each vendor."""
 
 Coverage = str
-"""``native``, ``reference``, ``none``, or the name of another vendor whose kernel runs the op."""
+"""The code that runs an op: ``native``, ``reference``, ``none``, or the name of another vendor whose kernel runs it."""
 
 
 @dataclass(frozen=True)

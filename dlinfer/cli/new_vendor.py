@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def write(name: str, folder: Path) -> Path:
-    """Write the package to ``folder/dlinfer-<name>`` and return its path. Raises NewVendorError before it writes."""
+    """Write the package to ``folder/dlinfer-<name>`` and return its path. Write nothing if NewVendorError is raised."""
     check_name(name)
     package = folder / f"dlinfer-{name}"
     if package.exists():

@@ -27,7 +27,7 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments: fields of LMDeploy's PytorchEngineConfig, with its defaults."""
+    """Add the arguments of the command. Unset options keep the defaults of LMDeploy's PytorchEngineConfig."""
     parser.add_argument("folder", metavar="MODEL", type=Path, help="a model as Hugging Face saves it")
     parser.add_argument("--device", default="cpu", metavar="NAME", help="the device type (default cpu)")
     for name, (kind, text) in _OPTIONS.items():

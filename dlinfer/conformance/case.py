@@ -22,7 +22,7 @@ CACHES = ("k_cache", "v_cache", "k_scales_zeros", "v_scales_zeros")
 """The names of arguments that are caches: they have the vendor's cache layout, and ops write to them."""
 
 DECLINES = (FallbackError, GraphFallbackError)
-"""The errors under the policy ``error`` when a kernel or an engine declines a call."""
+"""The errors that a call raises under the policy ``error`` if a kernel or an engine declines the call."""
 
 _samples = SamplesInTurn()
 

@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
 def main(caller: int, command: list[str]) -> None:
-    """Run the command. This process then ends with the command's exit status, or by the same signal."""
+    """Run the command. This process then ends as the command did: with the same exit status or by the same signal."""
     signal.signal(signal.SIGTERM, lambda *_: _end_all())
     _at_end_of(caller, signal.SIGTERM)
     supervisor, pipe = os.getpid(), os.dup(0)

@@ -31,7 +31,7 @@ def values(case: Case) -> None:
 
 
 def implementations(case: Case) -> str:
-    """Check each of an op's several kernels on its own, unless it declines the call. Return the kernels that ran."""
+    """Check each kernel of an op that has several. Return a text: which kernels ran, and why others declined."""
     kernels = base.implementations(discovery.kernels_of(case.subject.vendor)[case.op.name])
     want, notes = case.expected(), list[str]()
     for kernel in kernels:
