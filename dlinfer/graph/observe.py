@@ -67,7 +67,7 @@ def peak_memory() -> int:
 
 
 def module_of(node: fx.Node) -> str:
-    """Return the path of the innermost module that created a node, ``layers.0.mlp``; empty for the root module."""
+    """Return the path of the innermost module that created a node, such as ``layers.0.mlp``; empty for the root."""
     stack: Mapping[str, tuple[str, object]] = node.meta.get("nn_module_stack") or {"": ("", None)}
     path, _ = list(stack.values())[-1]
     return re.sub(r"^[LG]\['\w+'\]\.?", "", path)

@@ -37,7 +37,7 @@ _NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def call_text(target: object) -> str:
-    """Return the name of an op, ``aten::add.Tensor``, or of arithmetic, ``operator.mul``. Else raise CodecError."""
+    """Return the name of an op or of arithmetic (``operator.mul``). Raises CodecError for other targets."""
     if isinstance(target, OpOverload):
         return target.name()
     if callable(target) and target in _NAMES:

@@ -139,7 +139,7 @@ class ValueEngine(Engine, Generic[Options]):
     def _selftest_failure(self, node: fx.Node) -> str | None:
         """Return why the vendor's self-test on this CPU forbids a node; None if it does not.
 
-        For a node that writes in place, the result of its functional op counts.
+        For a node that writes in place, the test of its functional op decides.
         """
         if self.selftest is None:
             return None

@@ -64,7 +64,7 @@ class WeightSamples:
 
 
 def _offsets(weight: Tensor) -> _Places:
-    """Return the offset of a random element in each of up to 16 equal parts of the weight, in elements."""
+    """Return offsets, in elements: that of a random element in each of up to 16 equal parts of the weight."""
     count = min(SAMPLES, weight.numel())
     ends = np.linspace(0, weight.numel(), count + 1).astype(np.int64)
     chosen = ends[:-1] + (np.random.default_rng().random(count) * np.diff(ends)).astype(np.int64)

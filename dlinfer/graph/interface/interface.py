@@ -110,7 +110,7 @@ class Interface:
     def places(self) -> dict[str, tuple[int, int]]:
         """Symbol -> the pair (input, dimension) of the size that gives a call's value of the symbol.
 
-        This is the first size that is the symbol alone, and no expression with it.
+        This is the first size that consists of the symbol alone.
         """
         places: dict[str, tuple[int, int]] = {}
         for index, port in enumerate(self.inputs):
@@ -120,7 +120,7 @@ class Interface:
         return places
 
     def place_name(self, index: int, dim: int) -> str:
-        """Return the name in errors of the size of an input in dimension ``dim``; for an integer, the input's name."""
+        """Return what errors call an input's size in dimension ``dim``, or an input that is an integer."""
         port = self.inputs[index]
         return port.name if port.number else f"{port.name}.size()[{dim}]"
 

@@ -77,7 +77,7 @@ class Effects:
         return any(start < index < end for index in self._writes_to(reads))
 
     def writes_before(self, node: fx.Node, place: fx.Node) -> int:
-        """Return how many writes before ``place`` may touch a node's memory. Equal counts mean equal contents."""
+        """Return how many writes before ``place`` may touch a node's memory. Equal counts: the contents are equal."""
         return sum(index < self.position[place] for index in self._writes_to([node]))
 
     def _writes_to(self, nodes: Iterable[fx.Node]) -> Iterator[int]:

@@ -70,7 +70,7 @@ def extract(
 def _symbol_inputs(
     owner: fx.GraphModule, parents: Iterable[fx.Node], nodes: Sequence[fx.Node]
 ) -> list[fx.Node]:
-    """Return inputs that the subgraph needs besides ``parents``: for symbols that are no value or size of these.
+    """Return the inputs that the subgraph needs besides ``parents``: for symbols that are no parent's value or size.
 
     Compilers take a symbol's value from an input of the subgraph. Unbacked symbols that ``nodes`` create (``item``,
     ``nonzero``) need no input.

@@ -77,7 +77,7 @@ class Step:
         """Return the step that calls a kernel, and up to two steps that make its result agree with the fake.
 
         The first asserts dtype and sizes, unless the kernel is ours. The second enforces the order of dimensions that
-        ``layout_to_keep`` names.
+        ``layout_to_keep`` returns.
         """
         call, order = cls.of(node, kind, callee), layout_to_keep(node)
         steps = [call]

@@ -111,7 +111,10 @@ class Decomposed:
     def _traced(
         self, node: fx.Node, wrap: Callable[[Callable[..., object]], Callable[..., object]]
     ) -> fx.GraphModule:
-        """Trace one node after dispatch, with decompositions, and return the graph. wrap: wraps the traced call."""
+        """Trace one node after dispatch, with decompositions, and return the graph.
+
+        wrap: takes the function that makes the node's call, and returns the function to trace.
+        """
         parents, target = node.all_input_nodes, overload(node)
 
         def call(*values: Any) -> object:

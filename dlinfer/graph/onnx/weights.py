@@ -69,7 +69,7 @@ class OnnxModel:
 
     @contextmanager
     def filled(self) -> Generator["onnx_ir.Model"]:
-        """Yield the ``onnx_ir.Model``, with its weights until the block ends. Not for two threads at a time."""
+        """Yield the ``onnx_ir.Model``, with its weights until the ``with`` block ends. Only one thread may do this."""
         body = self.graph.model.graph
         inputs = list(body.inputs)
         held = fill(self.graph, self.weights)

@@ -24,7 +24,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class RefusedMatch:
-    """A match that a fusion rule did not replace: the last node of its pattern, why, and the line of the model."""
+    """A match that a fusion rule did not replace: its pattern's last node, the reason, and the line of the model."""
 
     node: str
     reason: str

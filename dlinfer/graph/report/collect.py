@@ -35,7 +35,7 @@ def emit(fill: Callable[[GraphReport], object]) -> None:
 
 @contextmanager
 def timed(stage: str) -> Generator[None]:
-    """Add the seconds that the ``with`` block takes to ``stage`` in the current report."""
+    """Add the duration of the ``with`` block, in seconds, to ``stage`` in the current report."""
     start = time.perf_counter()
     yield
     seconds = time.perf_counter() - start

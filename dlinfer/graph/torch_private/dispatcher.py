@@ -32,7 +32,7 @@ def parameters_of(op: Op) -> tuple[torch.Argument, ...]:
 
 
 def is_dispatched(name: str) -> bool:
-    """Return whether torch's dispatcher has the op: ``aten::add.Tensor``. ``aten::save`` is in TorchScript only."""
+    """Return whether torch's dispatcher has ``name``, such as ``aten::add.Tensor``; it lacks TorchScript's ops."""
     return torch._C._dispatch_has_kernel(name)
 
 

@@ -33,7 +33,7 @@ def copy(self: Value, src: Value, non_blocking: bool = False) -> Value:
 def index_copy(self: Value, dim: int, index: Value, source: Value) -> Value:
     """Return ``self`` with the rows of ``source`` in the places that ``index`` names along ``dim``.
 
-    This becomes a ScatterND. It copies whole rows, and a runtime may compute its result in the memory of its input.
+    This becomes a ScatterND, which copies whole rows. A runtime may compute the result in the memory of ``self``.
     """
     if rank(self) == 0:
         raise Untranslated("index_copy into a tensor without dimensions")

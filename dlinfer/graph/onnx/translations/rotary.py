@@ -18,7 +18,7 @@ _ops = torch.ops.dlinfer
 
 @translates(_ops.apply_rotary_pos_emb.default)
 def apply_rotary_pos_emb(q: Value, k: Value, cos: Value, sin: Value) -> tuple[Value, Value]:
-    """Return ``x * cos + (-b, a) * sin`` for x = (a, b), q and k. The tables have a row for each token."""
+    """Return q and k as ``x * cos + (-b, a) * sin``, where x = (a, b). The tables have a row for each token."""
     cos, sin = _per_token(cos, q), _per_token(sin, q)
     return _rotated(q, cos, sin), _rotated(k, cos, sin)
 

@@ -92,7 +92,8 @@ def equal_sizes(first: Sequence[Value], second: Sequence[Value]) -> bool:
 def shape_of(parts: Sequence[Value]) -> Value:
     """Return a shape as a value, for Reshape and Expand.
 
-    parts: each is a number, (argument, dimension) for a size of the argument, or a computed value of one element.
+    parts: each is a number, a pair (argument, dimension) for this size of the argument, or a computed value of one
+    element.
     """
     numbers = [size(*part) if _is_size(part) else part for part in parts]
     if all(isinstance(number, int) for number in numbers):

@@ -24,12 +24,12 @@ from dlinfer.graph.passes.rewriter import Edit, Rewriter
 _LINEAR = (torch.ops.aten.linear.default, ops.linear.overload)
 
 REACH = 2
-"""How many other products may stand between the first and the last of merged layers.
+"""The most other products that may stand between the first and the last of merged layers.
 
-A result that is computed early stays in memory longer. Layers of one block are close together: no other product
-stands between q, k and v or gate and up, and one stands between the two down-projections of multi-head latent
-attention. But all cross-attentions of an encoder-decoder read the encoder's output. If they were merged, the keys
-and values of all layers would stay in memory."""
+A result that is computed early stays in memory longer. Layers of one block are close together: no other product stands
+between q, k and v or gate and up, and one stands between the two down-projections of multi-head latent attention. But
+all cross-attentions of an encoder-decoder read the encoder's output. If they were merged, the keys and values of all
+layers would stay in memory."""
 
 
 @dataclass

@@ -122,7 +122,7 @@ def _nan_where_all_is_hidden(rewriter: Rewriter, place: fx.Node, mask: fx.Node) 
 
 
 def _is_expanded(few: fx.Node, wide: fx.Node) -> bool:
-    """Return whether [batch, heads, times, tokens, size] repeats [batch, heads, tokens, size] by a stride of 0."""
+    """Return whether ``wide`` [batch, heads, times, tokens, size] is ``few``, repeated by a stride of 0."""
     source, many = tensor_or_none(few), tensor_of(wide)
     if source is None or source.dim() != 4 or many.dim() != 5 or many.stride(2) != 0:
         return False
