@@ -7,7 +7,7 @@ FAULTY = ">=0.18.0,<0.19"
 
 
 def describe(version: str) -> tuple[bool, str]:
-    """Return (whether a version is inside the tested range, the same as one line of text)."""
+    """Return whether a version is inside the tested range, and a line of text with this answer."""
     if contains(FAULTY, version):
         return True, f"lmdeploy {version} is inside the tested range ({FAULTY})"
     return False, f"lmdeploy {version} is outside the tested range ({FAULTY}); expect differences"

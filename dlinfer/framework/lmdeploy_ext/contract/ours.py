@@ -105,7 +105,7 @@ class Adaptor:
     def _builder(self, backend: Module, value: ast.expr) -> tuple[Module, ast.AST]:
         """Return (our module, syntax tree) of the code behind a value of the backend's table ``_OURS``.
 
-        The tree is the class's if the value is a class of another module, and that whole module's for a function.
+        If the value names a function of another module, the tree is that of the whole module.
         """
         first, *rest = dotted(value).split(".")
         home = self.tree.module(backend.imports.get(first, ""))

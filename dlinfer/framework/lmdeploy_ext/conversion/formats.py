@@ -23,7 +23,7 @@ _LARGEST_INT8 = 127.0
 
 
 def pieces(weight: Tensor, most: int) -> tuple[Tensor, ...]:
-    """Split a weight [out_features, in_features] by rows into pieces of ``most`` elements or of ``ROWS`` rows."""
+    """Split a weight [out, in] by rows into pieces of at most ``most`` elements, but never below ``ROWS`` rows."""
     return weight.split(max(most // max(weight.shape[1], 1) // ROWS, 1) * ROWS)
 
 

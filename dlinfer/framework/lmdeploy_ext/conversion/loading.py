@@ -62,7 +62,7 @@ def stored_dtype(hf_config: Any) -> str | None:
 _JOINED = {f"{part}_proj": "qkv_proj" for part in "qkv"} | dict.fromkeys(
     ("gate_proj", "up_proj"), "gate_up_proj"
 )
-"""Projection -> LMDeploy's joined layer that contains it, if the model's packed_modules_mapping lacks both."""
+"""Projection -> LMDeploy's joined layer that contains it. A model's packed_modules_mapping takes precedence."""
 
 _EXPERT_PARTS: dict[str, str] = dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), "gate_up")
 _EXPERT_PARTS |= dict.fromkeys(("down_proj", "w2"), "down")

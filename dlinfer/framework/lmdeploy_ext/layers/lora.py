@@ -1,8 +1,8 @@
 """LoRA adapters on LMDeploy's linear layers: several adapters and the base model in one batch.
 
 LMDeploy concatenates a layer's adapters and numbers them in the order of their names. Number 0 is the base model, with
-rank 0. Each token's adapter number is in the attention metadata, since a compiled graph gets what changes from step to
-step only as arguments.
+rank 0. Each token's adapter number is in the attention metadata, because a compiled graph sees changes from step to
+step only in its arguments.
 """
 
 from collections.abc import Callable

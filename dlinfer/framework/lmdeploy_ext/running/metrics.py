@@ -93,7 +93,7 @@ def _register() -> None:
 
 
 def families(counts: EngineCounts) -> Iterator[Any]:
-    """Yield the counts as families of Prometheus."""
+    """Yield the counts as metric families of Prometheus."""
     from prometheus_client.core import CounterMetricFamily
 
     calls = CounterMetricFamily(

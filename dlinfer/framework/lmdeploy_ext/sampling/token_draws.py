@@ -17,7 +17,7 @@ from dlinfer.framework.patching import Original, replaces
 
 
 def _by_sampler(inputs: Any, logits: Tensor) -> Tensor | None:
-    """Return the tokens that the device's sampler draws from ``logits``, int64 [B]; None if there is no sampler."""
+    """Return the tokens that the device's sampler draws from ``logits``, int64 [B]; None if LMDeploy has to draw."""
     if logits.device.type != activation.torch_device():
         return None
     sampler = activation.device().sampler()

@@ -20,7 +20,7 @@ from dlinfer.framework.patching import Original
 
 @dataclasses.dataclass
 class _Progress:
-    """The state of one request. Our generators share it: one feeds LMDeploy's generator, the others read from that.
+    """The state of one request. Our generators share it: one feeds LMDeploy's generator, the others read its answers.
 
     more: whether further tokens of the current engine output follow.
     stopped: whether a stop string has ended the answer, so that the engine may stop computing it.

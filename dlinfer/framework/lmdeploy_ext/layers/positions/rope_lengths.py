@@ -7,8 +7,7 @@ So ``position_ids`` become [2, N]: positions in the first row, governing lengths
 
 Phi-3 and Phi-3.5-MoE differ: when a text outgrows the original length, transformers recomputes its whole cache with
 the long factors. Here the sequence is then preempted, and prefilled again with all its tokens. LMDeploy would decode
-such a sequence between the chunks of its prefill. So we raise the limit of a prefill to at least the original length
-+ 1.
+such a sequence between the chunks of its prefill. So a prefill's limit is raised to at least the original length + 1.
 
 The prefix cache shares blocks only up to the original length, where all sequences have the same frequencies.
 """
@@ -44,7 +43,7 @@ _CACHED_FOR = "dlinfer_cached_for"
 class RopeLengths:
     """The facts that scheduling needs about a model's rotary embedding.
 
-    original: the original length. All sequences have the same frequencies until they are longer.
+    original: the original length. Sequences up to this length all have the same frequencies.
     computed_anew: whether the whole cache must be recomputed when a sequence outgrows this length.
     """
 
@@ -70,7 +69,7 @@ class RopeLengths:
         return self._is_short(sequence) and sequence.num_all_ids >= self.original
 
     def invalidates(self, sequence: Any) -> bool:
-        """Return whether a waiting sequence's cache is older than the moment when it outgrew the original length."""
+        """Return whether a waiting sequence has outgrown the original length, but its cache has short frequencies."""
         outgrown = sequence.num_history_ids > 0 and sequence.num_all_ids > self.original
         return outgrown and self._is_short(sequence)
 

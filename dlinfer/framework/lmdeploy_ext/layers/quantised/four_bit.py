@@ -35,8 +35,10 @@ class LinearW4A16(FromSpec, LinearW4A16Impl):
         all_reduce: bool = False,
         group: Any = None,
     ) -> Tensor:
-        """Return a new tensor [..., out] of x's dtype. x: [..., in]. qweight: int32 [in, out / 8]. qzeros: int32
-        [groups, out / 8]. scales [groups, out] and bias [out]: float16 in any model.
+        """Return a new tensor [..., out] of x's dtype.
+
+        x: [..., in]. qweight: int32 [in, out / 8]. qzeros: int32 [groups, out / 8]. scales [groups, out] and bias
+        [out]: float16 in any model.
         """
         parallel: dict[str, Any] = {"all_reduce": all_reduce, "group": group}
         size = self.spec.group_size

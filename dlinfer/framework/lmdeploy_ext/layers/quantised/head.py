@@ -50,9 +50,9 @@ class PackedEmbedding(_Int8):
 def pack(model: nn.Module, tied: bool) -> None:
     """Replace a model's output projection by a packed one before weights load; if ``tied``, its embedding as well.
 
-    model: LMDeploy's, its parameters on one device and without memory pages yet. If ``why_kept`` has a reason, the
-    model stays as it is, with a warning if DLINFER_CPU_HEAD asks for int8. It raises no error: the setting is for a
-    whole process, which may also load a draft model of another class.
+    model: LMDeploy's. Its parameters are on one device, and take no memory yet. If ``why_kept`` returns a reason, the
+    model stays unchanged, with a warning if DLINFER_CPU_HEAD asks for int8. This raises no error, because the setting
+    is for a whole process, which may also load a draft model of another class.
     """
     reason = why_kept(model)
     if reason is not None:

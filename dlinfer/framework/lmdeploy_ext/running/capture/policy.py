@@ -61,7 +61,7 @@ class CapturePolicy:
         return None
 
     def why_not_another(self, graphs: int, free: int, total: int) -> str | None:
-        """Return why no further graph may be captured; None if one may. graphs: their number. free, total: in bytes."""
+        """Return why no further graph may be captured; None if one may. graphs: number so far. free, total: bytes."""
         if graphs >= self.most_graphs:
             return f"{self.most_graphs} graphs are kept already"
         if free < total * self.least_free:
