@@ -28,6 +28,18 @@ class UsableCpus:
         """The number of threads that can run at once: one for each physical core, and no more than the quota."""
         return self.cores if self.quota is None else max(1, min(self.cores, ceil(self.quota)))
 
+    def physical(self, root: Path = Path("/")) -> dict[tuple[int, ...], int]:
+        """Return each core's logical CPUs -> the core's NUMA node, sorted by the first CPU.
+
+        root: the folder with ``proc`` and ``sys``, for tests."""
+        nodes = {
+            number: int(folder.name.removeprefix("node"))
+            for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
+            for number in _numbers(_text(folder / "cpulist"))
+        }
+        cores = {_siblings(number, root) & self.logical for number in self.logical}
+        return {tuple(sorted(core)): nodes.get(min(core), 0) for core in sorted(cores, key=min)}
+
     def __str__(self) -> str:
         parts = [_counted(self.cores, "core")]
         if len(self.logical) < self.machine:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from dlinfer.vendor.cpu.host.cpus import cores_by_node, usable_cpus
+from dlinfer.vendor.cpu.host.cpus import usable_cpus
 from dlinfer.vendor.cpu.host.memory import UsableMemory, usable_memory
 
 logger = logging.getLogger("dlinfer")
@@ -47,8 +47,10 @@ def share_of(index: int, count: int, root: Path = Path("/")) -> Share:
     all CPUs.
     root: the folder with ``proc`` and ``sys``, for tests."""
     usable = usable_cpus(root)
-    by_node = cores_by_node(root)
-    nodes = list(by_node)
+    by_node: dict[int, list[tuple[int, ...]]] = {}
+    for core, node in usable.physical(root).items():
+        by_node.setdefault(node, []).append(core)
+    nodes = sorted(by_node)
     per_node = count // len(nodes)
     if usable.cores < count:
         return Share(usable.logical, 1, None)
